@@ -1,0 +1,83 @@
+"""Drawn scenes for grounding: a few coloured shapes on a light background, each with its exact box.
+
+Everything is a pure function of ``(seed, split, index)``, so no file is needed, two splits never share a random
+stream, and any scene can be drawn again on its own:
+
+    image, row = scene(0, "train", 7)
+    row["expression"]  # "red circle"
+    row["boxes"]       # [{"box": [31.0, 40.0, 75.0, 84.0], "label": "red circle"}], pixels of the image
+"""
+
+from __future__ import annotations
+
+import random
+
+from PIL import Image, ImageDraw
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 180, 30), "blue": (40, 60, 220), "yellow": (230, 210, 40)}
+SHAPES = ("circle", "square", "triangle")
+COUNT_WEIGHTS = (0.5, 0.35, 0.15)  # of one, two and three objects
+# In shares of the picture's side. The margin keeps every coordinate at three digits in the 0..1000 convention.
+MARGIN, SMALLEST, LARGEST = 0.102, 0.19, 0.44
+
+Box = tuple[int, int, int, int]  # x1, y1, x2, y2 in pixels; x2 and y2 lie just outside
+
+
+def scene(seed: int, split: str, index: int, size: int = 128) -> tuple[Image.Image, dict]:
+    """Draw one scene and describe one of its objects as a canonical grounding row."""
+    rng = random.Random(f"scene/{seed}/{split}/{index}")
+    image = Image.new("RGB", (size, size), tuple(rng.randint(236, 255) for _ in range(3)))
+    objects: list[tuple[str, str, Box]] = []
+    (count,) = rng.choices(range(1, len(COUNT_WEIGHTS) + 1), COUNT_WEIGHTS)
+    for colour in rng.sample(sorted(COLOURS), count):
+        place = _free_place(rng, size, [box for _, _, box in objects])
+        if place is not None:
+            shape = rng.choice(SHAPES)
+            objects.append((colour, shape, _paint(image, shape, COLOURS[colour], place)))
+    colour, shape, box = rng.choice(objects)
+    name = f"{colour} {shape}"
+    row = {
+        "id": f"{split}-{index:06d}",
+        "width": size,
+        "height": size,
+        "expression": name,
+        "boxes": [{"box": [float(v) for v in box], "label": name}],
+        "category": shape,
+        "difficulty": _difficulty(box, size, len(objects)),
+    }
+    return image, row
+
+
+def _free_place(rng: random.Random, size: int, taken: list[Box], tries: int = 30) -> Box | None:
+    """A random square that touches none of ``taken``; None when no try fits (never for the first object)."""
+    margin = -int(-size * MARGIN // 1)  # rounded up
+    for _ in range(tries):
+        side = rng.randint(round(size * SMALLEST), round(size * LARGEST))
+        x, y = (rng.randint(margin, size - margin - side) for _ in range(2))
+        if all(x + side < left or right < x or y + side < top or bottom < y for left, top, right, bottom in taken):
+            return x, y, x + side, y + side
+    return None
+
+
+def _paint(image: Image.Image, shape: str, colour: tuple[int, int, int], place: Box) -> Box:
+    """Paint ``shape`` inside ``place`` and return the exact extent of the painted pixels."""
+    mask = Image.new("L", image.size, 0)
+    draw = ImageDraw.Draw(mask)
+    x1, y1, x2, y2 = place[0], place[1], place[2] - 1, place[3] - 1  # Pillow paints both ends
+    if shape == "circle":
+        draw.ellipse((x1, y1, x2, y2), fill=255)
+    elif shape == "square":
+        draw.rectangle((x1, y1, x2, y2), fill=255)
+    else:
+        draw.polygon([((x1 + x2) / 2, y1), (x1, y2), (x2, y2)], fill=255)
+    image.paste(colour, (0, 0), mask)
+    box = mask.getbbox()
+    assert box is not None, "a placed shape always has pixels"
+    return box
+
+
+def _difficulty(box: Box, size: int, objects: int) -> float:
+    """In [0, 1]: half from how small the object is, half from how many others stand beside it."""
+    side = (box[2] - box[0]) / size
+    smallness = min(1.0, max(0.0, (LARGEST - side) / (LARGEST - SMALLEST)))
+    return round(0.5 * smallness + 0.5 * (objects - 1) / (len(COUNT_WEIGHTS) - 1), 3)

@@ -1,0 +1,72 @@
+"""Digits: the 1,797 real handwritten digits of scikit-learn (UCI, 8x8 pixels), offline.
+
+1,400 are for training and 397 held out by one fixed split, independent of every seed: the held-out ones are never seen
+by the cold start of the embedded model either.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vlrl.data import Drawn
+from vlrl.errors import ConfigError
+from vlrl.types import Media, Sample
+
+from .classification import Classification
+
+SIZE = 64
+TRAIN = 1400
+_SPLIT_SEED = 20250101
+_LABELS = [str(d) for d in range(10)]
+
+
+class Digits(Classification):
+    """Which digit is this? Parts and thinking as in Classification."""
+
+    direct: str = "Which digit is this? Answer with the digit only."
+    reasoned: str = "Which digit is this? Think in <think> </think>, then answer in <answer> </answer>."
+    rewards = {"accuracy": 1.0, "format": 0.1}
+
+    def samples(self, split: str) -> Sequence[Sample]:
+        train, heldout = split_indices()
+        if split not in ("train", "heldout"):
+            raise ConfigError(f"split {split!r}: task 'digits' has train and heldout")
+        places = train if split == "train" else heldout
+        arrays, labels = digit_arrays()
+        return Drawn(len(places), lambda i: _sample(places[i], arrays[places[i]], int(labels[places[i]])))
+
+
+def digit_image(array: np.ndarray) -> Image.Image:
+    """A 64x64 RGB picture, white on black, of one [8, 8] array with values 0..16."""
+    grey = np.rint(np.asarray(array, dtype=np.float64) * (255 / 16)).astype(np.uint8)
+    return Image.fromarray(grey).resize((SIZE, SIZE), Image.Resampling.BICUBIC).convert("RGB")
+
+
+@functools.cache
+def split_indices() -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Places in the data set of the 1,400 training and the 397 held-out digits; always the same."""
+    order = np.random.RandomState(_SPLIT_SEED).permutation(1797).tolist()  # RandomState's stream is frozen by numpy
+    return tuple(order[:TRAIN]), tuple(order[TRAIN:])
+
+
+@functools.cache
+def digit_arrays() -> tuple[np.ndarray, np.ndarray]:
+    """[1797, 8, 8] float pixels 0..16 and [1797] int labels. Raises ConfigError without scikit-learn."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise ConfigError("task 'digits' reads its images from scikit-learn, which is not installed: "
+                          "pip install scikit-learn") from None
+    data: Any = load_digits()
+    return data.images, data.target
+
+
+def _sample(place: int, array: np.ndarray, label: int) -> Sample:
+    row = {"id": f"digit-{place:04d}", "width": SIZE, "height": SIZE, "label": str(label), "labels": _LABELS,
+           "category": str(label)}
+    return Sample(id=row["id"], media=(Media(source=digit_image(array)),), row=row)
+
+

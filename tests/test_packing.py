@@ -1,0 +1,135 @@
+"""Prefix-shared packing equals separate padded rows, in log-probabilities and gradients."""
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+
+from tests.conftest import FAMILIES, SAMPLES, random_answers
+from vlrl import policy as policies
+from vlrl.config import validate
+from vlrl.encode import Encoder
+from vlrl.packing import Piece, layout_of, pack, pieces_of
+from vlrl.task import Task
+
+TOLERANCE = 1e-5
+
+
+class Ask(Task):
+    prompt = "{q}"
+
+
+def load(folder, **model):
+    config = validate({"task": {"name": "x"}, "model": {"name": str(folder), **model}})
+    policy = policies.load(config, Accelerator(cpu=True))
+    return policy, Encoder(policy.processor, policy.family, policy.positions, config)
+
+
+def groups(policy, encode, kinds, group_size=3):
+    prompts, answers = [], []
+    banned = set(policy.banned.tolist())
+    for i, kind in enumerate(kinds):
+        prompt = encode(Ask(), SAMPLES[kind])
+        made = random_answers(i, group_size + i % 2, len(policy.processor.tokenizer), banned)
+        prompts += [prompt] * len(made)
+        answers += made
+    return prompts, answers
+
+
+def run(policy, batches, count):
+    """Log-probabilities by rollout and gradients by name of a weighted sum over all tokens."""
+    policy.model.zero_grad(set_to_none=True)
+    out = [None] * count
+    for batch in batches:
+        stats = policy.logprobs(batch, temperature=0.8)
+        weight = torch.cos(batch.targets.float() + batch.rollout_id.float())
+        (stats.logprobs * weight).sum().backward()
+        order = torch.unique_consecutive(batch.rollout_id).tolist()
+        for r, piece in zip(order, stats.logprobs.detach().split(
+                [int((batch.rollout_id == r).sum()) for r in order]), strict=True):
+            out[r] = piece
+    return out, {n: p.grad.clone() for n, p in policy.trainable() if p.grad is not None}
+
+
+def assert_equal(policy, prompts, answers, limit=100_000):
+    pieces = pieces_of(prompts, answers, limit)
+    shared = pack(pieces, limit)
+    logps, grads = run(policy, shared, len(answers))
+    expected, oracle = run(policy, pack(pieces, limit, "padded"), len(answers))
+    for a, b in zip(logps, expected, strict=True):
+        assert (a - b).abs().max() <= TOLERANCE * b.abs().max()
+    assert grads.keys() == oracle.keys() and grads
+    for name in grads:
+        scale = oracle[name].abs().max()
+        assert (grads[name] - oracle[name]).abs().max() <= TOLERANCE * scale + 1e-9, name
+    return shared
+
+
+MIXED = ("image", "two images", "text", "video", "image")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kinds", [("image",), ("two images",), ("video",), ("text",), MIXED],
+                         ids=lambda kinds: "+".join(kinds))
+def test_full_with_vision(tiny_models, family, kinds):
+    policy, encode = load(tiny_models[family], train=["language", "merger", "vision"])
+    batches = assert_equal(policy, *groups(policy, encode, kinds))
+    assert len(batches) == 1  # several groups share one row
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("target", ["language", "vision_language"])
+def test_lora(tiny_models, family, target):
+    policy, encode = load(tiny_models[family], lora={"rank": 4, "target": target})
+    for name, p in policy.trainable():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.05)  # a fresh adapter does nothing: half of its gradients would be zero
+    assert_equal(policy, *groups(policy, encode, MIXED))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_checkpointing(tiny_models, family):
+    policy, encode = load(tiny_models[family], train=["language", "merger", "vision"], gradient_checkpointing=True)
+    assert_equal(policy, *groups(policy, encode, MIXED))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_small_budget_cuts_groups(tiny_models, family):
+    policy, encode = load(tiny_models[family])
+    prompts, answers = groups(policy, encode, ("image", "text", "image"), group_size=5)
+    limit = max(map(len, prompts)) + 20
+    batches = assert_equal(policy, prompts, answers, limit)
+    assert len(batches) > 3 and all(b.tokens <= limit for b in batches)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_the_models_own_positions(tiny_models, family):
+    """Against the plain transformers forward, which numbers positions itself."""
+    policy, encode = load(tiny_models[family])
+    prompts, answers = groups(policy, encode, ("two images",), group_size=2)
+    ours, _ = run(policy, pack(pieces_of(prompts, answers, 10**6), 10**6), len(answers))
+    types = torch.from_numpy(np.isin(prompts[0].ids, policy.family.vision_ids(policy.processor.tokenizer)))
+    image_id = policy.base.config.image_token_id
+    for prompt, answer, logps in zip(prompts, answers, ours, strict=True):
+        ids = torch.from_numpy(np.concatenate([prompt.ids, answer]))[None]
+        types = (ids == image_id).long()
+        logits = policy.model(input_ids=ids, attention_mask=torch.ones_like(ids), mm_token_type_ids=types,
+                              **prompt.mm).logits[0, len(prompt) - 1:-1].float() / 0.8
+        logits[:, policy.banned] = -torch.inf
+        expected = torch.log_softmax(logits, -1).gather(1, torch.from_numpy(answer)[:, None])[:, 0]
+        assert (logps - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+def test_layout_inverse_is_a_permutation():
+    layout = layout_of([(0, 5, [(5, 2), (7, 3)]), (10, 20, [(30, 1)])], 31)
+    assert sorted(layout.inverse.tolist()) == list(range(31))
+    assert len(layout.buckets) == 2  # 5 and 20 tokens are too different to be padded together
+
+
+def test_pieces_are_cut_at_the_limit(tiny_models):
+    policy, encode = load(tiny_models["qwen3_vl"])
+    prompt = encode(Ask(), SAMPLES["text"])
+    answers = [np.arange(10) for _ in range(7)]
+    cut = pieces_of([prompt] * 7, answers, len(prompt) + 25)
+    assert [p.rollouts for p in cut] == [(0, 1), (2, 3), (4, 5), (6,)]
+    assert isinstance(cut[0], Piece) and all(p.tokens <= len(prompt) + 25 for p in cut)

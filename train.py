@@ -1,0 +1,12 @@
+#!/usr/bin/env python3
+"""Trains a vision-language model by reinforcement learning: python train.py CONFIG [key=value ...]
+
+The same file runs under python, `torchrun --nproc_per_node N` and `accelerate launch`.
+"""
+
+import sys
+
+from vlrl.main import train
+
+if __name__ == "__main__":
+    sys.exit(train(sys.argv[1:]))

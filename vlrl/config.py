@@ -1,0 +1,337 @@
+"""Typed settings: YAML files with `extends:`, `key=value` overrides, and the errors that help.
+
+A config file holds only what differs from the defaults below; `extends: other.yaml` (relative to the file) is read
+first. `load("configs/quickstart.yaml", ["steps=20", "train.lr=1e-4"])` returns a frozen Config; an unknown key is an
+error with a suggestion. The resolved copy is saved in the run folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import pydantic
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from vlrl.errors import ConfigError, did_you_mean
+
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+
+RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume")
+"""Top-level settings that may differ between a checkpoint and the run that resumes it."""
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSettings(Settings):
+    dir: str = Field("", description="The run folder; empty = runs/<config stem>.")
+
+
+class TaskSettings(BaseModel):
+    """`task.name` and what every task understands; further keys are the task's own fields."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = Field("", description="A built-in name (grounding), module:Class or path/file.py:Class.")
+    coordinates: Literal["auto", "original", "processed", "norm1000", "norm999", "norm1"] = Field(
+        "auto", description="How the model writes boxes and points; auto = the model family's convention.")
+    rewards: dict[str, Any] = Field(
+        default_factory=dict, description="Weight per part: a number, or [[step, weight], ...] joined by lines.")
+
+
+class DataSettings(Settings):
+    train: str = Field("", description="Rows to train on (.jsonl or .json); empty when the task draws its own.")
+    heldout: str = Field("", description="Rows to evaluate on.")
+    root: str = Field("", description="Folder that media paths are relative to; empty = the data file's folder.")
+    format: str = Field("auto", description="Format of the rows; auto recognises it by their fields.")
+    seed: int = Field(0, description="Seed of drawn data and of fixed splits; apart from the training seed.")
+    quarantine: bool = Field(False, description="Leave bad rows out, count and list them, instead of stopping.")
+
+
+class LoraSettings(Settings):
+    rank: Count = Field(0, description="0 = full fine-tuning.")
+    alpha: float = Field(32.0, gt=0, description="Scale; the update is multiplied by alpha / rank.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the adapter's input.")
+    target: Literal["language", "all_linear", "vision_language"] = Field(
+        "language", description="language: the language model's linear layers; all_linear: these and the merger's; "
+        "vision_language: these and the vision tower's.")
+
+
+class ModelSettings(Settings):
+    name: str = Field("", description="Hub name or folder of the model.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Compute type and type of frozen weights; trained weights stay in float32. "
+        "auto = bfloat16 on CUDA, else float32.")
+    train: tuple[Literal["language", "merger", "vision"], ...] = Field(
+        ("language",), description="Parts of a full fine-tune that learn.")
+    lora: LoraSettings = LoraSettings()
+    max_pixels: Positive | None = Field(None, description="Upper limit of an image after resizing, in pixels.")
+    min_pixels: Positive | None = Field(None, description="Lower limit of an image after resizing, in pixels.")
+    video_fps: float = Field(2.0, gt=0, description="Frames per second sampled from a video.")
+    video_max_frames: Annotated[int, Field(ge=2)] = Field(64, description="Most frames sampled from a video.")
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+
+
+class EngineSettings(Settings):
+    name: Literal["hf"] = Field("hf", description="What generates the answers.")
+    batch_rollouts: Positive = Field(256, description="Answers generated side by side.")
+
+
+class RolloutSettings(Settings):
+    prompts_per_step: Positive = Field(32, description="Prompts a step, over all processes.")
+    group_size: Annotated[int, Field(ge=2)] = Field(8, description="Answers per prompt.")
+    max_new_tokens: Positive = Field(512, description="Most tokens of one answer.")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature; training uses the same.")
+    updates: Positive = Field(1, description="Passes over one batch of rollouts.")
+    minibatches: Positive = Field(1, description="Optimizer steps per pass.")
+
+
+class AlgoSettings(Settings):
+    advantage: str = Field("grpo", description="grpo, dr_grpo, or own module:function.")
+    loss: str = Field("ppo_clip", description="ppo_clip, reinforce, or own module:function.")
+    aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
+        "token_mean", description="token_mean: sum / tokens of the optimizer step; sequence_mean: mean of per-answer "
+        "means; constant: sum / (answers * rollout.max_new_tokens).")
+    clip_low: float = Field(0.2, gt=0, lt=1, description="The ratio is clipped below 1 - clip_low.")
+    clip_high: float = Field(0.2, gt=0, description="The ratio is clipped above 1 + clip_high.")
+    kl_coef: NonNegative = Field(0.0, description="Weight of the KL to the reference; 0 = no reference is kept.")
+    mask_truncated: bool = Field(False, description="Leave answers that hit the length limit out of the loss.")
+
+
+class CurriculumSettings(Settings):
+    name: str = Field("uniform", description="uniform, sequential, or own module:Class.")
+    keep: Literal["all", "mixed"] = Field(
+        "all", description="mixed: groups whose rewards are all equal are dropped and refilled.")
+    max_refills: Count = Field(3, description="Most extra rounds of generation in a step when keep=mixed.")
+
+
+class TrainSettings(Settings):
+    lr: float = Field(1e-6, gt=0, description="Peak learning rate.")
+    part_lr: dict[Literal["language", "merger", "vision"], float] = Field(
+        default_factory=dict, description="Learning rate of a part, instead of train.lr.")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="After the warm-up.")
+    warmup: Fraction = Field(0.0, description="Share of all steps over which the rate rises from 0.")
+    min_lr_ratio: Fraction = Field(0.0, description="Where linear and cosine end, as a share of the peak.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW.")
+    weight_decay: NonNegative = Field(0.0, description="AdamW, on matrices only.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
+    tokens_per_batch: Positive = Field(8192, description="Packed tokens per process and micro-batch.")
+    packing: Literal["shared", "padded"] = Field(
+        "shared", description="shared: a group's prompt is computed once; padded: one row per answer (the oracle).")
+
+
+class EvalSettings(Settings):
+    every: Count = Field(0, description="Steps between evaluations; 0 = before and after only.")
+    samples: Count = Field(256, description="Samples per split; 0 = no evaluation.")
+    splits: tuple[str, ...] = Field(("heldout",), description="Splits evaluated.")
+    temperature: NonNegative = Field(0.0, description="0 = greedy.")
+
+
+class SaveSettings(Settings):
+    every: Count = Field(50, description="Steps between checkpoints; the last step is always saved.")
+    keep: Positive = Field(2, description="Most checkpoints kept.")
+
+
+class StoreSettings(Settings):
+    media: Literal["copy", "link", "none"] = Field("copy", description="How media enters the run folder.")
+    rollouts: bool = Field(True, description="Write every rollout.")
+
+
+class LogSettings(Settings):
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
+        (), description="Where metrics are sent besides metrics.jsonl.")
+    project: str = Field("vlrl", description="Project name at the trackers.")
+    samples_every: Count = Field(10, description="Steps between printed sample answers; 0 = never.")
+
+
+class LimitsSettings(Settings):
+    prompt_tokens: Positive = Field(16384, description="A longer prompt is rejected at load, never truncated.")
+    rejected: Fraction = Field(0.5, description="Stop when more than this share of the drawn prompts is rejected.")
+    score_errors: Fraction = Field(0.1, description="Stop when more than this share of a step's rollouts fails to score.")
+    image_pixels: Positive = Field(64_000_000, description="An image with more pixels is refused unread.")
+    media_bytes: Positive = Field(2_000_000_000, description="A larger media file is refused unread.")
+
+
+class Config(Settings):
+    """All settings of a run."""
+
+    steps: Count = Field(100, description="Training steps in all, those before a resume included.")
+    seed: int = Field(0, ge=0, description="Seed of sampling, data order and dropout.")
+    resume: Literal["auto", "never", "must"] = Field(
+        "auto", description="auto: go on from the newest checkpoint if there is one; never: start over; must: fail "
+        "without one.")
+    run: RunSettings = RunSettings()
+    task: TaskSettings = TaskSettings()
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    engine: EngineSettings = EngineSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    algo: AlgoSettings = AlgoSettings()
+    curriculum: CurriculumSettings = CurriculumSettings()
+    train: TrainSettings = TrainSettings()
+    eval: EvalSettings = EvalSettings()
+    save: SaveSettings = SaveSettings()
+    store: StoreSettings = StoreSettings()
+    log: LogSettings = LogSettings()
+    limits: LimitsSettings = LimitsSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, values: Any) -> Any:
+        """`engine: hf` and `task: grounding` are short for their `name`."""
+        if isinstance(values, Mapping):
+            named = {k: {"name": values[k]} for k in ("engine", "task") if isinstance(values.get(k), str)}
+            return {**values, **named}
+        return values
+
+    @model_validator(mode="after")
+    def _required(self) -> Config:
+        if not self.task.name:
+            raise ValueError("task.name is not set: name a built-in task or a file, e.g. task.name=grounding")
+        if not self.model.name:
+            raise ValueError("model.name is not set: give a hub name or a folder, e.g. model.name=Qwen/Qwen2.5-VL-3B-Instruct")
+        if self.rollout.minibatches > self.rollout.prompts_per_step:
+            raise ValueError(f"rollout.minibatches={self.rollout.minibatches} is more than "
+                             f"rollout.prompts_per_step={self.rollout.prompts_per_step}: a mini-batch would be empty")
+        return self
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Reads a config file and applies `key=value` overrides in order.
+
+    Raises ConfigError naming the setting, its value and the way out. `run.dir` is resolved to `runs/<stem>` when empty.
+    """
+    path = _find(Path(path))
+    tree = _read(path)
+    for word in overrides:
+        _override(tree, word)
+    tree.setdefault("run", {})
+    if isinstance(tree["run"], dict) and not tree["run"].get("dir"):
+        tree["run"]["dir"] = str(Path("runs") / path.stem)
+    return validate(tree)
+
+
+def validate(tree: Mapping[str, Any]) -> Config:
+    """A Config from nested dictionaries; raises ConfigError for unknown keys, wrong types and values out of range."""
+    try:
+        return Config.model_validate(tree)
+    except pydantic.ValidationError as error:
+        raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """Lines `name: old -> new` for the settings whose change forbids a resume (contracts: all but RESUMABLE)."""
+    a, b = (_flatten(c.model_dump(mode="json", exclude=set(RESUMABLE))) for c in (old, new))
+    return [f"{k}: {a.get(k)!r} -> {b.get(k)!r}" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
+
+
+def dump(config: Config) -> str:
+    """The resolved config as YAML."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def describe() -> list[tuple[str, str, Any, str]]:
+    """(name, type, default, description) of every setting, in order; the source of `--help` and of the docs."""
+    return list(_describe(Config, ""))
+
+
+def _describe(model: type[BaseModel], prefix: str):
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _describe(kind, f"{prefix}{name}.")
+        else:
+            default = info.get_default(call_default_factory=True)
+            yield f"{prefix}{name}", str(kind).replace("typing.", ""), default, info.description or ""
+
+
+def _find(path: Path) -> Path:
+    shipped = Path(__file__).resolve().parent
+    for candidate in (path, shipped.parent / path, shipped / path):
+        if candidate.is_file():
+            return candidate
+    near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
+    raise ConfigError(f"config file {str(path)!r} does not exist.{near}")
+
+
+def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    if path.resolve() in seen:
+        raise ConfigError(f"{path}: 'extends' leads in a circle")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read config {path}: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"config {path} must hold settings as 'key: value', not a {type(tree).__name__}")
+    parent = tree.pop("extends", None)
+    if parent is None:
+        return tree
+    base = path.parent / str(parent)
+    if not base.is_file():
+        raise ConfigError(f"{path}: extends: {parent!r} does not exist (it is relative to the file that names it)")
+    return merge(_read(base, (*seen, path.resolve())), tree)
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`; dictionaries are merged, everything else is replaced."""
+    out = dict(base)
+    for key, value in over.items():
+        old = out.get(key)
+        out[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def _override(tree: dict[str, Any], word: str) -> None:
+    key, equals, text = word.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{word!r} is not a setting: write key=value, e.g. train.lr=1e-6")
+    try:
+        value = yaml.safe_load(text) if text else ""
+    except yaml.YAMLError:
+        raise ConfigError(f"{key}: cannot read the value {text!r}") from None
+    *path, last = key.split(".")
+    for name in path:
+        child = tree.get(name)
+        if isinstance(child, str) and name in ("engine", "task"):
+            child = {"name": child}
+        tree[name] = child = dict(child) if isinstance(child, Mapping) else {}
+        tree = child
+    tree[last] = merge(tree[last], value) if isinstance(value, dict) and isinstance(tree.get(last), dict) else value
+
+
+def _explain(error: Any) -> str:
+    loc = [str(part) for part in error["loc"]]
+    name, value = ".".join(loc), error.get("input")
+    if error["type"] == "extra_forbidden":
+        known = _names_at(loc[:-1])
+        near = did_you_mean(loc[-1], known)
+        return f"unknown setting '{name}' (value {value!r}).{near or ' Known here: ' + ', '.join(known) + '.'}"
+    if not loc:
+        return str(error["msg"]).removeprefix("Value error, ")
+    return f"{name}={value!r}: {error['msg']}"
+
+
+def _names_at(loc: Sequence[str]) -> list[str]:
+    model: Any = Config
+    for part in loc:
+        info = model.model_fields.get(part)
+        model = info.annotation if info else Settings
+        if not isinstance(model, type):
+            model = next((a for a in get_args(model) if isinstance(a, type) and issubclass(a, BaseModel)), Settings)
+    return list(model.model_fields)
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            out |= _flatten(value, f"{prefix}{key}.")
+        else:
+            out[prefix + str(key)] = value
+    return out

@@ -1,0 +1,86 @@
+"""Between original pixels and the convention in which a model writes boxes and points.
+
+A task works in pixels of the original image; `make("norm1000")` is what stands between it and the model. Conventions:
+
+    original    pixels of the original image
+    processed   pixels after the processor's resize; needs the row's `processed_size: [w, h]`
+    norm1000    0..1000 of width and height
+    norm999     integers 0..999
+    norm1       0..1
+"""
+
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+from vlrl.errors import ConfigError, DataError, did_you_mean
+from vlrl.types import Coordinates, Sample
+
+CONVENTIONS = ("original", "processed", "norm1000", "norm999", "norm1")
+_FULL_SCALE = {"norm1000": 1000.0, "norm999": 999.0, "norm1": 1.0}
+
+
+class Convention(Coordinates):
+    """One convention; a row's own `coordinates` overrides it.
+
+    Both ways take a box (4 numbers) or a point (2) and need the row's `width` and `height`, in original pixels.
+    Raise DataError naming the row when it lacks a size or names an unknown convention.
+    """
+
+    def __init__(self, convention: str):
+        self.convention = convention
+
+    def to_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
+        """Box or point as the model wrote it -> original pixels, not rounded."""
+        used = self.used(sample)
+        if used == "original":
+            return [float(v) for v in box]
+        return [v * size / full for v, size, full in _scaled(sample, used, box)]
+
+    def from_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
+        """Box or point in original pixels -> as the model is expected to write it.
+
+        Whole numbers for processed, norm1000 and norm999, four decimals for norm1, unchanged for original.
+        """
+        used = self.used(sample)
+        if used == "original":
+            return [float(v) for v in box]
+        digits = 4 if used == "norm1" else None
+        return [round(v * full / size, digits) for v, size, full in _scaled(sample, used, box)]
+
+    def used(self, sample: Sample) -> str:
+        """The convention for this row."""
+        own = sample.get("coordinates") or self.convention
+        if own not in CONVENTIONS:
+            raise DataError(f"row '{sample.id}': coordinates={own!r} is not a convention."
+                            f"{did_you_mean(str(own), CONVENTIONS)} Known: {', '.join(CONVENTIONS)}.")
+        return own
+
+
+def make(convention: str) -> Coordinates:
+    """The converter of a convention; raises ConfigError for an unknown one."""
+    if convention not in CONVENTIONS:
+        raise ConfigError(f"task.coordinates={convention!r} is not a convention."
+                          f"{did_you_mean(convention, CONVENTIONS)} Known: {', '.join(CONVENTIONS)}.")
+    return Convention(convention)
+
+
+def _scaled(sample: Sample, convention: str, box: Sequence[float]) -> Any:
+    """(value, original side, side in the convention) of each number of a box or point."""
+    original = _size(sample, "width", sample.get("width")), _size(sample, "height", sample.get("height"))
+    if convention == "processed":
+        sides = sample.get("processed_size")
+        if not isinstance(sides, (list, tuple)) or len(sides) != 2:
+            raise DataError(f"row '{sample.id}': processed_size={sides!r}, but coordinates=processed needs [w, h], the "
+                            "image's size after the processor; add it to the row, or set task.coordinates=original")
+        full = tuple(_size(sample, "processed_size", side) for side in sides)
+    else:
+        full = (_FULL_SCALE[convention],) * 2
+    return zip(box, cycle(original), cycle(full), strict=False)
+
+
+def _size(sample: Sample, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise DataError(f"row '{sample.id}': {name}={value!r} must be a positive number of pixels; coordinates are "
+                        "converted with it")
+    return float(value)

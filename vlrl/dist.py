@@ -1,0 +1,93 @@
+"""Rank, world size and collectives; every function is a no-op when the process is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def active() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    return dist.get_rank() if active() else 0
+
+
+def world() -> int:
+    return dist.get_world_size() if active() else 1
+
+
+def is_main() -> bool:
+    return rank() == 0
+
+
+def gather(value: Any) -> list[Any]:
+    """The Python value of every rank, in rank order, on every rank."""
+    if world() == 1:
+        return [value]
+    values: list[Any] = [None] * world()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def total(*values: float) -> list[float]:
+    """The sum over ranks of each number."""
+    return [sum(column) for column in zip(*gather(values), strict=True)]
+
+
+def broadcast(value: Any) -> Any:
+    """Rank 0's value on every rank."""
+    if world() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def on_main(call: Callable[[], Any]) -> Any:
+    """Runs `call` on rank 0 alone; its result, or the error it raised, on every rank."""
+    result, error = None, None
+    if is_main():
+        try:
+            result = call()
+        except Exception as caught:  # raised again below, on every rank
+            error = caught
+    result, error = broadcast((result, error))
+    if error is not None:
+        raise error
+    return result
+
+
+def barrier() -> None:
+    if active():
+        dist.barrier()
+
+
+def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25) -> None:
+    """Adds up `.grad` over ranks in place; a rank without a gradient contributes zeros.
+
+    One reduction per optimizer step in buckets of `bucket` numbers. Ranks may run different numbers of micro-batches
+    and leave parameters unused (a text-only share beside one with images) without a hang.
+    """
+    if world() == 1:
+        return
+    group: list[torch.nn.Parameter] = []
+    size = 0
+    for p in [*(p for p in parameters if p.requires_grad), None]:
+        if group and (p is None or size + p.numel() > bucket or p.dtype != group[0].dtype):
+            _reduce(group)
+            group, size = [], 0
+        if p is not None:
+            group.append(p)
+            size += p.numel()
+
+
+def _reduce(group: list[torch.nn.Parameter]) -> None:
+    flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in group])
+    dist.all_reduce(flat)
+    for p, grad in zip(group, flat.split([p.numel() for p in group]), strict=True):
+        p.grad = grad.view_as(p)

@@ -1,0 +1,35 @@
+"""An engine that plays a script, so that data, scoring and the loop are tested without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vlrl.types import Completion, Prompt, Request, Turn
+
+
+class ScriptedEngine:
+    """Answers with `script(prompt, index) -> text`; tokens are the text's UTF-8 bytes, log-probabilities are zero."""
+
+    def __init__(self, script: Callable[[Prompt, int], str]):
+        self.script, self.step = script, 0
+
+    def sync(self, policy: Any, step: int) -> None:
+        self.step = step
+
+    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        return [[self._completion(self.script(r.prompt, i), r.sampling.max_new_tokens) for i in range(r.n)]
+                for r in requests]
+
+    def close(self) -> None:
+        pass
+
+    @staticmethod
+    def _completion(text: str, most: int) -> Completion:
+        tokens = np.frombuffer(text.encode()[:most], dtype=np.uint8).astype(np.int64)
+        return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32),
+                          loss_mask=np.ones(len(tokens), bool), text=text,
+                          finish_reason="length" if len(text.encode()) > most else "stop",
+                          turns=(Turn(start=0, end=len(tokens)),))

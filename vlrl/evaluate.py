@@ -1,0 +1,76 @@
+"""How good the policy is on a split: the same encode, generate and score path as training."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from vlrl import dist
+from vlrl.config import Config
+from vlrl.encode import Encoder
+from vlrl.engine.base import Engine
+from vlrl.errors import DataError
+from vlrl.rewards.text import parse_answer
+from vlrl.rollout import first_samples, make_group
+from vlrl.stats import mean_ci
+from vlrl.task import Task
+from vlrl.types import Group, Request, Sampling
+
+_CHUNK = 64
+"""Prompts encoded and answered at a time."""
+
+
+def evaluate(task: Task, encode: Encoder, engine: Engine, config: Config, split: str,
+             step: int) -> tuple[dict[str, Any], list[Group]]:
+    """One line of eval.jsonl and this process's groups of one answer each.
+
+    Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Greedy unless
+    eval.temperature is set. Samples that cannot be encoded count as `rejected`, not as wrong.
+    """
+    samples = list(enumerate(first_samples(task, split, config.eval.samples)))[dist.rank()::dist.world()]
+    sampling = Sampling(max_new_tokens=config.rollout.max_new_tokens, temperature=config.eval.temperature)
+    stream = zlib.crc32(split.encode())
+    groups: list[Group] = []
+    rejected = 0
+    for chunk in (samples[i:i + _CHUNK] for i in range(0, len(samples), _CHUNK)):
+        prompts = []
+        for number, sample in chunk:
+            try:
+                prompts.append((number, sample, encode(task, sample)))
+            except DataError:
+                rejected += 1
+        requests = [Request(prompt=p, n=1, sampling=sampling, key=(1, stream, number)) for number, _, p in prompts]
+        for (number, sample, prompt), answers in zip(prompts, engine.generate(requests), strict=True):
+            groups.append(make_group(task, sample, prompt, answers, group_id=f"{split}-{number:06d}", split=split,
+                                     step=step))
+    records = [r for part in dist.gather([_record(task, g) for g in groups]) for r in part]
+    rejected = int(sum(dist.total(rejected)))
+    return {"step": step, "split": split, "n": len(records), "rejected": rejected, **_table(task, records)}, groups
+
+
+def _record(task: Task, group: Group) -> dict[str, Any]:
+    rollout = group.rollouts[0]
+    completion = rollout.completion
+    answer = parse_answer(completion.text, n_tokens=len(completion.tokens), truncated=completion.truncated,
+                          step=rollout.policy_step)
+    return {"sample": group.sample.row, "id": group.sample.id, "answer": completion.text, "parsed": rollout.parsed,
+            "target": group.target, "parts": rollout.parts, "reward": rollout.reward, "length": len(completion.tokens),
+            "truncated": float(completion.truncated), "metrics": task.metrics(group.sample, answer, rollout.parts)}
+
+
+def _table(task: Task, records: Sequence[dict[str, Any]]) -> dict[str, float]:
+    columns: dict[str, list[float]] = {"reward/mean": [r["reward"] for r in records if r["reward"] is not None],
+                                       "completion/length_mean": [float(r["length"]) for r in records],
+                                       "completion/truncated_frac": [r["truncated"] for r in records]}
+    for record in records:
+        for name, value in {**record["parts"], **record["metrics"]}.items():
+            if value is not None and math.isfinite(value):
+                columns.setdefault(name, []).append(float(value))
+    out: dict[str, float] = {}
+    for name, values in columns.items():
+        if values:
+            mean, low, high = mean_ci(values)
+            out |= {name: mean, f"{name}/ci95_low": low, f"{name}/ci95_high": high}
+    return out | task.summarize(records)

@@ -1,0 +1,46 @@
+"""The training loop: draw, generate, score, credit, update, store, log; evaluate and save when due."""
+
+from __future__ import annotations
+
+from vlrl.algo.advantage import ADVANTAGES
+from vlrl.assemble import assemble, make_accelerator
+from vlrl.config import Config
+from vlrl.metrics import group_metrics
+from vlrl.plugins import resolve
+from vlrl.rollout import GroupSource, check_score_errors, credit
+from vlrl.session import Session
+from vlrl.update import NonFinite, update
+
+
+def train(config: Config, make_source: type[GroupSource] = GroupSource) -> Session:
+    """Runs `config.steps` steps, going on from a checkpoint by default; returns the finished (or stopped) session.
+
+    The same seed gives the same weights, bit for bit on a CPU, whether or not the run was killed and resumed in
+    between: every random draw has a stream named by the seed and what it is for.
+    """
+    accelerator = make_accelerator(config)
+    advantage = resolve("algo.advantage", config.algo.advantage, ADVANTAGES)
+    with Session(config, accelerator) as session:
+        parts = session.resume(assemble(config, accelerator, session.checkpoint, make_source))
+        policy, engine, source, clock = parts.policy, parts.engine, parts.source, parts.clock
+        for step in range(session.start, config.steps):
+            with clock("sync"):
+                engine.sync(policy, step)
+            session.evaluate_if_due(step)
+            with clock("rollout"):
+                groups = source.next_groups(config.rollout.prompts_per_step, step)
+            errors = check_score_errors(groups, config.limits.score_errors, step)
+            groups = credit(groups, advantage)
+            try:
+                with clock("train"):
+                    stats, per_token = update(policy, parts.optimizer, groups, config, step)
+            except NonFinite as error:
+                raise session.keep_failed(step, groups, error) from None
+            with clock("store"):
+                session.write(step, groups, per_token)
+            session.log(step, {**group_metrics(groups), **stats, "score_errors": errors, **source.metrics()}, groups)
+            session.save_if_due(step + 1)
+            if session.interrupted():
+                break
+        session.finish()
+    return session

@@ -1,0 +1,181 @@
+"""Safe loading of images and videos: from a file, or from pictures drawn by code.
+
+    load(Media(source=Path("cat.jpg")), config.limits)        # one RGB frame, EXIF orientation applied
+    load(Media(kind="video", source=Path("clip.mp4")), config.limits, VideoSampling(fps=1, max_frames=16))
+
+Nothing is decoded before its size is known, nothing is fetched from the network, and every failure is a DataError that
+names the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from vlrl.config import LimitsSettings
+from vlrl.errors import DataError
+from vlrl.types import LoadedMedia, Media
+from vlrl.video import Clip, VideoSampling, choose, decode
+
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
+"""What is opened; formats that start other programs (EPS) are not."""
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
+
+
+def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = None) -> LoadedMedia:
+    """Reads one image or video.
+
+    Images become RGB, with the EXIF orientation applied and transparency laid over white. Of a video between `start`
+    and `end` an even number of frames is taken (models merge two at a time), see `video.choose`.
+
+    Raises DataError naming the file when it is missing, unreadable, cut short or above `limits`.
+    """
+    if media.kind == "video":
+        return _load_video(media, limits, video or VideoSampling())
+    if isinstance(media.source, Image.Image):
+        image = _rgb(media.source, "drawn image", limits)
+        return LoadedMedia(kind="image", frames=(image,), sha256=_pixel_hash([image]))
+    path = _checked_file(media.source, limits)
+    data = _guard(path, path.read_bytes)
+    return LoadedMedia(kind="image", frames=(_decode(data, path, limits),), sha256=_sha256(data), path=path)
+
+
+def resolve(path: str, root: Path) -> Path:
+    """The file that a row names, relative to `root`, as an absolute path; it need not exist.
+
+    Raises DataError for a URL and for a path that leads out of `root` ("..", absolute, by a link).
+    """
+    if not isinstance(path, str) or not path:
+        raise DataError(f"media path {path!r} must be a text")
+    _refuse_url(path)
+    try:
+        base = root.resolve()
+        full = (base / path).resolve()
+    except (OSError, ValueError) as error:
+        raise DataError(f"media path {path!r} is not a path: {error}") from None
+    if not full.is_relative_to(base):
+        raise DataError(f"media path {path!r} leads out of {base}: move the file there, or set data.root to a folder "
+                        "that holds all media")
+    return full
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _checked_file(source: Any, limits: LimitsSettings) -> Path:
+    if not isinstance(source, (str, os.PathLike)):
+        raise DataError(f"media source of type {type(source).__name__}: give a path, a PIL image, or frames")
+    _refuse_url(str(source))
+    path = Path(source)
+    if not _guard(path, path.is_file):
+        raise DataError(f"media file {path} does not exist; check the row's path and data.root")
+    size = _guard(path, path.stat).st_size
+    if size > limits.media_bytes:
+        raise DataError(f"media file {path} has {size} bytes, more than limits.media_bytes={limits.media_bytes}")
+    if size == 0:
+        raise DataError(f"media file {path} is empty")
+    return path
+
+
+def _refuse_url(path: str) -> None:
+    if _URL.match(path):
+        raise DataError(f"media path {path[:200]!r} is a URL; nothing is fetched while training: download it and name "
+                        "the file")
+
+
+def _guard(path: Path, read: Any) -> Any:
+    """`read()` with what the system or a decoder raises turned into a DataError that names the file."""
+    try:
+        return read()
+    except DataError:
+        raise
+    except Exception as error:  # decoders raise anything on broken bytes: OSError, SyntaxError, struct.error, ...
+        raise DataError(f"media file {path} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _pixel_hash(frames: Sequence[Image.Image]) -> str:
+    digest = hashlib.sha256()
+    for frame in frames:
+        digest.update(f"{frame.mode} {frame.width} {frame.height}\n".encode())
+        digest.update(frame.tobytes())
+    return digest.hexdigest()
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def _decode(data: bytes, path: Path, limits: LimitsSettings) -> Image.Image:
+    def read() -> Image.Image:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # odd metadata, and Pillow's own size warning: the limit below is ours
+            with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
+                _check_pixels(image.size, str(path), limits)
+                return _rgb(ImageOps.exif_transpose(image), str(path), limits)
+
+    return _guard(path, read)
+
+
+def _rgb(image: Image.Image, name: str, limits: LimitsSettings) -> Image.Image:
+    _check_pixels(image.size, name, limits)
+    if image.mode.startswith("I") and (values := np.asarray(image)).max() > 255:  # 16 bits a pixel, else all white
+        image = Image.fromarray((values >> 8).clip(0, 255).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB") if image.mode != "RGB" else image
+
+
+def _check_pixels(size: tuple[int, int], name: str, limits: LimitsSettings) -> None:
+    width, height = size
+    if width < 1 or height < 1:
+        raise DataError(f"{name} is {width}x{height} pixels: nothing to see")
+    if width * height > limits.image_pixels:
+        raise DataError(f"{name} is {width}x{height} = {width * height} pixels, more than limits.image_pixels="
+                        f"{limits.image_pixels}; make it smaller, or raise the limit")
+
+
+# --- videos -----------------------------------------------------------------------------------------------------------
+
+
+def _load_video(media: Media, limits: LimitsSettings, sampling: VideoSampling) -> LoadedMedia:
+    if isinstance(media.source, Sequence) and not isinstance(media.source, (str, bytes)):
+        return _load_frames(media, limits, sampling)
+    path = _checked_file(media.source, limits)
+    clip = decode(path, sampling, media.start, media.end, lambda size: _check_pixels(size, str(path), limits))
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return _video(clip, sha256, path)
+
+
+def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) -> LoadedMedia:
+    """A video given as pictures, drawn or in files, with `Media.fps`."""
+    if not media.fps or not 0 < media.fps < 1e6:
+        raise DataError(f"a video of {len(media.source)} frames needs their rate: fps={media.fps!r} must be above 0")
+    if not media.source:
+        raise DataError("a video given as frames has none")
+    times = np.arange(len(media.source)) / media.fps
+    chosen = choose(times, media.fps, sampling, media.start, media.end, "video given as frames")
+    frames = tuple(load(Media(source=media.source[i]), limits).frames[0] for i in chosen)
+    if len({frame.size for frame in frames}) > 1:
+        raise DataError(f"frames of one video differ in size: {sorted({frame.size for frame in frames})}")
+    return _video(Clip(frames, chosen, times, media.fps, "frames"), _pixel_hash(frames), None)
+
+
+def _video(clip: Clip, sha256: str, path: Path | None) -> LoadedMedia:
+    metadata = {"fps": clip.fps, "total_num_frames": len(clip.times), "duration": float(clip.times[-1]) + 1 / clip.fps,
+                "frames_indices": clip.indices, "video_backend": clip.backend}
+    return LoadedMedia(kind="video", frames=clip.frames, sha256=sha256, path=path, metadata=metadata,
+                       timestamps=tuple(float(clip.times[i]) for i in clip.indices))

@@ -1,0 +1,81 @@
+"""Numbers of a step, over all processes, and the clock that says where its time went."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from vlrl import dist
+from vlrl.types import Group
+
+
+class Clock:
+    """Seconds per phase of a step. `with clock("rollout"): ...`; a phase inside another counts for itself alone."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._inner = [0.0]
+        self._started = time.perf_counter()
+
+    @contextlib.contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        self._inner.append(0.0)
+        try:
+            yield
+        finally:
+            spent, inner = time.perf_counter() - start, self._inner.pop()
+            self._inner[-1] += spent
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent - inner
+
+    def take(self) -> dict[str, float]:
+        """`time/<phase>_s` and `time/total_s` since the last call; starts afresh."""
+        now = time.perf_counter()
+        phases = {k: self.seconds.get(k, 0.0) for k in dict.fromkeys(("rollout", "score", "train", "sync", *self.seconds))}
+        out = {**{f"time/{k}_s": v for k, v in phases.items()}, "time/total_s": now - self._started}
+        self.seconds, self._started = {}, now
+        return out
+
+
+def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Rewards, parts, lengths and shares over every group of every process."""
+    rows = [row for part in dist.gather([_facts(g) for g in groups]) for row in part]
+    if not rows:
+        return {}
+    rewards = np.array([r for row in rows for r in row["rewards"] if r is not None])
+    lengths = np.array([n for row in rows for n in row["lengths"]])
+    out = {"reward/mean": _mean(rewards), "reward/std": float(rewards.std()) if len(rewards) else float("nan")}
+    for part in sorted({p for row in rows for p in row["parts"]}):
+        out[f"reward/{part}"] = _mean([v for row in rows for v in row["parts"].get(part, ()) if v is not None])
+    return out | {
+        "completion/length_mean": _mean(lengths), "completion/length_max": float(lengths.max()),
+        "completion/truncated_frac": _mean([t for row in rows for t in row["truncated"]]),
+        "groups/zero_variance_frac": _mean([row["zero_variance"] for row in rows]), "groups/count": float(len(rows)),
+        "tokens/prompt": float(sum(row["prompt"] for row in rows)), "tokens/completion": float(lengths.sum())}
+
+
+def _facts(group: Group) -> dict:
+    rollouts = group.rollouts
+    names = dict.fromkeys(name for r in rollouts for name in r.parts)
+    return {"rewards": group.rewards, "lengths": [len(r.completion.tokens) for r in rollouts],
+            "truncated": [r.completion.truncated for r in rollouts], "prompt": len(group.prompt),
+            "zero_variance": group.zero_variance,
+            "parts": {name: [r.parts.get(name) for r in rollouts] for name in names}}
+
+
+def _mean(values: Sequence[float] | np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")
+
+
+def peak_gib() -> float:
+    """Peak memory so far in GiB: of the CUDA device when there is one, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -1,0 +1,318 @@
+"""Groups of answers -> Batches of model inputs.
+
+Two layouts of the same tokens, equal in every log-probability and gradient:
+
+- **shared**: one row holds [prompt | answer 1 | ... | answer G | next prompt | ...]. Every answer attends to its prompt
+  and to itself, and its positions restart at the prompt's end, so the prompt and its images are computed once per
+  group. The attention (`attention` below) is exact and in two parts: prompts causal among themselves, answers over
+  [own prompt | own answer]. No T x T mask exists.
+- **padded**: one right-padded row per answer with its own copy of the prompt; the oracle.
+
+After the forward pass both give logits [B, C, V] at `columns`; `select` picks the N answer tokens in rollout order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from vlrl.types import Prompt
+
+ATTENTION = "vlrl_prefix_shared"
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """One prompt with some or all of its answers. A large group may be cut into several pieces."""
+
+    prompt: Prompt
+    answers: tuple[np.ndarray, ...]
+    """Token ids [T] of each answer."""
+    rollouts: tuple[int, ...]
+    """Number of each answer's rollout within the optimizer step."""
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt) + sum(map(len, self.answers))
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """Prompts of similar length and their answers, padded side by side for the attention only.
+
+    n prompts, P the longest; R answers, A the longest. Indices point into the row.
+    """
+
+    prompt: torch.Tensor
+    """[n * P] index of each prompt token; 0 where padded."""
+    prompt_shape: tuple[int, int]
+    prompt_valid: torch.Tensor | None
+    """[n * P] bool, None when nothing is padded."""
+    answer: torch.Tensor
+    """[R * A] index of each answer token; 0 where padded."""
+    answer_shape: tuple[int, int]
+    answer_valid: torch.Tensor | None
+    owner: torch.Tensor
+    """[R] number of the answer's prompt in this bucket."""
+    mask: torch.Tensor
+    """[R, 1, A, P + A] bool, True = may attend."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where prompts and answers lie in a shared row; travels to the attention as a forward keyword."""
+
+    buckets: tuple[Bucket, ...]
+    inverse: torch.Tensor
+    """[T] place of each row token in the concatenated bucket outputs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One micro-batch of model inputs and the answer tokens to read from it. N answer tokens."""
+
+    inputs: dict[str, Any]
+    """Keywords of the model's forward."""
+    columns: torch.Tensor
+    """[C] sequence positions whose logits are computed."""
+    select: torch.Tensor
+    """[N] index into the flattened [B * C] logits."""
+    targets: torch.Tensor
+    """[N] the answer tokens."""
+    rollout_id: torch.Tensor
+    """[N] number of the rollout within the optimizer step."""
+    tokens: int
+    """Tokens computed by the language model, padding included."""
+
+    def to(self, device: torch.device) -> Batch:
+        return _to(self, device)
+
+
+def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: int) -> list[Piece]:
+    """Answers with their prompts, consecutive answers of one prompt together, cut so that a piece has at most
+    `limit` tokens where that is possible (a piece holds at least one answer)."""
+    out: list[Piece] = []
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        last = out[-1] if out else None
+        if last and last.prompt is prompt and last.tokens + len(answer) <= limit:
+            out[-1] = Piece(prompt, (*last.answers, answer), (*last.rollouts, i))
+        else:
+            out.append(Piece(prompt, (answer,), (i,)))
+    return out
+
+
+def pack(pieces: Sequence[Piece], limit: int, layout: str = "shared") -> list[Batch]:
+    """Micro-batches of at most `limit` tokens each (a single larger piece gets one of its own).
+
+    Pieces are placed largest first into the first micro-batch with room, so few are needed and their order does not
+    depend on the data's.
+    """
+    if layout == "padded":
+        return [_padded(rows) for rows in _padded_rows(pieces, limit)]
+    order = sorted(range(len(pieces)), key=lambda i: -pieces[i].tokens)
+    bins: list[tuple[int, list[int]]] = []
+    for i in order:
+        size = pieces[i].tokens
+        place = next((b for b, (used, _) in enumerate(bins) if used + size <= limit), None)
+        if place is None:
+            bins.append((size, [i]))
+        else:
+            bins[place] = (bins[place][0] + size, [*bins[place][1], i])
+    return [_shared([pieces[i] for i in sorted(members)]) for _, members in bins]
+
+
+# --- shared ----------------------------------------------------------------------------------------------------------
+
+
+def _shared(pieces: Sequence[Piece]) -> Batch:
+    ids, positions, columns, targets, owners = [], [], [], [], []
+    spans: list[tuple[int, int, list[tuple[int, int]]]] = []
+    offset = 0
+    for piece in pieces:
+        p, start = len(piece.prompt), piece.prompt.next_position
+        ids += [piece.prompt.ids, *piece.answers]
+        positions.append(piece.prompt.positions)
+        at, places = offset + p, []
+        for rollout, answer in zip(piece.rollouts, piece.answers, strict=True):
+            n = len(answer)
+            positions.append(np.broadcast_to(np.arange(start, start + n), (len(piece.prompt.positions), n)))
+            # token t is predicted at t - 1; the first one at the prompt's last token
+            columns += [np.array([offset + p - 1]), np.arange(at, at + n - 1)]
+            targets.append(answer)
+            owners.append(np.full(n, rollout))
+            places.append((at, n))
+            at += n
+        spans.append((offset, p, places))
+        offset = at
+    keep = torch.from_numpy(np.concatenate(columns))
+    inputs = {
+        "input_ids": torch.from_numpy(np.concatenate(ids))[None],
+        "position_ids": _position_ids(np.concatenate(positions, axis=1)[:, None]),
+        "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: used as given, no mask is built
+        "prefix_layout": layout_of(spans, offset),
+        **_media([piece.prompt for piece in pieces]),
+    }
+    return Batch(inputs=inputs, columns=keep, select=torch.arange(len(keep)),
+                 targets=torch.from_numpy(np.concatenate(targets)),
+                 rollout_id=torch.from_numpy(np.concatenate(owners)), tokens=offset)
+
+
+def layout_of(spans: Sequence[tuple[int, int, Sequence[tuple[int, int]]]], length: int) -> Layout:
+    """Layout of a row from (offset, prompt tokens, [(offset, tokens) of each answer]) per piece.
+
+    Pieces whose prompts differ by less than a quarter in length share a bucket, so that attention runs in few calls
+    and pads little.
+    """
+    buckets: list[list[Any]] = []
+    for span in sorted(spans, key=lambda s: -s[1]):
+        if buckets and span[1] >= 0.75 * buckets[-1][0][1]:
+            buckets[-1].append(span)
+        else:
+            buckets.append([span])
+    made = [_bucket(b) for b in buckets]
+    order = torch.cat([x for b in made for x in (_valid(b.prompt, b.prompt_valid), _valid(b.answer, b.answer_valid))])
+    inverse = torch.empty(length, dtype=torch.long)
+    inverse[order] = torch.arange(length)
+    return Layout(tuple(made), inverse)
+
+
+def _bucket(spans: Sequence[tuple[int, int, Sequence[tuple[int, int]]]]) -> Bucket:
+    prompts = [(offset, p) for offset, p, _ in spans]
+    answers = [place for _, _, places in spans for place in places]
+    owner = torch.tensor([i for i, (_, _, places) in enumerate(spans) for _ in places])
+    prompt, prompt_valid = _grid(prompts)
+    answer, answer_valid = _grid(answers)
+    (_, p), (r, a) = prompt.shape, answer.shape
+    reach = torch.ones(a, a, dtype=torch.bool).tril()
+    mask = torch.cat([prompt_valid[owner][:, None].expand(r, a, p), reach.expand(r, a, a)], -1)[:, None]
+    return Bucket(prompt.flatten(), tuple(prompt.shape), None if prompt_valid.all() else prompt_valid.flatten(),
+                  answer.flatten(), tuple(answer.shape), None if answer_valid.all() else answer_valid.flatten(),
+                  owner, mask)
+
+
+def _grid(places: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, longest] token indices and validity of (offset, length) spans."""
+    steps = torch.arange(max(n for _, n in places))
+    offset, length = torch.tensor(places).T[..., None]
+    valid = steps < length
+    return torch.where(valid, offset + steps, 0), valid
+
+
+def _valid(index: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
+    return index if valid is None else index[valid]
+
+
+def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+              attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
+              prefix_layout: Layout | None = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    """Exact attention of a shared row in two parts; anything else (padded rows, generation, the vision tower, which
+    also receives the layout) goes to the stock implementation.
+
+    query [1, H, T, d], key and value [1, H_kv, T, d] -> [1, T, H, d].
+    """
+    if prefix_layout is None or not module.is_causal:
+        return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, scaling=scaling,
+                                            dropout=dropout, **kwargs)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, d]
+    repeat = q.shape[1] // k.shape[1]
+    outputs = []
+    for bucket in prefix_layout.buckets:
+        outputs += _two_parts(q, k, v, bucket, repeat, scaling)
+    return torch.cat(outputs).index_select(0, prefix_layout.inverse)[None], None
+
+
+def _two_parts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bucket: Bucket, repeat: int,
+               scaling: float | None) -> Iterable[torch.Tensor]:
+    """Outputs [tokens, H, d] of the bucket's prompts and of its answers, padding removed."""
+    def take(x: torch.Tensor, index: torch.Tensor, shape: tuple[int, int], heads: int) -> torch.Tensor:
+        rows = x.index_select(0, index).view(*shape, *x.shape[1:])  # [rows, tokens, H, d]
+        return (rows.repeat_interleave(heads, 2) if heads > 1 else rows).transpose(1, 2)
+
+    def flat(x: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
+        x = x.transpose(1, 2).flatten(0, 1)
+        return x if valid is None else x[valid]
+
+    at, shape = bucket.prompt, bucket.prompt_shape
+    k_prompt, v_prompt = take(k, at, shape, repeat), take(v, at, shape, repeat)
+    prompts = F.scaled_dot_product_attention(take(q, at, shape, 1), k_prompt, v_prompt, is_causal=True, scale=scaling)
+    at, shape = bucket.answer, bucket.answer_shape
+    keys = torch.cat([k_prompt.index_select(0, bucket.owner), take(k, at, shape, repeat)], 2)
+    values = torch.cat([v_prompt.index_select(0, bucket.owner), take(v, at, shape, repeat)], 2)
+    answers = F.scaled_dot_product_attention(take(q, at, shape, 1), keys, values, attn_mask=bucket.mask, scale=scaling)
+    return flat(prompts, bucket.prompt_valid), flat(answers, bucket.answer_valid)
+
+
+AttentionInterface.register(ATTENTION, attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+# --- padded ----------------------------------------------------------------------------------------------------------
+
+_Row = tuple[Prompt, np.ndarray, int]
+
+
+def _padded_rows(pieces: Sequence[Piece], limit: int) -> list[list[_Row]]:
+    rows = [(p.prompt, a, r) for p in pieces for a, r in zip(p.answers, p.rollouts, strict=True)]
+    batches: list[list[_Row]] = []
+    longest = 0
+    for row in rows:
+        size = len(row[0]) + len(row[1])
+        longest = max(longest, size)
+        if batches and longest * (len(batches[-1]) + 1) <= limit:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+            longest = size
+    return batches
+
+
+def _padded(rows: Sequence[_Row]) -> Batch:
+    lengths = [len(p) + len(a) for p, a, _ in rows]
+    width, first = max(lengths), min(len(p) for p, _, _ in rows) - 1
+    ids = np.zeros((len(rows), width), dtype=np.int64)
+    mask = np.zeros((len(rows), width), dtype=np.int64)
+    positions = np.ones((len(rows[0][0].positions), len(rows), width), dtype=np.int64)
+    select = []
+    for b, (prompt, answer, _) in enumerate(rows):
+        p, n = len(prompt), len(answer)
+        ids[b, :p], ids[b, p:p + n] = prompt.ids, answer
+        mask[b, :p + n] = 1
+        positions[:, b, :p] = prompt.positions
+        positions[:, b, p:p + n] = np.arange(prompt.next_position, prompt.next_position + n)
+        select.append(b * (width - 1 - first) + np.arange(p - 1 - first, p - 1 - first + n))
+    inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask),
+              "position_ids": _position_ids(positions), **_media([p for p, _, _ in rows])}
+    return Batch(inputs=inputs, columns=torch.arange(first, width - 1), select=torch.from_numpy(np.concatenate(select)),
+                 targets=torch.from_numpy(np.concatenate([a for _, a, _ in rows])),
+                 rollout_id=torch.from_numpy(np.concatenate([np.full(len(a), r) for _, a, r in rows])),
+                 tokens=width * len(rows))
+
+
+def _position_ids(positions: np.ndarray) -> torch.Tensor:
+    """[R, B, T] as the model takes it: [3, B, T] with M-RoPE, else [B, T]."""
+    return torch.from_numpy(positions if len(positions) > 1 else positions[0])
+
+
+def _media(prompts: Sequence[Prompt]) -> dict[str, torch.Tensor]:
+    """The prompts' media tensors, concatenated by name in order."""
+    names = dict.fromkeys(name for p in prompts for name in p.mm)
+    return {name: torch.cat([p.mm[name] for p in prompts if name in p.mm]) for name in names}
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {k: _to(v, device) for k, v in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_to(v, device) for v in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _to(getattr(value, f.name), device) for f in fields(value)})
+    return value

@@ -1,0 +1,108 @@
+"""What the terminal shows during a run: a bar with the live reward, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.console import Group as Lines
+from rich.panel import Panel
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+from vlrl.types import Group
+
+_MOST = 2000  # characters of one text that are printed
+_NOT_PARTS = {"mean", "std", "min", "max"}
+
+
+class Progress:
+    """A live bar over the steps `start`..`total`; nothing at all with `enabled=False`, as on every rank but 0.
+
+    Where the output is not a terminal, one plain line is printed every `every` steps (default: 20 lines a run).
+
+        with Progress(cfg.steps, start, enabled=rank == 0) as progress:
+            progress.update(step + 1, metrics)
+    """
+
+    def __init__(self, total: int, start: int = 0, enabled: bool = True, every: int | None = None,
+                 console: Console | None = None):
+        self.total, self.done, self.start, self.enabled = total, start, start, enabled
+        self.every = every or max(1, (total - start) // 20)
+        self.console = console or Console(highlight=False)
+        self._began = time.monotonic()
+        self._bar = Bar(TextColumn("{task.completed:.0f}/{task.total:.0f}"), BarColumn(bar_width=24),
+                        TimeElapsedColumn(), TextColumn("{task.fields[line]}", markup=False), console=self.console,
+                        disable=not (enabled and self.console.is_terminal))
+        self._task = self._bar.add_task("", total=total, completed=start, line="")
+
+    def __enter__(self) -> Progress:
+        self._began = time.monotonic()
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds to the end at the mean speed of this process so far; None before its first step."""
+        done = self.done - self.start
+        return (time.monotonic() - self._began) / done * (self.total - self.done) if done else None
+
+    def update(self, done: int, metrics: Mapping[str, Any]) -> None:
+        """Shows that `done` steps are completed, with the reward, its parts and the speed of the last one."""
+        self.done = done
+        line = f"{describe(metrics)}  ETA {duration(self.eta_s)}"
+        self._bar.update(self._task, completed=done, line=line)
+        if not self.console.is_terminal and (done % self.every == 0 or done == self.total):
+            self.print(f"step {done}/{self.total}  {line}")
+
+    def print(self, message: Any) -> None:
+        """Prints above the bar. A string is plain text: markup in it means nothing. Other values: any rich object."""
+        if self.enabled:
+            self.console.print(self._text(message) if isinstance(message, str) else message)
+
+    def sample_answer(self, group: Group, index: int = 0) -> None:
+        """Prints one rollout: prompt, answer, parsed answer beside the target, reward and its parts."""
+        rollout = group.rollouts[index]
+        parts = "  ".join(f"{name} {_figure(value)}" for name, value in rollout.parts.items())
+        reward = f"{_figure(rollout.reward)}  ({parts})"
+        lines = {"prompt": group.prompt.text, "answer": rollout.completion.text, "parsed": rollout.parsed,
+                 "target": group.target, "reward": reward, "error": rollout.error}
+        body = Lines(*(Text.assemble((f"{name:<7}", "bold cyan"), self._text(value))
+                       for name, value in lines.items() if value is not None))
+        self.print(Panel(body, title=self._text(f"sample {group.sample.id}"), title_align="left", border_style="dim"))
+
+    def _text(self, value: Any) -> Text:
+        """Any text as it is, without styles: characters that could steer the terminal or fail to print become "?"."""
+        text = "".join(c if c in "\n\t" or c.isprintable() else "?" for c in str(value)[:_MOST + 1])
+        text = text[:_MOST] + "..." if len(text) > _MOST else text
+        return Text(text.encode(self.console.encoding, "replace").decode(self.console.encoding))
+
+
+def describe(metrics: Mapping[str, Any]) -> str:
+    """`reward 0.412  iou 0.400  format 0.900  1,234 tokens/s` from one line of metrics."""
+    words = [f"reward {_figure(metrics['reward/mean'])}"] if "reward/mean" in metrics else []
+    for key, value in metrics.items():
+        name = key.removeprefix("reward/")
+        if name != key and name not in _NOT_PARTS:
+            words.append(f"{name} {_figure(value)}")
+    if metrics.get("tokens_per_s") is not None:
+        words.append(f"{metrics['tokens_per_s']:,.0f} tokens/s")
+    return "  ".join(words)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as h:mm:ss, or "?" when unknown."""
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def _figure(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"

@@ -1,0 +1,183 @@
+"""Prompts -> scored groups: draw, encode, generate, score, keep or refill; then credit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vlrl import dist
+from vlrl.algo.advantage import Advantage, group_advantages
+from vlrl.config import Config
+from vlrl.curriculum import Draw, Outcome, Sampler
+from vlrl.encode import Encoder, PromptTooLong
+from vlrl.engine.base import Engine
+from vlrl.errors import ConfigError, DataError, TrainingError
+from vlrl.metrics import Clock
+from vlrl.rewards.text import parse_answer
+from vlrl.scoring import score_group
+from vlrl.task import Task
+from vlrl.types import Completion, Group, Prompt, Request, Rollout, Sample, Sampling
+
+
+@dataclass
+class Rejected:
+    """Prompts left out, by reason; the first few are kept to be shown."""
+
+    drawn: int = 0
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+
+class GroupSource:
+    """Draws samples, generates and scores their groups; the same on every process, each doing its share.
+
+    `next_groups(P)` returns this process's share of P groups; the sampler has observed all of them.
+    """
+
+    def __init__(self, config: Config, task: Task, encode: Encoder, engine: Engine, sampler: Sampler,
+                 samples: Sequence[Sample], clock: Clock, services: Any = None):
+        self.config, self.task, self.encode, self.engine = config, task, encode, engine
+        self.sampler, self.samples, self.clock, self.services = sampler, samples, clock, services
+        self.drawn = 0
+        """Groups drawn since the run began; numbers the groups and their random streams."""
+        self.step = 0
+        self.rejected = Rejected()
+        self.wasted = 0
+        """Groups of the last call that were generated and not kept."""
+
+    def next_groups(self, count: int, step: int) -> list[Group]:
+        """This process's share of `count` scored groups, refilled where a prompt was rejected or its group not kept.
+
+        Raises TrainingError when too many prompts are rejected. With curriculum.keep=mixed fewer than `count` groups
+        may come back after curriculum.max_refills rounds.
+        """
+        kept: list[Group] = []
+        missing, refills, self.wasted = count, -1, 0
+        while missing > 0 and refills < self.config.curriculum.max_refills:
+            draws, numbers = self.sampler.next(missing), range(self.drawn, self.drawn + missing)
+            self.drawn += missing
+            mine = list(zip(draws, numbers, strict=True))[dist.rank()::dist.world()]
+            groups = self._collect(mine, step)
+            outcomes = self._share_outcomes(draws, mine, groups)
+            self.sampler.observe(outcomes)
+            wanted = [g for g in groups.values() if self._keep(g.rewards)]
+            kept += wanted
+            missing -= sum(self._keep(o.rewards) for o in outcomes)
+            generated = [o for o in outcomes if o.rewards]
+            self.wasted += sum(not self._keep(o.rewards) for o in generated)
+            refills += bool(generated)  # a round in which every prompt was rejected does not count
+        return kept
+
+    def _keep(self, rewards: Sequence[float | None]) -> bool:
+        """Whether a group enters the update; equality is exact, on raw rewards."""
+        if not rewards:
+            return False
+        return self.config.curriculum.keep == "all" or len({r for r in rewards if r is not None}) > 1
+
+    def _collect(self, mine: Sequence[tuple[Draw, int]], step: int) -> dict[int, Group]:
+        """Groups of this process by number; a rejected prompt has none."""
+        self.step = step
+        prompts = []
+        for draw, number in mine:
+            sample = self.samples[draw.index]
+            sample = replace(sample, prompt=self.task.template(sample, draw.visit))
+            prompt = self._encode(sample)
+            if prompt is not None:
+                prompts.append((number, draw, sample, prompt))
+        groups = self._answers(prompts) if prompts else []
+        return {number: group for (number, *_), group in zip(prompts, groups, strict=True)}
+
+    def _answers(self, prompts: Sequence[tuple[int, Draw, Sample, Prompt]]) -> list[Group]:
+        """Generates and scores one group per prompt."""
+        rollout = self.config.rollout
+        sampling = Sampling(max_new_tokens=rollout.max_new_tokens, temperature=rollout.temperature)
+        requests = [Request(prompt=prompt, n=rollout.group_size, sampling=sampling, key=(0, number))
+                    for number, _, _, prompt in prompts]
+        answers = self.engine.generate(requests)
+        with self.clock("score"):
+            return [make_group(self.task, sample, prompt, completions, group_id=f"{number:08d}", split="train",
+                               step=self.step, services=self.services)
+                    for (number, _, sample, prompt), completions in zip(prompts, answers, strict=True)]
+
+    def _encode(self, sample: Sample) -> Prompt | None:
+        try:
+            return self.encode(self.task, sample)
+        except DataError as error:
+            if not isinstance(error, PromptTooLong) and not self.config.data.quarantine:
+                raise
+            self.rejected.count += 1
+            self.rejected.examples = [*self.rejected.examples, str(error)][:20]
+            return None
+
+    def _share_outcomes(self, draws: Sequence[Draw], mine: Sequence[tuple[Draw, int]],
+                        groups: dict[int, Group]) -> list[Outcome]:
+        """The outcome of every draw of every process, in draw order."""
+        first = self.drawn - len(draws)
+        share = {number - first: tuple(groups[number].rewards) if number in groups else () for _, number in mine}
+        everyone = {k: v for part in dist.gather(share) for k, v in part.items()}
+        self.rejected.drawn += len(draws)
+        rejected = sum(dist.total(self.rejected.count))
+        if rejected > max(8, self.config.limits.rejected * self.rejected.drawn):
+            raise TrainingError(f"{int(rejected)} of {self.rejected.drawn} drawn prompts were rejected, more than "
+                                f"limits.rejected={self.config.limits.rejected} allows. First: "
+                                f"{(self.rejected.examples or ['on another process'])[0]}")
+        return [Outcome(draw, everyone[i]) for i, draw in enumerate(draws)]
+
+    def metrics(self) -> dict[str, float]:
+        """What the sampler says, and what was generated or drawn in vain; over all processes."""
+        return {**self.sampler.metrics(), "groups/wasted": float(self.wasted),
+                "prompts/rejected": sum(dist.total(self.rejected.count))}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self.drawn, "sampler": self.sampler.state_dict(),
+                "rejected": int(sum(dist.total(self.rejected.count))), "offered": self.rejected.drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.drawn = int(state["drawn"])
+        self.sampler.load_state_dict(state["sampler"])
+        self.rejected = Rejected(drawn=int(state["offered"]), count=int(state["rejected"]) if dist.is_main() else 0)
+
+
+def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], *, group_id: str,
+               split: str, step: int, services: Any = None) -> Group:
+    """A scored group. The sample learns its processed size here, so that scoring converts the model's coordinates."""
+    if prompt.processed_sizes and "processed_size" not in sample.row:
+        (width, height), size = prompt.media[0].size, prompt.processed_sizes[0]
+        sample = replace(sample, row={"width": width, "height": height, **sample.row, "processed_size": list(size)})
+    answers = [parse_answer(c.text, n_tokens=len(c.tokens), truncated=c.truncated, step=step) for c in completions]
+    scored = score_group(task, sample, answers, step, services)
+    rollouts = tuple(Rollout(group_id=group_id, index=i, completion=c, policy_step=step, parts=s.parts, reward=s.reward,
+                             parsed=s.parsed, error=s.error)
+                     for i, (c, s) in enumerate(zip(completions, scored, strict=True)))
+    return Group(id=group_id, task=task.name, split=split, sample=sample, prompt=prompt, rollouts=rollouts,
+                 weights=task.weights_at(step), target=task.target(sample))
+
+
+def credit(groups: Sequence[Group], advantage: Advantage) -> list[Group]:
+    """The groups with an advantage on every rollout."""
+    def credited(group: Group) -> Group:
+        values = group_advantages(group.rewards, advantage)
+        return replace(group, rollouts=tuple(replace(r, advantage=a) for r, a in
+                                             zip(group.rollouts, values, strict=True)))
+    return [credited(g) for g in groups]
+
+
+def check_score_errors(groups: Sequence[Group], limit: float, step: int) -> float:
+    """Share of this step's rollouts (over all processes) that failed to score; TrainingError above `limit`."""
+    errors = [r.error for g in groups for r in g.rollouts if r.error]
+    failed, rollouts = dist.total(len(errors), sum(len(g.rollouts) for g in groups))
+    share = failed / max(rollouts, 1)
+    if share > limit:
+        first = next((e for part in dist.gather(errors[:1]) for e in part), "")
+        raise TrainingError(f"step {step}: {int(failed)} of {int(rollouts)} rollouts failed to score, more than "
+                            f"limits.score_errors={limit} allows. First error: {first}")
+    return share
+
+
+def first_samples(task: Task, split: str, count: int) -> list[Sample]:
+    """The first `count` samples of a split, with their first template. ConfigError when the split is empty."""
+    samples = task.samples(split)
+    if len(samples) == 0:
+        raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")
+    return [replace(samples[i], prompt=task.templates[i % len(task.templates)]) for i in range(min(count, len(samples)))]

@@ -1,0 +1,272 @@
+"""What surrounds the loop: the run folder and its lock, resume, evaluation, saving, logging, Ctrl-C, the end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from accelerate import Accelerator
+
+from vlrl import checkpoint, config, dist
+from vlrl.assemble import Parts
+from vlrl.config import Config
+from vlrl.errors import RunError
+from vlrl.evaluate import evaluate
+from vlrl.metrics import peak_gib
+from vlrl.progress import Progress
+from vlrl.store import RunFolder
+from vlrl.types import Group
+from vlrl.update import PerToken
+
+
+class Session:
+    """One run in one folder, from where it stood to its end. A context manager around the loop.
+
+    After `with`: `folder` is the run folder with `start` completed steps; `checkpoint` is the folder to take weights
+    from, or None. Raises RunError when the folder is in use or holds a run of other settings.
+    """
+
+    def __init__(self, settings: Config, accelerator: Accelerator):
+        self.config, self.accelerator = settings, accelerator
+        self.folder = RunFolder(settings.run.dir, settings.store.media)
+        self.start, self.checkpoint, self.done = 0, None, 0
+        self.parts: Parts
+        self.progress = Progress(settings.steps, 0, enabled=False)
+        self._stack = contextlib.ExitStack()
+        self._stop = threading.Event()
+        self._state = "running"
+
+    # --- beginning and end ---------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Session:
+        path, warnings = dist.on_main(self._open)
+        self.checkpoint = path
+        self.start = self.done = checkpoint.step_of(path) if path else 0
+        self.progress = self._stack.enter_context(
+            Progress(self.config.steps, self.start, enabled=dist.is_main()))
+        for warning in warnings:
+            self.progress.print(f"warning: {warning}")
+        self._stack.enter_context(_on_interrupt(self._interrupt))
+        return self
+
+    def _open(self) -> tuple[Path | None, tuple[str, ...]]:
+        """Locks the folder and decides where to go on; on rank 0."""
+        self._stack.enter_context(self.folder.lock())
+        with self._closing_on_error():
+            if self.config.resume == "never":
+                _set_aside(self.folder.path)
+            found = checkpoint.latest(self.folder.checkpoints, full=True)
+            if found.path is None and self.config.resume == "must":
+                raise RunError(f"resume=must, but {self.folder.checkpoints} holds no whole checkpoint. "
+                               "Start with resume=auto.")
+            if found.path is not None:
+                self._check_settings()
+            self.folder.truncate(found.step)
+            self.folder.create(config.dump(self.config), self.config.seed)
+            return found.path, found.warnings
+
+    @contextlib.contextmanager
+    def _closing_on_error(self) -> Any:
+        try:
+            yield
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _check_settings(self) -> None:
+        before = config.validate(yaml.safe_load((self.folder.path / "config.yaml").read_text(encoding="utf-8")))
+        changed = config.differences(before, self.config)
+        if changed:
+            raise RunError(f"{self.folder.path} holds a run with other settings, so its checkpoint cannot go on:\n  "
+                           + "\n  ".join(changed) + "\nSet them back, choose another run.dir, or start over with "
+                           "resume=never (the old run is kept beside).")
+
+    def resume(self, parts: Parts) -> Parts:
+        """Takes the trainer's state from the checkpoint, if there is one, and opens the trackers."""
+        self.parts = parts
+        if self.checkpoint:
+            state = checkpoint.load_state(self.checkpoint, check=False)
+            parts.optimizer.load_state_dict(state["optimizer"])
+            parts.source.load_state_dict(state["source"])
+            self.progress.print(f"going on from {self.checkpoint} ({self.start} steps completed)")
+        if self.config.log.trackers:
+            self.accelerator.init_trackers(self.config.log.project, _flat_settings(self.config))
+        trained = sum(p.numel() for _, p in parts.policy.trainable())
+        self.progress.print(f"{self.folder.path}: {self.config.task.name} with {self.config.model.name}, "
+                            f"{trained:,} trained parameters on {dist.world()} x {parts.policy.device.type}")
+        self._beat()
+        return parts
+
+    def finish(self) -> None:
+        """Saves and evaluates the last step, if that was not done, and draws reward.png."""
+        self._save()
+        if self._stop.is_set():
+            self._state = "interrupted"
+            self.progress.print(f"stopped after {self.done} of {self.config.steps} steps, saved in "
+                                f"{self.folder.checkpoints}. The same command goes on from there.")
+            return
+        self.parts.engine.sync(self.parts.policy, self.done)
+        self._evaluate()
+        self._state = "finished"
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            if kind is not None:
+                self._state = "interrupted" if kind is KeyboardInterrupt else "failed"
+            if dist.is_main():
+                self._beat()
+            if self.config.log.trackers and hasattr(self, "parts"):
+                self.accelerator.end_training()
+        finally:
+            self._stack.close()
+
+    # --- during the run ------------------------------------------------------------------------------------------
+
+    def evaluate_if_due(self, done: int) -> None:
+        """Evaluates before the first step and every eval.every steps; `done` steps are completed."""
+        every = self.config.eval.every
+        if done == 0 or (every and done % every == 0):
+            self._evaluate()
+
+    def write(self, step: int, groups: Sequence[Group], per_token: PerToken) -> None:
+        """Writes the step's rollouts."""
+        if self.config.store.rollouts:
+            self.folder.write_rollouts(step, dist.rank(), groups, per_token)
+
+    def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
+        """One line of metrics.jsonl; progress, heartbeat and trackers."""
+        times = self.parts.clock.take()
+        work = metrics.get("tokens/prompt", 0.0) + metrics.get("tokens/completion", 0.0)
+        line = {"step": step, **metrics, **times, "tokens_per_s": work / times["time/total_s"],
+                "memory/peak_gib": peak_gib()}
+        self.done = step + 1
+        if not dist.is_main():
+            return
+        self.folder.append_metrics(line)
+        self.progress.update(self.done, line)
+        every = self.config.log.samples_every
+        if groups and every and step % every == 0:
+            self.progress.sample_answer(groups[0])
+        self._beat(reward=line.get("reward/mean"))
+        if self.config.log.trackers:
+            self.accelerator.log({k: v for k, v in line.items() if k != "step"}, step=step)
+
+    def save_if_due(self, done: int) -> None:
+        """Saves every save.every steps."""
+        if self.config.save.every and done % self.config.save.every == 0:
+            self._save()
+
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C was pressed on any process; the step it fell into is completed."""
+        return any(dist.gather(self._stop.is_set()))
+
+    def keep_failed(self, step: int, groups: Sequence[Group], error: Exception) -> Exception:
+        """Writes the rollouts of a step that could not be trained on, and says where."""
+        path = RunFolder(self.folder.path / "failed", self.config.store.media).write_rollouts(step, dist.rank(), groups)
+        return type(error)(f"{error} The step's rollouts are in {path}; the last checkpoint is intact.")
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        parts, done = self.parts, self.done
+        known = dist.broadcast({(r["step"], r["split"]) for r in self.folder.evals()} if dist.is_main() else None)
+        for split in self.config.eval.splits if self.config.eval.samples else ():
+            if (done, split) in known:
+                continue
+            with parts.clock("eval"):
+                record, groups = evaluate(parts.task, parts.encode, parts.engine, self.config, split, done)
+                self.folder.write_rollouts(done, dist.rank(), groups, split=split)
+            dist.barrier()
+            if dist.is_main():
+                self.folder.append_eval(record)
+                self.progress.print(_evaluation_line(record))
+            if self.config.log.trackers:
+                self.accelerator.log({f"eval/{split}/{k}": v for k, v in record.items() if k != "split"}, step=done)
+
+    def _save(self) -> None:
+        """The checkpoint of `done` steps, unless it is there already."""
+        if (self.folder.checkpoints / f"step-{self.done:06d}").is_dir():
+            return
+        parts = self.parts
+        state = {"optimizer": parts.optimizer.state_dict(), "source": parts.source.state_dict()}
+        with parts.clock("save"):
+            dist.on_main(lambda: checkpoint.save(
+                self.folder.checkpoints, self.done, parts.policy.save, state, self.config.save.keep) and None)
+
+    def _beat(self, **more: Any) -> None:
+        if dist.is_main():
+            self.folder.heartbeat({"step": self.done, "steps": self.config.steps, "state": self._state,
+                                   "eta_s": self.progress.eta_s, **more})
+
+    def _interrupt(self) -> None:
+        self._stop.set()
+        self.progress.print("Ctrl-C: finishing this step, then saving. Press again to stop at once "
+                            "(the step in flight is lost, nothing else).")
+
+
+@contextlib.contextmanager
+def _on_interrupt(first: Any) -> Any:
+    """The first Ctrl-C (or SIGTERM) calls `first`, the second one interrupts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def handler(number: int, frame: Any) -> None:
+        for s, old in before.items():
+            signal.signal(s, old)
+        first()
+
+    for s in before:
+        signal.signal(s, handler)
+    try:
+        yield
+    finally:
+        for s, old in before.items():
+            signal.signal(s, old)
+
+
+def _set_aside(path: Path) -> None:
+    """Moves what an earlier run left in a folder into a folder beside it; nothing is deleted."""
+    left = [p for p in path.iterdir() if p.name != "run.lock"]
+    if not left:
+        return
+    number = next(i for i in range(1, 10**6) if not path.with_name(f"{path.name}.before-{i}").exists())
+    aside = path.with_name(f"{path.name}.before-{number}")
+    aside.mkdir()
+    for item in left:
+        item.rename(aside / item.name)
+
+
+def _evaluation_line(record: Mapping[str, Any]) -> str:
+    words = [f"{k} {v:.3f} [{record[f'{k}/ci95_low']:.3f}, {record[f'{k}/ci95_high']:.3f}]"
+             for k, v in record.items() if f"{k}/ci95_low" in record and not k.startswith("completion/")]
+    return f"evaluation of {record['split']} at step {record['step']} (n={record['n']}): " + ", ".join(words)
+
+
+def _flat_settings(settings: Config) -> dict[str, Any]:
+    def walk(tree: Mapping[str, Any], prefix: str) -> Any:
+        for key, value in tree.items():
+            if isinstance(value, Mapping):
+                yield from walk(value, f"{prefix}{key}.")
+            else:
+                yield prefix + key, value if isinstance(value, (int, float, str, bool)) else str(value)
+    return dict(walk(settings.model_dump(mode="json"), ""))
+
+
+def last_words(session: Session) -> None:
+    """Prints the table before/after, draws reward.png, and says where the rollouts lie. On rank 0."""
+    from vlrl import report
+
+    if not dist.is_main() or session.done < session.config.steps:
+        return
+    show, path = session.progress.print, session.folder.path
+    show(report.summary_table(session.folder))
+    show(f"reward curve   {report.plot_reward(session.folder)}")
+    show(f"model          {session.folder.checkpoints / f'step-{session.done:06d}'}")
+    show(f"every rollout  {path / 'rollouts'} (parquet), the evaluated answers in {path / 'eval-rollouts'}")

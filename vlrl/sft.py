@@ -1,0 +1,60 @@
+"""Supervised fine-tuning on the same data, encode, packing, update, evaluation and checkpoints as RL.
+
+`python -m vlrl.sft CONFIG [key=value ...]` trains on `solution` of each row, or on the task's oracle answer, with
+cross-entropy on the answer alone; the config is that of an RL run, whose sampling settings are not used.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from vlrl.config import Config
+from vlrl.curriculum import Draw
+from vlrl.errors import DataError
+from vlrl.loop import train as train_loop
+from vlrl.main import command
+from vlrl.rollout import GroupSource, make_group
+from vlrl.session import Session, last_words
+from vlrl.types import Completion, Group, Prompt, Sample, Turn
+
+EPILOG = """\
+examples:
+  python -m vlrl.sft configs/quickstart.yaml train.lr=1e-3 steps=100 run.dir=runs/sft
+  python train.py configs/quickstart.yaml model.name=runs/sft/checkpoints/step-000100    RL from there
+"""
+
+
+class SupervisedSource(GroupSource):
+    """Groups of one given answer each, instead of generated ones."""
+
+    def _answers(self, prompts: Sequence[tuple[int, Draw, Sample, Prompt]]) -> list[Group]:
+        return [self._given(number, draw, sample, prompt) for number, draw, sample, prompt in prompts]
+
+    def _given(self, number: int, draw: Draw, sample: Sample, prompt: Prompt) -> Group:
+        group = make_group(self.task, sample, prompt, [], group_id=f"{number:08d}", split="train", step=self.step)
+        text = sample.get("solution") or self.task.oracle(group.sample)
+        if text is None:
+            raise DataError(f"sample '{sample.id}': no answer to learn from; give the row a 'solution', or the task "
+                            "an oracle")
+        tokens = self.encode.answer_ids(text)
+        given = Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32),
+                           loss_mask=np.ones(len(tokens), bool), text=text, finish_reason="stop",
+                           turns=(Turn(start=0, end=len(tokens)),))
+        group = make_group(self.task, group.sample, prompt, [given], group_id=group.id, split="train", step=self.step)
+        # trained, not sampled: there is no sampler to compare with
+        return replace(group, rollouts=tuple(replace(r, train_prompt=prompt) for r in group.rollouts))
+
+
+def train(config: Config) -> Session:
+    """Runs `config.steps` supervised steps of rollout.prompts_per_step samples; see loop.train."""
+    algo = config.algo.model_copy(update={"loss": "supervised", "kl_coef": 0.0})
+    return train_loop(config.model_copy(update={"algo": algo}), SupervisedSource)
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.argv[1:], "python -m vlrl.sft", "Supervised fine-tuning on the data of a task.",
+                     lambda config: last_words(train(config)), EPILOG))

@@ -1,0 +1,279 @@
+"""The Task contract: one file with a prompt, data and rewards; no torch, no model name.
+
+    class CountCircles(Task):
+        most: int = 6                                           # a knob: `task.most=9`
+        prompt = "How many circles? Put the number in <answer></answer>."
+        rewards = {"correct": 1.0, "format": 0.1}               # part -> weight; `task.rewards.format=0`
+        def samples(self, split): ...                           # a sequence of Sample
+        def score(self, sample, answer): ...                    # raw parts
+        def oracle(self, sample): ...                           # a perfect answer
+
+`load("grounding")`, `load("my_pkg.my_file:MyTask")` and `load("path/file.py:MyTask")` give an instance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, get_type_hints
+
+import pydantic
+
+from vlrl.errors import ConfigError, TaskError, did_you_mean
+from vlrl.types import Answer, Coordinates, Parts, Sample
+
+Weight = float | Sequence[Sequence[float]]
+"""A number, or [[step, weight], ...] joined by straight lines and constant outside."""
+
+
+class Task:
+    """Base of every task. Annotated class attributes are settings (`task.<name>=value`), checked against their type."""
+
+    name: ClassVar[str] = ""
+    prompt: str = ""
+    """May hold {field} placeholders, filled from the row by plain substitution."""
+    prompts: tuple[str, ...] = ()
+    """Several templates instead of one; each visit to a sample draws one."""
+    system: str = ""
+    """System prompt; empty = the model's default."""
+    rewards: ClassVar[Mapping[str, Weight]] = {}
+    """Part -> weight in the reward."""
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """Services the loop hands to score_group."""
+
+    def __init__(self, **settings: Any):
+        cls = type(self)
+        self.seed: int = 0
+        self.coordinates: Coordinates = Coordinates()
+        self.data: Any = None
+        """The `data.*` settings, for tasks that read files."""
+        self.weights: dict[str, Weight] = {**cls.rewards, **_checked_weights(cls, settings.pop("rewards", {}))}
+        for key, value in settings.items():
+            setattr(self, key, _checked(cls, key, value))
+
+    # --- what a task author writes -------------------------------------------------------------------------------
+
+    def samples(self, split: str) -> Sequence[Sample]:
+        """The samples of a split ("train", "heldout", ...); the same for the same (split, self.seed).
+
+        The default reads the file of `data.<split>`.
+        """
+        from vlrl.data import read_samples
+
+        return read_samples(self, split)
+
+    def score(self, sample: Sample, answer: Answer) -> Parts:
+        """Raw reward parts of one answer. Model text must never make it raise."""
+        return {}
+
+    def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
+        """Parts that compare the answers of a group, merged over those of `score`; [] = none."""
+        return []
+
+    def oracle(self, sample: Sample) -> str | None:
+        """A perfect answer, or None when the sample has no label."""
+        return None
+
+    # --- what a task may change ----------------------------------------------------------------------------------
+
+    def messages(self, sample: Sample) -> list[dict[str, Any]]:
+        """Chat messages; `{"type": "image"}` and `{"type": "video"}` stand for the sample's media in order."""
+        content = [{"type": m.kind} for m in sample.media]
+        content.append({"type": "text", "text": fill(sample.prompt or self.templates[0], sample.row)})
+        system = [{"role": "system", "content": [{"type": "text", "text": self.system}]}] if self.system else []
+        return [*system, {"role": "user", "content": content}]
+
+    def parse(self, sample: Sample, answer: Answer) -> Any:
+        """The answer as JSON-able data, for the viewer and the logs; None when there is none."""
+        return answer.final
+
+    def target(self, sample: Sample) -> Any:
+        """What `parse` is compared with, JSON-able."""
+        return sample.get("target", sample.get("answer"))
+
+    def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
+        """Further numbers per evaluated sample, averaged over the split."""
+        return {}
+
+    def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Numbers that need a whole split. A record has sample, answer, parsed, target, parts, reward."""
+        return {}
+
+    def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
+        """Marks for the viewer, in original pixels: {"kind": "box"|"point", "at": [...], "label", "role"}."""
+        return []
+
+    def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
+        """A Sample from one row in the task's data format; media paths are resolved under `root`."""
+        from vlrl.data import sample_from_row
+
+        return sample_from_row(row, root)
+
+    # --- what the loop calls -------------------------------------------------------------------------------------
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        return tuple(self.prompts) or (self.prompt,)
+
+    def template(self, sample: Sample, visit: int) -> str:
+        """The template of this visit: the first on visit 0 of an evaluation, else drawn by sample and visit."""
+        key = f"{self.seed}/{sample.id}/{visit}".encode()
+        return self.templates[zlib.crc32(key) % len(self.templates)]
+
+    def weights_at(self, step: int) -> dict[str, float]:
+        """The weight of every part at a step."""
+        return {part: weight_at(w, step) for part, w in self.weights.items()}
+
+    def combine(self, parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
+        """The reward of one answer: the weighted sum of its parts."""
+        return sum(weights[name] * value for name, value in parts.items() if name in weights)
+
+
+def fill(template: str, row: Mapping[str, Any]) -> str:
+    """Replaces each {field} that the row has by its text; other braces stay as they are."""
+    for key, value in row.items():
+        placeholder = "{" + str(key) + "}"
+        if placeholder in template:
+            template = template.replace(placeholder, value if isinstance(value, str) else str(value))
+    return template
+
+
+def weight_at(weight: Weight, step: int) -> float:
+    """A weight, or the value at `step` of the line through [[step, weight], ...]."""
+    if isinstance(weight, (int, float)):
+        return float(weight)
+    import numpy as np
+
+    steps, values = zip(*weight, strict=True)
+    return float(np.interp(step, steps, values))
+
+
+def load(name: str, settings: Mapping[str, Any] | None = None) -> Task:
+    """A task by built-in name, `module:Class` or `path/file.py:Class`, with its own settings applied.
+
+    Raises ConfigError when there is no such task or setting.
+    """
+    cls = load_class(name)
+    try:
+        return cls(**dict(settings or {}))
+    except TypeError as error:
+        raise ConfigError(f"task.name={name!r}: {error}") from None
+
+
+def load_class(name: str) -> type[Task]:
+    """The class behind a task name; see `load`."""
+    location, _, attribute = name.partition(":")
+    if location.endswith(".py"):
+        module = _module_from_file(Path(location), name)
+    elif attribute or "." in location:
+        module = _import(location, name)
+    else:
+        module = _builtin(location)
+    found = getattr(module, attribute, None) if attribute else _only_task(module, name)
+    if not (inspect.isclass(found) and issubclass(found, Task)):
+        near = did_you_mean(attribute, [n for n, v in vars(module).items() if inspect.isclass(v)])
+        raise ConfigError(f"task.name={name!r}: {location} has no Task class '{attribute}'.{near}")
+    if not found.__dict__.get("name"):
+        found.name = location.rpartition(".")[2] if not location.endswith(".py") else Path(location).stem
+    return found
+
+
+def builtin_names() -> list[str]:
+    """Names of the tasks that come with vlrl."""
+    import pkgutil
+
+    import vlrl.tasks
+
+    return sorted(m.name for m in pkgutil.iter_modules(vlrl.tasks.__path__) if not m.name.startswith("_"))
+
+
+def _builtin(name: str):
+    if name not in builtin_names():
+        near = did_you_mean(name, builtin_names())
+        raise ConfigError(f"task.name={name!r}: no built-in task of that name.{near} Built in: "
+                          f"{', '.join(builtin_names())}; your own: path/file.py:Class or module:Class.")
+    return importlib.import_module(f"vlrl.tasks.{name}")
+
+
+def _import(location: str, name: str):
+    try:
+        return importlib.import_module(location)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"task.name={name!r}: {error}. A module must be importable; for a file write "
+                          "path/file.py:Class.") from None
+
+
+def _module_from_file(path: Path, name: str):
+    if not path.is_file():
+        raise ConfigError(f"task.name={name!r}: the file {str(path)!r} does not exist")
+    path = path.resolve()
+    # named by its path, so that two files of one name, or one called like a library, never meet
+    module_name = f"vlrl_user_task_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+def _only_task(module: Any, name: str) -> type[Task] | None:
+    own = [v for v in vars(module).values()
+           if inspect.isclass(v) and issubclass(v, Task) and v is not Task and v.__module__ == module.__name__]
+    if len(own) != 1:
+        raise ConfigError(f"task.name={name!r}: the file has {len(own)} tasks; name one, as {name}:Class")
+    return own[0]
+
+
+def _setting_names(cls: type[Task]) -> list[str]:
+    names = {n for c in cls.__mro__ if issubclass(c, Task) for n, v in vars(c).items()
+             if not n.startswith("_") and not callable(v) and not isinstance(v, (property, classmethod, staticmethod))}
+    return sorted(names - {"name", "rewards", "needs"})
+
+
+def _checked(cls: type[Task], key: str, value: Any) -> Any:
+    known = _setting_names(cls)
+    if key not in known:
+        raise ConfigError(f"unknown setting 'task.{key}' (value {value!r}).{did_you_mean(key, known)} "
+                          f"This task knows: {', '.join([*known, 'rewards', 'coordinates'])}.")
+    hint = get_type_hints(cls).get(key, type(getattr(cls, key)))
+    try:
+        return pydantic.TypeAdapter(hint).validate_python(value)
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"task.{key}={value!r}: {error.errors()[0]['msg']}") from None
+
+
+def _checked_weights(cls: type[Task], weights: Mapping[str, Any]) -> dict[str, Weight]:
+    for part, weight in weights.items():
+        if part not in cls.rewards:
+            raise ConfigError(f"unknown setting 'task.rewards.{part}'.{did_you_mean(part, cls.rewards)} "
+                              f"This task's parts: {', '.join(cls.rewards)}.")
+        try:
+            weight_at(weight, 0)
+        except (TypeError, ValueError):
+            raise ConfigError(f"task.rewards.{part}={weight!r}: give a number or [[step, weight], ...]") from None
+    return dict(weights)
+
+
+def check_parts(task: Task, parts: Mapping[str, Any]) -> None:
+    """Raises TaskError when `score` returned other parts than `rewards` names."""
+    unknown, missing = set(parts) - set(task.weights), set(task.weights) - set(parts)
+    if unknown:
+        part = sorted(unknown)[0]
+        raise TaskError(f"task '{task.name}': score returned the part '{part}', which rewards does not name."
+                        f"{did_you_mean(part, task.weights)} Add it to rewards, or put it in metrics().")
+    if missing:
+        raise TaskError(f"task '{task.name}': score left out the part '{sorted(missing)[0]}' that rewards names; "
+                        "return every part, None when it cannot be scored.")

@@ -1,0 +1,251 @@
+"""The vocabulary: what travels from a data row to a weight update.
+
+    Sample -> Prompt -> Completion -> Rollout (+ reward, + advantage) -> Group -> packing.Batch
+
+Everything is frozen; a later stage adds what it knows with `dataclasses.replace` and overwrites nothing. Shapes stand
+in the field docs: P prompt tokens, T tokens of one episode, G rollouts of a group. This module imports no torch: arrays
+are numpy, and the model inputs inside a Prompt are typed as Any.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+Parts = dict[str, float | None]
+"""Raw reward parts by name, each in its natural range; None marks a rollout that cannot be scored."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Media:
+    """One image or video of a sample, not yet read.
+
+    Example: `Media(source=Path("photos/cat.jpg"))`, `Media(source=pil_image)`,
+    `Media(kind="video", source=Path("clip.mp4"), start=2.0, end=7.5)`.
+    """
+
+    source: Any
+    """A path, a PIL image drawn by code, or for a video a sequence of PIL frames."""
+    kind: Literal["image", "video"] = "image"
+    start: float | None = None
+    """Seconds; a video is read from here ..."""
+    end: float | None = None
+    """... to here."""
+    fps: float | None = None
+    """Frames per second of a video given as frames."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoadedMedia:
+    """One image or video as pixels, with the hash that names it in the run folder."""
+
+    kind: Literal["image", "video"]
+    frames: tuple[Any, ...]
+    """PIL images in RGB; one for an image."""
+    sha256: str
+    """Of the file's bytes, or of the pixels when the media was drawn by code."""
+    path: Path | None = None
+    timestamps: tuple[float, ...] = ()
+    """[frames] seconds from the start of the file; empty for an image."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """A video's fps, total_num_frames, duration and frames_indices, as the processors expect them."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Original width and height in pixels."""
+        return self.frames[0].size
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sample:
+    """One data row and its media: everything a task needs to ask the question and to score the answer.
+
+    Example: `Sample(id="train-7", media=(Media(source=image),), row={"label": "cat"})`.
+    """
+
+    id: str
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """JSON-able fields of the row, in original pixels and seconds."""
+    media: tuple[Media, ...] = ()
+    prompt: str = ""
+    """The prompt template of this visit, when the task offers several; empty = the task's first."""
+
+    def __getitem__(self, key: str) -> Any:
+        return self.row[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.row.get(key, default)
+
+    @property
+    def difficulty(self) -> float | None:
+        """In [0, 1], 1 = hardest; None when the row does not say."""
+        return self.row.get("difficulty")
+
+    @property
+    def category(self) -> str | None:
+        return self.row.get("category")
+
+    @property
+    def weight(self) -> float:
+        """Multiplies the row's loss."""
+        return float(self.row.get("weight", 1.0))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prompt:
+    """A sample as the model sees it. Made once per sample by encode.py and shared by engine and trainer."""
+
+    sample_id: str
+    text: str
+    """Rendered chat text with unexpanded media placeholders."""
+    ids: np.ndarray
+    """[P] int64, media placeholders expanded to one id per visual token."""
+    raw_ids: np.ndarray
+    """Unexpanded ids, for an engine that runs its own processor beside `media`."""
+    positions: np.ndarray
+    """[R, P] int64 rotary positions by the model's own rope index; R = 3 with M-RoPE, else 1."""
+    mm: Mapping[str, Any] = field(default_factory=dict)
+    """Tensors named as the model's forward names them; concatenated on dimension 0 over the prompts of a batch."""
+    media: tuple[LoadedMedia, ...] = ()
+    processed_sizes: tuple[tuple[int, int], ...] = ()
+    """Width and height of each image or video frame after the processor, in pixels; one per media."""
+    visual_tokens: tuple[int, ...] = ()
+    """Visual tokens of each media."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def next_position(self) -> int:
+        """Position of the first token after the prompt, the same on every row."""
+        return int(self.positions.max()) + 1 if self.positions.size else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How to draw answers. Example: `Sampling(max_new_tokens=512)`, greedy: `Sampling(..., temperature=0)`."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 = greedy; log-probabilities of a greedy answer are those at temperature 1."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """`n` answers to one prompt. Group size may differ per prompt; a greedy baseline is one more request."""
+
+    prompt: Prompt
+    n: int
+    sampling: Sampling
+    key: tuple[int, ...] = (0,)
+    """Names the random stream: rollout i draws from (seed, *key, i), whatever batch or process it runs in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One turn of an episode: tokens start..end; media shown with an observation."""
+
+    start: int
+    end: int
+    role: Literal["assistant", "observation"] = "assistant"
+    media: tuple[str, ...] = ()
+    """Hashes of media added by this turn."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Completion:
+    """One episode's tokens after the prompt. A plain answer is one turn."""
+
+    tokens: np.ndarray
+    """[T] int64, the end token included when the model wrote one."""
+    logprobs: np.ndarray
+    """[T] float32 under the sampler, at the sampled temperature with the banned ids removed."""
+    loss_mask: np.ndarray
+    """[T] bool; False on observation tokens."""
+    text: str
+    finish_reason: Literal["stop", "length"]
+    turns: tuple[Turn, ...] = ()
+    episode_id: str = ""
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason == "length"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What a task scores: the completion's text and the parts of it that tags mark.
+
+    Example: `<think>a loop</think><answer>8</answer>` has reasoning "a loop" and final "8"; without tags
+    `final` is the whole text.
+    """
+
+    text: str
+    reasoning: str = ""
+    final: str = ""
+    n_tokens: int = 0
+    truncated: bool = False
+    step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rollout:
+    """One scored answer of a group."""
+
+    group_id: str
+    index: int
+    """Place inside the group, 0..G-1."""
+    completion: Completion
+    policy_step: int
+    """Steps completed by the weights that sampled it."""
+    parts: Parts = field(default_factory=dict)
+    reward: float | None = None
+    """None = unscorable: left out of the group's statistics, advantage 0."""
+    parsed: Any = None
+    """JSON-able form of the answer, for the viewer."""
+    error: str | None = None
+    """Why a part was set to 0."""
+    advantage: float | np.ndarray = 0.0
+    """A scalar, or [T]."""
+    train_prompt: Prompt | None = None
+    """Trained under this prompt instead of the sampled one."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Group:
+    """All rollouts of one visit to one prompt. Grouped by id, never by prompt text."""
+
+    id: str
+    task: str
+    split: str
+    sample: Sample
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """The reward weights in force when it was scored."""
+    target: Any = None
+
+    @property
+    def rewards(self) -> list[float | None]:
+        return [r.reward for r in self.rollouts]
+
+    @property
+    def zero_variance(self) -> bool:
+        """Every scorable answer got exactly the same reward, so the group carries no preference."""
+        return len({r for r in self.rewards if r is not None}) < 2
+
+
+class Coordinates:
+    """Between original pixels and the convention a model answers in. The plain one changes nothing."""
+
+    convention = "original"
+
+    def to_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
+        """Box or point as the model wrote it -> original pixels."""
+        return [float(v) for v in box]
+
+    def from_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
+        """Box or point in original pixels -> as the model is expected to write it."""
+        return [float(v) for v in box]

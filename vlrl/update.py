@@ -1,0 +1,220 @@
+"""Scored groups -> new weights: micro-batches, accumulation, clipping, the optimizer step.
+
+What is not needed is not computed: with one optimizer step per batch of rollouts the old log-probabilities are the
+current ones, so there is no old-logprob pass; without KL there is no reference pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlrl import dist
+from vlrl.algo.loss import LOSSES, LossInputs, PolicyTerm, objective
+from vlrl.config import Config, TrainSettings
+from vlrl.errors import TrainingError
+from vlrl.packing import Batch, pack, pieces_of
+from vlrl.plugins import resolve
+from vlrl.policy import Policy
+from vlrl.types import Group, Rollout
+
+PerToken = dict[str, list[np.ndarray | None]]
+"""trainer_logprobs, entropies, ratio, clipped: one [T] array per rollout, in group order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Minibatch:
+    """The rollouts of one optimizer step on this process, packed. R rollouts."""
+
+    rollouts: Sequence[Rollout]
+    batches: Sequence[Batch]
+    masks: Sequence[np.ndarray]
+    """[R][T] bool, trained tokens."""
+    weights: Sequence[float]
+    """[R] of the samples."""
+    total_tokens: float
+    total_sequences: float
+    old: list[torch.Tensor] = field(default_factory=list)
+    """[batch][N] old log-probabilities; empty when they are the current ones."""
+    reference: list[torch.Tensor] = field(default_factory=list)
+    """[batch][N]; empty without KL."""
+
+
+def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Group], config: Config,
+           step: int) -> tuple[dict[str, float], PerToken]:
+    """Trains on credited groups and returns step metrics and per-token arrays.
+
+    rollout.updates passes over rollout.minibatches optimizer steps each. Raises NonFinite before a step that would
+    write NaN into the weights.
+    """
+    # dropout is keyed by the step, so a resumed run draws the same
+    torch.manual_seed(np.random.SeedSequence([config.seed, 1, step, dist.rank()]).generate_state(1)[0])
+    several = config.rollout.updates * config.rollout.minibatches > 1
+    parts = [_minibatch(part, config) for part in _split(groups, config.rollout.minibatches)]
+    for part in parts:
+        _no_grad_passes(policy, part, config, several)
+    meter = _Meter(sum(len(p.rollouts) for p in parts))
+    term = resolve("algo.loss", config.algo.loss, LOSSES)
+    rate = lr_at(step, config.steps, config.train)
+    for _ in range(config.rollout.updates):
+        first = 0
+        for part in parts:
+            _accumulate(policy, part, term, config, meter, first, step)
+            meter.grad_norm = _apply(policy, optimizer, rate, config, meter, step)
+            first += len(part.rollouts)
+        meter.passes += 1
+    return meter.summary(config, rate), meter.per_token
+
+
+def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
+    """AdamW over what learns; one group per part of the model and per weight decay (matrices only)."""
+    groups: dict[tuple[str, bool], list[torch.nn.Parameter]] = {}
+    for name, parameter in policy.trainable():
+        groups.setdefault((policy.family.part_of(name), parameter.ndim >= 2), []).append(parameter)
+    settings = config.train
+    return torch.optim.AdamW(
+        [{"params": params, "lr": settings.lr, "ratio": settings.part_lr.get(part, settings.lr) / settings.lr,
+          "weight_decay": settings.weight_decay if matrix else 0.0} for (part, matrix), params in groups.items()],
+        lr=settings.lr, betas=settings.betas)
+
+
+def lr_at(step: int, steps: int, settings: TrainSettings) -> float:
+    """The learning rate of a step (0-based) of `steps`: warm-up from 0, then constant, linear or cosine."""
+    warm = math.ceil(settings.warmup * steps)
+    if step < warm:
+        return settings.lr * (step + 1) / (warm + 1)
+    share = (step - warm) / max(steps - warm, 1)
+    fall = {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}[settings.schedule]
+    return settings.lr * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * fall)
+
+
+class NonFinite(TrainingError):
+    """Loss or gradient is NaN or infinite; the weights were not touched."""
+
+
+def _split(groups: Sequence[Group], count: int) -> list[Sequence[Group]]:
+    """`count` runs of groups, as equal as possible; a run may be empty on a process with few groups."""
+    edges = [round(i * len(groups) / count) for i in range(count + 1)]
+    return [groups[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def _minibatch(groups: Sequence[Group], config: Config) -> Minibatch:
+    pairs = [(g, r) for g in groups for r in g.rollouts]
+    rollouts = [r for _, r in pairs]
+    masks = [r.completion.loss_mask & ~(config.algo.mask_truncated & r.completion.truncated) for r in rollouts]
+    limit = config.train.tokens_per_batch
+    pieces = pieces_of([r.train_prompt or g.prompt for g, r in pairs], [r.completion.tokens for r in rollouts], limit)
+    tokens, sequences = dist.total(float(sum(m.sum() for m in masks)), float(sum(m.any() for m in masks)))
+    return Minibatch(rollouts, pack(pieces, limit, config.train.packing), masks, [g.sample.weight for g, _ in pairs],
+                     tokens, sequences)
+
+
+def _no_grad_passes(policy: Policy, part: Minibatch, config: Config, several: bool) -> None:
+    """Fills in old and reference log-probabilities where the objective needs them."""
+    temperature = config.rollout.temperature
+    with torch.no_grad(), policy.evaluating():
+        for batch in part.batches:
+            if several:
+                part.old.append(policy.logprobs(batch, temperature).logprobs)
+            if config.algo.kl_coef:
+                part.reference.append(policy.reference_logprobs(batch, temperature))
+
+
+def _accumulate(policy: Policy, part: Minibatch, term: PolicyTerm, config: Config, meter: _Meter, first: int,
+                step: int) -> None:
+    """Forward and backward of every micro-batch; gradients add up."""
+    for b, batch in enumerate(part.batches):
+        stats = policy.logprobs(batch, config.rollout.temperature)
+        order = torch.unique_consecutive(batch.rollout_id).tolist()
+        inputs = _loss_inputs(part, b, order, stats.logprobs, policy.device, config)
+        loss, sums = objective(inputs, term, config.algo.aggregation, config.algo.kl_coef)
+        loss.backward()
+        meter.add(part, order, first, loss.detach(), sums, inputs, stats.entropy)
+
+
+def _loss_inputs(part: Minibatch, b: int, order: Sequence[int], logprobs: torch.Tensor, device: torch.device,
+                 config: Config) -> LossInputs:
+    def flat(arrays: Sequence[Any], kind: Any = np.float32) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(arrays).astype(kind)).to(device)
+
+    lengths = [len(part.rollouts[r].completion.tokens) for r in order]
+    return LossInputs(
+        logprobs=logprobs, old_logprobs=part.old[b] if part.old else logprobs.detach(),
+        advantages=flat([np.broadcast_to(part.rollouts[r].advantage, n) for r, n in zip(order, lengths, strict=True)]),
+        mask=flat([part.masks[r] for r in order]),
+        weights=flat([np.full(n, part.weights[r]) for r, n in zip(order, lengths, strict=True)]),
+        rollout_id=part.batches[b].rollout_id.to(device),
+        lengths=flat([[m.sum() for m in part.masks]]),
+        total_tokens=part.total_tokens, total_sequences=part.total_sequences,
+        max_length=config.rollout.max_new_tokens, clip_low=config.algo.clip_low, clip_high=config.algo.clip_high,
+        reference_logprobs=part.reference[b] if part.reference else None)
+
+
+def _apply(policy: Policy, optimizer: torch.optim.Optimizer, rate: float, config: Config, meter: _Meter,
+           step: int) -> float:
+    """Sums gradients over processes, clips, steps. Returns the norm before clipping."""
+    parameters = [p for _, p in policy.trainable()]
+    dist.sum_gradients(parameters)
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.train.max_grad_norm))
+    if not math.isfinite(norm):
+        optimizer.zero_grad(set_to_none=True)
+        raise NonFinite(f"step {step}: the gradient norm is {norm}; the weights were left as they were. Often the "
+                        f"learning rate (train.lr={config.train.lr}) is too high, or a reward is huge.")
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["ratio"]
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+class _Meter:
+    """Sums over trained tokens, and per-token arrays for the store."""
+
+    def __init__(self, rollouts: int):
+        self.sums: dict[str, float] = {}
+        self.grad_norm, self.passes = 0.0, 0
+        self.per_token: PerToken = {k: [None] * rollouts for k in
+                                    ("trainer_logprobs", "entropies", "ratio", "clipped")}
+
+    def add(self, part: Minibatch, order: Sequence[int], first: int, loss: torch.Tensor, sums: dict[str, Any],
+            x: LossInputs, entropy: torch.Tensor) -> None:
+        on_first_pass = self.passes == 0
+        ratio = torch.exp((x.logprobs.detach() - x.old_logprobs).clamp(-20, 20))
+        clipped = ((ratio > 1 + x.clip_high) & (x.advantages > 0)) | ((ratio < 1 - x.clip_low) & (x.advantages < 0))
+        now = {"loss": loss, "tokens": x.mask.sum(), **sums}
+        if on_first_pass:
+            sampled = torch.from_numpy(np.concatenate([part.rollouts[r].completion.logprobs for r in order]))
+            sampled = sampled.to(x.mask.device)
+            same = torch.from_numpy(np.concatenate([np.full(len(part.rollouts[r].completion.tokens),
+                                                            part.rollouts[r].train_prompt is None) for r in order]))
+            same = same.to(x.mask.device) * x.mask
+            gap = (x.old_logprobs - sampled).clamp(-20, 20)
+            now |= {"entropy": (entropy * x.mask).sum(), "mismatch/tokens": same.sum(),
+                    "mismatch/kl": ((gap.exp() - gap - 1) * same).sum()}
+        for key, value in zip(now, torch.stack([v.float() for v in now.values()]).tolist(), strict=True):
+            self.sums[key] = self.sums.get(key, 0.0) + value
+        lengths = [len(part.rollouts[r].completion.tokens) for r in order]
+        fresh = {"ratio": ratio, "clipped": clipped}
+        if on_first_pass:
+            fresh |= {"trainer_logprobs": x.old_logprobs, "entropies": entropy}
+        for key, values in fresh.items():
+            for r, piece in zip(order, values.detach().cpu().split(lengths), strict=True):
+                self.per_token[key][first + r] = piece.numpy()
+
+    def summary(self, config: Config, rate: float) -> dict[str, float]:
+        """Step metrics over all processes."""
+        everyone = dist.gather(self.sums)
+        total = {k: sum(s.get(k, 0.0) for s in everyone) for k in sorted({k for s in everyone for k in s})}
+        tokens = max(total.get("tokens", 0.0), 1.0)
+        first_pass = max(tokens / max(self.passes, 1), 1.0)
+        steps = self.passes * config.rollout.minibatches
+        return {
+            "loss": total.get("loss", 0.0) / max(steps, 1), "grad_norm": self.grad_norm, "lr": rate,
+            "kl": total.get("kl", 0.0) / tokens, "clip_frac": total.get("clip_frac", 0.0) / tokens,
+            "entropy": total.get("entropy", 0.0) / first_pass,
+            "mismatch/kl": total.get("mismatch/kl", 0.0) / max(total.get("mismatch/tokens", 0.0), 1.0)}
