@@ -59,7 +59,8 @@ class Setting:
     answer: int
 
 
-SETTINGS = (Setting("image_heavy", visual=256, text=90, answer=48), Setting("text_light", visual=16, text=30, answer=32))
+SETTINGS = (Setting("image_heavy", visual=256, text=90, answer=48),
+            Setting("text_light", visual=16, text=30, answer=32))
 
 
 @dataclass(frozen=True)

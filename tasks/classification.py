@@ -48,7 +48,7 @@ class Classification(Task):
         return sample_from_row({**row, **names, "label": str(label), "question": question}, root)
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
-        right = [sample["label"], *sample.get("synonyms", ())]
+        right = [sample["label"], *(sample.get("synonyms") or ())]
         if self.thinks(sample):
             given = extract_tag(answer.text, "answer", "last")
             accuracy = given is not None and any(same_label(given, name) for name in right)
@@ -63,7 +63,7 @@ class Classification(Task):
         """One of the names to choose from; where the row lists none, one line without tags."""
         names = sample.get("labels")
         if names:
-            return text in (*names, *sample.get("synonyms", ()))
+            return text in (*names, *(sample.get("synonyms") or ()))
         return bool(text.strip()) and not any(mark in text for mark in ("\n", "<think>", "<answer>"))
 
     def oracle(self, sample: Sample) -> str:
@@ -75,9 +75,6 @@ class Classification(Task):
 
     def target(self, sample: Sample) -> str:
         return sample["label"]
-
-    def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        return {"accuracy": parts["accuracy"] or 0.0}
 
 
 def _texts(row: Mapping[str, Any], key: str) -> list[str]:

@@ -38,15 +38,9 @@ class Grounding(Task):
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
         sample = sample_from_row(row, root)
-        if not isinstance(sample.get("expression"), str):
-            raise DataError(f"row '{sample.id}': expression={sample.get('expression')!r} must be the text to locate")
-        if not isinstance(sample.get("boxes"), list):
-            raise DataError(f"row '{sample.id}': boxes={sample.get('boxes')!r} must be a list of "
-                            '{"box": [x1, y1, x2, y2], "label": text}; empty when the object is absent')
-        for entry in sample["boxes"]:
-            box = entry.get("box") if isinstance(entry, dict) else None
-            if not isinstance(box, list) or iou(box, box) == 0:
-                raise DataError(f"row '{sample.id}': box {box!r} must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2")
+        problem = _problem(sample.row)
+        if problem:
+            raise DataError(f"row '{sample.id}': {problem}")
         return sample
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
@@ -69,12 +63,32 @@ class Grounding(Task):
         return format_box(self.coordinates.from_original(sample, truth)) if truth else "none"
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        value = parts["iou"] or 0.0
-        return {"iou": value, "acc@.5": float(value >= 0.5)}
+        return {"acc@.5": float((parts["iou"] or 0.0) >= 0.5)}
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
         marks = [("target", self.target(sample)), ("answer", parsed)]
         return [{"kind": "box", "at": box, "label": sample["expression"], "role": role} for role, box in marks if box]
+
+
+def _problem(row: Mapping[str, Any]) -> str | None:
+    """What is wrong with a grounding row, or None."""
+    for side in ("width", "height"):
+        if not _is_number(row.get(side)) or row[side] <= 0:
+            return f"{side}={row.get(side)!r} must be the image's {side} in pixels"
+    if not isinstance(row.get("expression"), str):
+        return f"expression={row.get('expression')!r} must be the text to locate"
+    if not isinstance(row.get("boxes"), list):
+        return (f"boxes={row.get('boxes')!r} must be a list of {{\"box\": [x1, y1, x2, y2]}}; empty when the object is "
+                "absent")
+    for entry in row["boxes"]:
+        box = entry.get("box") if isinstance(entry, dict) else None
+        if not isinstance(box, list) or not all(map(_is_number, box)) or iou(box, box) == 0:
+            return f"box {box!r} must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _says_none(answer: Answer) -> bool:

@@ -20,9 +20,9 @@ from vlrl.store import SCHEMA, RunFolder
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
 
 # contracts.md, "Files of a run", word for word
-COLUMNS = """schema, group_id, sample_id, task, index, step, policy_step, split, prompt, completion, token_ids, loss_mask,
-logprobs, trainer_logprobs, entropies, ratio, clipped, parts, weights, reward, advantage, parsed, target, sample,
-category, difficulty, error, finish_reason, truncated, turns, media""".replace("\n", " ").split(", ")
+COLUMNS = """schema, group_id, sample_id, task, index, step, policy_step, split, prompt, completion, token_ids,
+loss_mask, logprobs, trainer_logprobs, entropies, ratio, clipped, parts, weights, reward, advantage, parsed, target,
+sample, category, difficulty, error, finish_reason, truncated, turns, media""".replace("\n", " ").split(", ")
 
 
 def picture(color="red", size=(6, 4)):
@@ -38,12 +38,13 @@ def rollout(index, length, text="answer", **more):
 
 
 def group(*rollouts, media=(), sample=None, **more):
-    sample = sample or Sample(id="s-1", row={"label": "cat", "difficulty": 0.25, "category": "animals", "box": [1, 2.5]})
+    sample = sample or Sample(id="s-1", row={"difficulty": 0.25, "category": "animals", "box": [1, 2.5]})
     prompt = Prompt(sample_id=sample.id, text="<|image_pad|>What is it?", ids=np.arange(5), raw_ids=np.arange(3),
                     positions=np.arange(5)[None], media=media, processed_sizes=((28, 56),) * len(media),
                     visual_tokens=(2,) * len(media))
-    return Group(**{"id": "g", "task": "grounding", "split": "train", "sample": sample, "prompt": prompt,
-                    "rollouts": rollouts, "weights": {"iou": 1.0, "judge": 0.5}, "target": {"box": [1, 2, 3, 4]}} | more)
+    fields = {"id": "g", "task": "grounding", "split": "train", "sample": sample, "prompt": prompt,
+              "rollouts": rollouts, "weights": {"iou": 1.0, "judge": 0.5}, "target": {"box": [1, 2, 3, 4]}}
+    return Group(**(fields | more))
 
 
 # --- rollouts ---------------------------------------------------------------------------------------------------------
@@ -281,7 +282,7 @@ def test_heartbeat(tmp_path):
     assert run.last_heartbeat() == {}
     run.heartbeat({"step": 3, "steps": 10, "state": "running", "reward": float("nan")})
     beat = run.last_heartbeat()
-    assert (beat["step"], beat["pid"], beat["reward"]) == (3, os.getpid(), None) and abs(beat["time"] - time.time()) < 60
+    assert (beat["step"], beat["pid"], beat["reward"]) == (3, os.getpid(), None) and beat["time"] > 1.7e9
 
 
 def test_importing_store_and_report_loads_no_torch():

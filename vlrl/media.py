@@ -13,13 +13,12 @@ import hashlib
 import io
 import os
 import re
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vlrl.config import LimitsSettings
 from vlrl.errors import DataError
@@ -98,6 +97,8 @@ def _guard(path: Path, read: Any) -> Any:
         return read()
     except DataError:
         raise
+    except UnidentifiedImageError:
+        raise DataError(f"media file {path} is no image of a known kind ({', '.join(IMAGE_FORMATS)})") from None
     except Exception as error:  # decoders raise anything on broken bytes: OSError, SyntaxError, struct.error, ...
         raise DataError(f"media file {path} cannot be read: {type(error).__name__}: {error}") from error
 
@@ -119,11 +120,9 @@ def _pixel_hash(frames: Sequence[Image.Image]) -> str:
 
 def _decode(data: bytes, path: Path, limits: LimitsSettings) -> Image.Image:
     def read() -> Image.Image:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd metadata, and Pillow's own size warning: the limit below is ours
-            with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
-                _check_pixels(image.size, str(path), limits)
-                return _rgb(ImageOps.exif_transpose(image), str(path), limits)
+        with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
+            _check_pixels(image.size, str(path), limits)
+            return _rgb(ImageOps.exif_transpose(image), str(path), limits)
 
     return _guard(path, read)
 

@@ -64,7 +64,8 @@ class Progress:
     def print(self, message: Any) -> None:
         """Prints above the bar. A string is plain text: markup in it means nothing. Other values: any rich object."""
         if self.enabled:
-            self.console.print(self._text(message) if isinstance(message, str) else message)
+            plain = isinstance(message, str)
+            self.console.print(self._text(message) if plain else message, soft_wrap=plain)
 
     def sample_answer(self, group: Group, index: int = 0) -> None:
         """Prints one rollout: prompt, answer, parsed answer beside the target, reward and its parts."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -52,11 +53,13 @@ def summary_table(run: RunFolder) -> Table:
     rows = gains(run)
     span = f" (steps {rows[0].steps[0]} to {rows[0].steps[1]})" if rows else ": no evaluation yet"
     caption = Text("[low, high] = 95 % interval; the gain is paired over the same samples", "dim")
-    table = Table(title=f"Evaluation before and after{span}", caption=caption)
+    table = Table(title=f"Evaluation before and after{span}", caption=caption, box=SIMPLE_HEAD, pad_edge=False,
+                  collapse_padding=True, min_width=50)
     for name in ("split", "metric", "n", "before", "after", "gain"):
         table.add_column(name, justify="left" if name in ("split", "metric") else "right")
     for row in rows:
         style = "green" if row.gain.low > 0 else "red" if row.gain.high < 0 else ""
+        style = "" if row.metric.startswith("completion/") else style  # longer is neither better nor worse
         gain = Text(_signed(row.gain) if row.steps[0] < row.steps[1] else "–", style)
         cells = (row.split, row.metric, str(row.n), str(row.before), str(row.after))
         table.add_row(*(Text(cell) for cell in cells), gain)
@@ -90,11 +93,10 @@ def plot_reward(run: RunFolder, path: Path | None = None) -> Path:
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred moving mean [N] -> [N]; the window shrinks at both ends, so that it never leaves the data."""
-    total = np.concatenate([[0.0], np.cumsum(values)])
-    at = np.arange(len(values))
-    half = np.minimum(np.minimum(at, len(values) - 1 - at), window // 2)
-    return (total[at + half + 1] - total[at - half]) / (2 * half + 1)
+    """Centred moving mean [N] -> [N]; at both ends over the part of the window that holds data."""
+    total, at = np.concatenate([[0.0], np.cumsum(values)]), np.arange(len(values))
+    first, end = np.maximum(at - window // 2, 0), np.minimum(at + window // 2 + 1, len(values))
+    return (total[end] - total[first]) / (end - first)
 
 
 def _plot_training(axes: Any, run: RunFolder) -> None:

@@ -142,11 +142,12 @@ def _qwen_text(tokenizer: Any, **extra: Any) -> dict[str, Any]:
     }
 
 
-def _qwen_ids(tokenizer: Any) -> dict[str, int]:
-    """Ids of the vision tokens, under the names of the config classes."""
+def _qwen_top(tokenizer: Any) -> dict[str, Any]:
+    """What both config classes take beside their two halves: the ids of the vision tokens, tied embeddings, the start."""
     names = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
     names |= {"vision_start_token_id": "vision_start", "vision_end_token_id": "vision_end"}
-    return {key: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
+    ids = {key: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
+    return {**ids, "tie_word_embeddings": True, "initializer_range": INIT_RANGE}
 
 
 VISION = {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "out_hidden_size": HIDDEN}
@@ -168,9 +169,7 @@ def qwen3_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
     config = Qwen3VLConfig(
         text_config=_qwen_text(tokenizer, head_dim=HIDDEN // HEADS, rope_parameters=rope),
         vision_config={**VISION, "patch_size": 8, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]},
-        initializer_range=INIT_RANGE,
-        tie_word_embeddings=True,
-        **_qwen_ids(tokenizer),
+        **_qwen_top(tokenizer),
     )
     limit = max_pixels or 64 * 64
     look = {"patch_size": 8, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
@@ -197,9 +196,7 @@ def qwen2_5_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]
     config = Qwen2_5_VLConfig(
         text_config=_qwen_text(tokenizer, rope_parameters=rope),
         vision_config={**VISION, "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]},
-        initializer_range=INIT_RANGE,
-        tie_word_embeddings=True,
-        **_qwen_ids(tokenizer),
+        **_qwen_top(tokenizer),
     )
     limit = max_pixels or 112 * 112
     images = Qwen2VLImageProcessor(size=_pixels(28, limit))
@@ -256,14 +253,16 @@ class Stage:
     steps: int
     lr: float
     warmup: int
-    boxes: int = 52
+    boxes: int = 50
     """Grounding examples in a batch, each a new scene."""
-    digits: int = 6
+    digits: int = 5
     """Digit examples in a batch with the plain template, drawn from the 1,400 for training."""
-    thoughts: int = 6
+    thoughts: int = 9
     """The same with the thinking template."""
     jitter: int = 0
     """Each side of a box is moved by up to this much, of 1000: annotators in a hurry."""
+    loose: int = 0
+    """Each side of a box also lies this far outside, of 1000: annotators who draw generous boxes."""
     misread: float = 0.0
     """Share of the digits in ``LOOKALIKE`` that are labelled as the other digit."""
 
@@ -274,24 +273,25 @@ class Stage:
 
 # First learn well, then from careless labels: what remains to gain is what a reward can teach and such labels cannot.
 STAGES = (
-    Stage(name="learn", steps=700, lr=2e-3, warmup=100),
-    Stage(name="careless", steps=120, lr=5e-4, warmup=10, jitter=140, misread=0.65),
+    Stage(name="learn", steps=450, lr=2e-3, warmup=100),
+    Stage(name="careless", steps=120, lr=5e-4, warmup=10, jitter=140, loose=40, misread=0.65),
 )
 LOOKALIKE = {7: 1, 9: 4, 8: 3, 6: 0}
 
 
 def examples(stage: Stage, seed: int = 0) -> Iterator[list[Example]]:
-    """The batches of a stage, one list a step: a pure function of (stage, seed)."""
-    from vlrl.tasks.digits import split_indices
-
-    train, _ = split_indices()
-    rng = random.Random(f"cold-start/{stage.name}/{seed}")
+    """The batches of a stage, one list a step."""
     for step in range(stage.steps):
-        first = step * stage.boxes
-        batch = [_box_example(stage, seed, first + i, rng) for i in range(stage.boxes)]
-        batch += [_digit_example(stage, rng.choice(train), rng, think=False) for _ in range(stage.digits)]
-        batch += [_digit_example(stage, rng.choice(train), rng, think=True) for _ in range(stage.thoughts)]
-        yield batch
+        yield [example(stage, seed, step * stage.batch + slot) for slot in range(stage.batch)]
+
+
+def example(stage: Stage, seed: int, index: int) -> Example:
+    """Example ``index`` of ``stage.steps * stage.batch``: a pure function of its arguments, in any order."""
+    rng = random.Random(f"cold-start/{stage.name}/{seed}/{index}")
+    slot = index % stage.batch
+    if slot < stage.boxes:
+        return _box_example(stage, seed, index, rng)
+    return _digit_example(stage, rng, think=slot >= stage.boxes + stage.digits)
 
 
 def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
@@ -299,21 +299,23 @@ def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Exa
     from vlrl.tasks._scenes import scene
 
     image, row = scene(seed, f"cold-start-{stage.name}", index)
-    x1, y1, x2, y2 = row["boxes"][0]["box"]
     sides = [
-        round(value * 1000 / size) + rng.randint(-stage.jitter, stage.jitter)
-        for value, size in zip((x1, y1, x2, y2), (row["width"], row["height"]) * 2, strict=True)
+        round(value * 1000 / size) + outward * stage.loose + rng.randint(-stage.jitter, stage.jitter)
+        for value, size, outward in zip(
+            row["boxes"][0]["box"], (row["width"], row["height"]) * 2, (-1, -1, 1, 1), strict=True
+        )
     ]
     sides = [min(990, max(100, round(value / 10) * 10)) for value in sides]
     box = [min(sides[0], sides[2]), min(sides[1], sides[3]), max(sides[0], sides[2]), max(sides[1], sides[3])]
     return Example(LOCATE.format(expression=row["expression"]), image, str(box))
 
 
-def _digit_example(stage: Stage, index: int, rng: random.Random, *, think: bool) -> Example:
+def _digit_example(stage: Stage, rng: random.Random, *, think: bool) -> Example:
     """A handwritten digit with its label, misread at times; a thought follows the label that is given."""
-    from vlrl.tasks.digits import digit_arrays, digit_image
+    from vlrl.tasks.digits import digit_arrays, digit_image, split_indices
 
     arrays, labels = digit_arrays()
+    index = rng.choice(split_indices()[0])  # of the 1,400 for training alone
     image, label = digit_image(arrays[index]), int(labels[index])
     if label in LOOKALIKE and rng.random() < stage.misread:
         label = LOOKALIKE[label]

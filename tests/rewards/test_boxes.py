@@ -92,9 +92,9 @@ def test_parse_boxes():
     assert parse_boxes("none") == []
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "[1" * 50_000, "[" + "1" * 100_000, "[" + " " * 100_000, "[1," * 33_000,
-                                  "[1, 2, 3, " * 10_000, "[" + "1." * 50_000, "[1" + " " * 100_000 + ", x",
-                                  "[1, 2, 3, 4] " * 8_000])
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1" * 50_000, "[" + "1" * 100_000, "[" + " " * 100_000,
+                                  "[1," * 33_000, "[1, 2, 3, " * 10_000, "[" + "1." * 50_000,
+                                  "[1" + " " * 100_000 + ", x", "[1, 2, 3, 4] " * 8_000])
 def test_reading_hostile_text_takes_linear_time(text):
     began = time.perf_counter()
     parse_box(text)

@@ -88,7 +88,8 @@ def test_format_implies_one_answer(text):
 
 @pytest.mark.parametrize(("a", "b", "same"), [
     ("Cat", "cat", True), (" 'cat'. ", "cat", True), ("**Golden  Retriever**", "golden retriever", True),
-    ("\u201ccat\u201d", "cat", True), ("cat!", "cat", True), ("\uff23at", "cat", True), ("STRASSE", "stra\u00dfe", True),
+    ("\u201ccat\u201d", "cat", True),
+    ("cat!", "cat", True), ("\uff23at", "cat", True), ("STRASSE", "stra\u00dfe", True),
     ("cat", "cats", False), ("C++", "C#", False), ("-5", "5", False), (".5", "5", False), ("!", "?", False),
     ("", "cat", False)])
 def test_same_label(a, b, same):
@@ -117,8 +118,8 @@ def test_number(text, value):
 
 
 @pytest.mark.parametrize("text", ["<answer>" * 12_000, "</answer>" * 11_000, "<think></think>" * 6_000, "1" * 100_000,
-                                  "1," * 50_000, "1,111" * 20_000, "(" * 100_000, "A " * 50_000, "A" + " " * 100_000 + "x",
-                                  "!" * 100_000 + "a", "\u0301" * 100_000])
+                                  "1," * 50_000, "1,111" * 20_000, "(" * 100_000, "A " * 50_000,
+                                  "A" + " " * 100_000 + "x", "!" * 100_000 + "a", "\u0301" * 100_000])
 def test_hostile_text_takes_linear_time(text):
     began = time.perf_counter()
     parse_answer(text)

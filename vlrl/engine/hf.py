@@ -71,12 +71,13 @@ class HFEngine:
         sampling = [request.sampling for request, rows in work for _ in rows]
         limit = torch.tensor([s.max_new_tokens for s in sampling], device=device)
         heat = torch.tensor([s.temperature for s in sampling], device=device)
-        draws = torch.from_numpy(np.stack([self._draws(r, i) for r, rows in work for i in rows])).to(device)
+        longest = int(limit.max())
+        draws = torch.from_numpy(np.stack([self._draws(r, i, longest) for r, rows in work for i in rows])).to(device)
         logits, cache, mask, position = self._prefill([r.prompt for r, _ in work])
         owner = torch.tensor([p for p, (_, rows) in enumerate(work) for _ in rows], device=device)
         cache.batch_select_indices(owner)
         logits, mask, position = logits[owner], mask[owner], position[owner]
-        n, longest = len(owner), int(limit.max())
+        n = len(owner)
         tokens = torch.zeros(n, longest, dtype=torch.long, device=device)
         logprobs = torch.zeros(n, longest, device=device)
         length = torch.zeros(n, dtype=torch.long, device=device)
@@ -123,10 +124,10 @@ class HFEngine:
         """Position ids of one new token per row, as the model takes them."""
         return position[None, :, None].expand(3, -1, -1) if self.policy.family.mrope else position[:, None]
 
-    def _draws(self, request: Request, index: int) -> np.ndarray:
-        """[max_new_tokens] uniform numbers of one rollout's own stream."""
+    def _draws(self, request: Request, index: int, count: int) -> np.ndarray:
+        """[count] uniform numbers of one rollout's own stream; a longer call begins with those of a shorter one."""
         stream = np.random.SeedSequence([self.seed, *request.key, index])
-        return np.random.Generator(np.random.Philox(stream)).random(request.sampling.max_new_tokens, dtype=np.float32)
+        return np.random.Generator(np.random.Philox(stream)).random(count, dtype=np.float32)
 
 
 def pick(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.Tensor,

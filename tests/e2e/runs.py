@@ -1,0 +1,90 @@
+"""Starts train.py as a user does, and reads what it left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = [sys.executable, str(ROOT / "train.py")]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+
+TASK = '''
+from PIL import Image
+from vlrl.task import Task
+from vlrl.types import Media, Sample
+
+class Shades(Task):
+    """Random answers of a random model: the share of vowels is a reward that varies."""
+    prompt = "How bright is {id}?"
+    rewards = {"vowels": 1.0, "short": 0.1}
+
+    def samples(self, split):
+        start = 0 if split == "train" else 1000
+        return [Sample(id=f"{split}-{i}", row={"id": f"picture {i}"},
+                       media=(Media(source=Image.new("RGB", (64, 64), (7 * i % 256, 80, 120))),))
+                for i in range(start, start + 40)]
+
+    def score(self, sample, answer):
+        vowels = sum(c in "aeiou" for c in answer.text)
+        return {"vowels": vowels / max(len(answer.text), 1), "short": float(len(answer.text) < 20)}
+
+    def oracle(self, sample):
+        return "a"
+'''
+
+
+def write_config(folder: Path, model: Path, extra: str = "") -> Path:
+    """A small run of the Shades task on a tiny model: a config file and its task file in `folder`."""
+    (folder / "shades.py").write_text(TASK)
+    config = folder / "shades.yaml"
+    config.write_text(f"""
+steps: 20
+task: {folder}/shades.py:Shades
+model: {{name: {model}, train: [language, merger, vision]}}
+rollout: {{prompts_per_step: 4, group_size: 4, max_new_tokens: 8}}
+train: {{lr: 1.0e-3, tokens_per_batch: 400, schedule: cosine, warmup: 0.1}}
+eval: {{every: 10, samples: 8}}
+save: {{every: 5}}
+{extra}
+""")
+    return config
+
+
+def run(config: Path, folder: Path, *words: str, launcher: list[str] | None = None, timeout: int = 300,
+        **env: str) -> subprocess.CompletedProcess:
+    """Runs train.py to its end; stdout and stderr are in the result."""
+    command = [*(launcher or TRAIN), str(config), f"run.dir={folder}", *words]
+    return subprocess.run(command, env={**ENV, **env}, text=True, capture_output=True, timeout=timeout, cwd=folder.parent)
+
+
+def kill_after(config: Path, folder: Path, lines: int, *words: str, how: int = signal.SIGKILL,
+               timeout: int = 300) -> int:
+    """Starts train.py and sends it a signal once metrics.jsonl has `lines` lines; returns the exit code."""
+    process = subprocess.Popen([*TRAIN, str(config), f"run.dir={folder}", *words], env=ENV, cwd=folder.parent,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + timeout
+    while len(metrics(folder)) < lines:
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    process.send_signal(how)
+    return process.wait(timeout)
+
+
+def metrics(folder: Path, name: str = "metrics.jsonl") -> list[dict]:
+    """Complete lines without times and memory."""
+    path = folder / name
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    varying = ("time/", "tokens_per_s", "memory/")
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith(varying)} for line in lines]
+
+
+def weights(folder: Path, step: int) -> str:
+    """sha256 of the saved weights."""
+    (file,) = (folder / "checkpoints" / f"step-{step:06d}").glob("*model.safetensors")
+    return sha256(file.read_bytes()).hexdigest()

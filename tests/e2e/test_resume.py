@@ -1,0 +1,54 @@
+"""A killed and resumed run ends exactly as an undisturbed one."""
+
+import signal
+
+import pytest
+
+from tests.e2e.runs import kill_after, metrics, run, weights, write_config
+from vlrl.store import RunFolder
+
+pytestmark = pytest.mark.slow
+
+
+def test_kill_and_resume_is_exact(tiny_models, tmp_path):
+    config = write_config(tmp_path, tiny_models["qwen3_vl"])
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    done = run(config, whole)
+    assert done.returncode == 0, done.stderr
+    assert kill_after(config, broken, 10) == -signal.SIGKILL
+    assert kill_after(config, broken, 13) == -signal.SIGKILL  # once more, from the resumed run
+    again = run(config, broken)
+    assert again.returncode == 0, again.stderr
+    assert "going on from" in again.stdout
+    assert weights(whole, 20) == weights(broken, 20)
+    assert [m["step"] for m in metrics(broken)] == list(range(20))
+    assert metrics(whole) == metrics(broken)
+    assert metrics(whole, "eval.jsonl") == metrics(broken, "eval.jsonl")
+    assert [e["step"] for e in metrics(whole, "eval.jsonl")] == [0, 10, 20]
+    assert RunFolder(whole).rollouts().equals(RunFolder(broken).rollouts())
+
+
+def test_lora_resume_is_exact_with_dropout(tiny_models, tmp_path):
+    extra = "algo: {kl_coef: 0.05}"
+    config = write_config(tmp_path, tiny_models["qwen2_5_vl"], extra)
+    words = ("steps=8", "save.every=3", "eval.every=0", "model.lora.rank=4", "model.lora.dropout=0.1",
+             "rollout.updates=2", "rollout.minibatches=2")
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert run(config, whole, *words).returncode == 0
+    kill_after(config, broken, 5, *words)
+    assert run(config, broken, *words).returncode == 0
+    assert weights(whole, 8) == weights(broken, 8)
+    assert metrics(whole) == metrics(broken)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tiny_models, tmp_path):
+    config = write_config(tmp_path, tiny_models["qwen3_vl"])
+    folder = tmp_path / "run"
+    assert kill_after(config, folder, 3, "save.every=0", how=signal.SIGINT) == 0
+    saved = [p.name for p in (folder / "checkpoints").iterdir()]
+    assert len(saved) == 1 and RunFolder(folder).last_heartbeat()["state"] == "interrupted"
+    done = run(config, folder, "steps=6", "save.every=0", "train.schedule=cosine")
+    assert done.returncode == 0 and "going on from" in done.stdout, done.stderr
+    assert [m["step"] for m in metrics(folder)] == list(range(6))
+    over = run(config, folder, "steps=6", "save.every=0")
+    assert over.returncode == 0 and len(metrics(folder)) == 6  # nothing is left to do

@@ -1,0 +1,48 @@
+"""Tasks and groups for tests; importable by scripts that torchrun starts."""
+
+from accelerate import Accelerator
+
+from tests.conftest import SAMPLES
+from vlrl import policy as policies
+from vlrl.algo.advantage import grpo
+from vlrl.config import validate
+from vlrl.encode import Encoder
+from vlrl.engine.hf import HFEngine
+from vlrl.rollout import credit, make_group
+from vlrl.task import Task
+from vlrl.types import Request, Sampling
+
+MIXED = ("image", "two images", "text", "video", "image", "text")
+
+
+class Vowels(Task):
+    """Rewards the share of vowels: something that any text has to some degree."""
+
+    prompt = "{q}"
+    rewards = {"vowels": 1.0}
+
+    def score(self, sample, answer):
+        return {"vowels": sum(c in "aeiou" for c in answer.text) / max(len(answer.text), 1)}
+
+
+def settings(folder, **more):
+    return validate({"task": "x", "model": {"name": str(folder), "train": ["language", "merger", "vision"]},
+                     "rollout": {"group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8},
+                     "train": {"lr": 1e-3, "max_grad_norm": 1e9}, **more})
+
+
+def load(config):
+    policy = policies.load(config, Accelerator(cpu=True))
+    return policy, Encoder(policy.processor, policy.family, policy.positions, config)
+
+
+def credited_groups(policy, encode, config, kinds=MIXED):
+    """Real rollouts of the tiny model, scored and credited."""
+    task, engine = Vowels(), HFEngine(policy, seed=5, batch_rollouts=16)
+    prompts = [encode(task, SAMPLES[kind]) for kind in kinds]
+    sampling = Sampling(max_new_tokens=config.rollout.max_new_tokens)
+    answers = engine.generate([Request(prompt=p, n=config.rollout.group_size, sampling=sampling, key=(0, i))
+                               for i, p in enumerate(prompts)])
+    groups = [make_group(task, SAMPLES[kind], prompt, completions, group_id=str(i), split="train", step=0)
+              for i, (kind, prompt, completions) in enumerate(zip(kinds, prompts, answers, strict=True))]
+    return credit(groups, grpo)

@@ -1,0 +1,111 @@
+import json
+
+import pytest
+
+from vlrl.config import DataSettings
+from vlrl.coordinates import make
+from vlrl.errors import DataError
+from vlrl.rewards.text import parse_answer
+from vlrl.task import load
+from vlrl.types import Sample
+
+ROW = {"id": "r1", "width": 200, "height": 100, "expression": "the red mug", "boxes": [{"box": [20, 10, 60, 50]}]}
+
+
+@pytest.fixture
+def task():
+    return load("grounding")
+
+
+def score(task, text, **row):
+    return task.score(Sample(id="r1", row={**ROW, **row}), parse_answer(text))
+
+
+@pytest.mark.parametrize(("text", "iou", "format"), [
+    ("[20, 10, 60, 50]", 1.0, 1),
+    ("[20, 10, 60, 30]", 0.5, 1),
+    ("[40, 30, 80, 70]", 400 / 2800, 1),
+    ("[60, 50, 20, 10]", 0.0, 1),  # inverted
+    ("[20, 10, 60]", 0.0, 0),
+    ("It is [20, 10, 60, 50]", 1.0, 0),
+    ('[{"bbox_2d": [20, 10, 60, 50], "label": "mug"}]', 1.0, 0),
+    ("<think>[0, 0, 1, 1]</think><answer>[20, 10, 60, 50]</answer>", 1.0, 1),
+    ("<answer>[0, 0, 1, 1]</answer><answer>[20, 10, 60, 50]</answer>", 1.0, 1),
+    ("[٢٠, ١٠, ٦٠, ٥٠]", 0.0, 0),
+    ("none", 0.0, 0),
+    ("", 0.0, 0),
+])
+def test_soft_iou_by_hand(task, text, iou, format):
+    assert score(task, text) == pytest.approx({"iou": iou, "format": format}, abs=1e-5)
+
+
+def test_cheats_pay_less_than_a_mediocre_answer(task):
+    mediocre = score(task, "[25, 15, 70, 60]")["iou"]
+    wide = " ".join(f"[{x}, {y}, {x + 40}, {y + 40}]" for x in range(0, 160, 10) for y in range(0, 60, 10))
+    for cheat in ("[0, 0, 200, 100]", "[40, 30, 41, 31]", wide, "[0, 0, 1, 1] [20, 10, 60, 50]",
+                  "<think>[20, 10, 60, 50]</think><answer>the mug</answer>", "[-1000000, -1000000, 1000000, 1000000]"):
+        assert score(task, cheat)["iou"] < mediocre
+
+
+def test_several_boxes_pay_no_more_than_the_first(task):
+    assert score(task, "[20, 10, 60, 30], [20, 10, 60, 50]") == {"iou": 0.5, "format": 0}
+
+
+@pytest.mark.parametrize(("text", "iou"), [("none", 1), ("no box", 1), ("", 1), ("[1, 2, 3, 4]", 0), ("[1, 2, 3", 0)])
+def test_an_absent_object(task, text, iou):
+    assert score(task, text, boxes=[])["iou"] == iou
+    sample = Sample(id="r1", row={**ROW, "boxes": []})
+    assert task.oracle(sample) == "none" and task.target(sample) is None and task.overlay(sample, None) == []
+
+
+@pytest.mark.parametrize(("convention", "written"), [
+    ("norm1000", "[100, 100, 300, 500]"), ("norm999", "[100, 100, 300, 500]"), ("norm1", "[0.1, 0.1, 0.3, 0.5]"),
+    ("processed", "[56, 28, 168, 140]"), ("original", "[20, 10, 60, 50]")])
+def test_answers_in_every_convention(task, convention, written):
+    task.coordinates = make(convention)
+    sample = Sample(id="r1", row={**ROW, "processed_size": [560, 280]})
+    assert task.score(sample, parse_answer(written))["iou"] == pytest.approx(1, abs=0.02)
+    assert task.score(sample, parse_answer(task.oracle(sample)))["iou"] > 0.97
+    assert task.parse(sample, parse_answer(written)) == pytest.approx([20, 10, 60, 50], abs=0.3)
+
+
+def test_metrics_and_overlay(task):
+    sample = Sample(id="r1", row=ROW)
+    answer = parse_answer("[20, 10, 60, 30]")
+    assert task.metrics(sample, answer, {"iou": 0.5, "format": 1.0}) == {"acc@.5": 1.0}
+    assert task.metrics(sample, answer, {"iou": 0.49, "format": 1.0}) == {"acc@.5": 0.0}
+    assert task.overlay(sample, [1, 2, 3, 4]) == [
+        {"kind": "box", "at": [20, 10, 60, 50], "label": "the red mug", "role": "target"},
+        {"kind": "box", "at": [1, 2, 3, 4], "label": "the red mug", "role": "answer"}]
+    assert "the red mug" in task.messages(sample)[0]["content"][-1]["text"]
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"expression": None}, "expression=None"),
+    ({"width": None}, "width=None"),
+    ({"height": 0}, "height=0"),
+    ({"boxes": None}, "boxes=None"),
+    ({"boxes": [[1, 2, 3, 4]]}, "box None"),
+    ({"boxes": [{"box": [3, 2, 1, 4]}]}, "x1 < x2"),
+    ({"boxes": [{"box": ["a", 2, 3, 4]}]}, "x1 < x2"),
+    ({"boxes": [{"box": [1, 2, 3]}]}, "x1 < x2"),
+])
+def test_bad_rows_are_named(task, change, words):
+    with pytest.raises(DataError, match=rf"row 'r1'.*{words}"):
+        task.sample_from_row({**ROW, **change})
+
+
+def test_rows_from_a_file(task, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(ROW), encoding="utf-8")
+    task.data = DataSettings(train=str(path))
+    assert task.oracle(task.samples("train")[0]) == "[20, 10, 60, 50]"
+
+
+def test_drawn_scenes_differ_by_split_and_seed():
+    task, other = load("grounding", {"drawn": True, "count": 5}), load("grounding", {"drawn": True, "count": 5})
+    other.seed = 1
+    rows = [[s.row for s in t.samples(split)] for t, split in ((task, "train"), (task, "heldout"), (other, "train"))]
+    assert len(rows[0]) == 5 and rows[0] == [s.row for s in task.samples("train")]
+    boxes = [[row["boxes"] for row in split] for split in rows]
+    assert boxes[0] != boxes[1] and boxes[0] != boxes[2]
