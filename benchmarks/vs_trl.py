@@ -1,7 +1,7 @@
 """A whole GRPO step of vlrl against one of TRL's GRPOTrainer, side by side on this CPU.
 
     pip install -c constraints.txt -e ".[bench]"
-    python benchmarks/vs_trl.py                               # Qwen3-VL, both settings, about 10 minutes on 2 cores
+    python benchmarks/vs_trl.py                               # Qwen3-VL, both settings, about 12 minutes on 2 cores
     python benchmarks/vs_trl.py --model qwen2_5_vl --json out.json
 
 Equal on both sides: weights (a tiny random model), image files, prompts, group size, answer length (the end token is
@@ -108,9 +108,9 @@ def reward(text: str) -> float:
 
 def trl_side(job: Job, turn: Callable[[], None]) -> None:
     """TRL's GRPOTrainer as its documentation sets it up; `turn` is called by its own training loop."""
-    from datasets import Dataset, Image
+    from datasets import Dataset, Image  # pyright: ignore[reportMissingImports]
     from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
     class Turns(TrainerCallback):
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -343,11 +343,10 @@ def prepared(job: Job, family: str) -> tuple[Job, float]:
 
 
 def fastest(job: Job, candidates: Sequence[int]) -> Job:
-    """The job at the micro-batch size with the shortest second and third step."""
+    """The job at the micro-batch size with the shortest of two steps."""
     seconds = {}
     for rows in candidates:
         worker = Worker(replace(job, rows=rows))
-        worker.step(timed=False)
         seconds[rows] = min(worker.step() for _ in range(2))
         worker.close()
     best = min(seconds, key=lambda rows: seconds[rows])

@@ -189,8 +189,8 @@ class Session:
                 self.accelerator.log({f"eval/{split}/{k}": v for k, v in record.items() if k != "split"}, step=done)
 
     def _save(self) -> None:
-        """The checkpoint of `done` steps, unless it is there already."""
-        if (self.folder.checkpoints / f"step-{self.done:06d}").is_dir():
+        """The checkpoint of `done` steps, unless a whole one is there already."""
+        if dist.broadcast(not checkpoint.problems(self.folder.checkpoints / f"step-{self.done:06d}", full=False)):
             return
         parts = self.parts
         state = {"optimizer": parts.optimizer.state_dict(), "source": parts.source.state_dict()}

@@ -143,7 +143,7 @@ def _qwen_text(tokenizer: Any, **extra: Any) -> dict[str, Any]:
 
 
 def _qwen_top(tokenizer: Any) -> dict[str, Any]:
-    """What both config classes take beside their two halves: the ids of the vision tokens, tied embeddings, the start."""
+    """What both config classes take beside their two halves, vision-token ids above all."""
     names = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
     names |= {"vision_start_token_id": "vision_start", "vision_end_token_id": "vision_end"}
     ids = {key: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
@@ -324,21 +324,17 @@ def _digit_example(stage: Stage, rng: random.Random, *, think: bool) -> Example:
     return Example(DIGIT_THINK, image, f"<think>{rng.choice(THOUGHTS[label])}</think><answer>{label}</answer>")
 
 
-def cold_start(model: Any, processor: Any, out: Path, seed: int) -> None:
-    """Train through ``STAGES`` on ``examples``; the log goes to ``out``/log.txt and metrics.jsonl."""
-    raise NotImplementedError("the lead wires this to vlrl.sft")
-
-
 # --- saving and the command line --------------------------------------------------------------------------------------
 
 
-def save(model: Any, processor: Any, out: Path) -> str:
-    """Save both to ``out``, the weights in bf16, and return the SHA-256 of the weights file."""
+def save_bf16(folder: Path, out: Path) -> None:
+    """Copy the model and processor of ``folder`` to ``out``, the weights in bf16 safetensors."""
     import torch
+    from transformers import AutoModelForImageTextToText, AutoProcessor
 
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     model.to(torch.bfloat16).save_pretrained(out)
-    processor.save_pretrained(out)
-    return weights_sha256(out)
+    AutoProcessor.from_pretrained(folder).save_pretrained(out)
 
 
 def weights_sha256(folder: Path) -> str:
@@ -349,12 +345,13 @@ def weights_sha256(folder: Path) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """``python -m vlrl.tiny``."""
     args = _parser().parse_args(arguments)
-    model, processor = build(args.family, args.out, seed=args.seed, max_pixels=args.max_pixels)
-    if not args.random:
-        cold_start(model, processor, args.out, args.seed)
-        save(model, processor, args.out)
-    size = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{args.out}: {size:,} parameters, sha256 {weights_sha256(args.out)}")
+    if args.random:
+        build(args.family, args.out, seed=args.seed, max_pixels=args.max_pixels)
+    else:
+        from vlrl import coldstart
+
+        coldstart.run(args.family, args.out, args.seed)
+    print(f"{args.out}: sha256 {weights_sha256(args.out)}")
     return 0
 
 

@@ -139,8 +139,9 @@ def _accumulate(policy: Policy, part: Minibatch, term: PolicyTerm, config: Confi
 
 def _loss_inputs(part: Minibatch, b: int, order: Sequence[int], logprobs: torch.Tensor, device: torch.device,
                  config: Config) -> LossInputs:
-    def flat(arrays: Sequence[Any], kind: Any = np.float32) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(arrays).astype(kind)).to(device)
+    def flat(arrays: Sequence[Any]) -> torch.Tensor:
+        with np.errstate(over="ignore"):  # a huge reward becomes infinite, and is caught before the optimizer step
+            return torch.from_numpy(np.concatenate(arrays).astype(np.float32)).to(device)
 
     lengths = [len(part.rollouts[r].completion.tokens) for r in order]
     return LossInputs(

@@ -1,0 +1,157 @@
+"""Bad input through train.py's own entry: one message that names the setting or row and the way out, exit code 1."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import noise
+from tests.e2e.runs import TASK, metrics, write_config
+from vlrl import checkpoint
+from vlrl.main import train
+from vlrl.store import RunFolder
+
+
+@pytest.fixture
+def config(tiny_models, tmp_path):
+    return write_config(tmp_path, tiny_models["qwen3_vl"], "log: {samples_every: 0}")
+
+
+def fails(capsys, says: str, *words) -> str:
+    """Runs train.py with words, expects exit code 1 and one message; returns it."""
+    capsys.readouterr()
+    assert train([str(w) for w in words]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and "Traceback" not in message
+    assert re.search(says, message, re.DOTALL), message
+    return message
+
+
+def task_file(folder: Path, body: str) -> str:
+    """A task file whose score is `body`."""
+    file = folder / f"task_{abs(hash(body))}.py"
+    start, _ = TASK.split("    def score(")
+    file.write_text(f"{start}    def score(self, sample, answer):\n        {body}\n")
+    return f"{file}:Shades"
+
+
+@pytest.mark.parametrize("word, says", [
+    ("trian.lr=1", "unknown setting 'trian'.*Did you mean 'train'"),
+    ("train.lrr=1", "unknown setting 'train.lrr'.*Did you mean 'lr'"),
+    ("train.lr=fast", "train.lr='fast'.*valid number"),
+    ("train.lr=-1", "train.lr=-1.*greater than 0"),
+    ("rollout.group_size=1", "rollout.group_size=1.*greater than or equal to 2"),
+    ("steps", "'steps' is not a setting: write key=value"),
+    ("task.colour=red", "unknown setting 'task.colour'"),
+    ("task.rewards.vowel=1", "task.rewards.vowel.*Did you mean 'vowels'"),
+    ("task=groundin", "Did you mean 'grounding'"),
+    ("task=nowhere.py:T", "nowhere.py' does not exist"),
+    ("model.name=no/such-model", "model.name='no/such-model' cannot be loaded.*Give a folder"),
+    ("model.name=embedded/tiny", "no such embedded model"),
+    ("algo.advantage=grop", "algo.advantage='grop' is not known.*Did you mean 'grpo'"),
+    ("algo.loss=my.module:loss", "algo.loss='my.module:loss'.*No module named"),
+    ("curriculum.name=unifrom", "Did you mean 'uniform'"),
+    ("resume=must", "resume=must, but .* holds no whole checkpoint"),
+    ("rollout.minibatches=9", "rollout.minibatches=9 is more than rollout.prompts_per_step=4"),
+    ("log.trackers=[trackio]", "trackio.*pip install trackio"),
+])
+def test_settings(config, tmp_path, capsys, word, says):
+    fails(capsys, says, config, f"run.dir={tmp_path}/run", word)
+
+
+def test_missing_and_broken_config(tmp_path, capsys):
+    (tmp_path / "quickstart.yaml").write_text("steps: [1")
+    fails(capsys, "quickstrat.yaml' does not exist.*Did you mean 'quickstart.yaml'", tmp_path / "quickstrat.yaml")
+    fails(capsys, "cannot read config", tmp_path / "quickstart.yaml")
+    (tmp_path / "loop.yaml").write_text("extends: loop.yaml")
+    fails(capsys, "leads in a circle", tmp_path / "loop.yaml")
+    (tmp_path / "bare.yaml").write_text("steps: 1")
+    fails(capsys, "task.name is not set", tmp_path / "bare.yaml")
+
+
+def rows(folder: Path, *lines: dict | str) -> Path:
+    file = folder / "rows.jsonl"
+    file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+    return file
+
+
+def test_data_files(config, tmp_path, capsys):
+    words = (config, f"run.dir={tmp_path}/run", "task={name: grounding}", "eval.samples=0", "steps=1")
+    good = {"id": "a", "image": "a.png", "width": 64, "height": 64, "expression": "dot",
+            "boxes": [{"box": [1, 1, 9, 9], "label": "dot"}]}
+    noise(0, 64, 64).save(tmp_path / "a.png")
+    (tmp_path / "broken.png").write_bytes((tmp_path / "a.png").read_bytes()[:200])
+    fails(capsys, "data.train", *words)
+    fails(capsys, "none.jsonl", *words, f"data.train={tmp_path}/none.jsonl")
+    for row, says in (("{", "rows.jsonl.*1"), ({**good, "image": "gone.png"}, "gone.png"),
+                      ({**good, "image": "../../etc/passwd"}, "passwd"), ({**good, "image": "broken.png"}, "broken.png"),
+                      ({**good, "image": "http://example.com/a.png"}, "http"), ({**good, "id": None}, "id"),
+                      ({**good, "boxes": [{"box": [9, 9, 1, 1]}]}, "'a'.*box")):
+        fails(capsys, says, *words, f"data.train={rows(tmp_path, row)}")
+    (tmp_path / "rows.jsonl").write_text("")
+    fails(capsys, "has no usable row", *words, f"data.train={tmp_path}/rows.jsonl")
+
+
+def test_a_prompt_that_is_too_long_is_rejected_with_id_and_length(config, tmp_path, capsys):
+    fails(capsys, r"drawn prompts were rejected.*sample 'train-\d+': prompt of \d+ tokens is longer than "
+          r"limits.prompt_tokens=5", config, f"run.dir={tmp_path}/run", "limits.prompt_tokens=5", "eval.samples=0")
+
+
+def test_no_heldout_samples(config, tmp_path, capsys):
+    file = tmp_path / "empty.py"
+    file.write_text(TASK.replace("start = 0 if", "if split == 'other':\n            return []\n        start = 0 if"))
+    fails(capsys, "no samples in split 'other'", config, f"run.dir={tmp_path}/run", f"task={file}:Shades",
+          "eval.splits=[other]")
+
+
+def test_scores(config, tmp_path, capsys):
+    def words(body):
+        return config, f"run.dir={tmp_path}/run", "resume=never", f"task={task_file(tmp_path, body)}", "steps=2"
+    fails(capsys, "returned the part 'bonus'", *words("return {'vowels': 1.0, 'short': 0.0, 'bonus': 1.0}"))
+    fails(capsys, "left out the part 'short'", *words("return {'vowels': 1.0}"))
+    fails(capsys, "16 of 16 rollouts failed to score.*limits.score_errors.*part 'vowels' was nan",
+          *words("return {'vowels': float('nan'), 'short': 0.0}"))
+    fails(capsys, "failed to score.*KeyError: 'shade'", *words("return {'vowels': sample['shade'], 'short': 0.0}"))
+    body = "return {'vowels': 1 / (len(answer.text) % 3), 'short': 0.0}"
+    assert train([str(w) for w in (*words(body), "limits.score_errors=1", "eval.samples=0")]) == 0
+    table = RunFolder(tmp_path / "run").rollouts().to_pylist()
+    errors = [r for r in table if r["error"]]
+    assert errors and all(r["reward"] == 0 and "ZeroDivisionError" in r["error"] for r in errors)
+    assert any(r["reward"] > 0 for r in table)
+    assert metrics(tmp_path / "run")[0]["score_errors"] > 0
+
+
+def test_a_huge_reward_stops_before_the_weights_are_spoiled(config, tmp_path, capsys):
+    task = task_file(tmp_path, "return {'vowels': 1e300 * len(answer.text), 'short': 0.0}")
+    message = fails(capsys, "step 0: the gradient norm is.*rollouts are in", config, f"run.dir={tmp_path}/run",
+                    f"task={task}", "eval.samples=0", "algo.advantage=dr_grpo")
+    kept = Path(re.search(r"rollouts are in (\S+);", message)[1])
+    assert kept.is_file() and "failed" in kept.parts
+    assert RunFolder(tmp_path / "run").last_heartbeat()["state"] == "failed"
+
+
+def test_resume_with_other_settings(config, tmp_path, capsys, tiny_models):
+    words = [str(config), f"run.dir={tmp_path}/run", "steps=1", "eval.samples=0"]
+    assert train(words) == 0
+    fails(capsys, r"train.lr: 0.001 -> 0.002.*resume=never", *words, "train.lr=0.002")
+    fails(capsys, r"model.name: '\S*qwen3_vl' -> '\S*qwen2_5_vl'", *words, f"model.name={tiny_models['qwen2_5_vl']}")
+    assert train([*words, "save.keep=3", "eval.every=7", "steps=2"]) == 0  # these may change
+    assert checkpoint.latest(tmp_path / "run" / "checkpoints").step == 2
+    assert train([*words, "train.lr=0.002", "resume=never"]) == 0
+    aside = RunFolder(tmp_path / "run.before-1")  # the old run is moved, not deleted
+    assert checkpoint.latest(aside.checkpoints).step == 2 and len(aside.metrics()) == 2
+
+
+def test_a_run_folder_in_use(config, tmp_path, capsys):
+    with RunFolder(tmp_path / "run").lock():
+        fails(capsys, "in use|held|locked", config, f"run.dir={tmp_path}/run")
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as stop:
+        train(["--help"])
+    assert stop.value.code == 0 and "resume=never" in capsys.readouterr().out
+    assert train(["--settings"]) == 0
+    listed = capsys.readouterr().out
+    assert "rollout.group_size = 8" in listed and "train.lr" in listed
