@@ -7,7 +7,8 @@
 Equal on both sides: weights (a tiny random model), image files, prompts, group size, answer length (the end token is
 banned, so every answer is written to the full), reward, AdamW over all parameters, float32, one thread, beta 0, one
 optimizer step per batch of answers. A step is everything from reading the images to the new weights; nothing is
-logged or saved. Each side runs at the fastest of several micro-batch sizes, found before the timing.
+logged or saved. Each side runs at its own best micro-batch size: the smallest within a tenth of the fastest, found
+before the timing. Memory is that of the same steps.
 
 The sides are processes of their own that take turns, so that one busy core is compared with one busy core and each
 side's memory can be read from outside. Reported are medians, their ratio, and the spread of the ratio over the
@@ -343,13 +344,13 @@ def prepared(job: Job, family: str) -> tuple[Job, float]:
 
 
 def fastest(job: Job, candidates: Sequence[int]) -> Job:
-    """The job at the micro-batch size with the shortest of two steps."""
+    """The job at the smallest micro-batch size that is within a tenth of the fastest, by the shorter of two steps."""
     seconds = {}
     for rows in candidates:
         worker = Worker(replace(job, rows=rows))
         seconds[rows] = min(worker.step() for _ in range(2))
         worker.close()
-    best = min(seconds, key=lambda rows: seconds[rows])
+    best = min(rows for rows, s in seconds.items() if s <= 1.1 * min(seconds.values()))
     tried = ", ".join(f"{rows}: {s:.2f} s" for rows, s in seconds.items())
     print(f"  {job.side:7} answers per micro-batch {best:3}   ({tried})", flush=True)
     return replace(job, rows=best)

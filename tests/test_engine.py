@@ -37,7 +37,8 @@ def test_greedy_equals_plain_generate(parts):
     ours = engine.generate([request(p, temperature=0) for p in prompts.values()])  # left-padded side by side
     for prompt, (answer,) in zip(prompts.values(), ours, strict=True):
         ids = torch.from_numpy(prompt.ids)[None]
-        types = (ids == policy.base.config.image_token_id).long() + 2 * (ids == policy.base.config.video_token_id).long()
+        known = policy.base.config
+        types = (ids == known.image_token_id).long() + 2 * (ids == known.video_token_id).long()
         with torch.no_grad(), policy.evaluating():
             out = policy.base.generate(input_ids=ids, attention_mask=torch.ones_like(ids), mm_token_type_ids=types,
                                        **prompt.mm, do_sample=False, max_new_tokens=12,
@@ -105,7 +106,8 @@ def test_pick_follows_the_distribution():
     assert torch.bincount(token, minlength=4).tolist() == [500, 0, 300, 200]
     assert logp[0].item() == pytest.approx(np.log(0.5), abs=1e-6)
     hot, _ = pick(logits.expand(1000, 4), torch.full((1000,), 0.5), draws, torch.tensor([], dtype=torch.long))
-    assert torch.bincount(hot, minlength=4).tolist() == pytest.approx([1000 * 25 / 38, 0, 1000 * 9 / 38, 1000 * 4 / 38], abs=1)
+    expected = [1000 * 25 / 38, 0, 1000 * 9 / 38, 1000 * 4 / 38]
+    assert torch.bincount(hot, minlength=4).tolist() == pytest.approx(expected, abs=1)
     edge, _ = pick(logits.expand(2, 4), torch.ones(2), torch.tensor([0.0, 1.0]), torch.tensor([], dtype=torch.long))
     assert edge.tolist() == [0, 3]
 

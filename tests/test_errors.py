@@ -85,7 +85,8 @@ def test_data_files(config, tmp_path, capsys):
     fails(capsys, "data.train", *words)
     fails(capsys, "none.jsonl", *words, f"data.train={tmp_path}/none.jsonl")
     for row, says in (("{", "rows.jsonl.*1"), ({**good, "image": "gone.png"}, "gone.png"),
-                      ({**good, "image": "../../etc/passwd"}, "passwd"), ({**good, "image": "broken.png"}, "broken.png"),
+                      ({**good, "image": "../../etc/passwd"}, "passwd"),
+                      ({**good, "image": "broken.png"}, "broken.png"),
                       ({**good, "image": "http://example.com/a.png"}, "http"), ({**good, "id": None}, "id"),
                       ({**good, "boxes": [{"box": [9, 9, 1, 1]}]}, "'a'.*box")):
         fails(capsys, says, *words, f"data.train={rows(tmp_path, row)}")

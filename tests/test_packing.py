@@ -127,7 +127,7 @@ def test_layout_inverse_is_a_permutation():
 
 
 def test_pieces_are_cut_at_the_limit(tiny_models):
-    policy, encode = load(tiny_models["qwen3_vl"])
+    _, encode = load(tiny_models["qwen3_vl"])
     prompt = encode(Ask(), SAMPLES["text"])
     answers = [np.arange(10) for _ in range(7)]
     cut = pieces_of([prompt] * 7, answers, len(prompt) + 25)

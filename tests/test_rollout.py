@@ -74,7 +74,7 @@ def test_too_long_prompts_are_rejected_and_replaced():
 def test_bad_media_stops_unless_quarantined():
     s = source(lambda prompt, i: "x")
     BAD[1] = DataError("broken.png cannot be read")
-    with pytest.raises(DataError, match="broken.png"):
+    with pytest.raises(DataError, match=r"broken\.png"):
         s.next_groups(3, 0)
     s = source(lambda prompt, i: "x", data={"quarantine": True})
     BAD[1] = DataError("broken.png cannot be read")
@@ -84,7 +84,7 @@ def test_bad_media_stops_unless_quarantined():
 def test_too_many_rejections_stop():
     s = source(lambda prompt, i: "x")
     BAD.update({n: PromptTooLong(f"sample {n} is too long") for n in range(10)})
-    with pytest.raises(TrainingError, match="limits.rejected.*sample 0 is too long"):
+    with pytest.raises(TrainingError, match=r"limits\.rejected.*sample 0 is too long"):
         s.next_groups(4, 0)
 
 
@@ -109,7 +109,7 @@ def test_scoring_errors_stop_above_the_limit():
     groups = s.next_groups(3, 0)
     assert [g.rewards for g in groups] == [[0.0, 1.0, 1.0]] * 3
     assert check_score_errors(groups, 0.5, step=4) == pytest.approx(1 / 3)
-    with pytest.raises(TrainingError, match="step 4: 3 of 9 .*limits.score_errors=0.1.*ValueError: negative"):
+    with pytest.raises(TrainingError, match=r"step 4: 3 of 9 .*limits\.score_errors=0\.1.*ValueError: negative"):
         check_score_errors(groups, 0.1, step=4)
 
 
@@ -123,7 +123,8 @@ def test_empty_splits_are_named():
 def test_uniform_visits_everything_once_an_epoch():
     sampler = Uniform(7, seed=3)
     draws = sampler.next(10) + sampler.next(11)
-    assert sorted(d.index for d in draws[:7]) == list(range(7)) and [d.visit for d in draws] == [0] * 7 + [1] * 7 + [2] * 7
+    assert sorted(d.index for d in draws[:7]) == list(range(7))
+    assert [d.visit for d in draws] == [0] * 7 + [1] * 7 + [2] * 7
     assert [d.index for d in draws[:7]] != [d.index for d in draws[7:14]]
     again = Uniform(7, seed=3)
     again.load_state_dict({"drawn": 10})

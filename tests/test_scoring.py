@@ -82,11 +82,11 @@ def test_settings_of_a_task_are_checked():
         most: int = 6
         rewards = {"a": 1.0}
     assert T(most=9).most == 9 and T(rewards={"a": 0.5}).weights == {"a": 0.5}
-    with pytest.raises(ConfigError, match="task.mots.*Did you mean 'most'"):
+    with pytest.raises(ConfigError, match=r"task\.mots.*Did you mean 'most'"):
         T(mots=9)
-    with pytest.raises(ConfigError, match="task.most='many'"):
+    with pytest.raises(ConfigError, match=r"task\.most='many'"):
         T(most="many")
-    with pytest.raises(ConfigError, match="task.rewards.aa.*Did you mean 'a'"):
+    with pytest.raises(ConfigError, match=r"task\.rewards\.aa.*Did you mean 'a'"):
         T(rewards={"aa": 1})
 
 

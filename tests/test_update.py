@@ -49,7 +49,8 @@ def test_gradient_does_not_depend_on_packing(scene, aggregation):
     def config(**train):
         return settings(folder, algo={"aggregation": aggregation}, train={"max_grad_norm": 1e9, **train})
     (whole,), _, _ = gradients(policy, groups, config(tokens_per_batch=10**6))
-    for other in (config(tokens_per_batch=60), config(tokens_per_batch=200), config(packing="padded", tokens_per_batch=300)):
+    padded = config(packing="padded", tokens_per_batch=300)
+    for other in (config(tokens_per_batch=60), config(tokens_per_batch=200), padded):
         (parts,), _, _ = gradients(policy, groups, other)
         assert_close(parts, whole)
     (shuffled,), _, _ = gradients(policy, groups[::-1], config(tokens_per_batch=10**6))
@@ -128,7 +129,7 @@ def test_nan_stops_before_the_weights_are_touched(scene):
         dataclasses.replace(r, advantage=math.nan) for r in groups[0].rollouts))
     before = {n: p.detach().clone() for n, p in policy.trainable()}
     config = settings(folder)
-    with pytest.raises(NonFinite, match="step 7.*train.lr"):
+    with pytest.raises(NonFinite, match=r"step 7.*train\.lr"):
         update(policy, make_optimizer(policy, config), [bad, *groups[1:]], config, step=7)
     assert all(torch.equal(p, before[n]) for n, p in policy.trainable())
 

@@ -31,141 +31,146 @@ class Settings(BaseModel):
 
 
 class RunSettings(Settings):
-    dir: str = Field("", description="The run folder; empty = runs/<config stem>.")
+    dir: str = Field(default="", description="The run folder; empty = runs/<config stem>.")
 
 
 class TaskSettings(BaseModel):
     """`task.name` and what every task understands; further keys are the task's own fields."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: str = Field("", description="A built-in name (grounding), module:Class or path/file.py:Class.")
+    name: str = Field(default="", description="A built-in name (grounding), module:Class or path/file.py:Class.")
     coordinates: Literal["auto", "original", "processed", "norm1000", "norm999", "norm1"] = Field(
-        "auto", description="How the model writes boxes and points; auto = the model family's convention.")
+        default="auto", description="How the model writes boxes and points; auto = the model family's convention.")
     rewards: dict[str, Any] = Field(
         default_factory=dict, description="Weight per part: a number, or [[step, weight], ...] joined by lines.")
 
 
 class DataSettings(Settings):
-    train: str = Field("", description="Rows to train on (.jsonl or .json); empty when the task draws its own.")
-    heldout: str = Field("", description="Rows to evaluate on.")
-    root: str = Field("", description="Folder that media paths are relative to; empty = the data file's folder.")
-    format: str = Field("auto", description="Format of the rows; auto recognises it by their fields.")
-    seed: int = Field(0, description="Seed of drawn data and of fixed splits; apart from the training seed.")
-    quarantine: bool = Field(False, description="Leave bad rows out, count and list them, instead of stopping.")
+    train: str = Field(default="", description="Rows to train on (.jsonl or .json); empty when the task draws its own.")
+    heldout: str = Field(default="", description="Rows to evaluate on.")
+    root: str = Field(
+        default="", description="Folder that media paths are relative to; empty = the data file's folder.")
+    format: str = Field(default="auto", description="Format of the rows; auto recognises it by their fields.")
+    seed: int = Field(default=0, description="Seed of drawn data and of fixed splits; apart from the training seed.")
+    quarantine: bool = Field(default=False, description="Leave bad rows out, count and list them, instead of stopping.")
 
 
 class LoraSettings(Settings):
-    rank: Count = Field(0, description="0 = full fine-tuning.")
-    alpha: float = Field(32.0, gt=0, description="Scale; the update is multiplied by alpha / rank.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the adapter's input.")
+    rank: Count = Field(default=0, description="0 = full fine-tuning.")
+    alpha: float = Field(default=32.0, gt=0, description="Scale; the update is multiplied by alpha / rank.")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapter's input.")
     target: Literal["language", "all_linear", "vision_language"] = Field(
-        "language", description="language: the language model's linear layers; all_linear: these and the merger's; "
-        "vision_language: these and the vision tower's.")
+        default="language", description="language: the language model's linear layers; all_linear: these and the "
+        "merger's; vision_language: these and the vision tower's.")
 
 
 class ModelSettings(Settings):
-    name: str = Field("", description="Hub name or folder of the model.")
+    name: str = Field(default="", description="Hub name or folder of the model.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Compute type and type of frozen weights; trained weights stay in float32. "
+        default="auto", description="Compute type and type of frozen weights; trained weights stay in float32. "
         "auto = bfloat16 on CUDA, else float32.")
     train: tuple[Literal["language", "merger", "vision"], ...] = Field(
-        ("language",), description="Parts of a full fine-tune that learn.")
+        default=("language",), description="Parts of a full fine-tune that learn.")
     lora: LoraSettings = LoraSettings()
-    max_pixels: Positive | None = Field(None, description="Upper limit of an image after resizing, in pixels.")
-    min_pixels: Positive | None = Field(None, description="Lower limit of an image after resizing, in pixels.")
-    video_fps: float = Field(2.0, gt=0, description="Frames per second sampled from a video.")
-    video_max_frames: Annotated[int, Field(ge=2)] = Field(64, description="Most frames sampled from a video.")
-    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    max_pixels: Positive | None = Field(default=None, description="Upper limit of an image after resizing, in pixels.")
+    min_pixels: Positive | None = Field(default=None, description="Lower limit of an image after resizing, in pixels.")
+    video_fps: float = Field(default=2.0, gt=0, description="Frames per second sampled from a video.")
+    video_max_frames: Annotated[int, Field(ge=2)] = Field(default=64, description="Most frames sampled from a video.")
+    gradient_checkpointing: bool = Field(default=False, description="Recompute activations in the backward pass.")
 
 
 class EngineSettings(Settings):
-    name: Literal["hf"] = Field("hf", description="What generates the answers.")
-    batch_rollouts: Positive = Field(256, description="Answers generated side by side.")
+    name: Literal["hf"] = Field(default="hf", description="What generates the answers.")
+    batch_rollouts: Positive = Field(default=256, description="Answers generated side by side.")
 
 
 class RolloutSettings(Settings):
-    prompts_per_step: Positive = Field(32, description="Prompts a step, over all processes.")
-    group_size: Annotated[int, Field(ge=2)] = Field(8, description="Answers per prompt.")
-    max_new_tokens: Positive = Field(512, description="Most tokens of one answer.")
-    temperature: float = Field(1.0, gt=0, description="Sampling temperature; training uses the same.")
-    updates: Positive = Field(1, description="Passes over one batch of rollouts.")
-    minibatches: Positive = Field(1, description="Optimizer steps per pass.")
+    prompts_per_step: Positive = Field(default=32, description="Prompts a step, over all processes.")
+    group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="Answers per prompt.")
+    max_new_tokens: Positive = Field(default=512, description="Most tokens of one answer.")
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature; training uses the same.")
+    updates: Positive = Field(default=1, description="Passes over one batch of rollouts.")
+    minibatches: Positive = Field(default=1, description="Optimizer steps per pass.")
 
 
 class AlgoSettings(Settings):
-    advantage: str = Field("grpo", description="grpo, dr_grpo, or own module:function.")
-    loss: str = Field("ppo_clip", description="ppo_clip, reinforce, or own module:function.")
+    advantage: str = Field(default="grpo", description="grpo, dr_grpo, or own module:function.")
+    loss: str = Field(default="ppo_clip", description="ppo_clip, reinforce, or own module:function.")
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
-        "token_mean", description="token_mean: sum / tokens of the optimizer step; sequence_mean: mean of per-answer "
-        "means; constant: sum / (answers * rollout.max_new_tokens).")
-    clip_low: float = Field(0.2, gt=0, lt=1, description="The ratio is clipped below 1 - clip_low.")
-    clip_high: float = Field(0.2, gt=0, description="The ratio is clipped above 1 + clip_high.")
-    kl_coef: NonNegative = Field(0.0, description="Weight of the KL to the reference; 0 = no reference is kept.")
-    mask_truncated: bool = Field(False, description="Leave answers that hit the length limit out of the loss.")
+        default="token_mean", description="token_mean: sum / tokens of the optimizer step; sequence_mean: mean of "
+        "per-answer means; constant: sum / (answers * rollout.max_new_tokens).")
+    clip_low: float = Field(default=0.2, gt=0, lt=1, description="The ratio is clipped below 1 - clip_low.")
+    clip_high: float = Field(default=0.2, gt=0, description="The ratio is clipped above 1 + clip_high.")
+    kl_coef: NonNegative = Field(
+        default=0.0, description="Weight of the KL to the reference; 0 = no reference is kept.")
+    mask_truncated: bool = Field(default=False, description="Leave answers that hit the length limit out of the loss.")
 
 
 class CurriculumSettings(Settings):
-    name: str = Field("uniform", description="uniform, sequential, or own module:Class.")
+    name: str = Field(default="uniform", description="uniform, sequential, or own module:Class.")
     keep: Literal["all", "mixed"] = Field(
-        "all", description="mixed: groups whose rewards are all equal are dropped and refilled.")
-    max_refills: Count = Field(3, description="Most extra rounds of generation in a step when keep=mixed.")
+        default="all", description="mixed: groups whose rewards are all equal are dropped and refilled.")
+    max_refills: Count = Field(default=3, description="Most extra rounds of generation in a step when keep=mixed.")
 
 
 class TrainSettings(Settings):
-    lr: float = Field(1e-6, gt=0, description="Peak learning rate.")
+    lr: float = Field(default=1e-6, gt=0, description="Peak learning rate.")
     part_lr: dict[Literal["language", "merger", "vision"], float] = Field(
         default_factory=dict, description="Learning rate of a part, instead of train.lr.")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="After the warm-up.")
-    warmup: Fraction = Field(0.0, description="Share of all steps over which the rate rises from 0.")
-    min_lr_ratio: Fraction = Field(0.0, description="Where linear and cosine end, as a share of the peak.")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW.")
-    weight_decay: NonNegative = Field(0.0, description="AdamW, on matrices only.")
-    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
-    tokens_per_batch: Positive = Field(8192, description="Packed tokens per process and micro-batch.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(default="constant", description="After the warm-up.")
+    warmup: Fraction = Field(default=0.0, description="Share of all steps over which the rate rises from 0.")
+    min_lr_ratio: Fraction = Field(default=0.0, description="Where linear and cosine end, as a share of the peak.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW.")
+    weight_decay: NonNegative = Field(default=0.0, description="AdamW, on matrices only.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this norm.")
+    tokens_per_batch: Positive = Field(default=8192, description="Packed tokens per process and micro-batch.")
     packing: Literal["shared", "padded"] = Field(
-        "shared", description="shared: a group's prompt is computed once; padded: one row per answer (the oracle).")
+        default="shared", description="shared: a group's prompt is computed once; padded: one row per answer (the "
+        "oracle).")
 
 
 class EvalSettings(Settings):
-    every: Count = Field(0, description="Steps between evaluations; 0 = before and after only.")
-    samples: Count = Field(256, description="Samples per split; 0 = no evaluation.")
-    splits: tuple[str, ...] = Field(("heldout",), description="Splits evaluated.")
-    temperature: NonNegative = Field(0.0, description="0 = greedy.")
+    every: Count = Field(default=0, description="Steps between evaluations; 0 = before and after only.")
+    samples: Count = Field(default=256, description="Samples per split; 0 = no evaluation.")
+    splits: tuple[str, ...] = Field(default=("heldout",), description="Splits evaluated.")
+    temperature: NonNegative = Field(default=0.0, description="0 = greedy.")
 
 
 class SaveSettings(Settings):
-    every: Count = Field(50, description="Steps between checkpoints; the last step is always saved.")
-    keep: Positive = Field(2, description="Most checkpoints kept.")
+    every: Count = Field(default=50, description="Steps between checkpoints; the last step is always saved.")
+    keep: Positive = Field(default=2, description="Most checkpoints kept.")
 
 
 class StoreSettings(Settings):
-    media: Literal["copy", "link", "none"] = Field("copy", description="How media enters the run folder.")
-    rollouts: bool = Field(True, description="Write every rollout.")
+    media: Literal["copy", "link", "none"] = Field(default="copy", description="How media enters the run folder.")
+    rollouts: bool = Field(default=True, description="Write every rollout.")
 
 
 class LogSettings(Settings):
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
-        (), description="Where metrics are sent besides metrics.jsonl.")
-    project: str = Field("vlrl", description="Project name at the trackers.")
-    samples_every: Count = Field(10, description="Steps between printed sample answers; 0 = never.")
+        default=(), description="Where metrics are sent besides metrics.jsonl.")
+    project: str = Field(default="vlrl", description="Project name at the trackers.")
+    samples_every: Count = Field(default=10, description="Steps between printed sample answers; 0 = never.")
 
 
 class LimitsSettings(Settings):
-    prompt_tokens: Positive = Field(16384, description="A longer prompt is rejected at load, never truncated.")
-    rejected: Fraction = Field(0.5, description="Stop when more than this share of the drawn prompts is rejected.")
-    score_errors: Fraction = Field(0.1, description="Stop when more than this share of a step's rollouts fails to score.")
-    image_pixels: Positive = Field(64_000_000, description="An image with more pixels is refused unread.")
-    media_bytes: Positive = Field(2_000_000_000, description="A larger media file is refused unread.")
+    prompt_tokens: Positive = Field(default=16384, description="A longer prompt is rejected at load, never truncated.")
+    rejected: Fraction = Field(
+        default=0.5, description="Stop when more than this share of the drawn prompts is rejected.")
+    score_errors: Fraction = Field(
+        default=0.1, description="Stop when more than this share of a step's rollouts fails to score.")
+    image_pixels: Positive = Field(default=64_000_000, description="An image with more pixels is refused unread.")
+    media_bytes: Positive = Field(default=2_000_000_000, description="A larger media file is refused unread.")
 
 
 class Config(Settings):
     """All settings of a run."""
 
-    steps: Count = Field(100, description="Training steps in all, those before a resume included.")
-    seed: int = Field(0, ge=0, description="Seed of sampling, data order and dropout.")
+    steps: Count = Field(default=100, description="Training steps in all, those before a resume included.")
+    seed: int = Field(default=0, ge=0, description="Seed of sampling, data order and dropout.")
     resume: Literal["auto", "never", "must"] = Field(
-        "auto", description="auto: go on from the newest checkpoint if there is one; never: start over; must: fail "
-        "without one.")
+        default="auto", description="auto: go on from the newest checkpoint if there is one; never: start over; must: "
+        "fail without one.")
     run: RunSettings = RunSettings()
     task: TaskSettings = TaskSettings()
     data: DataSettings = DataSettings()
@@ -195,7 +200,8 @@ class Config(Settings):
         if not self.task.name:
             raise ValueError("task.name is not set: name a built-in task or a file, e.g. task.name=grounding")
         if not self.model.name:
-            raise ValueError("model.name is not set: give a hub name or a folder, e.g. model.name=Qwen/Qwen2.5-VL-3B-Instruct")
+            raise ValueError("model.name is not set: give a hub name or a folder, e.g. "
+                             "model.name=Qwen/Qwen2.5-VL-3B-Instruct")
         if self.rollout.minibatches > self.rollout.prompts_per_step:
             raise ValueError(f"rollout.minibatches={self.rollout.minibatches} is more than "
                              f"rollout.prompts_per_step={self.rollout.prompts_per_step}: a mini-batch would be empty")

@@ -1,4 +1,4 @@
-"""Sample -> Prompt. The only user of the HF processor: a sample meets it once, and engine and trainer share the result."""
+"""Sample -> Prompt. The only user of the HF processor: a sample meets it once; engine and trainer share the result."""
 
 from __future__ import annotations
 
@@ -82,5 +82,6 @@ class Encoder:
             kwargs["images"] = images
         if videos:
             frames = [torch.from_numpy(np.stack([np.asarray(f) for f in v.frames])).permute(0, 3, 1, 2) for v in videos]
-            kwargs |= {"videos": frames, "video_metadata": [dict(v.metadata) for v in videos], "do_sample_frames": False}
+            kwargs |= {"videos": frames, "video_metadata": [dict(v.metadata) for v in videos],
+                       "do_sample_frames": False}
         return self.processor(text=[text], return_tensors="pt", **kwargs)

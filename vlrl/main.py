@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from vlrl.errors import VlrlError
+
+if TYPE_CHECKING:
+    from vlrl.config import Config
 
 EPILOG = """\
 examples:
@@ -23,7 +27,7 @@ touch first: train.lr, rollout.group_size, steps. All settings: --settings
 
 def train(argv: Sequence[str]) -> int:
     """`train.py`: trains, prints the table before/after and where things lie. Returns the exit code."""
-    def run(config: object) -> None:
+    def run(config: Config) -> None:
         from vlrl.loop import train as run_training
         from vlrl.session import last_words
 
@@ -33,7 +37,7 @@ def train(argv: Sequence[str]) -> int:
                    "rewards.", run, EPILOG)
 
 
-def command(argv: Sequence[str], name: str, description: str, run: Callable, epilog: str) -> int:
+def command(argv: Sequence[str], name: str, description: str, run: Callable[[Config], Any], epilog: str) -> int:
     """Parses CONFIG and key=value words, runs, and turns a VlrlError into one message and exit code 1."""
     parser = argparse.ArgumentParser(prog=name, description=description, epilog=epilog,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -44,7 +48,7 @@ def command(argv: Sequence[str], name: str, description: str, run: Callable, epi
     from vlrl import config
 
     if args.show:
-        for setting, kind, default, text in config.describe():
+        for setting, _kind, default, text in config.describe():
             print(f"{setting} = {default!r}\n    {text}")
         return 0
     if not args.config:

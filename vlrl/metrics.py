@@ -37,7 +37,8 @@ class Clock:
     def take(self) -> dict[str, float]:
         """`time/<phase>_s` and `time/total_s` since the last call; starts afresh."""
         now = time.perf_counter()
-        phases = {k: self.seconds.get(k, 0.0) for k in dict.fromkeys(("rollout", "score", "train", "sync", *self.seconds))}
+        names = dict.fromkeys(("rollout", "score", "train", "sync", *self.seconds))
+        phases = {k: self.seconds.get(k, 0.0) for k in names}
         out = {**{f"time/{k}_s": v for k, v in phases.items()}, "time/total_s": now - self._started}
         self.seconds, self._started = {}, now
         return out

@@ -189,11 +189,11 @@ def _bucket(spans: Sequence[tuple[int, int, Sequence[tuple[int, int]]]]) -> Buck
     owner = torch.tensor([i for i, (_, _, places) in enumerate(spans) for _ in places])
     prompt, prompt_valid = _grid(prompts)
     answer, answer_valid = _grid(answers)
-    (_, p), (r, a) = prompt.shape, answer.shape
+    (n, p), (r, a) = prompt.shape, answer.shape
     reach = torch.ones(a, a, dtype=torch.bool).tril()
     mask = torch.cat([prompt_valid[owner][:, None].expand(r, a, p), reach.expand(r, a, a)], -1)[:, None]
-    return Bucket(prompt.flatten(), tuple(prompt.shape), None if prompt_valid.all() else prompt_valid.flatten(),
-                  answer.flatten(), tuple(answer.shape), None if answer_valid.all() else answer_valid.flatten(),
+    return Bucket(prompt.flatten(), (n, p), None if prompt_valid.all() else prompt_valid.flatten(),
+                  answer.flatten(), (r, a), None if answer_valid.all() else answer_valid.flatten(),
                   owner, mask)
 
 

@@ -155,7 +155,8 @@ def resolve(name: str) -> str:
     folder = Path(__file__).parent / "assets" / name.removeprefix("embedded/")
     if not folder.is_dir():
         shipped = sorted(f"embedded/{p.name}" for p in folder.parent.glob("*/"))
-        raise ConfigError(f"model.name={name!r}: no such embedded model.{did_you_mean(name, shipped)} Shipped: {shipped}")
+        raise ConfigError(f"model.name={name!r}: no such embedded model.{did_you_mean(name, shipped)} "
+                          f"Shipped: {shipped}")
     return str(folder)
 
 
@@ -208,7 +209,8 @@ def _add_lora(model: Any, family: Family, settings: ModelSettings, checkpoint: P
         targets = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)
                    and n != "lm_head" and family.part_of(n) in parts]
         peft = get_peft_model(model, LoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, bias="none"))
+            r=lora.rank, lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  # PEFT only divides it by r
+            lora_dropout=lora.dropout, target_modules=targets, bias="none"))
     for _, parameter in peft.named_parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

@@ -180,4 +180,5 @@ def first_samples(task: Task, split: str, count: int) -> list[Sample]:
     samples = task.samples(split)
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")
-    return [replace(samples[i], prompt=task.templates[i % len(task.templates)]) for i in range(min(count, len(samples)))]
+    templates = task.templates
+    return [replace(samples[i], prompt=templates[i % len(templates)]) for i in range(min(count, len(samples)))]

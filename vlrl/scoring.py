@@ -45,7 +45,7 @@ def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, err
             weights: dict[str, float]) -> Scored:
     parsed, parse_error = _guarded(lambda: task.parse(sample, answer))
     if parts is None:
-        return Scored({part: 0.0 for part in weights}, 0.0, parsed, error)
+        return Scored(dict.fromkeys(weights, 0.0), 0.0, parsed, error)
     check_parts(task, parts)
     clean: Parts = {}
     for name, value in parts.items():

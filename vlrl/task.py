@@ -17,6 +17,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import pkgutil
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -186,11 +187,8 @@ def load_class(name: str) -> type[Task]:
 
 def builtin_names() -> list[str]:
     """Names of the tasks that come with vlrl."""
-    import pkgutil
-
-    import vlrl.tasks
-
-    return sorted(m.name for m in pkgutil.iter_modules(vlrl.tasks.__path__) if not m.name.startswith("_"))
+    folder = importlib.import_module("vlrl.tasks").__path__
+    return sorted(m.name for m in pkgutil.iter_modules(folder) if not m.name.startswith("_"))
 
 
 def _builtin(name: str):

@@ -296,7 +296,7 @@ def example(stage: Stage, seed: int, index: int) -> Example:
 
 def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
     """A scene and its box in 0..1000, rounded to tens: a last digit finer than a pixel is noise that slows learning."""
-    from vlrl.tasks._scenes import scene
+    from vlrl.tasks._scenes import scene  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     image, row = scene(seed, f"cold-start-{stage.name}", index)
     sides = [
@@ -312,11 +312,11 @@ def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Exa
 
 def _digit_example(stage: Stage, rng: random.Random, *, think: bool) -> Example:
     """A handwritten digit with its label, misread at times; a thought follows the label that is given."""
-    from vlrl.tasks.digits import digit_arrays, digit_image, split_indices
+    from vlrl.tasks import digits  # pyright: ignore[reportMissingImports]  # likewise
 
-    arrays, labels = digit_arrays()
-    index = rng.choice(split_indices()[0])  # of the 1,400 for training alone
-    image, label = digit_image(arrays[index]), int(labels[index])
+    arrays, labels = digits.digit_arrays()
+    index = rng.choice(digits.split_indices()[0])  # of the 1,400 for training alone
+    image, label = digits.digit_image(arrays[index]), int(labels[index])
     if label in LOOKALIKE and rng.random() < stage.misread:
         label = LOOKALIKE[label]
     if not think:
@@ -332,7 +332,7 @@ def save_bf16(folder: Path, out: Path) -> None:
     import torch
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     model.to(torch.bfloat16).save_pretrained(out)
     AutoProcessor.from_pretrained(folder).save_pretrained(out)
 

@@ -6,6 +6,7 @@ current ones, so there is no old-logprob pass; without KL there is no reference 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from vlrl import dist
 from vlrl.algo.loss import LOSSES, LossInputs, PolicyTerm, objective
 from vlrl.config import Config, TrainSettings
 from vlrl.errors import TrainingError
+from vlrl.families import Part
 from vlrl.packing import Batch, pack, pieces_of
 from vlrl.plugins import resolve
 from vlrl.policy import Policy
@@ -73,7 +75,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
 
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
     """AdamW over what learns; one group per part of the model and per weight decay (matrices only)."""
-    groups: dict[tuple[str, bool], list[torch.nn.Parameter]] = {}
+    groups: dict[tuple[Part, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in policy.trainable():
         groups.setdefault((policy.family.part_of(name), parameter.ndim >= 2), []).append(parameter)
     settings = config.train
@@ -100,7 +102,7 @@ class NonFinite(TrainingError):
 def _split(groups: Sequence[Group], count: int) -> list[Sequence[Group]]:
     """`count` runs of groups, as equal as possible; a run may be empty on a process with few groups."""
     edges = [round(i * len(groups) / count) for i in range(count + 1)]
-    return [groups[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [groups[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def _minibatch(groups: Sequence[Group], config: Config) -> Minibatch:

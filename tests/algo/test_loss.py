@@ -14,14 +14,14 @@ def inputs(logp, old, adv, rollout=(0, 0, 1), mask=(1, 1, 1), lengths=(2, 1), **
     t = lambda x: torch.tensor(x, dtype=torch.float64)  # noqa: E731
     n = len(logp)
     mask = t(mask)
-    return LossInputs(**{**dict(
-        logprobs=t(logp).requires_grad_(), old_logprobs=t(old), advantages=t(adv), mask=mask, weights=torch.ones(n).double(),
-        rollout_id=torch.tensor(rollout), lengths=t(lengths), total_tokens=float(mask.sum()),
-        total_sequences=float(len(lengths)), max_length=4), **more})
+    made = {"logprobs": t(logp).requires_grad_(), "old_logprobs": t(old), "advantages": t(adv), "mask": mask,
+            "weights": torch.ones(n).double(), "rollout_id": torch.tensor(rollout), "lengths": t(lengths),
+            "total_tokens": float(mask.sum()), "total_sequences": float(len(lengths)), "max_length": 4}
+    return LossInputs(**{**made, **more})
 
 
 # ratios: e^0.1 = 1.10517, e^0.5 = 1.64872, e^-0.5 = 0.60653
-X = dict(logp=[-1.0, -0.5, -2.5], old=[-1.1, -1.0, -2.0], adv=[2.0, 1.0, -1.0])
+X = {"logp": [-1.0, -0.5, -2.5], "old": [-1.1, -1.0, -2.0], "adv": [2.0, 1.0, -1.0]}
 
 
 def test_ppo_clip_by_hand():

@@ -59,7 +59,8 @@ def run(config: Path, folder: Path, *words: str, launcher: list[str] | None = No
         **env: str) -> subprocess.CompletedProcess:
     """Runs train.py to its end; stdout and stderr are in the result."""
     command = [*(launcher or TRAIN), str(config), f"run.dir={folder}", *words]
-    return subprocess.run(command, env={**ENV, **env}, text=True, capture_output=True, timeout=timeout, cwd=folder.parent)
+    return subprocess.run(command, env={**ENV, **env}, text=True, capture_output=True, timeout=timeout,
+                          cwd=folder.parent)
 
 
 def kill_after(config: Path, folder: Path, lines: int, *words: str, how: int = signal.SIGKILL,

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.conftest import FAMILIES
-from tests.e2e.runs import ENV, ROOT, metrics, run, write_config
 from tests.e2e.replay import main
+from tests.e2e.runs import ENV, ROOT, metrics, run, write_config
 
 pytestmark = pytest.mark.slow
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]

@@ -1,0 +1,105 @@
+"""Does a config learn? RL over several seeds, beside a random-reward control and SFT on as many samples.
+
+    python benchmarks/learning.py configs/quickstart.yaml --metric iou --control RandomGrounding
+    python benchmarks/learning.py configs/classification/digits.yaml --metric accuracy --control RandomDigits
+
+Every number is from held-out samples, greedy; a run's interval is a paired bootstrap over the samples. Runs are kept in
+--runs and not repeated when they are there.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+
+from vlrl import config, report
+from vlrl.policy import resolve
+from vlrl.store import RunFolder
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def commands(args: argparse.Namespace) -> dict[tuple[str, int], list[str]]:
+    """(kind, seed) -> command line."""
+    control = f"task.name={ROOT / 'benchmarks' / 'random_reward.py'}:{args.control}"
+    kinds = {"rl": ["train.py", args.config], "control": ["train.py", args.config, control],
+             "sft": ["-m", "vlrl.sft", args.config], "sft lr x 5": ["-m", "vlrl.sft", args.config,
+                                                                  f"train.lr={5 * config.load(args.config).train.lr}"]}
+    return {(kind, seed): [sys.executable, *words, f"seed={seed}", *args.settings, "log.samples_every=0",
+                           f"run.dir={args.runs / Path(args.config).stem / kind.replace(' ', '-')}-{seed}"]
+            for kind, words in kinds.items() if kind in args.kinds for seed in range(args.seeds)}
+
+
+def run(command: list[str], threads: int) -> tuple[Path, float]:
+    """Runs one command to its end; returns its run folder and wall seconds (0 when it was finished before)."""
+    folder = Path(command[-1].removeprefix("run.dir="))
+    start = time.perf_counter()
+    if RunFolder(folder).last_heartbeat().get("state") != "finished":
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+        (folder / "wall_s").write_text(str(time.perf_counter() - start))
+    return folder, float((folder / "wall_s").read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config")
+    parser.add_argument("settings", nargs="*", metavar="key=value")
+    parser.add_argument("--metric", required=True, help="a part of the reward, e.g. iou")
+    parser.add_argument("--control", required=True, help="class of benchmarks/random_reward.py")
+    parser.add_argument("--kinds", nargs="*", default=["rl", "control", "sft", "sft lr x 5"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
+    parser.add_argument("--threads", type=int, default=2, help="threads of each run")
+    parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
+    parser.add_argument("--out", type=Path, help="markdown file to write")
+    args = parser.parse_args()
+    args.runs = args.runs.resolve()
+    work = commands(args)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        folders = dict(zip(work, pool.map(lambda c: run(c, args.threads), work.values()), strict=True))
+    text = table(args, folders)
+    print(text)
+    if args.out:
+        args.out.write_text(text)
+
+
+def table(args: argparse.Namespace, folders: dict) -> str:
+    """Markdown: one row per run, and how it was made."""
+    lines = [f"# {args.config}: held-out {args.metric}", "",
+             "| run | seed | n | before | after | gain [95 %] | wall s |", "|---|---|---|---|---|---|---|"]
+    for (kind, seed), (folder, wall) in folders.items():
+        (row,) = [g for g in report.gains(RunFolder(folder)) if g.metric == args.metric]
+        low, high = row.gain.low, row.gain.high
+        lines.append(f"| {kind} | {seed} | {row.n} | {row.before.mean:.3f} | {row.after.mean:.3f} | "
+                     f"{row.gain.mean:+.3f} [{low:+.3f}, {high:+.3f}] | {wall:.0f} |")
+    settings = config.load(args.config, args.settings)
+    weights = Path(resolve(settings.model.name)) / "model.safetensors"
+    return "\n".join([*lines, "", f"- command: `python benchmarks/learning.py {' '.join(_shown())}`",
+                      f"- start: `{settings.model.name}`, sha256 {sha256(weights.read_bytes()).hexdigest()}",
+                      f"- {settings.steps} steps of {settings.rollout.prompts_per_step} prompts x "
+                      f"{settings.rollout.group_size} answers (SFT: the same prompts, one given answer each)",
+                      f"- {args.jobs} runs side by side with {args.threads} threads each on {os.cpu_count()} cores, "
+                      f"{platform.machine()}; versions {json.dumps(_versions())}", ""])
+
+
+def _shown() -> list[str]:
+    return [word for word in sys.argv[1:] if not word.startswith("--out")]
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("torch", "transformers")}
+
+
+if __name__ == "__main__":
+    main()

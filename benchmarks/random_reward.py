@@ -1,0 +1,27 @@
+"""Controls: the same tasks with a reward that knows nothing. What still rises under it was not learned from reward."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from vlrl.task import Task, load_class
+from vlrl.types import Answer, Parts, Sample
+
+Grounding: type[Task] = load_class("grounding")
+Digits: type[Task] = load_class("digits")
+
+
+class _Random:
+    """Adds a part `random`, drawn per rollout, as the only one with weight; the true parts are still measured."""
+
+    def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
+        stream = random.Random(f"{sample.id}/{answers[0].step if answers else 0}")
+        return [{"random": stream.random()} for _ in answers]
+
+
+class RandomGrounding(_Random, Grounding):
+    rewards = {"iou": 0.0, "format": 0.0, "random": 1.0}
+
+
+class RandomDigits(_Random, Digits):
+    rewards = {"accuracy": 0.0, "format": 0.0, "random": 1.0}
