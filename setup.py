@@ -3,6 +3,7 @@
 An editable install is left alone: in a checkout vlrl/__init__.py finds the three folders beside itself.
 """
 
+import os
 import shutil
 from pathlib import Path
 
@@ -19,7 +20,7 @@ class BuildPy(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            for folder in FOLDERS:
+            for folder in filter(os.path.isdir, FOLDERS):  # app/ may not be there yet
                 target = Path(self.build_lib) / "vlrl" / folder
                 shutil.rmtree(target, ignore_errors=True)  # a file deleted since the last build must not live on
                 shutil.copytree(folder, target, ignore=LEFT_OUT)

@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="threads of each run")
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--out", type=Path, help="markdown file to write")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     args.runs = args.runs.resolve()
     work = commands(args)
     with ThreadPoolExecutor(args.jobs) as pool:

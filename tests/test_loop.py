@@ -23,7 +23,8 @@ def start(tmp_path, model, *words):
 
 
 def test_run_folder(tiny_models, tmp_path):
-    folder = start(tmp_path, tiny_models["qwen3_vl"], "eval.every=2", "save.every=2", "log.trackers=[tensorboard]").folder
+    words = ("eval.every=2", "save.every=2", "log.trackers=[tensorboard]")
+    folder = start(tmp_path, tiny_models["qwen3_vl"], *words).folder
     lines = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
     assert [m["step"] for m in lines] == [0, 1, 2] and not set(METRICS) - set(lines[0])
     evals = metrics(folder.path, "eval.jsonl")
@@ -46,7 +47,8 @@ def test_rollouts(tiny_models, tmp_path):
     assert table.schema.names == SCHEMA.names and table.num_rows == 3 * 4 * 4
     for row in table.to_pylist():
         n = len(row["token_ids"])
-        assert all(len(row[k]) == n for k in ("loss_mask", "logprobs", "trainer_logprobs", "entropies", "ratio", "clipped"))
+        per_token = ("loss_mask", "logprobs", "trainer_logprobs", "entropies", "ratio", "clipped")
+        assert all(len(row[k]) == n for k in per_token)
         assert np.allclose(row["logprobs"], row["trainer_logprobs"], atol=2e-5)
         parts, weights = dict(row["parts"]), dict(row["weights"])
         assert row["reward"] == pytest.approx(sum(weights[k] * parts[k] for k in parts))

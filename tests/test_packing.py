@@ -108,7 +108,6 @@ def test_equals_the_models_own_positions(tiny_models, family):
     policy, encode = load(tiny_models[family])
     prompts, answers = groups(policy, encode, ("two images",), group_size=2)
     ours, _ = run(policy, pack(pieces_of(prompts, answers, 10**6), 10**6), len(answers))
-    types = torch.from_numpy(np.isin(prompts[0].ids, policy.family.vision_ids(policy.processor.tokenizer)))
     image_id = policy.base.config.image_token_id
     for prompt, answer, logps in zip(prompts, answers, ours, strict=True):
         ids = torch.from_numpy(np.concatenate([prompt.ids, answer]))[None]

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from vlrl import store
+from vlrl import files
 from vlrl.errors import RunError
 from vlrl.store import SCHEMA, RunFolder
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
@@ -353,7 +353,7 @@ def test_lock_is_let_go_after_an_error_and_does_not_nest(tmp_path):
     ({}, False), ({"process": "another start of this pid"}, True), ({"pid": 2**22 + 1}, True),
     ({"host": "another-host", "pid": 1}, False), (None, True)])
 def test_whose_lock_counts(tmp_path, change, taken):
-    text = "" if change is None else json.dumps(store._myself() | change)
+    text = "" if change is None else json.dumps(files._myself() | change)
     (tmp_path / "run.lock").write_text(text)
     if taken:
         with RunFolder(tmp_path).lock():
@@ -365,7 +365,7 @@ def test_whose_lock_counts(tmp_path, change, taken):
 
 
 def test_of_many_takers_of_a_stale_lock_one_wins(tmp_path):
-    (tmp_path / "run.lock").write_text(json.dumps(store._myself() | {"pid": 2**22 + 1}))
+    (tmp_path / "run.lock").write_text(json.dumps(files._myself() | {"pid": 2**22 + 1}))
     code = HOLD.replace("time.sleep(600)", "sys.stdin.read()")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     takers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], **pipes) for _ in range(4)]

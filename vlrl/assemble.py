@@ -34,7 +34,6 @@ class Parts:
     """What the loop works with."""
 
     config: Config
-    accelerator: Accelerator
     task: Task
     policy: Policy
     encode: Encoder
@@ -77,7 +76,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     engine = make_engine(config, model)
     sampler = curriculum.make(config.curriculum.name, len(samples), config.seed)
     source = make_source(config, task, encode, engine, sampler, samples, clock)
-    return Parts(config, accelerator, task, model, encode, engine, source, make_optimizer(model, config), clock)
+    return Parts(config, task, model, encode, engine, source, make_optimizer(model, config), clock)
 
 
 def make_task(config: Config) -> Task:

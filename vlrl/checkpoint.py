@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vlrl.errors import RunError
-from vlrl.store import fsync
+from vlrl.files import fsync
 
 MANIFEST, STATE, TENSORS = "manifest.json", "trainer_state.json", "trainer_state.safetensors"
 _NAME = re.compile(r"step-(\d+)")

@@ -57,7 +57,7 @@ class DataSettings(Settings):
 
 class LoraSettings(Settings):
     rank: Count = Field(default=0, description="0 = full fine-tuning.")
-    alpha: float = Field(default=32.0, gt=0, description="Scale; the update is multiplied by alpha / rank.")
+    alpha: Positive = Field(default=32, description="Scale; the update is multiplied by alpha / rank.")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapter's input.")
     target: Literal["language", "all_linear", "vision_language"] = Field(
         default="language", description="language: the language model's linear layers; all_linear: these and the "

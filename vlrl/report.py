@@ -11,8 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from vlrl.files import replacing
 from vlrl.stats import Interval, paired_gain
-from vlrl.store import RunFolder, replacing
+from vlrl.store import RunFolder
 
 _NOT_METRICS = {"step", "n", "rejected"}
 _COLORS = {"raw": "#9db8d9", "smooth": "#1f5fa8"}

@@ -103,7 +103,7 @@ class Session:
         return parts
 
     def finish(self) -> None:
-        """Saves and evaluates the last step, if that was not done, and draws reward.png."""
+        """Saves and evaluates the last step, if that was not done."""
         self._save()
         if self._stop.is_set():
             self._state = "interrupted"

@@ -12,32 +12,25 @@ Every file but the two .jsonl is written under a temporary name and renamed, so 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import importlib.metadata
 import itertools
 import json
 import math
 import os
-import platform
 import re
 import shutil
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlrl.errors import RunError
+from vlrl.files import append_line, environment, lock, read_json, replacing, write_text
 from vlrl.types import Group, LoadedMedia
 
 SCHEMA_VERSION = 1
@@ -66,8 +59,6 @@ PER_TOKEN = {"trainer_logprobs": np.float32, "entropies": np.float32, "ratio": n
 
 _SUFFIXES = {"image": {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"},
              "video": {".mp4", ".mkv", ".webm", ".mov", ".avi", ".gif", ".m4v"}}
-_PACKAGES = ("vlrl", "torch", "torchvision", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy",
-             "pyarrow", "pillow", "qwen-vl-utils", "vllm")
 _FILE = re.compile(r"step-(\d+)-(?:(.+)-)?rank-\d+\.parquet|steps-(\d+)-(\d+)\.parquet")
 
 
@@ -91,33 +82,20 @@ class RunFolder:
 
     def create(self, config: str, seed: int) -> None:
         """Writes config.yaml (the resolved config as text) and env.json; what else is in the folder stays."""
-        _write_text(self.path / "config.yaml", config)
-        _write_text(self.path / "env.json", json.dumps(environment(seed), indent=2) + "\n")
+        write_text(self.path / "config.yaml", config)
+        write_text(self.path / "env.json", json.dumps(environment(seed), indent=2) + "\n")
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Holds the folder for this process. Raises RunError naming the owner while another one holds it.
-
-        A lock left by a process of this host that is gone is taken over.
-        """
-        path, owner = self.path / "run.lock", _myself()
-        with _writing(path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            with _guarded(self.path):
-                _claim(path, owner)
-        try:
-            yield
-        finally:
-            if _read_json(path) == owner:
-                path.unlink()
+    def lock(self) -> AbstractContextManager[None]:
+        """Holds the folder for this process; see files.lock. Raises RunError while another one holds it."""
+        return lock(self.path / "run.lock")
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl, on disk when this returns; NaN and infinities become null."""
-        _append_line(self.path / "metrics.jsonl", record)
+        append_line(self.path / "metrics.jsonl", _json(record))
 
     def append_eval(self, record: Mapping[str, Any]) -> None:
         """One line of eval.jsonl: one evaluation of one split."""
-        _append_line(self.path / "eval.jsonl", record)
+        append_line(self.path / "eval.jsonl", _json(record))
 
     def heartbeat(self, record: Mapping[str, Any]) -> None:
         """Replaces heartbeat.json; adds time (seconds since 1970), pid and host.
@@ -125,7 +103,7 @@ class RunFolder:
         Expected keys: step, steps, state (running, finished, failed, interrupted), reward, eta_s.
         """
         beat = {**record, "time": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
-        _write_text(self.path / "heartbeat.json", _json(beat), sync=False)
+        write_text(self.path / "heartbeat.json", _json(beat), sync=False)
 
     def truncate(self, step: int, *, evaluated: bool = True) -> None:
         """Removes what a run wrote after its checkpoint of `step` completed steps, and half-written temporaries.
@@ -199,7 +177,7 @@ class RunFolder:
     def _keep_lines(self, name: str, keep: Callable[[dict[str, Any]], bool]) -> None:
         if (self.path / name).exists():
             lines = [_json(record) + "\n" for record in self._lines(name) if keep(record)]
-            _write_text(self.path / name, "".join(lines))
+            write_text(self.path / name, "".join(lines))
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -213,7 +191,7 @@ class RunFolder:
 
     def last_heartbeat(self) -> dict[str, Any]:
         """heartbeat.json, or {} when there is none."""
-        return _read_json(self.path / "heartbeat.json") or {}
+        return read_json(self.path / "heartbeat.json") or {}
 
     def rollouts(self, step: int | None = None, *, split: str | None = None,
                  columns: Sequence[str] | None = None) -> pa.Table:
@@ -249,77 +227,7 @@ class RunFolder:
                 yield file, range(int(match[1] or match[3]), int(match[1] or match[4]) + 1), match[2]
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turns a failure of the disk into a RunError that names the path and the way out."""
-    try:
-        yield
-    except OSError as error:
-        there = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
-        free = shutil.disk_usage(there).free
-        raise RunError(f"cannot write {path}: {error.strerror or error} ({free:,} bytes free there). Free space or "
-                       "make it writable, or set run.dir elsewhere; the same command then goes on from the last "
-                       "checkpoint.") from error
-
-
-@contextmanager
-def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well, and else is removed.
-
-    `sync` waits until it is on the disk. Raises RunError when the disk is full or read-only.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    with _writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield temporary
-            if sync:
-                fsync(temporary)
-            os.replace(temporary, path)
-            if sync:
-                fsync(path.parent)
-        finally:
-            if temporary.exists():
-                temporary.unlink()
-
-
-def fsync(path: Path) -> None:
-    """Waits until a file's content, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_text(path: Path, text: str, sync: bool = True) -> None:
-    with replacing(path, sync) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def _append_line(path: Path, record: Mapping[str, Any]) -> None:
-    data = (_json(record) + "\n").encode()
-    with _writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a+b", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                data = b"\n" + data  # a killed process left half a line
-            written = file.write(data)
-            if written != len(data):
-                file.truncate(size)
-                raise OSError(f"only {written} of {len(data)} bytes fit")
-            os.fsync(file.fileno())
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
+# --- JSON -------------------------------------------------------------------------------------------------------------
 
 
 def _text(text: str) -> str:
@@ -437,73 +345,3 @@ def _save_pixels(media: LoadedMedia, path: Path) -> None:
     shown = [max(1, round(b - a)) for a, b in itertools.pairwise(times)]  # milliseconds
     shown.append(shown[-1] if shown else 500)
     first.save(path, format="WEBP", save_all=True, append_images=rest, duration=shown, lossless=True, method=0)
-
-
-# --- the process and its machine --------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _guarded(folder: Path) -> Iterator[None]:
-    """One process of this host at a time, so that two cannot take over the same stale lock."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without flock: the lock file's O_EXCL alone has to do
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _claim(path: Path, owner: Mapping[str, Any]) -> None:
-    if path.exists():
-        other = _read_json(path)  # None: its writer was killed before it had written its name
-        if other and (other.get("host") != owner["host"] or _started(other.get("pid")) == other.get("process")):
-            raise RunError(f"run folder {path.parent} is in use by process {other.get('pid')} on {other.get('host')} "
-                           f"since {other.get('since')}. Stop that run, or give this one another folder with run.dir; "
-                           f"if that process is gone, delete {path}.")
-        path.unlink()
-    with open(path, "x", encoding="utf-8") as file:  # O_EXCL: also another host cannot claim it a second time
-        json.dump(owner, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _myself() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname(), "process": _started(os.getpid()),
-            "since": time.strftime("%Y-%m-%d %H:%M:%S %z"), "command": sys.argv}
-
-
-def _started(pid: Any) -> str | None:
-    """When a live process of this host started, in a form that survives changes of the clock; None = there is none."""
-    stat, boot = Path(f"/proc/{pid}/stat"), Path("/proc/sys/kernel/random/boot_id")
-    try:
-        if boot.exists():
-            state, *fields = stat.read_text(errors="replace").rpartition(")")[2].split()
-            return None if state in "ZX" else f"{boot.read_text().strip()}/{fields[18]}"
-        process = psutil.Process(int(pid))
-        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
-    except (OSError, psutil.Error):
-        return None
-
-
-def environment(seed: int) -> dict[str, Any]:
-    """What is needed to repeat a run: versions, git state of the working directory, hardware, seed, command."""
-    versions = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
-    commit = _output("git", "rev-parse", "HEAD")
-    git = {"commit": commit, "branch": _output("git", "rev-parse", "--abbrev-ref", "HEAD"),
-           "changed_files": (_output("git", "status", "--porcelain", "-uno") or "").splitlines()} if commit else None
-    gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    hardware = {"machine": platform.machine(), "cpus": os.cpu_count(), "gpus": (gpus or "").splitlines(),
-                "memory_gib": round(psutil.virtual_memory().total / 2**30, 1)}
-    return {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host": socket.gethostname(), "command": sys.argv,
-            "seed": seed, "python": platform.python_version(), "platform": platform.platform(),
-            "packages": {name: versions[name] for name in _PACKAGES if name in versions}, "git": git,
-            "hardware": hardware}
-
-
-def _output(*command: str) -> str | None:
-    """What a command prints, or None when it is absent or fails."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -100,7 +100,7 @@ def test_reading_hostile_text_takes_linear_time(text):
     parse_box(text)
     parse_boxes(text)
     box_format(text)
-    assert time.perf_counter() - began < 0.5
+    assert time.perf_counter() - began < 20  # not a timing: a quadratic scan takes minutes
 
 
 @given(st.text() | st.text("[]0123456789., -{}", max_size=200))

@@ -127,4 +127,4 @@ def test_hostile_text_takes_linear_time(text):
     clean_label(text)
     choice_letter(text)
     number(text)
-    assert time.perf_counter() - began < 0.5
+    assert time.perf_counter() - began < 20  # not a timing: a quadratic scan takes minutes

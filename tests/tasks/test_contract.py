@@ -110,8 +110,8 @@ def test_the_messages_show_every_media(built):
 
 
 def test_importing_every_task_loads_no_torch():
-    code = ("import sys, vlrl.types, vlrl.data, vlrl.media, vlrl.video, vlrl.coordinates\n"
-            "import vlrl.rewards.boxes, vlrl.rewards.text\n"
+    code = ("import sys, vlrl.types, vlrl.data, vlrl.media, vlrl.video, vlrl.coordinates, vlrl.scoring\n"
+            "import vlrl.checkpoint, vlrl.rewards.boxes, vlrl.rewards.text\n"
             "from vlrl.task import builtin_names, load\n"
             "for name in builtin_names(): load(name)\n"
             "assert 'torch' not in sys.modules and 'transformers' not in sys.modules")

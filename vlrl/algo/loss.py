@@ -56,7 +56,7 @@ def ppo_clip(x: LossInputs) -> tuple[torch.Tensor, Metrics]:
     clipped = ratio.clamp(1 - x.clip_low, 1 + x.clip_high)
     per_token = -torch.minimum(ratio * x.advantages, clipped * x.advantages)
     inert = ((ratio > 1 + x.clip_high) & (x.advantages > 0)) | ((ratio < 1 - x.clip_low) & (x.advantages < 0))
-    return per_token, {"clip_frac": (inert.float() * x.mask).sum(), "ratio": (ratio.detach() * x.mask).sum()}
+    return per_token, {"clip_frac": (inert.float() * x.mask).sum()}
 
 
 def reinforce(x: LossInputs) -> tuple[torch.Tensor, Metrics]:

@@ -1,0 +1,201 @@
+"""Files that are whole or absent, the lock on a run folder, and what is known about the machine. Imports no torch.
+
+    with lock(folder / "run.lock"):
+        with replacing(folder / "reward.png") as temporary:     # written aside, synced, renamed
+            figure.savefig(temporary)
+        append_line(folder / "metrics.jsonl", '{"step": 0}')    # on the disk when this returns
+
+A full or read-only disk is a RunError that names the path and the way out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vlrl.errors import RunError
+
+_PACKAGES = ("vlrl", "torch", "torchvision", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy",
+             "pyarrow", "pillow", "qwen-vl-utils", "vllm")
+
+# --- writing and reading ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turns a failure of the disk into a RunError that names the path and the way out."""
+    try:
+        yield
+    except OSError as error:
+        there = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
+        free = shutil.disk_usage(there).free
+        raise RunError(f"cannot write {path}: {error.strerror or error} ({free:,} bytes free there). Free space or "
+                       "make it writable, or set run.dir elsewhere; the same command then goes on from the last "
+                       "checkpoint.") from error
+
+
+@contextmanager
+def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends well, and else is removed.
+
+    `sync` waits until it is on the disk. Raises RunError when the disk is full or read-only.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            if sync:
+                fsync(temporary)
+            os.replace(temporary, path)
+            if sync:
+                fsync(path.parent)
+        finally:
+            if temporary.exists():
+                temporary.unlink()
+
+
+def fsync(path: Path) -> None:
+    """Waits until a file's content, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str, sync: bool = True) -> None:
+    """Replaces the text of a file in one go; see `replacing`."""
+    with replacing(path, sync) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def append_line(path: Path, line: str) -> None:
+    """Adds one line, all of it or nothing; half a line that a killed process left stands alone."""
+    data = (line + "\n").encode()
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a+b", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                data = b"\n" + data  # a killed process left half a line
+            written = file.write(data)
+            if written != len(data):
+                file.truncate(size)
+                raise OSError(f"only {written} of {len(data)} bytes fit")
+            os.fsync(file.fileno())
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None when it is missing or no whole object."""
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+# --- the lock ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Holds the folder of the lock file `path`, made if missing, for this process.
+
+    Raises RunError naming the owner while another process holds it. A lock left by a process of this host that is gone
+    is taken over.
+    """
+    owner = _myself()
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _guarded(path.parent):
+            _claim(path, owner)
+    try:
+        yield
+    finally:
+        if read_json(path) == owner:
+            path.unlink()
+
+
+@contextmanager
+def _guarded(folder: Path) -> Iterator[None]:
+    """One process of this host at a time, so that two cannot take over the same stale lock."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without flock: the lock file's O_EXCL alone has to do
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _claim(path: Path, owner: Mapping[str, Any]) -> None:
+    if path.exists():
+        other = read_json(path)  # None: its writer was killed before it had written its name
+        if other and (other.get("host") != owner["host"] or _started(other.get("pid")) == other.get("process")):
+            raise RunError(f"run folder {path.parent} is in use by process {other.get('pid')} on {other.get('host')} "
+                           f"since {other.get('since')}. Stop that run, or give this one another folder with run.dir; "
+                           f"if that process is gone, delete {path}.")
+        path.unlink()
+    with open(path, "x", encoding="utf-8") as file:  # O_EXCL: also another host cannot claim it a second time
+        json.dump(owner, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _myself() -> dict[str, Any]:
+    return {"pid": os.getpid(), "host": socket.gethostname(), "process": _started(os.getpid()),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S %z"), "command": sys.argv}
+
+
+def _started(pid: Any) -> str | None:
+    """When a live process of this host started, in a form that survives changes of the clock; None = there is none."""
+    stat, boot = Path(f"/proc/{pid}/stat"), Path("/proc/sys/kernel/random/boot_id")
+    try:
+        if boot.exists():
+            state, *fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+            return None if state in "ZX" else f"{boot.read_text().strip()}/{fields[18]}"
+        process = psutil.Process(int(pid))
+        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
+    except (OSError, psutil.Error):
+        return None
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
+
+def environment(seed: int) -> dict[str, Any]:
+    """What is needed to repeat a run: versions, git state of the working directory, hardware, seed, command."""
+    versions = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
+    commit = _output("git", "rev-parse", "HEAD")
+    git = {"commit": commit, "branch": _output("git", "rev-parse", "--abbrev-ref", "HEAD"),
+           "changed_files": (_output("git", "status", "--porcelain", "-uno") or "").splitlines()} if commit else None
+    gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    hardware = {"machine": platform.machine(), "cpus": os.cpu_count(), "gpus": (gpus or "").splitlines(),
+                "memory_gib": round(psutil.virtual_memory().total / 2**30, 1)}
+    return {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host": socket.gethostname(), "command": sys.argv,
+            "seed": seed, "python": platform.python_version(), "platform": platform.platform(),
+            "packages": {name: versions[name] for name in _PACKAGES if name in versions}, "git": git,
+            "hardware": hardware}
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints, or None when it is absent or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
