@@ -55,7 +55,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     write NaN into the weights.
     """
     # dropout is keyed by the step, so a resumed run draws the same
-    torch.manual_seed(np.random.SeedSequence([config.seed, 1, step, dist.rank()]).generate_state(1)[0])
+    torch.manual_seed(np.random.SeedSequence([config.seed, 3, step, dist.rank()]).generate_state(1)[0])
     several = config.rollout.updates * config.rollout.minibatches > 1
     parts = [_minibatch(part, config) for part in _split(groups, config.rollout.minibatches)]
     for part in parts:

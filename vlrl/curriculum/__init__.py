@@ -83,7 +83,7 @@ class Uniform(Sequential):
 
     def order(self, epoch: int) -> Sequence[int]:
         if self._epoch[0] != epoch:
-            stream = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, epoch])))
+            stream = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, 2, epoch])))
             self._epoch = (epoch, stream.permutation(self.size).tolist())
         return self._epoch[1]
 

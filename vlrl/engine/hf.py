@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from vlrl.engine.cache import roomy_cache
 from vlrl.policy import Policy
 from vlrl.types import Completion, Prompt, Request, Turn
 
@@ -115,10 +116,11 @@ class HFEngine:
         mm = {name: torch.cat([p.mm[name] for p in prompts if name in p.mm]).to(device) for name in names}
         attention = torch.from_numpy(mask).to(device)
         at = torch.from_numpy(positions if len(positions) > 1 else positions[0]).to(device)
+        cache = roomy_cache(self.policy.base.config.get_text_config(decoder=True))
         out = self.policy.model(input_ids=torch.from_numpy(ids).to(device), attention_mask=attention, position_ids=at,
-                                use_cache=True, logits_to_keep=1, **mm)
+                                past_key_values=cache, use_cache=True, logits_to_keep=1, **mm)
         following = torch.tensor([p.next_position for p in prompts], device=device)
-        return out.logits[:, -1], out.past_key_values, attention, following
+        return out.logits[:, -1], cache, attention, following
 
     def _at(self, position: torch.Tensor) -> torch.Tensor:
         """Position ids of one new token per row, as the model takes them."""
