@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vlrl import dist
@@ -22,19 +22,23 @@ _CHUNK = 64
 """Prompts encoded and answered at a time."""
 
 
-def evaluate(task: Task, encode: Encoder, engine: Engine, config: Config, split: str,
-             step: int) -> tuple[dict[str, Any], list[Group]]:
+def evaluate(task: Task, encode: Encoder, engine: Engine, config: Config, split: str, step: int,
+             tell: Callable[[str, int, int], None] | None = None) -> tuple[dict[str, Any], list[Group]]:
     """One line of eval.jsonl and this process's groups of one answer each.
 
     Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Greedy unless
-    eval.temperature is set. Samples that cannot be encoded count as `rejected`, not as wrong.
+    eval.temperature is set. Samples that cannot be encoded count as `rejected`, not as wrong. `tell(what, done, total)`
+    is called as the work proceeds.
     """
     samples = list(enumerate(first_samples(task, split, config.eval.samples)))[dist.rank()::dist.world()]
     sampling = Sampling(max_new_tokens=config.rollout.max_new_tokens, temperature=config.eval.temperature)
     stream = zlib.crc32(split.encode())
     groups: list[Group] = []
     rejected = 0
-    for chunk in (samples[i:i + _CHUNK] for i in range(0, len(samples), _CHUNK)):
+    for start in range(0, len(samples), _CHUNK):
+        chunk = samples[start:start + _CHUNK]
+        if tell:
+            tell(f"evaluating {split}", start, len(samples))
         prompts = []
         for number, sample in chunk:
             try:

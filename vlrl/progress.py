@@ -61,6 +61,10 @@ class Progress:
         if not self.console.is_terminal and (done % self.every == 0 or done == self.total):
             self.print(f"step {done}/{self.total}  {line}")
 
+    def busy(self, what: str, done: int, total: int) -> None:
+        """Shows in the bar how far something inside a step is, such as an evaluation."""
+        self._bar.update(self._task, line=f"{what} {done}/{total}")
+
     def print(self, message: Any) -> None:
         """Prints above the bar. A string is plain text: markup in it means nothing. Other values: any rich object."""
         if self.enabled:

@@ -51,7 +51,7 @@ def gains(run: RunFolder) -> list[Gain]:
 
 def summary_table(run: RunFolder) -> Table:
     """Before, after and paired gain of each metric and split with 95 % intervals; one row each."""
-    rows = gains(run)
+    rows = [row for row in gains(run) if not row.metric.startswith("completion/")]
     span = f" (steps {rows[0].steps[0]} to {rows[0].steps[1]})" if rows else ": no evaluation yet"
     caption = Text("[low, high] = 95 % interval; the gain is paired over the same samples", "dim")
     table = Table(title=f"Evaluation before and after{span}", caption=caption, box=SIMPLE_HEAD, pad_edge=False,

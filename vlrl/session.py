@@ -79,7 +79,12 @@ class Session:
             raise
 
     def _check_settings(self) -> None:
-        before = config.validate(yaml.safe_load((self.folder.path / "config.yaml").read_text(encoding="utf-8")))
+        path = self.folder.path / "config.yaml"
+        try:
+            before = config.validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise RunError(f"{self.folder.checkpoints} holds a checkpoint, but the settings it was made with cannot be "
+                           f"read from {path}: {error} Restore that file, or start over with resume=never.") from None
         changed = config.differences(before, self.config)
         if changed:
             raise RunError(f"{self.folder.path} holds a run with other settings, so its checkpoint cannot go on:\n  "
@@ -179,7 +184,8 @@ class Session:
             if (done, split) in known:
                 continue
             with parts.clock("eval"):
-                record, groups = evaluate(parts.task, parts.encode, parts.engine, self.config, split, done)
+                record, groups = evaluate(parts.task, parts.encode, parts.engine, self.config, split, done,
+                                          self.progress.busy)
                 self.folder.write_rollouts(done, dist.rank(), groups, split=split)
             dist.barrier()
             if dist.is_main():

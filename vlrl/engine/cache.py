@@ -33,13 +33,14 @@ class RoomyLayer(DynamicLayer):
                              self._grown(self.values, value_states, used, length))
         for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
             buffer[..., used:length, :] = new
-        self.keys, self.values = (buffer[..., :length, :] for buffer in self._buffers)
-        return self.keys, self.values
+        keys, values = (buffer[..., :length, :] for buffer in self._buffers)
+        self.keys, self.values = keys, values
+        return keys, values
 
     @staticmethod
-    def _grown(old: torch.Tensor, new: torch.Tensor, used: int, length: int) -> torch.Tensor:
+    def _grown(old: torch.Tensor | None, new: torch.Tensor, used: int, length: int) -> torch.Tensor:
         buffer = new.new_empty(*new.shape[:-2], length + _ROOM, new.shape[-1])
-        if used:
+        if used and old is not None:
             buffer[..., :used, :] = old
         return buffer
 
