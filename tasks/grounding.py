@@ -6,11 +6,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from vlrl.data import Drawn, sample_from_row
-from vlrl.errors import DataError
-from vlrl.rewards.boxes import box_format, format_box, iou, parse_box
+from pydantic import Field
+
+from vlrl.config import Positive
+from vlrl.data import SPLITS, Drawn, sample_from_row
+from vlrl.errors import ConfigError, DataError
+from vlrl.rewards.boxes import box_format, format_box, iou, is_number, parse_box
 from vlrl.task import Task
 from vlrl.types import Answer, Media, Parts, Sample
 
@@ -22,15 +25,19 @@ class Grounding(Task):
 
     drawn: bool = False
     """Scenes drawn by code instead of rows from a file."""
-    count: int = 4096
+    count: Positive = 4096
     """Scenes of a drawn split."""
-    size: int = 128
+    size: Annotated[int, Field(ge=32, le=4096)] = 128
     """Side of a drawn scene in pixels."""
     prompt = "Locate the {expression}. Answer with its box as [x1, y1, x2, y2]."
     rewards = {"iou": 1.0, "format": 0.0}
 
     def samples(self, split: str) -> Sequence[Sample]:
-        return Drawn(self.count, lambda index: self._draw(split, index)) if self.drawn else super().samples(split)
+        if not self.drawn:
+            return super().samples(split)
+        if split not in SPLITS:
+            raise ConfigError(f"split {split!r}: task 'grounding' draws {' and '.join(SPLITS)}")
+        return Drawn(self.count, lambda index: self._draw(split, index))
 
     def _draw(self, split: str, index: int) -> Sample:
         image, row = scene(self.seed, split, index, self.size)
@@ -73,7 +80,7 @@ class Grounding(Task):
 def _problem(row: Mapping[str, Any]) -> str | None:
     """What is wrong with a grounding row, or None."""
     for side in ("width", "height"):
-        if not _is_number(row.get(side)) or row[side] <= 0:
+        if not is_number(row.get(side)) or row[side] <= 0:
             return f"{side}={row.get(side)!r} must be the image's {side} in pixels"
     if not isinstance(row.get("expression"), str):
         return f"expression={row.get('expression')!r} must be the text to locate"
@@ -82,13 +89,9 @@ def _problem(row: Mapping[str, Any]) -> str | None:
                 "absent")
     for entry in row["boxes"]:
         box = entry.get("box") if isinstance(entry, dict) else None
-        if not isinstance(box, list) or not all(map(_is_number, box)) or iou(box, box) == 0:
-            return f"box {box!r} must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
+        if not isinstance(box, list) or not all(map(is_number, box)) or iou(box, box) == 0:
+            return f"box {str(box)[:200]} must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
     return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _says_none(answer: Answer) -> bool:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from vlrl import checkpoint
-from vlrl.errors import RunError
+from vlrl.errors import RunError, TrainingError
 
 
 def model(path: Path) -> None:
@@ -162,6 +162,26 @@ def test_an_error_while_saving_leaves_what_was_there(tmp_path):
     assert names(tmp_path) == ["step-000010"]
 
 
+@pytest.mark.parametrize("words", ["No space left on device (os error 28)", "File too large (os error 27)",
+                                   "Disk quota exceeded"])
+def test_a_disk_error_is_one_whatever_its_class(tmp_path, words):
+    def fails(path):
+        raise Exception(words)  # as tokenizers does
+
+    with pytest.raises(RunError, match=r"cannot save checkpoint .*step-000020.*bytes"):
+        checkpoint.save(tmp_path, 20, fails, {}, keep=1)
+
+
+@pytest.mark.parametrize("error", [TrainingError("disk quota of the user"), ValueError("a mistake in the code")])
+def test_other_errors_stay_what_they_are(tmp_path, error):
+    def fails(path):
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        checkpoint.save(tmp_path, 20, fails, {}, keep=1)
+    assert raised.value is error and list(tmp_path.iterdir()) == []
+
+
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 
@@ -221,6 +241,10 @@ folder, limit, by = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 def write(path):
     if by == "write":
         (path / "model.bin").write_bytes(bytes(2_000_000))
+    if by == "tokenizer":
+        from tokenizers import Tokenizer, models
+        words = {f"word{i}": i for i in range(100_000)}
+        Tokenizer(models.WordLevel(words, unk_token="word0")).save(str(path / "tokenizer.json"))
 
 checkpoint.save(folder, 10, lambda path: (path / "model.bin").write_bytes(b"small"), {"step": 10}, keep=2)
 if limit:
@@ -242,12 +266,12 @@ def check_full(folder: Path, limit: int, by: str) -> None:
     assert checkpoint.load_state(checkpoint.latest(folder, full=True).path) == {"step": 10}
 
 
-@pytest.mark.parametrize("by", ["write", "state"])
+@pytest.mark.parametrize("by", ["write", "state", "tokenizer"])
 def test_file_size_limit(tmp_path, by):
     check_full(tmp_path, 100_000, by)
 
 
-@pytest.mark.parametrize("by", ["write", "state"])
+@pytest.mark.parametrize("by", ["write", "state", "tokenizer"])
 def test_disk_full(tmp_path, by):
     mount = shutil.which("mount")
     if not mount or subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=False,

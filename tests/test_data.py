@@ -6,7 +6,7 @@ from PIL import Image
 
 from vlrl.config import DataSettings
 from vlrl.data import Drawn, read_rows, read_samples, sample_from_row
-from vlrl.errors import ConfigError, DataError
+from vlrl.errors import ConfigError, DataError, TaskError
 from vlrl.task import Task
 from vlrl.types import Sample
 
@@ -94,10 +94,40 @@ def test_sample_from_row(folder):
     ({"id": "r", "difficulty": "hard"}, "row 'r': difficulty='hard'"),
     ({"id": "r", "weight": -1}, "row 'r': weight=-1"),
     ({"id": "r", "weight": float("nan")}, "row 'r': weight=nan"),
+    ({"id": "r", "weight": float("inf")}, "row 'r': weight=inf must be a finite number of at least 0"),
+    ({"id": "r", "weight": 10**400}, r"row 'r': weight=10{199}\.\.\. must be a finite number"),
+    ({"id": "r", "weight": True}, "row 'r': weight=True"),
+    ({"id": "r", "width": float("inf")}, "row 'r': width=inf"),
+    ({"id": "r", "video_start": "soon"}, "row 'r': video_start='soon'"),
+    ({"id": "r", "video_end": float("nan")}, "row 'r': video_end=nan"),
+    ({"id": "r", "coordinates": "norm100"}, "row 'r': coordinates='norm100' is not a convention.*'norm1000'"),
+    ({"id": "r", "coordinates": ["x"]}, "row 'r': coordinates="),
+    ({"id": "r", "processed_size": [0, 0]}, r"row 'r': processed_size=\[0, 0\] must be \[w, h\]"),
+    ({"id": "r", "processed_size": [10**400, 1]}, "row 'r': processed_size="),
+    ({"id": "r", "processed_size": 64}, "row 'r': processed_size=64"),
+    ({"id": "\ud800"}, r"row '\\ud800': 'id' holds text that is not Unicode: '\\ud800'"),
+    ({"id": "r", "meta": {"note": ["a\udfff"]}}, "row 'r': 'meta' holds text that is not Unicode"),
+    ({"id": "r", "\ud800": 1}, "row 'r': .*not Unicode"),
 ])
 def test_a_bad_row_is_named(folder, row, words):
     with pytest.raises(DataError, match=words):
         sample_from_row(row, folder)
+
+
+def test_a_weight_of_null_is_one(folder):
+    assert sample_from_row({"id": "1", "weight": None}).weight == 1.0 and sample_from_row({"id": "1"}).weight == 1.0
+    assert "weight" not in sample_from_row({"id": "1"}).row
+
+    class Own(Plain):
+        def sample_from_row(self, row, root=None):
+            return Sample(id=row["id"], row=row)
+
+    own = Own()
+    own.data = DataSettings(train=str(write(folder / "rows.jsonl", [{"id": "1", "weight": None}])))
+    assert read_samples(own, "train")[0].weight == 1.0
+    write(folder / "rows.jsonl", ['{"id": "1", "weight": Infinity}'])
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: row '1': weight=inf"):
+        read_samples(own, "train")
 
 
 def test_read_samples(folder):
@@ -124,10 +154,13 @@ def test_settings_that_are_missing(folder):
         task(train=str(path), format="coco").samples("train")
 
 
-BAD = ["{broken", {"image": "a.png"}, {"id": "1"}, {"id": "3", "image": "none.png"}, {"id": "4", "image": "../x.png"}]
+BAD = ["{broken", {"image": "a.png"}, {"id": "1"}, {"id": "3", "image": "none.png"}, {"id": "4", "image": "../x.png"},
+       {"id": "5", "image": "a" * 5000}, {"id": "6", "image": "a\0.png"}, '{"id": "7", "weight": 1e999}',
+       {"id": "8", "processed_size": [0, 0]}, '{"id": "\\ud800"}', {"id": "9", "coordinates": "pixels"},
+       '{"id": "10", "weight": 1%s}' % ("0" * 400), '{"id": "11", "weight": 1%s}' % ("0" * 5000)]
 
 
-@pytest.mark.parametrize("bad", BAD, ids=str)
+@pytest.mark.parametrize("bad", BAD, ids=lambda b: ascii(b)[:30])
 def test_the_first_bad_row_stops(folder, bad):
     path = write(folder / "rows.jsonl", [{"id": "1"}, bad])
     with pytest.raises(DataError, match=r"rows\.jsonl:2: .*data\.quarantine=true"):
@@ -139,8 +172,9 @@ def test_quarantine_leaves_bad_rows_out_and_lists_them(folder, caplog):
     with caplog.at_level(logging.WARNING):
         samples = read_samples(task(train=str(path), quarantine=True), "train")
     assert [s.id for s in samples] == ["1", "2"]
-    assert [b.where.rpartition(":")[2] for b in samples.quarantined] == ["2", "3", "4", "5", "6"]
-    assert "left out 5 of 7 rows" in caplog.text and "ids must be unique" in caplog.text
+    assert [b.where.rpartition(":")[2] for b in samples.quarantined] == [str(2 + i) for i in range(len(BAD))]
+    assert f"left out {len(BAD)} of {len(BAD) + 2} rows" in caplog.text and "ids must be unique" in caplog.text
+    assert all(len(b.reason) < 500 for b in samples.quarantined)
     with pytest.raises(DataError, match="no usable row"):
         read_samples(task(train=str(write(path, BAD[:2])), quarantine=True), "train")
 
@@ -156,8 +190,27 @@ def test_a_task_that_trips_over_a_row_names_it(folder):
         read_samples(strict, "train")
 
 
+def test_a_task_that_makes_no_sample_stops(folder):
+    class Lazy(Plain):
+        def sample_from_row(self, row, root=None):
+            if row["id"] == "1":
+                raise RuntimeError("no")
+
+    lazy = Lazy()
+    lazy.data = DataSettings(train=str(write(folder / "rows.jsonl", [{"id": "1"}, {"id": "2"}])), quarantine=True)
+    with pytest.raises(TaskError, match="task 'plain': sample_from_row returned NoneType, expected a Sample"):
+        read_samples(lazy, "train")
+
+
+def test_files_with_names_that_are_too_long():
+    with pytest.raises(ConfigError, match="does not exist"):
+        task(train="x" * 5000 + ".jsonl").samples("train")
+
+
 def test_drawn():
     drawn = Drawn(3, lambda i: Sample(id=str(i)))
     assert [s.id for s in drawn] == ["0", "1", "2"] and drawn[-1].id == "2" and [s.id for s in drawn[1:]] == ["1", "2"]
     with pytest.raises(IndexError):
         drawn[3]
+    with pytest.raises(TaskError, match=r"sample 0 cannot be drawn: .*test_data.py:\d+: IndexError"):
+        list(Drawn(3, lambda i: [][i]))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ def test_scores(config, tmp_path, capsys):
         return config, f"run.dir={tmp_path}/run", "resume=never", f"task={task_file(tmp_path, body)}", "steps=2"
     fails(capsys, "returned the part 'bonus'", *words("return {'vowels': 1.0, 'short': 0.0, 'bonus': 1.0}"))
     fails(capsys, "left out the part 'short'", *words("return {'vowels': 1.0}"))
-    fails(capsys, "16 of 16 rollouts failed to score.*limits.score_errors.*part 'vowels' was nan",
+    fails(capsys, "heldout at step 0: 8 of 8 rollouts failed.*limits.score_errors.*'vowels' was nan.*They are in",
           *words("return {'vowels': float('nan'), 'short': 0.0}"))
     fails(capsys, "failed to score.*KeyError: 'shade'", *words("return {'vowels': sample['shade'], 'short': 0.0}"))
     body = "return {'vowels': 1 / (len(answer.text) % 3), 'short': 0.0}"
@@ -121,6 +122,49 @@ def test_scores(config, tmp_path, capsys):
     assert errors and all(r["reward"] == 0 and "ZeroDivisionError" in r["error"] for r in errors)
     assert any(r["reward"] > 0 for r in table)
     assert metrics(tmp_path / "run")[0]["score_errors"] > 0
+
+
+def test_what_was_scored_is_kept_when_scoring_fails(config, tmp_path, capsys):
+    words = (config, f"run.dir={tmp_path}/run", "steps=2")
+    broken = task_file(tmp_path, "raise KeyError('shade')")
+    for keep in ("all", "mixed"):
+        message = fails(capsys, "step 0: (16 of 16|64 of 64) rollouts failed.*KeyError", *words, f"task={broken}",
+                        "eval.samples=0", f"curriculum.keep={keep}")
+        (file,) = (tmp_path / "run" / "failed" / "rollouts").iterdir()
+        assert str(file) in message
+    only_heldout = task_file(tmp_path, "return {'vowels': 1.0 if sample.id[0] == 't' else {}[0], 'short': 0.0}")
+    fails(capsys, "8 of 8 rollouts failed.*KeyError", *words, f"task={only_heldout}")
+
+
+def test_an_evaluation_of_another_start_does_not_stay(config, tmp_path, capsys):
+    words = [str(config), f"run.dir={tmp_path}/run", "steps=1"]
+    assert train([*words, f"task={task_file(tmp_path, 'return dict(vowels=0.0, short=0.0)')}", "save.every=0",
+                  "train.lr=1e30", "algo.kl_coef=1e30"]) in (0, 1)
+    shutil.rmtree(tmp_path / "run" / "checkpoints", ignore_errors=True)
+    assert train(words) == 0
+    first = metrics(tmp_path / "run", "eval.jsonl")[0]
+    assert first["step"] == 0 and first["vowels"] > 0
+
+
+def test_steps_without_a_mixed_group_are_still_counted(config, tmp_path):
+    task = task_file(tmp_path, "return {'vowels': 0.5, 'short': 0.0}")
+    words = (config, f"run.dir={tmp_path}/run", f"task={task}", "steps=1", "eval.samples=0", "curriculum.keep=mixed",
+             "curriculum.max_refills=1")
+    assert train([str(w) for w in words]) == 0
+    (line,) = metrics(tmp_path / "run")
+    assert line["reward/mean"] == 0.5 and line["groups/zero_variance_frac"] == 1 and line["groups/wasted"] == 8
+    assert RunFolder(tmp_path / "run").rollouts().num_rows == 32
+
+
+def test_rejected_prompts_are_named(config, tmp_path, capsys):
+    file = tmp_path / "long.py"
+    file.write_text(TASK.replace('f"picture {i}"', 'f"picture {i} " * (1 + 20 * (i % 8 == 0))'))
+    assert train([str(config), f"run.dir={tmp_path}/run", f"task={file}:Shades", "limits.prompt_tokens=80", "steps=3",
+                  "eval.samples=0"]) == 0
+    reasons = [json.loads(line)["reason"] for line in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
+    assert reasons and all("limits.prompt_tokens=80" in r for r in reasons)
+    assert reasons[0] in capsys.readouterr().out.replace("\n", " ")
+    assert metrics(tmp_path / "run")[-1]["prompts/rejected"] == len(reasons)
 
 
 def test_a_huge_reward_stops_before_the_weights_are_spoiled(config, tmp_path, capsys):

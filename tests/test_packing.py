@@ -132,3 +132,12 @@ def test_pieces_are_cut_at_the_limit(tiny_models):
     cut = pieces_of([prompt] * 7, answers, len(prompt) + 25)
     assert [p.rollouts for p in cut] == [(0, 1), (2, 3), (4, 5), (6,)]
     assert isinstance(cut[0], Piece) and all(p.tokens <= len(prompt) + 25 for p in cut)
+
+
+def test_an_empty_answer_takes_no_place(tiny_models):
+    policy, encode = load(tiny_models["qwen3_vl"])
+    prompt = encode(Ask(), SAMPLES["image"])
+    answers = [np.array([40, 41, 42]), np.array([], dtype=np.int64), np.array([43])]
+    for layout in ("shared", "padded"):
+        (batch,) = pack(pieces_of([prompt] * 3, answers, 10**6), 10**6, layout)
+        assert batch.rollout_id.tolist() == [0, 0, 0, 2] and len(policy.logprobs(batch, 1.0).logprobs) == 4

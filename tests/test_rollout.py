@@ -68,7 +68,8 @@ def test_too_long_prompts_are_rejected_and_replaced():
     s = source(lambda prompt, i: "x")
     BAD[1] = PromptTooLong("sample 'train-1': prompt of 99 tokens")
     assert [g.sample["n"] for g in s.next_groups(3, 0)] == [0, 2, 3]
-    assert s.metrics()["prompts/rejected"] == 1 and "train-1" in s.rejected.examples[0]
+    assert s.metrics()["prompts/rejected"] == 1
+    assert "train-1" in s.rejected.take()[0] and s.rejected.take() == []
 
 
 def test_bad_media_stops_unless_quarantined():
@@ -82,10 +83,11 @@ def test_bad_media_stops_unless_quarantined():
 
 
 def test_too_many_rejections_stop():
-    s = source(lambda prompt, i: "x")
-    BAD.update({n: PromptTooLong(f"sample {n} is too long") for n in range(10)})
-    with pytest.raises(TrainingError, match=r"limits\.rejected.*sample 0 is too long"):
-        s.next_groups(4, 0)
+    for limit, says in ((0.5, r"limits.rejected=0.5.*sample \d is too long"), (1.0, "none accepted")):
+        s = source(lambda prompt, i: "x", limits={"rejected": limit})
+        BAD.update({n: PromptTooLong(f"sample {n} is too long") for n in range(10)})
+        with pytest.raises(TrainingError, match=says):
+            s.next_groups(4, 0)
 
 
 def test_groups_without_variance_are_refilled():
@@ -95,6 +97,7 @@ def test_groups_without_variance_are_refilled():
     assert [g.sample["n"] for g in groups] == [0, 2, 4, 6] and s.metrics()["groups/wasted"] == 3
     s = source(lambda prompt, i: "same", curriculum={"keep": "mixed", "max_refills": 2})
     assert s.next_groups(4, 0) == [] and s.drawn == 12
+    assert len(s.dropped) == 12 and all(g.zero_variance for g in s.dropped)
 
 
 def test_state_goes_on_where_it_was():
@@ -108,9 +111,9 @@ def test_scoring_errors_stop_above_the_limit():
     s = source(lambda prompt, i: "-1" if i == 0 else prompt.text)
     groups = s.next_groups(3, 0)
     assert [g.rewards for g in groups] == [[0.0, 1.0, 1.0]] * 3
-    assert check_score_errors(groups, 0.5, step=4) == pytest.approx(1 / 3)
+    assert check_score_errors(groups, 0.5, "step 4") == pytest.approx(1 / 3)
     with pytest.raises(TrainingError, match=r"step 4: 3 of 9 .*limits\.score_errors=0\.1.*ValueError: negative"):
-        check_score_errors(groups, 0.1, step=4)
+        check_score_errors(groups, 0.1, "step 4")
 
 
 def test_empty_splits_are_named():

@@ -136,11 +136,20 @@ def test_nan_stops_before_the_weights_are_touched(scene):
 
 def test_truncated_answers_can_be_masked(scene):
     policy, groups, folder = scene
-    (plain,), _, _ = gradients(policy, groups, settings(folder))
-    (masked,), _, _ = gradients(policy, groups, settings(folder, algo={"mask_truncated": True}))
-    assert any(r.completion.truncated for g in groups for r in g.rollouts)
+
+    def ending(reason):
+        return [dataclasses.replace(g, rollouts=tuple(
+            dataclasses.replace(r, completion=dataclasses.replace(r.completion, finish_reason=reason))
+            for r in g.rollouts)) for g in groups]
+    masking = settings(folder, algo={"mask_truncated": True})
+    stopped, cut = ending("stop"), ending("length")
+    (plain,), _, _ = gradients(policy, stopped, masking)
+    (half,), _, _ = gradients(policy, [*stopped[:3], *cut[3:]], masking)
+    (alone,), _, _ = gradients(policy, stopped[:3], masking)
+    assert_close({k: half[k] for k in alone}, alone)  # as if the others were not there
     name = next(iter(plain))
-    assert not torch.allclose(plain[name], masked[name])
+    assert not torch.allclose(plain[name], half[name])
+    assert gradients(policy, cut, masking)[0] == []  # nothing to learn from: no optimizer step
 
 
 @pytest.mark.parametrize("model", [{"lora": {"rank": 4}}, {}], ids=["lora", "full"])

@@ -23,7 +23,7 @@ from vlrl.errors import ConfigError
 from vlrl.metrics import Clock
 from vlrl.policy import Policy
 from vlrl.rollout import GroupSource
-from vlrl.task import Task
+from vlrl.task import Task, task_samples
 from vlrl.update import make_optimizer
 
 COMMON_TASK_KEYS = ("name", "coordinates", "rewards")
@@ -63,7 +63,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     transformers.logging.disable_progress_bar()
     seed_everything(config.seed)
     task = make_task(config)
-    samples = task.samples("train")
+    samples = task_samples(task, "train")
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no training samples; check data.train={config.data.train!r}")
     model = policy.load(config, accelerator, checkpoint)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlrl.errors import RunError
+from vlrl.errors import RunError, VlrlError
 from vlrl.files import fsync
 
 MANIFEST, STATE, TENSORS = "manifest.json", "trainer_state.json", "trainer_state.safetensors"
@@ -60,8 +60,6 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
     numpy arrays, numbers, strings, bytes, None. Checkpoints of later steps belong to a run that was started over and
     are removed. Raises RunError when the disk is full or not writable; older checkpoints are then untouched.
     """
-    from safetensors import SafetensorError
-
     target, temporary = folder / f"step-{step:06d}", folder / f".tmp-step-{step:06d}-{os.getpid()}"
     try:
         _sweep(folder)
@@ -70,7 +68,11 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
         _save_state(temporary, state)
         _seal(temporary, step)
         _swap_in(temporary, target)
-    except (OSError, SafetensorError) as error:
+    except VlrlError:
+        raise
+    except Exception as error:
+        if not _of_the_disk(error):
+            raise
         raise _failed(folder, target, temporary, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -123,6 +125,14 @@ def _remove(path: Path) -> None:
     doomed = path.with_name(f".tmp-removed-{path.name}-{os.getpid()}")
     os.rename(path, doomed)
     shutil.rmtree(doomed, ignore_errors=True)  # what stays is swept by the next save
+
+
+def _of_the_disk(error: Exception) -> bool:
+    """Whether writing failed, not the code; tokenizers and other Rust code raise a plain Exception for it."""
+    from safetensors import SafetensorError
+
+    words = ("no space left", "os error", "disk quota")
+    return isinstance(error, (OSError, SafetensorError)) or any(w in str(error).lower() for w in words)
 
 
 def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> RunError:

@@ -7,27 +7,36 @@ error with a suggestion. The resolved copy is saved in the run folder.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import pydantic
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from yaml.composer import ComposerError
 
 from vlrl.errors import ConfigError, did_you_mean
 
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1, lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume")
 """Top-level settings that may differ between a checkpoint and the run that resumes it."""
 
 
 class Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        return refuse_bool(cls.model_fields[info.field_name or ""].annotation, value)
 
 
 class RunSettings(Settings):
@@ -51,7 +60,8 @@ class DataSettings(Settings):
     root: str = Field(
         default="", description="Folder that media paths are relative to; empty = the data file's folder.")
     format: str = Field(default="auto", description="Format of the rows; auto recognises it by their fields.")
-    seed: int = Field(default=0, description="Seed of drawn data and of fixed splits; apart from the training seed.")
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63,
+                      description="Seed of drawn data and of fixed splits; apart from the training seed.")
     quarantine: bool = Field(default=False, description="Leave bad rows out, count and list them, instead of stopping.")
 
 
@@ -115,12 +125,12 @@ class CurriculumSettings(Settings):
 
 class TrainSettings(Settings):
     lr: float = Field(default=1e-6, gt=0, description="Peak learning rate.")
-    part_lr: dict[Literal["language", "merger", "vision"], float] = Field(
+    part_lr: dict[Literal["language", "merger", "vision"], Rate] = Field(
         default_factory=dict, description="Learning rate of a part, instead of train.lr.")
     schedule: Literal["constant", "linear", "cosine"] = Field(default="constant", description="After the warm-up.")
     warmup: Fraction = Field(default=0.0, description="Share of all steps over which the rate rises from 0.")
     min_lr_ratio: Fraction = Field(default=0.0, description="Where linear and cosine end, as a share of the peak.")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW.")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="AdamW.")
     weight_decay: NonNegative = Field(default=0.0, description="AdamW, on matrices only.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this norm.")
     tokens_per_batch: Positive = Field(default=8192, description="Packed tokens per process and micro-batch.")
@@ -167,7 +177,7 @@ class Config(Settings):
     """All settings of a run."""
 
     steps: Count = Field(default=100, description="Training steps in all, those before a resume included.")
-    seed: int = Field(default=0, ge=0, description="Seed of sampling, data order and dropout.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of sampling, data order and dropout.")
     resume: Literal["auto", "never", "must"] = Field(
         default="auto", description="auto: go on from the newest checkpoint if there is one; never: start over; must: "
         "fail without one.")
@@ -202,10 +212,44 @@ class Config(Settings):
         if not self.model.name:
             raise ValueError("model.name is not set: give a hub name or a folder, e.g. "
                              "model.name=Qwen/Qwen2.5-VL-3B-Instruct")
+        return self
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
         if self.rollout.minibatches > self.rollout.prompts_per_step:
             raise ValueError(f"rollout.minibatches={self.rollout.minibatches} is more than "
                              f"rollout.prompts_per_step={self.rollout.prompts_per_step}: a mini-batch would be empty")
+        if not self.model.train and self.model.lora.rank == 0:
+            raise ValueError("model.train=[]: nothing would learn; name at least one of language, merger and vision, "
+                             "or train an adapter with model.lora.rank=16")
+        low, high = self.model.min_pixels, self.model.max_pixels
+        if low and high and low > high:
+            raise ValueError(f"model.min_pixels={low} is more than model.max_pixels={high}: lower the one or raise the "
+                             "other")
+        splits = self.eval.splits
+        twice = [name for i, name in enumerate(splits) if name in splits[:i]]
+        if twice:
+            raise ValueError(f"eval.splits={list(splits)}: '{twice[0]}' stands there twice; name each split once")
         return self
+
+
+def refuse_bool(kind: Any, value: Any) -> Any:
+    """The value; ValueError when it is, or holds, true or false and the annotation `kind` wants numbers.
+
+    Pydantic would take true as 1: `steps=true` or `betas: [true, false]` are slips of the pen.
+    """
+    kinds = _kinds(kind)
+    held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
+    if kinds & {int, float} and bool not in kinds and any(isinstance(v, bool) for v in held):
+        raise ValueError("give a number, not true or false")
+    return value
+
+
+def _kinds(kind: Any) -> set[Any]:
+    """The plain types that an annotation names, at any depth."""
+    if isinstance(kind, type) and not get_args(kind):
+        return {kind}
+    return {found for part in get_args(kind) for found in _kinds(part)}
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -260,9 +304,10 @@ def _describe(model: type[BaseModel], prefix: str):
 def _find(path: Path) -> Path:
     shipped = Path(__file__).resolve().parent
     for candidate in (path, shipped.parent / path, shipped / path):
-        if candidate.is_file():
+        if os.path.isfile(candidate):  # Path.is_file raises for a name that is too long
             return candidate
-    near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
+    folder = path.parent
+    near = did_you_mean(path.name, [p.name for p in folder.glob("*.yaml")]) if os.path.isdir(folder) else ""
     raise ConfigError(f"config file {str(path)!r} does not exist.{near}")
 
 
@@ -270,8 +315,8 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path.resolve() in seen:
         raise ConfigError(f"{path}: 'extends' leads in a circle")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        tree = _parse(path.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read config {path}: {error}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"config {path} must hold settings as 'key: value', not a {type(tree).__name__}")
@@ -279,9 +324,34 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if parent is None:
         return tree
     base = path.parent / str(parent)
-    if not base.is_file():
+    if not os.path.isfile(base):
         raise ConfigError(f"{path}: extends: {parent!r} does not exist (it is relative to the file that names it)")
     return merge(_read(base, (*seen, path.resolve())), tree)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a mapping has each key once; YAML's own loader lets the last one win."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                raise ComposerError(None, None, f"line {line}: the key '{name}' stands in line {lines[name]} already; "
+                                    "keep one of them", None)
+            lines[name] = line
+        return node
+
+
+def _parse(text: str) -> Any:
+    """The value of a YAML text. Raises ValueError that says what is wrong with it."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+    except Exception as error:  # its constructors raise ValueError, KeyError, ... on values like 2020-13-45
+        raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,9 +368,9 @@ def _override(tree: dict[str, Any], word: str) -> None:
     if not equals or not key:
         raise ConfigError(f"{word!r} is not a setting: write key=value, e.g. train.lr=1e-6")
     try:
-        value = yaml.safe_load(text) if text else ""
-    except yaml.YAMLError:
-        raise ConfigError(f"{key}: cannot read the value {text!r}") from None
+        value = _parse(text) if text else ""
+    except ValueError as error:
+        raise ConfigError(f"{key}: cannot read the value {text!r}: {error}") from None
     *path, last = key.split(".")
     for name in path:
         child = tree.get(name)
@@ -318,9 +388,8 @@ def _explain(error: Any) -> str:
         known = _names_at(loc[:-1])
         near = did_you_mean(loc[-1], known)
         return f"unknown setting '{name}' (value {value!r}).{near or ' Known here: ' + ', '.join(known) + '.'}"
-    if not loc:
-        return str(error["msg"]).removeprefix("Value error, ")
-    return f"{name}={value!r}: {error['msg']}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{name}={value!r}: {message}" if loc else message
 
 
 def _names_at(loc: Sequence[str]) -> list[str]:

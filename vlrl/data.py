@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
-from vlrl.errors import ConfigError, DataError
+from vlrl.coordinates import CONVENTIONS
+from vlrl.errors import ConfigError, DataError, TaskError, VlrlError, did_you_mean
 from vlrl.media import resolve
+from vlrl.plugins import failure
+from vlrl.rewards.boxes import is_number
 from vlrl.types import Media, Sample
 
 log = logging.getLogger(__name__)
@@ -75,7 +79,15 @@ class Drawn(Sequence[Sample]):
     def __getitem__(self, index: slice) -> Sequence[Sample]: ...
     def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
         places = range(self._count)[index]
-        return [self._make(i) for i in places] if isinstance(places, range) else self._make(places)
+        return [self._draw(i) for i in places] if isinstance(places, range) else self._draw(places)
+
+    def _draw(self, index: int) -> Sample:
+        try:
+            return self._make(index)
+        except VlrlError:
+            raise
+        except Exception as error:  # an IndexError would end a loop over the samples in silence
+            raise TaskError(f"sample {index} cannot be drawn: {failure(error)}") from error
 
 
 def read_rows(path: Path, format: str = "auto") -> list[dict[str, Any]]:
@@ -95,24 +107,25 @@ def read_rows(path: Path, format: str = "auto") -> list[dict[str, Any]]:
 def sample_from_row(row: Mapping[str, Any], root: Path | None = None) -> Sample:
     """A sample from a canonical row. Media come from `image`, `images` or `video`, resolved under `root`, unread.
 
-    Fields that are not canonical stay in the row and are gathered in its `meta` too.
+    Fields that are not canonical stay in the row and are gathered in its `meta` too; a weight of null becomes 1.
 
-    Raises DataError naming the row for a missing id, a media path that cannot be used, a difficulty outside [0, 1] or a
-    negative weight.
+    Raises DataError naming the row for a missing id, a media path that cannot be used, a difficulty outside [0, 1], a
+    number that is negative or not finite, unknown `coordinates`, or text that is not Unicode.
     """
     sample_id = row.get("id")
     if isinstance(sample_id, bool) or not isinstance(sample_id, (str, int)) or sample_id == "":
         raise DataError(f"the row has id={sample_id!r}; every row needs an 'id', a text or a whole number")
+    sample_id = str(sample_id)
     unknown = {k: v for k, v in row.items() if k not in FIELDS}
-    clean = {**row, "id": str(sample_id)}
+    clean = {**row, "id": sample_id}
     if unknown:
         clean["meta"] = {**unknown, **(row.get("meta") or {})}
     try:
-        _check_number(row, "difficulty", 1.0)
-        _check_number(row, "weight", float("inf"))
-        return Sample(id=str(sample_id), row=clean, media=_media(row, root or Path.cwd()))
+        _check_text(row)
+        _check_values(row)
+        return Sample(id=sample_id, row=_weighted(clean), media=_media(row, root or Path.cwd()))
     except DataError as error:
-        raise DataError(f"row '{sample_id}': {error}") from None
+        raise DataError(f"row {sample_id!r}: {error}") from None
 
 
 def read_samples(task: Any, split: str) -> Samples:
@@ -151,12 +164,21 @@ def _checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -
         raise row
     try:
         sample = task.sample_from_row(row, root)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise DataError(f"row '{row.get('id')}': {type(error).__name__}: {error}") from error
+        if not isinstance(sample, Sample):
+            raise TaskError(f"task '{task.name}': sample_from_row returned {type(sample).__name__}, expected a Sample")
+    except VlrlError:
+        raise
+    except Exception as error:  # a task's own code may trip over a row in any way
+        raise DataError(f"row {row.get('id')!r}: {type(error).__name__}: {error}") from error
+    try:
+        _check_values(sample.row)  # a task may make its samples without the function above
+    except DataError as error:
+        raise DataError(f"row '{sample.id}': {error}") from None
     for media in sample.media:
-        if isinstance(media.source, Path) and not media.source.is_file():
-            raise DataError(f"row '{sample.id}': media file {media.source} does not exist; check it and data.root")
-    return sample
+        if isinstance(media.source, Path) and not os.path.isfile(media.source):  # Path.is_file raises for long names
+            raise DataError(f"row '{sample.id}': media file {_short(media.source)} does not exist; check it and "
+                            "data.root")
+    return replace(sample, row=_weighted(sample.row))
 
 
 def _split_file(task: Any, split: str) -> Path:
@@ -167,7 +189,7 @@ def _split_file(task: Any, split: str) -> Path:
         raise ConfigError(f"data.{split} is not set: task '{task.name}' reads its rows from a file, e.g. "
                           f"data.{split}=rows.jsonl")
     path = Path(name)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"data.{split}={name!r}: this file does not exist")
     return path
 
@@ -224,10 +246,38 @@ def _paths(row: Mapping[str, Any], field: str) -> list[str]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _check_number(row: Mapping[str, Any], field: str, most: float) -> None:
+def _weighted(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**row, "weight": 1.0} if row.get("weight", 1.0) is None else row
+
+
+def _check_values(row: Mapping[str, Any]) -> None:
+    _check_number(row, "difficulty", 1.0)
+    for field in ("weight", "video_start", "video_end", "width", "height"):
+        _check_number(row, field)
+    size, own = row.get("processed_size"), row.get("coordinates")
+    if size is not None and not (isinstance(size, (list, tuple)) and len(size) == 2
+                                 and all(is_number(side) and side > 0 for side in size)):
+        raise DataError(f"processed_size={_short(size)} must be [w, h], two positive numbers of pixels")
+    if own and own not in CONVENTIONS:
+        raise DataError(f"coordinates={own!r} is not a convention.{did_you_mean(str(own), CONVENTIONS)} "
+                        f"Known: {', '.join(CONVENTIONS)}.")
+
+
+def _check_text(row: Mapping[str, Any]) -> None:
+    for field, value in row.items():
+        try:
+            json.dumps([field, value], ensure_ascii=False, skipkeys=True, default=str).encode()
+        except UnicodeEncodeError:  # JSON can hold half of a surrogate pair, which no file and no tokenizer takes
+            raise DataError(f"{field!r} holds text that is not Unicode: {ascii(value)[:200]}") from None
+
+
+def _check_number(row: Mapping[str, Any], field: str, most: float = float("inf")) -> None:
     value = row.get(field)
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
-        limit = f"a number from 0 to {most:g}" if most < float("inf") else "a number of at least 0"
-        raise DataError(f"{field}={value!r} must be {limit}")
+    if value is not None and not (is_number(value) and 0 <= value <= most):
+        limit = f"a number from 0 to {most:g}" if most < float("inf") else "a finite number of at least 0"
+        raise DataError(f"{field}={_short(value)} must be {limit}")
+
+
+def _short(value: Any) -> str:
+    text = str(value) if isinstance(value, Path) else repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from vlrl.errors import VlrlError
+
 
 def active() -> bool:
     return dist.is_available() and dist.is_initialized()
@@ -62,22 +64,42 @@ def on_main(call: Callable[[], Any]) -> Any:
     return result
 
 
+def together(call: Callable[[], Any]) -> Any:
+    """Runs `call` on every rank; when it raises a VlrlError on one, the first such error is raised on all."""
+    if world() == 1:
+        return call()
+    result, error = None, None
+    try:
+        result = call()
+    except VlrlError as caught:
+        error = caught
+    for raised in gather(error):
+        if raised is not None:
+            raise raised
+    return result
+
+
 def barrier() -> None:
     if active():
         dist.barrier()
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25) -> None:
-    """Adds up `.grad` over ranks in place; a rank without a gradient contributes zeros.
+    """Adds up `.grad` over ranks in place; a rank without a gradient contributes zeros, unless all are without.
 
     One reduction per optimizer step in buckets of `bucket` numbers. Ranks may run different numbers of micro-batches
     and leave parameters unused (a text-only share beside one with images) without a hang.
     """
     if world() == 1:
         return
+    learning = [p for p in parameters if p.requires_grad]
+    if not learning:
+        return
+    used = torch.tensor([p.grad is not None for p in learning], dtype=torch.int32, device=learning[0].device)
+    dist.all_reduce(used, dist.ReduceOp.MAX)  # AdamW leaves a parameter without gradient alone: so it must here
     group: list[torch.nn.Parameter] = []
     size = 0
-    for p in [*(p for p in parameters if p.requires_grad), None]:
+    for p in [*(p for p, anyone in zip(learning, used.tolist(), strict=True) if anyone), None]:
         if group and (p is None or size + p.numel() > bucket or p.dtype != group[0].dtype):
             _reduce(group)
             group, size = [], 0

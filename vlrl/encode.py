@@ -39,7 +39,10 @@ class Encoder:
         """The prompt of one sample. Raises DataError for unreadable media and PromptTooLong past the limit."""
         loaded = [media.load(m, self.config.limits, self._video) for m in sample.media]
         text = self._render(task.messages(sample), loaded, sample.id)
-        batch = self._process(text, loaded)
+        try:
+            batch = self._process(text, loaded)
+        except (ValueError, RuntimeError) as error:  # such as an image of extreme aspect ratio
+            raise DataError(f"sample '{sample.id}': the processor refuses it: {error}") from None
         ids = batch["input_ids"]
         if ids.shape[1] > self.config.limits.prompt_tokens:
             raise PromptTooLong(f"sample '{sample.id}': prompt of {ids.shape[1]} tokens is longer than "

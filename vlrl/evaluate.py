@@ -9,14 +9,15 @@ from typing import Any
 
 from vlrl import dist
 from vlrl.config import Config
-from vlrl.encode import Encoder
+from vlrl.encode import Encoder, PromptTooLong
 from vlrl.engine.base import Engine
 from vlrl.errors import DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.rollout import first_samples, make_group
+from vlrl.scoring import sample_metrics
 from vlrl.stats import mean_ci
 from vlrl.task import Task
-from vlrl.types import Group, Request, Sampling
+from vlrl.types import Group, Request, Sample, Sampling
 
 _CHUNK = 64
 """Prompts encoded and answered at a time."""
@@ -30,28 +31,38 @@ def evaluate(task: Task, encode: Encoder, engine: Engine, config: Config, split:
     eval.temperature is set. Samples that cannot be encoded count as `rejected`, not as wrong. `tell(what, done, total)`
     is called as the work proceeds.
     """
-    samples = list(enumerate(first_samples(task, split, config.eval.samples)))[dist.rank()::dist.world()]
+    mine = list(enumerate(first_samples(task, split, config.eval.samples)))[dist.rank()::dist.world()]
+    groups, rejected = dist.together(lambda: _answer(task, encode, engine, config, split, step, mine, tell))
+    records = [r for part in dist.gather([_record(task, g) for g in groups]) for r in part]
+    failed = sum(r["error"] is not None for r in records) / max(len(records), 1)
+    return {"step": step, "split": split, "n": len(records), "rejected": int(dist.total(rejected)[0]),
+            "score_errors": failed, **_table(task, records)}, groups
+
+
+def _answer(task: Task, encode: Encoder, engine: Engine, config: Config, split: str, step: int,
+            samples: Sequence[tuple[int, Sample]], tell: Callable[[str, int, int], None] | None
+            ) -> tuple[list[Group], int]:
+    """Scored groups of one answer for numbered samples, and how many samples were rejected."""
     sampling = Sampling(max_new_tokens=config.rollout.max_new_tokens, temperature=config.eval.temperature)
     stream = zlib.crc32(split.encode())
     groups: list[Group] = []
     rejected = 0
     for start in range(0, len(samples), _CHUNK):
-        chunk = samples[start:start + _CHUNK]
         if tell:
             tell(f"evaluating {split}", start, len(samples))
         prompts = []
-        for number, sample in chunk:
+        for number, sample in samples[start:start + _CHUNK]:
             try:
                 prompts.append((number, sample, encode(task, sample)))
-            except DataError:
+            except DataError as error:
+                if not isinstance(error, PromptTooLong) and not config.data.quarantine:
+                    raise
                 rejected += 1
         requests = [Request(prompt=p, n=1, sampling=sampling, key=(1, stream, number)) for number, _, p in prompts]
         for (number, sample, prompt), answers in zip(prompts, engine.generate(requests), strict=True):
             groups.append(make_group(task, sample, prompt, answers, group_id=f"{split}-{number:06d}", split=split,
                                      step=step))
-    records = [r for part in dist.gather([_record(task, g) for g in groups]) for r in part]
-    rejected = int(sum(dist.total(rejected)))
-    return {"step": step, "split": split, "n": len(records), "rejected": rejected, **_table(task, records)}, groups
+    return groups, rejected
 
 
 def _record(task: Task, group: Group) -> dict[str, Any]:
@@ -59,9 +70,11 @@ def _record(task: Task, group: Group) -> dict[str, Any]:
     completion = rollout.completion
     answer = parse_answer(completion.text, n_tokens=len(completion.tokens), truncated=completion.truncated,
                           step=rollout.policy_step)
+    metrics, error = sample_metrics(task, group.sample, answer, rollout.parts)
     return {"sample": group.sample.row, "id": group.sample.id, "answer": completion.text, "parsed": rollout.parsed,
             "target": group.target, "parts": rollout.parts, "reward": rollout.reward, "length": len(completion.tokens),
-            "truncated": float(completion.truncated), "metrics": task.metrics(group.sample, answer, rollout.parts)}
+            "truncated": float(completion.truncated), "error": rollout.error or error,
+            "metrics": metrics}
 
 
 def _table(task: Task, records: Sequence[dict[str, Any]]) -> dict[str, float]:

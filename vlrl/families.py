@@ -17,6 +17,8 @@ from vlrl.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
+    from vlrl.config import ModelSettings
+
 Part = Literal["language", "merger", "vision"]
 
 
@@ -35,6 +37,8 @@ class Family:
     """... and of what projects its features into the language model."""
     mrope: bool = True
     """Positions have three rows (time, height, width)."""
+    video_area: Literal["frame", "video"] = "frame"
+    """What the video processor's area limits are of: one frame, or all frames together."""
 
     def part_of(self, name: str) -> Part:
         """The part of the model that a parameter or module belongs to, by its name."""
@@ -77,7 +81,7 @@ class Family:
 _VISION = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 FAMILIES = {f.model_type: f for f in (
     Family("qwen2_5_vl", coordinates="processed", vision_tokens=_VISION),
-    Family("qwen3_vl", coordinates="norm1000", vision_tokens=_VISION),
+    Family("qwen3_vl", coordinates="norm1000", vision_tokens=_VISION, video_area="video"),
 )}
 
 
@@ -89,12 +93,31 @@ def family_of(config: Any) -> Family:
     return FAMILIES[kind]
 
 
-def set_pixel_limits(processor: Any, min_pixels: int | None, max_pixels: int | None) -> None:
-    """Sets the area limits of an image or video frame after resizing, in pixels; None keeps the processor's own."""
+def set_pixel_limits(processor: Any, family: Family, settings: ModelSettings) -> None:
+    """Sets the area limits of an image or one video frame after resizing, in pixels.
+
+    None keeps the processor's own, as far as the other limit allows. Where the video processor knows only the area of
+    all frames together, min_pixels is that of the whole video.
+    """
+    low, high = settings.min_pixels, settings.max_pixels
     for unit in (processor.image_processor, processor.video_processor):
         size = dict(unit.size)
-        if min_pixels is not None:
-            size["shortest_edge"] = min_pixels
-        if max_pixels is not None:
-            size["longest_edge"] = max_pixels
+        if low is not None:
+            size |= {"shortest_edge": low, "longest_edge": max(low, size["longest_edge"])}
+        if high is not None:
+            size |= {"shortest_edge": min(high, size["shortest_edge"]), "longest_edge": high}
         unit.size = size
+    if family.video_area == "video" and high is not None:
+        _limit_frames(processor.video_processor, high, settings.video_max_frames)
+
+
+def _limit_frames(unit: Any, high: int, frames: int) -> None:
+    """At most `high` pixels a frame, by a video processor that shares one limit out among the frames.
+
+    The limit is for the most `frames`; the cap keeps a short video from spending all of it on large frames. The
+    processor lifts the cap to 1.05 times its lower limit.
+    """
+    size = dict(unit.size)
+    unit.size = size | {"shortest_edge": min(size["shortest_edge"], int(high / 1.05)), "longest_edge": high * frames}
+    unit.cap_pixels_per_frame = True
+    unit.max_video_tokens = max(1, high // (unit.patch_size * unit.merge_size) ** 2)

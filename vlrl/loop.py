@@ -9,7 +9,7 @@ from vlrl.metrics import group_metrics
 from vlrl.plugins import resolve
 from vlrl.rollout import GroupSource, check_score_errors, credit
 from vlrl.session import Session
-from vlrl.update import NonFinite, update
+from vlrl.update import update
 
 
 def train(config: Config, make_source: type[GroupSource] = GroupSource) -> Session:
@@ -28,17 +28,15 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource) -> Sessi
                 engine.sync(policy, step)
             session.evaluate_if_due(step)
             with clock("rollout"):
-                groups = source.next_groups(config.rollout.prompts_per_step, step)
-            errors = check_score_errors(groups, config.limits.score_errors, step)
-            groups = credit(groups, advantage)
-            try:
+                groups = credit(source.next_groups(config.rollout.prompts_per_step, step), advantage)
+            drawn = [*groups, *source.dropped]
+            with session.keeping_failed(step, drawn):
+                errors = check_score_errors(drawn, config.limits.score_errors, f"step {step}")
                 with clock("train"):
                     stats, per_token = update(policy, parts.optimizer, groups, config, step)
-            except NonFinite as error:
-                raise session.keep_failed(step, groups, error) from None
             with clock("store"):
-                session.write(step, groups, per_token)
-            session.log(step, {**group_metrics(groups), **stats, "score_errors": errors, **source.metrics()}, groups)
+                session.write(step, drawn, per_token)
+            session.log(step, {**group_metrics(drawn), **stats, "score_errors": errors, **source.metrics()}, drawn)
             session.save_if_due(step + 1)
             if session.interrupted():
                 break

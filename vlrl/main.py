@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlrl.errors import VlrlError
 
@@ -27,18 +27,21 @@ touch first: train.lr, rollout.group_size, steps. All settings: --settings
 
 def train(argv: Sequence[str]) -> int:
     """`train.py`: trains, prints the table before/after and where things lie. Returns the exit code."""
-    def run(config: Config) -> None:
+    def run(config: Config) -> int:
         from vlrl.loop import train as run_training
         from vlrl.session import last_words
 
-        last_words(run_training(config))
+        return last_words(run_training(config))
 
     return command(argv, "train.py", "Train a vision-language model by reinforcement learning with verifiable "
                    "rewards.", run, EPILOG)
 
 
-def command(argv: Sequence[str], name: str, description: str, run: Callable[[Config], Any], epilog: str) -> int:
-    """Parses CONFIG and key=value words, runs, and turns a VlrlError into one message and exit code 1."""
+def command(argv: Sequence[str], name: str, description: str, run: Callable[[Config], int], epilog: str) -> int:
+    """Parses CONFIG and key=value words and runs; the exit code is 0 only on success.
+
+    A VlrlError becomes one message and 1; a run that Ctrl-C stopped gives 130.
+    """
     parser = argparse.ArgumentParser(prog=name, description=description, epilog=epilog,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", nargs="?", help="a YAML file, e.g. configs/quickstart.yaml")
@@ -54,11 +57,10 @@ def command(argv: Sequence[str], name: str, description: str, run: Callable[[Con
     if not args.config:
         parser.error("name a config, e.g. configs/quickstart.yaml")
     try:
-        run(config.load(args.config, args.settings))
+        return run(config.load(args.config, args.settings))
     except VlrlError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped. The same command goes on from the last checkpoint.", file=sys.stderr)
         return 130
-    return 0

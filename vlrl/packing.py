@@ -97,9 +97,11 @@ class Batch:
 
 def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: int) -> list[Piece]:
     """Answers with their prompts, consecutive answers of one prompt together, cut so that a piece has at most
-    `limit` tokens where that is possible (a piece holds at least one answer)."""
+    `limit` tokens where that is possible (a piece holds at least one answer). An empty answer is left out."""
     out: list[Piece] = []
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        if len(answer) == 0:
+            continue
         last = out[-1] if out else None
         if last and last.prompt is prompt and last.tokens + len(answer) <= limit:
             out[-1] = Piece(prompt, (*last.answers, answer), (*last.rollouts, i))

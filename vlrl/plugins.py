@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import os
+import sysconfig
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from vlrl.errors import ConfigError, did_you_mean
+from vlrl.errors import ConfigError, VlrlError, did_you_mean
+
+_NOT_OWN = ("<", str(Path(__file__).parent) + os.sep, *{sysconfig.get_path(k) + os.sep
+                                                        for k in ("stdlib", "purelib", "platlib")})
 
 
-def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Any:
-    """The object that `name` stands for. Raises ConfigError naming `setting` when there is none."""
+def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function or class that `name` stands for. Raises ConfigError naming `setting` when there is none."""
     if name in table:
         return table[name]
     module, colon, attribute = name.partition(":")
@@ -18,6 +25,23 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{setting}={name!r} is not known.{did_you_mean(name, table)} "
                           f"Known: {', '.join(table)}; your own: module:name.")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{setting}={name!r}: {error}") from None
+        found = getattr(importlib.import_module(module), attribute)
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:  # the module is anyone's code
+        raise ConfigError(f"{setting}={name!r}: {failure(error)}") from None
+    if not callable(found):
+        raise ConfigError(f"{setting}={name!r} is of type {type(found).__name__}, not a function or class")
+    return found
+
+
+def failure(error: BaseException) -> str:
+    """What went wrong and where in the user's own code: `path/file.py:3: SyntaxError: invalid syntax`.
+
+    The place is the last one outside the library and the installed packages; without any it is left out.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno or 1}: {type(error).__name__}: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f"{f.filename}:{f.lineno}: " for f in frames if not f.filename.startswith(_NOT_OWN)]
+    return f"{own[-1] if own else ''}{type(error).__name__}: {error}"[:500]

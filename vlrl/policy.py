@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,9 @@ from accelerate import Accelerator
 
 from vlrl import packing
 from vlrl.config import Config, ModelSettings
-from vlrl.errors import ConfigError, did_you_mean
+from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.families import Family, family_of, set_pixel_limits
+from vlrl.files import read_json
 from vlrl.packing import Batch
 
 
@@ -86,15 +88,21 @@ class Policy:
         return self.logprobs(batch, temperature, self._reference).logprobs
 
     def keep_reference(self, source: str | Path | None = None) -> None:
-        """Keeps a frozen copy for KL: of the model at `source`, else of the weights as they are now."""
+        """Keeps a frozen copy for KL: of the model at `source`, else of the weights as they are now.
+
+        Each weight has the type that it has in the policy, so that both compute alike.
+        """
         if self.lora:
             return
-        model = _load_model(source, self.dtype) if source else copy.deepcopy(self.model)
+        model = _load_model(source, torch.float32) if source else copy.deepcopy(self.model)
+        for kept, own in zip(model.parameters(), self.model.parameters(), strict=True):
+            kept.data = kept.data.to(own.dtype)
         self._reference = model.requires_grad_(False).eval().to(self.device)
 
     def save(self, folder: Path) -> None:
         """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT."""
-        self.model.save_pretrained(folder, safe_serialization=True)
+        more = {"save_embedding_layers": False} if self.lora else {}  # never trained; finding that out asks the hub
+        self.model.save_pretrained(folder, safe_serialization=True, **more)
         self.processor.save_pretrained(folder)
 
     @contextlib.contextmanager
@@ -121,13 +129,18 @@ def token_stats(logits: torch.Tensor, targets: torch.Tensor, banned: torch.Tenso
 
 
 def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = None) -> Policy:
-    """The policy of a config, with the weights of a checkpoint folder where one is given."""
+    """The policy of a config, with the weights of a checkpoint folder where one is given.
+
+    `model.name` may also be a LoRA adapter: full fine-tuning starts from its base model with the adapter merged in.
+    """
     settings = config.model
     dtype = compute_dtype(settings)
     full = settings.lora.rank == 0
+    if not full:
+        _refuse_second_adapter(settings)
     model = _load_model(checkpoint if full and checkpoint else settings.name, torch.float32 if full else dtype)
     family = family_of(model.config)
-    processor = load_processor(settings)
+    processor = load_processor(settings, family)
     _choose_trained(model, family, settings, dtype)
     if not full:
         model = _add_lora(model, family, settings, checkpoint)
@@ -138,14 +151,33 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
     return Policy(model, processor, family, accelerator, dtype)
 
 
-def load_processor(settings: ModelSettings) -> Any:
+def load_processor(settings: ModelSettings, family: Family) -> Any:
     """The HF processor of a model with the pixel limits of the settings."""
     from transformers import AutoProcessor
 
-    with _explained(settings.name):
+    with _explained(f"model.name={settings.name!r}"):
         processor = AutoProcessor.from_pretrained(resolve(settings.name), trust_remote_code=False)
-    set_pixel_limits(processor, settings.min_pixels, settings.max_pixels)
+    _check_processor(processor, settings.name)
+    set_pixel_limits(processor, family, settings)
     return processor
+
+
+def _check_processor(processor: Any, name: str) -> None:
+    """Refuses what cannot turn a message with an image or a video into a prompt."""
+    lacks = [p for p in ("tokenizer", "image_processor", "video_processor") if not hasattr(processor, p)]
+    if lacks:
+        raise ConfigError(f"model.name={name!r}: its processor has no {' and no '.join(lacks)}. Save the processor of "
+                          "the original model beside the weights (AutoProcessor...save_pretrained).")
+    asked = "Where is it?"
+    message = {"role": "user", "content": [{"type": "text", "text": asked}]}
+    try:
+        text = processor.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        problem = "" if asked in text else f"it renders {asked!r} as {text!r}"
+    except Exception as error:  # whatever a template's code raises
+        problem = _first_line(error)
+    if problem:
+        raise ConfigError(f"model.name={name!r}: no chat template that can be used: {problem.rstrip('.')}. Copy "
+                          "chat_template.jinja of the original instruction-tuned model into the folder.")
 
 
 def resolve(name: str) -> str:
@@ -160,23 +192,81 @@ def resolve(name: str) -> str:
     return str(folder)
 
 
-def _load_model(source: str | Path, dtype: torch.dtype) -> Any:
+def adapter_base(name: str) -> str | None:
+    """The base model that the adapter `name` was trained on; None when `name` is a model of its own."""
+    from transformers.utils import find_adapter_config_file
+
+    path = find_adapter_config_file(resolve(name))
+    if path is None:
+        return None
+    base = (read_json(Path(path)) or {}).get("base_model_name_or_path")
+    if not base:
+        raise ConfigError(f"model.name={name!r} is an adapter, but {path} names no base model. Set its "
+                          "base_model_name_or_path.")
+    return base
+
+
+def _refuse_second_adapter(settings: ModelSettings) -> None:
+    with _explained(f"model.name={settings.name!r}"):
+        base = adapter_base(settings.name)
+    if base:
+        raise ConfigError(
+            f"model.lora.rank={settings.lora.rank}, but model.name={settings.name!r} is itself a LoRA adapter, and a "
+            "second one cannot be saved on top of it. Go on with the run that wrote it (its run.dir, resume=must), "
+            f"start from its base model (model.name={base}), or merge first: the same command with model.lora.rank=0 "
+            "steps=0 and another run.dir saves the whole model there.")
+
+
+def _load_model(source: str | Path, dtype: torch.dtype, what: str = "") -> Any:
+    """A whole model; an adapter is merged into its base model. `what` says for errors where the source is named."""
+    name = str(source)
+    what = what or f"model.name={name!r}"
+    with _explained(what):
+        base = adapter_base(name)
+        if base is None:
+            return _load_whole(name, dtype, what)
+        from peft import PeftModel
+
+        model = _load_model(base, dtype, f"{base!r}, the base model of the adapter {what},")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Found missing adapter keys")
+            return PeftModel.from_pretrained(model, resolve(name)).merge_and_unload()
+
+
+def _load_whole(name: str, dtype: torch.dtype, what: str) -> Any:
     from transformers import AutoModelForImageTextToText
 
-    with _explained(str(source)):
-        return AutoModelForImageTextToText.from_pretrained(
-            resolve(str(source)), dtype=dtype, attn_implementation=packing.ATTENTION, trust_remote_code=False,
-            use_safetensors=True)
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(
+        resolve(name), dtype=dtype, attn_implementation=packing.ATTENTION, trust_remote_code=False,
+        use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True)  # refused below, with their names
+    model, found = loaded
+    tied = getattr(model, "all_tied_weights_keys", {})
+    wrong = [f"{key} is missing" for key in sorted(found["missing_keys"]) if key not in tied]
+    wrong += [f"{key} is {list(has)} instead of {list(wants)}" for key, has, wants in sorted(found["mismatched_keys"])]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ConfigError(f"{what} lacks weights that its config asks for: {', '.join(wrong[:3])}{more}. They would be "
+                          "random; give a folder that holds the whole model.")
+    model.name_or_path = model.config.name_or_path = name  # what an adapter names as its base; not a path in a package
+    return model
 
 
 @contextlib.contextmanager
-def _explained(name: str) -> Iterator[None]:
+def _explained(what: str) -> Iterator[None]:
+    """Turns whatever the libraries raise for a model that is absent or broken into one line."""
     try:
         yield
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"model.name={name!r} cannot be loaded: {first} Give a folder with a saved model, or a hub "
-                          "name while the hub can be reached.") from error
+    except VlrlError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what} cannot be loaded: {_first_line(error).rstrip('.')}. Give a folder with a saved "
+                          "model, or a hub name while the hub can be reached.") from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    kind = "" if lines and isinstance(error, (OSError, ValueError)) else type(error).__name__
+    return ": ".join(w for w in (kind, *lines[:1]) if w)
 
 
 def compute_dtype(settings: ModelSettings) -> torch.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from vlrl import dist
@@ -16,17 +17,25 @@ from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.metrics import Clock
 from vlrl.rewards.text import parse_answer
 from vlrl.scoring import score_group
-from vlrl.task import Task
+from vlrl.task import Task, task_samples
 from vlrl.types import Completion, Group, Prompt, Request, Rollout, Sample, Sampling
 
 
 @dataclass
 class Rejected:
-    """Prompts left out, by reason; the first few are kept to be shown."""
+    """Prompts left out, over all processes."""
 
     drawn: int = 0
     count: int = 0
-    examples: list[str] = field(default_factory=list)
+    in_a_row: int = 0
+    """Draws since a prompt was last accepted."""
+    fresh: list[str] = field(default_factory=list)
+    """Why, for each one since `take`."""
+
+    def take(self) -> list[str]:
+        """The reasons since the last call."""
+        out, self.fresh = self.fresh, []
+        return out
 
 
 class GroupSource:
@@ -43,8 +52,9 @@ class GroupSource:
         """Groups drawn since the run began; numbers the groups and their random streams."""
         self.step = 0
         self.rejected = Rejected()
-        self.wasted = 0
-        """Groups of the last call that were generated and not kept."""
+        self.dropped: list[Group] = []
+        """This process's groups of the last call that were generated and not kept."""
+        self._refused: list[str] = []
 
     def next_groups(self, count: int, step: int) -> list[Group]:
         """This process's share of `count` scored groups, refilled where a prompt was rejected or its group not kept.
@@ -53,20 +63,18 @@ class GroupSource:
         may come back after curriculum.max_refills rounds.
         """
         kept: list[Group] = []
-        missing, refills, self.wasted = count, -1, 0
+        missing, refills, self.dropped = count, -1, []
         while missing > 0 and refills < self.config.curriculum.max_refills:
             draws, numbers = self.sampler.next(missing), range(self.drawn, self.drawn + missing)
             self.drawn += missing
             mine = list(zip(draws, numbers, strict=True))[dist.rank()::dist.world()]
-            groups = self._collect(mine, step)
+            groups = dist.together(lambda mine=mine: self._collect(mine, step))
             outcomes = self._share_outcomes(draws, mine, groups)
             self.sampler.observe(outcomes)
-            wanted = [g for g in groups.values() if self._keep(g.rewards)]
-            kept += wanted
+            for group in groups.values():
+                (kept if self._keep(group.rewards) else self.dropped).append(group)
             missing -= sum(self._keep(o.rewards) for o in outcomes)
-            generated = [o for o in outcomes if o.rewards]
-            self.wasted += sum(not self._keep(o.rewards) for o in generated)
-            refills += bool(generated)  # a round in which every prompt was rejected does not count
+            refills += any(o.rewards for o in outcomes)  # a round in which every prompt was rejected does not count
         return kept
 
     def _keep(self, rewards: Sequence[float | None]) -> bool:
@@ -106,8 +114,7 @@ class GroupSource:
         except DataError as error:
             if not isinstance(error, PromptTooLong) and not self.config.data.quarantine:
                 raise
-            self.rejected.count += 1
-            self.rejected.examples = [*self.rejected.examples, str(error)][:20]
+            self._refused.append(str(error))
             return None
 
     def _share_outcomes(self, draws: Sequence[Draw], mine: Sequence[tuple[Draw, int]],
@@ -115,28 +122,36 @@ class GroupSource:
         """The outcome of every draw of every process, in draw order."""
         first = self.drawn - len(draws)
         share = {number - first: tuple(groups[number].rewards) if number in groups else () for _, number in mine}
-        everyone = {k: v for part in dist.gather(share) for k, v in part.items()}
-        self.rejected.drawn += len(draws)
-        rejected = sum(dist.total(self.rejected.count))
-        if rejected > max(8, self.config.limits.rejected * self.rejected.drawn):
-            raise TrainingError(f"{int(rejected)} of {self.rejected.drawn} drawn prompts were rejected, more than "
-                                f"limits.rejected={self.config.limits.rejected} allows. First: "
-                                f"{(self.rejected.examples or ['on another process'])[0]}")
+        refused, self._refused = self._refused, []
+        gathered = dist.gather((share, refused))
+        everyone = {k: v for part, _ in gathered for k, v in part.items()}
+        self._count([reason for _, reasons in gathered for reason in reasons], len(draws), any(everyone.values()))
         return [Outcome(draw, everyone[i]) for i, draw in enumerate(draws)]
+
+    def _count(self, refused: Sequence[str], drawn: int, accepted: bool) -> None:
+        """Notes rejected prompts; TrainingError when they are too many, or when no sample can be used at all."""
+        seen, limit = self.rejected, self.config.limits.rejected
+        seen.drawn, seen.count = seen.drawn + drawn, seen.count + len(refused)
+        seen.in_a_row = 0 if accepted else seen.in_a_row + drawn
+        seen.fresh += refused
+        if refused and (seen.count > max(8, limit * seen.drawn) or seen.in_a_row >= len(self.samples)):
+            raise TrainingError(f"{seen.count} of {seen.drawn} drawn prompts were rejected (limits.rejected={limit}"
+                                f"{', none accepted' if seen.in_a_row >= len(self.samples) else ''}). "
+                                f"First of this step: {refused[0]}")
 
     def metrics(self) -> dict[str, float]:
         """What the sampler says, and what was generated or drawn in vain; over all processes."""
-        return {**self.sampler.metrics(), "groups/wasted": float(self.wasted),
-                "prompts/rejected": sum(dist.total(self.rejected.count))}
+        return {**self.sampler.metrics(), "groups/wasted": dist.total(len(self.dropped))[0],
+                "prompts/rejected": float(self.rejected.count)}
 
     def state_dict(self) -> dict[str, Any]:
         return {"drawn": self.drawn, "sampler": self.sampler.state_dict(),
-                "rejected": int(sum(dist.total(self.rejected.count))), "offered": self.rejected.drawn}
+                "rejected": self.rejected.count, "offered": self.rejected.drawn}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.drawn = int(state["drawn"])
         self.sampler.load_state_dict(state["sampler"])
-        self.rejected = Rejected(drawn=int(state["offered"]), count=int(state["rejected"]) if dist.is_main() else 0)
+        self.rejected = Rejected(drawn=int(state["offered"]), count=int(state["rejected"]))
 
 
 def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], *, group_id: str,
@@ -163,21 +178,25 @@ def credit(groups: Sequence[Group], advantage: Advantage) -> list[Group]:
     return [credited(g) for g in groups]
 
 
-def check_score_errors(groups: Sequence[Group], limit: float, step: int) -> float:
-    """Share of this step's rollouts (over all processes) that failed to score; TrainingError above `limit`."""
+def check_score_errors(groups: Sequence[Group], limit: float, what: str, stored: Path | None = None) -> float:
+    """Share of the rollouts (over all processes) that failed to score; TrainingError above `limit`.
+
+    `what` and where they are `stored` enter the message.
+    """
     errors = [r.error for g in groups for r in g.rollouts if r.error]
     failed, rollouts = dist.total(len(errors), sum(len(g.rollouts) for g in groups))
     share = failed / max(rollouts, 1)
     if share > limit:
         first = next((e for part in dist.gather(errors[:1]) for e in part), "")
-        raise TrainingError(f"step {step}: {int(failed)} of {int(rollouts)} rollouts failed to score, more than "
-                            f"limits.score_errors={limit} allows. First error: {first}")
+        where = f" They are in {stored}." if stored else ""
+        raise TrainingError(f"{what}: {int(failed)} of {int(rollouts)} rollouts failed to score, more than "
+                            f"limits.score_errors={limit} allows. First error: {first}.{where}")
     return share
 
 
 def first_samples(task: Task, split: str, count: int) -> list[Sample]:
     """The first `count` samples of a split, with their first template. ConfigError when the split is empty."""
-    samples = task.samples(split)
+    samples = task_samples(task, split)
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")
     templates = task.templates

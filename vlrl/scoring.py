@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vlrl.errors import TaskError
-from vlrl.task import Task, check_parts
+from vlrl.task import Task, check_parts, check_shape
 from vlrl.types import Answer, Parts, Sample
 
 
 @dataclass(frozen=True)
 class Scored:
-    """One answer's parts and reward; `error` says why a part was set to 0."""
+    """One answer's parts and reward; `error` says why a part or the reward was set to 0."""
 
     parts: Parts
     reward: float | None
@@ -25,20 +25,51 @@ class Scored:
 def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int, services: Any = None) -> list[Scored]:
     """Scores the answers to one sample.
 
-    A part that is NaN or a scorer that raises gives 0 and an `error`; None makes the rollout unscorable (reward None).
-    Raises TaskError when parts and `rewards` do not name the same things: that is the task's bug, not the model's.
+    A part that is no finite number or a scorer that raises gives 0 and an `error`; None makes the rollout unscorable
+    (reward None). Raises TaskError when what the scorers return has the wrong shape, or parts and `rewards` do not name
+    the same things: that is the task's bug, not the model's.
     """
     weights = task.weights_at(step)
     single = [_guarded(lambda a=a: task.score(sample, a)) for a in answers]
-    together = _guarded(lambda: task.score_group(sample, answers, services))
-    groups: Sequence[Parts] = together[0] if together[0] is not None else []
-    if groups and len(groups) != len(answers):
-        raise TaskError(f"task '{task.name}': score_group returned {len(groups)} results for {len(answers)} answers")
+    together, group_error = _guarded(lambda: task.score_group(sample, answers, services))
+    groups = [] if group_error else _checked_groups(task, together, len(answers))
     out = []
     for i, (answer, (own, error)) in enumerate(zip(answers, single, strict=True)):
-        parts = None if own is None or together[1] else {**own, **(groups[i] if groups else {})}
-        out.append(_finish(task, sample, answer, parts, error or together[1], weights))
+        parts = None
+        if error is None and group_error is None:
+            check_shape(task, own, "score")
+            parts = {**own, **(groups[i] if groups else {})}
+        out.append(_finish(task, sample, answer, parts, error or group_error, weights))
     return out
+
+
+def sample_metrics(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[dict[str, float], str | None]:
+    """The finite numbers among `task.metrics`, and the first thing that was wrong with it.
+
+    None stands for "not measured here" and is left out without an error.
+    """
+    found, error = _guarded(lambda: task.metrics(sample, answer, parts))
+    if error is None and not isinstance(found, Mapping):
+        error = f"returned {type(found).__name__}, expected {{name: number}}"
+    out: dict[str, float] = {}
+    for name, given in ({} if error else found).items():
+        value, problem = _number(given)
+        if value is not None and isinstance(name, str):
+            out[name] = value
+        elif problem or not isinstance(name, str):
+            error = error or f"{name!r} {problem or 'is no name'}"
+    return out, error and f"metrics: {error}"
+
+
+def _checked_groups(task: Task, groups: Any, count: int) -> Sequence[Parts]:
+    if not isinstance(groups, (list, tuple)):
+        raise TaskError(f"task '{task.name}': score_group returned {type(groups).__name__}, expected a list of "
+                        "{part: number}, one per answer, or []")
+    if groups and len(groups) != count:
+        raise TaskError(f"task '{task.name}': score_group returned {len(groups)} results for {count} answers")
+    for parts in groups:
+        check_shape(task, parts, "score_group")
+    return groups
 
 
 def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, error: str | None,
@@ -48,16 +79,46 @@ def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, err
         return Scored(dict.fromkeys(weights, 0.0), 0.0, parsed, error)
     check_parts(task, parts)
     clean: Parts = {}
-    for name, value in parts.items():
-        if value is not None and not math.isfinite(value):
-            clean[name], error = 0.0, error or f"part '{name}' was {value}"
-        else:
-            clean[name] = None if value is None else float(value)
+    for name, given in parts.items():
+        value, problem = _number(given)
+        clean[name] = 0.0 if problem else value
+        error = error or (problem and f"part '{name}' {problem}")
     error = error or parse_error
     known = {name: value for name, value in clean.items() if value is not None}
     if len(known) < len(clean):
         return Scored(clean, None, parsed, error)
-    return Scored(clean, float(task.combine(known, weights)), parsed, error)
+    reward, problem = _combined(task, known, weights)
+    return Scored(clean, reward, parsed, error or problem)
+
+
+def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) -> tuple[float, str | None]:
+    """The reward, or 0 and why."""
+    given, problem = _guarded(lambda: task.combine(parts, weights))
+    if problem is None:
+        value, problem = _number(given)
+        if value is not None:
+            return value, None
+    return 0.0, f"combine: {problem or 'gave None'}"
+
+
+def _number(value: Any) -> tuple[float | None, str | None]:
+    """A finite float, or None for None; else None and what the value was. 0-d arrays and tensors are numbers."""
+    if value is None:
+        return None, None
+    try:
+        if isinstance(value, (str, bytes)) or getattr(value, "ndim", 0):
+            raise TypeError
+        found = float(value)
+    except Exception:  # TypeError, OverflowError of an int like 10**400, anything from a __float__
+        return None, f"was {_shown(value)}, no number"
+    return (found, None) if math.isfinite(found) else (None, f"was {found}")
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{repr(value)[:60]} ({type(value).__name__})"
+    except Exception:  # ValueError of an int with thousands of digits
+        return f"a {type(value).__name__}"
 
 
 def _guarded(call: Any) -> tuple[Any, str | None]:

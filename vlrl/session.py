@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from accelerate import Accelerator
 
-from vlrl import checkpoint, config, dist
+from vlrl import checkpoint, config, dist, files
 from vlrl.assemble import Parts
 from vlrl.config import Config
-from vlrl.errors import RunError
+from vlrl.errors import RunError, TrainingError
 from vlrl.evaluate import evaluate
 from vlrl.metrics import peak_gib
 from vlrl.progress import Progress
+from vlrl.rollout import check_score_errors
 from vlrl.store import RunFolder
 from vlrl.types import Group
 from vlrl.update import PerToken
+
+_SHOWN = 20
+"""Rejected prompts that are printed."""
 
 
 class Session:
@@ -39,7 +45,7 @@ class Session:
         self.progress = Progress(settings.steps, 0, enabled=False)
         self._stack = contextlib.ExitStack()
         self._stop = threading.Event()
-        self._state = "running"
+        self._state, self._rejections = "running", 0
 
     # --- beginning and end ---------------------------------------------------------------------------------------
 
@@ -66,7 +72,8 @@ class Session:
                                "Start with resume=auto.")
             if found.path is not None:
                 self._check_settings()
-            self.folder.truncate(found.step)
+            # without a checkpoint nothing says that an earlier evaluation was of this model and these settings
+            self.folder.truncate(found.step, evaluated=found.path is not None)
             self.folder.create(config.dump(self.config), self.config.seed)
             return found.path, found.warnings
 
@@ -110,7 +117,7 @@ class Session:
     def finish(self) -> None:
         """Saves and evaluates the last step, if that was not done."""
         self._save()
-        if self._stop.is_set():
+        if self.done < self.config.steps:
             self._state = "interrupted"
             self.progress.print(f"stopped after {self.done} of {self.config.steps} steps, saved in "
                                 f"{self.folder.checkpoints}. The same command goes on from there.")
@@ -139,9 +146,11 @@ class Session:
             self._evaluate()
 
     def write(self, step: int, groups: Sequence[Group], per_token: PerToken) -> None:
-        """Writes the step's rollouts."""
+        """Writes the step's rollouts; those after the trained ones have no per-token values."""
         if self.config.store.rollouts:
-            self.folder.write_rollouts(step, dist.rank(), groups, per_token)
+            count = sum(len(g.rollouts) for g in groups)
+            padded = {k: [*arrays, *[None] * (count - len(arrays))] for k, arrays in per_token.items()}
+            self.folder.write_rollouts(step, dist.rank(), groups, padded)
 
     def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
         """One line of metrics.jsonl; progress, heartbeat and trackers."""
@@ -152,6 +161,7 @@ class Session:
         self.done = step + 1
         if not dist.is_main():
             return
+        self._tell_rejected(step)
         self.folder.append_metrics(line)
         self.progress.update(self.done, line)
         every = self.config.log.samples_every
@@ -170,12 +180,26 @@ class Session:
         """Whether Ctrl-C was pressed on any process; the step it fell into is completed."""
         return any(dist.gather(self._stop.is_set()))
 
-    def keep_failed(self, step: int, groups: Sequence[Group], error: Exception) -> Exception:
+    @contextlib.contextmanager
+    def keeping_failed(self, step: int, groups: Sequence[Group]) -> Iterator[None]:
         """Writes the rollouts of a step that could not be trained on, and says where."""
-        path = RunFolder(self.folder.path / "failed", self.config.store.media).write_rollouts(step, dist.rank(), groups)
-        return type(error)(f"{error} The step's rollouts are in {path}; the last checkpoint is intact.")
+        try:
+            yield
+        except TrainingError as error:
+            failed = RunFolder(self.folder.path / "failed", self.config.store.media)
+            path = failed.write_rollouts(step, dist.rank(), groups)
+            raise type(error)(f"{error} The step's rollouts are in {path}; the last checkpoint is intact.") from None
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _tell_rejected(self, step: int) -> None:
+        """Prints why prompts were left out (the first ones) and keeps every reason in rejected.jsonl."""
+        rejected = self.parts.source.rejected
+        for reason in rejected.take():
+            files.append_line(self.folder.path / "rejected.jsonl", json.dumps({"step": step, "reason": reason}))
+            self._rejections += 1
+            if self._rejections <= _SHOWN:
+                self.progress.print(f"left out: {reason}")
 
     def _evaluate(self) -> None:
         parts, done = self.parts, self.done
@@ -186,8 +210,8 @@ class Session:
             with parts.clock("eval"):
                 record, groups = evaluate(parts.task, parts.encode, parts.engine, self.config, split, done,
                                           self.progress.busy)
-                self.folder.write_rollouts(done, dist.rank(), groups, split=split)
-            dist.barrier()
+                path = self.folder.write_rollouts(done, dist.rank(), groups, split=split)
+            check_score_errors(groups, self.config.limits.score_errors, f"evaluation of {split} at step {done}", path)
             if dist.is_main():
                 self.folder.append_eval(record)
                 self.progress.print(_evaluation_line(record))
@@ -211,8 +235,9 @@ class Session:
 
     def _interrupt(self) -> None:
         self._stop.set()
-        self.progress.print("Ctrl-C: finishing this step, then saving. Press again to stop at once "
-                            "(the step in flight is lost, nothing else).")
+        if dist.is_main():  # straight to the terminal: a signal may fall into the middle of a print
+            os.write(2, b"\nCtrl-C: finishing this step, then saving. Press again to stop at once "
+                        b"(the step in flight is lost, nothing else).\n")
 
 
 @contextlib.contextmanager
@@ -252,7 +277,8 @@ def _set_aside(path: Path) -> None:
 def _evaluation_line(record: Mapping[str, Any]) -> str:
     words = [f"{k} {v:.3f} [{record[f'{k}/ci95_low']:.3f}, {record[f'{k}/ci95_high']:.3f}]"
              for k, v in record.items() if f"{k}/ci95_low" in record and not k.startswith("completion/")]
-    return f"evaluation of {record['split']} at step {record['step']} (n={record['n']}): " + ", ".join(words)
+    left_out = f", {record['rejected']} left out" if record["rejected"] else ""
+    return f"evaluation of {record['split']} at step {record['step']} (n={record['n']}{left_out}): {', '.join(words)}"
 
 
 def _flat_settings(settings: Config) -> dict[str, Any]:
@@ -265,14 +291,20 @@ def _flat_settings(settings: Config) -> dict[str, Any]:
     return dict(walk(settings.model_dump(mode="json"), ""))
 
 
-def last_words(session: Session) -> None:
-    """Prints the table before/after, draws reward.png, and says where the rollouts lie. On rank 0."""
+def last_words(session: Session) -> int:
+    """Prints the table before/after, draws reward.png, and says where the rollouts lie; on rank 0.
+
+    Returns the exit code: 0, or 130 when the run was stopped before its last step.
+    """
     from vlrl import report
 
-    if not dist.is_main() or session.done < session.config.steps:
-        return
+    if session.done < session.config.steps:
+        return 130
+    if not dist.is_main():
+        return 0
     show, path = session.progress.print, session.folder.path
     show(report.summary_table(session.folder))
     show(f"reward curve   {report.plot_reward(session.folder)}")
     show(f"model          {session.folder.checkpoints / f'step-{session.done:06d}'}")
     show(f"every rollout  {path / 'rollouts'} (parquet), the evaluated answers in {path / 'eval-rollouts'}")
+    return 0

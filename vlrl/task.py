@@ -17,20 +17,28 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import pkgutil
+import re
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import pydantic
 
-from vlrl.errors import ConfigError, TaskError, did_you_mean
+from vlrl.config import refuse_bool
+from vlrl.errors import ConfigError, TaskError, VlrlError, did_you_mean
+from vlrl.plugins import failure
 from vlrl.types import Answer, Coordinates, Parts, Sample
 
 Weight = float | Sequence[Sequence[float]]
 """A number, or [[step, weight], ...] joined by straight lines and constant outside."""
+_Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
+_WEIGHT = pydantic.TypeAdapter(_Finite | Annotated[list[tuple[_Finite, _Finite]], pydantic.Field(min_length=1)])
 
 
 class Task:
@@ -54,7 +62,7 @@ class Task:
         self.coordinates: Coordinates = Coordinates()
         self.data: Any = None
         """The `data.*` settings, for tasks that read files."""
-        self.weights: dict[str, Weight] = {**cls.rewards, **_checked_weights(cls, settings.pop("rewards", {}))}
+        self.weights: dict[str, Weight] = _checked_weights(cls, {**cls.rewards, **settings.pop("rewards", {})})
         for key, value in settings.items():
             setattr(self, key, _checked(cls, key, value))
 
@@ -124,7 +132,7 @@ class Task:
 
     def template(self, sample: Sample, visit: int) -> str:
         """The template of this visit: the first on visit 0 of an evaluation, else drawn by sample and visit."""
-        key = f"{self.seed}/{sample.id}/{visit}".encode()
+        key = f"{self.seed}/{sample.id}/{visit}".encode("utf-8", "backslashreplace")
         return self.templates[zlib.crc32(key) % len(self.templates)]
 
     def weights_at(self, step: int) -> dict[str, float]:
@@ -137,12 +145,8 @@ class Task:
 
 
 def fill(template: str, row: Mapping[str, Any]) -> str:
-    """Replaces each {field} that the row has by its text; other braces stay as they are."""
-    for key, value in row.items():
-        placeholder = "{" + str(key) + "}"
-        if placeholder in template:
-            template = template.replace(placeholder, value if isinstance(value, str) else str(value))
-    return template
+    """Replaces each {field} that the row has by its text; other braces, those of the texts too, stay as they are."""
+    return re.sub(r"\{([^{}]*)\}", lambda found: str(row.get(found[1], found[0])), template)
 
 
 def weight_at(weight: Weight, step: int) -> float:
@@ -155,6 +159,31 @@ def weight_at(weight: Weight, step: int) -> float:
     return float(np.interp(step, steps, values))
 
 
+def task_samples(task: Task, split: str) -> Sequence[Sample]:
+    """The samples of a split, as a sequence. Raises TaskError when `samples` fails or gives anything else."""
+    try:
+        found = _sequence(task.samples(split))
+    except VlrlError:
+        raise
+    except Exception as error:
+        raise TaskError(f"task '{task.name}': samples({split!r}) failed: {failure(error)}") from error
+    drawn = not isinstance(found, (list, tuple))  # made when asked for, so not looked at here
+    wrong = "" if drawn else next((type(s).__name__ for s in found if not isinstance(s, Sample)), "")
+    if wrong:
+        raise TaskError(f"task '{task.name}': samples({split!r}) holds {wrong}, expected a sequence of Sample")
+    return found
+
+
+def _sequence(found: Any) -> Sequence[Sample]:
+    """What has a length and places as it is, a generator as a tuple."""
+    if not isinstance(found, (str, bytes, Mapping, type)):
+        if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
+            return found
+        if isinstance(found, Iterable) and not isinstance(found, (set, frozenset)):  # a set has no fixed order
+            return tuple(found)
+    raise TypeError(f"it returned {type(found).__name__}, expected a sequence of Sample")
+
+
 def load(name: str, settings: Mapping[str, Any] | None = None) -> Task:
     """A task by built-in name, `module:Class` or `path/file.py:Class`, with its own settings applied.
 
@@ -163,8 +192,10 @@ def load(name: str, settings: Mapping[str, Any] | None = None) -> Task:
     cls = load_class(name)
     try:
         return cls(**dict(settings or {}))
-    except TypeError as error:
-        raise ConfigError(f"task.name={name!r}: {error}") from None
+    except VlrlError:
+        raise
+    except Exception as error:  # its __init__ is anyone's code
+        raise ConfigError(f"task.name={name!r}: {failure(error)}") from error
 
 
 def load_class(name: str) -> type[Task]:
@@ -177,7 +208,7 @@ def load_class(name: str) -> type[Task]:
     else:
         module = _builtin(location)
     found = getattr(module, attribute, None) if attribute else _only_task(module, name)
-    if not (inspect.isclass(found) and issubclass(found, Task)):
+    if not (inspect.isclass(found) and issubclass(found, Task) and found is not Task):
         near = did_you_mean(attribute, [n for n, v in vars(module).items() if inspect.isclass(v)])
         raise ConfigError(f"task.name={name!r}: {location} has no Task class '{attribute}'.{near}")
     if not found.__dict__.get("name"):
@@ -196,33 +227,43 @@ def _builtin(name: str):
         near = did_you_mean(name, builtin_names())
         raise ConfigError(f"task.name={name!r}: no built-in task of that name.{near} Built in: "
                           f"{', '.join(builtin_names())}; your own: path/file.py:Class or module:Class.")
-    return importlib.import_module(f"vlrl.tasks.{name}")
+    return _imported(lambda: importlib.import_module(f"vlrl.tasks.{name}"), name)
 
 
 def _import(location: str, name: str):
+    return _imported(lambda: importlib.import_module(location), name)
+
+
+def _imported(run: Callable[[], Any], name: str) -> Any:
+    """The result of `run`, which imports anyone's code; ConfigError with file and line when that fails."""
     try:
-        return importlib.import_module(location)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"task.name={name!r}: {error}. A module must be importable; for a file write "
-                          "path/file.py:Class.") from None
+        return run()
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        what = failure(error)
+        if what.startswith("ModuleNotFoundError"):  # the module itself, not one that it imports
+            what += ". A module must be importable; for a file write path/file.py:Class."
+        raise ConfigError(f"task.name={name!r}: {what}") from error
 
 
 def _module_from_file(path: Path, name: str):
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"task.name={name!r}: the file {str(path)!r} does not exist")
     path = path.resolve()
     # named by its path, so that two files of one name, or one called like a library, never meet
-    module_name = f"vlrl_user_task_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    module_name = f"vlrl_user_task_{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}_{path.stem}"
     if module_name in sys.modules:
         return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec and spec.loader
+    loader = SourceFileLoader(module_name, str(path))  # named, so that a link to a file of another name works
+    spec = importlib.util.spec_from_loader(module_name, loader)
+    assert spec
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
-        spec.loader.exec_module(module)
+        _imported(lambda: loader.exec_module(module), name)
     except BaseException:
-        del sys.modules[module_name]
+        sys.modules.pop(module_name, None)
         raise
     return module
 
@@ -246,27 +287,45 @@ def _checked(cls: type[Task], key: str, value: Any) -> Any:
     if key not in known:
         raise ConfigError(f"unknown setting 'task.{key}' (value {value!r}).{did_you_mean(key, known)} "
                           f"This task knows: {', '.join([*known, 'rewards', 'coordinates'])}.")
-    hint = get_type_hints(cls).get(key, type(getattr(cls, key)))
+    hint = get_type_hints(cls, include_extras=True).get(key, type(getattr(cls, key)))
     try:
-        return pydantic.TypeAdapter(hint).validate_python(value)
+        return pydantic.TypeAdapter(hint).validate_python(refuse_bool(hint, value))
     except pydantic.ValidationError as error:
         raise ConfigError(f"task.{key}={value!r}: {error.errors()[0]['msg']}") from None
+    except ValueError as error:
+        raise ConfigError(f"task.{key}={value!r}: {error}") from None
 
 
 def _checked_weights(cls: type[Task], weights: Mapping[str, Any]) -> dict[str, Weight]:
+    checked: dict[str, Weight] = {}
     for part, weight in weights.items():
         if part not in cls.rewards:
             raise ConfigError(f"unknown setting 'task.rewards.{part}'.{did_you_mean(part, cls.rewards)} "
                               f"This task's parts: {', '.join(cls.rewards)}.")
         try:
-            weight_at(weight, 0)
-        except (TypeError, ValueError):
-            raise ConfigError(f"task.rewards.{part}={weight!r}: give a number or [[step, weight], ...]") from None
-    return dict(weights)
+            checked[part] = found = _WEIGHT.validate_python(refuse_bool(float, weight))
+            in_order = not isinstance(found, list) or all(a[0] < b[0] for a, b in pairwise(found))
+        except ValueError:
+            in_order = False
+        if not in_order:
+            raise ConfigError(f"task.rewards.{part}={weight!r}: give a finite number, or [[step, weight], ...] with "
+                              "steps that rise")
+    return checked
+
+
+def check_shape(task: Task, parts: Any, method: str) -> None:
+    """Raises TaskError when what `method` returned is not a mapping with names as keys."""
+    if not isinstance(parts, Mapping):
+        raise TaskError(f"task '{task.name}': {method} returned {type(parts).__name__}, expected {{part: number}}")
+    odd = [name for name in parts if not isinstance(name, str)]
+    if odd:
+        raise TaskError(f"task '{task.name}': {method} returned the part name {odd[0]!r} ({type(odd[0]).__name__}), "
+                        "expected {part: number}")
 
 
 def check_parts(task: Task, parts: Mapping[str, Any]) -> None:
     """Raises TaskError when `score` returned other parts than `rewards` names."""
+    check_shape(task, parts, "score")
     unknown, missing = set(parts) - set(task.weights), set(task.weights) - set(parts)
     if unknown:
         part = sorted(unknown)[0]

@@ -90,7 +90,8 @@ class Sample:
     @property
     def weight(self) -> float:
         """Multiplies the row's loss."""
-        return float(self.row.get("weight", 1.0))
+        weight = self.row.get("weight")
+        return 1.0 if weight is None else float(weight)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -66,8 +66,9 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     for _ in range(config.rollout.updates):
         first = 0
         for part in parts:
-            _accumulate(policy, part, term, config, meter, first, step)
-            meter.grad_norm = _apply(policy, optimizer, rate, config, meter, step)
+            if part.total_tokens:  # none on any process: there is nothing to learn from
+                _accumulate(policy, part, term, config, meter, first)
+                meter.grad_norm = _apply(policy, optimizer, rate, config, step)
             first += len(part.rollouts)
         meter.passes += 1
     return meter.summary(config, rate), meter.per_token
@@ -108,7 +109,8 @@ def _split(groups: Sequence[Group], count: int) -> list[Sequence[Group]]:
 def _minibatch(groups: Sequence[Group], config: Config) -> Minibatch:
     pairs = [(g, r) for g in groups for r in g.rollouts]
     rollouts = [r for _, r in pairs]
-    masks = [r.completion.loss_mask & ~(config.algo.mask_truncated & r.completion.truncated) for r in rollouts]
+    drop = config.algo.mask_truncated
+    masks = [r.completion.loss_mask & (not (drop and r.completion.truncated)) for r in rollouts]
     limit = config.train.tokens_per_batch
     pieces = pieces_of([r.train_prompt or g.prompt for g, r in pairs], [r.completion.tokens for r in rollouts], limit)
     tokens, sequences = dist.total(float(sum(m.sum() for m in masks)), float(sum(m.any() for m in masks)))
@@ -127,8 +129,8 @@ def _no_grad_passes(policy: Policy, part: Minibatch, config: Config, several: bo
                 part.reference.append(policy.reference_logprobs(batch, temperature))
 
 
-def _accumulate(policy: Policy, part: Minibatch, term: PolicyTerm, config: Config, meter: _Meter, first: int,
-                step: int) -> None:
+def _accumulate(policy: Policy, part: Minibatch, term: PolicyTerm, config: Config, meter: _Meter,
+                first: int) -> None:
     """Forward and backward of every micro-batch; gradients add up."""
     for b, batch in enumerate(part.batches):
         stats = policy.logprobs(batch, config.rollout.temperature)
@@ -158,8 +160,7 @@ def _loss_inputs(part: Minibatch, b: int, order: Sequence[int], logprobs: torch.
         reference_logprobs=part.reference[b] if part.reference else None)
 
 
-def _apply(policy: Policy, optimizer: torch.optim.Optimizer, rate: float, config: Config, meter: _Meter,
-           step: int) -> float:
+def _apply(policy: Policy, optimizer: torch.optim.Optimizer, rate: float, config: Config, step: int) -> float:
     """Sums gradients over processes, clips, steps. Returns the norm before clipping."""
     parameters = [p for _, p in policy.trainable()]
     dist.sum_gradients(parameters)

@@ -42,3 +42,23 @@ def test_a_whole_run_with_two_processes(tiny_models, tmp_path):
     assert len(list((tmp_path / "two" / "rollouts").glob("step-*-rank-*.parquet"))) == 8
     evals = metrics(tmp_path / "two", "eval.jsonl")
     assert [(e["step"], e["n"]) for e in evals] == [(0, 8), (2, 8), (4, 8)]
+
+
+def test_an_error_on_one_process_ends_all_with_its_message(tiny_models, tmp_path):
+    config = write_config(tmp_path, tiny_models["qwen3_vl"])
+    task = tmp_path / "shades.py"
+    task.write_text(task.read_text().replace("Media(source=", "Media(source='gone.png' if i == 1 else "))
+    done = run(config, tmp_path / "run", "curriculum.name=sequential", "eval.samples=0",
+               launcher=[*TORCHRUN, "2", str(ROOT / "train.py")], ACCELERATE_USE_CPU="true")
+    assert done.returncode != 0
+    assert done.stderr.count("error: ") >= 2 and "gone.png" in done.stderr
+    assert "closed by peer" not in done.stderr and "gloo" not in done.stderr
+
+
+def test_fewer_prompts_than_processes_and_nothing_kept(tiny_models, tmp_path):
+    config = write_config(tmp_path, tiny_models["qwen3_vl"])
+    done = run(config, tmp_path / "run", "steps=2", "rollout.prompts_per_step=1", "curriculum.keep=mixed",
+               "curriculum.max_refills=1", "eval.samples=1", launcher=[*TORCHRUN, "2", str(ROOT / "train.py")],
+               ACCELERATE_USE_CPU="true")
+    assert done.returncode == 0, done.stderr
+    assert [m["step"] for m in metrics(tmp_path / "run")] == [0, 1]

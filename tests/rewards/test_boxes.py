@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlrl.rewards.boxes import box_format, format_box, giou, iou, parse_box, parse_boxes
+from vlrl.rewards.boxes import box_format, format_box, giou, iou, is_number, parse_box, parse_boxes
 
 SIDE = st.floats(-1e4, 1e4)
 
@@ -30,6 +30,8 @@ def boxes(draw):
     ([0, 0, math.inf, 10], [0, 0, 10, 10], 0.0),
     ([0, 0, 10], [0, 0, 10, 10], 0.0),
     ([], [0, 0, 10, 10], 0.0),
+    ([0, 0, 10**400, 10], [0, 0, 10, 10], 0.0),  # no float holds it
+    ([0, 0, 10**200, 10**200], [0, 0, 10, 10], 0.0),
 ])
 def test_iou(a, b, expected):
     assert iou(a, b) == pytest.approx(expected, abs=1e-5)
@@ -43,6 +45,8 @@ def test_iou(a, b, expected):
     ([0, 0, 2, 2], [1, 1, 3, 3], 1 / 7 - 2 / 9),  # union 7 of a hull of 9
     ([0, 0, 4, 4], [1, 1, 3, 3], 0.25),  # one inside the other: the hull is the union
     ([1, 1, 0, 0], [0, 0, 1, 1], -1.0),
+    ([0, 0, 10**400, 1], [0, 0, 1, 1], -1.0),
+    ([0, 0, 10**200, 10**200], [0, 0, 1, 1], -1.0),
 ])
 def test_giou(a, b, expected):
     assert giou(a, b) == pytest.approx(expected, abs=1e-5)
@@ -115,6 +119,11 @@ def test_parsers_never_raise(text):
 def test_a_written_box_is_read_back(box):
     assert parse_box(format_box(box)) == pytest.approx(box, abs=1e-4)
     assert box_format(format_box(box)) == 1
+
+
+def test_is_number():
+    assert all(map(is_number, (0, -1, 1.5, 10**300)))
+    assert not any(map(is_number, (True, None, "1", math.nan, math.inf, 10**400, [1], 1j)))
 
 
 def test_format_box():

@@ -4,7 +4,7 @@ import pytest
 
 from vlrl.config import DataSettings
 from vlrl.coordinates import make
-from vlrl.errors import DataError
+from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
 from vlrl.types import Sample
@@ -89,6 +89,12 @@ def test_metrics_and_overlay(task):
     ({"boxes": [{"box": [3, 2, 1, 4]}]}, "x1 < x2"),
     ({"boxes": [{"box": ["a", 2, 3, 4]}]}, "x1 < x2"),
     ({"boxes": [{"box": [1, 2, 3]}]}, "x1 < x2"),
+    ({"boxes": [{"box": [1, 2, 3, 10**400]}]}, "x1 < x2"),
+    ({"boxes": [{"box": [1, 2, 3, float("inf")]}]}, "x1 < x2"),
+    ({"boxes": [{"box": [float("nan"), 2, 3, 4]}]}, "x1 < x2"),
+    ({"boxes": [{"box": [True, 2, 3, 4]}]}, "x1 < x2"),
+    ({"width": 10**400}, "width=1000"),
+    ({"height": float("nan")}, "height=nan"),
 ])
 def test_bad_rows_are_named(task, change, words):
     with pytest.raises(DataError, match=rf"row 'r1'.*{words}"):
@@ -109,3 +115,26 @@ def test_drawn_scenes_differ_by_split_and_seed():
     assert len(rows[0]) == 5 and rows[0] == [s.row for s in task.samples("train")]
     boxes = [[row["boxes"] for row in split] for split in rows]
     assert boxes[0] != boxes[1] and boxes[0] != boxes[2]
+    for split in ("valid", "", "heldout-2"):
+        with pytest.raises(ConfigError, match=rf"split '{split}': task 'grounding' draws train and heldout"):
+            task.samples(split)
+
+
+@pytest.mark.parametrize("size", [32, 33, 50, 300])
+def test_scenes_of_any_size(size):
+    for sample in load("grounding", {"drawn": True, "count": 20, "size": size}).samples("train"):
+        (x1, y1, x2, y2) = sample["boxes"][0]["box"]
+        assert 0 <= x1 < x2 <= size and 0 <= y1 < y2 <= size and sample.media[0].source.size == (size, size)
+
+
+@pytest.mark.parametrize(("key", "value"), [("size", 31), ("size", 5000), ("size", 0), ("size", True), ("count", 0),
+                                            ("count", -1), ("count", 2**63), ("count", "many"), ("count", 1.5)])
+def test_sizes_and_counts_that_cannot_be_drawn(key, value):
+    with pytest.raises(ConfigError, match=rf"task\.{key}={value!r}: "):
+        load("grounding", {"drawn": True, key: value})
+
+
+def test_text_of_a_row_is_never_a_template(task):
+    sample = task.sample_from_row({**ROW, "expression": "{boxes}"})
+    assert task.messages(sample)[0]["content"][-1]["text"] == (
+        "Locate the {boxes}. Answer with its box as [x1, y1, x2, y2].")

@@ -7,6 +7,7 @@ x points right and y down; both boxes of a comparison are in the same unit. Coor
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 _NUMBER = r"([-+]?(?:\d{1,9}(?:\.\d{0,20})?|\.\d{1,20}))"
 # Digits are bounded, so every number is finite; an attempt never crosses the next "[", so time is linear.
@@ -61,6 +62,11 @@ def format_box(box: Sequence[float]) -> str:
     return "[" + ", ".join(_number(v) for v in box) + "]"
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value of a row is a finite number: no bool, no text, no NaN, nothing too large for a float."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and _is_finite(value)
+
+
 def _number(value: float) -> str:
     value = round(float(value), 4)
     return str(int(value)) if value == int(value) else f"{value:.4f}".rstrip("0")
@@ -68,11 +74,19 @@ def _number(value: float) -> str:
 
 def _has_area(box: Sequence[float]) -> bool:
     """Four finite numbers with x1 < x2 and y1 < y2."""
-    return len(box) == 4 and all(math.isfinite(v) for v in box) and box[0] < box[2] and box[1] < box[3]
+    return len(box) == 4 and all(map(_is_finite, box)) and box[0] < box[2] and box[1] < box[3]
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int like 10**400
+        return False
 
 
 def _areas(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    """Areas of intersection, union and enclosing box."""
+    """Areas of intersection, union and enclosing box; inf or NaN where a float cannot hold them."""
+    a, b = [float(v) for v in a], [float(v) for v in b]
     width = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
     height = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
     inter = width * height

@@ -1,0 +1,114 @@
+"""Settings that would be misread are refused, by name and value."""
+
+import re
+
+import pytest
+
+from vlrl import config
+from vlrl.errors import ConfigError
+from vlrl.plugins import failure, resolve
+
+BASE = "task: grounding\nmodel: {name: m}\n"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(BASE)
+    return path
+
+
+@pytest.mark.parametrize(("word", "says"), [
+    ("train.lr=.nan", "train.lr=nan: .*finite number"),
+    ("train.lr=.inf", "train.lr=inf: .*finite number"),
+    ("train.part_lr.language=.inf", "train.part_lr.language=inf: .*finite"),
+    ("train.part_lr.language=0", "train.part_lr.language=0: .*greater than 0"),
+    ("train.part_lr={vision: true}", "train.part_lr.*give a number, not true or false"),
+    ("train.betas=[0.9, 1]", "train.betas.1=1: .*less than 1"),
+    ("train.betas=[-0.1, 0.9]", "train.betas.0=-0.1: .*greater than or equal to 0"),
+    ("train.betas=[true, 0.9]", "train.betas=.*not true or false"),
+    ("steps=true", "steps=True: give a number, not true or false"),
+    ("train.lr=yes", "train.lr=True: give a number"),
+    ("model.max_pixels=true", "model.max_pixels=True: give a number"),
+    ("seed=9223372036854775808", "seed=9223372036854775808: .*less than 9223372036854775808"),
+    ("data.seed=-9223372036854775809", "data.seed=-9223372036854775809"),
+    ("steps=9223372036854775808", "steps=9223372036854775808"),
+    ("model.train=[]", r"model.train=\[\]: nothing would learn.*model.lora.rank"),
+    ("model={min_pixels: 9, max_pixels: 8}", "model.min_pixels=9 is more than model.max_pixels=8"),
+    ("eval.splits=[heldout, train, heldout]", "eval.splits=.*'heldout' stands there twice"),
+    ("seed=2020-13-45", "seed: cannot read the value '2020-13-45': ValueError: month must be in 1..12"),
+    ("seed={a: 1, a: 2}", "seed: cannot read the value .*line 1: the key 'a'"),
+    ("seed=!!bool maybe", "seed: cannot read the value"),
+    ("seed=[", "seed: cannot read the value"),
+    ("=1", "'=1' is not a setting"),
+])
+def test_bad_words(file, word, says):
+    with pytest.raises(ConfigError, match=says) as error:
+        config.load(file, [word])
+    assert "Value error" not in str(error.value)
+
+
+def test_values_at_the_edge_are_taken(file):
+    found = config.load(file, ["train.betas=[0, 0.999]", "seed=9223372036854775807", "steps=0", "train.lr=1e-4",
+                               "model={train: [], lora: {rank: 4}, min_pixels: 8, max_pixels: 8}", "data.seed=-1",
+                               "curriculum.keep=mixed", "store.rollouts=false", "train.part_lr={vision: 1e-6}"])
+    assert (found.train.betas, found.model.train, found.train.part_lr) == ((0, 0.999), (), {"vision": 1e-6})
+    assert not found.store.rollouts and found.model.min_pixels == 8
+    assert config.validate(config.yaml.safe_load(config.dump(found))) == found
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("steps: 1\nseed: 2\nsteps: 3\n", "line 5: the key 'steps' stands in line 3 already"),
+    ("train:\n  lr: 1\n  betas: [0, 0]\n  lr: 2\n", "line 6: the key 'lr' stands in line 4 already"),
+    ("seed: 2020-13-45\n", "ValueError: month must be in 1..12"),
+    ("seed: !!timestamp soon\n", "cannot read config"),
+    ("seed: \x01\n", "cannot read config"),
+    ("? [a]\n: 1\n", "cannot read config"),
+    ("a: " + "[" * 5000, "cannot read config"),
+    ("1: 2\n", "1"),
+    ("extends: " + "x" * 5000, "does not exist"),
+])
+def test_bad_files(file, text, says):
+    file.write_text(BASE + text)
+    with pytest.raises(ConfigError, match=says) as error:
+        config.load(file)
+    assert "a.yaml" in str(error.value) or text.startswith("1")
+
+
+def test_anchors_and_merges_are_no_duplicates(file):
+    file.write_text(BASE + "train: &a {lr: 1.0, warmup: 0.5}\neval: {samples: 1}\ncurriculum: {}\n")
+    assert config.load(file).train.lr == 1
+    assert config._parse("a: &a {x: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, y: 3}")["c"] == {"x": 2, "y": 3}
+
+
+def test_a_path_that_is_too_long():
+    with pytest.raises(ConfigError, match="does not exist"):
+        config.load("x" * 5000 + ".yaml")
+
+
+# --- own code by name ---
+
+
+def test_resolve(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_variant.py").write_text("def f(x): return x\nnumber = 3\n")
+    (tmp_path / "own_broken.py").write_text("x = 1\ny = 1 / 0\n")
+    (tmp_path / "own_exit.py").write_text("raise SystemExit(0)\n")
+    assert resolve("algo.loss", "own_variant:f", {})(5) == 5
+    for name, says in (("own_variant:number", "is of type int, not a function or class"),
+                       ("own_variant:g", "has no attribute 'g'"), ("own_variant:", "has no attribute ''"),
+                       ("own_broken:f", r"own_broken.py:2: ZeroDivisionError"), ("own_exit:f", "SystemExit"),
+                       (":f", "ValueError: Empty module name"), ("..:f", "TypeError"), ("no.such:f", "No module named"),
+                       ("nope", "is not known")):
+        with pytest.raises(ConfigError, match=f"algo.loss={re.escape(repr(name))}.*{says}"):
+            resolve("algo.loss", name, {})
+
+
+def test_failures_outside_own_code_name_no_place():
+    try:
+        import json
+
+        json.loads("{")
+    except ValueError as error:
+        assert re.match(r".*test_config.py:\d+: JSONDecodeError: ", failure(error))
+    assert failure(KeyError("k")) == "KeyError: 'k'"
