@@ -95,5 +95,5 @@ def _problem(row: Mapping[str, Any]) -> str | None:
 
 
 def _says_none(answer: Answer) -> bool:
-    """An answer without any number: "none", "no box"."""
-    return not any(c.isdigit() for c in answer.final)
+    """An answer that says something, without any number: "none", "no box"."""
+    return bool(answer.final) and not any(c.isdigit() for c in answer.final)

@@ -57,7 +57,7 @@ def test_think_answer_format(text, expected):
     ("<think>a</think> 8 ", "a", "8"),
     ("a loop</think>8", "a loop", "8"),  # the prompt opened the tag
     (" 8 ", "", "8"),
-    ("<think>never closed 8", "", "<think>never closed 8"),
+    ("<think>never closed 8", "never closed 8", ""),
     ("<think>a</think><answer>1</answer><answer>2</answer>", "a", "2"),
     ("<think>a</think><answer>1</answer><answer>2", "a", "1"),
     ("<answer>1</answer> so it is 2", "", "1"),

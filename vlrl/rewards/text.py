@@ -49,15 +49,17 @@ def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: in
     """An answer with its parts: `reasoning` and `final`, both stripped.
 
     `reasoning` is the first closed <think>, or what stands before a </think> that the prompt opened. `final` is the
-    last closed <answer>, else the text after the last </think>, else the whole text.
+    last closed <answer>, else the text after the last </think>, else the whole text; thinking that was opened and
+    never closed is all reasoning, so nothing in it can pay.
     """
     before, closed, after = text.rpartition("</think>")
     reasoning = extract_tag(text, "think")
+    unfinished = not closed and "<think>" in text
     if reasoning is None:
-        reasoning = before if closed else ""
+        reasoning = text.partition("<think>")[2] if unfinished else before if closed else ""
     final = extract_tag(text, "answer", "last")
     if final is None:
-        final = after if closed else text
+        final = "" if unfinished else after if closed else text
     return Answer(text=text, reasoning=reasoning.strip(), final=final.strip(), n_tokens=n_tokens, truncated=truncated,
                   step=step)
 
