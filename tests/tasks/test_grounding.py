@@ -51,7 +51,8 @@ def test_several_boxes_pay_no_more_than_the_first(task):
     assert score(task, "[20, 10, 60, 30], [20, 10, 60, 50]") == {"iou": 0.5, "format": 0}
 
 
-@pytest.mark.parametrize(("text", "iou"), [("none", 1), ("no box", 1), ("", 0), ("<think>it is gone", 0), ("[1, 2, 3, 4]", 0), ("[1, 2, 3", 0)])
+@pytest.mark.parametrize(("text", "iou"), [("none", 1), ("no box", 1), ("", 0), ("<think>it is gone", 0),
+                                           ("[1, 2, 3, 4]", 0), ("[1, 2, 3", 0)])
 def test_an_absent_object(task, text, iou):
     assert score(task, text, boxes=[])["iou"] == iou
     sample = Sample(id="r1", row={**ROW, "boxes": []})
