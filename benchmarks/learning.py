@@ -29,7 +29,7 @@ def commands(args: argparse.Namespace) -> dict[tuple[str, int], list[str]]:
     """(kind, seed) -> command line."""
     control = f"task.name={ROOT / 'benchmarks' / 'random_reward.py'}:{args.control}"
     kinds = {"rl": ["train.py", args.config], "control": ["train.py", args.config, control],
-             "sft": ["-m", "vlrl.sft", args.config], "sft lr x 5": ["-m", "vlrl.sft", args.config,
+             "sft": ["-m", "vlrl", "sft", args.config], "sft lr x 5": ["-m", "vlrl", "sft", args.config,
                                                                   f"train.lr={5 * config.load(args.config).train.lr}"]}
     return {(kind, seed): [sys.executable, *words, f"seed={seed}", *args.settings, "log.samples_every=0",
                            f"run.dir={args.runs / Path(args.config).stem / kind.replace(' ', '-')}-{seed}"]

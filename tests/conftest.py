@@ -11,20 +11,32 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vlrl import families, tiny_families
 from vlrl.types import Media, Sample
 
-FAMILIES = ("qwen3_vl", "qwen2_5_vl")
+FAMILIES = tuple(tiny_families.FAMILIES)
+TWO = ("qwen3_vl", "qwen2_5_vl")
+"""Families for tests of what does not differ between families, or of what both of these have."""
+
+
+class TinyModels(dict):
+    """Folder of a random tiny model by family, with its processor; made when first asked for."""
+
+    def __init__(self, root: Path):
+        super().__init__()
+        self.root = root
+
+    def __missing__(self, family: str) -> Path:
+        from vlrl import tiny
+
+        tiny.build(family, self.root / family, seed=1)
+        self[family] = self.root / family
+        return self[family]
 
 
 @pytest.fixture(scope="session")
-def tiny_models(tmp_path_factory) -> dict[str, Path]:
-    """Folder of a random tiny model of each family, with its processor."""
-    from vlrl import tiny
-
-    root = tmp_path_factory.mktemp("tiny")
-    for family in FAMILIES:
-        tiny.build(family, root / family, seed=1)
-    return {family: root / family for family in FAMILIES}
+def tiny_models(tmp_path_factory) -> TinyModels:
+    return TinyModels(tmp_path_factory.mktemp("tiny"))
 
 
 def noise(seed: int, width: int, height: int) -> Image.Image:
@@ -45,6 +57,12 @@ SAMPLES = {
     "text": Sample(id="text", row={"q": "What is 12 + 30? Think, then answer."}),
     "video": Sample(id="video", media=(noise_video(10),), row={"q": "What moves?"}),
 }
+
+
+def kinds_of(family: families.Family | str, kinds: tuple[str, ...] = tuple(SAMPLES)) -> tuple[str, ...]:
+    """Those kinds of samples that models of a family (or the family of this name) take."""
+    family = families.FAMILIES[family] if isinstance(family, str) else family
+    return tuple(kind for kind in kinds if kind != "video" or family.videos)
 
 
 def random_answers(seed: int, count: int, vocabulary: int, banned: set[int], longest: int = 12) -> list[np.ndarray]:

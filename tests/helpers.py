@@ -2,7 +2,7 @@
 
 from accelerate import Accelerator
 
-from tests.conftest import SAMPLES
+from tests.conftest import SAMPLES, kinds_of
 from vlrl import policy as policies
 from vlrl.algo.advantage import grpo
 from vlrl.config import validate
@@ -37,7 +37,8 @@ def load(config):
 
 
 def credited_groups(policy, encode, config, kinds=MIXED):
-    """Real rollouts of the tiny model, scored and credited."""
+    """Real rollouts of the tiny model, scored and credited; kinds of media that it does not take are left out."""
+    kinds = kinds_of(policy.family, kinds)
     task, engine = Vowels(), HFEngine(policy, seed=5, batch_rollouts=16)
     prompts = [encode(task, SAMPLES[kind]) for kind in kinds]
     sampling = Sampling(max_new_tokens=config.rollout.max_new_tokens)

@@ -81,6 +81,19 @@ def test_anchors_and_merges_are_no_duplicates(file):
     assert config._parse("a: &a {x: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, y: 3}")["c"] == {"x": 2, "y": 3}
 
 
+def test_extends_reaches_the_configs_that_come_with_vlrl(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text("extends: classification/digits.yaml\nsteps: 3\n")
+    loaded = config.load("own.yaml")
+    assert (loaded.steps, loaded.task.name, loaded.model.name) == (3, "digits", "embedded/tiny-qwen3-vl")
+    (tmp_path / "classification").mkdir()
+    (tmp_path / "classification" / "digits.yaml").write_text(BASE + "seed: 7\n")
+    assert config.load("own.yaml").seed == 7  # a file beside it comes first
+    (tmp_path / "own.yaml").write_text("extends: tinny.yaml\n")
+    with pytest.raises(ConfigError, match=r"own\.yaml: extends: 'tinny.yaml' does not exist.*Did you mean 'tiny.yaml'"):
+        config.load("own.yaml")
+
+
 def test_a_path_that_is_too_long():
     with pytest.raises(ConfigError, match="does not exist"):
         config.load("x" * 5000 + ".yaml")

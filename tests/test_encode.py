@@ -6,7 +6,7 @@ import torch
 from accelerate import Accelerator
 from qwen_vl_utils import smart_resize
 
-from tests.conftest import FAMILIES, SAMPLES, noise
+from tests.conftest import SAMPLES, TWO, noise
 from vlrl import policy as policies
 from vlrl.config import validate
 from vlrl.encode import Encoder, PromptTooLong
@@ -25,7 +25,7 @@ def load(folder, **settings):
     return policy, Encoder(policy.processor, policy.family, policy.positions, config)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=TWO)
 def parts(request, tiny_models):
     return load(tiny_models[request.param])
 

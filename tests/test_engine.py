@@ -5,7 +5,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from tests.conftest import FAMILIES, SAMPLES
+from tests.conftest import FAMILIES, SAMPLES, kinds_of
 from vlrl import policy as policies
 from vlrl.config import validate
 from vlrl.encode import Encoder
@@ -24,7 +24,7 @@ def parts(request, tiny_models):
     config = validate({"task": "x", "model": {"name": str(tiny_models[request.param])}})
     policy = policies.load(config, Accelerator(cpu=True))
     encode = Encoder(policy.processor, policy.family, policy.positions, config)
-    return policy, {kind: encode(Ask(), sample) for kind, sample in SAMPLES.items()}
+    return policy, {kind: encode(Ask(), SAMPLES[kind]) for kind in kinds_of(policy.family)}
 
 
 def request(prompt, n=1, temperature=1.0, length=12, key=(0,)):
@@ -37,10 +37,11 @@ def test_greedy_equals_plain_generate(parts):
     ours = engine.generate([request(p, temperature=0) for p in prompts.values()])  # left-padded side by side
     for prompt, (answer,) in zip(prompts.values(), ours, strict=True):
         ids = torch.from_numpy(prompt.ids)[None]
-        known = policy.base.config
-        types = (ids == known.image_token_id).long() + 2 * (ids == known.video_token_id).long()
+        known, more = policy.base.config, {}
+        if policy.family.mrope:
+            more["mm_token_type_ids"] = (ids == known.image_token_id).long() + 2 * (ids == known.video_token_id).long()
         with torch.no_grad(), policy.evaluating():
-            out = policy.base.generate(input_ids=ids, attention_mask=torch.ones_like(ids), mm_token_type_ids=types,
+            out = policy.base.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **more,
                                        **prompt.mm, do_sample=False, max_new_tokens=12,
                                        eos_token_id=sorted(policy.eos), suppress_tokens=policy.banned.tolist())
         expected = out[0, len(prompt):].tolist()

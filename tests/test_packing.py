@@ -5,7 +5,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from tests.conftest import FAMILIES, SAMPLES, random_answers
+from tests.conftest import FAMILIES, SAMPLES, kinds_of, random_answers
 from vlrl import policy as policies
 from vlrl.config import validate
 from vlrl.encode import Encoder
@@ -28,7 +28,7 @@ def load(folder, **model):
 def groups(policy, encode, kinds, group_size=3):
     prompts, answers = [], []
     banned = set(policy.banned.tolist())
-    for i, kind in enumerate(kinds):
+    for i, kind in enumerate(kinds_of(policy.family, kinds)):
         prompt = encode(Ask(), SAMPLES[kind])
         made = random_answers(i, group_size + i % 2, len(policy.processor.tokenizer), banned)
         prompts += [prompt] * len(made)
@@ -60,17 +60,18 @@ def assert_equal(policy, prompts, answers, limit=100_000):
         assert (a - b).abs().max() <= TOLERANCE * b.abs().max()
     assert grads.keys() == oracle.keys() and grads
     for name in grads:
-        scale = oracle[name].abs().max()
+        # without rotary positions softmax does not see a key's bias: its gradient is rounding noise of the weight's
+        scale = oracle[name.replace("k_proj.bias", "k_proj.weight")].abs().max()
         assert (grads[name] - oracle[name]).abs().max() <= TOLERANCE * scale + 1e-9, name
     return shared
 
 
 MIXED = ("image", "two images", "text", "video", "image")
+CASES = [(kinds, family) for kinds in (("image",), ("two images",), ("video",), ("text",), MIXED)
+         for family in FAMILIES if kinds_of(family, kinds)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kinds", [("image",), ("two images",), ("video",), ("text",), MIXED],
-                         ids=lambda kinds: "+".join(kinds))
+@pytest.mark.parametrize("kinds, family", CASES, ids=lambda x: x if isinstance(x, str) else "+".join(x))
 def test_full_with_vision(tiny_models, family, kinds):
     policy, encode = load(tiny_models[family], train=["language", "merger", "vision"])
     batches = assert_equal(policy, *groups(policy, encode, kinds))

@@ -14,19 +14,17 @@ from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 
 from vlrl import coordinates, curriculum, dist, policy
-from vlrl import task as tasks
 from vlrl.config import Config
 from vlrl.encode import Encoder
 from vlrl.engine.base import Engine
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
 from vlrl.metrics import Clock
+from vlrl.offline import make_task
 from vlrl.policy import Policy
 from vlrl.rollout import GroupSource
 from vlrl.task import Task, task_samples
 from vlrl.update import make_optimizer
-
-COMMON_TASK_KEYS = ("name", "coordinates", "rewards")
 
 
 @dataclass
@@ -44,15 +42,19 @@ class Parts:
 
 
 def make_accelerator(config: Config) -> Accelerator:
-    """The accelerator: device, mixed precision and trackers. Starts the process group under torchrun or accelerate."""
+    """The accelerator: device and trackers. Starts the process group under torchrun or accelerate."""
+    check_trackers(config)
+    on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    folder = config.run.dir
+    return Accelerator(cpu=on_cpu, mixed_precision="no", log_with=list(config.log.trackers) or None,
+                       project_config=ProjectConfiguration(project_dir=folder, logging_dir=folder))
+
+
+def check_trackers(config: Config) -> None:
+    """Raises ConfigError when the package of a tracker is not installed."""
     for name in config.log.trackers:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"log.trackers={name!r}: the package is not installed; pip install {name}")
-    on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
-    mixed = {torch.bfloat16: "bf16"}.get(policy.compute_dtype(config.model), "no")
-    folder = config.run.dir
-    return Accelerator(cpu=on_cpu, mixed_precision=mixed, log_with=list(config.log.trackers) or None,
-                       project_config=ProjectConfiguration(project_dir=folder, logging_dir=folder))
 
 
 def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None = None,
@@ -67,7 +69,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no training samples; check data.train={config.data.train!r}")
     model = policy.load(config, accelerator, checkpoint)
-    if task.coordinates.convention == "auto":
+    if config.task.coordinates == "auto":
         task.coordinates = coordinates.make(model.family.coordinates)
     if config.algo.kl_coef:
         model.keep_reference(config.model.name)
@@ -77,19 +79,6 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     sampler = curriculum.make(config.curriculum.name, len(samples), config.seed)
     source = make_source(config, task, encode, engine, sampler, samples, clock)
     return Parts(config, task, model, encode, engine, source, make_optimizer(model, config), clock)
-
-
-def make_task(config: Config) -> Task:
-    """The configured task. Its coordinates are those of the settings; `auto` is replaced once the model is known."""
-    settings = config.task.model_dump()
-    own = {k: v for k, v in settings.items() if k not in COMMON_TASK_KEYS}
-    task = tasks.load(config.task.name, {**own, "rewards": config.task.rewards})
-    task.seed, task.data = config.data.seed, config.data
-    if config.task.coordinates == "auto":
-        task.coordinates = _Undecided()
-    else:
-        task.coordinates = coordinates.make(config.task.coordinates)
-    return task
 
 
 def make_engine(config: Config, model: Policy) -> Engine:
@@ -102,7 +91,3 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-class _Undecided(coordinates.Coordinates):
-    convention = "auto"

@@ -1,8 +1,8 @@
 """Typed settings: YAML files with `extends:`, `key=value` overrides, and the errors that help.
 
-A config file holds only what differs from the defaults below; `extends: other.yaml` (relative to the file) is read
-first. `load("configs/quickstart.yaml", ["steps=20", "train.lr=1e-4"])` returns a frozen Config; an unknown key is an
-error with a suggestion. The resolved copy is saved in the run folder.
+A config file holds only what differs from the defaults below; `extends: other.yaml` (relative to the file, or else one
+of those that come with vlrl) is read first. `load("configs/quickstart.yaml", ["steps=20", "train.lr=1e-4"])` returns a
+frozen Config; an unknown key is an error with a suggestion. The resolved copy is saved in the run folder.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from yaml.composer import ComposerError
 
+import vlrl
 from vlrl.errors import ConfigError, did_you_mean
 
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
@@ -40,6 +41,8 @@ class Settings(BaseModel):
 
 
 class RunSettings(Settings):
+    """Where the run lies."""
+
     dir: str = Field(default="", description="The run folder; empty = runs/<config stem>.")
 
 
@@ -55,6 +58,8 @@ class TaskSettings(BaseModel):
 
 
 class DataSettings(Settings):
+    """The files of rows that a task reads."""
+
     train: str = Field(default="", description="Rows to train on (.jsonl or .json); empty when the task draws its own.")
     heldout: str = Field(default="", description="Rows to evaluate on.")
     root: str = Field(
@@ -66,19 +71,34 @@ class DataSettings(Settings):
 
 
 class LoraSettings(Settings):
+    """A LoRA adapter instead of a full fine-tune."""
+
     rank: Count = Field(default=0, description="0 = full fine-tuning.")
     alpha: Positive = Field(default=32, description="Scale; the update is multiplied by alpha / rank.")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapter's input.")
     target: Literal["language", "all_linear", "vision_language"] = Field(
         default="language", description="language: the language model's linear layers; all_linear: these and the "
         "merger's; vision_language: these and the vision tower's.")
+    quantize: Literal["none", "nf4"] = Field(
+        default="none", description="nf4: the frozen weights under the adapter are kept in 4 bits (QLoRA); needs "
+        "bitsandbytes. Embeddings, lm_head and layers without an adapter stay in model.dtype.")
+
+    @model_validator(mode="after")
+    def _needs_adapter(self) -> LoraSettings:
+        if self.quantize != "none" and self.rank == 0:
+            raise ValueError(f"model.lora.quantize={self.quantize} keeps frozen weights in 4 bits, but with "
+                             "model.lora.rank=0 they are to be trained: add an adapter (model.lora.rank=16), or set "
+                             "model.lora.quantize=none")
+        return self
 
 
 class ModelSettings(Settings):
+    """The model, what of it learns, and how large it sees images and videos."""
+
     name: str = Field(default="", description="Hub name or folder of the model.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Compute type and type of frozen weights; trained weights stay in float32. "
-        "auto = bfloat16 on CUDA, else float32.")
+        "auto = bfloat16 on CUDA, else float32. float16, with loss scaling, is for GPUs without bfloat16.")
     train: tuple[Literal["language", "merger", "vision"], ...] = Field(
         default=("language",), description="Parts of a full fine-tune that learn.")
     lora: LoraSettings = LoraSettings()
@@ -90,11 +110,15 @@ class ModelSettings(Settings):
 
 
 class EngineSettings(Settings):
+    """What generates the answers."""
+
     name: Literal["hf"] = Field(default="hf", description="What generates the answers.")
     batch_rollouts: Positive = Field(default=256, description="Answers generated side by side.")
 
 
 class RolloutSettings(Settings):
+    """How many answers a step draws, how they are sampled, and how often they are learned from."""
+
     prompts_per_step: Positive = Field(default=32, description="Prompts a step, over all processes.")
     group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="Answers per prompt.")
     max_new_tokens: Positive = Field(default=512, description="Most tokens of one answer.")
@@ -104,6 +128,8 @@ class RolloutSettings(Settings):
 
 
 class AlgoSettings(Settings):
+    """From rewards to a loss."""
+
     advantage: str = Field(default="grpo", description="grpo, dr_grpo, or own module:function.")
     loss: str = Field(default="ppo_clip", description="ppo_clip, reinforce, or own module:function.")
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
@@ -117,6 +143,8 @@ class AlgoSettings(Settings):
 
 
 class CurriculumSettings(Settings):
+    """Which samples are drawn, and which groups are learned from."""
+
     name: str = Field(default="uniform", description="uniform, sequential, or own module:Class.")
     keep: Literal["all", "mixed"] = Field(
         default="all", description="mixed: groups whose rewards are all equal are dropped and refilled.")
@@ -124,6 +152,8 @@ class CurriculumSettings(Settings):
 
 
 class TrainSettings(Settings):
+    """The optimizer, and how much it takes at a time."""
+
     lr: float = Field(default=1e-6, gt=0, description="Peak learning rate.")
     part_lr: dict[Literal["language", "merger", "vision"], Rate] = Field(
         default_factory=dict, description="Learning rate of a part, instead of train.lr.")
@@ -140,6 +170,8 @@ class TrainSettings(Settings):
 
 
 class EvalSettings(Settings):
+    """Measuring on splits that are not trained on."""
+
     every: Count = Field(default=0, description="Steps between evaluations; 0 = before and after only.")
     samples: Count = Field(default=256, description="Samples per split; 0 = no evaluation.")
     splits: tuple[str, ...] = Field(default=("heldout",), description="Splits evaluated.")
@@ -147,16 +179,22 @@ class EvalSettings(Settings):
 
 
 class SaveSettings(Settings):
+    """Checkpoints."""
+
     every: Count = Field(default=50, description="Steps between checkpoints; the last step is always saved.")
     keep: Positive = Field(default=2, description="Most checkpoints kept.")
 
 
 class StoreSettings(Settings):
+    """What the run folder keeps of the rollouts."""
+
     media: Literal["copy", "link", "none"] = Field(default="copy", description="How media enters the run folder.")
     rollouts: bool = Field(default=True, description="Write every rollout.")
 
 
 class LogSettings(Settings):
+    """What is shown and sent while the run goes on."""
+
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
         default=(), description="Where metrics are sent besides metrics.jsonl.")
     project: str = Field(default="vlrl", description="Project name at the trackers.")
@@ -164,6 +202,8 @@ class LogSettings(Settings):
 
 
 class LimitsSettings(Settings):
+    """Where a run stops, or leaves something out, instead of going wrong."""
+
     prompt_tokens: Positive = Field(default=16384, description="A longer prompt is rejected at load, never truncated.")
     rejected: Fraction = Field(
         default=0.5, description="Stop when more than this share of the drawn prompts is rejected.")
@@ -287,28 +327,30 @@ def dump(config: Config) -> str:
 
 
 def describe() -> list[tuple[str, str, Any, str]]:
-    """(name, type, default, description) of every setting, in order; the source of `--help` and of the docs."""
-    return list(_describe(Config, ""))
+    """(name, type in words, default, description) of every setting, in order; for `--settings` and the docs."""
+    from vlrl.tools import docs
 
-
-def _describe(model: type[BaseModel], prefix: str):
-    for name, info in model.model_fields.items():
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _describe(kind, f"{prefix}{name}.")
-        else:
-            default = info.get_default(call_default_factory=True)
-            yield f"{prefix}{name}", str(kind).replace("typing.", ""), default, info.description or ""
+    return list(docs.describe(Config))
 
 
 def _find(path: Path) -> Path:
-    shipped = Path(__file__).resolve().parent
-    for candidate in (path, shipped.parent / path, shipped / path):
+    for candidate in (path, *(Path(folder) / path for folder in vlrl.__path__)):
         if os.path.isfile(candidate):  # Path.is_file raises for a name that is too long
             return candidate
     folder = path.parent
     near = did_you_mean(path.name, [p.name for p in folder.glob("*.yaml")]) if os.path.isdir(folder) else ""
     raise ConfigError(f"config file {str(path)!r} does not exist.{near}")
+
+
+def shipped(name: str) -> Path | None:
+    """The file of a config that comes with vlrl, named relative to its folder, e.g. "tiny.yaml"; None without one."""
+    places = [Path(folder) / "configs" / name for folder in vlrl.__path__]
+    return next((place for place in places if os.path.isfile(place)), None)
+
+
+def shipped_configs() -> list[Path]:
+    """Every config that comes with vlrl."""
+    return [path for folder in vlrl.__path__ for path in sorted(Path(folder, "configs").rglob("*.yaml"))]
 
 
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -325,7 +367,11 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         return tree
     base = path.parent / str(parent)
     if not os.path.isfile(base):
-        raise ConfigError(f"{path}: extends: {parent!r} does not exist (it is relative to the file that names it)")
+        base = shipped(str(parent))
+    if base is None:
+        near = did_you_mean(str(parent), [p.name for p in [*path.parent.glob("*.yaml"), *shipped_configs()]])
+        raise ConfigError(f"{path}: extends: {parent!r} does not exist (it is relative to the file that names it, or "
+                          f"names one of vlrl's).{near}")
     return merge(_read(base, (*seen, path.resolve())), tree)
 
 

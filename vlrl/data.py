@@ -12,10 +12,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 from vlrl.coordinates import CONVENTIONS
-from vlrl.errors import ConfigError, DataError, TaskError, VlrlError, did_you_mean
+from vlrl.errors import ConfigError, DataError, RunError, TaskError, VlrlError, did_you_mean
+from vlrl.files import write_text
 from vlrl.media import resolve
 from vlrl.plugins import failure
 from vlrl.rewards.boxes import is_number
@@ -24,7 +25,7 @@ from vlrl.types import Media, Sample
 log = logging.getLogger(__name__)
 
 SPLITS = ("train", "heldout")
-FORMATS = ("auto", "canonical")
+MEDIA_FIELDS = ("image", "images", "video")
 _FIELDS = (
     "id difficulty category source split weight processed_size coordinates solution hints group_key meta "
     "image images video width height video_start video_end duration fps frames "
@@ -35,6 +36,21 @@ _FIELDS = (
 )
 FIELDS = frozenset(_FIELDS.split())
 """The canonical fields of all tasks. Others are kept where they are and gathered in `meta` as well."""
+
+
+class Format(NamedTuple):
+    """A way in which annotations are written. A record is one line of a .jsonl file, or one entry of a .json list."""
+
+    recognises: Callable[[Mapping[str, Any]], bool]
+    """Whether a record has the fields of this format."""
+    rows: Callable[[Mapping[str, Any]], Sequence[dict[str, Any]]]
+    """The canonical rows that a record stands for. Raises DataError."""
+
+
+FORMATS: dict[str, Format] = {
+    "canonical": Format(lambda record: True, lambda record: [dict(record)]),
+}
+"""By name, the most particular first: `auto` takes the first that recognises a record."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +107,59 @@ class Drawn(Sequence[Sample]):
 
 
 def read_rows(path: Path, format: str = "auto") -> list[dict[str, Any]]:
-    """The rows of a .jsonl file (one object a line) or a .json file (a list of objects).
+    """The canonical rows of a .jsonl file (one object a line) or a .json file (a list of objects).
 
     Raises DataError naming the file and the line, ConfigError for an unknown format.
     """
-    _check_format(format)
     rows = []
-    for where, row in _rows(Path(path)):
+    for where, row in rows_in(Path(path), format):
         if isinstance(row, DataError):
             raise DataError(f"{where}: {row}")
         rows.append(row)
     return rows
+
+
+def rows_in(path: Path, format: str = "auto") -> list[tuple[str, dict[str, Any] | DataError]]:
+    """(place, canonical row) of every row of a file; what is no row of a known format gives its DataError instead.
+
+    Raises DataError when the file as a whole cannot be read, ConfigError for an unknown format.
+    """
+    if format != "auto" and format not in FORMATS:
+        near = did_you_mean(format, FORMATS)
+        raise ConfigError(f"data.format={format!r} is not known.{near} Known: auto, {', '.join(FORMATS)}.")
+    return [(where, row) for where, record in _records(path) for row in canonical(record, format)]
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes rows as .jsonl (one object a line) or .json (a list), whole or not at all.
+
+    Raises DataError for another suffix, a number that JSON cannot hold, and a place that cannot be written.
+    """
+    check_suffix(path)
+    lines = [json_line(row) for row in rows]
+    text = "".join(f"{line}\n" for line in lines) if path.suffix == ".jsonl" else "[" + ",\n ".join(lines) + "]\n"
+    try:
+        write_text(path, text)
+    except RunError as error:
+        cause = error.__cause__
+        raise DataError(f"cannot write {path}: {getattr(cause, 'strerror', None) or cause}. Name another file, or free "
+                        "space there.") from None
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    """A row as one line of JSON; DataError when it holds NaN, an infinity or text that is not Unicode."""
+    try:
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False)
+        line.encode()
+        return line
+    except ValueError as error:
+        raise DataError(f"row {row.get('id')!r} cannot be written as JSON: {error}") from None
+
+
+def check_suffix(path: Path) -> None:
+    """Raises DataError unless the file's name ends in .jsonl or .json."""
+    if path.suffix not in (".jsonl", ".json"):
+        raise DataError(f"{path}: rows are kept in .jsonl (one object a line) or .json (a list of objects)")
 
 
 def sample_from_row(row: Mapping[str, Any], root: Path | None = None) -> Sample:
@@ -137,11 +195,10 @@ def read_samples(task: Any, split: str) -> Samples:
     """
     path = _split_file(task, split)
     data = task.data
-    _check_format(data.format)
     root = Path(data.root) if data.root else path.parent
     samples: dict[str, Sample] = {}
     bad: list[BadRow] = []
-    for where, row in _rows(path):
+    for where, row in rows_in(path, data.format):
         try:
             sample = _checked_sample(task, row, root)
             if sample.id in samples:
@@ -159,7 +216,11 @@ def read_samples(task: Any, split: str) -> Samples:
     return Samples(list(samples.values()), bad)
 
 
-def _checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
+def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
+    """The sample that `task.sample_from_row` makes of a row; its media need not exist.
+
+    Raises DataError naming the row, TaskError when the task returns no Sample.
+    """
     if isinstance(row, DataError):
         raise row
     try:
@@ -174,11 +235,16 @@ def _checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -
         _check_values(sample.row)  # a task may make its samples without the function above
     except DataError as error:
         raise DataError(f"row '{sample.id}': {error}") from None
+    return replace(sample, row=_weighted(sample.row))
+
+
+def _checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
+    sample = make_sample(task, row, root)
     for media in sample.media:
         if isinstance(media.source, Path) and not os.path.isfile(media.source):  # Path.is_file raises for long names
             raise DataError(f"row '{sample.id}': media file {_short(media.source)} does not exist; check it and "
                             "data.root")
-    return replace(sample, row=_weighted(sample.row))
+    return sample
 
 
 def _split_file(task: Any, split: str) -> Path:
@@ -194,15 +260,20 @@ def _split_file(task: Any, split: str) -> Path:
     return path
 
 
-def _check_format(format: str) -> None:
-    if format not in FORMATS:
-        raise ConfigError(f"data.format={format!r} is not known; known: {', '.join(FORMATS)}")
+def canonical(record: dict[str, Any] | DataError, format: str) -> Sequence[dict[str, Any] | DataError]:
+    """The rows of a record in the named format, or in the first that recognises it."""
+    if isinstance(record, DataError):
+        return [record]
+    found = FORMATS.get(format) or next((f for f in FORMATS.values() if f.recognises(record)), None)
+    try:
+        return found.rows(record) if found else [DataError("its fields are those of no known format")]
+    except DataError as error:
+        return [error]
 
 
-def _rows(path: Path) -> list[tuple[str, dict[str, Any] | DataError]]:
-    """(place, row) of every row; a line that is no JSON object gives its DataError instead."""
-    if path.suffix not in (".jsonl", ".json"):
-        raise DataError(f"{path}: rows are read from .jsonl (one object a line) or .json (a list of objects)")
+def _records(path: Path) -> list[tuple[str, dict[str, Any] | DataError]]:
+    """(place, record) of a file; a line that is no JSON object gives its DataError instead."""
+    check_suffix(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

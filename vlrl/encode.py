@@ -16,7 +16,7 @@ from vlrl.task import Task
 from vlrl.types import LoadedMedia, Prompt, Sample
 from vlrl.video import VideoSampling
 
-_NOT_MM = ("input_ids", "attention_mask", "mm_token_type_ids")
+_BESIDE = ("input_ids", "attention_mask", "text_replacement_offsets", "labels")
 
 
 class PromptTooLong(DataError):
@@ -32,8 +32,11 @@ class Encoder:
     def __init__(self, processor: Any, family: Family, positions: Callable[..., np.ndarray], config: Config):
         self.processor, self.family, self.positions, self.config = processor, family, positions, config
         self._video = VideoSampling(fps=config.model.video_fps, max_frames=config.model.video_max_frames)
-        special = set(processor.tokenizer.all_special_tokens) | set(family.vision_tokens)
-        self._reserved = sorted((t for t in special if t.startswith("<|")), key=len, reverse=True)
+        tokenizer = processor.tokenizer
+        ends = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token} - {None}
+        control = {t for t in _special(tokenizer) if t.startswith("<|") or not family.known}
+        vision = {*family.vision_tokens, *tokenizer.convert_ids_to_tokens(family.vision_ids(processor))}
+        self._reserved = sorted(control | ends | vision, key=len, reverse=True)
 
     def __call__(self, task: Task, sample: Sample) -> Prompt:
         """The prompt of one sample. Raises DataError for unreadable media and PromptTooLong past the limit."""
@@ -47,13 +50,17 @@ class Encoder:
         if ids.shape[1] > self.config.limits.prompt_tokens:
             raise PromptTooLong(f"sample '{sample.id}': prompt of {ids.shape[1]} tokens is longer than "
                                 f"limits.prompt_tokens={self.config.limits.prompt_tokens}")
-        mm = {k: v for k, v in batch.items() if k not in _NOT_MM and isinstance(v, torch.Tensor)}
-        sizes = self.family.processed_sizes(self.processor, mm, [m.kind for m in loaded])
+        tensors = {k: v for k, v in batch.items() if isinstance(v, torch.Tensor) and k not in _BESIDE}
+        beside = {k: v[0].numpy() for k, v in tensors.items() if v.shape == ids.shape and k.endswith("type_ids")}
+        mm = {k: v for k, v in tensors.items() if k not in beside}
+        raw = self.processor.tokenizer(text, add_special_tokens=self._adds_special(text))["input_ids"]
         return Prompt(
             sample_id=sample.id, text=text, ids=ids[0].numpy(), mm=mm, media=tuple(loaded),
-            raw_ids=np.asarray(self.processor.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64),
+            raw_ids=np.asarray(raw, dtype=np.int64), aligned={} if self.family.shared else beside,
+            aligned_answer=self.family.answer_types,
             positions=self.positions(ids, batch.get("mm_token_type_ids"), mm),
-            processed_sizes=tuple(size for size, _ in sizes), visual_tokens=tuple(n for _, n in sizes))
+            processed_sizes=self.family.processed_sizes(self.processor, mm, [m.kind for m in loaded]),
+            visual_tokens=self._visual_tokens(batch, loaded))
 
     def answer_ids(self, text: str) -> np.ndarray:
         """[T] token ids of an answer text with the end token, as supervised fine-tuning trains it."""
@@ -67,24 +74,62 @@ class Encoder:
         if places != len(loaded):
             raise DataError(f"sample '{sample_id}': its messages place {places} media, the sample has {len(loaded)}")
         safe = [{**m, "content": self._safe(m["content"])} for m in messages]
-        return self.processor.apply_chat_template(safe, tokenize=False, add_generation_prompt=True)
+        return self.processor.apply_chat_template(safe, tokenize=False, add_generation_prompt=True,
+                                                  **self.family.template)
 
     def _safe(self, content: Any) -> Any:
         """Content whose text cannot open a turn or claim an image: control tokens written in data are broken up."""
-        if isinstance(content, str):
-            for token in self._reserved:
-                content = content.replace(token, f"< {token[1:]}")
-            return content
-        return [{**c, "text": self._safe(c["text"])} if c.get("type") == "text" else c for c in content]
+        if isinstance(content, str):  # some templates render only parts
+            content = [{"type": "text", "text": content}]
+        return [{**c, "text": self._broken_up(c["text"])} if c.get("type") == "text" else c for c in content]
+
+    def _broken_up(self, text: str) -> str:
+        for token in self._reserved:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
 
     def _process(self, text: str, loaded: Sequence[LoadedMedia]) -> Any:
         images = [m.frames[0] for m in loaded if m.kind == "image"]
         videos = [m for m in loaded if m.kind == "video"]
-        kwargs: dict[str, Any] = {}
+        kwargs: dict[str, Any] = {"add_special_tokens": self._adds_special(text),
+                                  "return_text_replacement_offsets": True}
         if images:
             kwargs["images"] = images
         if videos:
+            if not self.family.videos or getattr(self.processor, "video_processor", None) is None:
+                raise ValueError("this model's processor takes no videos")
             frames = [torch.from_numpy(np.stack([np.asarray(f) for f in v.frames])).permute(0, 3, 1, 2) for v in videos]
             kwargs |= {"videos": frames, "video_metadata": [dict(v.metadata) for v in videos],
                        "do_sample_frames": False}
+        if images and videos and self.family.exclusive_media:
+            raise ValueError("a prompt of this model holds images or videos, not both")
+        if self.family.mrope:
+            kwargs["return_mm_token_type_ids"] = True
+        kwargs |= {name: [kwargs[name]] for name in self.family.nested if name in kwargs}
         return self.processor(text=[text], return_tensors="pt", **kwargs)
+
+    def _adds_special(self, text: str) -> bool:
+        """Whether the tokenizer is to add its first token; many templates have written it already."""
+        first = self.processor.tokenizer.bos_token
+        return not (first and text.startswith(first))
+
+    def _visual_tokens(self, batch: Any, loaded: Sequence[LoadedMedia]) -> tuple[int, ...]:
+        """Visual tokens of each media in order, counted in the text that the processor put in its place."""
+        found = batch.get("text_replacement_offsets") if loaded else None
+        put = found[0] if isinstance(found, list) else []
+        if len(put) != len(loaded):
+            return ()
+        names = {self._placeholder("image"), self._placeholder("video")} - {None}
+        counts = {kind: iter([sum(p["replacement"].count(n) for n in names) for p in put if p["type"] == kind])
+                  for kind in ("image", "video")}
+        return tuple(next(counts[m.kind]) for m in loaded)
+
+    def _placeholder(self, kind: str) -> str | None:
+        """The token that stands for one visual feature; some processors call the mark of a whole image by that name."""
+        name = f"{kind}_token"
+        return getattr(self.processor.tokenizer, name, None) or getattr(self.processor, name, None)
+
+
+def _special(tokenizer: Any) -> set[str]:
+    """Every control token, those that have no role of their own included."""
+    return {*tokenizer.all_special_tokens, *(t.content for t in tokenizer.added_tokens_decoder.values() if t.special)}

@@ -105,7 +105,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None when it is missing or no whole object."""
     try:
         return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 
@@ -146,7 +146,7 @@ def _guarded(folder: Path) -> Iterator[None]:
 def _claim(path: Path, owner: Mapping[str, Any]) -> None:
     if path.exists():
         other = read_json(path)  # None: its writer was killed before it had written its name
-        if other and (other.get("host") != owner["host"] or _started(other.get("pid")) == other.get("process")):
+        if other and owner_lives(other) is not False:
             raise RunError(f"run folder {path.parent} is in use by process {other.get('pid')} on {other.get('host')} "
                            f"since {other.get('since')}. Stop that run, or give this one another folder with run.dir; "
                            f"if that process is gone, delete {path}.")
@@ -155,6 +155,13 @@ def _claim(path: Path, owner: Mapping[str, Any]) -> None:
         json.dump(owner, file)
         file.flush()
         os.fsync(file.fileno())
+
+
+def owner_lives(owner: Mapping[str, Any]) -> bool | None:
+    """Whether the process that wrote a lock file still runs; None for one of another host, which cannot be seen."""
+    if owner.get("host") != socket.gethostname():
+        return None
+    return _started(owner.get("pid")) == owner.get("process")
 
 
 def _myself() -> dict[str, Any]:

@@ -92,7 +92,7 @@ class Batch:
     """Tokens computed by the language model, padding included."""
 
     def to(self, device: torch.device) -> Batch:
-        return _to(self, device)
+        return to_device(self, device)
 
 
 def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: int) -> list[Piece]:
@@ -118,6 +118,18 @@ def pack(pieces: Sequence[Piece], limit: int, layout: str = "shared") -> list[Ba
     """
     if layout == "padded":
         return [_padded(rows) for rows in _padded_rows(pieces, limit)]
+    return [_shared([pieces[i] for i in sorted(members)]) for members in _bins(pieces, limit)]
+
+
+def sizes(pieces: Sequence[Piece], limit: int, layout: str = "shared") -> list[int]:
+    """Tokens of each micro-batch that `pack` would make, padding included, without making it."""
+    if layout == "padded":
+        return [len(rows) * max(len(p) + len(a) for p, a, _ in rows) for rows in _padded_rows(pieces, limit)]
+    return [sum(pieces[i].tokens for i in members) for members in _bins(pieces, limit)]
+
+
+def _bins(pieces: Sequence[Piece], limit: int) -> list[list[int]]:
+    """Numbers of the pieces in each shared micro-batch."""
     order = sorted(range(len(pieces)), key=lambda i: -pieces[i].tokens)
     bins: list[tuple[int, list[int]]] = []
     for i in order:
@@ -127,7 +139,7 @@ def pack(pieces: Sequence[Piece], limit: int, layout: str = "shared") -> list[Ba
             bins.append((size, [i]))
         else:
             bins[place] = (bins[place][0] + size, [*bins[place][1], i])
-    return [_shared([pieces[i] for i in sorted(members)]) for _, members in bins]
+    return [members for _, members in bins]
 
 
 # --- shared ----------------------------------------------------------------------------------------------------------
@@ -159,7 +171,7 @@ def _shared(pieces: Sequence[Piece]) -> Batch:
         "position_ids": _position_ids(np.concatenate(positions, axis=1)[:, None]),
         "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: used as given, no mask is built
         "prefix_layout": layout_of(spans, offset),
-        **_media([piece.prompt for piece in pieces]),
+        **media_inputs([piece.prompt for piece in pieces]),
     }
     return Batch(inputs=inputs, columns=keep, select=torch.arange(len(keep)),
                  targets=torch.from_numpy(np.concatenate(targets)),
@@ -219,7 +231,7 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
 
     query [1, H, T, d], key and value [1, H_kv, T, d] -> [1, T, H, d].
     """
-    if prefix_layout is None or not module.is_causal:
+    if prefix_layout is None or not getattr(module, "is_causal", False):
         return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, scaling=scaling,
                                             dropout=dropout, **kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, d]
@@ -290,11 +302,27 @@ def _padded(rows: Sequence[_Row]) -> Batch:
         positions[:, b, p:p + n] = np.arange(prompt.next_position, prompt.next_position + n)
         select.append(b * (width - 1 - first) + np.arange(p - 1 - first, p - 1 - first + n))
     inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask),
-              "position_ids": _position_ids(positions), **_media([p for p, _, _ in rows])}
+              "position_ids": _position_ids(positions), **aligned_inputs([p for p, _, _ in rows], width),
+              **media_inputs([p for p, _, _ in rows])}
     return Batch(inputs=inputs, columns=torch.arange(first, width - 1), select=torch.from_numpy(np.concatenate(select)),
                  targets=torch.from_numpy(np.concatenate([a for _, a, _ in rows])),
                  rollout_id=torch.from_numpy(np.concatenate([np.full(len(a), r) for _, a, r in rows])),
                  tokens=width * len(rows))
+
+
+def aligned_inputs(prompts: Sequence[Prompt], width: int, right: bool = False) -> dict[str, torch.Tensor]:
+    """[B, width] tensors that go beside the ids. A prompt begins at the left or ends at the right; the rest has the
+    value that tokens of an answer have."""
+    out: dict[str, torch.Tensor] = {}
+    for name in dict.fromkeys(name for p in prompts for name in p.aligned):
+        rows = np.zeros((len(prompts), width), dtype=np.int64)
+        for row, prompt in zip(rows, prompts, strict=True):
+            row[:] = prompt.aligned_answer.get(name, 0)
+            if name in prompt.aligned:
+                start = width - len(prompt) if right else 0
+                row[start:start + len(prompt)] = prompt.aligned[name]
+        out[name] = torch.from_numpy(rows)
+    return out
 
 
 def _position_ids(positions: np.ndarray) -> torch.Tensor:
@@ -302,19 +330,36 @@ def _position_ids(positions: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(positions if len(positions) > 1 else positions[0])
 
 
-def _media(prompts: Sequence[Prompt]) -> dict[str, torch.Tensor]:
-    """The prompts' media tensors, concatenated by name in order."""
+def media_inputs(prompts: Sequence[Prompt]) -> dict[str, torch.Tensor | tuple[torch.Tensor, ...]]:
+    """The prompts' media tensors, concatenated by name in order; images of fewer tiles are filled up with zeros.
+
+    Processors fill up the tiles of a batch in the same way. Clips that differ in their frames stay a tuple, which
+    Family.encode takes care of.
+    """
     names = dict.fromkeys(name for p in prompts for name in p.mm)
-    return {name: torch.cat([p.mm[name] for p in prompts if name in p.mm]) for name in names}
+    return {name: _joined(name, [p.mm[name] for p in prompts if name in p.mm]) for name in names}
 
 
-def _to(value: Any, device: torch.device) -> Any:
+def _joined(name: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    sides = [max(side) for side in zip(*(t.shape[1:] for t in tensors), strict=True)]
+    if all(list(t.shape[1:]) == sides for t in tensors):
+        return torch.cat(list(tensors))
+    if name == "pixel_values_videos":
+        return tuple(tensors)
+    out = tensors[0].new_zeros(sum(len(t) for t in tensors), *sides)
+    for rows, tensor in zip(out.split([len(t) for t in tensors]), tensors, strict=True):
+        rows[(slice(None), *(slice(side) for side in tensor.shape[1:]))] = tensor
+    return out
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Tensors in tuples, dictionaries and dataclasses, on a device."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):
-        return {k: _to(v, device) for k, v in value.items()}
+        return {k: to_device(v, device) for k, v in value.items()}
     if isinstance(value, tuple):
-        return tuple(_to(v, device) for v in value)
+        return tuple(to_device(v, device) for v in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _to(getattr(value, f.name), device) for f in fields(value)})
+        return replace(value, **{f.name: to_device(getattr(value, f.name), device) for f in fields(value)})
     return value

@@ -17,9 +17,10 @@ from accelerate import Accelerator
 from vlrl import packing
 from vlrl.config import Config, ModelSettings
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
-from vlrl.families import Family, family_of, set_pixel_limits
+from vlrl.families import Family, agree, family_of, set_pixel_limits
 from vlrl.files import read_json
 from vlrl.packing import Batch
+from vlrl.quantize import Quantization, adapted_layers, dequantized, keep_layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,24 +37,27 @@ class Policy:
     """A vision-language model, its processor, and what may be trained of it.
 
     `model` is the transformers model, wrapped by PEFT under LoRA. Trained weights are float32 and computed in
-    `dtype` under autocast; frozen ones are kept in `dtype`.
+    `dtype` under autocast; frozen ones are kept in `dtype`, or in 4 bits (`quantized`).
     """
 
-    def __init__(self, model: Any, processor: Any, family: Family, accelerator: Accelerator, dtype: torch.dtype):
+    def __init__(self, model: Any, processor: Any, family: Family, accelerator: Accelerator, dtype: torch.dtype,
+                 quantized: Quantization | None = None):
         self.model, self.processor, self.family = model, processor, family
         self.accelerator, self.dtype, self.device = accelerator, dtype, accelerator.device
         base = self.base
         vocabulary, known = base.config.get_text_config().vocab_size, len(processor.tokenizer)
-        banned = {*family.vision_ids(processor.tokenizer), *range(known, vocabulary)}
+        banned = {*family.vision_ids(processor), *range(known, vocabulary)}
         self.banned = torch.tensor(sorted(banned), dtype=torch.long, device=self.device)
         """Ids that can be neither sampled nor given probability: vision tokens and rows without a token."""
         self.eos = _eos_ids(base, processor.tokenizer)
+        self.quantized = quantized
+        self.scaler = _loss_scaler(self.device, dtype)
         self._reference: Any = None
 
     @property
     def base(self) -> Any:
         """The transformers model without PEFT's wrapper."""
-        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        return _unwrapped(self.model)
 
     @property
     def lora(self) -> bool:
@@ -67,16 +71,27 @@ class Policy:
         """[R, T] rotary positions of one sequence; see Family.positions."""
         return self.family.positions(self.base, ids, types, mm)
 
+    def layout(self, wanted: str) -> str:
+        """The layout of training rows: train.packing where the family's attention allows it, else padded."""
+        return wanted if self.family.shared else "padded"
+
     def autocast(self) -> Any:
         """The compute type; nothing on float32."""
-        return contextlib.nullcontext() if self.dtype == torch.float32 else self.accelerator.autocast()
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.dtype)  # accelerate's knows no float16 on a CPU
 
     def logprobs(self, batch: Batch, temperature: float, model: Any = None) -> TokenStats:
         """Log-probability and entropy of every answer token of a batch under this policy (or another model)."""
         batch = batch.to(self.device)
         with self.autocast():
-            out = (model or self.model)(**batch.inputs, logits_to_keep=batch.columns, use_cache=False)
-        logits = out.logits.flatten(0, 1).index_select(0, batch.select).float() / temperature
+            model = model or self.model
+            inputs = self.family.encode(_unwrapped(model), batch.inputs)
+            out = model(**inputs, logits_to_keep=batch.columns, use_cache=False)
+        logits = out.logits
+        if logits.shape[1] != len(batch.columns):  # a model that knows no logits_to_keep
+            logits = logits.index_select(1, batch.columns)
+        logits = logits.flatten(0, 1).index_select(0, batch.select).float() / temperature
         return token_stats(logits, batch.targets, self.banned)
 
     @torch.no_grad()
@@ -94,7 +109,7 @@ class Policy:
         """
         if self.lora:
             return
-        model = _load_model(source, torch.float32) if source else copy.deepcopy(self.model)
+        model = load_model(source, torch.float32) if source else copy.deepcopy(self.model)
         for kept, own in zip(model.parameters(), self.model.parameters(), strict=True):
             kept.data = kept.data.to(own.dtype)
         self._reference = model.requires_grad_(False).eval().to(self.device)
@@ -103,6 +118,8 @@ class Policy:
         """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT."""
         more = {"save_embedding_layers": False} if self.lora else {}  # never trained; finding that out asks the hub
         self.model.save_pretrained(folder, safe_serialization=True, **more)
+        if self.quantized:
+            self.quantized.write(folder)
         self.processor.save_pretrained(folder)
 
     @contextlib.contextmanager
@@ -114,6 +131,10 @@ class Policy:
             yield
         finally:
             self.model.train(was)
+
+
+def _unwrapped(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def token_stats(logits: torch.Tensor, targets: torch.Tensor, banned: torch.Tensor) -> TokenStats:
@@ -138,9 +159,12 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
     full = settings.lora.rank == 0
     if not full:
         _refuse_second_adapter(settings)
-    model = _load_model(checkpoint if full and checkpoint else settings.name, torch.float32 if full else dtype)
+    quantized = Quantization.of(settings.lora, dtype)
+    model = load_model(checkpoint if full and checkpoint else settings.name, torch.float32 if full else dtype,
+                       quantized=quantized, device=accelerator.device)
     family = family_of(model.config)
     processor = load_processor(settings, family)
+    agree(model, processor)
     _choose_trained(model, family, settings, dtype)
     if not full:
         model = _add_lora(model, family, settings, checkpoint)
@@ -148,7 +172,28 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
-    return Policy(model, processor, family, accelerator, dtype)
+    return Policy(model, processor, family, accelerator, dtype, quantized)
+
+
+def skeleton(settings: ModelSettings) -> tuple[Any, Family]:
+    """The model of the settings without weights, on the meta device, and its family; ConfigError when not found.
+
+    What would learn is marked as in `load`: for counting parameters and for positions.
+    """
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    name = settings.name
+    if settings.lora.rank:
+        _refuse_second_adapter(settings)
+    with _explained(f"model.name={name!r}"):
+        while base := adapter_base(name):
+            name = base
+        config = AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
+        family = family_of(config)
+        with torch.device("meta"):
+            model = AutoModelForImageTextToText.from_config(config)
+            _choose_trained(model, family, settings, torch.float32)
+            return (_add_lora(model, family, settings, None) if settings.lora.rank else model), family
 
 
 def load_processor(settings: ModelSettings, family: Family) -> Any:
@@ -163,8 +208,8 @@ def load_processor(settings: ModelSettings, family: Family) -> Any:
 
 
 def _check_processor(processor: Any, name: str) -> None:
-    """Refuses what cannot turn a message with an image or a video into a prompt."""
-    lacks = [p for p in ("tokenizer", "image_processor", "video_processor") if not hasattr(processor, p)]
+    """Refuses what cannot turn a message with an image into a prompt."""
+    lacks = [p for p in ("tokenizer", "image_processor") if getattr(processor, p, None) is None]
     if lacks:
         raise ConfigError(f"model.name={name!r}: its processor has no {' and no '.join(lacks)}. Save the processor of "
                           "the original model beside the weights (AutoProcessor...save_pretrained).")
@@ -217,28 +262,41 @@ def _refuse_second_adapter(settings: ModelSettings) -> None:
             "steps=0 and another run.dir saves the whole model there.")
 
 
-def _load_model(source: str | Path, dtype: torch.dtype, what: str = "") -> Any:
-    """A whole model; an adapter is merged into its base model. `what` says for errors where the source is named."""
+def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized: Quantization | None = None,
+               device: torch.device | None = None, merge: bool = True) -> Any:
+    """A whole model; an adapter is merged into its base model, or with merge=False laid on it as a PEFT model.
+
+    `what` says for errors where the source is named. Raises ConfigError when it cannot be loaded.
+    """
     name = str(source)
     what = what or f"model.name={name!r}"
     with _explained(what):
         base = adapter_base(name)
         if base is None:
-            return _load_whole(name, dtype, what)
+            return _load_whole(name, dtype, what, quantized, device)
         from peft import PeftModel
 
-        model = _load_model(base, dtype, f"{base!r}, the base model of the adapter {what},")
+        what = f"{base!r}, the base model of the adapter {what},"
+        rounded = Quantization.read(resolve(name))
+        if rounded:  # what it learned belongs to the rounded weights
+            model = dequantized(load_model(base, rounded.compute_dtype, what, rounded, device), dtype)
+        else:
+            model = load_model(base, dtype, what)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
-            return PeftModel.from_pretrained(model, resolve(name)).merge_and_unload()
+            adapted = PeftModel.from_pretrained(model, resolve(name))
+        return adapted.merge_and_unload() if merge else adapted
 
 
-def _load_whole(name: str, dtype: torch.dtype, what: str) -> Any:
+def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantization | None,
+                device: torch.device | None) -> Any:
     from transformers import AutoModelForImageTextToText
 
+    more = quantized.keywords(resolve(name), device or torch.device("cpu")) if quantized else {}
     loaded: Any = AutoModelForImageTextToText.from_pretrained(
-        resolve(name), dtype=dtype, attn_implementation=packing.ATTENTION, trust_remote_code=False,
-        use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True)  # refused below, with their names
+        resolve(name), dtype=dtype, attn_implementation=_attention(name), trust_remote_code=False,
+        use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,  # refused below, by name
+        **more)
     model, found = loaded
     tied = getattr(model, "all_tied_weights_keys", {})
     wrong = [f"{key} is missing" for key in sorted(found["missing_keys"]) if key not in tied]
@@ -247,8 +305,17 @@ def _load_whole(name: str, dtype: torch.dtype, what: str) -> Any:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ConfigError(f"{what} lacks weights that its config asks for: {', '.join(wrong[:3])}{more}. They would be "
                           "random; give a folder that holds the whole model.")
+    keep_layout(model)
     model.name_or_path = model.config.name_or_path = name  # what an adapter names as its base; not a path in a package
     return model
+
+
+def _attention(name: str) -> str | None:
+    """The attention of vlrl/packing.py where the family may use it, else transformers' own choice."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
+    return packing.ATTENTION if family_of(config).shared else None
 
 
 @contextlib.contextmanager
@@ -281,12 +348,8 @@ def _choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: 
     parts = () if settings.lora.rank else settings.train
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(family.part_of(name) in parts)
-        if not parameter.requires_grad:
+        if not parameter.requires_grad and parameter.is_floating_point():  # 4-bit weights are packed bytes
             parameter.data = parameter.data.to(dtype)
-
-
-_LORA_PARTS = {"language": ("language",), "all_linear": ("language", "merger"),
-               "vision_language": ("language", "merger", "vision")}
 
 
 def _add_lora(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | None) -> Any:
@@ -295,9 +358,8 @@ def _add_lora(model: Any, family: Family, settings: ModelSettings, checkpoint: P
     if checkpoint:
         peft = PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
     else:
-        lora, parts = settings.lora, _LORA_PARTS[settings.lora.target]
-        targets = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)
-                   and n != "lm_head" and family.part_of(n) in parts]
+        lora = settings.lora
+        targets = adapted_layers(model, family, lora.target)
         peft = get_peft_model(model, LoraConfig(
             r=lora.rank, lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  # PEFT only divides it by r
             lora_dropout=lora.dropout, target_modules=targets, bias="none"))
@@ -305,6 +367,13 @@ def _add_lora(model: Any, family: Family, settings: ModelSettings, checkpoint: P
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return peft
+
+
+def _loss_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
+    """Keeps small gradients above float16's least number; does nothing for other types."""
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    scaler.scale(torch.zeros((), device=device))  # makes its tensors: a process may find nothing to train on in a step
+    return scaler
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -15,7 +15,7 @@ from vlrl.files import replacing
 from vlrl.stats import Interval, paired_gain
 from vlrl.store import RunFolder
 
-_NOT_METRICS = {"step", "n", "rejected"}
+_NOT_METRICS = {"step", "n", "rejected", "score_errors"}
 _COLORS = {"raw": "#9db8d9", "smooth": "#1f5fa8"}
 _SPLIT_COLORS = ("#d1591b", "#3a7d44", "#7a4ea3", "#8a6d1d")
 

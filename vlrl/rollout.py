@@ -157,9 +157,10 @@ class GroupSource:
 def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], *, group_id: str,
                split: str, step: int, services: Any = None) -> Group:
     """A scored group. The sample learns its processed size here, so that scoring converts the model's coordinates."""
-    if prompt.processed_sizes and "processed_size" not in sample.row:
-        (width, height), size = prompt.media[0].size, prompt.processed_sizes[0]
-        sample = replace(sample, row={"width": width, "height": height, **sample.row, "processed_size": list(size)})
+    if prompt.media:
+        (width, height), known = prompt.media[0].size, [list(size) for size in prompt.processed_sizes[:1]]
+        sizes = {"width": width, "height": height, **({"processed_size": known[0]} if known else {})}
+        sample = replace(sample, row={**sizes, **sample.row})
     answers = [parse_answer(c.text, n_tokens=len(c.tokens), truncated=c.truncated, step=step) for c in completions]
     scored = score_group(task, sample, answers, step, services)
     rollouts = tuple(Rollout(group_id=group_id, index=i, completion=c, policy_step=step, parts=s.parts, reward=s.reward,

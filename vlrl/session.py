@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from accelerate import Accelerator
 
-from vlrl import checkpoint, config, dist, files
+from vlrl import checkpoint, config, dist, families, files
 from vlrl.assemble import Parts
 from vlrl.config import Config
 from vlrl.errors import RunError, TrainingError
@@ -105,12 +105,15 @@ class Session:
             state = checkpoint.load_state(self.checkpoint, check=False)
             parts.optimizer.load_state_dict(state["optimizer"])
             parts.source.load_state_dict(state["source"])
+            parts.policy.scaler.load_state_dict(state.get("scaler", {}))
             self.progress.print(f"going on from {self.checkpoint} ({self.start} steps completed)")
         if self.config.log.trackers:
             self.accelerator.init_trackers(self.config.log.project, _flat_settings(self.config))
         trained = sum(p.numel() for _, p in parts.policy.trainable())
         self.progress.print(f"{self.folder.path}: {self.config.task.name} with {self.config.model.name}, "
                             f"{trained:,} trained parameters on {dist.world()} x {parts.policy.device.type}")
+        if said := families.notice(parts.policy.family):
+            self.progress.print(said)
         self._beat()
         return parts
 
@@ -223,7 +226,8 @@ class Session:
         if dist.broadcast(not checkpoint.problems(self.folder.checkpoints / f"step-{self.done:06d}", full=False)):
             return
         parts = self.parts
-        state = {"optimizer": parts.optimizer.state_dict(), "source": parts.source.state_dict()}
+        state = {"optimizer": parts.optimizer.state_dict(), "source": parts.source.state_dict(),
+                 "scaler": parts.policy.scaler.state_dict()}
         with parts.clock("save"):
             dist.on_main(lambda: checkpoint.save(
                 self.folder.checkpoints, self.done, parts.policy.save, state, self.config.save.keep) and None)

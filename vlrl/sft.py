@@ -1,12 +1,11 @@
 """Supervised fine-tuning on the same data, encode, packing, update, evaluation and checkpoints as RL.
 
-`python -m vlrl.sft CONFIG [key=value ...]` trains on `solution` of each row, or on the task's oracle answer, with
+`vlrl sft CONFIG [key=value ...]` trains on `solution` of each row, or on the task's oracle answer, with
 cross-entropy on the answer alone; the config is that of an RL run, whose sampling settings are not used.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,16 +15,9 @@ from vlrl.config import Config
 from vlrl.curriculum import Draw
 from vlrl.errors import DataError
 from vlrl.loop import train as train_loop
-from vlrl.main import command
 from vlrl.rollout import GroupSource, make_group
-from vlrl.session import Session, last_words
+from vlrl.session import Session
 from vlrl.types import Completion, Group, Prompt, Sample, Turn
-
-EPILOG = """\
-examples:
-  python -m vlrl.sft configs/quickstart.yaml train.lr=1e-3 steps=100 run.dir=runs/sft
-  python train.py configs/quickstart.yaml model.name=runs/sft/checkpoints/step-000100    RL from there
-"""
 
 
 class SupervisedSource(GroupSource):
@@ -53,8 +45,3 @@ def train(config: Config) -> Session:
     """Runs `config.steps` supervised steps of rollout.prompts_per_step samples; see loop.train."""
     algo = config.algo.model_copy(update={"loss": "supervised", "kl_coef": 0.0})
     return train_loop(config.model_copy(update={"algo": algo}), SupervisedSource)
-
-
-if __name__ == "__main__":
-    sys.exit(command(sys.argv[1:], "python -m vlrl.sft", "Supervised fine-tuning on the data of a task.",
-                     lambda config: last_words(train(config)), EPILOG))

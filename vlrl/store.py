@@ -236,23 +236,23 @@ def _text(text: str) -> str:
 
 
 def _json(value: Any) -> str:
-    return _text(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False))
+    return _text(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
+def plain(value: Any, depth: int = 0) -> Any:
     """JSON-able form: NaN and infinities null, arrays lists, anything unknown its text; cut off at 50 levels."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, (np.generic, np.ndarray)):
-        return _plain(value.tolist(), depth)
+        return plain(value.tolist(), depth)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if depth >= 50:
         return "…"
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+        return {str(key): plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item, depth + 1) for item in value]
+        return [plain(item, depth + 1) for item in value]
     return str(value)
 
 

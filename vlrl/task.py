@@ -118,6 +118,13 @@ class Task:
         """Marks for the viewer, in original pixels: {"kind": "box"|"point", "at": [...], "label", "role"}."""
         return []
 
+    def cheats(self, sample: Sample) -> Mapping[str, str | None]:
+        """Name -> an answer that must not pay, beside those that `vlrl tasks check` tries on every task.
+
+        None under the name of one of those drops it: there it is an honest answer.
+        """
+        return {}
+
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
         """A Sample from one row in the task's data format; media paths are resolved under `root`."""
         from vlrl.data import sample_from_row
@@ -276,14 +283,15 @@ def _only_task(module: Any, name: str) -> type[Task] | None:
     return own[0]
 
 
-def _setting_names(cls: type[Task]) -> list[str]:
+def setting_names(cls: type[Task]) -> list[str]:
+    """The task's own settings and those of every task: what may stand after `task.`, apart from rewards."""
     names = {n for c in cls.__mro__ if issubclass(c, Task) for n, v in vars(c).items()
              if not n.startswith("_") and not callable(v) and not isinstance(v, (property, classmethod, staticmethod))}
     return sorted(names - {"name", "rewards", "needs"})
 
 
 def _checked(cls: type[Task], key: str, value: Any) -> Any:
-    known = _setting_names(cls)
+    known = setting_names(cls)
     if key not in known:
         raise ConfigError(f"unknown setting 'task.{key}' (value {value!r}).{did_you_mean(key, known)} "
                           f"This task knows: {', '.join([*known, 'rewards', 'coordinates'])}.")

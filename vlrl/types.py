@@ -109,11 +109,15 @@ class Prompt:
     """[R, P] int64 rotary positions by the model's own rope index; R = 3 with M-RoPE, else 1."""
     mm: Mapping[str, Any] = field(default_factory=dict)
     """Tensors named as the model's forward names them; concatenated on dimension 0 over the prompts of a batch."""
+    aligned: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """[P] arrays that go beside the ids by name, such as token types."""
+    aligned_answer: Mapping[str, int] = field(default_factory=dict)
+    """Their values on the tokens of an answer, by name; 0 where none is given."""
     media: tuple[LoadedMedia, ...] = ()
     processed_sizes: tuple[tuple[int, int], ...] = ()
-    """Width and height of each image or video frame after the processor, in pixels; one per media."""
+    """Width and height of each image or video frame after the processor, in pixels; empty where it makes tiles."""
     visual_tokens: tuple[int, ...] = ()
-    """Visual tokens of each media."""
+    """Visual tokens of each media; empty where the processor does not tell."""
 
     def __len__(self) -> int:
         return len(self.ids)

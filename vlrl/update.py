@@ -28,6 +28,9 @@ from vlrl.types import Group, Rollout
 PerToken = dict[str, list[np.ndarray | None]]
 """trainer_logprobs, entropies, ratio, clipped: one [T] array per rollout, in group order."""
 
+_LEAST_SCALE = 1.0
+"""Loss scale at which an overflow ends the run: below it float16 is no better than without scaling."""
+
 
 @dataclass(frozen=True, eq=False)
 class Minibatch:
@@ -52,12 +55,14 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     """Trains on credited groups and returns step metrics and per-token arrays.
 
     rollout.updates passes over rollout.minibatches optimizer steps each. Raises NonFinite before a step that would
-    write NaN into the weights.
+    write NaN into the weights. In float16 a step whose gradients overflow is skipped and the loss scale halved:
+    metrics `skipped` (optimizer steps) and `loss_scale`.
     """
     # dropout is keyed by the step, so a resumed run draws the same
     torch.manual_seed(np.random.SeedSequence([config.seed, 3, step, dist.rank()]).generate_state(1)[0])
     several = config.rollout.updates * config.rollout.minibatches > 1
-    parts = [_minibatch(part, config) for part in _split(groups, config.rollout.minibatches)]
+    layout = policy.layout(config.train.packing)
+    parts = [_minibatch(part, config, layout) for part in _split(groups, config.rollout.minibatches)]
     for part in parts:
         _no_grad_passes(policy, part, config, several)
     meter = _Meter(sum(len(p.rollouts) for p in parts))
@@ -68,10 +73,13 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
         for part in parts:
             if part.total_tokens:  # none on any process: there is nothing to learn from
                 _accumulate(policy, part, term, config, meter, first)
-                meter.grad_norm = _apply(policy, optimizer, rate, config, step)
+                _apply(policy, optimizer, rate, config, step, meter)
             first += len(part.rollouts)
         meter.passes += 1
-    return meter.summary(config, rate), meter.per_token
+    stats = meter.summary(config, rate)
+    if policy.scaler.is_enabled():
+        stats |= {"loss_scale": policy.scaler.get_scale(), "skipped": float(meter.skipped)}
+    return stats, meter.per_token
 
 
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
@@ -106,7 +114,7 @@ def _split(groups: Sequence[Group], count: int) -> list[Sequence[Group]]:
     return [groups[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def _minibatch(groups: Sequence[Group], config: Config) -> Minibatch:
+def _minibatch(groups: Sequence[Group], config: Config, layout: str) -> Minibatch:
     pairs = [(g, r) for g in groups for r in g.rollouts]
     rollouts = [r for _, r in pairs]
     drop = config.algo.mask_truncated
@@ -114,7 +122,7 @@ def _minibatch(groups: Sequence[Group], config: Config) -> Minibatch:
     limit = config.train.tokens_per_batch
     pieces = pieces_of([r.train_prompt or g.prompt for g, r in pairs], [r.completion.tokens for r in rollouts], limit)
     tokens, sequences = dist.total(float(sum(m.sum() for m in masks)), float(sum(m.any() for m in masks)))
-    return Minibatch(rollouts, pack(pieces, limit, config.train.packing), masks, [g.sample.weight for g, _ in pairs],
+    return Minibatch(rollouts, pack(pieces, limit, layout), masks, [g.sample.weight for g, _ in pairs],
                      tokens, sequences)
 
 
@@ -137,7 +145,7 @@ def _accumulate(policy: Policy, part: Minibatch, term: PolicyTerm, config: Confi
         order = torch.unique_consecutive(batch.rollout_id).tolist()
         inputs = _loss_inputs(part, b, order, stats.logprobs, policy.device, config)
         loss, sums = objective(inputs, term, config.algo.aggregation, config.algo.kl_coef)
-        loss.backward()
+        policy.scaler.scale(loss).backward()
         meter.add(part, order, first, loss.detach(), sums, inputs, stats.entropy)
 
 
@@ -160,20 +168,43 @@ def _loss_inputs(part: Minibatch, b: int, order: Sequence[int], logprobs: torch.
         reference_logprobs=part.reference[b] if part.reference else None)
 
 
-def _apply(policy: Policy, optimizer: torch.optim.Optimizer, rate: float, config: Config, step: int) -> float:
-    """Sums gradients over processes, clips, steps. Returns the norm before clipping."""
-    parameters = [p for _, p in policy.trainable()]
+def _apply(policy: Policy, optimizer: torch.optim.Optimizer, rate: float, config: Config, step: int,
+           meter: _Meter) -> None:
+    """Sums gradients over processes, clips, steps; after an overflow of float16 only the loss scale changes."""
+    parameters, scaler = [p for _, p in policy.trainable()], policy.scaler
     dist.sum_gradients(parameters)
+    scaler.unscale_(optimizer)  # of the sum, so that every process sees the same overflow and keeps the same scale
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.train.max_grad_norm))
-    if not math.isfinite(norm):
+    overflow = not math.isfinite(norm)
+    problem = _fatal(policy, meter, norm, config) if overflow else ""
+    if problem:
         optimizer.zero_grad(set_to_none=True)
-        raise NonFinite(f"step {step}: the gradient norm is {norm}; the weights were left as they were. Often the "
-                        f"learning rate (train.lr={config.train.lr}) is too high, or a reward is huge.")
+        raise NonFinite(f"step {step}: {problem}")
     for group in optimizer.param_groups:
         group["lr"] = rate * group["ratio"]
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     optimizer.zero_grad(set_to_none=True)
-    return norm
+    if overflow:
+        meter.skipped += 1
+    else:
+        meter.grad_norm = norm
+
+
+def _fatal(policy: Policy, meter: _Meter, norm: float, config: Config) -> str:
+    """Why a gradient that is not finite ends the run; "" when a lower loss scale may mend it. Called on all ranks."""
+    finite_loss = all(dist.gather(math.isfinite(meter.sums.get("loss", 0.0))))
+    kept, remedy = "the weights were left as they were", "Set model.dtype=bfloat16, or float32 on a GPU without it."
+    if not policy.scaler.is_enabled():
+        return (f"the gradient norm is {norm}; {kept}. Often the learning rate (train.lr={config.train.lr}) is too "
+                "high, or a reward is huge.")
+    if not finite_loss:
+        return (f"the loss is not finite under model.dtype=float16; {kept}. Activations above 65,504 overflow in "
+                f"float16, or a reward is huge. {remedy}")
+    if policy.scaler.get_scale() <= _LEAST_SCALE:
+        return (f"gradients overflow under model.dtype=float16 even at a loss scale of {policy.scaler.get_scale():g}; "
+                f"{kept}. {remedy}")
+    return ""
 
 
 class _Meter:
@@ -181,7 +212,7 @@ class _Meter:
 
     def __init__(self, rollouts: int):
         self.sums: dict[str, float] = {}
-        self.grad_norm, self.passes = 0.0, 0
+        self.grad_norm, self.passes, self.skipped = 0.0, 0, 0
         self.per_token: PerToken = {k: [None] * rollouts for k in
                                     ("trainer_logprobs", "entropies", "ratio", "clipped")}
 

@@ -86,7 +86,7 @@ def decode(path: Path, sampling: VideoSampling, start: float | None, end: float 
 
     `check` sees width and height before the frames are read and may refuse them. Raises DataError naming the file.
     """
-    readers = [cls for module, cls in (("decord", _Decord), ("av", _PyAV)) if importlib.util.find_spec(module)]
+    readers = [cls for module, cls in READERS.items() if importlib.util.find_spec(module)]
     if not readers:
         raise DataError(f"{path}: reading videos needs a decoder: pip install av")
     errors = []
@@ -157,6 +157,10 @@ class _PyAV:
         if missing := wanted - set(found):
             raise ValueError(f"it breaks off: of {len(self.times)} frames, {sorted(missing)[:4]} cannot be decoded")
         return [found[i] for i in indices]
+
+
+READERS: dict[str, Callable[[Path], VideoReader]] = {"decord": _Decord, "av": _PyAV}
+"""Module that must be installed -> reader, the preferred one first."""
 
 
 def _clock(times: np.ndarray, fps: float) -> tuple[np.ndarray, float]:

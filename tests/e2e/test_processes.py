@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from tests.conftest import FAMILIES
+from tests.conftest import TWO
 from tests.e2e.replay import main
 from tests.e2e.runs import ENV, ROOT, metrics, run, write_config
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TWO)
 def test_gradient_of_one_and_two_processes(tiny_models, tmp_path, family):
     main(str(tiny_models[family]), str(tmp_path / "one"))
     subprocess.run([*TORCHRUN, "2", "-m", "tests.e2e.replay", str(tiny_models[family]), str(tmp_path / "two")],

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 
 _ROOM = 64
 """Tokens of free space whenever a layer has to grow."""
@@ -57,3 +57,11 @@ def roomy_cache(config: Any) -> DynamicCache:
     cache = DynamicCache(config=config)
     cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
+
+
+def select_rows(cache: DynamicCache, indices: torch.Tensor) -> None:
+    """Keeps (or repeats) rows of every layer, in place."""
+    for layer in cache.layers:
+        kept: Any = layer  # a state instead of keys, or beside them, knows only the other name
+        select = kept.reorder_cache if isinstance(layer, LinearAttentionCacheLayerMixin) else kept.batch_select_indices
+        select(indices)

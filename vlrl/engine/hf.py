@@ -14,7 +14,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vlrl.engine.cache import roomy_cache
+from vlrl.engine.cache import roomy_cache, select_rows
+from vlrl.packing import aligned_inputs, media_inputs, to_device
 from vlrl.policy import Policy
 from vlrl.types import Completion, Prompt, Request, Turn
 
@@ -76,7 +77,7 @@ class HFEngine:
         draws = torch.from_numpy(np.stack([self._draws(r, i, longest) for r, rows in work for i in rows])).to(device)
         logits, cache, mask, position = self._prefill([r.prompt for r, _ in work])
         owner = torch.tensor([p for p, (_, rows) in enumerate(work) for _ in rows], device=device)
-        cache.batch_select_indices(owner)
+        select_rows(cache, owner)
         logits, mask, position = logits[owner], mask[owner], position[owner]
         n = len(owner)
         tokens = torch.zeros(n, longest, dtype=torch.long, device=device)
@@ -95,7 +96,7 @@ class HFEngine:
             if alive <= _COMPACT * len(rows):
                 keep = live.nonzero()[:, 0]
                 rows, mask, position, token, live = (x[keep] for x in (rows, mask, position, token, live))
-                cache.batch_select_indices(keep)
+                select_rows(cache, keep)
             mask = F.pad(mask, (0, 1), value=1)
             logits = model(input_ids=token[:, None], attention_mask=mask, position_ids=self._at(position),
                            past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
@@ -112,13 +113,14 @@ class HFEngine:
             ids[b, width - len(prompt):] = prompt.ids
             mask[b, width - len(prompt):] = 1
             positions[:, b, width - len(prompt):] = prompt.positions
-        names = dict.fromkeys(name for p in prompts for name in p.mm)
-        mm = {name: torch.cat([p.mm[name] for p in prompts if name in p.mm]).to(device) for name in names}
+        inputs = self.policy.family.encode(self.policy.base, to_device(
+            {"input_ids": torch.from_numpy(ids), **aligned_inputs(prompts, width, right=True), **media_inputs(prompts)},
+            device))
         attention = torch.from_numpy(mask).to(device)
         at = torch.from_numpy(positions if len(positions) > 1 else positions[0]).to(device)
         cache = roomy_cache(self.policy.base.config.get_text_config(decoder=True))
-        out = self.policy.model(input_ids=torch.from_numpy(ids).to(device), attention_mask=attention, position_ids=at,
-                                past_key_values=cache, use_cache=True, logits_to_keep=1, **mm)
+        out = self.policy.model(**inputs, attention_mask=attention, position_ids=at, past_key_values=cache,
+                                use_cache=True, logits_to_keep=1)
         following = torch.tensor([p.next_position for p in prompts], device=device)
         return out.logits[:, -1], cache, attention, following
 

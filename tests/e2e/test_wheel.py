@@ -1,0 +1,84 @@
+"""The installed wheel, not the checkout: what it needs is inside, and the working directory shadows nothing of it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import ENV, ROOT, TASK
+
+pytestmark = pytest.mark.slow
+
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "runs", "build", "dist", "*.egg-info", "__pycache__", ".*_cache")
+SMALL = ("steps=2", "rollout.prompts_per_step=2", "rollout.group_size=2", "rollout.max_new_tokens=4", "eval.samples=2")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """An environment with the wheel of this checkout. Its dependencies are those of the tests' own environment: a
+    `.pth` file shows them, and not the editable install beside them."""
+    root = tmp_path_factory.mktemp("wheel")
+    source = shutil.copytree(ROOT, root / "source", ignore=LEFT_OUT)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", str(root), str(source)], check=True, cwd=root)
+    (wheel,) = root.glob("*.whl")
+    venv.create(root / "env", with_pip=False)
+    python = root / "env" / "bin" / "python"
+    subprocess.run([*pip, "--python", str(python), "install", "-q", "--no-deps", str(wheel)], check=True, cwd=root)
+    shutil.rmtree(source)
+    (packages,) = (root / "env" / "lib").glob("python*/site-packages")
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return root / "env" / "bin"
+
+
+@pytest.fixture
+def elsewhere(tmp_path) -> Path:
+    """A user's folder with a task file, and files named like what vlrl carries."""
+    (tmp_path / "shades.py").write_text(TASK)
+    (tmp_path / "tasks.py").write_text("raise RuntimeError('the tasks.py of the working directory was imported')")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "grounding.py").write_text("raise RuntimeError('shadowed')")
+    (tmp_path / "grounding.py").write_text("raise RuntimeError('shadowed')")
+    return tmp_path
+
+
+def run(folder: Path, *words: str) -> str:
+    env = {k: v for k, v in ENV.items() if k != "PYTHONPATH"}
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_vlrl_is_the_wheel(installed, elsewhere):
+    code = "import vlrl, vlrl.tasks, vlrl.configs; print(vlrl.__file__, *vlrl.__path__)"
+    places = run(elsewhere, str(installed / "python"), "-c", code).split()
+    assert places and all(Path(p).is_relative_to(installed.parent) for p in places)
+
+
+def test_a_users_task_trains(installed, elsewhere):
+    words = ("task=shades.py:Shades", "run.dir=run", *SMALL)
+    run(elsewhere, str(installed / "vlrl"), "train", "configs/tiny.yaml", *words)
+    lines = (elsewhere / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1]
+    run(elsewhere, str(installed / "vlrl"), "export", "run", "-o", "exported")
+    assert (elsewhere / "exported" / "model.safetensors").is_file()
+
+
+def test_built_in_tasks_are_not_shadowed(installed, elsewhere):
+    tasks = json.loads(run(elsewhere, str(installed / "vlrl"), "tasks", "list", "--json"))
+    assert "grounding" in json.dumps(tasks)
+    run(elsewhere, str(installed / "vlrl"), "train", "configs/quickstart.yaml", "run.dir=quick", *SMALL)
+    assert (elsewhere / "quick" / "eval.jsonl").is_file()
+
+
+def test_a_new_task_is_written_and_trains(installed, elsewhere):
+    run(elsewhere, str(installed / "vlrl"), "tasks", "new", "stars")
+    run(elsewhere, str(installed / "vlrl"), "tasks", "check", "stars.py", "--samples", "4")
+    run(elsewhere, str(installed / "vlrl"), "train", "stars.yaml", "run.dir=stars", *SMALL)
+    assert os.listdir(elsewhere / "stars" / "checkpoints")

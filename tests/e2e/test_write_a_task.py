@@ -1,0 +1,69 @@
+"""docs/write-a-task.md, followed to the letter in an empty folder: its files, edits and commands in their order."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import ENV, ROOT
+
+pytestmark = pytest.mark.slow
+PAGE = (ROOT / "docs" / "write-a-task.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+NEW_PART = r'^(    rewards = [^\n]*short[^\n]*)$.*?`("short": [^`]*)`'
+
+
+def run(command: str, folder: Path) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{ENV['PATH']}"
+    done = subprocess.run(command, shell=True, cwd=folder, env={**ENV, "PATH": path}, capture_output=True, text=True,
+                          timeout=600)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def edit(file: Path, pattern: str, new: str) -> None:
+    text, count = re.subn(pattern, lambda _: new, file.read_text(), flags=re.MULTILINE)
+    assert count == 1, f"{pattern!r} stands {count} times in {file.name}"
+    file.write_text(text)
+
+
+def correct(run_folder: Path) -> list[float]:
+    return [json.loads(line)["correct"] for line in (run_folder / "eval.jsonl").read_text().splitlines()]
+
+
+def test_from_nothing_to_a_trained_model(tmp_path):
+    sections = re.split(r"^## \d\. ", PAGE, flags=re.MULTILINE)[1:]
+    said: dict[str, str] = {}
+    for number, section in enumerate(sections, 1):
+        for kind, body in re.findall(r"^```(\w+)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL):
+            if kind == "python" and body.startswith("# pictures.py"):
+                (tmp_path / "pictures.py").write_text(body)
+            elif kind == "yaml":
+                for line in body.splitlines()[1:]:
+                    edit(tmp_path / "parity.yaml", rf"^  {line.split(':')[0].strip()}: .*$", line)
+            elif kind == "bash":
+                if number == 5:
+                    rewards, short = re.search(NEW_PART, section, re.MULTILINE | re.DOTALL).groups()
+                    edit(tmp_path / "parity.py", r"^    rewards = .*$", rewards)
+                    edit(tmp_path / "parity.py", r"float\(in_format\)\}", f"float(in_format), {short}}}")
+                said |= {command: run(command, tmp_path) for command in body.splitlines()}
+    before, *_, after = correct(tmp_path / "runs" / "start")
+    assert before == 0 and after > 0.5  # the supervised steps teach the words
+    started, *_, ended = correct(tmp_path / "runs" / "parity")
+    assert started == pytest.approx(after) and ended > max(0.8, started - 0.02)  # and the rewards do the rest
+    compared = next(text for command, text in said.items() if "vlrl score" in command)
+    assert "short" in compared
+    assert "keeps the contract" in next(text for command, text in said.items() if "tasks check" in command)
+
+
+def test_the_task_it_shows_is_the_one_that_is_written(tmp_path):
+    run("vlrl tasks new parity --rows", tmp_path)
+    written = " ".join((tmp_path / "parity.py").read_text().split())
+    shown = next(body for kind, body in BLOCKS if kind == "python" and body.startswith("class Parity"))
+    for line in shown.splitlines():
+        code = line.partition("#")[0].strip()
+        assert code == "..." or code in written, line

@@ -1,0 +1,238 @@
+"""The memory estimate: exact where it counts, inside its stated band where it estimates; the presets' comments."""
+
+import functools
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import Idefics3Config, Qwen2_5_VLConfig, Qwen3VLConfig
+
+from tests.helpers import credited_groups, load, settings
+from vlrl import config as configs
+from vlrl import evaluate
+from vlrl.engine import cache, hf
+from vlrl.policy import token_stats
+from vlrl.tools import memory
+from vlrl.types import Request, Sampling
+from vlrl.update import make_optimizer, update
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+MODELS = sorted((CONFIGS / "models").glob("*.yaml"))
+
+
+def qwen2_5(hidden, layers, heads, kv, inner, vocabulary, tied):
+    text = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": kv, "intermediate_size": inner, "vocab_size": vocabulary}
+    vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": hidden}
+    return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+
+
+def qwen3(hidden, inner, depth, width, vision_inner, deepstack, tied):
+    text = {"hidden_size": hidden, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "head_dim": 128, "intermediate_size": inner, "vocab_size": 151936}
+    vision = {"depth": depth, "hidden_size": width, "intermediate_size": vision_inner, "num_heads": 16,
+              "out_hidden_size": hidden, "deepstack_visual_indexes": deepstack, "num_position_embeddings": 2304}
+    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+
+
+def smolvlm():
+    text = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9,
+            "num_key_value_heads": 3, "head_dim": 64, "intermediate_size": 1536, "vocab_size": 49280}
+    vision = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+              "image_size": 512, "patch_size": 16}
+    return Idefics3Config(text_config=text, vision_config=vision, scale_factor=4, tie_word_embeddings=False)
+
+
+# the architectures of the published config.json files, and the parameters of the published weights
+PUBLISHED = {
+    "HuggingFaceTB/SmolVLM-256M-Instruct": (smolvlm, 256_484_928),
+    "Qwen/Qwen2.5-VL-3B-Instruct": (lambda: qwen2_5(2048, 36, 16, 2, 11008, 151936, True), 3_754_622_976),
+    "Qwen/Qwen2.5-VL-7B-Instruct": (lambda: qwen2_5(3584, 28, 28, 4, 18944, 152064, False), 8_292_166_656),
+    "Qwen/Qwen3-VL-4B-Instruct": (
+        lambda: qwen3(2560, 9728, 24, 1024, 4096, [5, 11, 17], True), 4_437_815_808),
+    "Qwen/Qwen3-VL-8B-Instruct": (
+        lambda: qwen3(4096, 12288, 27, 1152, 4304, [8, 16, 24], False), 8_767_123_696),
+}
+
+
+_EMPTY = {}
+
+
+@pytest.fixture(autouse=True)
+def empty_models_are_made_once(monkeypatch):
+    """Seconds less: estimates only read a model without weights."""
+    make = memory._build
+
+    def made(architecture):
+        key = architecture.to_json_string()
+        if key not in _EMPTY:
+            _EMPTY[key] = make(architecture)
+        return _EMPTY[key]
+
+    monkeypatch.setattr(memory, "_build", made)
+
+
+def published(path, *words):
+    """A preset's config with overrides, and the architecture of its model."""
+    loaded = configs.load(path, ["task=digits", *words])
+    return loaded, PUBLISHED[loaded.model.name][0]()
+
+
+def gib(path, words, device="cuda"):
+    loaded, architecture = published(path, *words)
+    return math.ceil(memory.estimate(loaded, architecture, device=device).total / memory.GIB)
+
+
+# --- presets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
+def test_a_preset_has_the_published_number_of_parameters(path):
+    loaded, architecture = published(path, "model.lora.rank=0", "model.train=[language,merger,vision]")
+    found = memory.estimate(loaded, architecture, device="cuda")
+    assert (found.trained, found.frozen) == (4 * PUBLISHED[loaded.model.name][1], 0)
+
+
+WAYS = {"LoRA": (["model.lora.quantize=none"], "cuda"), "4-bit weights": (["model.lora.quantize=nf4"], "cuda"),
+        "full fine-tune": (["model.lora.rank=0"], "cuda"), "CPU: LoRA": ([], "cpu")}
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
+def test_the_memory_in_a_preset_is_what_the_estimate_says(path):
+    line = next(line for line in path.read_text().splitlines() if "Memory on one GPU" in line)
+    said = {way: int(found[1]) for way in WAYS if (found := re.search(rf"{way} (\d+) GiB", line))}
+    assert {"LoRA", "4-bit weights", "full fine-tune"} <= set(said)
+    assert said == {way: gib(path, *WAYS[way]) for way in said}
+
+
+def test_the_laptop_recipe_fits_where_it_says():
+    path = CONFIGS / "laptop.yaml"
+    said = re.search(r"(\d+) GiB on a small GPU, (\d+) GiB on a\s+#?\s*CPU", path.read_text())
+    assert said and [int(n) for n in said.groups()] == [gib(path, []), gib(path, [], "cpu")]
+    assert configs.load(path).run.dir == "runs/laptop"
+
+
+# --- what is exact ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [{"lora": {"rank": 4}}, {"lora": {"rank": 4, "target": "vision_language"}},
+                                   {"train": ["merger"], "dtype": "bfloat16"}])
+def test_weights_are_those_of_the_loaded_model(tiny_models, words):
+    config = settings(tiny_models["qwen3_vl"], model={"name": str(tiny_models["qwen3_vl"]), **words})
+    policy, _ = load(config)
+    found = memory.estimate(config, policy.base.config)
+    size = [(p.numel() * p.element_size(), p.requires_grad) for p in policy.model.parameters()]
+    assert found.trained == sum(n for n, learns in size if learns) == found.gradients == found.optimizer // 2
+    assert found.frozen == sum(n for n, learns in size if not learns)
+
+
+def test_a_reference_is_kept_only_for_the_kl_of_a_full_fine_tune():
+    path = CONFIGS / "models" / "qwen2_5_vl_3b.yaml"
+    of = functools.partial(lambda *words: memory.estimate(*published(path, *words), device="cuda"))
+    assert of("algo.kl_coef=0.1").reference == 0
+    assert of("model.lora.rank=0").reference == 0
+    full = of("model.lora.rank=0", "algo.kl_coef=0.1")
+    assert full.reference == full.trained + full.frozen
+
+
+def test_four_bit_weights_take_about_half_a_byte():
+    path = CONFIGS / "models" / "qwen2_5_vl_3b.yaml"
+    plain, nf4 = (memory.estimate(*published(path, f"model.lora.quantize={q}"), device="cuda") for q in ("none", "nf4"))
+    layers = 36 * (2 * 2048**2 + 2 * 2048 * 256 + 3 * 2048 * 11008)
+    assert plain.frozen - nf4.frozen == pytest.approx(1.484 * layers, rel=1e-3)
+
+
+def test_the_table_names_every_item_that_is_there_and_the_largest():
+    found = memory.estimate(*published(MODELS[0]), device="cuda")
+    lines = "\n".join(memory.table(found))
+    assert all(name in lines for name in ("trained", "frozen", "optimizer", "activations", "logits", "cache", "peak"))
+    assert "reference" not in lines and f"(largest: {found.largest})" in lines
+    assert found.largest == "logits" and found.total == found.resident + found.training
+
+
+def test_what_makes_a_run_smaller_lowers_its_estimate():
+    of = functools.partial(lambda *words: memory.estimate(*published(MODELS[0], *words), device="cuda"))
+    found = of()
+    assert of("model.gradient_checkpointing=false").activations > 10 * found.activations
+    assert of("train.tokens_per_batch=2048").logits < found.logits / 3
+    assert of("engine.batch_rollouts=16").cache == found.cache / 4
+    assert of("model.max_pixels=250880").prefill < found.prefill / 3
+    assert of("rollout.minibatches=32", "train.tokens_per_batch=65536").logits == found.logits  # one prompt a step
+
+
+def test_constants_are_those_of_the_code_they_describe():
+    assert (memory.CACHE_ROOM, memory.EVAL_ROWS) == (cache._ROOM, evaluate._CHUNK)
+
+
+# --- what is measured ------------------------------------------------------------------------------------------------
+
+
+def peak(work):
+    """Most bytes that `work` has allocated at once, by PyTorch's profiler, which sees inside the operators."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        kept = work()
+    profiler: Any = seen.profiler
+    events = sorted((e.start_ns(), e.nbytes()) for e in profiler.kineto_results.events() if e.name() == "[memory]")
+    live = most = 0
+    for _, size in events:
+        live += size
+        most = max(most, live)
+    del kept
+    return most
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_copies_of_the_logits(dtype):
+    n, vocabulary = 64, 20_000
+    targets, banned = torch.zeros(n, dtype=torch.long), torch.tensor([3])
+
+    def work():
+        output = torch.zeros(n, vocabulary, dtype=dtype, requires_grad=True)  # as the model returns it
+        logits = output.float() / 1.0
+        return output, logits, token_stats(logits, targets, banned)
+
+    per_logit = 4 * memory.LOGIT_COPIES + dtype.itemsize
+    assert peak(work) == pytest.approx(n * vocabulary * per_logit, rel=0.1)
+
+
+def test_copies_of_the_sampled_logits():
+    n, vocabulary = 64, 20_000
+    heat, draw, banned = torch.ones(n), torch.full((n,), 0.5), torch.tensor([3])
+    found = peak(lambda: hf.pick(torch.zeros(n, vocabulary, dtype=torch.bfloat16), heat, draw, banned))
+    assert found <= n * vocabulary * (4 * memory.SAMPLING_COPIES + 2) <= 1.3 * found
+
+
+def measured(folder, model, **more):
+    """(measured / estimated) of the training peak and of the generation peak, both above the loaded weights."""
+    config = settings(folder, model={"name": str(folder), **model}, **more)
+    policy, encode = load(config)
+    groups = credited_groups(policy, encode, config, ["image"] * config.rollout.prompts_per_step)
+    prompt = groups[0].prompt
+    longest = max(len(r.completion.tokens) for g in groups for r in g.rollouts)
+    assert longest == config.rollout.max_new_tokens
+    found = memory.estimate(config, policy.base.config, len(prompt), sum(prompt.visual_tokens), device="cpu")
+    optimizer = make_optimizer(policy, config)
+    training = peak(lambda: [update(policy, optimizer, groups, config, step) for step in range(2)])
+    engine = hf.HFEngine(policy, 0, config.engine.batch_rollouts)
+    requests = [Request(prompt=prompt, n=config.rollout.group_size, key=(i,),
+                        sampling=Sampling(max_new_tokens=config.rollout.max_new_tokens)) for i in range(len(groups))]
+    generation = peak(lambda: engine.generate(requests))
+    return (training / (found.optimizer + max(found.training, found.gradients + found.step)),
+            generation / found.generation)
+
+
+LENGTHS = {"rollout": {"group_size": 4, "prompts_per_step": 2, "max_new_tokens": 16}, "eval": {"samples": 0},
+           "train": {"tokens_per_batch": 128}}
+
+
+@pytest.mark.parametrize("model", [
+    {"lora": {"rank": 8}}, {"train": ["language", "merger", "vision"], "gradient_checkpointing": True}],
+    ids=["lora", "full, checkpointing"])
+def test_the_peak_lies_in_the_stated_band(tiny_models, model):
+    training, generation = measured(tiny_models["qwen3_vl"], model, **LENGTHS)
+    low, high = memory.BAND
+    assert low < 0.85 <= training <= 1.1 < high and low <= generation <= high, (training, generation)

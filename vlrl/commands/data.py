@@ -1,0 +1,225 @@
+"""`vlrl data check`, `convert` and `split`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlrl.commands.common import AsJson, Words, emit, examples, load
+
+if TYPE_CHECKING:
+    from vlrl.tools.datacheck import Findings
+    from vlrl.tools.datasplit import Split
+
+app = typer.Typer(name="data", no_args_is_help=True, help="Look at data files, convert them, split them.")
+
+File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False,
+                                      help="Rows: .jsonl (one object a line) or .json (a list), e.g. rows.jsonl.")]
+Root = Annotated[Path | None, typer.Option(help="Folder that media paths are relative to, e.g. data/; default: that of "
+                                           "the file (like data.root in a config).", show_default=False)]
+Format = Annotated[str, typer.Option(help="Format of the rows, e.g. canonical; auto knows it by its fields.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what exists already.")]
+_VALUES = 12  # values of a field that are printed
+
+
+@app.callback()
+def _root() -> None:
+    pass
+
+
+@app.command(epilog=examples(
+    "vlrl data check rows.jsonl --config my.yaml",
+    "vlrl data check rows.jsonl --config my.yaml --root photos/ --no-media      quick: files are not opened",
+    "vlrl data check rows.jsonl --json | jq .problems                           canonical fields alone, for a script"))
+def check(
+    file: File, settings: Words = None,
+    config: Annotated[str | None, typer.Option(
+        help="The config whose task reads the rows, e.g. configs/quickstart.yaml; without it only the canonical fields "
+        "are checked.", show_default=False)] = None,
+    root: Root = None, format: Annotated[str | None, typer.Option(
+        help="Format of the rows, e.g. canonical; default: data.format of the config.", show_default=False)] = None,
+    media: Annotated[bool, typer.Option(help="Open every image and video, or only look whether they exist.")] = True,
+    most: Annotated[int, typer.Option("--max", min=0, help="Most problems that are printed, e.g. 20; 0 = all. "
+                                      "--json has all.")] = 100,
+    json: AsJson = False,
+) -> None:
+    """Check a data file: every row as the task reads it, every image and video, boxes, the task's own perfect answer.
+
+    Lists every problem with its line and id, then what the file holds. Changes nothing. Exits with 1 if a row is bad.
+    """
+    from vlrl.config import LimitsSettings
+    from vlrl.tools.datacheck import check as run
+
+    settled = load(config, settings) if config else None
+    if settings and not config:
+        raise typer.BadParameter("settings change a config: name one with --config")
+    task = None
+    if settled:
+        from vlrl.offline import make_task
+
+        task = make_task(settled)
+    limits = settled.limits if settled else LimitsSettings()
+    own_root = root or (Path(settled.data.root) if settled and settled.data.root else None)
+    with _progress() as tell:
+        found = run(file, task, limits, own_root, format or (settled.data.format if settled else "auto"), media=media,
+                    tell=tell)
+    if json:
+        emit({"file": str(file), **asdict(found)})
+    else:
+        _show_findings(file, found, most, labels=task is not None)
+    if found.bad or not found.rows:
+        raise typer.Exit(1)
+
+
+@app.command(epilog=examples(
+    "vlrl data convert annotations.json -o rows.jsonl",
+    "vlrl data convert rows.jsonl -o clean/rows.jsonl --root . --config my.yaml --keep-going"))
+def convert(
+    file: File,
+    out: Annotated[Path, typer.Option("--output", "-o", help="The new file, e.g. rows.jsonl, or .json for a list.",
+                                      show_default=False)],
+    format: Format = "auto",
+    root: Annotated[Path | None, typer.Option(
+        help="Folder that media paths are relative to in both files, e.g. data/; default: each file's own folder.",
+        show_default=False)] = None,
+    config: Annotated[str | None, typer.Option(
+        help="The config whose task must be able to read the rows, e.g. my.yaml.", show_default=False)] = None,
+    keep_going: Annotated[bool, typer.Option("--keep-going",
+                                             help="Leave bad rows out and list them, instead of stopping.")] = False,
+    force: Force = False, json: AsJson = False,
+) -> None:
+    """Write a data file of any known format as canonical rows, whole or not at all.
+
+    Media paths stay valid: relative to the new file's folder, or to --root.
+    """
+    from vlrl.tools.datacheck import printable
+    from vlrl.tools.dataconvert import convert as run
+
+    task = None
+    if config:
+        from vlrl.offline import make_task
+
+        task = make_task(load(config, None))
+    count, bad = run(file, out, format, root, task, keep_going=keep_going, force=force)
+    if json:
+        emit({"file": str(out), "rows": count, "left_out": [asdict(row) for row in bad]})
+        return
+    for row in bad:
+        typer.echo(f"left out {row.where}: {printable(row.reason)}")
+    typer.echo(f"{out}: {count:,} rows" + (f", {len(bad):,} left out" if bad else ""))
+
+
+@app.command(epilog=examples(
+    "vlrl data split rows.jsonl -o split/ --root .                     a tenth held out, nothing alike on both sides",
+    "vlrl data split rows.jsonl -o split/ --heldout 200 --by patient --seed 1",
+    "vlrl data split rows.jsonl -o split/ --no-near-duplicates         groups and equal files only"))
+def split(
+    file: File,
+    out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
+                                      help="Folder for train.jsonl and heldout.jsonl, e.g. split/.")],
+    heldout: Annotated[float, typer.Option(help="Share held out, e.g. 0.1, or a number of rows, e.g. 200.")] = 0.1,
+    by: Annotated[str, typer.Option(help="Field whose values stay together, e.g. scene; rows without it are told apart "
+                                    "by their media.")] = "group_key",
+    seed: Annotated[int, typer.Option(help="Another seed gives another split, e.g. 1.")] = 0,
+    near_duplicates: Annotated[bool, typer.Option(help="Keep pictures that look alike on one side.")] = True,
+    distance: Annotated[int, typer.Option(help="Bits of 64 in which the perceptual hashes of two pictures that look "
+                                          "alike may differ, e.g. 2 for near-identical ones.")] = 4,
+    root: Annotated[Path | None, typer.Option(
+        help="Folder that media paths are relative to in all files, e.g. data/; default: each file's own folder.",
+        show_default=False)] = None,
+    format: Format = "auto", force: Force = False, json: AsJson = False,
+) -> None:
+    """Split a data file into train.jsonl and heldout.jsonl so that nothing leaks from one to the other.
+
+    Rows of one group, of one image or video, or of pictures that look alike stay on one side; each category keeps its
+    share as far as groups allow. The same seed gives the same split, in whatever order the rows stand.
+    """
+    from vlrl.tools.datasplit import split_file
+
+    with _progress() as tell:
+        found = split_file(file, out, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, root=root,
+                           format=format, force=force, tell=tell)
+    if json:
+        emit({"train": len(found.train), "heldout": len(found.heldout), "wanted": found.wanted, "groups": found.groups,
+              "largest_group": found.largest, "near_duplicates": found.near, "media_not_found": found.unread,
+              "categories": {k: {"train": a, "heldout": b} for k, (a, b) in found.shares().items()}})
+    else:
+        _show_split(out, found, near_duplicates)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar with the time left on standard error; nothing where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        tasks: dict[str, Any] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done)
+
+        yield tell
+
+
+def _show_findings(file: Path, found: Findings, most: int, labels: bool) -> None:
+    for problem in found.problems[:most or None]:
+        typer.echo(f"{problem.where}: {problem.id or '(no id)'}: {problem.kind}: {problem.reason}")
+    if 0 < most < len(found.problems):
+        typer.echo(f"... and {len(found.problems) - most:,} more (--max 0 lists all)")
+    for paths in found.copies[:_VALUES]:
+        typer.echo(f"same content: {', '.join(paths)}")
+    if len(found.copies) > _VALUES:
+        typer.echo(f"... and {len(found.copies) - _VALUES:,} more contents under several names (--json lists all)")
+    _show_fields(found)
+    for name, values in found.counts.items():
+        _show_counts(name, values)
+    if labels and found.unlabelled:
+        typer.echo(f"without a label: {found.unlabelled:,} rows")
+    media = "".join(f", {count:,} {kind}" for kind, count in found.media.items() if count)
+    typer.echo(f"{file}: {found.rows:,} rows{media}; {found.bad:,} bad rows" if found.rows else f"{file}: no rows")
+
+
+def _show_fields(found: Findings) -> None:
+    from vlrl.data import FIELDS
+
+    if found.fields:
+        typer.echo("field                     rows   share")
+    for name, count in found.fields.items():
+        note = "" if name in FIELDS else "   not canonical: kept, also in meta"
+        typer.echo(f"{name[:24]:<24} {count:>6,} {count / found.rows:>6.1%}{note}")
+
+
+def _show_counts(name: str, values: Mapping[str, int]) -> None:
+    shown = ", ".join(f"{value} {count:,}" for value, count in list(values.items())[:_VALUES])
+    more = f", and {len(values) - _VALUES:,} more values" if len(values) > _VALUES else ""
+    typer.echo(f"{name}: {shown}{more}")
+
+
+def _show_split(out: Path, found: Split, near: bool) -> None:
+    total = len(found.train) + len(found.heldout)
+    typer.echo(f"{total:,} rows in {found.groups:,} groups, the largest with {found.largest:,} rows")
+    if near:
+        alike = sum(map(len, found.near))
+        typer.echo(f"near-duplicates: {len(found.near):,} clusters with {alike:,} pictures, each on one side")
+    if found.unread:
+        typer.echo(f"{found.unread:,} media files do not exist and were told apart by their paths alone")
+    shares = found.shares()
+    if len(shares) > 1:
+        typer.echo("category                  train heldout   share")
+    for name, (train, held) in list(shares.items())[:20] if len(shares) > 1 else ():
+        typer.echo(f"{name[:24]:<24} {train:>6,} {held:>7,} {held / (train + held):>7.1%}")
+    if len(shares) > 20:
+        typer.echo(f"... and {len(shares) - 20:,} more categories")
+    typer.echo(f"{out / 'train.jsonl'}: {len(found.train):,} rows")
+    wanted = "" if len(found.heldout) == found.wanted else f" ({found.wanted:,} were asked for; groups stay whole)"
+    typer.echo(f"{out / 'heldout.jsonl'}: {len(found.heldout):,} rows, {len(found.heldout) / total:.1%}{wanted}")

@@ -1,0 +1,261 @@
+"""Samples: unique, the same every time and in every process, apart between splits, storable, loadable."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.util
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from PIL import Image
+
+from vlrl import media as loader
+from vlrl.config import DataSettings, LimitsSettings
+from vlrl.contract.findings import Findings
+from vlrl.errors import ConfigError, TaskError, VlrlError
+from vlrl.task import Task, load, setting_names, task_samples
+from vlrl.types import Media, Sample
+
+WIDE = 200
+"""Samples of a split whose ids and content are compared."""
+_CHILD = ("import json, sys; given = json.load(sys.stdin); sys.path[:] = given['path']; "
+          "from vlrl.contract.samples import child; child(given)")
+_PLACEHOLDER = re.compile(r"(?<![\w\\])\{(\w+)\}")  # {label}, not \boxed{label}
+
+
+def check_samples(task: Task, found: Findings, count: int, processes: int) -> list[Sample]:
+    """Checks the samples of both splits; returns up to `count` of those for training, evenly spread.
+
+    Raises ConfigError and DataError: what they name is the user's data, not the task's code.
+    """
+    train = _split(task, found, "train")
+    if train is None:
+        return []
+    try:
+        heldout = _split(task, found, "heldout")
+    except ConfigError as error:
+        found.note(f"held-out samples were not checked: {error}")
+        heldout = None
+    splits = {"train": train} if heldout is None else {"train": train, "heldout": heldout}
+    chosen: dict[str, list[Sample]] = {}
+    for split, samples in splits.items():
+        chosen[split] = _taken(samples, count, found, split)
+        for sample in chosen[split]:
+            _check_sample(task, sample, found)
+    with found.guard("samples", "comparing the splits"):
+        _check_apart(task, splits, found)
+    if not found.found:  # else the same fault would be told again
+        _check_repeatable(task, chosen, splits, found, processes)
+    return chosen["train"]
+
+
+def _split(task: Task, found: Findings, split: str) -> Sequence[Sample] | None:
+    try:
+        samples = task_samples(task, split)
+    except TaskError as error:
+        found.add("samples", str(error))
+        return None
+    if len(samples) == 0:
+        found.add("samples", f"samples({split!r}) is empty")
+        return None
+    return samples
+
+
+def places(length: int, count: int) -> list[int]:
+    """Up to `count` places of a sequence, evenly spread from the first to the last."""
+    count = min(length, count)
+    return sorted({round(i * (length - 1) / max(count - 1, 1)) for i in range(count)})
+
+
+def _taken(samples: Sequence[Sample], count: int, found: Findings, split: str) -> list[Sample]:
+    taken = []
+    for place in places(len(samples), count):
+        with found.guard("samples", f"samples({split!r})[{place}]"):
+            sample = samples[place]
+            if not isinstance(sample, Sample) or not isinstance(sample.id, str) or not sample.id:
+                shown = f"id={sample.id!r}" if isinstance(sample, Sample) else type(sample).__name__
+                found.add("samples", f"samples({split!r})[{place}] is {shown}, expected a Sample whose id is a text")
+            else:
+                taken.append(sample)
+    return taken
+
+
+# --- one sample -------------------------------------------------------------------------------------------------------
+
+
+def _check_sample(task: Task, sample: Sample, found: Findings) -> None:
+    with found.guard("row", "writing the row as JSON", sample.id):
+        again = json.loads(json.dumps(sample.row, allow_nan=False, ensure_ascii=False).encode())
+        for key, value in sample.row.items():
+            back = again.get(key)
+            if back != value or type(back) is not type(value):
+                found.add("row", f"the field {key!r} is {str(value)[:80]}, and {str(back)[:80]} after it was written "
+                          "as JSON: use texts, numbers, lists, and dictionaries with texts as keys", sample.id)
+    for media in sample.media:
+        with found.guard("media", "loading its media", sample.id):
+            loader.load(media, LimitsSettings())
+    with found.guard("messages", "messages", sample.id):
+        _check_messages(task, sample, found)
+
+
+def _check_messages(task: Task, sample: Sample, found: Findings) -> None:
+    parts = [part for message in task.messages(sample) for part in message["content"] if isinstance(part, Mapping)]
+    shown = [part["type"] for part in parts if part["type"] != "text"]
+    has = [m.kind for m in sample.media]
+    if shown != has:
+        found.add("messages", f"they show {shown}, but the sample has {has}: every image and video once, in order",
+                  sample.id)
+    for template in task.templates:
+        for name in _PLACEHOLDER.findall(template):
+            if name not in sample.row:
+                found.add("messages", f"the prompt asks for {{{name}}}, which the row does not have", sample.id)
+
+
+# --- splits -----------------------------------------------------------------------------------------------------------
+
+
+def _check_apart(task: Task, splits: Mapping[str, Sequence[Sample]], found: Findings) -> None:
+    """No id twice, and no question about the same picture in both splits."""
+    owner: dict[str, str] = {}
+    content: dict[str, Sample] = {}
+    for split, samples in splits.items():
+        wide = [samples[i] for i in places(len(samples), WIDE)]
+        for sample in wide:
+            if sample.id in owner:
+                where = f"twice in {split!r}" if owner[sample.id] == split else "in both train and heldout"
+                found.add("ids", f"the id is there {where}; ids must be unique", sample.id)
+            owner[sample.id] = split
+        keys = {_content(task, sample): sample for sample in wide}
+        if split != "train":
+            for key in filter(content.__contains__, keys):
+                found.add("leak", f"the same question about the same media is {content[key].id!r} in train: what is "
+                          "held out must not be trained on", keys[key].id)
+        content |= keys
+
+
+def _content(task: Task, sample: Sample) -> str:
+    """What the model sees of a sample."""
+    return _digest([task.messages(sample), [_media_key(m) for m in sample.media]])
+
+
+def _media_key(media: Media) -> list[Any]:
+    sources = media.source if isinstance(media.source, (list, tuple)) else [media.source]
+    return [media.kind, media.start, media.end, *map(_source_key, sources)]
+
+
+def _source_key(source: Any) -> str:
+    if isinstance(source, Image.Image):
+        return hashlib.sha256(f"{source.mode}{source.size}".encode() + source.tobytes()).hexdigest()
+    if isinstance(source, (str, os.PathLike)) and os.path.isfile(source):
+        with open(source, "rb") as file:  # enough to tell files apart, cheap for videos
+            return hashlib.sha256(file.read(1 << 20)).hexdigest() + str(os.path.getsize(source))
+    return repr(source)
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# --- the same every time ----------------------------------------------------------------------------------------------
+
+
+def fingerprint(task: Task, sample: Sample) -> str:
+    """Tells two samples apart: id, row, media and messages."""
+    return _digest([sample.id, sample.row, _content(task, sample)])
+
+
+def rebuilt(task: Task) -> Task:
+    """A second instance of the task with the same settings."""
+    new = type(task)(**_settings(task), rewards=dict(task.weights))
+    new.seed, new.data, new.coordinates = task.seed, task.data, copy.copy(task.coordinates)
+    return new
+
+
+def _settings(task: Task) -> dict[str, Any]:
+    return {name: vars(task)[name] for name in setting_names(type(task)) if name in vars(task)}
+
+
+def _check_repeatable(task: Task, chosen: Mapping[str, list[Sample]], splits: Mapping[str, Sequence[Sample]],
+                      found: Findings, processes: int) -> None:
+    places_of = {split: places(len(splits[split]), len(samples)) for split, samples in chosen.items()}
+    first = {split: [fingerprint(task, s) for s in samples] for split, samples in chosen.items()}
+
+    def compare(other: Mapping[str, list[str]], what: str) -> bool:
+        for split, samples in chosen.items():
+            for sample, a, b in zip(samples, first[split], other[split], strict=True):
+                if a != b:
+                    found.add("deterministic", f"the sample is another one {what}: draw from random.Random of "
+                              "(self.seed, split, index), never from a shared generator, hash() or a set", sample.id)
+                    return False
+        return True
+
+    def backwards(which: Task) -> dict[str, list[str]]:
+        return {split: [fingerprint(which, which_samples[i]) for i in reversed(at)][::-1]
+                for split, at in places_of.items() for which_samples in [task_samples(which, split)]}
+
+    with found.guard("deterministic", "a second instance"):
+        if compare(backwards(task), "when asked for again, in another order") and \
+                compare(backwards(rebuilt(task)), "in a second instance, in another order") and processes:
+            for other in _elsewhere(task, places_of, found, processes):
+                if not compare(other, "in another process"):
+                    break
+
+
+def _elsewhere(task: Task, places_of: Mapping[str, list[int]], found: Findings,
+               processes: int) -> list[dict[str, list[str]]]:
+    """The fingerprints in fresh processes, each with another seed of Python's hash."""
+    address = _address(type(task))
+    if address is None:
+        found.note("samples were not compared with those of another process: the class is not at a module's top level")
+        return []
+    given = {"path": sys.path, "name": address, "settings": _settings(task), "seed": task.seed, "places": places_of,
+             "data": task.data.model_dump(mode="json") if isinstance(task.data, DataSettings) else None}
+    try:
+        text = json.dumps(given, default=lambda v: v.model_dump(mode="json"))
+    except (TypeError, AttributeError):
+        found.note("samples were not compared with those of another process: a setting is not plain data")
+        return []
+    running = [subprocess.Popen([sys.executable, "-P", "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)})
+               for seed in range(1, processes + 1)]
+    results = []
+    for process in running:
+        out, err = process.communicate(text, timeout=300)
+        if process.returncode:
+            found.add("deterministic", f"the samples cannot be made in another process: {err.strip()[-300:]}")
+        else:
+            results.append(json.loads(out.splitlines()[-1]))
+    return results
+
+
+def _address(cls: type[Task]) -> str | None:
+    """What `load` finds the class by in another process; None for a class inside a function or class."""
+    if "." in cls.__qualname__:
+        return None
+    file = inspect.getsourcefile(cls)
+    try:
+        spec = importlib.util.find_spec(cls.__module__)
+        if spec and spec.origin == file and not cls.__module__.startswith("vlrl_user_task_"):
+            return f"{cls.__module__}:{cls.__qualname__}"
+    except (ImportError, ValueError):
+        pass
+    return f"{file}:{cls.__qualname__}" if file and file.endswith(".py") else None
+
+
+def child(given: Mapping[str, Any]) -> None:
+    """Prints the fingerprints of the samples that `given` names; runs in a process of its own."""
+    try:
+        task = load(given["name"], given["settings"])
+        task.seed, task.data = given["seed"], given["data"] and DataSettings(**given["data"])
+        print(json.dumps({split: [fingerprint(task, task_samples(task, split)[i]) for i in at]
+                          for split, at in given["places"].items()}))
+    except VlrlError as error:
+        sys.exit(str(error))

@@ -1,0 +1,121 @@
+"""A config's task without its model: for scoring, playing and checking. No torch, no network, no media file.
+
+Only how the model writes boxes is asked of the model, and only by a task that converts one: its family's convention is
+read from the `config.json` in its folder or in the local hub cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from vlrl import coordinates
+from vlrl import task as tasks
+from vlrl.config import Config
+from vlrl.data import canonical, make_sample
+from vlrl.errors import ConfigError, DataError, TaskError, did_you_mean
+from vlrl.files import read_json
+from vlrl.task import Task
+from vlrl.types import Sample
+
+_NOT_OWN = {"name", "coordinates", "rewards"}
+
+
+def make_task(config: Config) -> Task:
+    """The configured task. With task.coordinates=auto its coordinates ask the model's family when they are used."""
+    settings = {k: v for k, v in config.task.model_dump().items() if k not in _NOT_OWN}
+    task = tasks.load(config.task.name, {**settings, "rewards": config.task.rewards})
+    task.seed, task.data = config.data.seed, config.data
+    auto = config.task.coordinates == "auto"
+    task.coordinates = (FamilyConvention(config.model.name) if auto
+                        else coordinates.make(config.task.coordinates))
+    return task
+
+
+class FamilyConvention(coordinates.Convention):
+    """The convention of a model's family, looked up at the first use; a row's own `coordinates` needs none."""
+
+    def __init__(self, model: str):
+        self._model = model
+
+    @property
+    def convention(self) -> str:
+        """One of coordinates.CONVENTIONS.
+
+        Raises TaskError (scoring passes it on, and stores any other error as a reward of 0) when it cannot be known.
+        """
+        try:
+            return family_convention(self._model)
+        except ConfigError as error:
+            raise TaskError(f"task.coordinates=auto: {error}. Set it, e.g. task.coordinates=norm1000, or give the rows "
+                            "their own `coordinates`.") from None
+
+
+@cache
+def family_convention(model: str) -> str:
+    """How the family of `model.name` writes boxes; ConfigError when its config is not on this machine."""
+    from vlrl.families import family_of
+
+    found = _model_config(model)
+    for _ in range(8):  # an adapter names its base model, which may be an adapter
+        if found is None:
+            break
+        if "model_type" in found:
+            text = SimpleNamespace(**_fields(found.get("text_config")))
+            return family_of(SimpleNamespace(**_fields(found), get_text_config=lambda text=text: text)).coordinates
+        found = _model_config(str(found.get("base_model_name_or_path") or ""))
+    raise ConfigError(f"model.name={model!r} is neither a model folder nor in the local hub cache, so how it writes "
+                      "boxes is not known")
+
+
+def sample_from(task: Task, row: Mapping[str, Any], root: Path) -> Sample:
+    """A sample from a row in any format of `data.format`, for scoring: media files need not exist.
+
+    A row whose media paths lead out of `root` gives a sample without media. Raises DataError naming the row.
+    """
+    rows = canonical(dict(row), task.data.format if task.data else "auto")
+    if len(rows) != 1:
+        raise DataError(f"the sample stands for {len(rows)} rows; give one, as `vlrl data convert` writes them")
+    try:
+        return make_sample(task, rows[0], root)
+    except DataError:
+        outside = make_sample(task, rows[0], Path("/"))  # raises again unless the paths were what was wrong
+        return Sample(id=outside.id, row=outside.row, prompt=outside.prompt)
+
+
+def _model_config(name: str) -> dict[str, Any] | None:
+    """config.json, or else adapter_config.json, of a model's folder or of its copy in the local hub cache."""
+    if name.startswith("embedded/"):
+        name = str(_embedded(name))
+    for file in ("config.json", "adapter_config.json"):
+        path = Path(name, file) if Path(name).is_dir() else _cached(name, file)
+        if path and (found := read_json(path)):
+            return found
+    return None
+
+
+def _embedded(name: str) -> Path:
+    assets = Path(__file__).parent / "assets"
+    folder = assets / name.removeprefix("embedded/")
+    if not folder.is_dir():
+        shipped = sorted(f"embedded/{p.name}" for p in assets.glob("*/"))
+        raise ConfigError(f"model.name={name!r}: no such embedded model.{did_you_mean(name, shipped)} "
+                          f"Shipped: {', '.join(shipped)}")
+    return folder
+
+
+def _cached(name: str, file: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        path = try_to_load_from_cache(name, file)
+    except ValueError:  # no name that the hub could have
+        return None
+    return Path(path) if isinstance(path, str) else None
+
+
+def _fields(found: Any) -> dict[str, Any]:
+    return {str(k): v for k, v in found.items() if k != "get_text_config"} if isinstance(found, Mapping) else {}

@@ -1,0 +1,67 @@
+"""The tasks that come with vlrl: their parts, settings, and the configs that use them."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from vlrl import config
+from vlrl.errors import ConfigError
+from vlrl.task import Task, Weight, builtin_names, load_class, setting_names
+from vlrl.tools.docs import spell
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting of a task, `task.<name>`."""
+
+    name: str
+    kind: str
+    """Its type, in words."""
+    default: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One task."""
+
+    name: str
+    about: str
+    """First line of its documentation."""
+    parts: dict[str, Weight]
+    """Part -> weight in the reward."""
+    settings: tuple[Setting, ...]
+    """Its own, beside those of every task (prompt, prompts, system, coordinates, rewards)."""
+    configs: tuple[str, ...]
+    """Configs that come with vlrl and use it."""
+
+
+def tasks() -> list[Entry]:
+    """Every task that comes with vlrl, by name."""
+    used = _configs()
+    return [_entry(name, tuple(used.get(name, ()))) for name in builtin_names()]
+
+
+def _entry(name: str, configs: tuple[str, ...]) -> Entry:
+    cls = load_class(name)
+    hints = get_type_hints(cls, include_extras=True)
+    everyone = set(setting_names(Task))
+    own = tuple(Setting(name=n, kind=spell(hints.get(n, type(getattr(cls, n)))), default=getattr(cls, n))
+                for n in setting_names(cls) if n not in everyone)
+    about = (inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or "").partition("\n")[0].removeprefix(
+        f"{name.capitalize()}: ")
+    return Entry(name=name, about=about, parts=dict(cls.rewards), settings=own, configs=configs)
+
+
+def _configs() -> dict[str, list[str]]:
+    """Task name -> the shipped configs that use it."""
+    used: dict[str, list[str]] = {}
+    for path in config.shipped_configs():
+        try:
+            name = config.load(path).task.name
+        except ConfigError:  # a base without a task, such as tiny.yaml
+            continue
+        folder = next(p for p in path.parents if p.name == "configs")
+        used.setdefault(name, []).append(f"configs/{path.relative_to(folder).as_posix()}")
+    return used

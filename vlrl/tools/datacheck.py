@@ -1,0 +1,288 @@
+"""Everything that is wrong with a data file, and what it holds. Reads only; imports no torch.
+
+    found = check(Path("rows.jsonl"), make_task(config), config.limits)
+    found.bad, found.problems[0]      # 3, Problem(where="rows.jsonl:7", id="a", kind="box", reason="...")
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlrl.config import LimitsSettings
+from vlrl.data import MEDIA_FIELDS, make_sample, rows_in, sample_from_row
+from vlrl.errors import DataError, TaskError
+from vlrl.media import load
+from vlrl.plugins import failure
+from vlrl.rewards.boxes import is_number
+from vlrl.rewards.text import parse_answer
+from vlrl.task import Task
+from vlrl.types import Coordinates, Media, Sample
+from vlrl.video import VideoSampling
+
+COUNTED = ("category", "split", "answer_type")
+"""Fields whose values are counted."""
+Tell = Callable[[str, int, int], None]
+"""Called as (what, done, total) while the work proceeds."""
+_OUTSIDE = 1.0  # pixels that a box or point may lie outside the image: annotations are rounded
+_FRAMES = VideoSampling(fps=1.0, max_frames=4)  # enough to see that a video decodes from its start to its end
+_TIMES = ("video_start", "video_end")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with one row."""
+
+    where: str
+    """File and line, or file and number of the row."""
+    id: str
+    kind: str
+    """row (the task cannot read it), id, media, size, box or oracle."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a data file holds, and its problems in the order of the file."""
+
+    rows: int
+    bad: int
+    """Rows with at least one problem."""
+    problems: tuple[Problem, ...]
+    fields: Mapping[str, int]
+    """Field -> rows that have it with a value other than null."""
+    counts: Mapping[str, Mapping[str, int]]
+    """A field of COUNTED -> value -> rows; only fields that occur."""
+    media: Mapping[str, int]
+    """Different images and videos that rows name, and how many of both cannot be used."""
+    copies: tuple[tuple[str, ...], ...]
+    """Files of the same content under several names."""
+    unlabelled: int
+    """Rows for which the task knows no perfect answer."""
+
+
+@dataclass
+class _Row:
+    """A row under examination."""
+
+    where: str
+    row: Mapping[str, Any] | DataError
+    sample: Sample | None = None
+    media: tuple[Media, ...] = ()
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        if self.sample:
+            return self.sample.id
+        found = None if isinstance(self.row, DataError) else self.row.get("id")
+        return str(found) if isinstance(found, (str, int)) else ""
+
+    def add(self, kind: str, reason: str) -> None:
+        text = reason.removeprefix(f"row {self.id!r}: ")
+        self.problems.append(Problem(self.where, printable(self.id), kind, printable(text)))
+
+
+_Key = tuple[Path, str, float | None, float | None]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What opening a media file showed."""
+
+    size: tuple[int, int] | None = None
+    sha256: str = ""
+    problem: str = ""
+
+
+def check(path: Path, task: Task | None, limits: LimitsSettings, root: Path | None = None, format: str = "auto", *,
+          media: bool = True, tell: Tell | None = None) -> Findings:
+    """Reads every row through `task.sample_from_row` (None: the canonical fields alone) and lists every problem.
+
+    Media lie under `root` (default: the file's folder) and are opened under `limits`; with `media=False` they need only
+    exist. The oracle is scored in original pixels, so rounding to a model's convention does not count against a row.
+
+    Raises DataError when the file cannot be read, TaskError when the task breaks the Task contract.
+    """
+    tell = tell or (lambda what, done, total: None)
+    reader = task or Task()
+    reader.coordinates = Coordinates()
+    rows = [_Row(where, row) for where, row in rows_in(path, format)]
+    first: dict[str, str] = {}
+    unlabelled = 0
+    for number, row in enumerate(rows):
+        if number % 1000 == 0:
+            tell("reading rows", number, len(rows))
+        _read(row, reader, root or path.parent, first)
+        unlabelled += bool(task and row.sample and not _check_oracle(row, task))
+    seen = _open_all(rows, limits, tell) if media else _exist(rows)
+    for row in rows:
+        _check_media(row, seen)
+    return _summary(rows, seen, unlabelled)
+
+
+def printable(text: str) -> str:
+    """The text with a "?" for what could steer a terminal or cannot be encoded."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+# --- one row ----------------------------------------------------------------------------------------------------------
+
+
+def _read(row: _Row, task: Task, root: Path, first: dict[str, str]) -> None:
+    """Makes the sample; where that fails, the media are looked for all the same."""
+    try:
+        row.sample = make_sample(task, row.row, root)
+        row.media = row.sample.media
+    except DataError as error:
+        row.add("row", str(error))
+        if isinstance(row.row, DataError):
+            return
+        named = {k: row.row[k] for k in (*MEDIA_FIELDS, *_TIMES) if k in row.row}
+        try:
+            row.media = sample_from_row({**named, "id": row.id or "?"}, root).media
+        except DataError as other:
+            if str(other) != str(error) and row.id:
+                row.add("media", str(other))
+    if row.id and first.setdefault(row.id, row.where) != row.where:
+        row.add("id", f"id {row.id!r} occurs before, in {first[row.id]}; ids must be unique")
+
+
+def _check_oracle(row: _Row, task: Task) -> bool:
+    """Whether the task knows a perfect answer; adds a problem when that answer does not get the full reward."""
+    sample = row.sample
+    assert sample
+    try:
+        text = task.oracle(sample)
+        if text is None:
+            return False
+        parts = {k: float(v) for k, v in task.score(sample, parse_answer(text)).items() if v is not None}
+        weights = task.weights_at(0)
+        reward = float(task.combine(parts, weights))
+        best = float(task.combine({k: float(weights.get(k, 0) > 0) for k in parts}, weights))
+    except (DataError, TaskError) as error:
+        row.add("oracle", str(error))
+        return True
+    except Exception as error:  # a task's own code may trip over a row in any way
+        row.add("oracle", f"the perfect answer cannot be scored: {failure(error)}")
+        return True
+    if not reward >= best - 1e-6:
+        row.add("oracle", f"the perfect answer {text[:80]!r} gets the reward {reward:.4g}, the most is {best:.4g} "
+                f"({', '.join(f'{k} {v:.4g}' for k, v in parts.items())})")
+    return True
+
+
+def _check_media(row: _Row, seen: Mapping[_Key, _Seen]) -> None:
+    found = [seen[key] for media in row.media if (key := _key(media)) in seen and key]
+    for item in found:
+        if item.problem:
+            row.add("media", item.problem)
+    if isinstance(row.row, DataError):
+        return
+    size = found[0].size if found else None
+    told = tuple(row.row.get(side) for side in ("width", "height"))
+    if size and all(map(is_number, told)) and told != size:
+        row.add("size", f"width and height say {told[0]}x{told[1]} pixels, {row.media[0].source.name} is "
+                f"{size[0]}x{size[1]} (EXIF orientation applied)")
+    for problem in _box_problems(row.row, size or told):
+        if not any(problem.partition(" must ")[0] in p.reason for p in row.problems):  # the task may have said so
+            row.add("box", problem)
+
+
+def _box_problems(row: Mapping[str, Any], size: Sequence[Any]) -> Iterator[str]:
+    """What is wrong with the boxes and points of a row, as far as they are numbers."""
+    boxes = [*(entry.get("box") for entry in _listed(row, "boxes") if isinstance(entry, dict)), row.get("box")]
+    for box in boxes:
+        if isinstance(box, list) and _numbers(box, 4):
+            if not (box[0] < box[2] and box[1] < box[3]):
+                yield f"box {str(box)[:200]} must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
+            elif _outside(box, size):
+                yield f"box {str(box)[:200]} reaches out of the image of {size[0]}x{size[1]} pixels"
+    for point in _listed(row, "points"):
+        if _numbers(point, 2) and _outside(point, size):
+            yield f"point {str(point)[:200]} lies outside the image of {size[0]}x{size[1]} pixels"
+
+
+def _listed(row: Mapping[str, Any], field: str) -> list[Any]:
+    value = row.get(field)
+    return value if isinstance(value, list) else []
+
+
+def _numbers(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count and all(map(is_number, value))
+
+
+def _outside(values: Sequence[float], size: Sequence[Any]) -> bool:
+    if not all(is_number(side) and side > 0 for side in size):
+        return False
+    return any(not -_OUTSIDE <= v <= size[i % 2] + _OUTSIDE for i, v in enumerate(values))
+
+
+# --- media ------------------------------------------------------------------------------------------------------------
+
+
+def _key(media: Media) -> _Key | None:
+    """What is opened once; None for media that a task has drawn."""
+    return (media.source, media.kind, media.start, media.end) if isinstance(media.source, Path) else None
+
+
+def _keys(rows: Sequence[_Row]) -> list[_Key]:
+    return list(dict.fromkeys(key for row in rows for media in row.media if (key := _key(media))))
+
+
+def _open_all(rows: Sequence[_Row], limits: LimitsSettings, tell: Tell) -> dict[_Key, _Seen]:
+    keys = _keys(rows)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        seen: dict[_Key, _Seen] = {}
+        try:
+            for key, found in zip(keys, pool.map(lambda key: _open(key, limits), keys), strict=True):
+                seen[key] = found
+                tell("opening media", len(seen), len(keys))
+        except BaseException:  # Ctrl-C: those in the queue are not waited for
+            pool.shutdown(cancel_futures=True)
+            raise
+    return seen
+
+
+def _open(key: _Key, limits: LimitsSettings) -> _Seen:
+    path, kind, start, end = key
+    try:
+        loaded = load(Media(source=path, kind="video" if kind == "video" else "image", start=start, end=end), limits,
+                      _FRAMES)
+    except DataError as error:
+        return _Seen(problem=str(error))
+    return _Seen(loaded.size, loaded.sha256)
+
+
+def _exist(rows: Sequence[_Row]) -> dict[_Key, _Seen]:
+    return {key: _Seen(problem="" if os.path.isfile(key[0]) else f"media file {key[0]} does not exist")
+            for key in _keys(rows)}
+
+
+# --- all rows ---------------------------------------------------------------------------------------------------------
+
+
+def _summary(rows: Sequence[_Row], seen: Mapping[_Key, _Seen], unlabelled: int) -> Findings:
+    plain = [row.row for row in rows if not isinstance(row.row, DataError)]
+    fields = Counter(printable(name) for row in plain for name, value in row.items() if value is not None)
+    counts = {name: Counter(printable(str(row[name])) for row in plain if row.get(name) is not None)
+              for name in COUNTED}
+    kinds = Counter(kind for _, kind in {(path, kind) for path, kind, *_ in seen})
+    unusable = {path for (path, *_), found in seen.items() if found.problem}
+    contents: dict[str, set[str]] = {}
+    for (path, *_), found in seen.items():
+        if found.sha256:
+            contents.setdefault(found.sha256, set()).add(str(path))
+    order = {"row": 0, "id": 1, "media": 2, "size": 3, "box": 4, "oracle": 5}
+    return Findings(
+        rows=len(rows), bad=sum(bool(row.problems) for row in rows),
+        problems=tuple(p for row in rows for p in sorted(row.problems, key=lambda p: order[p.kind])),
+        fields=dict(fields.most_common()), counts={k: dict(v.most_common()) for k, v in counts.items() if v},
+        media={"images": kinds["image"], "videos": kinds["video"], "unusable": len(unusable)},
+        copies=tuple(sorted(tuple(sorted(paths)) for paths in contents.values() if len(paths) > 1)),
+        unlabelled=unlabelled)

@@ -1,0 +1,100 @@
+"""Data files -> canonical rows in a file at another place, with media paths that stay valid there. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlrl.data import MEDIA_FIELDS, BadRow, check_suffix, json_line, make_sample, rows_in, write_rows
+from vlrl.errors import DataError
+from vlrl.media import resolve
+from vlrl.task import Task
+from vlrl.types import Media
+
+
+@dataclass(frozen=True)
+class UsableRow:
+    """A canonical row that the task can read, and the media that it names, unread."""
+
+    where: str
+    id: str
+    row: Mapping[str, Any]
+    media: tuple[Media, ...]
+
+
+def convert(path: Path, out: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
+            keep_going: bool = False, force: bool = False) -> tuple[int, list[BadRow]]:
+    """Writes the rows of `path` to `out` (.jsonl or .json), whole or not at all; returns their number and the bad ones.
+
+    Media paths of the new rows are relative to `root` when it is given, else to the folder of `out`; those of the old
+    ones to `root`, else to the folder of `path`. With a task its own `sample_from_row` decides what a usable row is.
+    Media need not exist.
+
+    Raises DataError at the first bad row unless `keep_going`, for a row that cannot be moved, when no row is usable,
+    and when `out` exists without `force`.
+    """
+    check_suffix(out)
+    refuse_existing([out], force)
+    good, bad = usable_rows(path, format, root, task)
+    if bad and not keep_going:
+        raise DataError(f"{bad[0].where}: {bad[0].reason} (--keep-going leaves bad rows out and lists them)")
+    if not good:
+        raise DataError(f"{path} has no usable row")
+    write_rows(out, [moved(row, root or path.parent, root or out.parent) for row in good])
+    return len(good), bad
+
+
+def refuse_existing(paths: Sequence[Path], force: bool) -> None:
+    """Raises DataError for the first path that exists; with `force` only when it is no file that can be replaced."""
+    for path in paths:
+        if os.path.lexists(path) and not (force and path.is_file()):
+            what = "is a folder" if path.is_dir() else "exists; --force replaces it"
+            raise DataError(f"{path} {what}")
+
+
+def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task: Task | None = None
+                ) -> tuple[list[UsableRow], list[BadRow]]:
+    """The rows that the task can read (without one: whose canonical fields are sound), and the others with reasons."""
+    reader, good, bad = task or Task(), [], []
+    first: dict[str, str] = {}
+    for where, row in rows_in(path, format):
+        try:
+            sample = make_sample(reader, row, root or path.parent)
+            assert not isinstance(row, DataError)
+            json_line(row)
+            if first.setdefault(sample.id, where) != where:
+                raise DataError(f"row '{sample.id}': this id occurs before, in {first[sample.id]}; ids must be unique")
+            good.append(UsableRow(where, sample.id, row, sample.media))
+        except DataError as error:
+            bad.append(BadRow(where, str(error)))
+    return good, bad
+
+
+def moved(row: UsableRow, before: Path, after: Path) -> dict[str, Any]:
+    """The row with media paths relative to `after` instead of `before`.
+
+    Raises DataError when one leads out of `after`, where no run could read it.
+    """
+    new = dict(row.row)
+    if before.resolve() != after.resolve():
+        for field in MEDIA_FIELDS:
+            value = new.get(field)
+            if isinstance(value, (list, tuple)):
+                new[field] = [_moved(row, path, before, after) for path in value]
+            elif value is not None:
+                new[field] = _moved(row, value, before, after)
+    return new
+
+
+def _moved(row: UsableRow, path: str, before: Path, after: Path) -> str:
+    relative = os.path.relpath(before.resolve() / path, after.resolve())
+    try:
+        resolve(relative, after)
+    except DataError:
+        raise DataError(f"{row.where}: row '{row.id}': {path!r} would lie outside {after}, the folder of the new file, "
+                        "where no run could read it. Write to a folder that holds the media, or name one with --root "
+                        f"(e.g. --root {before}; a config then needs data.root set to it).") from None
+    return relative

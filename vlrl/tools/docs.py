@@ -1,0 +1,171 @@
+"""The tables of docs/configuration.md, written from the settings themselves. Imports no torch.
+
+`python -m vlrl.tools.docs` rewrites everything below the mark in that page; what stands above it is written by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+COMMAND = "python -m vlrl.tools.docs"
+MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/config.py or the task instead. -->\n"
+
+_PLAIN = {bool: "true or false", int: "whole number", float: "number", str: "text", Any: "any value", NoneType: "null"}
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_HUGE = 2**63
+"""The bounds of a 64-bit integer, which nobody needs to read."""
+
+
+def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
+    """(name, type in words, default, description) of every setting of a model, nested ones included, in order."""
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from describe(kind, f"{prefix}{name}.")
+        else:
+            default = info.get_default(call_default_factory=True)
+            yield f"{prefix}{name}", spell(kind, info.metadata), default, info.description or ""
+
+
+def spell(kind: Any, bounds: Sequence[Any] = ()) -> str:
+    """An annotation in words: `Annotated[int, Field(ge=1)]` is "whole number >= 1"."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        own = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
+        return spell(args[0], [*own, *bounds])
+    if origin is Literal:
+        return ("one of " if len(args) > 1 else "only ") + ", ".join(map(str, args))
+    if origin in (Union, UnionType):
+        return " or ".join(spell(a, () if a is NoneType else bounds) for a in args)
+    if origin in (list, tuple, Sequence):
+        each = dict.fromkeys(spell(a) for a in args if a is not Ellipsis)
+        count = "" if origin is not tuple or Ellipsis in args else f"{len(args)}: "
+        return f"list of {count}{', '.join(each)}".replace("of one of", "of")
+    if origin in (dict, Mapping):
+        return f"mapping of {spell(args[0])} to {spell(args[1])}".replace("of one of", "of")
+    return " ".join([_PLAIN.get(kind, getattr(kind, "__name__", str(kind))), *_bounds(bounds)])
+
+
+def _bounds(bounds: Sequence[Any]) -> Iterator[str]:
+    limits = [(sign, getattr(b, key)) for b in bounds for key, sign in _SIGNS.items() if hasattr(b, key)]
+    shown = [f"{sign} {value}" for sign, value in limits if abs(value) < _HUGE]
+    return iter([" and ".join(shown)] if shown else [])
+
+
+def shown(value: Any) -> str:
+    """A default as one would write it in a config file."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(shown, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {shown(v)}" for k, v in value.items()) + "}"
+    return '""' if value == "" else str(value)
+
+
+def page(text: str) -> str:
+    """The page `text` with the part below the mark written anew."""
+    head, mark, _ = text.partition(MARK)
+    return f"{head}{mark or MARK}\n{tables()}"
+
+
+def tables() -> str:
+    """Every setting in Markdown, by section; then the fields of the built-in tasks."""
+    from vlrl.config import RESUMABLE, Config, describe
+
+    rows = [(f"`{name}`", kind, _code(default), "may change" if name.split(".")[0] in RESUMABLE else "", text)
+            for name, kind, default, text in describe()]
+    out = []
+    for section, group in groupby(rows, key=lambda row: row[0].strip("`").rpartition(".")[0].split(".")[0]):
+        model = Config.model_fields[section].annotation if section else None
+        out += [f"## {section or 'The run as a whole'}", _purpose(model), _table(
+            ("setting", "value", "default", "on resume", "meaning"), list(group))]
+    return "\n\n".join([*out, "## Fields of the built-in tasks", *_tasks()]) + "\n"
+
+
+def _tasks() -> Iterator[str]:
+    """A paragraph and a table per built-in task, and those that every task has."""
+    from vlrl.task import Task, builtin_names, load_class
+
+    yield _wrap("A task's own fields are settings too, checked against their types: `task.<field>`. Those of your "
+                "own task are its annotated class attributes. Every task has:")
+    yield _table(("setting", "value", "default", "meaning"), _fields(Task))
+    for name in builtin_names():
+        cls = load_class(name)
+        weights = ", ".join(f"`task.rewards.{part}={shown(w)}`" for part, w in cls.rewards.items())
+        yield f"### {name}"
+        yield _wrap(f"{_first(cls)} Weights: {weights or 'none'}.")
+        fields = _fields(cls)
+        if fields:
+            yield _table(("setting", "value", "default", "meaning"), fields)
+
+
+def _fields(cls: type) -> list[tuple[str, str, str, str]]:
+    """The annotated attributes that a class body sets, with the text that follows each."""
+    (body,) = [node.body for node in ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+               if isinstance(node, ast.ClassDef)]
+    hints, rows = get_type_hints(cls, include_extras=True), []
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+            name = node.target.id
+            if not name.startswith("_") and "ClassVar" not in ast.unparse(node.annotation):
+                rows.append((f"`task.{name}`", spell(hints[name]), _code(getattr(cls, name)), _text_of(after)))
+    return rows
+
+
+def _text_of(node: ast.stmt | None) -> str:
+    """A string that stands alone, as after a field; "" for anything else."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return " ".join(node.value.value.split())
+    return ""
+
+
+def _purpose(model: Any) -> str:
+    own = getattr(model, "__dict__", {}).get("__doc__")
+    return " ".join((own or "How long, from which random numbers, and whether to go on.").split())
+
+
+def _first(cls: type) -> str:
+    return inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, 120, break_on_hyphens=False)
+
+
+def _code(value: Any) -> str:
+    return f"`{shown(value)}`".replace("\n", "\\n")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """Safe in a table; a tag outside of code is text, not HTML."""
+    text = text.replace("|", "\\|")
+    return text if text.startswith("`") else re.sub(r"<(?=[/A-Za-z])", "&lt;", text)
+
+
+def main() -> None:
+    """Rewrites docs/configuration.md."""
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

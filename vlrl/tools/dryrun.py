@@ -1,0 +1,338 @@
+"""A run without the run: everything a config leads to short of training, looked at before any weight is read.
+
+`check(config)` resolves the task and its data, renders and scores one sample as training would, measures prompt
+lengths and says what a step computes. Only the processor and the model's own config are read, never its weights, and
+nothing is written. What goes wrong is collected in `DryRun.problems`; all that does not depend on it is still there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlrl import checkpoint, coordinates, curriculum, media, packing, policy
+from vlrl import config as configs
+from vlrl.algo.advantage import ADVANTAGES
+from vlrl.algo.loss import LOSSES
+from vlrl.assemble import check_trackers
+from vlrl.config import Config
+from vlrl.encode import Encoder, PromptTooLong
+from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
+from vlrl.offline import make_task
+from vlrl.plugins import failure, resolve
+from vlrl.rewards.text import parse_answer
+from vlrl.rollout import make_group
+from vlrl.scoring import Scored, score_group
+from vlrl.task import Task, task_samples
+from vlrl.tools import memory
+from vlrl.types import Completion, Coordinates, Parts, Prompt, Sample
+
+SAMPLES = 32
+"""Prompts that are encoded to measure their lengths."""
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """One split of the task's data."""
+
+    name: str
+    samples: int
+    first: str
+    """Id of its first sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One image or video of a sample; sizes are (width, height) in pixels."""
+
+    kind: str
+    original: tuple[int, int]
+    frames: int = 1
+    processed: tuple[int, int] | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oracle:
+    """The task's perfect answer, scored as the model's answers are."""
+
+    answer: str
+    tokens: int | None
+    """With the end token."""
+    parts: Parts
+    weights: dict[str, float]
+    reward: float | None
+    best: float
+    """The sum of the positive weights: the reward of parts in [0, 1]."""
+    error: str | None = None
+
+    @property
+    def is_best(self) -> bool:
+        return self.reward is not None and self.reward >= self.best - _ROUNDING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """One sample on its way to the model. Without a model only what the task itself says is known."""
+
+    id: str
+    text: str
+    """The rendered prompt; without a model the text of the messages."""
+    tokens: int | None
+    media: tuple[Seen, ...]
+    coordinates: str
+    target: Any = None
+    oracle: Oracle | None = None
+
+    @property
+    def text_tokens(self) -> int | None:
+        return None if self.tokens is None else self.tokens - sum(m.tokens or 0 for m in self.media)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Prompt tokens over some samples of the training split."""
+
+    samples: int
+    least: int
+    mean: float
+    most: int
+    limit: int
+    visual: int
+    """Visual tokens of the prompt that has most of them."""
+    rejected: tuple[str, ...] = ()
+    """Why prompts were left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one step computes on one process when every answer is rollout.max_new_tokens long."""
+
+    prompts: int
+    answers: int
+    optimizer_steps: int
+    micro_batches: int
+    """Forward and backward passes of one pass over the answers."""
+    tokens: int
+    """Packed tokens of all micro-batches together, and ..."""
+    largest: int
+    """... of the largest one."""
+
+
+@dataclass(kw_only=True)
+class DryRun:
+    """What was found; None where a problem stood in the way."""
+
+    run: str
+    task: str
+    model: str
+    splits: list[Split] = field(default_factory=list)
+    sample: Shown | None = None
+    lengths: Lengths | None = None
+    step: Step | None = None
+    parameters: tuple[int, int] | None = None
+    """Trained, all (an adapter included)."""
+    memory: Any = None
+    problems: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Collects an error of the user's to mend."""
+        try:
+            yield
+        except VlrlError as error:
+            self.problems.append(str(error))
+
+
+def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = lambda what: None) -> DryRun:
+    """Looks at everything that `config` leads to; `samples` prompts are encoded for their lengths.
+
+    `tell(what)` is called as the work proceeds. Raises ConfigError only where no task can be had at all.
+    """
+    found = DryRun(run="", task=config.task.name, model=config.model.name)
+    task = make_task(config)
+    for named in (lambda: resolve("algo.advantage", config.algo.advantage, ADVANTAGES),
+                  lambda: resolve("algo.loss", config.algo.loss, LOSSES), lambda: check_trackers(config)):
+        with found.noting():
+            named()
+    with found.noting():
+        found.run = _run_state(config)
+    tell("reading the data")
+    splits = _splits(config, task, found)
+    tell("reading the model's config and processor")
+    encode, skeleton = None, None
+    with found.noting():
+        skeleton, encode = _open_model(config, task, found)
+    train = splits.get("train", ())
+    if train:
+        tell("encoding prompts")
+        with found.noting(), _task_code(task):
+            found.sample = _show(config, task, train[0], encode)
+        if encode:
+            with found.noting(), _task_code(task):
+                _measure(config, task, train, encode, samples, found)
+    if skeleton is not None and found.lengths:
+        tell("estimating memory")
+        found.memory = memory.estimate(config, skeleton.config, found.lengths.most, found.lengths.visual)
+    return found
+
+
+# --- settings and data ------------------------------------------------------------------------------------------------
+
+
+def _run_state(config: Config) -> str:
+    """What train would do in the run folder."""
+    folder = Path(config.run.dir)
+    newest = checkpoint.latest(folder / "checkpoints").path
+    if config.resume == "must" and newest is None:
+        raise ConfigError(f"resume=must, but {folder / 'checkpoints'} holds no whole checkpoint. Use resume=auto.")
+    if config.resume == "never" and folder.is_dir() and any(folder.iterdir()):
+        return f"{folder}: starts over; what is there is moved aside"
+    if newest is None:
+        return f"{folder}: a new run"
+    changed = configs.differences(configs.load(folder / "config.yaml"), config)
+    if changed:
+        raise ConfigError(f"run.dir={str(folder)!r} holds a run with other settings, so its checkpoint cannot go on: "
+                          f"{'; '.join(changed)}. Set them back, choose another run.dir, or set resume=never.")
+    return f"{folder}: goes on from {newest.name}"
+
+
+def _splits(config: Config, task: Task, found: DryRun) -> dict[str, Sequence[Sample]]:
+    """The samples of training and evaluation; an empty split is a problem."""
+    out: dict[str, Sequence[Sample]] = {}
+    for name in dict.fromkeys(("train", *(config.eval.splits if config.eval.samples else ()))):
+        with found.noting():
+            samples = task_samples(task, name)
+            if len(samples) == 0:
+                raise ConfigError(f"task '{task.name}' has no samples in split '{name}'")
+            out[name] = samples
+            found.splits.append(Split(name=name, samples=len(samples), first=samples[0].id))
+    if "train" in out:
+        with found.noting():
+            curriculum.make(config.curriculum.name, len(out["train"]), config.seed)
+    return out
+
+
+@contextlib.contextmanager
+def _task_code(task: Task) -> Iterator[None]:
+    """A task's own code may raise anything; it becomes a TaskError with file and line."""
+    try:
+        yield
+    except VlrlError:
+        raise
+    except Exception as error:
+        raise TaskError(f"task '{task.name}': {failure(error)}") from error
+
+
+# --- with the model's config and processor ----------------------------------------------------------------------------
+
+
+def _open_model(config: Config, task: Task, found: DryRun) -> tuple[Any, Encoder]:
+    """The model without weights, and an encoder that numbers positions by it. Settles the task's coordinates."""
+    model, family = policy.skeleton(config.model)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    found.parameters = trained, sum(p.numel() for p in model.parameters())
+    if config.task.coordinates == "auto":
+        task.coordinates = coordinates.make(family.coordinates)
+    processor = policy.load_processor(config.model, family)
+    return base, Encoder(processor, family, lambda ids, types, mm: family.positions(base, ids, types, mm), config)
+
+
+def _show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> Shown:
+    """One sample as the model sees it, and the oracle's answer to it with its reward."""
+    sample = replace(sample, prompt=task.templates[0])
+    if encode is None:
+        return _show_unseen(config, task, sample)
+    prompt = encode(task, sample)
+    group = make_group(task, sample, prompt, [], group_id="0", split="train", step=0)
+    text = task.oracle(group.sample)
+    oracle = None
+    if text is not None:
+        tokens = encode.answer_ids(text)
+        given = Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32),
+                           loss_mask=np.ones(len(tokens), bool), text=text, finish_reason="stop")
+        (rollout,) = make_group(task, group.sample, prompt, [given], group_id="0", split="train", step=0).rollouts
+        scored = Scored(rollout.parts, rollout.reward, rollout.parsed, rollout.error)
+        oracle = _oracle(task, text, len(tokens), scored)
+    sizes, tokens = dict(enumerate(prompt.processed_sizes)), dict(enumerate(prompt.visual_tokens))
+    seen = [Seen(kind=m.kind, original=m.size, frames=len(m.frames), processed=sizes.get(i), tokens=tokens.get(i))
+            for i, m in enumerate(prompt.media)]
+    return Shown(id=sample.id, text=prompt.text, tokens=len(prompt), media=tuple(seen),
+                 coordinates=_convention(task, sample), target=group.target, oracle=oracle)
+
+
+def _show_unseen(config: Config, task: Task, sample: Sample) -> Shown:
+    """What can be said of a sample without a model; boxes in original pixels when its family is not known."""
+    convention = _convention(task, sample)
+    if convention == _NOT_KNOWN:
+        task.coordinates = Coordinates()
+    loaded = [media.load(m, config.limits) for m in sample.media]
+    if loaded:
+        width, height = loaded[0].size
+        sample = replace(sample, row={"width": width, "height": height, **sample.row})
+    text = task.oracle(sample)
+    oracle = None
+    if text is not None:
+        oracle = _oracle(task, text, None, score_group(task, sample, [parse_answer(text)], 0)[0])
+    words = [c.get("text", f"<{c['type']}>") for m in task.messages(sample) for c in m["content"]]
+    return Shown(id=sample.id, text="\n".join(words), tokens=None, coordinates=convention,
+                 media=tuple(Seen(kind=m.kind, original=m.size, frames=len(m.frames)) for m in loaded),
+                 target=task.target(sample), oracle=oracle)
+
+
+def _oracle(task: Task, text: str, tokens: int | None, scored: Scored) -> Oracle:
+    weights = task.weights_at(0)
+    return Oracle(answer=text, tokens=tokens, parts=scored.parts, weights=weights, reward=scored.reward,
+                  best=sum(max(weight, 0.0) for weight in weights.values()), error=scored.error)
+
+
+_NOT_KNOWN = "auto: the model family's, not known without the model"
+
+
+def _convention(task: Task, sample: Sample) -> str:
+    try:
+        return sample.get("coordinates") or task.coordinates.convention
+    except TaskError:
+        return _NOT_KNOWN
+
+
+def _measure(config: Config, task: Task, train: Sequence[Sample], encode: Encoder, count: int, found: DryRun) -> None:
+    """Prompt lengths over samples spread through the training split, and what a step of such prompts computes."""
+    prompts, rejected = [], []
+    for i in dict.fromkeys(np.linspace(0, len(train) - 1, min(count, len(train))).astype(int).tolist()):
+        sample = replace(train[i], prompt=task.template(train[i], 0))
+        try:
+            prompts.append(encode(task, sample))
+        except DataError as error:
+            if not isinstance(error, PromptTooLong) and not config.data.quarantine:
+                raise
+            rejected.append(str(error))
+    if not prompts:
+        raise DataError(f"none of {len(rejected)} prompts can be used. {rejected[0]}")
+    lengths = [len(p) for p in prompts]
+    found.lengths = Lengths(samples=len(prompts), least=min(lengths), mean=float(np.mean(lengths)), most=max(lengths),
+                            limit=config.limits.prompt_tokens, rejected=tuple(rejected),
+                            visual=max(sum(p.visual_tokens) for p in prompts))
+    found.step = _step(config, prompts)
+
+
+def _step(config: Config, prompts: Sequence[Prompt]) -> Step:
+    """One step over `prompts`, repeated up to rollout.prompts_per_step, packed as training packs."""
+    rollout, limit = config.rollout, config.train.tokens_per_batch
+    drawn = [replace(p) for p in islice(cycle(prompts), rollout.prompts_per_step)]
+    answer = np.zeros(rollout.max_new_tokens, np.int64)
+    edges = [round(i * len(drawn) / rollout.minibatches) for i in range(rollout.minibatches + 1)]
+    sizes: list[int] = []
+    for start, end in pairwise(edges):
+        each = [p for p in drawn[start:end] for _ in range(rollout.group_size)]
+        sizes += packing.sizes(packing.pieces_of(each, [answer] * len(each), limit), limit, config.train.packing)
+    return Step(prompts=len(drawn), answers=len(drawn) * rollout.group_size, micro_batches=len(sizes),
+                optimizer_steps=rollout.updates * rollout.minibatches, tokens=sum(sizes), largest=max(sizes))

@@ -1,0 +1,121 @@
+"""How good a model is on a config's task, apart from any run: no lock, nothing written. `vlrl eval`.
+
+    for result in measure(config, choose(config)):
+        print(result.record["split"], result.record["reward/mean"])
+
+The path is that of a run's own evaluations, so a checkpoint gives the numbers that its run wrote to eval.jsonl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from vlrl import checkpoint, coordinates, policy
+from vlrl.assemble import make_accelerator, make_engine, seed_everything
+from vlrl.config import Config, LoraSettings
+from vlrl.encode import Encoder
+from vlrl.errors import RunError
+from vlrl.evaluate import evaluate
+from vlrl.offline import make_task
+from vlrl.types import Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The model to measure."""
+
+    name: str
+    """What it is called: a hub name or a folder."""
+    config: Config
+    """The settings to load it with ..."""
+    checkpoint: Path | None = None
+    """... and the folder whose weights are laid over `config.model.name`."""
+    step: int = 0
+    """Steps it was trained for."""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One evaluation of one split."""
+
+    record: dict[str, Any]
+    """As a line of eval.jsonl."""
+    groups: list[Group]
+    """This process's groups of one answer each."""
+
+
+def find_checkpoint(path: Path) -> checkpoint.Found:
+    """The checkpoint that `path` means: a folder of weights itself, or the newest whole checkpoint of a run folder.
+
+    Raises RunError when there is none, or when one is damaged.
+    """
+    if not path.is_dir():
+        raise RunError(f"{str(path)!r} is not a folder: name a run folder, or a checkpoint in its checkpoints/")
+    if (path / "checkpoints").is_dir():
+        found = checkpoint.latest(path / "checkpoints")
+        if found.path is None:
+            raise RunError(f"{path / 'checkpoints'} holds no whole checkpoint. {' '.join(found.warnings)}".rstrip())
+        return found
+    if (path / checkpoint.MANIFEST).exists():
+        wrong = checkpoint.problems(path)
+        if wrong:
+            raise RunError(f"checkpoint {path} is damaged: {wrong[0]}. Use another one of the run.")
+    elif not any(path.glob("*.safetensors")):
+        raise RunError(f"{path} is neither a run folder nor a checkpoint: it has no checkpoints/ and no *.safetensors")
+    return checkpoint.Found(path)
+
+
+def choose(config: Config, model: str | None = None, folder: Path | None = None) -> Chosen:
+    """The model named `model`, or the checkpoint `folder` (a run folder: its newest), or neither.
+
+    With neither it is the newest checkpoint of `run.dir`, or model.name where that has none.
+    """
+    if model is not None:
+        return Chosen(name=model, config=_instead(config, model))
+    if folder is not None:
+        found = find_checkpoint(folder)
+    else:
+        found = checkpoint.latest(Path(config.run.dir) / "checkpoints")
+        if found.path is None:
+            return Chosen(name=config.model.name, config=_instead(config, config.model.name), warnings=found.warnings)
+    path = found.path
+    assert path
+    step = found.step if (path / checkpoint.MANIFEST).exists() else 0
+    base = policy.adapter_base(str(path))
+    full = config.model.lora.rank == 0
+    if base == (None if full else config.model.name):  # as the run itself would load it
+        return Chosen(name=str(path), config=config, checkpoint=path, step=step, warnings=found.warnings)
+    return Chosen(name=str(path), config=_instead(config, str(path)), step=step, warnings=found.warnings)
+
+
+def _instead(config: Config, name: str) -> Config:
+    """The config of another model as it is; an adapter is merged, and under LoRA settings all weights are frozen."""
+    changes: dict[str, Any] = {"name": name}
+    if config.model.lora.rank:
+        changes |= {"lora": LoraSettings(), "train": ()}
+    return config.model_copy(update={"model": config.model.model_copy(update=changes)})
+
+
+def measure(config: Config, chosen: Chosen, tell: Callable[[str, int, int], None] | None = None) -> Iterator[Result]:
+    """Evaluates the chosen model on each of `eval.splits` with the sampling of `eval.*`; see evaluate.evaluate."""
+    settings = chosen.config.model_copy(update={"eval": config.eval, "log": config.log.model_copy(
+        update={"trackers": ()})})
+    accelerator = make_accelerator(settings)
+    transformers.logging.disable_progress_bar()
+    seed_everything(settings.seed)
+    task = make_task(settings)
+    model = policy.load(settings, accelerator, chosen.checkpoint)
+    if settings.task.coordinates == "auto":
+        task.coordinates = coordinates.make(model.family.coordinates)
+    encode = Encoder(model.processor, model.family, model.positions, settings)
+    engine = make_engine(settings, model)
+    engine.sync(model, chosen.step)
+    for split in settings.eval.splits:
+        record, groups = evaluate(task, encode, engine, settings, split, chosen.step, tell)
+        yield Result(record=record, groups=groups)

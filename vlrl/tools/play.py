@@ -1,0 +1,166 @@
+"""`vlrl play`: a sample as a person can answer it, and what the task says about the answer. Needs no model.
+
+    question = ask(task, sample, config.limits, folder)
+    judge(task, question, "<think>three</think><answer>3</answer>").scored.parts
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vlrl import media
+from vlrl.config import LimitsSettings
+from vlrl.errors import ConfigError, DataError, TaskError, did_you_mean
+from vlrl.plugins import failure
+from vlrl.rewards.text import parse_answer
+from vlrl.scoring import Scored, score_group
+from vlrl.task import Task, task_samples
+from vlrl.tools.score_rows import without_services
+from vlrl.types import LoadedMedia, Media, Sample
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One image or video of a question."""
+
+    kind: str
+    path: str
+    """Where it can be opened."""
+    size: tuple[int, int] | None = None
+    """Width and height in pixels."""
+    frame: Any = None
+    """The (first) frame, a PIL image; None when it cannot be read."""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the model is asked, for a person."""
+
+    sample: Sample
+    text: str
+    media: tuple[Shown, ...]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An answer and what the task says about it."""
+
+    text: str
+    scored: Scored
+    weights: dict[str, float]
+    skipped: list[str]
+    complaints: list[str]
+
+
+def walk(task: Task, split: str, index: int | None = None, id: str | None = None,
+         shuffled: bool = False) -> Iterator[tuple[int, Sample]]:
+    """(place, sample) from a place or id on, in order or shuffled. ConfigError for what the split does not have."""
+    samples = task_samples(task, split)
+    if not len(samples):
+        raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")
+    first = _place(samples, id) if id is not None else index or 0
+    if not -len(samples) <= first < len(samples):
+        raise ConfigError(f"--index {first}: split '{split}' has {len(samples)} samples, 0 to {len(samples) - 1}")
+    places = list(range(first % len(samples), len(samples)))
+    if shuffled:
+        random.shuffle(places)
+    for place in places:
+        yield place, samples[place]
+
+
+def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Question:
+    """The question of a sample under its first template; pictures drawn by code are written into `folder`.
+
+    A person answers in pixels of the picture as it is, so without a row's own `processed_size` it is the original one.
+    """
+    sample = replace(sample, prompt=sample.prompt or task.templates[0])
+    shown = tuple(_shown(m, limits, folder / f"{i}.png") for i, m in enumerate(sample.media))
+    size = next((s.size for s in shown if s.size), None)
+    if size:
+        sample = replace(sample, row={"width": size[0], "height": size[1], "processed_size": list(size), **sample.row})
+    return Question(sample, _prompt(task, sample), shown)
+
+
+def judge(task: Task, question: Question, text: str, step: int = 0) -> Judged:
+    """Scores one answer as training would at `step`."""
+    answer = parse_answer(text, step=step)
+    reduced, skipped = without_services(task, question.sample, [answer])
+    (scored,) = score_group(reduced, question.sample, [answer], step)
+    return Judged(text, scored, reduced.weights_at(step), skipped, complaints(question.text, text))
+
+
+def oracle(task: Task, question: Question, step: int = 0) -> Judged | None:
+    """The task's perfect answer, judged; None when it knows none."""
+    try:
+        text = task.oracle(question.sample)
+    except (TaskError, DataError):
+        raise
+    except Exception as error:  # a task's own code
+        raise TaskError(f"task '{task.name}': oracle of sample '{question.sample.id}' failed: "
+                        f"{failure(error)}") from error
+    return None if text is None else judge(task, question, text, step)
+
+
+def complaints(prompt: str, text: str) -> list[str]:
+    """What is odd about an answer's form: tags the prompt asks for and lacking, left open, or used twice."""
+    found = [] if text.strip() else ["the answer is empty"]
+    for tag in ("think", "answer"):
+        opened, closed = text.count(f"<{tag}>"), text.count(f"</{tag}>")
+        if f"<{tag}>" in prompt and not opened and not closed:
+            found.append(f"the prompt asks for <{tag}>, the answer has none")
+        elif opened != closed:
+            found.append(f"<{tag}> occurs {opened} times, </{tag}> {closed} times")
+        elif opened > 1:
+            found.append(f"<{tag}> occurs {opened} times")
+    return found
+
+
+def half_blocks(image: Any, columns: int, rows: int) -> list[list[tuple[Any, Any]]]:
+    """A small picture as lines of (upper, lower) RGB colours, for one "▀" each; at most columns x rows characters."""
+    scale = min(columns / image.width, 2 * rows / image.height, 1)
+    width, height = max(1, round(image.width * scale)), max(1, round(image.height * scale / 2))
+    small = image.convert("RGB").resize((width, 2 * height))
+    pixels = small.load()
+    return [[(pixels[x, 2 * y], pixels[x, 2 * y + 1]) for x in range(width)] for y in range(height)]
+
+
+def _place(samples: Sequence[Sample], id: str) -> int:
+    known = []
+    for place in range(len(samples)):
+        known.append(samples[place].id)
+        if known[-1] == id:
+            return place
+    raise ConfigError(f"--id {id!r}: no sample has this id.{did_you_mean(id, known)} The first is {known[0]!r}.")
+
+
+def _shown(item: Media, limits: LimitsSettings, file: Path) -> Shown:
+    path = str(item.source) if isinstance(item.source, (str, Path)) else ""
+    try:
+        loaded: LoadedMedia = media.load(item, limits)
+    except DataError as error:
+        return Shown(item.kind, path, problem=str(error))
+    if not path:
+        loaded.frames[0].save(file)
+    return Shown(item.kind, path or str(file), loaded.size, loaded.frames[0])
+
+
+def _prompt(task: Task, sample: Sample) -> str:
+    """The text of all messages; `<image>` and `<video>` stand for media."""
+    try:
+        return "\n\n".join(_content(message) for message in task.messages(sample))
+    except (TaskError, DataError):
+        raise
+    except Exception as error:  # a task's own code
+        raise TaskError(f"task '{task.name}': messages of sample '{sample.id}' failed: {failure(error)}") from error
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] if part.get("type") == "text" else f"<{part.get('type')}>" for part in content)

@@ -1,0 +1,218 @@
+"""Scores the saved rollouts of a run again and compares: what an edited reward would have given the same answers.
+
+    comparison = compare(task, RunFolder("runs/quickstart"), steps=range(0, 20))
+
+Samples come from the rollout files, so no data file, model or image is read; a scorer that opens `sample.media` finds
+none. Parts that need a service of training are left out of the new reward.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vlrl.errors import RunError
+from vlrl.rewards.text import parse_answer
+from vlrl.scoring import score_group
+from vlrl.store import RunFolder
+from vlrl.task import Task, fill
+from vlrl.tools.score_rows import without_services
+from vlrl.types import Parts, Sample
+
+_COLUMNS = ("group_id", "sample_id", "index", "step", "prompt", "completion", "token_ids", "parts", "reward", "sample",
+            "truncated", "error")
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """One group under the stored and under the new reward; lists have one entry per rollout."""
+
+    group_id: str
+    sample_id: str
+    step: int
+    texts: list[str]
+    old: list[float | None]
+    new: list[float | None]
+    old_parts: list[Parts]
+    new_parts: list[Parts]
+    errors: list[str | None]
+    """Of the new scores."""
+    skipped: list[str]
+    """Parts that need a service."""
+    template_known: bool
+    """Whether the stored prompt says which of the task's templates was asked."""
+
+    @property
+    def order(self) -> tuple[float, float | None]:
+        """How far the order of the answers changed, and Kendall's tau-b between the two rewards.
+
+        The change is the mean over pairs of answers: 1 = swapped, 1/2 = a tie made or broken. Tau is None where one of
+        the two gives every answer the same. Unscorable answers are left out.
+        """
+        both = [(a, b) for a, b in zip(self.old, self.new, strict=True) if a is not None and b is not None]
+        if len(both) < 2:
+            return 0.0, None
+        old, new = (np.greater.outer(v, v).astype(int) - np.less.outer(v, v) for v in np.asarray(both).T)
+        change = float(np.abs(old - new).sum()) / 2 / (len(both) * (len(both) - 1))
+        norm = math.sqrt((old * old).sum() * (new * new).sum())
+        return change, float((old * new).sum() / norm) if norm else None
+
+
+@dataclass
+class _Mean:
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float | None) -> None:
+        if value is not None:
+            self.total, self.count = self.total + value, self.count + 1
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+
+@dataclass
+class Comparison:
+    """What changed over all groups. `means` has (old, new) per part, and of the reward under "reward"."""
+
+    rollouts: int = 0
+    groups: int = 0
+    changed: int = 0
+    """Rollouts whose reward is another number, or became scorable or unscorable."""
+    errors: int = 0
+    first_error: str | None = None
+    reordered: int = 0
+    """Groups in which at least one pair of answers changed its order or tie."""
+    flat: list[int] = field(default_factory=lambda: [0, 0])
+    """Groups without any difference in reward: before and now."""
+    taus: _Mean = field(default_factory=_Mean)
+    """Kendall's tau-b over the groups that differ under both rewards."""
+    means: dict[str, tuple[_Mean, _Mean]] = field(default_factory=dict)
+    skipped: set[str] = field(default_factory=set)
+    unknown_templates: int = 0
+    """Groups scored under the first template, as none of the task's templates stands in their prompt."""
+    most_changed: list[tuple[float, int, Rescored]] = field(default_factory=list)
+    """(change, -number, group), unordered; see `top`."""
+
+    def add(self, group: Rescored, keep: int) -> None:
+        """Counts one group and keeps it if it is among the `keep` whose order changed most."""
+        self.rollouts, self.groups = self.rollouts + len(group.old), self.groups + 1
+        self.changed += sum(a != b for a, b in zip(group.old, group.new, strict=True))
+        found = [e for e in group.errors if e]
+        self.errors, self.first_error = self.errors + len(found), self.first_error or next(iter(found), None)
+        for i, rewards in enumerate((group.old, group.new)):
+            self.flat[i] += len({r for r in rewards if r is not None}) < 2
+        change, tau = group.order
+        self.taus.add(tau)
+        self.reordered += change > 0
+        self._add_means(group)
+        self.skipped.update(group.skipped)
+        self.unknown_templates += not group.template_known
+        if change > 0 and keep:
+            add = heapq.heappush if len(self.most_changed) < keep else heapq.heappushpop
+            add(self.most_changed, (change, -self.groups, group))
+
+    def _add_means(self, group: Rescored) -> None:
+        for side, (rewards, parts) in enumerate(((group.old, group.old_parts), (group.new, group.new_parts))):
+            for reward, own in zip(rewards, parts, strict=True):
+                for name, value in {"reward": reward, **{f"part {k}": v for k, v in own.items()}}.items():
+                    if name not in self.means:
+                        self.means[name] = (_Mean(), _Mean())
+                    self.means[name][side].add(value)
+
+    @property
+    def top(self) -> list[Rescored]:
+        """The groups kept, the most changed first."""
+        return [group for _, _, group in sorted(self.most_changed, key=lambda kept: kept[:2], reverse=True)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; `parts` has {old, new} means, null where there is no such part."""
+        means = {name: {"old": old.value, "new": new.value} for name, (old, new) in self.means.items()}
+        groups = [{"group_id": g.group_id, "sample_id": g.sample_id, "step": g.step, "change": g.order[0],
+                   "tau": g.order[1], "answers": [
+                       {"text": text, "old": old, "new": new, "old_parts": before, "new_parts": after}
+                       for text, old, new, before, after in zip(g.texts, g.old, g.new, g.old_parts, g.new_parts,
+                                                                strict=True)]} for g in self.top]
+        return {"rollouts": self.rollouts, "changed": self.changed, "reward": means.get("reward"),
+                "parts": {name.removeprefix("part "): m for name, m in means.items() if name != "reward"},
+                "errors": self.errors, "first_error": self.first_error, "skipped": sorted(self.skipped),
+                "unknown_templates": self.unknown_templates,
+                "groups": {"total": self.groups, "reordered": self.reordered, "tau_mean": self.taus.value,
+                           "flat_old": self.flat[0], "flat_new": self.flat[1], "most_changed": groups}}
+
+
+def compare(task: Task, run: RunFolder, *, steps: range | None = None, split: str | None = None, keep: int = 3,
+            progress: Callable[[int, int], None] = lambda done, total: None) -> Comparison:
+    """The comparison over the training rollouts of `run` in `steps` (all when None), or the evaluations of `split`.
+
+    `progress` is called with the steps done and their number. Raises RunError when the run has no such rollouts.
+    """
+    found = stored_steps(run, split)
+    wanted = [step for step in found if steps is None or step in steps]
+    if not wanted:
+        what = f"evaluations of split {split!r}" if split else "rollouts"
+        known = f" It has steps {found[0]} to {found[-1]}." if found else ""
+        there = " of these steps" if found else ""
+        raise RunError(f"{run.path} holds no {what}{there}.{known or ' ' + '; '.join(run.notes[:3])}".rstrip())
+    out = Comparison()
+    for done, step in enumerate(wanted):
+        progress(done, len(wanted))
+        for rows in _groups(run, step, split):
+            out.add(rescore(task, rows), keep)
+    progress(len(wanted), len(wanted))
+    return out
+
+
+def stored_steps(run: RunFolder, split: str | None = None) -> list[int]:
+    """The steps of which there are rollouts, in order. Raises RunError when there is no run folder."""
+    if not run.path.is_dir():
+        what = "is a file" if run.path.exists() else "does not exist"
+        raise RunError(f"{str(run.path)!r} is no run folder: it {what}. Give the run.dir of a run, e.g. "
+                       "runs/quickstart")
+    steps = run.rollouts(split=split, columns=["step"])["step"].unique()
+    return sorted(step for step in steps.to_pylist() if step is not None)
+
+
+def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> Rescored:
+    """Scores one stored group again."""
+    first = rows[0]
+    sample, known = _sample(task, first)
+    answers = [parse_answer(row["completion"] or "", row["n_tokens"] or 0, bool(row["truncated"]), first["step"])
+               for row in rows]
+    reduced, skipped = without_services(task, sample, answers)
+    scored = score_group(reduced, sample, answers, first["step"])
+    return Rescored(
+        group_id=first["group_id"], sample_id=sample.id, step=first["step"], texts=[a.text for a in answers],
+        old=[row["reward"] for row in rows], new=[s.reward for s in scored],
+        old_parts=[dict(row["parts"] or ()) for row in rows], new_parts=[s.parts for s in scored],
+        errors=[s.error for s in scored], skipped=skipped, template_known=known)
+
+
+def _groups(run: RunFolder, step: int, split: str | None) -> Iterator[list[dict[str, Any]]]:
+    table = run.rollouts(step, split=split, columns=_COLUMNS)
+    lengths = table["token_ids"].combine_chunks().value_lengths()
+    table = table.drop_columns("token_ids").append_column("n_tokens", lengths)
+    rows = sorted(table.to_pylist(), key=lambda row: (row["group_id"] or "", row["index"] or 0))
+    for _, group in itertools.groupby(rows, key=lambda row: row["group_id"]):
+        yield list(group)
+
+
+def _sample(task: Task, row: Mapping[str, Any]) -> tuple[Sample, bool]:
+    """The sample as it was scored, and whether the stored prompt holds one of several templates."""
+    try:
+        fields = dict(json.loads(row["sample"]))
+    except (ValueError, TypeError, RecursionError):
+        raise RunError(f"rollout of group {row['group_id']!r}, step {row['step']}: its sample is no JSON "
+                       "object") from None
+    templates, prompt = task.templates, row["prompt"] or ""
+    held = templates if len(templates) == 1 else [t for t in templates if fill(t, fields) in prompt]
+    template = max(held, key=len, default=templates[0])
+    return Sample(id=row["sample_id"] or "", row=fields, prompt=template), bool(held)

@@ -1,0 +1,171 @@
+"""`vlrl score`: rows with a sample and completions, one JSON object a line -> their rewards, one a line.
+
+    {"sample": {...}, "completions": ["text", {"text": "...", "n_tokens": 12, "truncated": false}],
+     "step": 0, "variants": {"shuffled": ["text"]}}
+    {"rewards": [{"parts": {...}, "reward": 1.0, "parsed": ..., "error": null}], "weights": {...}, "skipped": []}
+
+`step` and `variants` may be left out. The completions of a row are one group; so is each variant.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlrl.errors import DataError, VlrlError, did_you_mean
+from vlrl.offline import sample_from
+from vlrl.rewards.boxes import is_number
+from vlrl.rewards.text import parse_answer
+from vlrl.scoring import Scored, score_group
+from vlrl.store import plain
+from vlrl.task import Task
+from vlrl.types import Answer, Sample
+
+_KEYS = ("sample", "completions", "step", "variants")
+_COMPLETION_KEYS = ("text", "n_tokens", "truncated")
+
+
+def score_lines(task: Task, lines: Iterable[bytes], root: Path) -> Iterator[tuple[str, VlrlError | None]]:
+    """(JSON to print, None) for every line that is not blank; ({"error": ...}, the error) for one that cannot be used.
+
+    The error names the line, counted from 1. One line is held at a time; `root` is the folder of relative media paths.
+    """
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield to_json(score_row(task, _parsed(line, first=number == 1), root)), None
+        except (VlrlError, RecursionError) as error:
+            error = DataError("nested too deeply") if isinstance(error, RecursionError) else error
+            named = type(error)(f"line {number}: {error}")
+            yield to_json({"error": str(named)}), named
+
+
+def score_row(task: Task, row: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """The rewards of one row as in the module's example. Raises DataError for a malformed row, TaskError for a task
+    that breaks its contract."""
+    step = _whole(row, "step")
+    answers = _answers(row.get("completions"), "completions", step)
+    variants = row.get("variants") or {}
+    if not isinstance(variants, dict):
+        raise DataError(f"variants={_short(variants)} must be an object {{name: [completions]}}")
+    groups = {name: _answers(given, f"variants[{name!r}]", step) for name, given in variants.items()}
+    sample_row = row.get("sample")
+    if not isinstance(sample_row, dict):
+        raise DataError(f"sample={_short(sample_row)} must be an object, the data row")
+    sample = sample_from(task, sample_row, root)
+    task, skipped = without_services(task, sample, answers)
+    found = {"rewards": _rewards(task, sample, answers, step), "weights": task.weights_at(step), "skipped": skipped}
+    if groups:
+        found["variants"] = {name: _rewards(task, sample, group, step) for name, group in groups.items()}
+    return found
+
+
+def to_json(value: Any) -> str:
+    """ASCII JSON on one line; NaN and infinities are null."""
+    return json.dumps(plain(value), allow_nan=False)
+
+
+class _Absent:
+    """Stands for the services of a training run; asking for one says that it is not there."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise _AbsentService(f"the service '{name}' is there in training only")
+
+
+class _AbsentService(AttributeError):
+    pass
+
+
+def without_services(task: Task, sample: Sample, answers: Sequence[Answer]) -> tuple[Task, list[str]]:
+    """The task less the parts that need a service (`needs`), and their names. A task without `needs` stays as it is."""
+    if not task.needs:
+        return task, []
+    given: set[str] = set()
+    for method in (lambda: [task.score(sample, a) for a in answers],
+                   lambda: task.score_group(sample, answers, _Absent())):
+        try:
+            given.update(*method())
+        except Exception:  # an absent service; any other error is met again in scoring, which stores it
+            continue
+    if not given:
+        return task, []
+    reduced = copy.copy(task)
+    reduced.weights = {name: weight for name, weight in task.weights.items() if name in given}
+    reduced.score_group = _serviceless(task)
+    return reduced, [name for name in task.weights if name not in given]
+
+
+def _serviceless(task: Task) -> Any:
+    def score_group(sample: Sample, answers: Sequence[Answer], _services: Any) -> list[Any]:
+        try:
+            return task.score_group(sample, answers, _Absent())
+        except _AbsentService:
+            return []
+    return score_group
+
+
+def _rewards(task: Task, sample: Sample, answers: Sequence[Answer], step: int) -> list[dict[str, Any]]:
+    scored: list[Scored] = score_group(task, sample, answers, step)
+    return [{"parts": s.parts, "reward": s.reward, "parsed": s.parsed, "error": s.error} for s in scored]
+
+
+def _parsed(line: bytes, first: bool) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8-sig" if first else "utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise DataError(f"a row must be a JSON object, not a {type(row).__name__}")
+    missing = [key for key in ("sample", "completions") if key not in row]
+    _refuse_misspelt(row, _KEYS)
+    if missing:
+        raise DataError(f"the row has no '{missing[0]}'; a row is {{\"sample\": {{...}}, \"completions\": [...]}}")
+    return row
+
+
+def _answers(given: Any, name: str, step: int) -> list[Answer]:
+    if not isinstance(given, list):
+        raise DataError(f"{name}={_short(given)} must be a list of texts or of {{\"text\", \"n_tokens\", "
+                        "\"truncated\"}")
+    return [_answer(item, f"{name}[{i}]", step) for i, item in enumerate(given)]
+
+
+def _answer(given: Any, name: str, step: int) -> Answer:
+    if isinstance(given, str):
+        return parse_answer(given, step=step)
+    if not isinstance(given, dict) or not isinstance(given.get("text"), str):
+        raise DataError(f"{name}={_short(given)} must be a text, or an object with a 'text'")
+    _refuse_misspelt(given, _COMPLETION_KEYS)
+    truncated = given.get("truncated") or False
+    if not isinstance(truncated, bool):
+        raise DataError(f"{name}: truncated={_short(truncated)} must be true or false")
+    try:
+        return parse_answer(given["text"], _whole(given, "n_tokens"), truncated, step)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+
+
+def _whole(row: Mapping[str, Any], key: str) -> int:
+    value = row.get(key)
+    if value is None:
+        return 0
+    if not is_number(value) or value != int(value) or not 0 <= value < 2**63:
+        raise DataError(f"{key}={_short(value)} must be a whole number of at least 0")
+    return int(value)
+
+
+def _refuse_misspelt(row: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Other keys are the user's own and stay unread, unless one looks like a slip of the pen."""
+    for key in row:
+        near = "" if key in known else did_you_mean(key[:40], [k for k in known if k not in row])
+        if near:
+            raise DataError(f"unknown key {key[:40]!r}.{near}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."

@@ -1,0 +1,179 @@
+"""How a run stands, read from its folder while it runs or afterwards: heartbeat, lock, the ends of the .jsonl files.
+
+Imports no torch. A file that is missing or half-written leaves its part of the answer empty.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlrl.errors import RunError, did_you_mean
+from vlrl.files import owner_lives, read_json
+
+ACTIVE = ("starting", "running", "stale")
+"""States in which a process works on the run."""
+RECENT = 20
+"""Steps over which speed and trend are taken."""
+_DEPTH = 3  # folders below the given one in which runs are looked for
+_LINES = 200  # of each file, from its end
+_BYTES = 1 << 20
+_PATIENCE = 3.0  # a heartbeat older than this many of the longest recent steps is stale,
+_LEAST_S = 60.0  # never before this
+_UNKNOWN_S = 1800.0  # without a completed step: loading a model and the first evaluation take their time
+
+
+@dataclass(frozen=True)
+class Status:
+    """One run. Numbers are None where the files do not tell."""
+
+    path: str
+    state: str
+    """starting, running, finished, interrupted, failed, stale (its process lives but reports nothing), dead (its
+    process is gone without a word), or unknown (no heartbeat)."""
+    step: int | None = None
+    """Steps completed."""
+    steps: int | None = None
+    steps_per_minute: float | None = None
+    tokens_per_s: float | None = None
+    eta_s: float | None = None
+    """Seconds to the end at the speed of the last steps; None when it does not run."""
+    reward: float | None = None
+    """Of the last step."""
+    trend: float | None = None
+    """Mean reward of the last RECENT steps less that of as many before (at least two each)."""
+    evals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Split -> the last line of eval.jsonl for it."""
+    heartbeat_age_s: float | None = None
+    pid: int | None = None
+    host: str | None = None
+
+
+def find(path: Path) -> list[Path]:
+    """The run folders at or below `path`, by name. Raises RunError when there is none."""
+    if not path.is_dir():
+        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
+        raise RunError(f"{path} is no folder of a run.{near}")
+    found = [path] if is_run(path) else _below(path, _DEPTH)
+    if not found:
+        raise RunError(f"no run in {path}: a run folder holds heartbeat.json, metrics.jsonl or run.lock. Name a run "
+                       "folder, or a folder of runs.")
+    return found
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of a run."""
+    return any((path / name).is_file() for name in ("heartbeat.json", "metrics.jsonl", "run.lock"))
+
+
+def _below(path: Path, depth: int) -> list[Path]:
+    try:
+        folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.is_symlink())
+    except OSError:
+        return []
+    return [run for p in folders for run in ([p] if is_run(p) else _below(p, depth - 1) if depth > 1 else [])]
+
+
+def read(path: Path, now: float | None = None) -> Status:
+    """The status of the run in a folder; `now` in seconds since 1970."""
+    now = time.time() if now is None else now
+    beat, owner = read_json(path / "heartbeat.json") or {}, read_json(path / "run.lock")
+    records = _tail(path / "metrics.jsonl", _LINES)
+    lives = owner_lives(owner) if owner else False
+    written = _number(beat.get("time"))
+    age = None if written is None else max(0.0, now - written)
+    state = _state(beat, owner, lives, age, _longest(records))
+    last = records[-1] if records else {}
+    step = _first_whole(beat.get("step"), *(_next(r.get("step")) for r in reversed(records)))
+    steps, recent = _whole(beat.get("steps")), _speed(records)
+    left = max(0, steps - step) if steps is not None and step is not None else None
+    per_step = recent[0]
+    eta = left * per_step if state == "running" and left is not None and per_step else None
+    source = owner if owner and state in ACTIVE else beat
+    return Status(str(path), state, step, steps, 60 / per_step if per_step else None, recent[1], eta,
+                  _number(last.get("reward/mean")), _trend(records), _evals(path), age, _whole(source.get("pid")),
+                  str(source["host"]) if source.get("host") else None)
+
+
+def _state(beat: Mapping[str, Any], owner: Mapping[str, Any] | None, lives: bool | None, age: float | None,
+           longest: float | None) -> str:
+    """`lives` is None when the owner of the lock works on another host."""
+    told = beat.get("state")
+    told = told if told in ("running", "finished", "interrupted", "failed") else "unknown"
+    if lives is False:
+        return "dead" if told == "running" or (owner and told == "unknown") else told
+    assert owner is not None
+    own = beat.get("pid") == owner.get("pid") and beat.get("host") == owner.get("host")
+    if not own:
+        return "starting"  # what the heartbeat says is from an earlier process
+    if told != "running":
+        return told
+    limit = _UNKNOWN_S if longest is None else max(_LEAST_S, _PATIENCE * longest)
+    return "stale" if age is None or age > limit else "running"
+
+
+def _longest(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """Seconds of the longest recent step, evaluations and checkpoints in it included."""
+    return max((s for r in records if (s := _number(r.get("time/total_s"))) is not None), default=None)
+
+
+def _speed(records: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
+    """(seconds per step, tokens per second) over the last steps."""
+    recent = [(s, _number(r.get("tokens_per_s"))) for r in records[-RECENT:] if (s := _number(r.get("time/total_s")))]
+    total = sum(s for s, _ in recent)
+    timed = sum(s for s, rate in recent if rate is not None)
+    rate = sum(s * rate for s, rate in recent if rate is not None) / timed if timed else None
+    return (total / len(recent) if recent else None), rate
+
+
+def _trend(records: Sequence[Mapping[str, Any]]) -> float | None:
+    rewards = [v for r in records if (v := _number(r.get("reward/mean"))) is not None]
+    size = min(RECENT, len(rewards) // 2)
+    if size < 2:
+        return None
+    return sum(rewards[-size:]) / size - sum(rewards[-2 * size:-size]) / size
+
+
+def _evals(path: Path) -> dict[str, dict[str, Any]]:
+    return {str(r["split"]): r for r in _tail(path / "eval.jsonl", _LINES) if r.get("split")}
+
+
+def _tail(path: Path, count: int) -> list[dict[str, Any]]:
+    """The last whole JSON objects of a .jsonl file that may be growing."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = file.seek(max(0, size - _BYTES))
+            lines = file.read().splitlines()[1 if start else 0:]
+    except OSError:
+        return []
+    found = []
+    for line in lines[-count:]:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            found.append(record)
+    return found
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _next(value: Any) -> int | None:
+    return None if _whole(value) is None else value + 1
+
+
+def _first_whole(*values: Any) -> int | None:
+    return next((v for value in values if (v := _whole(value)) is not None), None)
