@@ -157,7 +157,7 @@ def run(family: str, out: Path, seed: int) -> None:
             log += [{"stage": stage.name, **line} for line in session.folder.metrics()]
         tiny.save_bf16(model, out)
         scores = [line for config in _EVALUATED for line in _evaluate(config, out, Path(scratch))]
-    made = {"command": f"python -m vlrl.tiny --family {family} --seed {seed}", "stages": [asdict(s) for s in STAGES],
+    made = {"command": f"vlrl tiny --family {family} --seed {seed}", "stages": [asdict(s) for s in STAGES],
             "sha256": tiny.weights_sha256(out), "heldout": scores, "seconds": round(time.perf_counter() - started),
             "versions": {name: version(name) for name in ("torch", "transformers")}}
     (out / "made_by.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")

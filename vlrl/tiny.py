@@ -1,7 +1,7 @@
 """Tiny vision-language models with real architectures: real config classes, real processors, about 1 M parameters.
 
-    python -m vlrl.tiny --family qwen3_vl --out models/tiny              # build, cold-start, save
-    python -m vlrl.tiny --family qwen2_5_vl --out /tmp/m --random        # random weights, for tests
+    vlrl tiny --family qwen3_vl --out models/tiny              # build, cold-start, save
+    vlrl tiny --family qwen2_5_vl --out /tmp/m --random        # random weights, for tests
 
 ``AutoModelForImageTextToText`` and ``AutoProcessor`` load the folder like any model from the hub. The tokenizer is
 a byte-level BPE of some 700 tokens trained on text made here, with the family's special tokens and one token per digit.
@@ -9,10 +9,8 @@ a byte-level BPE of some 700 tokens trained on text made here, with the family's
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import itertools
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,7 +120,7 @@ def build(family: str, out: Path, *, seed: int = 0, max_pixels: int | None = Non
     return model, processor
 
 
-# --- saving and the command line --------------------------------------------------------------------------------------
+# --- saving --------------------------------------------------------------------------------------
 
 
 def save_bf16(folder: Path, out: Path) -> None:
@@ -138,45 +136,3 @@ def save_bf16(folder: Path, out: Path) -> None:
 def weights_sha256(folder: Path) -> str:
     """SHA-256 of a model folder's weights file."""
     return hashlib.sha256((Path(folder) / "model.safetensors").read_bytes()).hexdigest()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """``python -m vlrl.tiny``."""
-    args = _parser().parse_args(arguments)
-    if args.random:
-        build(args.family, args.out, seed=args.seed, max_pixels=args.max_pixels)
-    else:
-        from vlrl import coldstart
-
-        coldstart.run(args.family, args.out, args.seed)
-    print(f"{args.out}: sha256 {weights_sha256(args.out)}")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m vlrl.tiny",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=(
-            "Build a tiny vision-language model (about 1 M parameters) with a real architecture and processor, teach\n"
-            "it to locate drawn shapes and to read handwritten digits, carelessly on purpose, and save it in bf16:\n"
-            "a start that RL can improve on a CPU in minutes. Needs no network."
-        ),
-        epilog=(
-            "examples:\n"
-            "  python -m vlrl.tiny --family qwen3_vl --out models/tiny-qwen3-vl\n"
-            "  python -m vlrl.tiny --family qwen2_5_vl --out /tmp/random --random   # untrained, for tests\n"
-            "then:\n"
-            "  python train.py configs/quickstart.yaml model.name=models/tiny-qwen3-vl"
-        ),
-    )
-    parser.add_argument("--family", choices=sorted(FAMILIES), default="qwen3_vl", help="architecture (%(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write; loads with from_pretrained")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the examples (%(default)s)")
-    parser.add_argument("--random", action="store_true", help="random fp32 weights, no cold start: a second")
-    parser.add_argument("--max-pixels", type=int, help="the processor's limit for one image (the family's own)")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -68,6 +68,9 @@ def test_no_text_raises(tmp_path_factory, name, text):
 def test_importing_every_task_loads_no_torch():
     code = ("import sys, vlrl.types, vlrl.data, vlrl.media, vlrl.video, vlrl.coordinates, vlrl.scoring\n"
             "import vlrl.checkpoint, vlrl.rewards.boxes, vlrl.rewards.text, vlrl.contract, vlrl.contract.labelled\n"
+            "import vlrl.offline, vlrl.store, vlrl.report, vlrl.progress, vlrl.stats, vlrl.cli, vlrl.tools.docs\n"
+            "from vlrl.tools import (catalogue, datacheck, dataconvert, datasplit, doctor, play, rescore, scaffold,\n"
+            "                        score_rows, status, trials)\n"
             "from vlrl.task import builtin_names, load\n"
             "for name in builtin_names(): load(name)\n"
             "assert 'torch' not in sys.modules and 'transformers' not in sys.modules")
