@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from vlrl import config, report
-from vlrl.policy import resolve
+from vlrl.loading import resolve
 from vlrl.store import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -285,7 +285,7 @@ def test_imagehash_is_optional(folder, capsys, monkeypatch):
     ("check none.jsonl", 1, "none.jsonl cannot be read: .*No such file"),
     ("check img", 1, r"img: rows are kept in \.jsonl"),
     ("check img.jsonl", 1, "img.jsonl cannot be read: .*Is a directory"),
-    ("check bytes.jsonl", 1, "bytes.jsonl cannot be read: .*decode"),
+    ("check bytes.jsonl", 1, "bytes.jsonl cannot be read: .*UTF-8"),
     ("check object.json", 1, "object.json must hold a list of rows, not a dict"),
     ("check good.jsonl --format coco", 1, "data.format='coco' is not known"),
     ("check good.jsonl --format canonica", 1, "Did you mean 'canonical'"),

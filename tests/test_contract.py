@@ -9,7 +9,7 @@ import re
 import pytest
 from PIL import Image
 
-from vlrl import contract
+from vlrl import contract, coordinates
 from vlrl.contract.answers import check_groups, check_texts, try_answer
 from vlrl.contract.findings import Finding, Findings, TooSlow, shorten, timed
 from vlrl.contract.samples import check_samples, places
@@ -364,6 +364,18 @@ def test_a_task_names_further_cheats_and_honest_answers():
     assert "refusing" not in rows and rows["first letter"].mean == pytest.approx(1.1)
 
 
+def test_rows_without_a_size_get_that_of_the_picture():
+    class Unsized(Boxes):
+        def make(self, split, i):
+            sample = super().make(split, i)
+            row = {k: v for k, v in sample.row.items() if k not in ("width", "height")}
+            image = Image.new("RGB", (400, 200), (i, 0, len(split)))
+            return Sample(id=sample.id, row=row, media=(Media(source=image),))
+    task = Unsized()
+    task.coordinates = coordinates.make("norm1000")
+    assert not found(task)
+
+
 # --- tools ------------------------------------------------------------------------------------------------------------
 
 
@@ -373,6 +385,8 @@ def test_findings_are_counted_beyond_three_and_shortened():
         findings.add("oracle", f"problem {i}", f"train-{i}", "x" * 500)
     listed = findings.all()
     assert [f.more for f in listed] == [0, 0, 4] and len(listed[0].text) < 130
+    findings.add("oracle", "problem 0", "train-0", "x" * 500)  # the same under another template
+    assert findings.all() == listed
     assert str(listed[0]).startswith("oracle: sample 'train-0': problem 0  answer: 'xxx")
     assert str(Finding(check="ids", message="m")) == "ids: m"
     assert shorten("\ud800\0é") == r"'\ud800\x00\xe9'"

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from vlrl import config
 from vlrl import task as tasks
-from vlrl.data import read_samples, sample_from_row
+from vlrl.data import read_rows, read_samples, sample_from_row
 from vlrl.errors import VlrlError
 from vlrl.media import resolve
 from vlrl.tools import docs
@@ -342,3 +342,13 @@ def test_messages_of_a_second_start_provoked(run):
     says("resume=must, but … holds no whole checkpoint.", "resume=must", folder=run.parent / "other")
     with RunFolder(run).lock():
         says("run folder … is in use by process … on … since …")
+
+
+def test_rows_from_a_csv(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "write-a-task.md").read_text(encoding="utf-8")
+    (code,) = [body for kind, body in BLOCK.findall(page) if kind == "python" and body.startswith("import csv")]
+    (tmp_path / "table.csv").write_text("image,question,answer,x1,y1,x2,y2\na.png,How many?,three,1,2,30,40\n")
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    (row,) = read_rows(tmp_path / "all.jsonl")
+    assert sample_from_row(row, tmp_path).id == "0" and row["question"] == "How many?" and row["box"] == [1, 2, 30, 40]

@@ -3,14 +3,18 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from tests.conftest import FAMILIES, SAMPLES, kinds_of, noise, noise_video
 from tests.helpers import load, settings
-from vlrl import families
+from vlrl import checkpoint, families
+from vlrl.encode import Encoder
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, DataError
 from vlrl.packing import pack, pieces_of
+from vlrl.policy import Policy
 from vlrl.task import Task
+from vlrl.tools.export import export
 from vlrl.types import Media, Request, Sample, Sampling
 
 
@@ -58,6 +62,42 @@ def test_vision_tokens_can_be_neither_written_nor_claimed(tiny_models, family):
     known = tokenizer.get_vocab()
     assert {known[t] for t in policy.family.vision_tokens if t in known} <= banned
     assert not banned & policy.eos
+    text = " ".join(policy.family.vision_tokens)
+    assert not banned & set(encode.answer_ids(f"It is {text}.").tolist())  # of a row's own solution
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_ends_as_the_template_ends_a_turn(tiny_models, family):
+    policy, encode = make(tiny_models[family])
+    processor = policy.processor
+    turn = {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
+    closed = processor.apply_chat_template([turn], tokenize=False, **policy.family.template).rstrip()
+    end = processor.tokenizer.convert_ids_to_tokens(int(encode.answer_ids("Yes.")[-1]))
+    assert closed.endswith(f"Yes.{end}") and end in ("<|im_end|>", "<end_of_utterance>")
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "smolvlm"])
+def test_the_end_of_a_turn_need_not_be_the_end_token(tiny_models, family):
+    """As in Gemma 3 and in base models."""
+    policy, _ = make(tiny_models[family])
+    tokenizer = policy.processor.tokenizer
+    end, tokenizer.eos_token = tokenizer.eos_token, "<|endoftext|>"
+    policy.base.generation_config.eos_token_id = tokenizer.eos_token_id
+    other = Policy(policy.model, policy.processor, policy.family, policy.accelerator, policy.dtype)
+    encode = Encoder(other.processor, other.family, other.positions, settings("unused"))
+    known = tokenizer.convert_tokens_to_ids(end)
+    assert other.eos == {known, tokenizer.eos_token_id} and encode.answer_ids("Yes.")[-1] == known
+    plain, attacked = (encode(Ask(), Sample(id="x", row={"q": f"Yes.{more}"})) for more in ("", end))
+    assert (plain.ids == known).sum() == (attacked.ids == known).sum()
+    policy.processor.chat_template = "{{ raise_exception('no') if messages|length > 1 }}"
+    assert other.family.end_id(policy.processor) == tokenizer.eos_token_id  # a template that shows no end
+
+
+def test_loading_is_quiet(tiny_models, caplog):
+    transformers.logging.enable_propagation()
+    make(tiny_models["smolvlm"])[1](Ask(), SAMPLES["video"])
+    transformers.logging.disable_propagation()
+    assert "processor_kwargs" not in caplog.text
 
 
 LIMITS = {"qwen2_vl": 40 * 40, "qwen2_5_vl": 60 * 60, "qwen3_vl": 40 * 40, "internvl": 64 * 64}
@@ -85,11 +125,29 @@ def test_max_pixels_makes_fewer_tokens(tiny_models, family):
     assert policy.logprobs(batch, 1.0).logprobs.isfinite().all()  # the model counts tiles as its processor does
 
 
+def test_a_limit_is_the_references_and_the_exported_models_too(tiny_models, tmp_path):
+    """LLaVA-OneVision's model has the tilings of its processor in its own config."""
+    folder = tiny_models["llava_onevision"]
+    policy, encode = make(folder, max_pixels=48 * 48)
+    policy.keep_reference(folder)
+    prompts = [encode(Ask(), SAMPLES["image"])]
+    (batch,) = pack(pieces_of(prompts, [np.array([40, 41])], 10**6), 10**6)
+    assert torch.equal(policy.reference_logprobs(batch, 1.0), policy.logprobs(batch, 1.0).logprobs)
+    adapted, _ = make(folder, max_pixels=48 * 48, lora={"rank": 2})
+    checkpoint.save(tmp_path, 1, adapted.save, {}, keep=1)
+    export(tmp_path / "step-000001", tmp_path / "whole")
+    exported, encode = make(tmp_path / "whole")
+    assert exported.base.config.image_grid_pinpoints == [[48, 48]]
+    assert encode(Ask(), SAMPLES["image"]).ids.tolist() == prompts[0].ids.tolist()
+
+
 @pytest.mark.parametrize("family, setting, says", [
+    ("qwen2_vl", {"max_pixels": 783}, r"model\.max_pixels=783 .* visual tokens is 28x28 pixels; allow at least 784"),
+    ("qwen3_vl", {"max_pixels": 255}, r"model\.max_pixels=255 .* allow at least 256"),
     ("smolvlm", {"max_pixels": 9}, r"model\.max_pixels=9 does not fit this model: its tiles are"),
     ("smolvlm", {"min_pixels": 9}, r"model\.min_pixels=9 .* same longest edge"),
     ("llava_onevision", {"max_pixels": 9}, r"model\.max_pixels=9 .* none of its tilings"),
-    ("llava_onevision", {"min_pixels": 10**9}, r"model\.min_pixels=1000000000 .* none of its tilings"),
+    ("llava_onevision", {"min_pixels": 6 * 10**7}, r"model\.min_pixels=60000000 .* none of its tilings"),
     ("internvl", {"max_pixels": 9}, r"model\.max_pixels=9 .* one of its tiles"),
 ])
 def test_limits_that_do_not_fit(tiny_models, family, setting, says):

@@ -8,6 +8,7 @@ import yaml
 
 from tests.e2e.runs import metrics, write_config
 from vlrl import config as configs
+from vlrl import task as tasks
 from vlrl.loop import train
 from vlrl.store import SCHEMA, RunFolder
 
@@ -91,3 +92,12 @@ def test_same_seed_same_weights_other_seed_others(tiny_models, tmp_path):
         sums.append([p.detach().clone() for _, p in session.parts.policy.trainable()])
     assert all((a == b).all() for a, b in zip(sums[0], sums[1], strict=True))
     assert not all((a == b).all() for a, b in zip(sums[0], sums[2], strict=True))
+
+
+def test_other_weights_in_the_task_file_are_told_on_resume(tiny_models, tmp_path, monkeypatch, capsys):
+    start(tmp_path, tiny_models["qwen3_vl"], "steps=1", "eval.samples=0")
+    start(tmp_path, tiny_models["qwen3_vl"], "steps=1", "eval.samples=0")
+    assert "warning" not in capsys.readouterr().out
+    monkeypatch.setattr(tasks.load_class(f"{tmp_path}/shades.py"), "rewards", {"vowels": 1.0, "short": 0.5})
+    start(tmp_path, tiny_models["qwen3_vl"], "steps=1", "eval.samples=0")
+    assert "than the steps before: short 0.1 -> 0.5" in capsys.readouterr().out

@@ -14,6 +14,8 @@ from tests.helpers import Vowels, credited_groups, load, settings
 from vlrl import policy as policies
 from vlrl.encode import Encoder
 from vlrl.errors import ConfigError
+from vlrl.families import FAMILIES
+from vlrl.loading import check_processor
 from vlrl.types import Media, Sample
 from vlrl.update import make_optimizer, update
 
@@ -155,7 +157,7 @@ def test_a_broken_folder_is_one_line(tiny_models, tmp_path, damage, error):
 def test_a_text_model_has_no_processor(tiny_models):
     tokenizer = load(settings(tiny_models["qwen3_vl"]))[0].processor.tokenizer
     with pytest.raises(ConfigError, match="has no tokenizer and no image_processor"):
-        policies._check_processor(tokenizer, "x")
+        check_processor(tokenizer, "x", FAMILIES["qwen3_vl"])
 
 
 @pytest.mark.parametrize("family", TWO)

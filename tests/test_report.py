@@ -108,7 +108,7 @@ def test_summary_table_shows_figures_and_intervals(run):
     line = next(words for words in shown.splitlines() if " iou " in words)
     for words in ("heldout", "0.375 [", "0.725 [", "+0.133 [+0.100, +0.200]"):
         assert words in line
-    assert "steps 0 to 20" in shown and "[low, high]" in shown
+    assert "steps 0 to 20" in shown and "[low, high]" in shown and "nan" not in shown  # mAP has no interval
 
 
 def test_an_empty_run_and_one_evaluation(tmp_path):
@@ -166,6 +166,7 @@ def screen(terminal=False, encoding="utf-8", **more):
 
 def test_describe_and_duration():
     assert describe(METRICS) == "reward 0.250  iou 0.500  [bold]x 1.000  1,234 tokens/s"
+    assert describe({"loss": 3.0}) == "loss 3.000"  # supervised: no reward
     assert describe({}) == "" and describe({"reward/mean": None}) == "reward none"
     assert [duration(s) for s in (None, 59.6, 3725)] == ["?", "0:01:00", "1:02:05"]
 

@@ -10,7 +10,7 @@ import torch
 from tests.conftest import kinds_of, noise
 from vlrl import coldstart, tiny
 from vlrl.config import load
-from vlrl.policy import resolve
+from vlrl.loading import resolve
 from vlrl.task import load as load_task
 
 SHIPPED = Path(resolve("embedded/tiny-qwen3-vl"))

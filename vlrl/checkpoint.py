@@ -151,6 +151,27 @@ def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> Ru
 # --- finding ----------------------------------------------------------------------------------------------------------
 
 
+def find(path: Path) -> Found:
+    """The checkpoint that `path` means: a folder of weights itself, or the newest whole checkpoint of a run folder.
+
+    Raises RunError when there is none, or when one is damaged.
+    """
+    if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
+        raise RunError(f"{str(path)!r} is not a folder: name a run folder, or a checkpoint in its checkpoints/")
+    if (path / "checkpoints").is_dir():
+        found = latest(path / "checkpoints")
+        if found.path is None:
+            raise RunError(f"{path / 'checkpoints'} holds no whole checkpoint. {' '.join(found.warnings)}".rstrip())
+        return found
+    if (path / MANIFEST).exists():
+        wrong = problems(path)
+        if wrong:
+            raise RunError(f"checkpoint {path} is damaged: {wrong[0]}. Use another one of the run.")
+    elif not any(path.glob("*.safetensors")):
+        raise RunError(f"{path} is neither a run folder nor a checkpoint: it has no checkpoints/ and no *.safetensors")
+    return Found(path)
+
+
 def latest(folder: Path, full: bool = False) -> Found:
     """The newest whole checkpoint, with a warning for each newer one that is damaged; Found(None) without any.
 

@@ -6,8 +6,12 @@ is wrong; 130 stopped by Ctrl-C or SIGTERM after saving.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+
+import vlrl.interrupt  # isort: skip # noqa: F401 - before what takes time to import
+
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -15,7 +19,12 @@ import typer
 
 from vlrl import __version__
 from vlrl.commands import data, looking, scoring, tasks, training
-from vlrl.errors import VlrlError
+from vlrl.commands.common import flowing
+from vlrl.commands.terminal import printable
+from vlrl.errors import RunError, VlrlError
+from vlrl.plugins import failure, place
+
+_MOST = 8000  # characters of one message
 
 app = typer.Typer(name="vlrl", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
                   context_settings={"help_option_names": ["-h", "--help"]},
@@ -40,6 +49,8 @@ scoring.register(app)
 app.add_typer(tasks.app)
 app.add_typer(data.app)
 looking.register(app)
+for _command in (*app.registered_commands, *tasks.app.registered_commands, *data.app.registered_commands):
+    _command.help = flowing(_command.callback)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,15 +67,55 @@ def train(argv: Sequence[str]) -> int:
 
 
 def _run(command: Any, argv: Sequence[str], name: str) -> int:
+    _prepare_stdout()
+    try:
+        code = _called(command, argv, name)
+        sys.stdout.flush()
+        return code
+    except VlrlError as error:
+        message = str(error)
+    except (Exception, SystemExit) as error:
+        if place(error):  # a task's own code, or another variant
+            message = failure(error)
+        elif isinstance(error, OSError):
+            message = _of_the_system(error)
+        else:
+            raise
+    if message:
+        print(f"error: {printable(message, _MOST)}", file=sys.stderr)
+    return 1
+
+
+def _called(command: Any, argv: Sequence[str], name: str) -> int:
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # some libraries end the process there
+        raise RunError("the working directory does not exist any more: change to another one") from None
     try:
         command.main(args=list(argv), prog_name=name)
-    except VlrlError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     except SystemExit as end:
+        if place(end):  # sys.exit of a task's own code says nothing about the command
+            raise
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    except BrokenPipeError:  # the reader has gone, as in `vlrl ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     return 0
+
+
+def _prepare_stdout() -> None:
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # "?" where the terminal's encoding has no sign for a letter
+
+
+def _of_the_system(error: OSError) -> str:
+    """What the file system refused; "" when the reader has gone, as in `vlrl ... | head`."""
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python would try again at its end, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return ""
+    if error.filename is None:
+        return f"cannot read or write: {error.strerror or error}. Free space, or write elsewhere."
+    return f"cannot use {str(error.filename)!r}: {error.strerror}. Name another path, or mend its permissions."
 

@@ -7,7 +7,9 @@ frozen Config; an unknown key is an error with a suggestion. The resolved copy i
 
 from __future__ import annotations
 
+import difflib
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -29,6 +31,11 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume")
 """Top-level settings that may differ between a checkpoint and the run that resumes it."""
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+_SHORT.maxstring = _SHORT.maxother = 300  # of a value in a message; of a nested one the first items
 
 
 class Settings(BaseModel):
@@ -266,6 +273,9 @@ class Config(Settings):
         if low and high and low > high:
             raise ValueError(f"model.min_pixels={low} is more than model.max_pixels={high}: lower the one or raise the "
                              "other")
+        if low and low > self.limits.image_pixels:
+            raise ValueError(f"model.min_pixels={low} enlarges every image beyond limits.image_pixels="
+                             f"{self.limits.image_pixels}: lower it")
         splits = self.eval.splits
         twice = [name for i, name in enumerate(splits) if name in splits[:i]]
         if twice:
@@ -337,8 +347,14 @@ def _find(path: Path) -> Path:
     for candidate in (path, *(Path(folder) / path for folder in vlrl.__path__)):
         if os.path.isfile(candidate):  # Path.is_file raises for a name that is too long
             return candidate
-    folder = path.parent
-    near = did_you_mean(path.name, [p.name for p in folder.glob("*.yaml")]) if os.path.isdir(folder) else ""
+    if os.path.exists(path):
+        kind = "a folder" if os.path.isdir(path) else "no regular file"
+        raise ConfigError(f"config {str(path)!r} is {kind}: name a YAML file, e.g. configs/quickstart.yaml")
+    known = {p.name: str(Path(*p.parts[p.parts.index("configs"):])) for p in shipped_configs()}
+    if os.path.isdir(path.parent):
+        known |= {p.name: p.name for p in path.parent.glob("*.yaml")}
+    close = difflib.get_close_matches(path.name, known, n=1)
+    near = f" Did you mean '{known[close[0]]}'?" if close else ""
     raise ConfigError(f"config file {str(path)!r} does not exist.{near}")
 
 
@@ -358,10 +374,13 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path}: 'extends' leads in a circle")
     try:
         tree = _parse(path.read_text(encoding="utf-8")) or {}
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read config {path}: it is no UTF-8 text. Save it as UTF-8.") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read config {path}: {error}") from None
+        raise ConfigError(f"cannot read config {path}: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"config {path} must hold settings as 'key: value', not a {type(tree).__name__}")
+        kind = {"list": "a list", "str": "a text"}.get(type(tree).__name__, f"a {type(tree).__name__}")
+        raise ConfigError(f"config {path} must hold settings as 'key: value', not {kind}")
     parent = tree.pop("extends", None)
     if parent is None:
         return tree
@@ -394,8 +413,13 @@ def _parse(text: str) -> Any:
     """The value of a YAML text. Raises ValueError that says what is wrong with it."""
     try:
         return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ValueError(f"{mark}{error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     except Exception as error:  # its constructors raise ValueError, KeyError, ... on values like 2020-13-45
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
@@ -429,13 +453,17 @@ def _override(tree: dict[str, Any], word: str) -> None:
 
 def _explain(error: Any) -> str:
     loc = [str(part) for part in error["loc"]]
-    name, value = ".".join(loc), error.get("input")
+    name, value = ".".join(loc), _SHORT.repr(error.get("input"))
     if error["type"] == "extra_forbidden":
         known = _names_at(loc[:-1])
         near = did_you_mean(loc[-1], known)
-        return f"unknown setting '{name}' (value {value!r}).{near or ' Known here: ' + ', '.join(known) + '.'}"
+        return f"unknown setting '{name}' (value {value}).{near or ' Known here: ' + ', '.join(known) + '.'}"
     message = str(error["msg"]).removeprefix("Value error, ")
-    return f"{name}={value!r}: {message}" if loc else message
+    if error["type"] == "model_type" and loc:
+        message = f"write its settings below it, as 'key: value', or leave it out. Known: {', '.join(_names_at(loc))}."
+    if error["type"] == "invalid_key":
+        return f"unknown setting '{name}': the name of a setting is a text"
+    return f"{name}={value}: {message}" if loc else message
 
 
 def _names_at(loc: Sequence[str]) -> list[str]:

@@ -102,7 +102,7 @@ class Drawn(Sequence[Sample]):
             return self._make(index)
         except VlrlError:
             raise
-        except Exception as error:  # an IndexError would end a loop over the samples in silence
+        except (Exception, SystemExit) as error:  # an IndexError would end a loop over the samples in silence
             raise TaskError(f"sample {index} cannot be drawn: {failure(error)}") from error
 
 
@@ -159,7 +159,8 @@ def json_line(row: Mapping[str, Any]) -> str:
 def check_suffix(path: Path) -> None:
     """Raises DataError unless the file's name ends in .jsonl or .json."""
     if path.suffix not in (".jsonl", ".json"):
-        raise DataError(f"{path}: rows are kept in .jsonl (one object a line) or .json (a list of objects)")
+        raise DataError(f"{path}: rows are kept in .jsonl (one object a line) or .json (a list of objects); "
+                        "docs/write-a-task.md makes them from CSV")
 
 
 def sample_from_row(row: Mapping[str, Any], root: Path | None = None) -> Sample:
@@ -229,7 +230,7 @@ def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sa
             raise TaskError(f"task '{task.name}': sample_from_row returned {type(sample).__name__}, expected a Sample")
     except VlrlError:
         raise
-    except Exception as error:  # a task's own code may trip over a row in any way
+    except (Exception, SystemExit) as error:  # a task's own code may trip over a row in any way
         raise DataError(f"row {row.get('id')!r}: {type(error).__name__}: {error}") from error
     try:
         _check_values(sample.row)  # a task may make its samples without the function above
@@ -276,8 +277,11 @@ def _records(path: Path) -> list[tuple[str, dict[str, Any] | DataError]]:
     check_suffix(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} cannot be read: it is no UTF-8 text ({error.reason} at byte {error.start}). Save it "
+                        "as UTF-8.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
     if path.suffix == ".jsonl":
         lines = [(f"{path}:{n}", line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
         return [(where, _object(_parse(line))) for where, line in lines]

@@ -12,7 +12,7 @@ from vlrl import media
 from vlrl.config import Config
 from vlrl.errors import DataError
 from vlrl.families import Family
-from vlrl.task import Task
+from vlrl.task import Task, task_messages
 from vlrl.types import LoadedMedia, Prompt, Sample
 from vlrl.video import VideoSampling
 
@@ -33,15 +33,18 @@ class Encoder:
         self.processor, self.family, self.positions, self.config = processor, family, positions, config
         self._video = VideoSampling(fps=config.model.video_fps, max_frames=config.model.video_max_frames)
         tokenizer = processor.tokenizer
-        ends = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token} - {None}
+        self._end = family.end_id(processor)
+        ends = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token,
+                tokenizer.convert_ids_to_tokens(self._end)} - {None}
         control = {t for t in _special(tokenizer) if t.startswith("<|") or not family.known}
         vision = {*family.vision_tokens, *tokenizer.convert_ids_to_tokens(family.vision_ids(processor))}
+        self._vision = sorted(vision, key=len, reverse=True)
         self._reserved = sorted(control | ends | vision, key=len, reverse=True)
 
     def __call__(self, task: Task, sample: Sample) -> Prompt:
         """The prompt of one sample. Raises DataError for unreadable media and PromptTooLong past the limit."""
         loaded = [media.load(m, self.config.limits, self._video) for m in sample.media]
-        text = self._render(task.messages(sample), loaded, sample.id)
+        text = self._render(task_messages(task, sample), loaded, sample.id)
         try:
             batch = self._process(text, loaded)
         except (ValueError, RuntimeError) as error:  # such as an image of extreme aspect ratio
@@ -63,10 +66,12 @@ class Encoder:
             visual_tokens=self._visual_tokens(batch, loaded))
 
     def answer_ids(self, text: str) -> np.ndarray:
-        """[T] token ids of an answer text with the end token, as supervised fine-tuning trains it."""
-        tokenizer = self.processor.tokenizer
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return np.asarray([*ids, tokenizer.eos_token_id], dtype=np.int64)
+        """[T] token ids of an answer text with the end token, as supervised fine-tuning trains it.
+
+        Vision tokens written in it are broken up: a model cannot write them.
+        """
+        ids = self.processor.tokenizer(_broken_up(text, self._vision), add_special_tokens=False)["input_ids"]
+        return np.asarray([*ids, self._end], dtype=np.int64)
 
     def _render(self, messages: list[dict[str, Any]], loaded: Sequence[LoadedMedia], sample_id: str) -> str:
         places = sum(isinstance(c, dict) and c.get("type") in ("image", "video")
@@ -81,12 +86,7 @@ class Encoder:
         """Content whose text cannot open a turn or claim an image: control tokens written in data are broken up."""
         if isinstance(content, str):  # some templates render only parts
             content = [{"type": "text", "text": content}]
-        return [{**c, "text": self._broken_up(c["text"])} if c.get("type") == "text" else c for c in content]
-
-    def _broken_up(self, text: str) -> str:
-        for token in self._reserved:
-            text = text.replace(token, f"{token[0]} {token[1:]}")
-        return text
+        return [{**c, "text": _broken_up(c["text"], self._reserved)} if c.get("type") == "text" else c for c in content]
 
     def _process(self, text: str, loaded: Sequence[LoadedMedia]) -> Any:
         images = [m.frames[0] for m in loaded if m.kind == "image"]
@@ -128,6 +128,12 @@ class Encoder:
         """The token that stands for one visual feature; some processors call the mark of a whole image by that name."""
         name = f"{kind}_token"
         return getattr(self.processor.tokenizer, name, None) or getattr(self.processor, name, None)
+
+
+def _broken_up(text: str, tokens: Sequence[str]) -> str:
+    for token in tokens:
+        text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text
 
 
 def _special(tokenizer: Any) -> set[str]:

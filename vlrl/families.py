@@ -91,6 +91,23 @@ class Family:
             ids |= {*getattr(processor, "image_token_ids", ()), *getattr(processor, "video_token_ids", ())} - {None}
         return sorted(ids)
 
+    def end_id(self, processor: Any) -> int:
+        """Id of the token that closes an answer in the chat template; the tokenizer's end token where none does.
+
+        The two differ in some models (Gemma 3, base models): there an answer ends as the model was taught to end it.
+        """
+        tokenizer, answer = processor.tokenizer, "There it is."
+        turns = [{"role": role, "content": [{"type": "text", "text": text}]}
+                 for role, text in (("user", "Where is it?"), ("assistant", answer))]
+        try:
+            text = processor.apply_chat_template(turns, tokenize=False, **self.template)
+        except Exception:  # whatever a template's code raises; some refuse a given answer
+            return tokenizer.eos_token_id
+        rest = text.rpartition(answer)[2].lstrip() if answer in text else ""
+        closing = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        found = max((token for token in closing if rest.startswith(token)), key=len, default=tokenizer.eos_token)
+        return closing.get(found, tokenizer.eos_token_id)
+
     def positions(self, model: Any, ids: torch.Tensor, types: torch.Tensor | None,
                   mm: Mapping[str, torch.Tensor]) -> np.ndarray:
         """[R, T] int64 positions of one sequence by the model's own rope index; R = 3 with M-RoPE, else 1.
@@ -143,6 +160,9 @@ def agree(model: Any, processor: Any) -> None:
 def _limit_area(processor: Any, settings: ModelSettings) -> None:
     """Qwen: the area itself, of an image and of a frame."""
     low, high = settings.min_pixels, settings.max_pixels
+    side = processor.image_processor.patch_size * processor.image_processor.merge_size
+    _refuse(high if high is not None and high < side**2 else None, "max_pixels",
+            f"one of its visual tokens is {side}x{side} pixels; allow at least {side**2}")
     for unit in (processor.image_processor, processor.video_processor):
         size = dict(unit.size)
         if low is not None:

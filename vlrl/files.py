@@ -10,6 +10,7 @@ A full or read-only disk is a RunError that names the path and the way out.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import importlib.metadata
 import json
@@ -42,11 +43,14 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        there = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
-        free = shutil.disk_usage(there).free
-        raise RunError(f"cannot write {path}: {error.strerror or error} ({free:,} bytes free there). Free space or "
-                       "make it writable, or set run.dir elsewhere; the same command then goes on from the last "
-                       "checkpoint.") from error
+        there = next((p for p in (path, *path.parents) if os.path.lexists(p)), Path("/"))
+        if error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EIO):  # None: what append_line raises
+            raise RunError(f"cannot write {path}: {error.strerror or error} ({shutil.disk_usage(there).free:,} bytes "
+                           "free there). Free space, or set run.dir elsewhere; the same command then goes on from the "
+                           "last checkpoint.") from error
+        why = error.strerror if there == path or os.path.isdir(there) else f"{there} is no folder"
+        raise RunError(f"cannot write {path}: {why}. Name another place (that of a run is run.dir), or mend the "
+                       f"permissions of {there}.") from error
 
 
 @contextmanager

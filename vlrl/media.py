@@ -59,7 +59,7 @@ def resolve(path: str, root: Path) -> Path:
     try:
         base = root.resolve()
         full = (base / path).resolve()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise DataError(f"media path {path!r} is not a path: {error}") from None
     if not full.is_relative_to(base):
         raise DataError(f"media path {path!r} leads out of {base}: move the file there, or set data.root to a folder "

@@ -6,6 +6,7 @@ read from the `config.json` in its folder or in the local hub cache.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -18,12 +19,14 @@ from vlrl.config import Config
 from vlrl.data import canonical, make_sample
 from vlrl.errors import ConfigError, DataError, TaskError, did_you_mean
 from vlrl.files import read_json
+from vlrl.plugins import prints_aside
 from vlrl.task import Task
 from vlrl.types import Sample
 
 _NOT_OWN = {"name", "coordinates", "rewards"}
 
 
+@prints_aside()
 def make_task(config: Config) -> Task:
     """The configured task. With task.coordinates=auto its coordinates ask the model's family when they are used."""
     settings = {k: v for k, v in config.task.model_dump().items() if k not in _NOT_OWN}
@@ -91,7 +94,7 @@ def _model_config(name: str) -> dict[str, Any] | None:
     if name.startswith("embedded/"):
         name = str(_embedded(name))
     for file in ("config.json", "adapter_config.json"):
-        path = Path(name, file) if Path(name).is_dir() else _cached(name, file)
+        path = Path(name, file) if os.path.isdir(name) else _cached(name, file)
         if path and (found := read_json(path)):
             return found
     return None

@@ -1,12 +1,14 @@
-"""Variants by name: a table entry, or anyone's `module:function`."""
+"""Anyone's own code: variants by name or `module:function`, where it failed, and where its prints go."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,18 @@ def failure(error: BaseException) -> str:
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno or 1}: {type(error).__name__}: {error.msg}"
+    return f"{place(error)}{type(error).__name__}: {error}"[:500]
+
+
+def place(error: BaseException) -> str:
+    """`path/file.py:3: `, the last place outside the library and the installed packages; "" without any."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f"{f.filename}:{f.lineno}: " for f in frames if not f.filename.startswith(_NOT_OWN)]
-    return f"{own[-1] if own else ''}{type(error).__name__}: {error}"[:500]
+    return own[-1] if own else ""
+
+
+@contextlib.contextmanager
+def prints_aside() -> Iterator[None]:
+    """What own code prints goes to standard error meanwhile: standard output is for results. Also a decorator."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield

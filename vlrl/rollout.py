@@ -17,7 +17,7 @@ from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.metrics import Clock
 from vlrl.rewards.text import parse_answer
 from vlrl.scoring import score_group
-from vlrl.task import Task, task_samples
+from vlrl.task import Task, task_samples, task_target
 from vlrl.types import Completion, Group, Prompt, Request, Rollout, Sample, Sampling
 
 
@@ -167,7 +167,7 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
                              parsed=s.parsed, error=s.error)
                      for i, (c, s) in enumerate(zip(completions, scored, strict=True)))
     return Group(id=group_id, task=task.name, split=split, sample=sample, prompt=prompt, rollouts=rollouts,
-                 weights=task.weights_at(step), target=task.target(sample))
+                 weights=task.weights_at(step), target=task_target(task, sample))
 
 
 def credit(groups: Sequence[Group], advantage: Advantage) -> list[Group]:
@@ -184,7 +184,8 @@ def check_score_errors(groups: Sequence[Group], limit: float, what: str, stored:
 
     `what` and where they are `stored` enter the message.
     """
-    errors = [r.error for g in groups for r in g.rollouts if r.error]
+    errors = [f"sample {g.sample.id!r}: {r.error}, at the answer {ascii(r.completion.text)[:80]}"
+              for g in groups for r in g.rollouts if r.error]
     failed, rollouts = dist.total(len(errors), sum(len(g.rollouts) for g in groups))
     share = failed / max(rollouts, 1)
     if share > limit:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlrl.errors import TaskError
+from vlrl.plugins import place
 from vlrl.task import Task, check_parts, check_shape
 from vlrl.types import Answer, Parts, Sample
 
@@ -127,5 +128,6 @@ def _guarded(call: Any) -> tuple[Any, str | None]:
         return call(), None
     except TaskError:
         raise
-    except Exception as error:  # a task's code may raise anything on hostile text; it is stored and counted
-        return None, f"{type(error).__name__}: {error}"[:500]
+    except (Exception, SystemExit) as error:  # a task's code may raise anything on hostile text: stored and counted
+        at = place(error).removesuffix(": ")
+        return None, f"{type(error).__name__}: {error}"[:500] + (f" ({at})" if at else "")

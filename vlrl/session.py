@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import threading
@@ -23,6 +24,7 @@ from vlrl.metrics import peak_gib
 from vlrl.progress import Progress
 from vlrl.rollout import check_score_errors
 from vlrl.store import RunFolder
+from vlrl.task import Task
 from vlrl.types import Group
 from vlrl.update import PerToken
 
@@ -107,6 +109,8 @@ class Session:
             parts.source.load_state_dict(state["source"])
             parts.policy.scaler.load_state_dict(state.get("scaler", {}))
             self.progress.print(f"going on from {self.checkpoint} ({self.start} steps completed)")
+            if dist.is_main():
+                self._tell_new_weights(parts.task)
         if self.config.log.trackers:
             self.accelerator.init_trackers(self.config.log.project, _flat_settings(self.config))
         trained = sum(p.numel() for _, p in parts.policy.trainable())
@@ -116,6 +120,16 @@ class Session:
             self.progress.print(said)
         self._beat()
         return parts
+
+    def _tell_new_weights(self, task: Task) -> None:
+        """Warns when the task's file gives its parts other weights than the last step had: no setting shows that."""
+        last = self.folder.rollouts(self.start - 1, columns=["weights"]).slice(0, 1).to_pylist()
+        before, now = dict(last[0]["weights"]) if last else {}, task.weights_at(self.start - 1)
+        changed = [f"{part} {before.get(part, 0):g} -> {now.get(part, 0):g}" for part in sorted({*before, *now})
+                   if not math.isclose(before.get(part, 0), now.get(part, 0), rel_tol=1e-6)]
+        if last and changed:
+            self.progress.print(f"warning: the task weighs its parts otherwise than the steps before: "
+                                f"{', '.join(changed)}. To start over: resume=never, or another run.dir")
 
     def finish(self) -> None:
         """Saves and evaluates the last step, if that was not done."""
@@ -166,7 +180,9 @@ class Session:
             return
         self._tell_rejected(step)
         self.folder.append_metrics(line)
-        self.progress.update(self.done, line)
+        supervised = self.config.algo.loss == "supervised"  # the reward of a given answer tells nothing of the model
+        self.progress.update(self.done, {k: v for k, v in line.items()
+                                         if not (supervised and k.startswith("reward/"))})
         every = self.config.log.samples_every
         if groups and every and step % every == 0:
             self.progress.sample_answer(groups[0])

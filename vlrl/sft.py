@@ -17,6 +17,7 @@ from vlrl.errors import DataError
 from vlrl.loop import train as train_loop
 from vlrl.rollout import GroupSource, make_group
 from vlrl.session import Session
+from vlrl.task import task_oracle
 from vlrl.types import Completion, Group, Prompt, Sample, Turn
 
 
@@ -28,7 +29,7 @@ class SupervisedSource(GroupSource):
 
     def _given(self, number: int, draw: Draw, sample: Sample, prompt: Prompt) -> Group:
         group = make_group(self.task, sample, prompt, [], group_id=f"{number:08d}", split="train", step=self.step)
-        text = sample.get("solution") or self.task.oracle(group.sample)
+        text = sample.get("solution") or task_oracle(self.task, group.sample)
         if text is None:
             raise DataError(f"sample '{sample.id}': no answer to learn from; give the row a 'solution', or the task "
                             "an oracle")

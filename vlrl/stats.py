@@ -18,7 +18,8 @@ class Interval(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        bounds = "" if np.isnan(self.low) else f" [{self.low:.3f}, {self.high:.3f}]"  # of a whole split: no interval
+        return f"{self.mean:.3f}{bounds}"
 
 
 def mean_ci(values: Sequence[float | None] | np.ndarray, seed: int = 0, n: int = 2000) -> Interval:

@@ -172,7 +172,7 @@ def task_samples(task: Task, split: str) -> Sequence[Sample]:
         found = _sequence(task.samples(split))
     except VlrlError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(f"task '{task.name}': samples({split!r}) failed: {failure(error)}") from error
     drawn = not isinstance(found, (list, tuple))  # made when asked for, so not looked at here
     wrong = "" if drawn else next((type(s).__name__ for s in found if not isinstance(s, Sample)), "")
@@ -191,6 +191,48 @@ def _sequence(found: Any) -> Sequence[Sample]:
     raise TypeError(f"it returned {type(found).__name__}, expected a sequence of Sample")
 
 
+def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
+    """The chat messages of a sample. Raises TaskError when `messages` fails or gives anything else."""
+    found = _asked(task, "messages", sample)
+    wrong = [m for m in found if not _is_message(m)] if isinstance(found, (list, tuple)) else [found]
+    if wrong:
+        raise TaskError(f"task '{task.name}': messages of sample '{sample.id}' holds {str(wrong[0])[:80]!r}, expected "
+                        '{"role": ..., "content": a text or a list of {"type": ..., "text": ...}}')
+    return list(found)
+
+
+def task_oracle(task: Task, sample: Sample) -> str | None:
+    """The perfect answer to a sample. Raises TaskError when `oracle` fails or gives anything but a text or None."""
+    text = _asked(task, "oracle", sample)
+    if text is not None and not isinstance(text, str):
+        raise TaskError(f"task '{task.name}': oracle of sample '{sample.id}' gave {type(text).__name__}, expected the "
+                        "text of an answer, or None")
+    return text
+
+
+def task_target(task: Task, sample: Sample) -> Any:
+    """What the parsed answer is compared with. Raises TaskError when `target` fails."""
+    return _asked(task, "target", sample)
+
+
+def _asked(task: Task, method: str, sample: Sample) -> Any:
+    try:
+        return getattr(task, method)(sample)
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"task '{task.name}': {method} of sample '{sample.id}' failed: {failure(error)}") from error
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, Mapping) or "role" not in message:
+        return False
+    content = message.get("content")
+    return isinstance(content, str) or (isinstance(content, (list, tuple)) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text", ""), str) and
+        ("text" in part if part.get("type") == "text" else "type" in part) for part in content))
+
+
 def load(name: str, settings: Mapping[str, Any] | None = None) -> Task:
     """A task by built-in name, `module:Class` or `path/file.py:Class`, with its own settings applied.
 
@@ -201,7 +243,7 @@ def load(name: str, settings: Mapping[str, Any] | None = None) -> Task:
         return cls(**dict(settings or {}))
     except VlrlError:
         raise
-    except Exception as error:  # its __init__ is anyone's code
+    except (Exception, SystemExit) as error:  # its __init__ is anyone's code
         raise ConfigError(f"task.name={name!r}: {failure(error)}") from error
 
 
@@ -216,7 +258,8 @@ def load_class(name: str) -> type[Task]:
         module = _builtin(location)
     found = getattr(module, attribute, None) if attribute else _only_task(module, name)
     if not (inspect.isclass(found) and issubclass(found, Task) and found is not Task):
-        near = did_you_mean(attribute, [n for n, v in vars(module).items() if inspect.isclass(v)])
+        near = did_you_mean(attribute, [n for n, v in vars(module).items()
+                                        if inspect.isclass(v) and issubclass(v, Task) and v is not Task])
         raise ConfigError(f"task.name={name!r}: {location} has no Task class '{attribute}'.{near}")
     if not found.__dict__.get("name"):
         found.name = location.rpartition(".")[2] if not location.endswith(".py") else Path(location).stem
@@ -245,9 +288,9 @@ def _imported(run: Callable[[], Any], name: str) -> Any:
     """The result of `run`, which imports anyone's code; ConfigError with file and line when that fails."""
     try:
         return run()
-    except VlrlError:
+    except (VlrlError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # sys.exit, and what a test framework raises
         what = failure(error)
         if what.startswith("ModuleNotFoundError"):  # the module itself, not one that it imports
             what += ". A module must be importable; for a file write path/file.py:Class."
@@ -278,8 +321,12 @@ def _module_from_file(path: Path, name: str):
 def _only_task(module: Any, name: str) -> type[Task] | None:
     own = [v for v in vars(module).values()
            if inspect.isclass(v) and issubclass(v, Task) and v is not Task and v.__module__ == module.__name__]
-    if len(own) != 1:
-        raise ConfigError(f"task.name={name!r}: the file has {len(own)} tasks; name one, as {name}:Class")
+    if not own:
+        raise ConfigError(f"task.name={name!r}: no class there is a Task: write `class Mine(Task)`, or begin with "
+                          "`vlrl tasks new`")
+    if len(own) > 1:
+        raise ConfigError(f"task.name={name!r}: {len(own)} tasks are there, {' and '.join(c.__name__ for c in own)}; "
+                          f"name one, as {name}:{own[0].__name__}")
     return own[0]
 
 

@@ -40,8 +40,8 @@ def test_from_nothing_to_a_trained_model(tmp_path):
     said: dict[str, str] = {}
     for number, section in enumerate(sections, 1):
         for kind, body in re.findall(r"^```(\w+)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL):
-            if kind == "python" and body.startswith("# pictures.py"):
-                (tmp_path / "pictures.py").write_text(body)
+            if kind == "python" and (name := re.match(r"# (\w+\.py)\n", body)):
+                (tmp_path / name[1]).write_text(body)
             elif kind == "yaml":
                 for line in body.splitlines()[1:]:
                     edit(tmp_path / "parity.yaml", rf"^  {line.split(':')[0].strip()}: .*$", line)
@@ -54,10 +54,13 @@ def test_from_nothing_to_a_trained_model(tmp_path):
     before, *_, after = correct(tmp_path / "runs" / "start")
     assert before == 0 and after > 0.5  # the supervised steps teach the words
     started, *_, ended = correct(tmp_path / "runs" / "parity")
-    assert started == pytest.approx(after) and ended > max(0.8, started - 0.02)  # and the rewards do the rest
+    assert started == pytest.approx(after) and ended > max(0.8, started + 0.02)  # and the rewards do the rest
     compared = next(text for command, text in said.items() if "vlrl score" in command)
     assert "short" in compared
     assert "keeps the contract" in next(text for command, text in said.items() if "tasks check" in command)
+    assert said["python load.py"].split()[-1] in ("odd", "even")
+    run("vlrl tasks check parity.py --config parity.yaml", tmp_path)  # with the new part as well
+    run("python -m pytest -q test_parity.py", tmp_path)
 
 
 def test_the_task_it_shows_is_the_one_that_is_written(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,11 @@ def examples(*lines: str) -> str:
     return "\n\n".join(["Examples:", *(line.replace("[", "\\[") for line in lines)])
 
 
+def flowing(function: Any) -> str:
+    """A function's docstring with a line per paragraph, so that help fills whatever width the terminal has."""
+    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(function.__doc__ or "").split("\n\n"))
+
+
 def load(path: str | None, words: Sequence[str] | None) -> Config:
     """The config of a command line; ConfigError when no file is named."""
     from vlrl import config
@@ -35,5 +41,7 @@ def load(path: str | None, words: Sequence[str] | None) -> Config:
 
 
 def emit(value: Any) -> None:
-    """One JSON value on a line of standard output."""
-    typer.echo(json.dumps(value, ensure_ascii=False))
+    """One JSON value on a line of standard output, in ASCII; NaN and infinities are null."""
+    from vlrl.store import plain
+
+    typer.echo(json.dumps(plain(value), allow_nan=False))

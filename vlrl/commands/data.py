@@ -195,7 +195,7 @@ def _show_fields(found: Findings) -> None:
     if found.fields:
         typer.echo("field                     rows   share")
     for name, count in found.fields.items():
-        note = "" if name in FIELDS else "   not canonical: kept, also in meta"
+        note = "" if name in FIELDS else f"   not canonical: kept, sample[{name!r}] in the task"
         typer.echo(f"{name[:24]:<24} {count:>6,} {count / found.rows:>6.1%}{note}")
 
 

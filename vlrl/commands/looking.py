@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
         "vlrl status runs/quickstart --json | jq .state"))(status)
     app.command(epilog=examples(
         "vlrl doctor",
-        "vlrl doctor --json | jq '.findings[] | select(.status == \"error\")'"))(doctor)
+        "vlrl doctor --json | jq '.findings[] | select(.verdict == \"error\")'"))(doctor)
 
 
 def status(
@@ -38,7 +38,8 @@ def status(
                                          help="A run folder, e.g. runs/quickstart, or a folder of runs.")
                     ] = Path("runs"),
     watch: Annotated[bool, typer.Option("--watch", help="Go on until every run has ended, or Ctrl-C.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks with --watch, e.g. 10.")] = 2.0,
+    every: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds between two looks with --watch, e.g. 10.")
+                     ] = 2.0,
     json: AsJson = False,
 ) -> None:
     """Show how runs stand: step, speed, time left, reward and its trend, last evaluation, and whether they live.

@@ -159,12 +159,12 @@ def _show_judged(console: Console, task: Task, question: Question, text: str) ->
     """An answer, its parts beside those of the oracle, and what is wrong with its form."""
     from rich.text import Text
 
-    from vlrl.tools.play import judge
+    from vlrl.tools.play import judge, target
 
     judged = judge(task, question, text)
     _print_parts(console, judged)
     lines = {"reward": _figure(judged.scored.reward), "parsed": judged.scored.parsed,
-             "target": task.target(question.sample), "error": judged.scored.error,
+             "target": target(task, question), "error": judged.scored.error,
              "left out": ", ".join(judged.skipped) or None, "format": "; ".join(judged.complaints) or None}
     for name, value in lines.items():
         if value is not None or name == "parsed":
@@ -211,14 +211,14 @@ def _convention(task: Task, question: Question) -> str | None:
 
 
 def _as_dict(task: Task, question: Question, judged: Judged, place: int, split: str) -> dict[str, Any]:
-    from vlrl.tools.play import oracle
+    from vlrl.tools.play import oracle, target
 
     best = oracle(task, question)
     media = [{"kind": m.kind, "path": m.path, "size": m.size, "problem": m.problem or None} for m in question.media]
     return {
         "id": question.sample.id, "split": split, "index": place, "prompt": question.text, "media": media,
         "answer": judged.text, "parts": judged.scored.parts, "weights": judged.weights, "reward": judged.scored.reward,
-        "parsed": judged.scored.parsed, "target": task.target(question.sample), "error": judged.scored.error,
+        "parsed": judged.scored.parsed, "target": target(task, question), "error": judged.scored.error,
         "skipped": judged.skipped, "complaints": judged.complaints,
         "oracle": best and {"text": best.text, "parts": best.scored.parts, "reward": best.scored.reward}}
 

@@ -34,7 +34,7 @@ SCORE_EXAMPLES = examples(
 _SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 
 ScoreWords = Annotated[list[str] | None, typer.Argument(
-    metavar="[INPUT] [key=value ...]", show_default=False,
+    metavar="INPUT|key=value", show_default=False,
     help="A file of rows (default, or -: standard input), and settings that override the config, e.g. "
          "task.rewards.format=0.5.")]
 
@@ -51,13 +51,15 @@ def score(
                                         "-: standard output.")] = "-",
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Write {\"error\": ...} for a row that cannot be "
                                              "used and go on; the exit code is 1 at the end.")] = False,
-    run: Annotated[str, typer.Option(help="Score the saved rollouts of this run folder again and compare, e.g. "
-                                     "runs/quickstart.")] = "",
+    run: Annotated[str | None, typer.Option(
+        show_default=False, help="Score the saved rollouts of this run folder again and compare, e.g. "
+        "runs/quickstart.")] = None,
     step: Annotated[int | None, typer.Option(help="With --run: one step only, e.g. 12.")] = None,
-    steps: Annotated[str, typer.Option(help="With --run: a range of steps, e.g. 10:20 (20 is not in it), 10: or "
-                                       ":20.")] = "",
-    split: Annotated[str, typer.Option(help="With --run: the evaluations of this split instead of the training "
-                                       "rollouts, e.g. heldout.")] = "",
+    steps: Annotated[str | None, typer.Option(
+        show_default=False, help="With --run: a range of steps, e.g. 10:20 (20 is not in it), 10: or :20.")] = None,
+    split: Annotated[str | None, typer.Option(
+        show_default=False, help="With --run: the evaluations of this split instead of the training rollouts, e.g. "
+        "heldout.")] = None,
     show: Annotated[int, typer.Option(min=0, help="With --run: how many of the groups whose order changed most are "
                                       "shown, e.g. 5.")] = 3,
     as_json: AsJson = False,
@@ -73,14 +75,14 @@ def score(
     if len(inputs) > 1:
         raise typer.BadParameter(f"one input file at most, not {' and '.join(map(repr, inputs))}; settings are written "
                                  "key=value")
-    if run and (inputs or output != "-" or keep_going):
+    if run is not None and (inputs or output != "-" or keep_going):
         raise typer.BadParameter("--run reads the rollouts of a run: leave out the input file, -o and --keep-going")
-    if not run and (step is not None or steps or split or as_json):
+    if run is None and (step is not None or steps is not None or split is not None or as_json):
         raise typer.BadParameter("--step, --steps, --split and --json go with --run")
     wanted = _range(step, steps)
     loaded = load(config, settings)
-    if run:
-        _rescore(loaded, run, wanted, split or None, show, as_json)
+    if run is not None:
+        _rescore(loaded, run, wanted, split, show, as_json)
     else:
         _stream(loaded, inputs[0] if inputs else "-", output, keep_going)
 
@@ -93,7 +95,7 @@ def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
     from vlrl.tools.score_rows import score_lines
 
     task = make_task(config)
-    root = Path(config.data.root) if config.data.root else Path("." if source == "-" else source).resolve().parent
+    root = Path(config.data.root or os.path.dirname(os.path.realpath(source)))  # of standard input: where it is called
     failed, first, done = 0, "", 0
     with _reader(source) as lines, _writer(output) as out, late_bar("rows scored") as update:
         for done, (text, error) in enumerate(score_lines(task, lines, root), 1):
@@ -147,12 +149,12 @@ def _writer(output: str) -> Iterator[IO[str]]:
 # --- rollouts ---------------------------------------------------------------------------------------------------------
 
 
-def _range(step: int | None, steps: str) -> range | None:
+def _range(step: int | None, steps: str | None) -> range | None:
     if step is not None:
-        if steps:
+        if steps is not None:
             raise typer.BadParameter("give --step or --steps, not both")
         return range(step, step + 1)
-    if not steps:
+    if steps is None:
         return None
     found = re.fullmatch(r"(\d{0,18}):(\d{0,18})", steps, re.ASCII)
     if not found:

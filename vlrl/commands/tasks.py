@@ -151,7 +151,8 @@ def _print_report(report: Report) -> None:
     for finding in report.findings:
         typer.echo(f"FAILED {finding}")
     if report.findings:
-        typer.echo(f"task '{report.task}' breaks the contract: {len(report.findings)} findings")
+        count = len(report.findings)
+        typer.echo(f"task '{report.task}' breaks the contract: {count} finding{'s' * (count > 1)}")
     else:
         typer.echo(f"task '{report.task}' keeps the contract ({report.samples} samples looked at)")
 

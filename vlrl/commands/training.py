@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -133,6 +134,11 @@ def _finish(config: Config, run: Callable[[Config], Any]) -> None:
     raise typer.Exit(last_words(session))
 
 
+def _is_free(folder: Path) -> bool:
+    """Whether a folder can be made or filled there."""
+    return not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
+
+
 # --- eval -------------------------------------------------------------------------------------------------------------
 
 
@@ -165,17 +171,21 @@ def evaluate(
 
     The run folder is neither locked nor changed, so a run may go on meanwhile.
     """
+    from vlrl.checkpoint import find
+
     if model is not None and checkpoint is not None:
         raise typer.BadParameter("name a model or a checkpoint, not both", param_hint="--model")
-    if out is not None and out.exists():
+    if out is not None and os.path.lexists(out):
         raise ConfigError(f"{out} exists already, and nothing is overwritten: name another file for --out")
-    if rollouts is not None and rollouts.exists() and not (rollouts.is_dir() and not any(rollouts.iterdir())):
+    if rollouts is not None and not _is_free(rollouts):
         raise ConfigError(f"{rollouts} is not an empty folder, and nothing is overwritten: name another for --rollouts")
     given = {"splits": tuple(split) if split else None, "samples": samples, "temperature": temperature}
     words = [f"eval.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     loaded = load(config, [*(settings or ()), *words])
     if loaded.eval.samples == 0 or not loaded.eval.splits:
         raise ConfigError("eval.samples or eval.splits is empty, so there is nothing to measure: e.g. --samples 256")
+    if checkpoint is not None:
+        find(checkpoint)  # before what takes time to import
     from vlrl.tools.measure import choose
 
     chosen = choose(loaded, model, checkpoint)
@@ -190,12 +200,13 @@ def _measure(config: Config, chosen: Chosen, rollouts: Path | None) -> list[dict
     from rich.console import Console
 
     from vlrl import dist
+    from vlrl.plugins import prints_aside
     from vlrl.rollout import check_score_errors
     from vlrl.store import RunFolder
     from vlrl.tools.measure import measure
 
     records = []
-    with Console(stderr=True).status(f"loading {chosen.name}") as status:
+    with Console(stderr=True).status(f"loading {printable(chosen.name)}") as status, prints_aside():
         for found in measure(config, chosen, lambda what, done, total: status.update(f"{what} {done}/{total}")):
             split, stored = found.record["split"], None
             if rollouts:
@@ -267,6 +278,9 @@ def export(
     """
     from rich.console import Console
 
+    from vlrl.checkpoint import find
+
+    find(source)  # before what takes time to import
     from vlrl.tools.export import export as write
 
     with Console(stderr=True).status(f"exporting {source}"):
@@ -295,7 +309,8 @@ def tiny(
                                       help="A new or empty folder, e.g. models/tiny.")],
     family: Annotated[str, typer.Option(metavar="NAME", help="Architecture, e.g. qwen2_5_vl.")] = "qwen3_vl",
     random: Annotated[bool, typer.Option("--random", help="Random float32 weights: nothing is learned.")] = False,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the weights and of the examples, e.g. 1.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, metavar="N",
+                                      help="Of the weights and of the examples, e.g. 1.")] = 0,
     max_pixels: Annotated[int | None, typer.Option(
         metavar="N", min=1, show_default=False,
         help="With --random: the processor's limit for one image, e.g. 16384. Default: the family's own.")] = None,
@@ -311,7 +326,7 @@ def tiny(
     if family not in FAMILIES:
         raise ConfigError(f"--family {family!r} is not known.{did_you_mean(family, FAMILIES)} "
                           f"Known: {', '.join(FAMILIES)}.")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    if not _is_free(out):
         raise ConfigError(f"{out} is not an empty folder, and nothing is overwritten: name another, or remove it first")
     if max_pixels is not None and not random:
         raise typer.BadParameter("goes with --random; a taught model has its family's own limit",

@@ -29,6 +29,7 @@ from vlrl.contract.answers import (
 from vlrl.contract.cheats import CheatRow, check_cheats, with_template
 from vlrl.contract.findings import Finding, Findings
 from vlrl.contract.samples import check_samples
+from vlrl.plugins import prints_aside
 from vlrl.task import Task
 from vlrl.types import Sample
 
@@ -60,6 +61,7 @@ def assert_ok(task: Task, samples: int = 20, processes: int = 2) -> None:
         raise AssertionError(f"task '{task.name}' breaks the contract:\n" + "\n".join(map(str, found)))
 
 
+@prints_aside()
 def examine(task: Task, samples: int = 20, processes: int = 2) -> Report:
     """Checks a task on up to `samples` samples of each split.
 

@@ -47,11 +47,13 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
     def add(self, check: str, message: str, sample: str = "", text: str | None = None, most: int = _SHOWN) -> None:
-        """Keeps a finding, or counts it when there are `most` of this check."""
+        """Keeps a finding, once, or counts it when there are `most` of this check."""
         listed = self.found.setdefault(check, [])
+        new = Finding(check=check, message=message[:500], sample=sample, text="" if text is None else shorten(text))
+        if new in listed:  # under several templates
+            return
         if len(listed) < most:
-            shown = "" if text is None else shorten(text)
-            listed.append(Finding(check=check, message=message[:500], sample=sample, text=shown))
+            listed.append(new)
         else:
             listed[-1] = replace(listed[-1], more=listed[-1].more + 1)
 

@@ -16,6 +16,7 @@ from vlrl.contract.findings import part_weights, shorten
 from vlrl.data import SPLITS, read_rows
 from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
 from vlrl.offline import sample_from
+from vlrl.plugins import prints_aside
 from vlrl.scoring import score_group
 from vlrl.task import Task, task_samples
 from vlrl.types import Sample
@@ -60,6 +61,7 @@ class Verdict:
         return tuple(m for m in self.mistakes if m.correct)
 
 
+@prints_aside()
 def judge(task: Task, file: Path) -> Verdict:
     """Scores every labelled answer of a file; a part of at least .5 counts as "correct".
 

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from PIL import Image
@@ -53,7 +54,7 @@ def check_samples(task: Task, found: Findings, count: int, processes: int) -> li
         _check_apart(task, splits, found)
     if not found.found:  # else the same fault would be told again
         _check_repeatable(task, chosen, splits, found, processes)
-    return chosen["train"]
+    return [_sized(sample) for sample in chosen["train"]]
 
 
 def _split(task: Task, found: Findings, split: str) -> Sequence[Sample] | None:
@@ -103,6 +104,17 @@ def _check_sample(task: Task, sample: Sample, found: Findings) -> None:
             loader.load(media, LimitsSettings())
     with found.guard("messages", "messages", sample.id):
         _check_messages(task, sample, found)
+
+
+def _sized(sample: Sample) -> Sample:
+    """With its picture's width and height where the row has none: so the loop hands it to `score` and `oracle`."""
+    if not sample.media or {"width", "height"} <= sample.row.keys():
+        return sample
+    try:
+        size = loader.load(sample.media[0], LimitsSettings()).size
+    except VlrlError:  # found above
+        return sample
+    return replace(sample, row={"width": size[0], "height": size[1], **sample.row})
 
 
 def _check_messages(task: Task, sample: Sample, found: Findings) -> None:

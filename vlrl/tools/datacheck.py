@@ -18,10 +18,10 @@ from vlrl.config import LimitsSettings
 from vlrl.data import MEDIA_FIELDS, make_sample, rows_in, sample_from_row
 from vlrl.errors import DataError, TaskError
 from vlrl.media import load
-from vlrl.plugins import failure
+from vlrl.plugins import failure, prints_aside
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.text import parse_answer
-from vlrl.task import Task
+from vlrl.task import Task, task_oracle
 from vlrl.types import Coordinates, Media, Sample
 from vlrl.video import VideoSampling
 
@@ -100,6 +100,7 @@ class _Seen:
     problem: str = ""
 
 
+@prints_aside()
 def check(path: Path, task: Task | None, limits: LimitsSettings, root: Path | None = None, format: str = "auto", *,
           media: bool = True, tell: Tell | None = None) -> Findings:
     """Reads every row through `task.sample_from_row` (None: the canonical fields alone) and lists every problem.
@@ -158,7 +159,7 @@ def _check_oracle(row: _Row, task: Task) -> bool:
     sample = row.sample
     assert sample
     try:
-        text = task.oracle(sample)
+        text = task_oracle(task, sample)
         if text is None:
             return False
         parts = {k: float(v) for k, v in task.score(sample, parse_answer(text)).items() if v is not None}
@@ -168,7 +169,7 @@ def _check_oracle(row: _Row, task: Task) -> bool:
     except (DataError, TaskError) as error:
         row.add("oracle", str(error))
         return True
-    except Exception as error:  # a task's own code may trip over a row in any way
+    except (Exception, SystemExit) as error:  # a task's own code may trip over a row in any way
         row.add("oracle", f"the perfect answer cannot be scored: {failure(error)}")
         return True
     if not reward >= best - 1e-6:

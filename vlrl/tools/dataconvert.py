@@ -11,6 +11,7 @@ from typing import Any
 from vlrl.data import MEDIA_FIELDS, BadRow, check_suffix, json_line, make_sample, rows_in, write_rows
 from vlrl.errors import DataError
 from vlrl.media import resolve
+from vlrl.plugins import prints_aside
 from vlrl.task import Task
 from vlrl.types import Media
 
@@ -55,6 +56,7 @@ def refuse_existing(paths: Sequence[Path], force: bool) -> None:
             raise DataError(f"{path} {what}")
 
 
+@prints_aside()
 def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task: Task | None = None
                 ) -> tuple[list[UsableRow], list[BadRow]]:
     """The rows that the task can read (without one: whose canonical fields are sound), and the others with reasons."""
@@ -79,7 +81,7 @@ def moved(row: UsableRow, before: Path, after: Path) -> dict[str, Any]:
     Raises DataError when one leads out of `after`, where no run could read it.
     """
     new = dict(row.row)
-    if before.resolve() != after.resolve():
+    if os.path.realpath(before) != os.path.realpath(after):
         for field in MEDIA_FIELDS:
             value = new.get(field)
             if isinstance(value, (list, tuple)):
@@ -90,7 +92,7 @@ def moved(row: UsableRow, before: Path, after: Path) -> dict[str, Any]:
 
 
 def _moved(row: UsableRow, path: str, before: Path, after: Path) -> str:
-    relative = os.path.relpath(before.resolve() / path, after.resolve())
+    relative = os.path.relpath(Path(os.path.realpath(before), path), os.path.realpath(after))
     try:
         resolve(relative, after)
     except DataError:

@@ -70,7 +70,7 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
     Raises DataError at the first bad row, when the files exist (without `force`), and for what `split` raises.
     """
     targets = [folder / name for name in FILES]
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not folder.is_dir():
         raise DataError(f"{folder} is a file; name a folder for {' and '.join(FILES)}")
     refuse_existing(targets, force)
     rows, bad = usable_rows(path, format, root)

@@ -8,6 +8,7 @@ nothing is written. What goes wrong is collected in `DryRun.problems`; all that 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice, pairwise
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vlrl import checkpoint, coordinates, curriculum, media, packing, policy
+from vlrl import checkpoint, coordinates, curriculum, loading, media, packing
 from vlrl import config as configs
 from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.loss import LOSSES
@@ -25,11 +26,11 @@ from vlrl.config import Config
 from vlrl.encode import Encoder, PromptTooLong
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
 from vlrl.offline import make_task
-from vlrl.plugins import failure, resolve
+from vlrl.plugins import failure, prints_aside, resolve
 from vlrl.rewards.text import parse_answer
 from vlrl.rollout import make_group
 from vlrl.scoring import Scored, score_group
-from vlrl.task import Task, task_samples
+from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
 from vlrl.tools import memory
 from vlrl.types import Completion, Coordinates, Parts, Prompt, Sample
 
@@ -151,6 +152,7 @@ class DryRun:
             self.problems.append(str(error))
 
 
+@prints_aside()
 def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = lambda what: None) -> DryRun:
     """Looks at everything that `config` leads to; `samples` prompts are encoded for their lengths.
 
@@ -190,6 +192,7 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
 def _run_state(config: Config) -> str:
     """What train would do in the run folder."""
     folder = Path(config.run.dir)
+    _check_writable(folder)
     newest = checkpoint.latest(folder / "checkpoints").path
     if config.resume == "must" and newest is None:
         raise ConfigError(f"resume=must, but {folder / 'checkpoints'} holds no whole checkpoint. Use resume=auto.")
@@ -202,6 +205,15 @@ def _run_state(config: Config) -> str:
         raise ConfigError(f"run.dir={str(folder)!r} holds a run with other settings, so its checkpoint cannot go on: "
                           f"{'; '.join(changed)}. Set them back, choose another run.dir, or set resume=never.")
     return f"{folder}: goes on from {newest.name}"
+
+
+def _check_writable(folder: Path) -> None:
+    there = next(p for p in (folder, *folder.absolute().parents) if os.path.lexists(p))
+    if not os.path.isdir(there):
+        raise ConfigError(f"run.dir={str(folder)!r}: {there} is no folder. Choose another run.dir.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"run.dir={str(folder)!r}: {there} cannot be written. Choose another run.dir, or mend its "
+                          "permissions.")
 
 
 def _splits(config: Config, task: Task, found: DryRun) -> dict[str, Sequence[Sample]]:
@@ -227,7 +239,7 @@ def _task_code(task: Task) -> Iterator[None]:
         yield
     except VlrlError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(f"task '{task.name}': {failure(error)}") from error
 
 
@@ -236,13 +248,13 @@ def _task_code(task: Task) -> Iterator[None]:
 
 def _open_model(config: Config, task: Task, found: DryRun) -> tuple[Any, Encoder]:
     """The model without weights, and an encoder that numbers positions by it. Settles the task's coordinates."""
-    model, family = policy.skeleton(config.model)
+    model, family = loading.skeleton(config.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     found.parameters = trained, sum(p.numel() for p in model.parameters())
     if config.task.coordinates == "auto":
         task.coordinates = coordinates.make(family.coordinates)
-    processor = policy.load_processor(config.model, family)
+    processor = loading.load_processor(config.model, family)
     return base, Encoder(processor, family, lambda ids, types, mm: family.positions(base, ids, types, mm), config)
 
 
@@ -253,7 +265,7 @@ def _show(config: Config, task: Task, sample: Sample, encode: Encoder | None) ->
         return _show_unseen(config, task, sample)
     prompt = encode(task, sample)
     group = make_group(task, sample, prompt, [], group_id="0", split="train", step=0)
-    text = task.oracle(group.sample)
+    text = task_oracle(task, group.sample)
     oracle = None
     if text is not None:
         tokens = encode.answer_ids(text)
@@ -278,14 +290,15 @@ def _show_unseen(config: Config, task: Task, sample: Sample) -> Shown:
     if loaded:
         width, height = loaded[0].size
         sample = replace(sample, row={"width": width, "height": height, **sample.row})
-    text = task.oracle(sample)
+    text = task_oracle(task, sample)
     oracle = None
     if text is not None:
         oracle = _oracle(task, text, None, score_group(task, sample, [parse_answer(text)], 0)[0])
-    words = [c.get("text", f"<{c['type']}>") for m in task.messages(sample) for c in m["content"]]
+    words = [c.get("text", f"<{c['type']}>") for m in task_messages(task, sample)
+             for c in ([{"type": "text", "text": m["content"]}] if isinstance(m["content"], str) else m["content"])]
     return Shown(id=sample.id, text="\n".join(words), tokens=None, coordinates=convention,
                  media=tuple(Seen(kind=m.kind, original=m.size, frames=len(m.frames)) for m in loaded),
-                 target=task.target(sample), oracle=oracle)
+                 target=task_target(task, sample), oracle=oracle)
 
 
 def _oracle(task: Task, text: str, tokens: int | None, scored: Scored) -> Oracle:

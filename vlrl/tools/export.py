@@ -24,14 +24,13 @@ from PIL import Image, ImageDraw
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from vlrl import packing, policy
+from vlrl import checkpoint, loading, packing
 from vlrl.checkpoint import MANIFEST, STATE, TENSORS
 from vlrl.config import ModelSettings, validate
 from vlrl.encode import Encoder
 from vlrl.errors import ConfigError, RunError
-from vlrl.families import family_of
+from vlrl.families import agree, family_of
 from vlrl.task import Task
-from vlrl.tools.measure import find_checkpoint
 from vlrl.types import Media, Prompt, Sample
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -77,10 +76,10 @@ def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = Fa
     """
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not known. Known: {', '.join(DTYPES)}.")
-    found = find_checkpoint(source)
+    found = checkpoint.find(source)
     path = found.path
     assert path
-    base = policy.adapter_base(str(path))
+    base = loading.adapter_base(str(path))
     if adapter and base is None:
         raise ConfigError(f"{path} holds a whole model, not an adapter; export it without --adapter.")
     _refuse_files(out)
@@ -139,9 +138,10 @@ def _copy_adapter(path: Path, out: Path, dtype: str | None, base: str | None) ->
 def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
     """The merged model, its generation config and its processor, loaded again and compared."""
     dtype = dtype or (_declared(base) if base else _widest(path))
-    model = policy.load_model(path, torch.float32, f"the checkpoint {path}", merge=False).eval()
+    model = loading.load_model(path, torch.float32, f"the checkpoint {path}", merge=False).eval()
     whole = model.get_base_model() if base else model
-    processor = policy.load_processor(ModelSettings(name=str(path)), family_of(whole.config))
+    processor = loading.load_processor(ModelSettings(name=str(path)), family_of(whole.config))
+    agree(whole, processor)
     prompt, batch = _question(processor, whole, path)
     before = _logprobs(model, batch)
     if base:
@@ -165,7 +165,7 @@ def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packi
     from transformers import AutoModelForImageTextToText
 
     loaded: Any = AutoModelForImageTextToText.from_pretrained(out, dtype=getattr(torch, dtype), use_safetensors=True)
-    ids = _encode(policy.load_processor(ModelSettings(name=str(out)), family_of(loaded.config)), loaded, out).ids
+    ids = _encode(loading.load_processor(ModelSettings(name=str(out)), family_of(loaded.config)), loaded, out).ids
     if ids.tolist() != prompt.ids.tolist():
         raise RunError(f"its saved processor makes other tokens of a prompt than the checkpoint's ({len(ids)} instead "
                        f"of {len(prompt)}). Nothing was kept.")
@@ -217,7 +217,12 @@ def _declared(base: str) -> str:
     """The type that the base model's own config names."""
     from transformers import AutoConfig
 
-    found = getattr(AutoConfig.from_pretrained(policy.resolve(base), trust_remote_code=False), "dtype", None)
+    try:
+        config = AutoConfig.from_pretrained(loading.resolve(base), trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{base!r}, the adapter's base model, cannot be loaded: {str(error).splitlines()[0]} Bring "
+                       "it back, or export the adapter as it is with --adapter.") from error
+    found = getattr(config, "dtype", None)
     name = str(found).removeprefix("torch.")
     return name if name in DTYPES else "float32"
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import transformers
 
-from vlrl import checkpoint, coordinates, policy
+from vlrl import checkpoint, coordinates, loading, policy
 from vlrl.assemble import make_accelerator, make_engine, seed_everything
 from vlrl.config import Config, LoraSettings
 from vlrl.encode import Encoder
-from vlrl.errors import RunError
 from vlrl.evaluate import evaluate
 from vlrl.offline import make_task
 from vlrl.types import Group
@@ -50,27 +49,6 @@ class Result:
     """This process's groups of one answer each."""
 
 
-def find_checkpoint(path: Path) -> checkpoint.Found:
-    """The checkpoint that `path` means: a folder of weights itself, or the newest whole checkpoint of a run folder.
-
-    Raises RunError when there is none, or when one is damaged.
-    """
-    if not path.is_dir():
-        raise RunError(f"{str(path)!r} is not a folder: name a run folder, or a checkpoint in its checkpoints/")
-    if (path / "checkpoints").is_dir():
-        found = checkpoint.latest(path / "checkpoints")
-        if found.path is None:
-            raise RunError(f"{path / 'checkpoints'} holds no whole checkpoint. {' '.join(found.warnings)}".rstrip())
-        return found
-    if (path / checkpoint.MANIFEST).exists():
-        wrong = checkpoint.problems(path)
-        if wrong:
-            raise RunError(f"checkpoint {path} is damaged: {wrong[0]}. Use another one of the run.")
-    elif not any(path.glob("*.safetensors")):
-        raise RunError(f"{path} is neither a run folder nor a checkpoint: it has no checkpoints/ and no *.safetensors")
-    return checkpoint.Found(path)
-
-
 def choose(config: Config, model: str | None = None, folder: Path | None = None) -> Chosen:
     """The model named `model`, or the checkpoint `folder` (a run folder: its newest), or neither.
 
@@ -79,7 +57,7 @@ def choose(config: Config, model: str | None = None, folder: Path | None = None)
     if model is not None:
         return Chosen(name=model, config=_instead(config, model))
     if folder is not None:
-        found = find_checkpoint(folder)
+        found = checkpoint.find(folder)
     else:
         found = checkpoint.latest(Path(config.run.dir) / "checkpoints")
         if found.path is None:
@@ -87,7 +65,7 @@ def choose(config: Config, model: str | None = None, folder: Path | None = None)
     path = found.path
     assert path
     step = found.step if (path / checkpoint.MANIFEST).exists() else 0
-    base = policy.adapter_base(str(path))
+    base = loading.adapter_base(str(path))
     full = config.model.lora.rank == 0
     if base == (None if full else config.model.name):  # as the run itself would load it
         return Chosen(name=str(path), config=config, checkpoint=path, step=step, warnings=found.warnings)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from vlrl import policy
+from vlrl import loading
 from vlrl.config import Config
 from vlrl.families import Family, Part, family_of
 from vlrl.quantize import adapted_layers
@@ -191,10 +191,10 @@ def table(memory: Memory) -> list[str]:
 
 
 def _dtype(config: Config, device: str) -> torch.dtype:
-    """policy.compute_dtype for a device that need not be here."""
+    """loading.compute_dtype for a device that need not be here."""
     if config.model.dtype == "auto":
         return torch.bfloat16 if device == "cuda" else torch.float32
-    return policy.compute_dtype(config.model)
+    return loading.compute_dtype(config.model)
 
 
 def _build(model_config: Any) -> Any:

@@ -14,11 +14,11 @@ from typing import Any
 
 from vlrl import media
 from vlrl.config import LimitsSettings
-from vlrl.errors import ConfigError, DataError, TaskError, did_you_mean
-from vlrl.plugins import failure
+from vlrl.errors import ConfigError, DataError, did_you_mean
+from vlrl.plugins import prints_aside
 from vlrl.rewards.text import parse_answer
 from vlrl.scoring import Scored, score_group
-from vlrl.task import Task, task_samples
+from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
 from vlrl.tools.score_rows import without_services
 from vlrl.types import LoadedMedia, Media, Sample
 
@@ -60,7 +60,8 @@ class Judged:
 def walk(task: Task, split: str, index: int | None = None, id: str | None = None,
          shuffled: bool = False) -> Iterator[tuple[int, Sample]]:
     """(place, sample) from a place or id on, in order or shuffled. ConfigError for what the split does not have."""
-    samples = task_samples(task, split)
+    with prints_aside():
+        samples = task_samples(task, split)
     if not len(samples):
         raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")
     first = _place(samples, id) if id is not None else index or 0
@@ -70,9 +71,12 @@ def walk(task: Task, split: str, index: int | None = None, id: str | None = None
     if shuffled:
         random.shuffle(places)
     for place in places:
-        yield place, samples[place]
+        with prints_aside():
+            sample = samples[place]
+        yield place, sample
 
 
+@prints_aside()
 def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Question:
     """The question of a sample under its first template; pictures drawn by code are written into `folder`.
 
@@ -86,6 +90,7 @@ def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Que
     return Question(sample, _prompt(task, sample), shown)
 
 
+@prints_aside()
 def judge(task: Task, question: Question, text: str, step: int = 0) -> Judged:
     """Scores one answer as training would at `step`."""
     answer = parse_answer(text, step=step)
@@ -94,16 +99,17 @@ def judge(task: Task, question: Question, text: str, step: int = 0) -> Judged:
     return Judged(text, scored, reduced.weights_at(step), skipped, complaints(question.text, text))
 
 
+@prints_aside()
 def oracle(task: Task, question: Question, step: int = 0) -> Judged | None:
     """The task's perfect answer, judged; None when it knows none."""
-    try:
-        text = task.oracle(question.sample)
-    except (TaskError, DataError):
-        raise
-    except Exception as error:  # a task's own code
-        raise TaskError(f"task '{task.name}': oracle of sample '{question.sample.id}' failed: "
-                        f"{failure(error)}") from error
+    text = task_oracle(task, question.sample)
     return None if text is None else judge(task, question, text, step)
+
+
+@prints_aside()
+def target(task: Task, question: Question) -> Any:
+    """What the parsed answer is compared with."""
+    return task_target(task, question.sample)
 
 
 def complaints(prompt: str, text: str) -> list[str]:
@@ -151,12 +157,7 @@ def _shown(item: Media, limits: LimitsSettings, file: Path) -> Shown:
 
 def _prompt(task: Task, sample: Sample) -> str:
     """The text of all messages; `<image>` and `<video>` stand for media."""
-    try:
-        return "\n\n".join(_content(message) for message in task.messages(sample))
-    except (TaskError, DataError):
-        raise
-    except Exception as error:  # a task's own code
-        raise TaskError(f"task '{task.name}': messages of sample '{sample.id}' failed: {failure(error)}") from error
+    return "\n\n".join(_content(message) for message in task_messages(task, sample))
 
 
 def _content(message: Mapping[str, Any]) -> str:

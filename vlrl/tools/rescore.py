@@ -12,6 +12,7 @@ import heapq
 import itertools
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from vlrl.errors import RunError
+from vlrl.plugins import prints_aside
 from vlrl.rewards.text import parse_answer
 from vlrl.scoring import score_group
 from vlrl.store import RunFolder
@@ -161,7 +163,8 @@ def compare(task: Task, run: RunFolder, *, steps: range | None = None, split: st
         what = f"evaluations of split {split!r}" if split else "rollouts"
         known = f" It has steps {found[0]} to {found[-1]}." if found else ""
         there = " of these steps" if found else ""
-        raise RunError(f"{run.path} holds no {what}{there}.{known or ' ' + '; '.join(run.notes[:3])}".rstrip())
+        skipped = "".join(f" {note}." for note in run.notes[:3])
+        raise RunError(f"{run.path} holds no {what}{there}.{known}{skipped}")
     out = Comparison()
     for done, step in enumerate(wanted):
         progress(done, len(wanted))
@@ -173,14 +176,15 @@ def compare(task: Task, run: RunFolder, *, steps: range | None = None, split: st
 
 def stored_steps(run: RunFolder, split: str | None = None) -> list[int]:
     """The steps of which there are rollouts, in order. Raises RunError when there is no run folder."""
-    if not run.path.is_dir():
-        what = "is a file" if run.path.exists() else "does not exist"
+    if not os.path.isdir(run.path):
+        what = "is a file" if os.path.exists(run.path) else "does not exist"
         raise RunError(f"{str(run.path)!r} is no run folder: it {what}. Give the run.dir of a run, e.g. "
                        "runs/quickstart")
     steps = run.rollouts(split=split, columns=["step"])["step"].unique()
     return sorted(step for step in steps.to_pylist() if step is not None)
 
 
+@prints_aside()
 def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> Rescored:
     """Scores one stored group again."""
     first = rows[0]

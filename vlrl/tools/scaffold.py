@@ -49,7 +49,7 @@ def create(name: str, folder: Path, rows: bool = False) -> list[Path]:
             written[-1].write_text(text.substitute(name=name, Class=class_name(name)), encoding="utf-8")
         return [*written, *(_write_rows(folder / f"{name}_rows") if rows else [])]
     except OSError as error:
-        raise ConfigError(f"--dir {str(folder)!r} cannot be written: {error}") from None
+        raise ConfigError(f"--dir {str(folder)!r} cannot be written: {error.strerror or error}") from None
 
 
 def class_name(name: str) -> str:

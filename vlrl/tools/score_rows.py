@@ -17,6 +17,7 @@ from typing import Any
 
 from vlrl.errors import DataError, VlrlError, did_you_mean
 from vlrl.offline import sample_from
+from vlrl.plugins import prints_aside
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.text import parse_answer
 from vlrl.scoring import Scored, score_group
@@ -44,6 +45,7 @@ def score_lines(task: Task, lines: Iterable[bytes], root: Path) -> Iterator[tupl
             yield to_json({"error": str(named)}), named
 
 
+@prints_aside()
 def score_row(task: Task, row: Mapping[str, Any], root: Path) -> dict[str, Any]:
     """The rewards of one row as in the module's example. Raises DataError for a malformed row, TaskError for a task
     that breaks its contract."""
@@ -89,7 +91,7 @@ def without_services(task: Task, sample: Sample, answers: Sequence[Answer]) -> t
                    lambda: task.score_group(sample, answers, _Absent())):
         try:
             given.update(*method())
-        except Exception:  # an absent service; any other error is met again in scoring, which stores it
+        except (Exception, SystemExit):  # an absent service; any other error is met again in scoring, which stores it
             continue
     if not given:
         return task, []

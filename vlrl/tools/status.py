@@ -56,9 +56,11 @@ class Status:
 
 def find(path: Path) -> list[Path]:
     """The run folders at or below `path`, by name. Raises RunError when there is none."""
-    if not path.is_dir():
-        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
-        raise RunError(f"{path} is no folder of a run.{near}")
+    if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
+        if os.path.exists(path):
+            raise RunError(f"{path} is no folder of a run: it is a file. Name a run folder, e.g. runs/quickstart.")
+        beside = [p.name for p in path.parent.iterdir() if p.is_dir()] if os.path.isdir(path.parent) else []
+        raise RunError(f"{path} is no folder of a run.{did_you_mean(path.name, beside)}")
     found = [path] if is_run(path) else _below(path, _DEPTH)
     if not found:
         raise RunError(f"no run in {path}: a run folder holds heartbeat.json, metrics.jsonl or run.lock. Name a run "
@@ -68,7 +70,7 @@ def find(path: Path) -> list[Path]:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is that of a run."""
-    return any((path / name).is_file() for name in ("heartbeat.json", "metrics.jsonl", "run.lock"))
+    return any(os.path.isfile(path / name) for name in ("heartbeat.json", "metrics.jsonl", "run.lock"))
 
 
 def _below(path: Path, depth: int) -> list[Path]:

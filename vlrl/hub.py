@@ -1,0 +1,34 @@
+"""Whether the model hub answers: asked once, so that an unreachable one costs seconds and no noise."""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import cache
+
+log = logging.getLogger(__name__)
+_PATIENCE_S = 10
+
+
+def settle(name: str) -> None:
+    """Before a model `name` is loaded: works offline, from the local cache, where the hub does not answer.
+
+    Left to itself huggingface_hub asks for each of a model's files six times, with pauses that add up to minutes.
+    """
+    if not os.path.isdir(name):
+        _settle()
+
+
+@cache
+def _settle() -> None:
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_PATIENCE_S)
+    except Exception as error:  # of requests or httpx, by version
+        log.warning("the model hub %s cannot be reached (%s): only models in the local cache can be loaded",
+                    constants.ENDPOINT, " ".join(str(error).split()) or type(error).__name__)
+        constants.HF_HUB_OFFLINE = True  # what the environment variable of this name sets

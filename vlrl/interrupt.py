@@ -1,0 +1,18 @@
+"""Ctrl-C while the command is still being imported ends it without a traceback; the shell sees 130."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+
+_hook = sys.excepthook
+
+
+def _quiet(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not issubclass(kind, KeyboardInterrupt):
+        _hook(kind, error, trace)
+
+
+if os.path.basename(sys.argv[0]) in ("vlrl", "vlrl.exe", "train.py"):
+    sys.excepthook = _quiet
