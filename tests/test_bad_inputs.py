@@ -217,3 +217,17 @@ def test_an_unreachable_hub_is_asked_once(monkeypatch, caplog):
     assert constants.HF_HUB_OFFLINE and len(caplog.records) == 1
     assert "the model hub http://127.0.0.1:9 cannot be reached" in caplog.text
     hub._settle.cache_clear()
+
+
+def test_packages_of_another_environment_are_not_the_users_code(tmp_path):
+    """Such as those that a virtual environment takes from the system, typer's own way to end among them."""
+    from vlrl.plugins import place
+
+    for folder, own in (("lib/site-packages/other", False), ("dist-packages", False), ("mine", True)):
+        file = tmp_path / folder / "code.py"
+        file.parent.mkdir(parents=True)
+        file.write_text("raise SystemExit(0)")
+        with pytest.raises(SystemExit) as stop:
+            exec(compile(file.read_text(), str(file), "exec"))
+        here = str(Path(__file__))
+        assert (place(stop.value).startswith(str(file)) is own) and (own or place(stop.value).startswith(here))

@@ -50,8 +50,13 @@ def failure(error: BaseException) -> str:
 def place(error: BaseException) -> str:
     """`path/file.py:3: `, the last place outside the library and the installed packages; "" without any."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f"{f.filename}:{f.lineno}: " for f in frames if not f.filename.startswith(_NOT_OWN)]
+    own = [f"{f.filename}:{f.lineno}: " for f in frames if _is_own(f.filename)]
     return own[-1] if own else ""
+
+
+def _is_own(filename: str) -> bool:
+    """Whether code is the user's: neither vlrl's nor of a package installed anywhere, in another environment too."""
+    return not filename.startswith(_NOT_OWN) and not {"site-packages", "dist-packages"} & {*Path(filename).parts}
 
 
 @contextlib.contextmanager
