@@ -12,9 +12,10 @@ import torch
 
 from vlrl import hub, packing
 from vlrl.config import ModelSettings
-from vlrl.errors import ConfigError, VlrlError, did_you_mean
+from vlrl.errors import ConfigError, VlrlError
 from vlrl.families import Family, family_of, set_pixel_limits
 from vlrl.files import read_json
+from vlrl.offline import embedded
 from vlrl.quantize import Quantization, adapted_layers, dequantized, keep_layout
 
 
@@ -73,12 +74,7 @@ def resolve(name: str) -> str:
     if not name.startswith("embedded/"):
         hub.settle(name)
         return name
-    folder = Path(__file__).parent / "assets" / name.removeprefix("embedded/")
-    if not folder.is_dir():
-        shipped = sorted(f"embedded/{p.name}" for p in folder.parent.glob("*/"))
-        raise ConfigError(f"model.name={name!r}: no such embedded model.{did_you_mean(name, shipped)} "
-                          f"Shipped: {shipped}")
-    return str(folder)
+    return str(embedded(name))
 
 
 def adapter_base(name: str) -> str | None:

@@ -92,7 +92,7 @@ def sample_from(task: Task, row: Mapping[str, Any], root: Path) -> Sample:
 def _model_config(name: str) -> dict[str, Any] | None:
     """config.json, or else adapter_config.json, of a model's folder or of its copy in the local hub cache."""
     if name.startswith("embedded/"):
-        name = str(_embedded(name))
+        name = str(embedded(name))
     for file in ("config.json", "adapter_config.json"):
         path = Path(name, file) if os.path.isdir(name) else _cached(name, file)
         if path and (found := read_json(path)):
@@ -100,7 +100,8 @@ def _model_config(name: str) -> dict[str, Any] | None:
     return None
 
 
-def _embedded(name: str) -> Path:
+def embedded(name: str) -> Path:
+    """The folder of a model that comes with the package; ConfigError when there is none of that name."""
     assets = Path(__file__).parent / "assets"
     folder = assets / name.removeprefix("embedded/")
     if not folder.is_dir():

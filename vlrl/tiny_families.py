@@ -318,6 +318,7 @@ FAMILIES: dict[str, Callable[..., tuple[Any, Any]]] = {
     "llava_onevision": llava_onevision,
     "internvl": internvl,
 }
+DEFAULT = next(iter(FAMILIES))
 TOKENS: dict[str, Tokens] = {
     "qwen3_vl": QWEN,
     "qwen2_5_vl": QWEN,

@@ -17,6 +17,7 @@ import typer
 from vlrl.commands.common import AsJson, ConfigPath, Words, emit, examples, load
 from vlrl.commands.terminal import printable
 from vlrl.errors import ConfigError, did_you_mean
+from vlrl.tiny_families import DEFAULT, FAMILIES
 
 if TYPE_CHECKING:
     from vlrl.config import Config
@@ -307,7 +308,7 @@ def _tell_exported(done: Exported) -> None:
 def tiny(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", show_default=False,
                                       help="A new or empty folder, e.g. models/tiny.")],
-    family: Annotated[str, typer.Option(metavar="NAME", help="Architecture, e.g. qwen2_5_vl.")] = "qwen3_vl",
+    family: Annotated[str, typer.Option(metavar="NAME", help=f"Architecture: {', '.join(FAMILIES)}.")] = DEFAULT,
     random: Annotated[bool, typer.Option("--random", help="Random float32 weights: nothing is learned.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, metavar="N",
                                       help="Of the weights and of the examples, e.g. 1.")] = 0,
@@ -321,8 +322,6 @@ def tiny(
     carelessly on purpose, and saved in bfloat16: a start that RL improves on a
     CPU in minutes. Needs no network.
     """
-    from vlrl.tiny_families import FAMILIES
-
     if family not in FAMILIES:
         raise ConfigError(f"--family {family!r} is not known.{did_you_mean(family, FAMILIES)} "
                           f"Known: {', '.join(FAMILIES)}.")

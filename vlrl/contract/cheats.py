@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vlrl.contract.answers import answer_of, prompt_text, quick_reward
 from vlrl.contract.findings import Findings
@@ -169,8 +168,8 @@ def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[
     named = {**KNOWING, **(CONSTANT if len(texts) > 1 else {})}
     for name, make in named.items():
         rows += _best_form(task, cases, name, make, best, found, template)
-    rows += _own(task, cases, best, found, template)
-    rows = [row for row in rows if not _allowed(task, samples, row.name)]
+    own, honest = _own(task, cases, best, found, template)
+    rows = [row for row in (*rows, *own) if row.name not in honest]
     for row in rows:
         _judge(row, _mean(best), limits, found, samples[0].id)
     return [_row("perfect answer", best, best, oracles[0][0], template), *rows]
@@ -203,25 +202,21 @@ def _best_form(task: Task, cases: Sequence[Case], name: str, make: Callable[[Cas
     return [max(rows, key=lambda row: row.mean)]
 
 
-def _own(task: Task, cases: Sequence[Case], best: Sequence[float], found: Findings, template: str) -> list[CheatRow]:
-    """The cheats that the task itself names."""
+def _own(task: Task, cases: Sequence[Case], best: Sequence[float], found: Findings,
+         template: str) -> tuple[list[CheatRow], set[str]]:
+    """The cheats that the task itself names, and the names that it calls honest answers (for its first sample)."""
     texts: dict[str, dict[int, str]] = {}
+    honest: set[str] = set()
     for i, case in enumerate(cases):
         with found.guard("cheats", "cheats", case.sample.id):
             for name, text in task.cheats(case.sample).items():
                 if text is not None:
                     texts.setdefault(name, {})[i] = text
-    return [_row(name, [quick_reward(task, cases[i].sample, text, found) for i, text in given.items()],
+                elif i == 0:
+                    honest.add(name)
+    rows = [_row(name, [quick_reward(task, cases[i].sample, text, found) for i, text in given.items()],
                  [best[i] for i in given], next(iter(given.values())), template) for name, given in texts.items()]
-
-
-def _allowed(task: Task, samples: Sequence[Sample], name: str) -> bool:
-    """Whether the task calls this cheat an honest answer."""
-    try:
-        named: Mapping[str, Any] = task.cheats(samples[0])
-    except Exception:
-        return False
-    return name in named and named[name] is None
+    return rows, honest
 
 
 def _judge(row: CheatRow, best: float, limits: Mapping[str, float], found: Findings, sample: str) -> None:
