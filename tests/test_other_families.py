@@ -11,6 +11,7 @@ from tests.conftest import SAMPLES, kinds_of
 from tests.e2e.runs import write_config
 from tests.helpers import Vowels, credited_groups, load, settings
 from tests.test_packing import MIXED, assert_equal, groups
+from vlrl import logprobs
 from vlrl.cli import main
 from vlrl.encode import Encoder
 from vlrl.engine.hf import HFEngine
@@ -98,6 +99,7 @@ def test_padded_rows_equal_the_models_own_forward(scene):
         logits[:, policy.banned] = -torch.inf
         expected = torch.log_softmax(logits, -1).gather(1, torch.from_numpy(answer)[:, None])[:, 0]
         assert (logps - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert type(policy.base) not in logprobs._WHOLE  # its output layer runs in chunks
 
 
 def test_greedy_equals_plain_generate(scene):

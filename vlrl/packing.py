@@ -8,7 +8,7 @@ Two layouts of the same tokens, equal in every log-probability and gradient:
   [own prompt | own answer]. No T x T mask exists.
 - **padded**: one right-padded row per answer with its own copy of the prompt; the oracle.
 
-After the forward pass both give logits [B, C, V] at `columns`; `select` picks the N answer tokens in rollout order.
+Both read the hidden states [B, C, H] at `columns`; `select` picks those of the N answer tokens in rollout order.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Batch:
     inputs: dict[str, Any]
     """Keywords of the model's forward."""
     columns: torch.Tensor
-    """[C] sequence positions whose logits are computed."""
+    """[C] sequence positions whose hidden states are read."""
     select: torch.Tensor
-    """[N] index into the flattened [B * C] logits."""
+    """[N] index into the flattened [B * C] positions."""
     targets: torch.Tensor
     """[N] the answer tokens."""
     rollout_id: torch.Tensor

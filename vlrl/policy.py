@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,9 @@ from accelerate import Accelerator
 from vlrl.config import Config
 from vlrl.families import Family, agree, family_of
 from vlrl.loading import add_lora, choose_trained, compute_dtype, load_model, load_processor, refuse_second_adapter
+from vlrl.logprobs import Statistic, TokenStats, answer_states, token_stats
 from vlrl.packing import Batch
 from vlrl.quantize import Quantization
-
-
-@dataclass(frozen=True, eq=False)
-class TokenStats:
-    """Per answer token of a Batch."""
-
-    logprobs: torch.Tensor
-    """[N] float32 at the sampled temperature, banned ids removed."""
-    entropy: torch.Tensor
-    """[N] float32 nats, without gradient."""
 
 
 class Policy:
@@ -78,18 +68,19 @@ class Policy:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)  # accelerate's knows no float16 on a CPU
 
-    def logprobs(self, batch: Batch, temperature: float, model: Any = None) -> TokenStats:
-        """Log-probability and entropy of every answer token of a batch under this policy (or another model)."""
-        batch = batch.to(self.device)
+    def logprobs(self, batch: Batch, temperature: float, model: Any = None,
+                 more: Mapping[str, Statistic] | None = None) -> TokenStats:
+        """Log-probability, entropy and further statistics of every answer token under this policy (or another model).
+        """
+        batch, model = batch.to(self.device), model or self.model
         with self.autocast():
-            model = model or self.model
-            inputs = self.family.encode(_unwrapped(model), batch.inputs)
-            out = model(**inputs, logits_to_keep=batch.columns, use_cache=False)
-        logits = out.logits
-        if logits.shape[1] != len(batch.columns):  # a model that knows no logits_to_keep
-            logits = logits.index_select(1, batch.columns)
-        logits = logits.flatten(0, 1).index_select(0, batch.select).float() / temperature
-        return token_stats(logits, batch.targets, self.banned)
+            base = _unwrapped(model)
+            inputs = self.family.encode(base, batch.inputs)
+            hidden, head = answer_states(model, base, {**inputs, "logits_to_keep": batch.columns, "use_cache": False})
+            if hidden.shape[1] != len(batch.columns):  # a model that knows no logits_to_keep
+                hidden = hidden.index_select(1, batch.columns)
+            hidden = hidden.flatten(0, 1).index_select(0, batch.select)
+            return token_stats(hidden, head, batch.targets, self.banned, temperature, more)
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
@@ -133,18 +124,6 @@ class Policy:
 
 def _unwrapped(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def token_stats(logits: torch.Tensor, targets: torch.Tensor, banned: torch.Tensor) -> TokenStats:
-    """TokenStats from float32 logits [N, V] already divided by the temperature; targets [N]; banned ids."""
-    if banned.numel():
-        logits = logits.index_fill(1, banned, -torch.inf)
-    norm = torch.logsumexp(logits, -1)
-    logprobs = logits.gather(1, targets[:, None])[:, 0] - norm
-    with torch.no_grad():
-        probs = (logits - norm[:, None]).exp()
-        entropy = norm - (probs * logits.masked_fill(probs == 0, 0)).sum(-1)
-    return TokenStats(logprobs, entropy)
 
 
 def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = None) -> Policy:

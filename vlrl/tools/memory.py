@@ -20,6 +20,7 @@ import torch
 from vlrl import loading
 from vlrl.config import Config
 from vlrl.families import Family, Part, family_of
+from vlrl.logprobs import chunk_rows
 from vlrl.quantize import adapted_layers
 
 GIB = 2**30
@@ -34,8 +35,8 @@ KEPT = {4: 1.3, 2: 1.7}
 Measured 1.2 to 1.4 and 1.2 to 1.75; more at 2 bytes because the norms compute in float32."""
 RUNNING = 0.6
 """Share of the above that is alive at once when nothing is kept."""
-LOGIT_COPIES = 5
-"""float32 copies of [answer tokens, vocabulary] alive in policy.token_stats, beside the model's own output."""
+LOGIT_COPIES = 2
+"""float32 copies of the logits of a chunk of tokens alive in logprobs.token_stats, forward and backward."""
 SAMPLING_COPIES = 6
 """The same in engine.hf.pick for [rows, vocabulary]."""
 CACHE_ROOM = 64
@@ -67,7 +68,7 @@ class Memory:
     block: int
     """One block of the model at work: what it keeps and its gradients."""
     logits: int
-    """Logits of the answer tokens and their copies."""
+    """Logits of a chunk of answer tokens, their copies, and gradients of a trained output layer by chunk."""
     step: int
     """Temporary float32 copy of the trained weights inside AdamW; on CUDA."""
     cache: int
@@ -145,12 +146,12 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
     its image or video (None: an image of model.max_pixels). device: cuda or cpu (None: this machine's).
 
     Measured with PyTorch's memory profiler on a CPU, around real updates and generation, above the loaded weights. The
-    training peak was 0.94 to 1.00 times the estimate on Qwen-VL models of 46 M parameters (hidden 512, 8 layers,
-    vocabulary 32,000; LoRA and full, with and without gradient checkpointing, float32), and 0.7 to 1.2 times (BAND) on
-    models of 1 M of four families (images, padded rows and bfloat16 included; 1.6 once, where the peak was 4 MB).
-    Generation was 0.6 to 0.9 times: not every batch spreads its keys over the heads. Not measured: CUDA. Not counted:
-    the CUDA context (0.5 to 1 GiB), gaps between the allocator's blocks, experts that are not linear layers, and what
-    Python and the media hold in main memory. Raises ConfigError for a model that takes no images.
+    training peak was 0.84 to 0.98 times the estimate on Qwen3-VL of 42 M parameters (hidden 512, 8 layers, vocabulary
+    32,000; LoRA and full, with and without gradient checkpointing, logits in one chunk or several), and 0.7 to 1.2
+    times (BAND) on models of 1 M of four families (images, padded rows and bfloat16 included; 1.6 once, where the peak
+    was 4 MB). Generation was 0.6 to 0.9 times: not every batch spreads its keys over the heads. Not measured: CUDA. Not
+    counted: the CUDA context (0.5 to 1 GiB), gaps between the allocator's blocks, experts that are not linear layers,
+    and what Python and the media hold in main memory. Raises ConfigError for a model that takes no images.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     size, family, model = _dtype(config, device).itemsize, family_of(model_config), _build(model_config)
@@ -170,7 +171,7 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
         reference=trained + frozen if full and config.algo.kl_coef else 0,
         casts=trained * size // 4 if size < 4 else 0, gradients=trained,
         activations=activations, block=block + largest,
-        logits=batch.answer_tokens * vocabulary * (4 * LOGIT_COPIES + size),
+        logits=_logits(config, model_config, batch.answer_tokens, size),
         step=trained if device == "cuda" else largest,
         cache=cache, prefill=_prefill(blocks, prompts * prompt, prompts * patches, size),
         token=max(spread, rows * vocabulary * (4 * SAMPLING_COPIES + size)))
@@ -251,6 +252,21 @@ def _micro_batch(config: Config, prompt: int, shared: bool) -> _MicroBatch:
     prompts, answers = (whole, whole * size) if whole else (1, min(max((limit - prompt) // answer, 1), size))
     return _MicroBatch(prompts, answers * answer, prompts * prompt + answers * answer,
                        prompts * prompt + answers * (prompt + answer), answers * answer * (prompt + answer))
+
+
+def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) -> int:
+    """Bytes of a chunk of logits at work, or of one copy of them and the gradient of a trained output layer.
+
+    With several chunks the gradient of one is added to a sum of its own; in float32 not in place.
+    """
+    text, rows = model_config.get_text_config(), chunk_rows(model_config.get_text_config().vocab_size)
+    copy, gradient, total = 4 * min(answer_tokens, rows), 0, 0
+    if config.model.lora.rank == 0 and "language" in config.model.train:
+        gradient = text.hidden_size * (4 + size % 4)
+        if answer_tokens > rows:
+            total = 4 * text.hidden_size
+            gradient += total if size < 4 else 2 * total
+    return text.vocab_size * ((LOGIT_COPIES - 1) * copy + max(copy + total, gradient))
 
 
 def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], batch: _MicroBatch, patches: int,

@@ -1,0 +1,192 @@
+"""Log-probabilities of answer tokens without the logits of all of them.
+
+The model runs up to its output layer (`answer_states`); the layer is then applied to a chunk of tokens at a time
+(`token_stats`), and the logits of a chunk are dropped before the next one. A backward pass does not bring them back
+all at once either:
+
+- **output layer frozen** (LoRA): a row's gradient is its own weight times a direction that does not depend on it, so
+  the directions [N, H] are found in the forward pass, and no logit is computed twice;
+- **output layer trained**: a chunk's logits are recomputed.
+
+What fits into one chunk is computed at once, by plain autograd. A fused kernel would take the place of `_chunk`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+CHUNK_BYTES = 2**29
+"""Most bytes of float32 logits in a chunk: 883 tokens at a vocabulary of 152,000."""
+
+Statistic = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(logits [n, V] float32 at the sampled temperature, banned ids -inf; targets [n]) -> [n, ...], each row its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStats:
+    """Per answer token of a Batch."""
+
+    logprobs: torch.Tensor
+    """[N] float32 at the sampled temperature, banned ids removed."""
+    entropy: torch.Tensor
+    """[N] float32 nats, without gradient."""
+    more: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """[N, ...] by name, of the Statistics asked for; with gradient."""
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """The part of a model that turns hidden states into logits."""
+
+    vocabulary: int
+    layer: Any = None
+    """The output layer, or what PEFT made of it; None: the "hidden states" are logits already."""
+    cap: float | None = None
+    """The model squeezes its logits smoothly into (-cap, cap)."""
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, H] -> [n, V], as the model computes it."""
+        return hidden if self.layer is None else _capped(self.layer(hidden), self.cap)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the layer has weights to train."""
+        return self.layer is not None and any(p.requires_grad for p in self.layer.parameters())
+
+
+_WHOLE: set[type] = set()
+"""Classes of models that do with their logits what is not known here."""
+
+
+def answer_states(model: Any, base: Any, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, Head]:
+    """Runs a model up to its output layer: (what enters the layer [B, C, H], the rest of the model).
+
+    `base` is `model` without PEFT's wrapper. One row does pass the layer, and the model's logits of it must be what
+    Head makes of it. Where they are not, or where the layer cannot be found, the model runs whole and its logits are
+    returned, with a Head that leaves them as they are.
+    """
+    layer = base.get_output_embeddings()
+    if layer is not None and type(base) not in _WHOLE:
+        states: list[torch.Tensor] = []
+        passed: list[torch.Tensor] = []
+
+        def enter(_: Any, args: tuple[torch.Tensor]) -> torch.Tensor:
+            states.append(args[0])
+            return args[0][:1, :1]
+
+        def leave(_: Any, __: Any, output: torch.Tensor) -> None:
+            passed.append(output.detach().clone())  # some models write into it
+
+        with layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave):
+            logits = model(**inputs).logits.detach()
+        if len(states) == 1:
+            cap = getattr(base.config.get_text_config(), "final_logit_softcapping", None)
+            for known in (None, cap):
+                if _same(_capped(passed[0], known), logits):
+                    return states[0], Head(logits.shape[-1], layer, known)
+        _WHOLE.add(type(base))
+    logits = model(**inputs).logits
+    return logits, Head(logits.shape[-1])
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.nan_to_num().to(b.dtype), b.nan_to_num())
+
+
+def _capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def chunk_rows(vocabulary: int, chunk_bytes: int = CHUNK_BYTES) -> int:
+    """Most tokens in a chunk."""
+    return max(1, chunk_bytes // (4 * vocabulary))
+
+
+def token_stats(hidden: torch.Tensor, head: Head, targets: torch.Tensor, banned: torch.Tensor, temperature: float,
+                more: Mapping[str, Statistic] | None = None, chunk_bytes: int = CHUNK_BYTES) -> TokenStats:
+    """TokenStats of the answer tokens whose hidden states [N, H] these are; targets [N]; banned ids.
+
+    Called under the autocast of the model. Besides [N, H] it takes memory for a few times chunk_bytes and, when the
+    output layer learns, for two gradients of its weight (three in float32), whatever N is.
+    """
+    rest = (head, banned, temperature, more or {})
+    count = math.ceil(len(hidden) / chunk_rows(head.vocabulary, chunk_bytes))
+    if count <= 1:
+        return _stats(_chunk(hidden, targets, *rest), rest[-1])
+    rows = math.ceil(len(hidden) / count)
+    if not (torch.is_grad_enabled() and (hidden.requires_grad or head.learns)):
+        run: Callable[..., Any] = _chunk
+    else:
+        run = _recomputed if head.learns or more else _Directions.apply
+    parts = [run(h, t, *rest) for h, t in zip(hidden.split(rows), targets.split(rows), strict=True)]
+    return _stats([torch.cat(values) for values in zip(*parts, strict=True)], rest[-1])
+
+
+def _stats(values: Any, more: Mapping[str, Statistic]) -> TokenStats:
+    return TokenStats(values[0], values[1], dict(zip(more, values[2:], strict=True)))
+
+
+def _chunk(hidden: torch.Tensor, targets: torch.Tensor, head: Head, banned: torch.Tensor, temperature: float,
+           more: Mapping[str, Statistic]) -> tuple[torch.Tensor, ...]:
+    """Log-probability, entropy and further statistics of a chunk of tokens."""
+    logits = head(hidden).float() / temperature
+    logits.index_fill_(1, banned, -torch.inf)
+    return *_Selected.apply(logits, targets, banned), *(statistic(logits, targets) for statistic in more.values())
+
+
+def _recomputed(hidden: torch.Tensor, *args: Any) -> Any:
+    kind = hidden.device.type
+    # chunks that shared one cast of the weight would add up its gradient in the smaller type
+    with torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False):
+        return checkpoint(_chunk, hidden, *args, use_reentrant=False)
+
+
+class _Directions(torch.autograd.Function):
+    """`_chunk` with d logprob / d hidden of every row found at once; the output layer gets no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, *args: Any) -> Any:
+        with torch.enable_grad():
+            leaf = hidden.detach().requires_grad_()
+            logprobs, entropy = _chunk(leaf, *args)
+            (directions,) = torch.autograd.grad(logprobs, leaf, torch.ones_like(logprobs))
+        ctx.save_for_backward(directions)
+        ctx.mark_non_differentiable(entropy)
+        return logprobs.detach(), entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (directions,) = ctx.saved_tensors
+        return (grads[0][:, None] * directions).to(directions.dtype), *(None,) * 5
+
+
+class _Selected(torch.autograd.Function):
+    """(float32 logits [n, V], targets [n], banned ids) -> log-probabilities of the targets and entropies.
+
+    The exponentials are computed once and in place, and nothing of the size of the logits is kept but themselves.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, banned: torch.Tensor) -> Any:
+        top = logits.amax(-1, keepdim=True)
+        weights = (logits - top).exp_()
+        total = weights.sum(-1, keepdim=True)
+        norm = top + total.log()
+        mean = weights.mul_(logits).index_fill_(1, banned, 0).sum(-1) / total[:, 0]  # banned: 0 times -inf
+        entropy = norm[:, 0] - mean
+        ctx.save_for_backward(logits, norm, targets)
+        ctx.mark_non_differentiable(entropy)
+        return (logits.gather(1, targets[:, None]) - norm)[:, 0], entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        logits, norm, targets = ctx.saved_tensors
+        grad = grads[0][:, None]
+        out = (logits - norm).exp_().mul_(-grad)
+        return out.scatter_add_(1, targets[:, None], grad), None, None
