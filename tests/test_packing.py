@@ -9,7 +9,7 @@ from tests.conftest import FAMILIES, SAMPLES, kinds_of, random_answers
 from vlrl import policy as policies
 from vlrl.config import validate
 from vlrl.encode import Encoder
-from vlrl.packing import Piece, layout_of, pack, pieces_of
+from vlrl.packing import Piece, pack, pieces_of
 from vlrl.task import Task
 
 TOLERANCE = 1e-5
@@ -118,12 +118,6 @@ def test_equals_the_models_own_positions(tiny_models, family):
         logits[:, policy.banned] = -torch.inf
         expected = torch.log_softmax(logits, -1).gather(1, torch.from_numpy(answer)[:, None])[:, 0]
         assert (logps - expected).abs().max() <= TOLERANCE * expected.abs().max()
-
-
-def test_layout_inverse_is_a_permutation():
-    layout = layout_of([(0, 5, [(5, 2), (7, 3)]), (10, 20, [(30, 1)])], 31)
-    assert sorted(layout.inverse.tolist()) == list(range(31))
-    assert len(layout.buckets) == 2  # 5 and 20 tokens are too different to be padded together
 
 
 def test_pieces_are_cut_at_the_limit(tiny_models):

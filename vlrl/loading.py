@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from vlrl import hub, packing
+from vlrl import hub
+from vlrl.attention import ATTENTION
 from vlrl.config import ModelSettings
 from vlrl.errors import ConfigError, VlrlError
 from vlrl.families import Family, family_of, set_pixel_limits
@@ -152,11 +153,11 @@ def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantizatio
 
 
 def _attention(name: str) -> str | None:
-    """The attention of vlrl/packing.py where the family may use it, else transformers' own choice."""
+    """The attention of vlrl/attention.py where the family may use it, else transformers' own choice."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
-    return packing.ATTENTION if family_of(config).shared else None
+    return ATTENTION if family_of(config).shared else None
 
 
 @contextlib.contextmanager

@@ -4,8 +4,7 @@ Two layouts of the same tokens, equal in every log-probability and gradient:
 
 - **shared**: one row holds [prompt | answer 1 | ... | answer G | next prompt | ...]. Every answer attends to its prompt
   and to itself, and its positions restart at the prompt's end, so the prompt and its images are computed once per
-  group. The attention (`attention` below) is exact and in two parts: prompts causal among themselves, answers over
-  [own prompt | own answer]. No T x T mask exists.
+  group. The attention (attention.py) is exact and no T x T mask exists.
 - **padded**: one right-padded row per answer with its own copy of the prompt; the oracle.
 
 Both read the hidden states [B, C, H] at `columns`; `select` picks those of the N answer tokens in rollout order.
@@ -13,19 +12,15 @@ Both read the hidden states [B, C, H] at `columns`; `select` picks those of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
+from vlrl.attention import Layout, Span
 from vlrl.types import Prompt
-
-ATTENTION = "vlrl_prefix_shared"
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,37 +36,6 @@ class Piece:
     @property
     def tokens(self) -> int:
         return len(self.prompt) + sum(map(len, self.answers))
-
-
-@dataclass(frozen=True, eq=False)
-class Bucket:
-    """Prompts of similar length and their answers, padded side by side for the attention only.
-
-    n prompts, P the longest; R answers, A the longest. Indices point into the row.
-    """
-
-    prompt: torch.Tensor
-    """[n * P] index of each prompt token; 0 where padded."""
-    prompt_shape: tuple[int, int]
-    prompt_valid: torch.Tensor | None
-    """[n * P] bool, None when nothing is padded."""
-    answer: torch.Tensor
-    """[R * A] index of each answer token; 0 where padded."""
-    answer_shape: tuple[int, int]
-    answer_valid: torch.Tensor | None
-    owner: torch.Tensor
-    """[R] number of the answer's prompt in this bucket."""
-    mask: torch.Tensor
-    """[R, 1, A, P + A] bool, True = may attend."""
-
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """Where prompts and answers lie in a shared row; travels to the attention as a forward keyword."""
-
-    buckets: tuple[Bucket, ...]
-    inverse: torch.Tensor
-    """[T] place of each row token in the concatenated bucket outputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +111,7 @@ def _bins(pieces: Sequence[Piece], limit: int) -> list[list[int]]:
 
 def _shared(pieces: Sequence[Piece]) -> Batch:
     ids, positions, columns, targets, owners = [], [], [], [], []
-    spans: list[tuple[int, int, list[tuple[int, int]]]] = []
+    spans: list[Span] = []
     offset = 0
     for piece in pieces:
         p, start = len(piece.prompt), piece.prompt.next_position
@@ -170,101 +134,12 @@ def _shared(pieces: Sequence[Piece]) -> Batch:
         "input_ids": torch.from_numpy(np.concatenate(ids))[None],
         "position_ids": _position_ids(np.concatenate(positions, axis=1)[:, None]),
         "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: used as given, no mask is built
-        "prefix_layout": layout_of(spans, offset),
+        "prefix_layout": Layout(spans, offset),
         **media_inputs([piece.prompt for piece in pieces]),
     }
     return Batch(inputs=inputs, columns=keep, select=torch.arange(len(keep)),
                  targets=torch.from_numpy(np.concatenate(targets)),
                  rollout_id=torch.from_numpy(np.concatenate(owners)), tokens=offset)
-
-
-def layout_of(spans: Sequence[tuple[int, int, Sequence[tuple[int, int]]]], length: int) -> Layout:
-    """Layout of a row from (offset, prompt tokens, [(offset, tokens) of each answer]) per piece.
-
-    Pieces whose prompts differ by less than a quarter in length share a bucket, so that attention runs in few calls
-    and pads little.
-    """
-    buckets: list[list[Any]] = []
-    for span in sorted(spans, key=lambda s: -s[1]):
-        if buckets and span[1] >= 0.75 * buckets[-1][0][1]:
-            buckets[-1].append(span)
-        else:
-            buckets.append([span])
-    made = [_bucket(b) for b in buckets]
-    order = torch.cat([x for b in made for x in (_valid(b.prompt, b.prompt_valid), _valid(b.answer, b.answer_valid))])
-    inverse = torch.empty(length, dtype=torch.long)
-    inverse[order] = torch.arange(length)
-    return Layout(tuple(made), inverse)
-
-
-def _bucket(spans: Sequence[tuple[int, int, Sequence[tuple[int, int]]]]) -> Bucket:
-    prompts = [(offset, p) for offset, p, _ in spans]
-    answers = [place for _, _, places in spans for place in places]
-    owner = torch.tensor([i for i, (_, _, places) in enumerate(spans) for _ in places])
-    prompt, prompt_valid = _grid(prompts)
-    answer, answer_valid = _grid(answers)
-    (n, p), (r, a) = prompt.shape, answer.shape
-    reach = torch.ones(a, a, dtype=torch.bool).tril()
-    mask = torch.cat([prompt_valid[owner][:, None].expand(r, a, p), reach.expand(r, a, a)], -1)[:, None]
-    return Bucket(prompt.flatten(), (n, p), None if prompt_valid.all() else prompt_valid.flatten(),
-                  answer.flatten(), (r, a), None if answer_valid.all() else answer_valid.flatten(),
-                  owner, mask)
-
-
-def _grid(places: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """[n, longest] token indices and validity of (offset, length) spans."""
-    steps = torch.arange(max(n for _, n in places))
-    offset, length = torch.tensor(places).T[..., None]
-    valid = steps < length
-    return torch.where(valid, offset + steps, 0), valid
-
-
-def _valid(index: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
-    return index if valid is None else index[valid]
-
-
-def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-              attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
-              prefix_layout: Layout | None = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
-    """Exact attention of a shared row in two parts; anything else (padded rows, generation, the vision tower, which
-    also receives the layout) goes to the stock implementation.
-
-    query [1, H, T, d], key and value [1, H_kv, T, d] -> [1, T, H, d].
-    """
-    if prefix_layout is None or not getattr(module, "is_causal", False):
-        return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, scaling=scaling,
-                                            dropout=dropout, **kwargs)
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, d]
-    repeat = q.shape[1] // k.shape[1]
-    outputs = []
-    for bucket in prefix_layout.buckets:
-        outputs += _two_parts(q, k, v, bucket, repeat, scaling)
-    return torch.cat(outputs).index_select(0, prefix_layout.inverse)[None], None
-
-
-def _two_parts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bucket: Bucket, repeat: int,
-               scaling: float | None) -> Iterable[torch.Tensor]:
-    """Outputs [tokens, H, d] of the bucket's prompts and of its answers, padding removed."""
-    def take(x: torch.Tensor, index: torch.Tensor, shape: tuple[int, int], heads: int) -> torch.Tensor:
-        rows = x.index_select(0, index).view(*shape, *x.shape[1:])  # [rows, tokens, H, d]
-        return (rows.repeat_interleave(heads, 2) if heads > 1 else rows).transpose(1, 2)
-
-    def flat(x: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
-        x = x.transpose(1, 2).flatten(0, 1)
-        return x if valid is None else x[valid]
-
-    at, shape = bucket.prompt, bucket.prompt_shape
-    k_prompt, v_prompt = take(k, at, shape, repeat), take(v, at, shape, repeat)
-    prompts = F.scaled_dot_product_attention(take(q, at, shape, 1), k_prompt, v_prompt, is_causal=True, scale=scaling)
-    at, shape = bucket.answer, bucket.answer_shape
-    keys = torch.cat([k_prompt.index_select(0, bucket.owner), take(k, at, shape, repeat)], 2)
-    values = torch.cat([v_prompt.index_select(0, bucket.owner), take(v, at, shape, repeat)], 2)
-    answers = F.scaled_dot_product_attention(take(q, at, shape, 1), keys, values, attn_mask=bucket.mask, scale=scaling)
-    return flat(prompts, bucket.prompt_valid), flat(answers, bucket.answer_valid)
-
-
-AttentionInterface.register(ATTENTION, attention)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 # --- padded ----------------------------------------------------------------------------------------------------------
