@@ -1,7 +1,8 @@
-"""A key-value cache with room for tokens to come.
+"""Key-value caches of rows that are being written.
 
-transformers' dynamic cache copies all it holds for every new token; with images most of that is the prompt. Here a
-token is written into space that is already there.
+transformers' dynamic cache copies all it holds for every new token. Here a token is written into space that is already
+there, and where the attention allows it the rows of a group share one copy of their prompt (`SharedRows`); with images
+that is most of what is held.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+
+from vlrl.attention import PromptCache
 
 _ROOM = 64
 """Tokens of free space whenever a layer has to grow."""
@@ -59,7 +63,62 @@ def roomy_cache(config: Any) -> DynamicCache:
     return cache
 
 
-def select_rows(cache: DynamicCache, indices: torch.Tensor) -> None:
+class CopiedRows:
+    """Rows that each hold a copy of their prompt.
+
+    `cache` is that of P prompts, `mask` [P, L] theirs, `owner` [R] the number of each row's prompt.
+    """
+
+    def __init__(self, cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor):
+        self._cache, self._mask = cache, mask
+        self.select(owner)
+
+    def inputs(self) -> dict[str, Any]:
+        """Forward keywords for one more token of every row; call once per token."""
+        self._mask = F.pad(self._mask, (0, 1), value=1)
+        return {"past_key_values": self._cache, "attention_mask": self._mask}
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keeps (or repeats) rows."""
+        self._mask = self._mask[rows]
+        _select(self._cache, rows)
+
+
+class SharedRows:
+    """The same for a model with vlrl's attention: each prompt is kept once, for all of its rows. `owner` ascends."""
+
+    def __init__(self, cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, answers: DynamicCache):
+        layers = [(layer.keys, layer.values) for layer in cache.layers]
+        device = owner.device
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+            layers = [(keys.to(dtype), values.to(dtype)) for keys, values in layers]
+        bias = None
+        if not mask.all():
+            bias = torch.zeros(mask.shape, dtype=layers[0][0].dtype, device=device)
+            bias = bias.masked_fill_(mask == 0, -torch.inf)[:, None, None]
+        self._prompts, self._answers = PromptCache(layers, bias, owner), answers
+        self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)  # 4-D: used as given, no mask is built
+
+    def inputs(self) -> dict[str, Any]:
+        """Forward keywords for one more token of every row."""
+        return {"past_key_values": self._answers, "attention_mask": self._mask, "prefix_layout": self._prompts}
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keeps rows (ascending)."""
+        self._prompts.select(rows)
+        _select(self._answers, rows)
+
+
+def spread(cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, config: Any,
+           shared: bool) -> CopiedRows | SharedRows:
+    """Rows over the cache of their prompts; `shared` where the model has vlrl's attention."""
+    if shared and all(type(layer) is RoomyLayer for layer in cache.layers):
+        return SharedRows(cache, mask, owner, roomy_cache(config))
+    return CopiedRows(cache, mask, owner)
+
+
+def _select(cache: DynamicCache, indices: torch.Tensor) -> None:
     """Keeps (or repeats) rows of every layer, in place."""
     for layer in cache.layers:
         kept: Any = layer  # a state instead of keys, or beside them, knows only the other name

@@ -1,6 +1,6 @@
 """Generation with the training model itself: no second copy, no sync.
 
-Each prompt (and its images) is computed once; its cache is then spread over the group. Rows that have finished leave
+Each prompt (and its images) is computed once, and its cache is kept once for the whole group. Rows that have finished leave
 the batch. Every rollout draws from a random stream of its own, named by (seed, request key, index): its answer does
 not depend on the batch or process it ran in, beyond the last bits of the logits.
 """
@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from vlrl.engine.cache import roomy_cache, select_rows
+from vlrl.engine.cache import roomy_cache, spread
 from vlrl.packing import aligned_inputs, media_inputs, to_device
 from vlrl.policy import Policy
 from vlrl.types import Completion, Prompt, Request, Turn
@@ -77,8 +76,8 @@ class HFEngine:
         draws = torch.from_numpy(np.stack([self._draws(r, i, longest) for r, rows in work for i in rows])).to(device)
         logits, cache, mask, position = self._prefill([r.prompt for r, _ in work])
         owner = torch.tensor([p for p, (_, rows) in enumerate(work) for _ in rows], device=device)
-        select_rows(cache, owner)
-        logits, mask, position = logits[owner], mask[owner], position[owner]
+        held = spread(cache, mask, owner, self._text_config, self.policy.family.shared)
+        logits, position = logits[owner], position[owner]
         n = len(owner)
         tokens = torch.zeros(n, longest, dtype=torch.long, device=device)
         logprobs = torch.zeros(n, longest, device=device)
@@ -95,11 +94,10 @@ class HFEngine:
                 break
             if alive <= _COMPACT * len(rows):
                 keep = live.nonzero()[:, 0]
-                rows, mask, position, token, live = (x[keep] for x in (rows, mask, position, token, live))
-                select_rows(cache, keep)
-            mask = F.pad(mask, (0, 1), value=1)
-            logits = model(input_ids=token[:, None], attention_mask=mask, position_ids=self._at(position),
-                           past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+                rows, position, token, live = (x[keep] for x in (rows, position, token, live))
+                held.select(keep)
+            logits = model(input_ids=token[:, None], position_ids=self._at(position), use_cache=True,
+                           logits_to_keep=1, **held.inputs()).logits[:, -1]
             position = position + 1
         width = int(length.max())
         return tokens[:, :width].cpu().numpy(), logprobs[:, :width].float().cpu().numpy(), length.cpu().numpy()
@@ -118,11 +116,15 @@ class HFEngine:
             device))
         attention = torch.from_numpy(mask).to(device)
         at = torch.from_numpy(positions if len(positions) > 1 else positions[0]).to(device)
-        cache = roomy_cache(self.policy.base.config.get_text_config(decoder=True))
+        cache = roomy_cache(self._text_config)
         out = self.policy.model(**inputs, attention_mask=attention, position_ids=at, past_key_values=cache,
                                 use_cache=True, logits_to_keep=1)
         following = torch.tensor([p.next_position for p in prompts], device=device)
         return out.logits[:, -1], cache, attention, following
+
+    @property
+    def _text_config(self) -> Any:
+        return self.policy.base.config.get_text_config(decoder=True)
 
     def _at(self, position: torch.Tensor) -> torch.Tensor:
         """Position ids of one new token per row, as the model takes them."""
