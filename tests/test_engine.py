@@ -9,6 +9,7 @@ from tests.conftest import FAMILIES, SAMPLES, kinds_of
 from vlrl import policy as policies
 from vlrl.config import validate
 from vlrl.encode import Encoder
+from vlrl.engine.cache import CopiedRows, SharedRows, spread
 from vlrl.engine.hf import HFEngine, _batches, pick
 from vlrl.packing import pack, pieces_of
 from vlrl.task import Task
@@ -60,6 +61,28 @@ def test_sampler_and_trainer_agree(parts):
         trainer = policy.logprobs(batch, 0.7).logprobs.numpy()
     sampler = np.concatenate([c.logprobs for _, c in flat])
     assert np.abs(trainer - sampler).max() < 2e-5
+
+
+def test_one_copy_of_a_prompt_is_as_good_as_many(parts):
+    """Over rows of different length that leave one by one, and prompts that are done before others."""
+    policy, prompts = parts
+    requests = [request(p, n=n, length=length, key=(0, i)) for i, (p, n, length) in
+                enumerate(zip(prompts.values(), (1, 5, 2, 3), (3, 25, 9, 25), strict=False))]
+    held = []
+
+    def generate(shared):
+        def choose(*args):
+            held.append(spread(*args[:-1], shared))
+            return held[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("vlrl.engine.hf.spread", choose)
+            return [c for group in HFEngine(policy, 7, 64).generate(requests) for c in group]
+
+    for one, many in zip(generate(True), generate(False), strict=True):
+        assert one.tokens.tolist() == many.tokens.tolist()
+        assert np.abs(one.logprobs - many.logprobs).max() < 2e-5
+    assert [type(h) for h in held] == [SharedRows, CopiedRows]
 
 
 def test_streams_do_not_depend_on_the_batch(parts):

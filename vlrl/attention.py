@@ -38,11 +38,8 @@ class Grid:
     shape: tuple[int, int]
     valid: torch.Tensor | None
     """[R * A] bool, None when nothing is padded."""
-
-    @property
-    def places(self) -> torch.Tensor:
-        """[tokens] places without padding, in the order of `take` and `flat`."""
-        return self.index if self.valid is None else self.index[self.valid]
+    places: torch.Tensor
+    """[tokens] the index without padding, in the order of `take` and `flat`."""
 
     def take(self, x: torch.Tensor, padding: float | None = None) -> torch.Tensor:
         """[T, H, ...] -> [R, H, A, ...]; `padding` is put where a run is padded."""
@@ -142,9 +139,9 @@ def _alike(runs: Sequence[Any]) -> Iterator[list[Any]]:
 def _grid(runs: Sequence[Place], device: torch.device | None = None) -> Grid:
     steps = torch.arange(max(n for _, n in runs), device=device)
     offset, length = torch.tensor(runs, device=device).T[..., None]
-    valid = steps < length
-    return Grid((offset + torch.minimum(steps, length - 1)).flatten(), (len(runs), len(steps)),
-                None if bool(valid.all()) else valid.flatten())
+    index, valid = (offset + torch.minimum(steps, length - 1)).flatten(), (steps < length).flatten()
+    full = bool(valid.all())
+    return Grid(index, (len(runs), len(steps)), None if full else valid, index if full else index[valid])
 
 
 def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -216,7 +213,8 @@ class Merged(torch.autograd.Function):
         lse = torch.empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
         for grid in layout.answers:
             own, own_lse = _flash(grid.take(q), grid.take(k), grid.take(v), scale, causal=True)
-            out[grid.places], lse[grid.places] = grid.flat(own), grid.flat(own_lse)
+            out.index_copy_(0, grid.places, grid.flat(own))
+            lse.index_copy_(0, grid.places, grid.flat(own_lse))
         for start, middle, stop in _edges(layout):
             keys, values = _heads(k, start, middle), _heads(v, start, middle)
             prompt, prompt_lse = _flash(_heads(q, start, middle), keys, values, scale, causal=True)
@@ -236,7 +234,7 @@ class Merged(torch.autograd.Function):
         for grid in layout.answers:
             parts = _flash_backward(grid.take(grad, padding=0), [grid.take(x) for x in saved], scale, causal=True)
             for whole, part in zip(grads, parts, strict=True):
-                whole[grid.places] = grid.flat(part)
+                whole.index_copy_(0, grid.places, grid.flat(part))
         for start, middle, stop in _edges(layout):
             q, k, v, out, lse = (_heads(x, start, middle) for x in saved)
             own = _flash_backward(_heads(grad, start, middle), [q, k, v, out, lse], scale, causal=True)
@@ -264,7 +262,7 @@ def _edges(layout: Layout) -> Iterator[tuple[int, int, int]]:
         yield offset, offset + prompt, offset + prompt + sum(n for _, n in places)
 
 
-# --- one masked attention ----------------------------------------------------------------------------------------------
+# --- one masked attention ---------------------------------------------------------------------------------------------
 
 
 def _bucket(spans: Sequence[Span], device: torch.device) -> Bucket:
@@ -293,7 +291,7 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, s
     return torch.cat(outputs).index_select(0, inverse)
 
 
-# --- generation --------------------------------------------------------------------------------------------------------
+# --- generation -------------------------------------------------------------------------------------------------------
 
 
 def _next_token(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: PromptCache, layer: int,

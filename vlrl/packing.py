@@ -46,8 +46,8 @@ class Batch:
     """Keywords of the model's forward."""
     columns: torch.Tensor
     """[C] sequence positions whose hidden states are read."""
-    select: torch.Tensor
-    """[N] index into the flattened [B * C] positions."""
+    select: torch.Tensor | None
+    """[N] index into the flattened [B * C] positions; None when they are the N tokens."""
     targets: torch.Tensor
     """[N] the answer tokens."""
     rollout_id: torch.Tensor
@@ -137,7 +137,7 @@ def _shared(pieces: Sequence[Piece]) -> Batch:
         "prefix_layout": Layout(spans, offset),
         **media_inputs([piece.prompt for piece in pieces]),
     }
-    return Batch(inputs=inputs, columns=keep, select=torch.arange(len(keep)),
+    return Batch(inputs=inputs, columns=keep, select=None,
                  targets=torch.from_numpy(np.concatenate(targets)),
                  rollout_id=torch.from_numpy(np.concatenate(owners)), tokens=offset)
 

@@ -79,7 +79,9 @@ class Policy:
             hidden, head = answer_states(model, base, {**inputs, "logits_to_keep": batch.columns, "use_cache": False})
             if hidden.shape[1] != len(batch.columns):  # a model that knows no logits_to_keep
                 hidden = hidden.index_select(1, batch.columns)
-            hidden = hidden.flatten(0, 1).index_select(0, batch.select)
+            hidden = hidden.flatten(0, 1)
+            if batch.select is not None:
+                hidden = hidden.index_select(0, batch.select)
             return token_stats(hidden, head, batch.targets, self.banned, temperature, more)
 
     @torch.no_grad()

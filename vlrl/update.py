@@ -83,7 +83,10 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
 
 
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
-    """AdamW over what learns; one group per part of the model and per weight decay (matrices only)."""
+    """AdamW over what learns; one group per part of the model and per weight decay (matrices only).
+
+    The fused kernel would make its state in a step that a loss scaler skips, so it is used without one.
+    """
     groups: dict[tuple[Part, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in policy.trainable():
         groups.setdefault((policy.family.part_of(name), parameter.ndim >= 2), []).append(parameter)
@@ -91,7 +94,7 @@ def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         [{"params": params, "lr": settings.lr, "ratio": settings.part_lr.get(part, settings.lr) / settings.lr,
           "weight_decay": settings.weight_decay if matrix else 0.0} for (part, matrix), params in groups.items()],
-        lr=settings.lr, betas=settings.betas)
+        lr=settings.lr, betas=settings.betas, fused=not policy.scaler.is_enabled())
 
 
 def lr_at(step: int, steps: int, settings: TrainSettings) -> float:

@@ -88,7 +88,7 @@ class SharedRows:
     """The same for a model with vlrl's attention: each prompt is kept once, for all of its rows. `owner` ascends."""
 
     def __init__(self, cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, answers: DynamicCache):
-        layers = [(layer.keys, layer.values) for layer in cache.layers]
+        layers: list[tuple[Any, Any]] = [(layer.keys, layer.values) for layer in cache.layers]
         device = owner.device
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)

@@ -1,8 +1,8 @@
 """Generation with the training model itself: no second copy, no sync.
 
-Each prompt (and its images) is computed once, and its cache is kept once for the whole group. Rows that have finished leave
-the batch. Every rollout draws from a random stream of its own, named by (seed, request key, index): its answer does
-not depend on the batch or process it ran in, beyond the last bits of the logits.
+Each prompt (and its images) is computed once, and its cache is kept once for the whole group where the attention
+allows it. Rows that have finished leave the batch. Every rollout draws from a random stream of its own, named by (seed,
+request key, index): its answer does not depend on the batch or process it ran in, beyond the last bits of the logits.
 """
 
 from __future__ import annotations
@@ -147,13 +147,12 @@ def pick(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.Tensor,
     scores = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
     scores = scores.index_fill(1, banned, -torch.inf) if banned.numel() else scores
     logp = torch.log_softmax(scores, -1)
-    if greedy.all():
-        token = logp.argmax(-1)
-    else:
+    chosen = int(greedy.sum())
+    token = logp.argmax(-1) if chosen else torch.zeros_like(greedy, dtype=torch.long)
+    if chosen < len(greedy):
         below = logp.exp().cumsum(-1)
         reach = torch.minimum(draw * below[:, -1], below[:, -1].nextafter(torch.zeros_like(draw)))
-        token = (below <= reach[:, None]).sum(-1)
-        token = torch.where(greedy, logp.argmax(-1), token)
+        token = torch.where(greedy, token, (below <= reach[:, None]).sum(-1))
     return token, logp.gather(1, token[:, None])[:, 0]
 
 

@@ -136,6 +136,8 @@ class _MicroBatch:
     """Key positions over all attention calls."""
     pairs: int
     """Entries of the attention masks."""
+    shared: bool
+    """Rows are prefix-shared; of padded ones the answers' logits are copied out."""
 
 
 def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None, visual_tokens: int | None = None,
@@ -160,10 +162,10 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
     visual = _visual_tokens(config, model_config) if visual_tokens is None else visual_tokens
     prompt = visual + TEXT_TOKENS if prompt_tokens is None else prompt_tokens
     patches = visual * _merge(model_config) ** 2
-    batch = _micro_batch(config, prompt, family.shared)
+    batch = _micro_batch(config, prompt, family.shared, device)
     activations, block = _activations(config, model_config, blocks, batch, patches, size)
     rows, prompts = _generation_rows(config)
-    cache, spread = _cache(config, model_config, rows, prompt, size)
+    cache, spread = _cache(config, model_config, rows, prompts if family.shared else rows, prompt, size)
     vocabulary = model_config.get_text_config().vocab_size
     full = config.model.lora.rank == 0
     return Memory(
@@ -172,7 +174,7 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
         casts=trained * size // 4 if size < 4 else 0, gradients=trained,
         activations=activations, block=block + largest,
         logits=_logits(config, model_config, batch.answer_tokens, size),
-        step=trained if device == "cuda" else largest,
+        step=0 if _dtype(config, device) != torch.float16 else trained if device == "cuda" else largest,
         cache=cache, prefill=_prefill(blocks, prompts * prompt, prompts * patches, size),
         token=max(spread, rows * vocabulary * (4 * SAMPLING_COPIES + size)))
 
@@ -239,7 +241,7 @@ def _weights(model: Any, family: Family, config: Config, size: int) -> tuple[int
 # --- training --------------------------------------------------------------------------------------------------------
 
 
-def _micro_batch(config: Config, prompt: int, shared: bool) -> _MicroBatch:
+def _micro_batch(config: Config, prompt: int, shared: bool, device: str) -> _MicroBatch:
     """The largest micro-batch whose answers are all as long as allowed."""
     limit, answer = config.train.tokens_per_batch, config.rollout.max_new_tokens
     groups = math.ceil(config.rollout.prompts_per_step / config.rollout.minibatches)
@@ -247,11 +249,14 @@ def _micro_batch(config: Config, prompt: int, shared: bool) -> _MicroBatch:
     if not (shared and config.train.packing == "shared"):
         rows = min(max(limit // (prompt + answer), 1), groups * size)
         length = prompt + answer
-        return _MicroBatch(rows, rows * answer, rows * length, rows * length, rows * length**2)
+        return _MicroBatch(rows, rows * answer, rows * length, rows * length, rows * length**2, False)
     whole = min(limit // (prompt + size * answer), groups)
     prompts, answers = (whole, whole * size) if whole else (1, min(max((limit - prompt) // answer, 1), size))
-    return _MicroBatch(prompts, answers * answer, prompts * prompt + answers * answer,
-                       prompts * prompt + answers * (prompt + answer), answers * answer * (prompt + answer))
+    tokens = prompts * prompt + answers * answer
+    if device == "cpu":  # the merged attention copies no keys and has no mask
+        return _MicroBatch(prompts, answers * answer, tokens, 0, 0, True)
+    return _MicroBatch(prompts, answers * answer, tokens, prompts * prompt + answers * (prompt + answer),
+                       answers * answer * (prompt + answer), True)
 
 
 def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) -> int:
@@ -308,13 +313,17 @@ def _generation_rows(config: Config) -> tuple[int, int]:
     return rows, max(groups, min(most, config.eval.samples, EVAL_ROWS))
 
 
-def _cache(config: Config, model_config: Any, rows: int, prompt: int, size: int) -> tuple[int, int]:
-    """Bytes of keys and values, and of one layer's spread over the query heads while it is read."""
+def _cache(config: Config, model_config: Any, rows: int, copies: int, prompt: int, size: int) -> tuple[int, int]:
+    """Bytes of keys and values of `rows` answers and `copies` prompts, and of one layer's spread over the query heads
+    while it is read."""
     text = model_config.get_text_config()
     heads, kv = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    values = rows * (prompt + config.rollout.max_new_tokens + CACHE_ROOM) * _head_width(text)
+    tokens = rows * (config.rollout.max_new_tokens + CACHE_ROOM) + copies * prompt
+    tokens += copies * CACHE_ROOM if copies < rows else 0
+    values = tokens * _head_width(text)
     key = size if config.model.lora.rank else 4  # the rotation is float32 in a full fine-tune
-    return values * text.num_hidden_layers * kv * (key + size), values * heads * 2 * size if kv < heads else 0
+    spread = values * heads * 2 * size if kv < heads and copies == rows else 0
+    return values * text.num_hidden_layers * kv * (key + size), spread
 
 
 def _prefill(blocks: Sequence[_Block], tokens: int, patches: int, size: int) -> int:
