@@ -186,12 +186,10 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | Non
     return scores.softmax(-1).to(v.dtype) @ v, scores.logsumexp(-1)
 
 
-def _merge(a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor,
-           b_lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _merge(a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.Tensor) -> torch.Tensor:
     """Attention over the keys of both parts, from outputs [..., d] and log-sum-exps [...] over each."""
-    lse = torch.logaddexp(a_lse, b_lse)
-    merged = a * (a_lse - lse).exp()[..., None] + b * (b_lse - lse).exp()[..., None]
-    return merged.to(a.dtype), lse
+    share = torch.sigmoid(a_lse - b_lse)[..., None]
+    return torch.lerp(b.to(share.dtype), a.to(share.dtype), share).to(a.dtype)
 
 
 def _heads(x: torch.Tensor, start: int, stop: int) -> torch.Tensor:
@@ -221,7 +219,8 @@ class Merged(torch.autograd.Function):
             _heads(out, start, middle)[:], _heads(lse, start, middle)[:] = prompt, prompt_lse
             over, over_lse = _flash(_heads(q, middle, stop), keys, values, scale)
             own, own_lse = _heads(out, middle, stop), _heads(lse, middle, stop)
-            own[:], own_lse[:] = _merge(own, own_lse, over, over_lse)
+            own[:] = _merge(own, own_lse, over, over_lse)
+            own_lse[:] = torch.logaddexp(own_lse, over_lse)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.layout, ctx.scale = layout, scale
         return out
@@ -308,4 +307,4 @@ def _next_token(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cac
         x = x.unflatten(2, asked.shape[1:4:2]).transpose(1, 2).flatten(0, 1)  # [P * G, H_kv, h, ...]
         return x if cache.grid is None else x[cache.inverse]
 
-    return _merge(own, own_lse, by_row(over), by_row(over_lse))[0].view(rows, 1, heads, d)
+    return _merge(own, own_lse, by_row(over), by_row(over_lse)).view(rows, 1, heads, d)

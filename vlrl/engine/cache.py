@@ -88,7 +88,8 @@ class SharedRows:
     """The same for a model with vlrl's attention: each prompt is kept once, for all of its rows. `owner` ascends."""
 
     def __init__(self, cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, answers: DynamicCache):
-        layers: list[tuple[Any, Any]] = [(layer.keys, layer.values) for layer in cache.layers]
+        held: list[Any] = cache.layers
+        layers = [(layer.keys, layer.values) for layer in held]
         device = owner.device
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
