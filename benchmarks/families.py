@@ -29,10 +29,10 @@ from vlrl import config as configs
 from vlrl import families, policy, tiny_families
 from vlrl import task as tasks
 from vlrl.cli import main as vlrl
-from vlrl.config import Config
 from vlrl.encode import Encoder
 from vlrl.packing import pack, pieces_of
 from vlrl.policy import Policy
+from vlrl.settings import Config
 from vlrl.task import Task
 from vlrl.types import Answer, Media, Parts, Sample
 

@@ -61,7 +61,7 @@ class Setting:
 
 
 SETTINGS = (Setting("image_heavy", visual=256, text=90, answer=48),
-            Setting("text_light", visual=16, text=30, answer=32))
+            Setting("text_light", visual=16, text=90, answer=32))
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def trl_side(job: Job, turn: Callable[[], None]) -> None:
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             turn()
 
-    def rewards(completions: list[Any], **columns: Any) -> list[float]:
+    def rewards(completions: list[Any], **columns: Any) -> list[float | None]:
         return [reward(c[0]["content"]) for c in completions]
 
     model = AutoModelForImageTextToText.from_pretrained(f"{job.folder}/model", dtype="float32")

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from vlrl.config import Positive
 from vlrl.data import SPLITS, Drawn, sample_from_row
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.boxes import box_format, format_box, iou, is_number, parse_box
+from vlrl.settings import Positive
 from vlrl.task import Task
 from vlrl.types import Answer, Media, Parts, Sample
 

@@ -4,9 +4,9 @@ import logging
 import pytest
 from PIL import Image
 
-from vlrl.config import DataSettings
 from vlrl.data import Drawn, read_rows, read_samples, sample_from_row
 from vlrl.errors import ConfigError, DataError, TaskError
+from vlrl.settings import DataSettings
 from vlrl.task import Task
 from vlrl.types import Sample
 

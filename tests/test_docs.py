@@ -17,6 +17,7 @@ from vlrl import task as tasks
 from vlrl.data import read_rows, read_samples, sample_from_row
 from vlrl.errors import VlrlError
 from vlrl.media import resolve
+from vlrl.settings import DataSettings
 from vlrl.tools import docs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,7 +63,7 @@ def test_the_tables_of_settings_are_those_of_the_code():
     assert docs.page(page) == page, f"docs/configuration.md is out of date; run: {docs.COMMAND}"
     assert {name for name, *_ in config.describe()} < KNOWN
     assert all(docs._purpose(info.annotation) != docs._purpose(None) or not hasattr(info.annotation, "model_fields")
-               for info in config.Config.model_fields.values()), "a section of vlrl/config.py has no docstring"
+               for info in config.Config.model_fields.values()), "a section of vlrl/settings.py has no docstring"
 
 
 @pytest.mark.parametrize(("kind", "words"), [
@@ -227,7 +228,7 @@ def test_every_message_is_in_the_source():
 def task(**data: Any) -> Any:
     """The grounding task with `data.*` settings."""
     found = tasks.load("grounding")
-    found.data = config.DataSettings(**data)
+    found.data = DataSettings(**data)
     return found
 
 

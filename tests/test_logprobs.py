@@ -182,7 +182,8 @@ def whole(policy: Policy, batch, temperature):
     """(log-probabilities, entropy) from the model's own logits."""
     with policy.autocast():
         logits = policy.model(**batch.inputs, logits_to_keep=batch.columns, use_cache=False).logits
-        logits = logits.flatten(0, 1).index_select(0, batch.select)
+        logits = logits.flatten(0, 1)
+        logits = logits if batch.select is None else logits.index_select(0, batch.select)
         return plain(logits, Head(logits.shape[-1]), batch.targets, policy.banned, temperature)
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlrl.config import LimitsSettings
 from vlrl.errors import DataError
 from vlrl.media import load, resolve
+from vlrl.settings import LimitsSettings
 from vlrl.types import Media
 from vlrl.video import VideoSampling
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import FAMILIES, TWO
 from tests.helpers import credited_groups, load, settings
-from vlrl.config import TrainSettings
+from vlrl.settings import TrainSettings
 from vlrl.update import NonFinite, lr_at, make_optimizer, update
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from vlrl import video
-from vlrl.config import LimitsSettings
 from vlrl.errors import DataError
 from vlrl.media import load
+from vlrl.settings import LimitsSettings
 from vlrl.types import LoadedMedia, Media
 from vlrl.video import VideoSampling, choose
 

@@ -14,7 +14,6 @@ from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 
 from vlrl import coordinates, curriculum, dist, policy
-from vlrl.config import Config
 from vlrl.encode import Encoder
 from vlrl.engine.base import Engine
 from vlrl.engine.hf import HFEngine
@@ -23,6 +22,7 @@ from vlrl.metrics import Clock
 from vlrl.offline import make_task
 from vlrl.policy import Policy
 from vlrl.rollout import GroupSource
+from vlrl.settings import Config
 from vlrl.task import Task, task_samples
 from vlrl.update import make_optimizer
 

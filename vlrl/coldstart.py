@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlrl import sft, tiny
-from vlrl.config import Config, load, validate
+from vlrl.config import load, validate
 from vlrl.data import Drawn
 from vlrl.loop import train
+from vlrl.settings import Config
 from vlrl.store import RunFolder
 from vlrl.task import Task
 from vlrl.tiny import DIGIT, DIGIT_THINK, LOCATE, THOUGHTS

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from vlrl import media
-from vlrl.config import Config
 from vlrl.errors import DataError
 from vlrl.families import Family
+from vlrl.settings import Config
 from vlrl.task import Task, task_messages
 from vlrl.types import LoadedMedia, Prompt, Sample
 from vlrl.video import VideoSampling

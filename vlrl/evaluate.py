@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vlrl import dist
-from vlrl.config import Config
 from vlrl.encode import Encoder, PromptTooLong
 from vlrl.engine.base import Engine
 from vlrl.errors import DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.rollout import first_samples, make_group
 from vlrl.scoring import sample_metrics
+from vlrl.settings import Config
 from vlrl.stats import mean_ci
 from vlrl.task import Task
 from vlrl.types import Group, Request, Sample, Sampling

@@ -20,7 +20,7 @@ from vlrl.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from vlrl.config import ModelSettings
+    from vlrl.settings import ModelSettings
 
 Part = Literal["language", "merger", "vision"]
 

@@ -12,12 +12,12 @@ import torch
 
 from vlrl import hub
 from vlrl.attention import ATTENTION
-from vlrl.config import ModelSettings
 from vlrl.errors import ConfigError, VlrlError
 from vlrl.families import Family, family_of, set_pixel_limits
 from vlrl.files import read_json
 from vlrl.offline import embedded
 from vlrl.quantize import Quantization, adapted_layers, dequantized, keep_layout
+from vlrl.settings import ModelSettings
 
 
 def skeleton(settings: ModelSettings) -> tuple[Any, Family]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from vlrl.algo.advantage import ADVANTAGES
 from vlrl.assemble import assemble, make_accelerator
-from vlrl.config import Config
 from vlrl.metrics import group_metrics
 from vlrl.plugins import resolve
 from vlrl.rollout import GroupSource, check_score_errors, credit
 from vlrl.session import Session
+from vlrl.settings import Config
 from vlrl.update import update
 
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from vlrl.config import LimitsSettings
 from vlrl.errors import DataError
+from vlrl.settings import LimitsSettings
 from vlrl.types import LoadedMedia, Media
 from vlrl.video import Clip, VideoSampling, choose, decode
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from vlrl import coordinates
 from vlrl import task as tasks
-from vlrl.config import Config
 from vlrl.data import canonical, make_sample
 from vlrl.errors import ConfigError, DataError, TaskError, did_you_mean
 from vlrl.files import read_json
 from vlrl.plugins import prints_aside
+from vlrl.settings import Config
 from vlrl.task import Task
 from vlrl.types import Sample
 

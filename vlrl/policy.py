@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from vlrl.config import Config
 from vlrl.families import Family, agree, family_of
 from vlrl.loading import add_lora, choose_trained, compute_dtype, load_model, load_processor, refuse_second_adapter
 from vlrl.logprobs import Statistic, TokenStats, answer_states, token_stats
 from vlrl.packing import Batch
 from vlrl.quantize import Quantization
+from vlrl.settings import Config
 
 
 class Policy:

@@ -18,7 +18,7 @@ from vlrl.errors import ConfigError
 from vlrl.families import Family, Part, family_of
 
 if TYPE_CHECKING:
-    from vlrl.config import LoraSettings
+    from vlrl.settings import LoraSettings
 
 FILE = "quantization.json"
 """Beside an adapter, when its base model was quantized."""

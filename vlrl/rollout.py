@@ -9,7 +9,6 @@ from typing import Any
 
 from vlrl import dist
 from vlrl.algo.advantage import Advantage, group_advantages
-from vlrl.config import Config
 from vlrl.curriculum import Draw, Outcome, Sampler
 from vlrl.encode import Encoder, PromptTooLong
 from vlrl.engine.base import Engine
@@ -17,6 +16,7 @@ from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.metrics import Clock
 from vlrl.rewards.text import parse_answer
 from vlrl.scoring import score_group
+from vlrl.settings import Config
 from vlrl.task import Task, task_samples, task_target
 from vlrl.types import Completion, Group, Prompt, Request, Rollout, Sample, Sampling
 

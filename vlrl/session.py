@@ -17,12 +17,12 @@ from accelerate import Accelerator
 
 from vlrl import checkpoint, config, dist, families, files
 from vlrl.assemble import Parts
-from vlrl.config import Config
 from vlrl.errors import RunError, TrainingError
 from vlrl.evaluate import evaluate
 from vlrl.metrics import peak_gib
 from vlrl.progress import Progress
 from vlrl.rollout import check_score_errors
+from vlrl.settings import Config
 from vlrl.store import RunFolder
 from vlrl.task import Task
 from vlrl.types import Group

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from vlrl.config import Config
 from vlrl.curriculum import Draw
 from vlrl.errors import DataError
 from vlrl.loop import train as train_loop
 from vlrl.rollout import GroupSource, make_group
 from vlrl.session import Session
+from vlrl.settings import Config
 from vlrl.task import task_oracle
 from vlrl.types import Completion, Group, Prompt, Sample, Turn
 

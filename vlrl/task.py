@@ -30,9 +30,9 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 
 import pydantic
 
-from vlrl.config import refuse_bool
 from vlrl.errors import ConfigError, TaskError, VlrlError, did_you_mean
 from vlrl.plugins import failure
+from vlrl.settings import refuse_bool
 from vlrl.types import Answer, Coordinates, Parts, Sample
 
 Weight = float | Sequence[Sequence[float]]

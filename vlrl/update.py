@@ -17,12 +17,12 @@ import torch
 
 from vlrl import dist
 from vlrl.algo.loss import LOSSES, LossInputs, PolicyTerm, objective
-from vlrl.config import Config, TrainSettings
 from vlrl.errors import TrainingError
 from vlrl.families import Part
 from vlrl.packing import Batch, pack, pieces_of
 from vlrl.plugins import resolve
 from vlrl.policy import Policy
+from vlrl.settings import Config, TrainSettings
 from vlrl.types import Group, Rollout
 
 PerToken = dict[str, list[np.ndarray | None]]

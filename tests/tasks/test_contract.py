@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlrl import contract
-from vlrl.config import DataSettings
 from vlrl.contract.cheats import with_template
 from vlrl.contract.texts import special_tokens
+from vlrl.settings import DataSettings
 from vlrl.task import Task, builtin_names, load
 
 VARIANTS = {

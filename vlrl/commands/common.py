@@ -12,7 +12,7 @@ import typer
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vlrl.config import Config
+    from vlrl.settings import Config
 
 ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", show_default=False,
                                            help="A YAML file, e.g. configs/quickstart.yaml.")]

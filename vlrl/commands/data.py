@@ -52,7 +52,7 @@ def check(
 
     Lists every problem with its line and id, then what the file holds. Changes nothing. Exits with 1 if a row is bad.
     """
-    from vlrl.config import LimitsSettings
+    from vlrl.settings import LimitsSettings
     from vlrl.tools.datacheck import check as run
 
     settled = load(config, settings) if config else None

@@ -13,7 +13,7 @@ from vlrl.commands.common import emit
 from vlrl.commands.terminal import printable
 
 if TYPE_CHECKING:
-    from vlrl.config import Config
+    from vlrl.settings import Config
     from vlrl.tools.dryrun import DryRun, Oracle, Shown
 
 _MOST = 4000  # characters of one text that are printed

@@ -18,7 +18,7 @@ from vlrl.commands.terminal import late_bar, printable, standard_input
 from vlrl.errors import DataError, RunError
 
 if TYPE_CHECKING:
-    from vlrl.config import Config
+    from vlrl.settings import Config
     from vlrl.tools.rescore import Comparison, Rescored
 
 SCORE_EXAMPLES = examples(

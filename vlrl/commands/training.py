@@ -20,7 +20,7 @@ from vlrl.errors import ConfigError, did_you_mean
 from vlrl.tiny_families import DEFAULT, FAMILIES
 
 if TYPE_CHECKING:
-    from vlrl.config import Config
+    from vlrl.settings import Config
     from vlrl.tools.export import Exported
     from vlrl.tools.measure import Chosen
 

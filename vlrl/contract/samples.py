@@ -18,9 +18,9 @@ from typing import Any
 from PIL import Image
 
 from vlrl import media as loader
-from vlrl.config import DataSettings, LimitsSettings
 from vlrl.contract.findings import Findings
 from vlrl.errors import ConfigError, TaskError, VlrlError
+from vlrl.settings import DataSettings, LimitsSettings
 from vlrl.task import Task, load, setting_names, task_samples
 from vlrl.types import Media, Sample
 

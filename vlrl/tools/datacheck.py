@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlrl.config import LimitsSettings
 from vlrl.data import MEDIA_FIELDS, make_sample, rows_in, sample_from_row
 from vlrl.errors import DataError, TaskError
 from vlrl.media import load
 from vlrl.plugins import failure, prints_aside
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.text import parse_answer
+from vlrl.settings import LimitsSettings
 from vlrl.task import Task, task_oracle
 from vlrl.types import Coordinates, Media, Sample
 from vlrl.video import VideoSampling

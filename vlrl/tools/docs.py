@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 COMMAND = "python -m vlrl.tools.docs"
-MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/config.py or the task instead. -->\n"
+MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/settings.py or the task instead. -->\n"
 
 _PLAIN = {bool: "true or false", int: "whole number", float: "number", str: "text", Any: "any value", NoneType: "null"}
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -85,7 +85,8 @@ def page(text: str) -> str:
 
 def tables() -> str:
     """Every setting in Markdown, by section; then the fields of the built-in tasks."""
-    from vlrl.config import RESUMABLE, Config, describe
+    from vlrl.config import describe
+    from vlrl.settings import RESUMABLE, Config
 
     rows = [(f"`{name}`", kind, _code(default), "may change" if name.split(".")[0] in RESUMABLE else "", text)
             for name, kind, default, text in describe()]

@@ -22,7 +22,6 @@ from vlrl import config as configs
 from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.loss import LOSSES
 from vlrl.assemble import check_trackers
-from vlrl.config import Config
 from vlrl.encode import Encoder, PromptTooLong
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
 from vlrl.offline import make_task
@@ -30,6 +29,7 @@ from vlrl.plugins import failure, prints_aside, resolve
 from vlrl.rewards.text import parse_answer
 from vlrl.rollout import make_group
 from vlrl.scoring import Scored, score_group
+from vlrl.settings import Config
 from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
 from vlrl.tools import memory
 from vlrl.types import Completion, Coordinates, Parts, Prompt, Sample

@@ -26,10 +26,11 @@ from safetensors.torch import load_file, save_file
 
 from vlrl import checkpoint, loading, packing
 from vlrl.checkpoint import MANIFEST, STATE, TENSORS
-from vlrl.config import ModelSettings, validate
+from vlrl.config import validate
 from vlrl.encode import Encoder
 from vlrl.errors import ConfigError, RunError
 from vlrl.families import agree, family_of
+from vlrl.settings import ModelSettings
 from vlrl.task import Task
 from vlrl.types import Media, Prompt, Sample
 

@@ -17,10 +17,10 @@ import transformers
 
 from vlrl import checkpoint, coordinates, loading, policy
 from vlrl.assemble import make_accelerator, make_engine, seed_everything
-from vlrl.config import Config, LoraSettings
 from vlrl.encode import Encoder
 from vlrl.evaluate import evaluate
 from vlrl.offline import make_task
+from vlrl.settings import Config, LoraSettings
 from vlrl.types import Group
 
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from vlrl import loading
-from vlrl.config import Config
 from vlrl.families import Family, Part, family_of
 from vlrl.logprobs import chunk_rows
 from vlrl.quantize import adapted_layers
+from vlrl.settings import Config
 
 GIB = 2**30
 BAND = (0.7, 1.2)

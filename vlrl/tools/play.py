@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from vlrl import media
-from vlrl.config import LimitsSettings
 from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.plugins import prints_aside
 from vlrl.rewards.text import parse_answer
 from vlrl.scoring import Scored, score_group
+from vlrl.settings import LimitsSettings
 from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
 from vlrl.tools.score_rows import without_services
 from vlrl.types import LoadedMedia, Media, Sample

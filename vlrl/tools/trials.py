@@ -140,8 +140,8 @@ def training() -> str:
 def images() -> str:
     from PIL import Image, features
 
-    from vlrl.config import LimitsSettings
     from vlrl.media import load
+    from vlrl.settings import LimitsSettings
     from vlrl.types import Media
 
     kinds = ["png", "jpeg", *(k for k in ("webp", "avif") if features.check(k))]

@@ -1,0 +1,284 @@
+"""Typed settings of a run: names, types, defaults, limits, and what each is for; config.py reads them from files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Positive = Annotated[int, Field(ge=1, lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume")
+"""Top-level settings that may differ between a checkpoint and the run that resumes it."""
+
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        return refuse_bool(cls.model_fields[info.field_name or ""].annotation, value)
+
+
+class RunSettings(Settings):
+    """Where the run lies."""
+
+    dir: str = Field(default="", description="The run folder; empty = runs/<config stem>.")
+
+
+class TaskSettings(BaseModel):
+    """`task.name` and what every task understands; further keys are the task's own fields."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = Field(default="", description="A built-in name (grounding), module:Class or path/file.py:Class.")
+    coordinates: Literal["auto", "original", "processed", "norm1000", "norm999", "norm1"] = Field(
+        default="auto", description="How the model writes boxes and points; auto = the model family's convention.")
+    rewards: dict[str, Any] = Field(
+        default_factory=dict, description="Weight per part: a number, or [[step, weight], ...] joined by lines.")
+
+
+class DataSettings(Settings):
+    """The files of rows that a task reads."""
+
+    train: str = Field(default="", description="Rows to train on (.jsonl or .json); empty when the task draws its own.")
+    heldout: str = Field(default="", description="Rows to evaluate on.")
+    root: str = Field(
+        default="", description="Folder that media paths are relative to; empty = the data file's folder.")
+    format: str = Field(default="auto", description="Format of the rows; auto recognises it by their fields.")
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63,
+                      description="Seed of drawn data and of fixed splits; apart from the training seed.")
+    quarantine: bool = Field(default=False, description="Leave bad rows out, count and list them, instead of stopping.")
+
+
+class LoraSettings(Settings):
+    """A LoRA adapter instead of a full fine-tune."""
+
+    rank: Count = Field(default=0, description="0 = full fine-tuning.")
+    alpha: Positive = Field(default=32, description="Scale; the update is multiplied by alpha / rank.")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapter's input.")
+    target: Literal["language", "all_linear", "vision_language"] = Field(
+        default="language", description="language: the language model's linear layers; all_linear: these and the "
+        "merger's; vision_language: these and the vision tower's.")
+    quantize: Literal["none", "nf4"] = Field(
+        default="none", description="nf4: the frozen weights under the adapter are kept in 4 bits (QLoRA); needs "
+        "bitsandbytes. Embeddings, lm_head and layers without an adapter stay in model.dtype.")
+
+    @model_validator(mode="after")
+    def _needs_adapter(self) -> LoraSettings:
+        if self.quantize != "none" and self.rank == 0:
+            raise ValueError(f"model.lora.quantize={self.quantize} keeps frozen weights in 4 bits, but with "
+                             "model.lora.rank=0 they are to be trained: add an adapter (model.lora.rank=16), or set "
+                             "model.lora.quantize=none")
+        return self
+
+
+class ModelSettings(Settings):
+    """The model, what of it learns, and how large it sees images and videos."""
+
+    name: str = Field(default="", description="Hub name or folder of the model.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="Compute type and type of frozen weights; trained weights stay in float32. "
+        "auto = bfloat16 on CUDA, else float32. float16, with loss scaling, is for GPUs without bfloat16.")
+    train: tuple[Literal["language", "merger", "vision"], ...] = Field(
+        default=("language",), description="Parts of a full fine-tune that learn.")
+    lora: LoraSettings = LoraSettings()
+    max_pixels: Positive | None = Field(default=None, description="Upper limit of an image after resizing, in pixels.")
+    min_pixels: Positive | None = Field(default=None, description="Lower limit of an image after resizing, in pixels.")
+    video_fps: float = Field(default=2.0, gt=0, description="Frames per second sampled from a video.")
+    video_max_frames: Annotated[int, Field(ge=2)] = Field(default=64, description="Most frames sampled from a video.")
+    gradient_checkpointing: bool = Field(default=False, description="Recompute activations in the backward pass.")
+
+
+class EngineSettings(Settings):
+    """What generates the answers."""
+
+    name: Literal["hf"] = Field(default="hf", description="What generates the answers.")
+    batch_rollouts: Positive = Field(default=256, description="Answers generated side by side.")
+
+
+class RolloutSettings(Settings):
+    """How many answers a step draws, how they are sampled, and how often they are learned from."""
+
+    prompts_per_step: Positive = Field(default=32, description="Prompts a step, over all processes.")
+    group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="Answers per prompt.")
+    max_new_tokens: Positive = Field(default=512, description="Most tokens of one answer.")
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature; training uses the same.")
+    updates: Positive = Field(default=1, description="Passes over one batch of rollouts.")
+    minibatches: Positive = Field(default=1, description="Optimizer steps per pass.")
+
+
+class AlgoSettings(Settings):
+    """From rewards to a loss."""
+
+    advantage: str = Field(default="grpo", description="grpo, dr_grpo, or own module:function.")
+    loss: str = Field(default="ppo_clip", description="ppo_clip, reinforce, or own module:function.")
+    aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
+        default="token_mean", description="token_mean: sum / tokens of the optimizer step; sequence_mean: mean of "
+        "per-answer means; constant: sum / (answers * rollout.max_new_tokens).")
+    clip_low: float = Field(default=0.2, gt=0, lt=1, description="The ratio is clipped below 1 - clip_low.")
+    clip_high: float = Field(default=0.2, gt=0, description="The ratio is clipped above 1 + clip_high.")
+    kl_coef: NonNegative = Field(
+        default=0.0, description="Weight of the KL to the reference; 0 = no reference is kept.")
+    mask_truncated: bool = Field(default=False, description="Leave answers that hit the length limit out of the loss.")
+
+
+class CurriculumSettings(Settings):
+    """Which samples are drawn, and which groups are learned from."""
+
+    name: str = Field(default="uniform", description="uniform, sequential, or own module:Class.")
+    keep: Literal["all", "mixed"] = Field(
+        default="all", description="mixed: groups whose rewards are all equal are dropped and refilled.")
+    max_refills: Count = Field(default=3, description="Most extra rounds of generation in a step when keep=mixed.")
+
+
+class TrainSettings(Settings):
+    """The optimizer, and how much it takes at a time."""
+
+    lr: float = Field(default=1e-6, gt=0, description="Peak learning rate.")
+    part_lr: dict[Literal["language", "merger", "vision"], Rate] = Field(
+        default_factory=dict, description="Learning rate of a part, instead of train.lr.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(default="constant", description="After the warm-up.")
+    warmup: Fraction = Field(default=0.0, description="Share of all steps over which the rate rises from 0.")
+    min_lr_ratio: Fraction = Field(default=0.0, description="Where linear and cosine end, as a share of the peak.")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="AdamW.")
+    weight_decay: NonNegative = Field(default=0.0, description="AdamW, on matrices only.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this norm.")
+    tokens_per_batch: Positive = Field(default=8192, description="Packed tokens per process and micro-batch.")
+    packing: Literal["shared", "padded"] = Field(
+        default="shared", description="shared: a group's prompt is computed once; padded: one row per answer (the "
+        "oracle).")
+
+
+class EvalSettings(Settings):
+    """Measuring on splits that are not trained on."""
+
+    every: Count = Field(default=0, description="Steps between evaluations; 0 = before and after only.")
+    samples: Count = Field(default=256, description="Samples per split; 0 = no evaluation.")
+    splits: tuple[str, ...] = Field(default=("heldout",), description="Splits evaluated.")
+    temperature: NonNegative = Field(default=0.0, description="0 = greedy.")
+
+
+class SaveSettings(Settings):
+    """Checkpoints."""
+
+    every: Count = Field(default=50, description="Steps between checkpoints; the last step is always saved.")
+    keep: Positive = Field(default=2, description="Most checkpoints kept.")
+
+
+class StoreSettings(Settings):
+    """What the run folder keeps of the rollouts."""
+
+    media: Literal["copy", "link", "none"] = Field(default="copy", description="How media enters the run folder.")
+    rollouts: bool = Field(default=True, description="Write every rollout.")
+
+
+class LogSettings(Settings):
+    """What is shown and sent while the run goes on."""
+
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
+        default=(), description="Where metrics are sent besides metrics.jsonl.")
+    project: str = Field(default="vlrl", description="Project name at the trackers.")
+    samples_every: Count = Field(default=10, description="Steps between printed sample answers; 0 = never.")
+
+
+class LimitsSettings(Settings):
+    """Where a run stops, or leaves something out, instead of going wrong."""
+
+    prompt_tokens: Positive = Field(default=16384, description="A longer prompt is rejected at load, never truncated.")
+    rejected: Fraction = Field(
+        default=0.5, description="Stop when more than this share of the drawn prompts is rejected.")
+    score_errors: Fraction = Field(
+        default=0.1, description="Stop when more than this share of a step's rollouts fails to score.")
+    image_pixels: Positive = Field(default=64_000_000, description="An image with more pixels is refused unread.")
+    media_bytes: Positive = Field(default=2_000_000_000, description="A larger media file is refused unread.")
+
+
+class Config(Settings):
+    """All settings of a run."""
+
+    steps: Count = Field(default=100, description="Training steps in all, those before a resume included.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of sampling, data order and dropout.")
+    resume: Literal["auto", "never", "must"] = Field(
+        default="auto", description="auto: go on from the newest checkpoint if there is one; never: start over; must: "
+        "fail without one.")
+    run: RunSettings = RunSettings()
+    task: TaskSettings = TaskSettings()
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    engine: EngineSettings = EngineSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    algo: AlgoSettings = AlgoSettings()
+    curriculum: CurriculumSettings = CurriculumSettings()
+    train: TrainSettings = TrainSettings()
+    eval: EvalSettings = EvalSettings()
+    save: SaveSettings = SaveSettings()
+    store: StoreSettings = StoreSettings()
+    log: LogSettings = LogSettings()
+    limits: LimitsSettings = LimitsSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, values: Any) -> Any:
+        """`engine: hf` and `task: grounding` are short for their `name`."""
+        if isinstance(values, Mapping):
+            named = {k: {"name": values[k]} for k in ("engine", "task") if isinstance(values.get(k), str)}
+            return {**values, **named}
+        return values
+
+    @model_validator(mode="after")
+    def _required(self) -> Config:
+        if not self.task.name:
+            raise ValueError("task.name is not set: name a built-in task or a file, e.g. task.name=grounding")
+        if not self.model.name:
+            raise ValueError("model.name is not set: give a hub name or a folder, e.g. "
+                             "model.name=Qwen/Qwen2.5-VL-3B-Instruct")
+        return self
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if self.rollout.minibatches > self.rollout.prompts_per_step:
+            raise ValueError(f"rollout.minibatches={self.rollout.minibatches} is more than "
+                             f"rollout.prompts_per_step={self.rollout.prompts_per_step}: a mini-batch would be empty")
+        if not self.model.train and self.model.lora.rank == 0:
+            raise ValueError("model.train=[]: nothing would learn; name at least one of language, merger and vision, "
+                             "or train an adapter with model.lora.rank=16")
+        low, high = self.model.min_pixels, self.model.max_pixels
+        if low and high and low > high:
+            raise ValueError(f"model.min_pixels={low} is more than model.max_pixels={high}: lower the one or raise the "
+                             "other")
+        if low and low > self.limits.image_pixels:
+            raise ValueError(f"model.min_pixels={low} enlarges every image beyond limits.image_pixels="
+                             f"{self.limits.image_pixels}: lower it")
+        splits = self.eval.splits
+        twice = [name for i, name in enumerate(splits) if name in splits[:i]]
+        if twice:
+            raise ValueError(f"eval.splits={list(splits)}: '{twice[0]}' stands there twice; name each split once")
+        return self
+
+
+def refuse_bool(kind: Any, value: Any) -> Any:
+    """The value; ValueError when it is, or holds, true or false and the annotation `kind` wants numbers.
+
+    Pydantic would take true as 1: `steps=true` or `betas: [true, false]` are slips of the pen.
+    """
+    kinds = _kinds(kind)
+    held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
+    if kinds & {int, float} and bool not in kinds and any(isinstance(v, bool) for v in held):
+        raise ValueError("give a number, not true or false")
+    return value
+
+
+def _kinds(kind: Any) -> set[Any]:
+    """The plain types that an annotation names, at any depth."""
+    if isinstance(kind, type) and not get_args(kind):
+        return {kind}
+    return {found for part in get_args(kind) for found in _kinds(part)}
