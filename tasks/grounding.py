@@ -1,36 +1,60 @@
 """Grounding: find what an expression names and answer with its box; the reward is the soft IoU.
 
+`task.recipe` chooses how to ask and what to pay: one box (soft_iou, vlm_r1_rec, curr_reft_open, reasoning), all boxes
+of some categories (vlm_r1_ovd, vision_r1_griffon, visual_rft_detection, perception_r1), yes or no (curr_reft_binary), a
+choice (curr_reft_choice), a count (counting) or points (pointing).
+
 `task.drawn=true` draws scenes of coloured shapes, so no file is needed; else the canonical rows of `data.train` and
-`data.heldout` are read, whose first box is the target (an empty list: the object is absent).
+`data.heldout` are read. A recipe with one box takes the row's first; an empty list means that the object is absent.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from vlrl.data import SPLITS, Drawn, sample_from_row
-from vlrl.errors import ConfigError, DataError
-from vlrl.rewards.boxes import box_format, format_box, iou, is_number, parse_box
+from vlrl.data import SPLITS, Drawn
+from vlrl.errors import ConfigError
+from vlrl.rewards.boxes import iou, is_number
+from vlrl.rewards.detection import coco_map
 from vlrl.settings import Positive
-from vlrl.task import Task
 from vlrl.types import Answer, Media, Parts, Sample
 
+from . import _grounding as boxes
+from . import _grounding_words as words
+from ._recipes import RecipeTask
 from ._scenes import scene
 
+RECIPES = {
+    "soft_iou": boxes.SOFT_IOU, "vlm_r1_rec": boxes.VLM_R1_REC, "vlm_r1_ovd": boxes.VLM_R1_OVD,
+    "vision_r1_griffon": boxes.VISION_R1_GRIFFON, "visual_rft_detection": boxes.VISUAL_RFT_DETECTION,
+    "perception_r1": boxes.PERCEPTION_R1, "curr_reft_binary": words.CURR_REFT_BINARY,
+    "curr_reft_choice": words.CURR_REFT_CHOICE, "curr_reft_open": boxes.CURR_REFT_OPEN, "reasoning": boxes.REASONING,
+    "counting": words.COUNTING, "pointing": words.POINTING,
+}
 
-class Grounding(Task):
-    """One referring expression, one box. Parts: `iou` in [0, 1], `format` 0 or 1."""
 
+class Grounding(RecipeTask):
+    """Referring expressions, detection, counting and pointing: see `task.recipe`. Parts of the default: `iou` in
+    [0, 1], `format` 0 or 1."""
+
+    _recipes = RECIPES
+    recipe: str = "soft_iou"
+    """How to ask and what to pay: soft_iou, vlm_r1_rec, vlm_r1_ovd, vision_r1_griffon, visual_rft_detection,
+    perception_r1, curr_reft_binary, curr_reft_choice, curr_reft_open, reasoning, counting, pointing, or own
+    module:function that returns a Recipe."""
     drawn: bool = False
     """Scenes drawn by code instead of rows from a file."""
     count: Positive = 4096
     """Scenes of a drawn split."""
     size: Annotated[int, Field(ge=32, le=4096)] = 128
     """Side of a drawn scene in pixels."""
-    prompt = "Locate the {expression}. Answer with its box as [x1, y1, x2, y2]."
-    rewards = {"iou": 1.0, "format": 0.0}
+    progressive: bool = True
+    """vision_r1_griffon: the bars of quality rise at switch_step; false: no bars, as its code without a step."""
+    switch_step: Positive = 1500
+    """vision_r1_griffon: the step from which the higher bars hold."""
+    reach: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """pointing: how far a point may lie from a point of the row, as a share of the image's longer side."""
 
     def samples(self, split: str) -> Sequence[Sample]:
         if not self.drawn:
@@ -41,48 +65,63 @@ class Grounding(Task):
 
     def _draw(self, split: str, index: int) -> Sample:
         image, row = scene(self.seed, split, index, self.size)
-        return Sample(id=row["id"], media=(Media(source=image),), row=row)
+        return Sample(id=row["id"], media=(Media(source=image),), row=self.filled(row))
 
-    def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
-        sample = sample_from_row(row, root)
-        problem = _problem(sample.row)
-        if problem:
-            raise DataError(f"row '{sample.id}': {problem}")
-        return sample
+    def problem(self, row: Mapping[str, Any]) -> str | None:
+        return _problem(row, self.used.asks)
 
-    def score(self, sample: Sample, answer: Answer) -> Parts:
-        truth = self.target(sample)
-        if truth is None:
-            return {"iou": float(_says_none(answer)), "format": float(_says_none(answer))}
-        box = self.parse(sample, answer)
-        return {"iou": iou(box, truth) if box else 0.0, "format": box_format(answer.final)}
-
-    def parse(self, sample: Sample, answer: Answer) -> list[float] | None:
-        """The answer's first box, in original pixels: further boxes neither pay nor cost."""
-        box = parse_box(answer.final)
-        return self.coordinates.to_original(sample, box) if box else None
-
-    def target(self, sample: Sample) -> list[float] | None:
-        return sample["boxes"][0]["box"] if sample["boxes"] else None
-
-    def oracle(self, sample: Sample) -> str:
-        truth = self.target(sample)
-        return format_box(self.coordinates.from_original(sample, truth)) if truth else "none"
+    def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
+        name = boxes.name_of(row)
+        return {"categories": ", ".join(row.get("labels") or ()) or name, "expression": name,
+                "question": words.binary_question(row, name), "how_many": words.count_question(row, name),
+                "choices": words.choice_question(row)}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        return {"acc@.5": float((parts["iou"] or 0.0) >= 0.5)}
+        """Acc@.5 of recipes with one box."""
+        if self.used.target is not boxes.first_box:
+            return {}
+        truth = self.target(sample)
+        if truth is not None and "iou" not in parts:
+            found = self.parse(sample, answer)
+            return {"acc@.5": float(found is not None and iou(found, truth) >= 0.5)}
+        return {"acc@.5": float((parts.get("iou", parts.get("accuracy")) or 0.0) >= 0.5)}
+
+    def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """COCO's mAP of recipes that find all boxes."""
+        if self.used.target is not boxes.truths:
+            return {}
+        return coco_map([(r["parsed"] or [], r["target"]) for r in records])
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
-        marks = [("target", self.target(sample)), ("answer", parsed)]
-        return [{"kind": "box", "at": box, "label": sample["expression"], "role": role} for role, box in marks if box]
+        return [mark for role, found in (("target", self.target(sample)), ("answer", parsed))
+                for mark in _marks(found, boxes.name_of(sample.row), role)]
 
 
-def _problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a grounding row, or None."""
+def _marks(found: Any, name: str, role: str) -> list[dict[str, Any]]:
+    """Marks of a box, a point, or a list of points, boxes or detections; none for a word or number."""
+    if not isinstance(found, list) or not found:
+        return []
+    kind = {2: "point", 4: "box"}.get(len(found)) if is_number(found[0]) else None
+    if kind:
+        return [{"kind": kind, "at": found, "label": name, "role": role}]
+    marks = []
+    for entry in found:
+        at, label = (entry["box"], entry["label"]) if isinstance(entry, dict) else (entry, name)
+        marks.append({"kind": "point" if len(at) == 2 else "box", "at": at, "label": label, "role": role})
+    return marks
+
+
+def _problem(row: Mapping[str, Any], asks: bool) -> str | None:
+    """What is wrong with a grounding row, or None; `asks`: a question and its answer will do."""
     for side in ("width", "height"):
         if not is_number(row.get(side)) or row[side] <= 0:
             return f"{side}={row.get(side)!r} must be the image's {side} in pixels"
-    if not isinstance(row.get("expression"), str):
+    labels = row.get("labels")
+    if labels is not None and not (isinstance(labels, list) and all(isinstance(v, str) for v in labels)):
+        return f"labels={str(labels)[:200]} must be a list of texts, the categories to find"
+    if asks and isinstance(row.get("question"), str) and row.get("answer") is not None and not row.get("boxes"):
+        return words.count_problem(row)
+    if not isinstance(row.get("expression"), str) and not labels:
         return f"expression={row.get('expression')!r} must be the text to locate"
     if not isinstance(row.get("boxes"), list):
         return (f"boxes={row.get('boxes')!r} must be a list of {{\"box\": [x1, y1, x2, y2]}}; empty when the object is "
@@ -91,9 +130,4 @@ def _problem(row: Mapping[str, Any]) -> str | None:
         box = entry.get("box") if isinstance(entry, dict) else None
         if not isinstance(box, list) or not all(map(is_number, box)) or iou(box, box) == 0:
             return f"box {str(box)[:200]} must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
-    return None
-
-
-def _says_none(answer: Answer) -> bool:
-    """An answer that says something, without any number: "none", "no box"."""
-    return bool(answer.final) and not any(c.isdigit() for c in answer.final)
+    return words.count_problem(row)

@@ -1,13 +1,23 @@
-"""The merged attention against the masked one, and decoding over shared prompts against attention over copies."""
+"""Every attention of shared rows against a T x T mask, and decoding over shared prompts against attention over copies.
 
+The kernels of `varlen` are for CUDA: here a CPU kernel, one run at a time, takes their place.
+"""
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import create_block_mask
 
-from vlrl.attention import Layout, Merged, PromptCache, _masked, _next_token, attention
+from vlrl import attention as attentions
+from vlrl import attention_gpu
+from vlrl.attention import DEVICES, IMPLEMENTATIONS, Layout, Merged, PromptCache, _next_token, attention, check
+from vlrl.config import validate
+from vlrl.errors import ConfigError
 
 RAGGED = ((5, (2, 7, 1)), (20, (3,)), (6, (9, 9)))
 EVEN = ((8, (4, 4)), (8, (4, 4)))
+IDLE = ((6, ()), (5, (2, 3)), (4, ()))
 
 
 def layout_of(groups):
@@ -22,14 +32,15 @@ def layout_of(groups):
     return Layout(spans, at)
 
 
-def dense(q, k, v, layout):
+def dense(q, k, v, layout, scale=None):
     """By a T x T mask."""
     mask = torch.zeros(layout.length, layout.length, dtype=torch.bool)
     for start, prompt, places in layout.spans:
         for at, n in [(start, prompt), *places]:
             mask[at:at + n, start:start + prompt] = True
             mask[at:at + n, at:at + n] = torch.ones(n, n, dtype=torch.bool).tril()
-    return F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v)), attn_mask=mask).transpose(0, 1)
+    return F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v)), attn_mask=mask,
+                                          scale=scale).transpose(0, 1)
 
 
 def inputs(tokens, dtype, heads=2, width=8, seed=0):
@@ -37,20 +48,115 @@ def inputs(tokens, dtype, heads=2, width=8, seed=0):
     return [torch.randn(tokens, heads, width, dtype=dtype, generator=generator, requires_grad=True) for _ in range(3)]
 
 
-@pytest.mark.parametrize("groups", [RAGGED, EVEN, RAGGED[:1]], ids=["ragged", "even", "one group"])
+def per_run(of_q, of_k):
+    for a, b, c, d in zip(of_q.edges, of_q.edges[1:], of_k.edges, of_k.edges[1:], strict=False):
+        yield slice(int(a), int(b)), slice(int(c), int(d))
+
+
+def flash_of_runs(qkv, of_q, of_k, scale, causal=False):
+    q, k, v = qkv
+    out, lse = torch.zeros_like(q), torch.zeros(q.shape[1], len(q))
+    for own, seen in per_run(of_q, of_k):
+        if own.stop > own.start:
+            k_run, v_run = (attentions._repeated(x[seen], q) for x in (k, v))
+            run = [x.transpose(0, 1)[None] for x in (q[own], k_run, v_run)]
+            part, part_lse = attentions._flash(*run, scale, causal=causal)
+            out[own], lse[:, own] = part[0].transpose(0, 1), part_lse[0].float()
+    return out, lse
+
+
+def flash_of_runs_backward(grad, saved, of_q, of_k, scale, causal=False):
+    q, k, v, out, lse = saved
+    grads = [torch.zeros_like(x) for x in (q, k, v)]
+    for own, seen in per_run(of_q, of_k):
+        if own.stop > own.start:
+            k_run, v_run = (attentions._repeated(x[seen], q) for x in (k, v))
+            run = [x.transpose(0, 1)[None] for x in (grad[own], q[own], k_run, v_run, out[own])]
+            own_lse = lse[None, :, own].to(torch.promote_types(q.dtype, torch.float32))
+            parts = attentions._flash_backward(run[0], [*run[1:], own_lse], scale, causal)
+            grads[0][own] = parts[0][0].transpose(0, 1)
+            for whole, part in zip(grads[1:], parts[1:], strict=True):
+                whole[seen] = part[0].transpose(0, 1).unflatten(1, (k.shape[1], -1)).sum(2)
+    return grads
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """A CPU kernel in place of those of `varlen`."""
+    monkeypatch.setattr(attention_gpu, "_flash", flash_of_runs)
+    monkeypatch.setattr(attention_gpu, "_flash_backward", flash_of_runs_backward)
+
+
+LAYOUTS = pytest.mark.parametrize("groups", [RAGGED, EVEN, RAGGED[:1], IDLE, IDLE[:1]],
+                                  ids=["ragged", "even", "one group", "some idle", "all idle"])
+
+
+@LAYOUTS
+@pytest.mark.parametrize("kind", ["merged", "masked", "varlen"])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
-def test_both_paths_equal_dense_attention(groups, dtype, tolerance):
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_training_equals_dense_attention(kernels, groups, kind, dtype, tolerance, kv_heads):
+    if kind == "varlen" and dtype == torch.float64:
+        tolerance = 2e-6  # its log-sum-exp is float32
     layout = layout_of(groups)
-    qkv = inputs(layout.length, dtype)
+    q, _, _ = inputs(layout.length, dtype)
+    _, k, v = inputs(layout.length, dtype, heads=kv_heads)
     weight = torch.randn(layout.length, 2, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
-    exact = [x.detach().double().requires_grad_() for x in qkv]
-    expected = dense(*exact, layout)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected = dense(exact[0], *(x.repeat_interleave(2 // kv_heads, 1) for x in exact[1:]), layout)
     grads = torch.autograd.grad(expected, exact, weight.double())
-    for path in (lambda: Merged.apply(*qkv, layout, None), lambda: _masked(*qkv, layout, None)):
-        out = path()
-        for found, right in zip((out, *torch.autograd.grad(out, qkv, weight)), (expected, *grads), strict=True):
-            assert found.dtype == dtype
-            assert (found - right).abs().max() <= tolerance * right.abs().max()
+    out = IMPLEMENTATIONS[kind](q, k, v, layout, None)
+    for found, right in zip((out, *torch.autograd.grad(out, (q, k, v), weight)), (expected, *grads), strict=True):
+        assert found.dtype == dtype
+        assert (found - right).abs().max() <= tolerance * right.abs().max()
+
+
+LONG = ((130, (200, 64)), (256, (128,)), (40, ()), (17, (1, 300)))
+
+
+@pytest.mark.parametrize("groups", [RAGGED, LONG, IDLE], ids=["ragged", "several blocks", "some idle"])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+def test_flex_equals_dense_attention(groups):
+    layout = layout_of(groups)
+    q, _, _ = (x.detach() for x in inputs(layout.length, torch.float32))
+    _, k, v = (x.detach() for x in inputs(layout.length, torch.float32, heads=1))
+    out = IMPLEMENTATIONS["flex"](q, k, v, layout, 0.3)
+    expected = dense(q, *(x.repeat_interleave(2, 1) for x in (k, v)), layout, 0.3)
+    assert (out - expected).abs().max() <= 2e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("groups", [RAGGED, LONG, IDLE], ids=["ragged", "several blocks", "some idle"])
+def test_blocks_of_flex_are_those_of_its_own_function(groups):
+    layout = layout_of(groups)
+    found = layout.blocks(torch.device("cpu")).mask
+    right = create_block_mask(found.mask_mod, None, None, layout.length, layout.length, device="cpu")
+    assert torch.equal(found.to_dense(), right.to_dense())
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(found, name), getattr(right, name)), name
+    n = found.full_kv_num_blocks[0, 0]
+    listed = [found.full_kv_indices[0, 0, row, :count].tolist() for row, count in enumerate(n)]
+    assert listed == [right.full_kv_indices[0, 0, row, :count].tolist() for row, count in enumerate(n)]
+    assert (np.array(found.shape[-2:]) == layout.length).all()
+
+
+def test_the_setting_knows_the_table_and_the_device():
+    assert set(DEVICES) == set(IMPLEMENTATIONS)
+    for kind in ("auto", *IMPLEMENTATIONS):
+        made = validate({"task": "x", "model": {"name": "y"}, "train": {"attention": kind}})
+        if kind in ("auto", "merged", "masked"):
+            check(made.train.attention, "cpu", torch.float32)
+        else:
+            with pytest.raises(ConfigError, match=f"train.attention={kind}.*cpu.*merged"):
+                check(made.train.attention, "cpu", torch.float32)
+    check("flex", "cuda", torch.float32)
+    with pytest.raises(ConfigError, match=r"train\.attention=varlen.*model\.dtype"):
+        check("varlen", "cuda", torch.float32)
+
+
+def test_what_is_derived_from_a_row_is_derived_once():
+    layout, device = layout_of(RAGGED), torch.device("cpu")
+    assert layout.blocks(device) is layout.blocks(device) and layout.masked(device) is layout.masked(device)
 
 
 def test_gradients_by_finite_differences():

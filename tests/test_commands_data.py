@@ -110,6 +110,44 @@ def test_without_opening_media_and_with_settings(folder, capsys):
     assert code == 1 and "limits.image_pixels=100" in out
 
 
+def test_annotations_without_their_pictures(folder, capsys):
+    steps = [{"image": "img/0.png", "gt": {"action_type": "click", "x": 150, "y": 20}, "task": "Open it"},
+             {"image": "img/none.png", "gt": {"action_type": "click", "x": 900, "y": 20}, "task": "Close it"}]
+    file = write(folder / "steps.json", json.dumps(steps))
+    config = write(folder / "gui.yaml", "task: {name: gui, recipe: ui_r1}\nmodel: {name: embedded/tiny-qwen3-vl}")
+    code, out, _ = run(capsys, "check", file, "--config", config, "--allow-missing", "--json")
+    assert code == 0 and json.loads(out)["media"] == {"images": 1, "videos": 0, "unusable": 0}
+    code, out, _ = run(capsys, "check", file, "--config", config, "--json")
+    assert code == 1 and [p["kind"] for p in json.loads(out)["problems"]] == ["media"]
+    file = write(folder / "steps.json", json.dumps([{**steps[0], "gt": {**steps[0]["gt"], "x": 900}}]))
+    code, out, _ = run(capsys, "check", file, "--config", config)  # the header of the picture says how large it is
+    assert code == 1 and "point [900, 20] lies outside the image of 160x120 pixels" in out
+
+
+def test_columns_that_could_be_either(folder, capsys):
+    file = folder / "table.csv"
+    file.write_text("photo,image,x1,y1,x2,y2,caption,text\nimg/0.png,000,1,2,30,40,a mug,said\n")
+    code, out, _ = run(capsys, "check", file)
+    assert code == 1 and "table.csv:2:" in out and "columns caption and text may each be the expression" in out
+    options = ("--columns", "image=photo", "--columns", "expression=text")
+    assert run(capsys, "check", file, *options)[0] == 0
+    assert run(capsys, "convert", file, "-o", folder / "rows.jsonl", *options)[0] == 0
+    assert read_rows(folder / "rows.jsonl") == [
+        {"id": "table-2", "image": "img/0.png", "width": 160, "height": 120, "expression": "said",
+         "boxes": [{"box": [1, 2, 30, 40], "label": "said"}]}]
+    code, out, err = run(capsys, "check", file, "--columns", "image")
+    assert code == 2 and "write NAME=COLUMN" in out + err
+
+
+def test_boxes_that_no_run_would_take_are_not_written(folder, capsys):
+    file = write(folder / "rows.jsonl", row("0", boxes=[{"box": [9, 2, 3, 40]}]),
+                 row("1", boxes=[{"box": [1, 2, 300, 9]}]), row("2"))
+    code, _, err = run(capsys, "convert", file, "-o", folder / "out.jsonl")
+    assert code == 1 and "rows.jsonl:1: row '0': box [9, 2, 3, 40] must be [x1, y1, x2, y2]" in err
+    code, out, _ = run(capsys, "convert", file, "-o", folder / "out.jsonl", "--keep-going")
+    assert code == 0 and "out.jsonl: 1 rows, 2 left out" in out
+
+
 def test_an_oracle_below_the_maximum(folder, capsys):
     (folder / "shapes.py").write_text("""
 from vlrl.task import Task
@@ -287,7 +325,7 @@ def test_imagehash_is_optional(folder, capsys, monkeypatch):
     ("check img.jsonl", 1, "img.jsonl cannot be read: .*Is a directory"),
     ("check bytes.jsonl", 1, "bytes.jsonl cannot be read: .*UTF-8"),
     ("check object.json", 1, "object.json must hold a list of rows, not a dict"),
-    ("check good.jsonl --format coco", 1, "data.format='coco' is not known"),
+    ("check good.jsonl --format coco_", 1, "data.format='coco_' is not known"),
     ("check good.jsonl --format canonica", 1, "Did you mean 'canonical'"),
     ("check good.jsonl --config none.yaml", 1, "config file .*none.yaml' does not exist"),
     ("check good.jsonl steps=1", 2, "name one with --config"),

@@ -50,7 +50,7 @@ def test_json_lines_and_lists(tmp_path):
     ("a.json", ['{"id": 1}'], r"a\.json must hold a list of rows, not a dict"),
     ("a.json", ["[" * 100_000], r"a\.json: not JSON"),
     ("a.json", ['[{"id": 1}, 2]'], r"a\.json, row 2: a row must be a JSON object"),
-    ("a.csv", ["id"], r"\.jsonl .* or \.json"),
+    ("a.txt", ["id"], r"\.jsonl .* \.json"),
 ])
 def test_bad_files_name_the_line(tmp_path, name, lines, words):
     with pytest.raises(DataError, match=words):
@@ -63,8 +63,8 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match=r"a\.jsonl cannot be read"):
         read_rows(tmp_path / "a.jsonl")
-    with pytest.raises(ConfigError, match=r"data\.format='coco'"):
-        read_rows(tmp_path / "a.jsonl", "coco")
+    with pytest.raises(ConfigError, match=r"data\.format='coco_'"):
+        read_rows(tmp_path / "a.jsonl", "coco_")
 
 
 # --- samples ---
@@ -150,8 +150,8 @@ def test_settings_that_are_missing(folder):
     with pytest.raises(ConfigError, match="train and heldout"):
         task().samples("valid")
     path = write(folder / "rows.jsonl", [{"id": "1"}])
-    with pytest.raises(ConfigError, match=r"data\.format='coco'"):
-        task(train=str(path), format="coco").samples("train")
+    with pytest.raises(ConfigError, match=r"data\.format='coco_'"):
+        task(train=str(path), format="coco_").samples("train")
 
 
 BAD = ["{broken", {"image": "a.png"}, {"id": "1"}, {"id": "3", "image": "none.png"}, {"id": "4", "image": "../x.png"},
@@ -177,6 +177,27 @@ def test_quarantine_leaves_bad_rows_out_and_lists_them(folder, caplog):
     assert all(len(b.reason) < 500 for b in samples.quarantined)
     with pytest.raises(DataError, match="no usable row"):
         read_samples(task(train=str(write(path, BAD[:2])), quarantine=True), "train")
+
+
+def test_boxes_out_of_the_image_are_bad_rows(folder):
+    sized = {"width": 100, "height": 50}
+    rows = [{"id": "1", **sized, "boxes": [{"box": [0, 0, 100.9, 50]}]}, {"id": "2", **sized, "box": [5, 0, 5, 9]},
+            {"id": "3", **sized, "boxes": [{"box": [0, 0, 102, 50]}]}, {"id": "4", **sized, "points": [[3, -4]]},
+            {"id": "5", **sized, "action": {"type": "click", "point": [300, 4]}}, {"id": "6", "box": [0, 0, 999, 9]}]
+    samples = read_samples(task(train=str(write(folder / "rows.jsonl", rows)), quarantine=True), "train")
+    assert [s.id for s in samples] == ["1", "6"] and [b.reason.split(": ", 1)[1] for b in samples.quarantined] == [
+        "box [5, 0, 5, 9] must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2",
+        "box [0, 0, 102, 50] reaches out of the image of 100x50 pixels",
+        "point [3, -4] lies outside the image of 100x50 pixels",
+        "point [300, 4] lies outside the image of 100x50 pixels"]
+
+
+def test_native_annotations_train_as_they_are(folder):
+    native = {"img_filename": "a.png", "bbox": [1, 1, 2, 2], "instruction": "close", "data_type": "icon"}
+    write(folder / "rows.json", [json.dumps([native, {**native, "bbox": [1, 1, 20, 20]}])])
+    found = read_samples(task(train=str(folder / "rows.json"), quarantine=True), "train")
+    assert [(s.id, s["box"], s["width"]) for s in found] == [("rows-1", [1, 1, 3, 3], 4)]
+    assert "reaches out of the image of 4x4 pixels" in found.quarantined[0].reason
 
 
 def test_a_task_that_trips_over_a_row_names_it(folder):

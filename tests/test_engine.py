@@ -10,7 +10,9 @@ from vlrl import policy as policies
 from vlrl.config import validate
 from vlrl.encode import Encoder
 from vlrl.engine.cache import CopiedRows, SharedRows, spread
-from vlrl.engine.hf import HFEngine, _batches, pick
+from vlrl.engine.capacity import Capacity, batches
+from vlrl.engine.hf import HFEngine
+from vlrl.engine.writing import pick
 from vlrl.packing import pack, pieces_of
 from vlrl.task import Task
 from vlrl.types import Request, Sampling
@@ -85,6 +87,16 @@ def test_one_copy_of_a_prompt_is_as_good_as_many(parts):
     assert [type(h) for h in held] == [SharedRows, CopiedRows]
 
 
+def test_prompts_may_be_computed_in_parts(parts):
+    """Caches of prompts of different length, computed one by one, side by side."""
+    policy, prompts = parts
+    requests = [request(p, n=2, length=6, key=(0, i)) for i, p in enumerate(prompts.values())]
+    whole, single = (HFEngine(policy, 7, 64, most).generate(requests) for most in (10**6, 1))
+    for a, b in zip([c for group in whole for c in group], [c for group in single for c in group], strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist()
+        assert np.abs(a.logprobs - b.logprobs).max() < 2e-5
+
+
 def test_streams_do_not_depend_on_the_batch(parts):
     policy, prompts = parts
     requests = [request(p, n=5, key=(0, i)) for i, p in enumerate(prompts.values())]
@@ -137,5 +149,6 @@ def test_pick_follows_the_distribution():
 
 
 def test_large_groups_are_spread_over_batches():
-    requests = [request(None, n=n) for n in (3, 5, 1)]
-    assert list(_batches(requests, 4)) == [[(0, [0, 1, 2]), (1, [0])], [(1, [1, 2, 3, 4])], [(2, [0])]]
+    requests = [request((), n=n) for n in (3, 5, 1)]
+    assert list(batches(requests, Capacity(rows=4).fits)) == [
+        [(0, [0, 1, 2]), (1, [0])], [(1, [1, 2, 3, 4])], [(2, [0])]]

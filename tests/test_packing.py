@@ -1,5 +1,7 @@
 """Prefix-shared packing equals separate padded rows, in log-probabilities and gradients."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from tests.conftest import FAMILIES, SAMPLES, kinds_of, random_answers
 from vlrl import policy as policies
 from vlrl.config import validate
 from vlrl.encode import Encoder
-from vlrl.packing import Piece, pack, pieces_of
+from vlrl.packing import Piece, make_batch, pack, pieces_of, plan, sizes, with_idle
 from vlrl.task import Task
 
 TOLERANCE = 1e-5
@@ -125,8 +127,60 @@ def test_pieces_are_cut_at_the_limit(tiny_models):
     prompt = encode(Ask(), SAMPLES["text"])
     answers = [np.arange(10) for _ in range(7)]
     cut = pieces_of([prompt] * 7, answers, len(prompt) + 25)
-    assert [p.rollouts for p in cut] == [(0, 1), (2, 3), (4, 5), (6,)]
+    assert [p.rollouts for p in cut] == [(0, 4), (1, 5), (2, 6), (3,)]
     assert isinstance(cut[0], Piece) and all(p.tokens <= len(prompt) + 25 for p in cut)
+
+
+def test_a_large_group_is_cut_into_equal_pieces(tiny_models):
+    """64 answers of which 50 fit into a row: twice 32, with the log-probabilities and gradients of one row."""
+    policy, encode = load(tiny_models["qwen3_vl"])
+    prompt, rng = encode(Ask(), SAMPLES["image"]), np.random.default_rng(0)
+    answers = [rng.integers(40, 90, 6) for _ in range(64)]
+    cut = pieces_of([prompt] * 64, answers, len(prompt) + 50 * 6)
+    assert [len(p.answers) for p in cut] == [32, 32]
+    parts, grads = run(policy, pack(cut, len(prompt) + 50 * 6), 64)
+    whole, expected = run(policy, pack(pieces_of([prompt] * 64, answers, 10**6), 10**6), 64)
+    assert max((a - b).abs().max() for a, b in zip(parts, whole, strict=True)) <= TOLERANCE
+    for name, grad in grads.items():
+        assert (grad - expected[name]).abs().max() <= TOLERANCE * expected[name].abs().max() + 1e-9, name
+
+
+def test_micro_batches_are_of_similar_cost(tiny_models):
+    _, encode = load(tiny_models["qwen3_vl"])
+    text, image = (encode(Ask(), SAMPLES[kind]) for kind in ("text", "image"))
+    prompts = [image, text, image, text]
+    pieces = [Piece(replace(p), (np.arange(5),), (i,)) for i, p in enumerate(prompts)]
+    limit = sum(piece.tokens for piece in pieces) // 2 + 10
+    dear = plan(pieces, limit, cost=lambda prompt, _: 10.0 if prompt.mm else 1.0)
+    assert [[bool(p.prompt.mm) for p in part] for part in dear] == [[True, False]] * 2
+    assert sizes(pieces, limit) == [b.tokens for b in pack(pieces, limit)]
+
+
+@pytest.mark.parametrize("layout", ["shared", "padded"])
+@pytest.mark.parametrize("kinds", [("text",), ("image", "text")])
+def test_idle_media_change_nothing(tiny_models, layout, kinds):
+    """A prompt without answers: no token more is read, and what it passes gets a gradient of zero."""
+    policy, encode = load(tiny_models["qwen3_vl"], train=["language", "merger", "vision"])
+    prompts, answers = groups(policy, encode, kinds)
+    idle, part = encode(Ask(), SAMPLES["image"]), pieces_of(prompts, answers, 10**6)
+    (own,) = plan(part, 10**6, layout)
+    filled = with_idle([own], 2, idle)
+    assert [[p.prompt is idle for p in f][-1] for f in filled] == ["image" not in kinds, True] and len(filled) == 2
+    plain, expected = run(policy, [make_batch(own, layout)], len(answers))
+    found, grads = run(policy, [make_batch(f, layout) for f in filled], len(answers))
+    assert max((a - b).abs().max() for a, b in zip(found, plain, strict=True)) <= TOLERANCE
+    assert grads.keys() == {n for n, _ in policy.trainable()} > expected.keys() or "image" in kinds
+    for name, grad in grads.items():
+        right = expected.get(name, torch.zeros_like(grad))
+        assert (grad - right).abs().max() <= TOLERANCE * right.abs().max() + 1e-9, name
+
+
+def test_an_idle_prompt_of_text_fills_only_what_is_empty(tiny_models):
+    _, encode = load(tiny_models["qwen3_vl"])
+    idle = encode(Ask(), SAMPLES["text"])
+    own = [Piece(replace(idle), (np.arange(3),), (0,))]
+    assert with_idle([own], 1, idle) == [own]
+    assert [len(part) for part in with_idle([own], 3, idle)] == [1, 1, 1]
 
 
 def test_an_empty_answer_takes_no_place(tiny_models):

@@ -10,7 +10,7 @@ import torch
 from tests.conftest import FAMILIES, TWO
 from tests.helpers import credited_groups, load, settings
 from vlrl.settings import TrainSettings
-from vlrl.update import NonFinite, lr_at, make_optimizer, update
+from vlrl.update import NonFinite, _minibatch, _no_grad_passes, _split, lr_at, make_optimizer, update
 
 
 class Recorder(torch.optim.SGD):
@@ -169,6 +169,55 @@ def test_kl_to_the_reference(tiny_models, model):
     first, _ = update(policy, optimizer, groups, config, 0)
     second, _ = update(policy, optimizer, groups, config, 1)
     assert first["kl"] == pytest.approx(0, abs=1e-9) and second["kl"] > 1e-6
+
+
+def test_per_token_values_belong_to_their_rollouts(scene):
+    """Whatever the order of the groups, and however they fall into optimizer steps."""
+    policy, groups, folder = scene
+    parted = settings(folder, rollout={"group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8, "minibatches": 3})
+    for order in (groups, groups[::-1]):
+        _, _, per_token = gradients(policy, order, parted)
+        for i, r in enumerate(r for g in order for r in g.rollouts):
+            assert np.abs(per_token["trainer_logprobs"][i] - r.completion.logprobs).max() < 2e-5
+
+
+class Counted:
+    """Counts the passes through a model's vision tower."""
+
+    def __init__(self, policy):
+        self.passes = 0
+        policy.base.model.visual.register_forward_hook(self.count)
+
+    def count(self, *_):
+        self.passes += 1
+
+
+@pytest.mark.parametrize("model, shared", [
+    ({"lora": {"rank": 4}}, True), ({"lora": {"rank": 4, "target": "vision_language"}}, False), ({}, True),
+    ({"train": ["language", "vision"]}, False)], ids=["lora", "vision lora", "language", "with vision"])
+def test_old_and_reference_passes_share_the_features(tiny_models, model, shared):
+    folder = tiny_models["qwen3_vl"]
+    config = settings(folder, model={"name": str(folder), **model}, algo={"kl_coef": 0.1},
+                      rollout={"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "minibatches": 2})
+    policy, encode = load(config)
+    for name, p in policy.trainable():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.05)
+    policy.keep_reference(config.model.name)
+    groups = credited_groups(policy, encode, config, ("two images", "video"))
+    (part,) = _split(groups, 1)
+    counted, passes = Counted(policy), []
+    for _ in range(2):
+        batch = _minibatch(policy, part, config)
+        _no_grad_passes(policy, batch, config, several=True)
+        passes.append(counted.passes)
+        (alone,) = batch.batches
+        with torch.no_grad(), policy.evaluating():
+            assert torch.equal(batch.old[0], policy.logprobs(alone, 1.0).logprobs)
+            assert torch.equal(batch.reference[0], policy.reference_logprobs(alone, 1.0))
+        counted.passes = 0
+    full = not policy.lora  # its reference is another model with a tower of its own
+    assert passes == [2 if shared or full else 4] * 2  # images and videos are one pass each
 
 
 def test_learning_rate_schedules():

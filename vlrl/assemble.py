@@ -21,6 +21,7 @@ from vlrl.errors import ConfigError
 from vlrl.metrics import Clock
 from vlrl.offline import make_task
 from vlrl.policy import Policy
+from vlrl.prefetch import Prefetcher
 from vlrl.rollout import GroupSource
 from vlrl.settings import Config
 from vlrl.task import Task, task_samples
@@ -35,6 +36,7 @@ class Parts:
     task: Task
     policy: Policy
     encode: Encoder
+    prefetch: Prefetcher
     engine: Engine
     source: GroupSource
     optimizer: torch.optim.Optimizer
@@ -75,15 +77,17 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
         model.keep_reference(config.model.name)
     clock = Clock()
     encode = Encoder(model.processor, model.family, model.positions, config)
+    prefetch = Prefetcher(encode, task, config.data.workers)
     engine = make_engine(config, model)
     sampler = curriculum.make(config.curriculum.name, len(samples), config.seed)
-    source = make_source(config, task, encode, engine, sampler, samples, clock)
-    return Parts(config, task, model, encode, engine, source, make_optimizer(model, config), clock)
+    source = make_source(config, task, encode, engine, sampler, samples, clock, prefetch=prefetch)
+    return Parts(config, task, model, encode, prefetch, engine, source, make_optimizer(model, config), clock)
 
 
 def make_engine(config: Config, model: Policy) -> Engine:
     """The engine of `engine.name`."""
-    return {"hf": HFEngine}[config.engine.name](model, config.seed, config.engine.batch_rollouts)
+    settings = config.engine
+    return {"hf": HFEngine}[settings.name](model, config.seed, settings.batch_rollouts, settings.prefill_tokens)
 
 
 def seed_everything(seed: int) -> None:

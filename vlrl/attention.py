@@ -3,14 +3,18 @@
 Training (`Layout`): prompts are causal among themselves; answers attend to their prompt and to themselves. Generation
 (`PromptCache`): the new tokens of a group attend to the one cached prompt and to their own answers.
 
-On a CPU an answer's two parts are two calls of PyTorch's flash kernel, merged by their log-sum-exp (`Merged`): a
-group's answers are so many more queries of one prompt, whose keys are never copied. Elsewhere training uses masked
-scaled dot-product attention over [prompt | answer]; kernels that return the log-sum-exp fit into `_flash`.
+Training has several implementations (`IMPLEMENTATIONS`), equal up to rounding:
+
+- `merged` (CPU): an answer's two parts are two calls of PyTorch's flash kernel, merged by their log-sum-exp; a group's
+  answers are so many more queries of one prompt, whose keys are never copied;
+- `varlen` (CUDA, 16 bits): the same three calls for all prompts and answers of a row at once;
+- `flex` (CUDA): one call of FlexAttention that skips the blocks nothing of which may be seen;
+- `masked` (anywhere): scaled dot-product attention over [prompt | answer] under a mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,6 +24,9 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
+
+from vlrl.attention_gpu import Blocks, Runs, Varlen, flex
+from vlrl.errors import ConfigError
 
 ATTENTION = "vlrl_prefix_shared"
 
@@ -59,7 +66,8 @@ class Bucket:
     """Prompts of similar length and their answers for the masked path."""
 
     prompts: Grid
-    answers: Grid
+    answers: Grid | None
+    """None when the prompts have none."""
     owner: torch.Tensor
     """[R] number of the answer's prompt in this bucket."""
     mask: torch.Tensor
@@ -67,11 +75,14 @@ class Bucket:
 
 
 class Layout:
-    """Where prompts and answers lie in a row of T tokens; travels to the attention as a forward keyword."""
+    """Where prompts and answers lie in a row of T tokens; travels to the attention as a forward keyword.
 
-    def __init__(self, spans: Sequence[Span], length: int):
-        self.spans, self.length = tuple(spans), length
-        self._masked: dict[torch.device, tuple[tuple[Bucket, ...], torch.Tensor]] = {}
+    `kind` names the implementation. What an implementation derives from the row is kept for the other layers.
+    """
+
+    def __init__(self, spans: Sequence[Span], length: int, kind: str = "auto"):
+        self.spans, self.length, self.kind = tuple(spans), length, kind
+        self._kept: dict[tuple[Any, torch.device], Any] = {}
 
     @cached_property
     def answers(self) -> tuple[Grid, ...]:
@@ -81,13 +92,20 @@ class Layout:
 
     def masked(self, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
         """Buckets on a device, and the place [T] of each row token in their concatenated outputs."""
-        if device not in self._masked:
-            buckets = [_bucket(alike, device) for alike in _alike(self.spans)]
-            order = torch.cat([grid.places for b in buckets for grid in (b.prompts, b.answers)])
-            inverse = torch.empty_like(order)
-            inverse[order] = torch.arange(self.length, device=device)
-            self._masked[device] = tuple(buckets), inverse
-        return self._masked[device]
+        return self._keep(_buckets, device)
+
+    def runs(self, device: torch.device) -> Runs:
+        """Prompts and answers apart, for kernels of many lengths."""
+        return self._keep(Runs.of, device)
+
+    def blocks(self, device: torch.device) -> Blocks:
+        """Which blocks of 128 x 128 positions see each other, for FlexAttention."""
+        return self._keep(Blocks.of, device)
+
+    def _keep(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:
+        if (make, device) not in self._kept:
+            self._kept[make, device] = make(self, device)
+        return self._kept[make, device]
 
 
 @dataclass(eq=False)
@@ -160,16 +178,60 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if isinstance(prefix_layout, PromptCache):
         return _next_token(query, key, value, prefix_layout, int(getattr(module, "layer_idx", 0)), scaling), None
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, d]
-    if (repeat := q.shape[1] // k.shape[1]) > 1:
-        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-    if q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
-        return Merged.apply(q, k, v, prefix_layout, scaling)[None], None
-    return _masked(q, k, v, prefix_layout, scaling)[None], None
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return _implementation(q, v, prefix_layout.kind)(q, k, v, prefix_layout, scaling)[None], None
 
 
 AttentionInterface.register(ATTENTION, attention)
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+# --- implementations -------------------------------------------------------------------------------------------------
+
+Implementation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout, float | None], torch.Tensor]
+"""(q [T, H, d], k and v [T, H_kv, d], layout, scale) -> [T, H, d]."""
+
+
+def merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
+    return Merged.apply(q, _repeated(k, q), _repeated(v, q), layout, scale)
+
+
+def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
+    return _masked(q, _repeated(k, q), _repeated(v, q), layout, scale)
+
+
+def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
+    return Varlen.apply(q, k, v, layout.runs(q.device), scale)
+
+
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    "merged": merged, "masked": masked, "varlen": varlen,
+    "flex": lambda q, k, v, layout, scale: flex(q, k, v, layout.blocks(q.device), scale)}
+DEVICES = {"merged": ("cpu",), "masked": ("cpu", "cuda"), "varlen": ("cuda",), "flex": ("cuda",)}
+"""Where each can train."""
+
+
+def check(kind: str, device: str, dtype: torch.dtype) -> None:
+    """Raises ConfigError when train.attention=kind cannot train on a device in this compute type."""
+    possible = ["auto", *(name for name, devices in DEVICES.items() if device in devices)]
+    if kind not in possible:
+        raise ConfigError(f"train.attention={kind} does not run on this device ({device}): choose one of "
+                          f"{', '.join(possible)}")
+    if kind == "varlen" and dtype == torch.float32:
+        raise ConfigError("train.attention=varlen computes in 16 bits, but model.dtype is float32: set "
+                          "model.dtype=bfloat16 or train.attention=auto")
+
+
+def _implementation(q: torch.Tensor, v: torch.Tensor, kind: str) -> Implementation:
+    if kind == "auto":
+        kind = "merged" if q.device.type == "cpu" and q.shape[-1] == v.shape[-1] else "masked"
+    return IMPLEMENTATIONS[kind]
+
+
+def _repeated(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """[T, H_kv, d] with as many heads as q."""
+    repeat = q.shape[1] // keys.shape[1]
+    return keys.repeat_interleave(repeat, 1) if repeat > 1 else keys
 
 
 # --- two parts merged by their log-sum-exp ---------------------------------------------------------------------------
@@ -217,6 +279,8 @@ class Merged(torch.autograd.Function):
             keys, values = _heads(k, start, middle), _heads(v, start, middle)
             prompt, prompt_lse = _flash(_heads(q, start, middle), keys, values, scale, causal=True)
             _heads(out, start, middle)[:], _heads(lse, start, middle)[:] = prompt, prompt_lse
+            if middle == stop:
+                continue
             over, over_lse = _flash(_heads(q, middle, stop), keys, values, scale)
             own, own_lse = _heads(out, middle, stop), _heads(lse, middle, stop)
             own[:] = _merge(own, own_lse, over, over_lse)
@@ -237,12 +301,15 @@ class Merged(torch.autograd.Function):
         for start, middle, stop in _edges(layout):
             q, k, v, out, lse = (_heads(x, start, middle) for x in saved)
             own = _flash_backward(_heads(grad, start, middle), [q, k, v, out, lse], scale, causal=True)
+            for whole, part in zip(grads, own, strict=True):
+                _heads(whole, start, middle)[:] = part
+            if middle == stop:
+                continue
             q, out, lse = (_heads(saved[i], middle, stop) for i in (0, 3, 4))
             over = _flash_backward(_heads(grad, middle, stop), [q, k, v, out, lse], scale)
-            _heads(grads[0], start, middle)[:] = own[0]
             _heads(grads[0], middle, stop)[:] += over[0]
-            for whole, a, b in zip(grads[1:], own[1:], over[1:], strict=True):
-                torch.add(a, b, out=_heads(whole, start, middle))
+            for whole, part in zip(grads[1:], over[1:], strict=True):
+                _heads(whole, start, middle)[:] += part
         return *grads, None, None
 
 
@@ -264,9 +331,20 @@ def _edges(layout: Layout) -> Iterator[tuple[int, int, int]]:
 # --- one masked attention ---------------------------------------------------------------------------------------------
 
 
+def _buckets(layout: Layout, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
+    groups = [[span for span in layout.spans if bool(span[2]) == answered] for answered in (True, False)]
+    buckets = [_bucket(alike, device) for spans in groups for alike in _alike(spans)]
+    order = torch.cat([grid.places for b in buckets for grid in (b.prompts, b.answers) if grid])
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(layout.length, device=device)
+    return tuple(buckets), inverse
+
+
 def _bucket(spans: Sequence[Span], device: torch.device) -> Bucket:
     owner = torch.tensor([i for i, (_, _, places) in enumerate(spans) for _ in places], device=device)
     prompts = _grid([(offset, n) for offset, n, _ in spans], device)
+    if not len(owner):
+        return Bucket(prompts, None, owner, owner)
     answers = _grid([place for _, _, places in spans for place in places], device)
     (n, p), (r, a) = prompts.shape, answers.shape
     seen = torch.ones(n, p, dtype=torch.bool, device=device) if prompts.valid is None else prompts.valid.view(n, p)
@@ -283,10 +361,13 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, s
         prompts, answers = bucket.prompts, bucket.answers
         k_prompt, v_prompt = prompts.take(k), prompts.take(v)
         own = F.scaled_dot_product_attention(prompts.take(q), k_prompt, v_prompt, is_causal=True, scale=scale)
+        outputs.append(prompts.flat(own))
+        if answers is None:
+            continue
         keys = torch.cat([k_prompt.index_select(0, bucket.owner), answers.take(k)], 2)
         values = torch.cat([v_prompt.index_select(0, bucket.owner), answers.take(v)], 2)
         over = F.scaled_dot_product_attention(answers.take(q), keys, values, attn_mask=bucket.mask, scale=scale)
-        outputs += [prompts.flat(own), answers.flat(over)]
+        outputs.append(answers.flat(over))
     return torch.cat(outputs).index_select(0, inverse)
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 from vlrl.coordinates import CONVENTIONS
 from vlrl.errors import ConfigError, DataError, RunError, TaskError, VlrlError, did_you_mean
 from vlrl.files import write_text
+from vlrl.formats import rows_in
+from vlrl.formats.fields import short
 from vlrl.media import resolve
 from vlrl.plugins import failure
 from vlrl.rewards.boxes import is_number
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 SPLITS = ("train", "heldout")
 MEDIA_FIELDS = ("image", "images", "video")
+OUTSIDE = 1.0
+"""Pixels that a box or point may lie outside the image: annotations are rounded."""
 _FIELDS = (
     "id difficulty category source split weight processed_size coordinates solution hints group_key meta "
     "image images video width height video_start video_end duration fps frames "
@@ -36,21 +40,6 @@ _FIELDS = (
 )
 FIELDS = frozenset(_FIELDS.split())
 """The canonical fields of all tasks. Others are kept where they are and gathered in `meta` as well."""
-
-
-class Format(NamedTuple):
-    """A way in which annotations are written. A record is one line of a .jsonl file, or one entry of a .json list."""
-
-    recognises: Callable[[Mapping[str, Any]], bool]
-    """Whether a record has the fields of this format."""
-    rows: Callable[[Mapping[str, Any]], Sequence[dict[str, Any]]]
-    """The canonical rows that a record stands for. Raises DataError."""
-
-
-FORMATS: dict[str, Format] = {
-    "canonical": Format(lambda record: True, lambda record: [dict(record)]),
-}
-"""By name, the most particular first: `auto` takes the first that recognises a record."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +96,7 @@ class Drawn(Sequence[Sample]):
 
 
 def read_rows(path: Path, format: str = "auto") -> list[dict[str, Any]]:
-    """The canonical rows of a .jsonl file (one object a line) or a .json file (a list of objects).
+    """The canonical rows of a file in any format of `vlrl.formats`: one object a line, a list of objects, a table ...
 
     Raises DataError naming the file and the line, ConfigError for an unknown format.
     """
@@ -117,17 +106,6 @@ def read_rows(path: Path, format: str = "auto") -> list[dict[str, Any]]:
             raise DataError(f"{where}: {row}")
         rows.append(row)
     return rows
-
-
-def rows_in(path: Path, format: str = "auto") -> list[tuple[str, dict[str, Any] | DataError]]:
-    """(place, canonical row) of every row of a file; what is no row of a known format gives its DataError instead.
-
-    Raises DataError when the file as a whole cannot be read, ConfigError for an unknown format.
-    """
-    if format != "auto" and format not in FORMATS:
-        near = did_you_mean(format, FORMATS)
-        raise ConfigError(f"data.format={format!r} is not known.{near} Known: auto, {', '.join(FORMATS)}.")
-    return [(where, row) for where, record in _records(path) for row in canonical(record, format)]
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -159,8 +137,7 @@ def json_line(row: Mapping[str, Any]) -> str:
 def check_suffix(path: Path) -> None:
     """Raises DataError unless the file's name ends in .jsonl or .json."""
     if path.suffix not in (".jsonl", ".json"):
-        raise DataError(f"{path}: rows are kept in .jsonl (one object a line) or .json (a list of objects); "
-                        "docs/write-a-task.md makes them from CSV")
+        raise DataError(f"{path}: rows are kept in .jsonl (one object a line) or .json (a list of objects)")
 
 
 def sample_from_row(row: Mapping[str, Any], root: Path | None = None) -> Sample:
@@ -173,7 +150,8 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None) -> Sample:
     """
     sample_id = row.get("id")
     if isinstance(sample_id, bool) or not isinstance(sample_id, (str, int)) or sample_id == "":
-        raise DataError(f"the row has id={sample_id!r}; every row needs an 'id', a text or a whole number")
+        near = "" if "id" in row else f" Its fields are those of no known format: {short(', '.join(map(str, row)))}"
+        raise DataError(f"the row has id={sample_id!r}; every row needs an 'id', a text or a whole number.{near}")
     sample_id = str(sample_id)
     unknown = {k: v for k, v in row.items() if k not in FIELDS}
     clean = {**row, "id": sample_id}
@@ -188,7 +166,9 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None) -> Sample:
 
 
 def read_samples(task: Any, split: str) -> Samples:
-    """The samples in the file of `data.<split>`, made by `task.sample_from_row`; media files exist, ids are unique.
+    """The samples in the file of `data.<split>`, made by `task.sample_from_row`.
+
+    Media files exist, boxes and points lie inside the image, ids are unique.
 
     With `data.quarantine` bad rows are left out, logged and listed in `quarantined`; else the first stops the run.
 
@@ -199,7 +179,7 @@ def read_samples(task: Any, split: str) -> Samples:
     root = Path(data.root) if data.root else path.parent
     samples: dict[str, Sample] = {}
     bad: list[BadRow] = []
-    for where, row in rows_in(path, data.format):
+    for where, row in rows_in(path, data.format, root):
         try:
             sample = _checked_sample(task, row, root)
             if sample.id in samples:
@@ -243,9 +223,44 @@ def _checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -
     sample = make_sample(task, row, root)
     for media in sample.media:
         if isinstance(media.source, Path) and not os.path.isfile(media.source):  # Path.is_file raises for long names
-            raise DataError(f"row '{sample.id}': media file {_short(media.source)} does not exist; check it and "
+            raise DataError(f"row '{sample.id}': media file {short(media.source)} does not exist; check it and "
                             "data.root")
+    for problem in box_problems(sample.row, (sample.get("width"), sample.get("height"))):
+        raise DataError(f"row '{sample.id}': {problem}")
     return sample
+
+
+def box_problems(row: Mapping[str, Any], size: Sequence[Any]) -> Iterator[str]:
+    """What is wrong with the boxes and points of a row: order of corners, and what lies outside of (width, height).
+
+    Other things than lists of numbers are left to the task. A size that is not known is not held against a box.
+    """
+    boxes = [*(entry.get("box") for entry in _listed(row, "boxes") if isinstance(entry, dict)), row.get("box")]
+    for box in boxes:
+        if _numbers(box, 4):
+            if not (box[0] < box[2] and box[1] < box[3]):
+                yield f"box {short(box)} must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
+            elif _outside(box, size):
+                yield f"box {short(box)} reaches out of the image of {size[0]}x{size[1]} pixels"
+    action = row.get("action") if isinstance(row.get("action"), Mapping) else {}
+    for point in (*_listed(row, "points"), action.get("point"), action.get("coordinate")):  # pyright: ignore
+        if _numbers(point, 2) and _outside(point, size):
+            yield f"point {short(point)} lies outside the image of {size[0]}x{size[1]} pixels"
+
+
+def _listed(row: Mapping[str, Any], field: str) -> list[Any]:
+    value = row.get(field)
+    return value if isinstance(value, list) else []
+
+
+def _numbers(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count and all(map(is_number, value))
+
+
+def _outside(values: Any, size: Sequence[Any]) -> bool:
+    if not all(is_number(side) and side > 0 for side in size):
+        return False
+    return any(not -OUTSIDE <= v <= size[i % 2] + OUTSIDE for i, v in enumerate(values))
 
 
 def _split_file(task: Any, split: str) -> Path:
@@ -261,53 +276,10 @@ def _split_file(task: Any, split: str) -> Path:
     return path
 
 
-def canonical(record: dict[str, Any] | DataError, format: str) -> Sequence[dict[str, Any] | DataError]:
-    """The rows of a record in the named format, or in the first that recognises it."""
-    if isinstance(record, DataError):
-        return [record]
-    found = FORMATS.get(format) or next((f for f in FORMATS.values() if f.recognises(record)), None)
-    try:
-        return found.rows(record) if found else [DataError("its fields are those of no known format")]
-    except DataError as error:
-        return [error]
-
-
-def _records(path: Path) -> list[tuple[str, dict[str, Any] | DataError]]:
-    """(place, record) of a file; a line that is no JSON object gives its DataError instead."""
-    check_suffix(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} cannot be read: it is no UTF-8 text ({error.reason} at byte {error.start}). Save it "
-                        "as UTF-8.") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    if path.suffix == ".jsonl":
-        lines = [(f"{path}:{n}", line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-        return [(where, _object(_parse(line))) for where, line in lines]
-    rows = _parse(text)
-    if isinstance(rows, DataError):
-        raise DataError(f"{path}: {rows}")
-    if not isinstance(rows, list):
-        raise DataError(f"{path} must hold a list of rows, not a {type(rows).__name__}")
-    return [(f"{path}, row {n}", _object(row)) for n, row in enumerate(rows, 1)]
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return DataError(f"not JSON: {error}")
-
-
-def _object(row: Any) -> dict[str, Any] | DataError:
-    if isinstance(row, (dict, DataError)):
-        return row
-    return DataError(f"a row must be a JSON object, not a {type(row).__name__}")
-
-
 def _media(row: Mapping[str, Any], root: Path) -> tuple[Media, ...]:
     images = [*_paths(row, "image"), *_paths(row, "images")]
+    if any(isinstance(image, bytes) for image in images):
+        raise DataError("its image lies in the file of rows itself; `vlrl data convert` writes it as a file of its own")
     media = [Media(source=resolve(path, root)) for path in images]
     span = {"start": row.get("video_start"), "end": row.get("video_end")}
     media += [Media(kind="video", source=resolve(path, root), **span) for path in _paths(row, "video")]
@@ -332,7 +304,7 @@ def _check_values(row: Mapping[str, Any]) -> None:
     size, own = row.get("processed_size"), row.get("coordinates")
     if size is not None and not (isinstance(size, (list, tuple)) and len(size) == 2
                                  and all(is_number(side) and side > 0 for side in size)):
-        raise DataError(f"processed_size={_short(size)} must be [w, h], two positive numbers of pixels")
+        raise DataError(f"processed_size={short(size)} must be [w, h], two positive numbers of pixels")
     if own and own not in CONVENTIONS:
         raise DataError(f"coordinates={own!r} is not a convention.{did_you_mean(str(own), CONVENTIONS)} "
                         f"Known: {', '.join(CONVENTIONS)}.")
@@ -350,9 +322,4 @@ def _check_number(row: Mapping[str, Any], field: str, most: float = float("inf")
     value = row.get(field)
     if value is not None and not (is_number(value) and 0 <= value <= most):
         limit = f"a number from 0 to {most:g}" if most < float("inf") else "a finite number of at least 0"
-        raise DataError(f"{field}={_short(value)} must be {limit}")
-
-
-def _short(value: Any) -> str:
-    text = str(value) if isinstance(value, Path) else repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
+        raise DataError(f"{field}={short(value)} must be {limit}")

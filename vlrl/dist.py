@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from vlrl.errors import VlrlError
 
@@ -79,20 +80,43 @@ def together(call: Callable[[], Any]) -> Any:
     return result
 
 
+def exchange(routes: Mapping[tuple[int, int], list[bytes]]) -> list[bytes]:
+    """Sends bytes point to point; returns what reached this rank, by sender.
+
+    `routes` has the same keys (sender, receiver) on every rank, and the sender's values. Every rank walks them in one
+    order, so no two wait for each other.
+    """
+    arrived: list[bytes] = []
+    for sender, receiver in sorted(routes):
+        if rank() == sender:
+            dist.send_object_list([routes[sender, receiver]], dst=receiver)
+        elif rank() == receiver:
+            box: list[Any] = [None]
+            dist.recv_object_list(box, src=sender)
+            arrived += box[0]
+    return arrived
+
+
 def barrier() -> None:
     if active():
         dist.barrier()
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    """The tensor of which each rank holds a shard; any other as it is. Called on every rank."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25) -> None:
     """Adds up `.grad` over ranks in place; a rank without a gradient contributes zeros, unless all are without.
 
     One reduction per optimizer step in buckets of `bucket` numbers. Ranks may run different numbers of micro-batches
-    and leave parameters unused (a text-only share beside one with images) without a hang.
+    and leave parameters unused (a text-only share beside one with images) without a hang. FSDP has summed the
+    gradients of sharded parameters already.
     """
     if world() == 1:
         return
-    learning = [p for p in parameters if p.requires_grad]
+    learning = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
     if not learning:
         return
     used = torch.tensor([p.grad is not None for p in learning], dtype=torch.int32, device=learning[0].device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from vlrl import media
 from vlrl.errors import DataError
 from vlrl.families import Family
+from vlrl.features import processor_hash, visuals_of
 from vlrl.settings import Config
 from vlrl.task import Task, task_messages
 from vlrl.types import LoadedMedia, Prompt, Sample
@@ -32,6 +34,7 @@ class Encoder:
     def __init__(self, processor: Any, family: Family, positions: Callable[..., np.ndarray], config: Config):
         self.processor, self.family, self.positions, self.config = processor, family, positions, config
         self._video = VideoSampling(fps=config.model.video_fps, max_frames=config.model.video_max_frames)
+        self._processed_by = processor_hash(processor) if config.model.feature_cache_mib else None
         tokenizer = processor.tokenizer
         self._end = family.end_id(processor)
         ends = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token,
@@ -43,8 +46,18 @@ class Encoder:
 
     def __call__(self, task: Task, sample: Sample) -> Prompt:
         """The prompt of one sample. Raises DataError for unreadable media and PromptTooLong past the limit."""
+        return self.prompt(sample, task_messages(task, sample))
+
+    def copy(self) -> Encoder:
+        """An encoder with a processor of its own, for another thread."""
+        other = copy.copy(self)
+        other.processor = copy.deepcopy(self.processor)
+        return other
+
+    def prompt(self, sample: Sample, messages: list[dict[str, Any]]) -> Prompt:
+        """The prompt of a sample whose chat messages are known; none of the task's code runs."""
         loaded = [media.load(m, self.config.limits, self._video) for m in sample.media]
-        text = self._render(task_messages(task, sample), loaded, sample.id)
+        text = self._render(messages, loaded, sample.id)
         try:
             batch = self._process(text, loaded)
         except (ValueError, RuntimeError) as error:  # such as an image of extreme aspect ratio
@@ -63,7 +76,8 @@ class Encoder:
             aligned_answer=self.family.answer_types,
             positions=self.positions(ids, batch.get("mm_token_type_ids"), mm),
             processed_sizes=self.family.processed_sizes(self.processor, mm, [m.kind for m in loaded]),
-            visual_tokens=self._visual_tokens(batch, loaded))
+            visual_tokens=self._visual_tokens(batch, loaded),
+            visuals=visuals_of(self.family, self._processed_by, mm, loaded) if self._processed_by else ())
 
     def answer_ids(self, text: str) -> np.ndarray:
         """[T] token ids of an answer text with the end token, as supervised fine-tuning trains it.

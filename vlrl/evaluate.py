@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from vlrl import dist
-from vlrl.encode import Encoder, PromptTooLong
+from vlrl.encode import PromptTooLong
 from vlrl.engine.base import Engine
 from vlrl.errors import DataError
+from vlrl.prefetch import Prefetcher
 from vlrl.rewards.text import parse_answer
-from vlrl.rollout import first_samples, make_group
+from vlrl.rollout import first_samples, make_group, sampling_of
 from vlrl.scoring import sample_metrics
 from vlrl.settings import Config
 from vlrl.stats import mean_ci
 from vlrl.task import Task
-from vlrl.types import Group, Request, Sample, Sampling
+from vlrl.types import Group, Request, Sample
 
 _CHUNK = 64
 """Prompts encoded and answered at a time."""
 
 
-def evaluate(task: Task, encode: Encoder, engine: Engine, config: Config, split: str, step: int,
+def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
              tell: Callable[[str, int, int], None] | None = None) -> tuple[dict[str, Any], list[Group]]:
     """One line of eval.jsonl and this process's groups of one answer each.
 
@@ -32,32 +34,36 @@ def evaluate(task: Task, encode: Encoder, engine: Engine, config: Config, split:
     is called as the work proceeds.
     """
     mine = list(enumerate(first_samples(task, split, config.eval.samples)))[dist.rank()::dist.world()]
-    groups, rejected = dist.together(lambda: _answer(task, encode, engine, config, split, step, mine, tell))
+    groups, rejected = dist.together(lambda: _answer(task, prefetch, engine, config, split, step, mine, tell))
     records = [r for part in dist.gather([_record(task, g) for g in groups]) for r in part]
     failed = sum(r["error"] is not None for r in records) / max(len(records), 1)
     return {"step": step, "split": split, "n": len(records), "rejected": int(dist.total(rejected)[0]),
             "score_errors": failed, **_table(task, records)}, groups
 
 
-def _answer(task: Task, encode: Encoder, engine: Engine, config: Config, split: str, step: int,
+def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
             samples: Sequence[tuple[int, Sample]], tell: Callable[[str, int, int], None] | None
             ) -> tuple[list[Group], int]:
     """Scored groups of one answer for numbered samples, and how many samples were rejected."""
-    sampling = Sampling(max_new_tokens=config.rollout.max_new_tokens, temperature=config.eval.temperature)
+    sampling = sampling_of(config.rollout, config.eval.temperature)
     stream = zlib.crc32(split.encode())
     groups: list[Group] = []
     rejected = 0
-    for start in range(0, len(samples), _CHUNK):
+    chunks = [{(split, number): (lambda sample=sample: sample) for number, sample in samples[start:start + _CHUNK]}
+              for start in range(0, len(samples), _CHUNK)]
+    for chunk, following in itertools.zip_longest(chunks, chunks[1:], fillvalue={}):
         if tell:
-            tell(f"evaluating {split}", start, len(samples))
+            tell(f"evaluating {split}", len(groups) + rejected, len(samples))
         prompts = []
-        for number, sample in samples[start:start + _CHUNK]:
+        prefetch.begin(chunk)
+        for (_, number), sample_of in chunk.items():
             try:
-                prompts.append((number, sample, encode(task, sample)))
+                prompts.append((number, *prefetch.take((split, number), sample_of)))
             except DataError as error:
                 if not isinstance(error, PromptTooLong) and not config.data.quarantine:
                     raise
                 rejected += 1
+        prefetch.begin(following)
         requests = [Request(prompt=p, n=1, sampling=sampling, key=(1, stream, number)) for number, _, p in prompts]
         for (number, sample, prompt), answers in zip(prompts, engine.generate(requests), strict=True):
             groups.append(make_group(task, sample, prompt, answers, group_id=f"{split}-{number:06d}", split=split,

@@ -135,7 +135,9 @@ def _stats(values: Any, more: Mapping[str, Statistic]) -> TokenStats:
 def _chunk(hidden: torch.Tensor, targets: torch.Tensor, head: Head, banned: torch.Tensor, temperature: float,
            more: Mapping[str, Statistic]) -> tuple[torch.Tensor, ...]:
     """Log-probability, entropy and further statistics of a chunk of tokens."""
-    logits = head(hidden).float() / temperature
+    logits = head(hidden).float()
+    if temperature != 1 or head.layer is None:  # a copy as large as the logits; they are written to below
+        logits = logits / temperature
     logits.index_fill_(1, banned, -torch.inf)
     return *_Selected.apply(logits, targets, banned), *(statistic(logits, targets) for statistic in more.values())
 

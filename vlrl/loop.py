@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vlrl.algo.advantage import ADVANTAGES
 from vlrl.assemble import assemble, make_accelerator
+from vlrl.balance import share_out
 from vlrl.metrics import group_metrics
 from vlrl.plugins import resolve
 from vlrl.rollout import GroupSource, check_score_errors, credit
@@ -12,7 +13,8 @@ from vlrl.settings import Config
 from vlrl.update import update
 
 
-def train(config: Config, make_source: type[GroupSource] = GroupSource) -> Session:
+def train(config: Config, make_source: type[GroupSource] = GroupSource,
+          make_session: type[Session] = Session) -> Session:
     """Runs `config.steps` steps, going on from a checkpoint by default; returns the finished (or stopped) session.
 
     The same seed gives the same weights, bit for bit on a CPU, whether or not the run was killed and resumed in
@@ -20,7 +22,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource) -> Sessi
     """
     accelerator = make_accelerator(config)
     advantage = resolve("algo.advantage", config.algo.advantage, ADVANTAGES)
-    with Session(config, accelerator) as session:
+    with make_session(config, accelerator) as session:
         parts = session.resume(assemble(config, accelerator, session.checkpoint, make_source))
         policy, engine, source, clock = parts.policy, parts.engine, parts.source, parts.clock
         for step in range(session.start, config.steps):
@@ -29,6 +31,8 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource) -> Sessi
             session.evaluate_if_due(step)
             with clock("rollout"):
                 groups = credit(source.next_groups(config.rollout.prompts_per_step, step), advantage)
+            with clock("train"):
+                groups, loads = share_out(groups, policy.cost, config)
             drawn = [*groups, *source.dropped]
             with session.keeping_failed(step, drawn):
                 errors = check_score_errors(drawn, config.limits.score_errors, f"step {step}")
@@ -36,7 +40,8 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource) -> Sessi
                     stats, per_token = update(policy, parts.optimizer, groups, config, step)
             with clock("store"):
                 session.write(step, drawn, per_token)
-            session.log(step, {**group_metrics(drawn), **stats, "score_errors": errors, **source.metrics()}, drawn)
+            session.log(step, {**group_metrics(drawn), **loads, **stats, "score_errors": errors, **source.metrics()},
+                        drawn)
             session.save_if_due(step + 1)
             if session.interrupted():
                 break

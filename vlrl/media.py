@@ -13,6 +13,7 @@ import hashlib
 import io
 import os
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from vlrl.video import Clip, VideoSampling, choose, decode
 
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
 """What is opened; formats that start other programs (EPS) are not."""
+_READING = threading.Lock()
+"""A picture that was opened and not yet read must not be read by two threads at once."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
 
 
@@ -129,6 +132,8 @@ def _decode(data: bytes, path: Path, limits: LimitsSettings) -> Image.Image:
 
 def _rgb(image: Image.Image, name: str, limits: LimitsSettings) -> Image.Image:
     _check_pixels(image.size, name, limits)
+    with _READING:
+        image.load()
     if image.mode.startswith("I") and (values := np.asarray(image)).max() > 255:  # 16 bits a pixel, else all white
         image = Image.fromarray((values >> 8).clip(0, 255).astype(np.uint8))
     if image.has_transparency_data:

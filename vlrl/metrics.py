@@ -6,13 +6,33 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from vlrl import dist
 from vlrl.types import Group
+
+_watch: Callable[[str], Any] | None = None
+"""What makes the context of a phase while a step is being profiled."""
+
+
+def phase(name: str) -> Any:
+    """`with phase("decode"): ...` marks a part of a step for the profiler (profile.py); costs nothing without one."""
+    return contextlib.nullcontext() if _watch is None else _watch(name)
+
+
+@contextlib.contextmanager
+def watching(watch: Callable[[str], Any]) -> Iterator[None]:
+    """Every phase is entered through `watch(name)`, those of a Clock included."""
+    global _watch
+    before, _watch = _watch, watch
+    try:
+        yield
+    finally:
+        _watch = before
 
 
 class Clock:
@@ -24,15 +44,21 @@ class Clock:
         self._started = time.perf_counter()
 
     @contextlib.contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
+    def __call__(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         self._inner.append(0.0)
         try:
-            yield
+            with phase(name):
+                yield
         finally:
             spent, inner = time.perf_counter() - start, self._inner.pop()
             self._inner[-1] += spent
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent - inner
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent - inner
+
+    def beside(self, name: str, seconds: float) -> None:
+        """Counts seconds of another thread as a phase, and not in the phase that they ran beside."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self._inner[-1] += seconds
 
     def take(self) -> dict[str, float]:
         """`time/<phase>_s` and `time/total_s` since the last call; starts afresh."""

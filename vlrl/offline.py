@@ -15,9 +15,10 @@ from typing import Any
 
 from vlrl import coordinates
 from vlrl import task as tasks
-from vlrl.data import canonical, make_sample
+from vlrl.data import make_sample
 from vlrl.errors import ConfigError, DataError, TaskError, did_you_mean
 from vlrl.files import read_json
+from vlrl.formats import Source, canonical
 from vlrl.plugins import prints_aside
 from vlrl.settings import Config
 from vlrl.task import Task
@@ -79,7 +80,7 @@ def sample_from(task: Task, row: Mapping[str, Any], root: Path) -> Sample:
 
     A row whose media paths lead out of `root` gives a sample without media. Raises DataError naming the row.
     """
-    rows = canonical(dict(row), task.data.format if task.data else "auto")
+    rows = canonical(dict(row), task.data.format if task.data else "auto", Source(root=root))
     if len(rows) != 1:
         raise DataError(f"the sample stands for {len(rows)} rows; give one, as `vlrl data convert` writes them")
     try:

@@ -12,6 +12,7 @@ Both read the hidden states [B, C, H] at `columns`; `select` picks those of the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -19,13 +20,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from vlrl import balance
 from vlrl.attention import Layout, Span
+from vlrl.balance import Cost
 from vlrl.types import Prompt
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """One prompt with some or all of its answers. A large group may be cut into several pieces."""
+    """One prompt with some or all of its answers. A large group may be cut into several pieces.
+
+    One without answers is computed and read nowhere (`with_idle`).
+    """
 
     prompt: Prompt
     answers: tuple[np.ndarray, ...]
@@ -61,56 +67,64 @@ class Batch:
 
 def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: int) -> list[Piece]:
     """Answers with their prompts, consecutive answers of one prompt together, cut so that a piece has at most
-    `limit` tokens where that is possible (a piece holds at least one answer). An empty answer is left out."""
+    `limit` tokens where that is possible (a piece holds at least one answer), and all pieces of a prompt are alike.
+    An empty answer is left out."""
+    rollouts = [i for i, answer in enumerate(answers) if len(answer)]
     out: list[Piece] = []
-    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        if len(answer) == 0:
-            continue
-        last = out[-1] if out else None
-        if last and last.prompt is prompt and last.tokens + len(answer) <= limit:
-            out[-1] = Piece(prompt, (*last.answers, answer), (*last.rollouts, i))
-        else:
-            out.append(Piece(prompt, (answer,), (i,)))
+    for _, run in itertools.groupby(rollouts, key=lambda i: id(prompts[i])):
+        own = list(run)
+        prompt, lengths = prompts[own[0]], [len(answers[i]) for i in own]
+        for members in balance.bins(lengths, lengths, limit - len(prompt)):
+            taken = [own[i] for i in sorted(members)]
+            out.append(Piece(prompt, tuple(answers[i] for i in taken), tuple(taken)))
     return out
 
 
-def pack(pieces: Sequence[Piece], limit: int, layout: str = "shared") -> list[Batch]:
-    """Micro-batches of at most `limit` tokens each (a single larger piece gets one of its own).
+def pack(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost = balance.tokens) -> list[Batch]:
+    """Micro-batches of at most `limit` tokens each (a single larger piece gets one of its own)."""
+    return [make_batch(part, layout) for part in plan(pieces, limit, layout, cost)]
 
-    Pieces are placed largest first into the first micro-batch with room, so few are needed and their order does not
-    depend on the data's.
-    """
+
+def plan(pieces: Sequence[Piece], limit: int, layout: str = "shared",
+         cost: Cost = balance.tokens) -> list[list[Piece]]:
+    """The pieces of each micro-batch: as few micro-batches as possible and of similar cost. With padded rows a piece
+    is one answer, and the padding counts."""
     if layout == "padded":
-        return [_padded(rows) for rows in _padded_rows(pieces, limit)]
-    return [_shared([pieces[i] for i in sorted(members)]) for members in _bins(pieces, limit)]
+        return _padded_rows(pieces, limit)
+    costs = [cost(piece.prompt, [len(a) for a in piece.answers]) for piece in pieces]
+    members = balance.bins([piece.tokens for piece in pieces], costs, limit)
+    return [[pieces[i] for i in sorted(part)] for part in members]
 
 
-def sizes(pieces: Sequence[Piece], limit: int, layout: str = "shared") -> list[int]:
+def sizes(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost = balance.tokens) -> list[int]:
     """Tokens of each micro-batch that `pack` would make, padding included, without making it."""
-    if layout == "padded":
-        return [len(rows) * max(len(p) + len(a) for p, a, _ in rows) for rows in _padded_rows(pieces, limit)]
-    return [sum(pieces[i].tokens for i in members) for members in _bins(pieces, limit)]
+    tokens = [[piece.tokens for piece in part] for part in plan(pieces, limit, layout, cost)]
+    return [len(part) * max(part) if layout == "padded" else sum(part) for part in tokens]
 
 
-def _bins(pieces: Sequence[Piece], limit: int) -> list[list[int]]:
-    """Numbers of the pieces in each shared micro-batch."""
-    order = sorted(range(len(pieces)), key=lambda i: -pieces[i].tokens)
-    bins: list[tuple[int, list[int]]] = []
-    for i in order:
-        size = pieces[i].tokens
-        place = next((b for b, (used, _) in enumerate(bins) if used + size <= limit), None)
-        if place is None:
-            bins.append((size, [i]))
-        else:
-            bins[place] = (bins[place][0] + size, [*bins[place][1], i])
-    return [members for _, members in bins]
+def with_idle(parts: Sequence[Sequence[Piece]], count: int, idle: Prompt) -> list[list[Piece]]:
+    """At least `count` micro-batches, and media of weight zero in each when `idle` has media.
+
+    Sharded processes (FSDP) gather and reduce together in every pass, so each must have as many micro-batches as the
+    others, and none may leave the vision tower out while another uses it. The idle prompt has no answer: it gives
+    every weight that it passes a gradient of zero, and changes no loss, count, metric or stored value.
+    """
+    filled = [*map(list, parts), *([] for _ in range(count - len(parts)))]
+    return [part if part and (not idle.mm or any(piece.prompt.mm for piece in part)) else [*part, Piece(idle, (), ())]
+            for part in filled]
+
+
+def make_batch(part: Sequence[Piece], layout: str = "shared", attention: str = "auto") -> Batch:
+    """The Batch of one micro-batch. `attention` names the implementation of shared rows; see
+    attention.IMPLEMENTATIONS."""
+    return _padded(part) if layout == "padded" else _shared(part, attention)
 
 
 # --- shared ----------------------------------------------------------------------------------------------------------
 
 
-def _shared(pieces: Sequence[Piece]) -> Batch:
-    ids, positions, columns, targets, owners = [], [], [], [], []
+def _shared(pieces: Sequence[Piece], attention: str) -> Batch:
+    ids, positions, columns = [], [], []
     spans: list[Span] = []
     offset = 0
     for piece in pieces:
@@ -118,70 +132,57 @@ def _shared(pieces: Sequence[Piece]) -> Batch:
         ids += [piece.prompt.ids, *piece.answers]
         positions.append(piece.prompt.positions)
         at, places = offset + p, []
-        for rollout, answer in zip(piece.rollouts, piece.answers, strict=True):
-            n = len(answer)
+        for n in map(len, piece.answers):
             positions.append(np.broadcast_to(np.arange(start, start + n), (len(piece.prompt.positions), n)))
             # token t is predicted at t - 1; the first one at the prompt's last token
             columns += [np.array([offset + p - 1]), np.arange(at, at + n - 1)]
-            targets.append(answer)
-            owners.append(np.full(n, rollout))
             places.append((at, n))
             at += n
         spans.append((offset, p, places))
         offset = at
-    keep = torch.from_numpy(np.concatenate(columns))
     inputs = {
         "input_ids": torch.from_numpy(np.concatenate(ids))[None],
         "position_ids": _position_ids(np.concatenate(positions, axis=1)[:, None]),
         "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: used as given, no mask is built
-        "prefix_layout": Layout(spans, offset),
+        "prefix_layout": Layout(spans, offset, attention),
         **media_inputs([piece.prompt for piece in pieces]),
     }
-    return Batch(inputs=inputs, columns=keep, select=None,
-                 targets=torch.from_numpy(np.concatenate(targets)),
-                 rollout_id=torch.from_numpy(np.concatenate(owners)), tokens=offset)
+    return Batch(inputs=inputs, columns=_joined_ids(columns), select=None, **_answers(pieces), tokens=offset)
 
 
 # --- padded ----------------------------------------------------------------------------------------------------------
 
-_Row = tuple[Prompt, np.ndarray, int]
-
-
-def _padded_rows(pieces: Sequence[Piece], limit: int) -> list[list[_Row]]:
-    rows = [(p.prompt, a, r) for p in pieces for a, r in zip(p.answers, p.rollouts, strict=True)]
-    batches: list[list[_Row]] = []
+def _padded_rows(pieces: Sequence[Piece], limit: int) -> list[list[Piece]]:
+    rows = [Piece(p.prompt, (a,), (r,)) for p in pieces for a, r in zip(p.answers, p.rollouts, strict=True)]
+    batches: list[list[Piece]] = []
     longest = 0
     for row in rows:
-        size = len(row[0]) + len(row[1])
-        longest = max(longest, size)
+        longest = max(longest, row.tokens)
         if batches and longest * (len(batches[-1]) + 1) <= limit:
             batches[-1].append(row)
         else:
             batches.append([row])
-            longest = size
+            longest = row.tokens
     return batches
 
 
-def _padded(rows: Sequence[_Row]) -> Batch:
-    lengths = [len(p) + len(a) for p, a, _ in rows]
-    width, first = max(lengths), min(len(p) for p, _, _ in rows) - 1
+def _padded(rows: Sequence[Piece]) -> Batch:
+    width, first = max(row.tokens for row in rows), min(len(row.prompt) for row in rows) - 1
     ids = np.zeros((len(rows), width), dtype=np.int64)
     mask = np.zeros((len(rows), width), dtype=np.int64)
-    positions = np.ones((len(rows[0][0].positions), len(rows), width), dtype=np.int64)
+    positions = np.ones((len(rows[0].prompt.positions), len(rows), width), dtype=np.int64)
     select = []
-    for b, (prompt, answer, _) in enumerate(rows):
-        p, n = len(prompt), len(answer)
-        ids[b, :p], ids[b, p:p + n] = prompt.ids, answer
+    for b, row in enumerate(rows):
+        prompt, p, n = row.prompt, len(row.prompt), row.tokens - len(row.prompt)
+        ids[b, :p + n] = np.concatenate([prompt.ids, *row.answers])
         mask[b, :p + n] = 1
         positions[:, b, :p] = prompt.positions
         positions[:, b, p:p + n] = np.arange(prompt.next_position, prompt.next_position + n)
         select.append(b * (width - 1 - first) + np.arange(p - 1 - first, p - 1 - first + n))
+    prompts = [row.prompt for row in rows]
     inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask),
-              "position_ids": _position_ids(positions), **aligned_inputs([p for p, _, _ in rows], width),
-              **media_inputs([p for p, _, _ in rows])}
-    return Batch(inputs=inputs, columns=torch.arange(first, width - 1), select=torch.from_numpy(np.concatenate(select)),
-                 targets=torch.from_numpy(np.concatenate([a for _, a, _ in rows])),
-                 rollout_id=torch.from_numpy(np.concatenate([np.full(len(a), r) for _, a, r in rows])),
+              "position_ids": _position_ids(positions), **aligned_inputs(prompts, width), **media_inputs(prompts)}
+    return Batch(inputs=inputs, columns=torch.arange(first, width - 1), select=_joined_ids(select), **_answers(rows),
                  tokens=width * len(rows))
 
 
@@ -200,17 +201,30 @@ def aligned_inputs(prompts: Sequence[Prompt], width: int, right: bool = False) -
     return out
 
 
+def _answers(pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
+    """Tokens of the answers, and their rollouts."""
+    pairs = [pair for piece in pieces for pair in zip(piece.answers, piece.rollouts, strict=True)]
+    return {"targets": _joined_ids([answer for answer, _ in pairs]),
+            "rollout_id": _joined_ids([np.full(len(answer), rollout) for answer, rollout in pairs])}
+
+
+def _joined_ids(arrays: Sequence[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *arrays]))
+
+
 def _position_ids(positions: np.ndarray) -> torch.Tensor:
     """[R, B, T] as the model takes it: [3, B, T] with M-RoPE, else [B, T]."""
     return torch.from_numpy(positions if len(positions) > 1 else positions[0])
 
 
-def media_inputs(prompts: Sequence[Prompt]) -> dict[str, torch.Tensor | tuple[torch.Tensor, ...]]:
+def media_inputs(prompts: Sequence[Prompt]) -> dict[str, Any]:
     """The prompts' media tensors, concatenated by name in order; images of fewer tiles are filled up with zeros.
 
     Processors fill up the tiles of a batch in the same way. Clips that differ in their frames stay a tuple, which
-    Family.encode takes care of.
+    Family.encode takes care of. With a feature cache they are the prompts' `visuals` instead; see Policy.inputs.
     """
+    if visuals := tuple(v for p in prompts for v in p.visuals):
+        return {"visuals": visuals}
     names = dict.fromkeys(name for p in prompts for name in p.mm)
     return {name: _joined(name, [p.mm[name] for p in prompts if name in p.mm]) for name in names}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
+from vlrl import attention, balance
 from vlrl.families import Family, agree, family_of
+from vlrl.features import FeatureCache, make_cache
+from vlrl.flops import Cost, cost_model, patches_of
 from vlrl.loading import add_lora, choose_trained, compute_dtype, load_model, load_processor, refuse_second_adapter
 from vlrl.logprobs import Statistic, TokenStats, answer_states, token_stats
 from vlrl.packing import Batch
 from vlrl.quantize import Quantization
 from vlrl.settings import Config
+from vlrl.types import Prompt
 
 
 class Policy:
@@ -28,7 +33,7 @@ class Policy:
     """
 
     def __init__(self, model: Any, processor: Any, family: Family, accelerator: Accelerator, dtype: torch.dtype,
-                 quantized: Quantization | None = None):
+                 quantized: Quantization | None = None, features: FeatureCache | None = None):
         self.model, self.processor, self.family = model, processor, family
         self.accelerator, self.dtype, self.device = accelerator, dtype, accelerator.device
         base = self.base
@@ -37,8 +42,10 @@ class Policy:
         self.banned = torch.tensor(sorted(banned), dtype=torch.long, device=self.device)
         """Ids that can be neither sampled nor given probability: vision tokens and rows without a token."""
         self.eos = _eos_ids(base, processor.tokenizer) | {family.end_id(processor)}
-        self.quantized = quantized
+        self.quantized, self.features = quantized, features
         self.scaler = _loss_scaler(self.device, dtype)
+        self.idle: Prompt | None = None
+        """Fills micro-batches under FSDP; see packing.with_idle."""
         self._reference: Any = None
 
     @property
@@ -62,11 +69,33 @@ class Policy:
         """The layout of training rows: train.packing where the family's attention allows it, else padded."""
         return wanted if self.family.shared else "padded"
 
+    def cost(self, prompt: Prompt, answers: Sequence[int]) -> float:
+        """The work of training on a prompt and answers of so many tokens (balance.Cost): operations, or tokens for a
+        family that is in no table."""
+        if not self.family.known:
+            return balance.tokens(prompt, answers)
+        return self._operations.of(len(prompt), patches_of(prompt.mm, self.base.config), answers)
+
+    @functools.cached_property
+    def _operations(self) -> Cost:
+        return cost_model(self.model, self.family)
+
     def autocast(self) -> Any:
         """The compute type; nothing on float32."""
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)  # accelerate's knows no float16 on a CPU
+
+    def inputs(self, packed: dict[str, Any], base: Any = None) -> dict[str, Any]:
+        """Forward keywords of what packing made, for the model or another one without PEFT's wrapper.
+
+        `visuals` become features: the frozen tower of a reference is that of the policy.
+        """
+        if "visuals" not in packed:
+            return self.family.encode(base or self.base, packed)
+        assert self.features is not None
+        rest = {k: v for k, v in packed.items() if k != "visuals"}
+        return {**rest, "mm_encoder_outputs": self.features.outputs(self.base, packed["visuals"])}
 
     def logprobs(self, batch: Batch, temperature: float, model: Any = None,
                  more: Mapping[str, Statistic] | None = None) -> TokenStats:
@@ -75,7 +104,7 @@ class Policy:
         batch, model = batch.to(self.device), model or self.model
         with self.autocast():
             base = _unwrapped(model)
-            inputs = self.family.encode(base, batch.inputs)
+            inputs = self.inputs(batch.inputs, base)
             hidden, head = answer_states(model, base, {**inputs, "logits_to_keep": batch.columns, "use_cache": False})
             if hidden.shape[1] != len(batch.columns):  # a model that knows no logits_to_keep
                 hidden = hidden.index_select(1, batch.columns)
@@ -114,6 +143,25 @@ class Policy:
         self.processor.save_pretrained(folder)
 
     @contextlib.contextmanager
+    def sharing_features(self) -> Iterator[None]:
+        """What passes without gradient over one batch share is computed once: the features of its images and videos,
+        where nothing of the vision tower and the merger learns. The model calls for them inside its forward, as FSDP
+        wants it, so its calls are remembered."""
+        if any(self.family.part_of(name) != "language" for name, _ in self.trainable()):
+            yield
+            return
+        kept: dict[Any, Any] = {}
+        models = [getattr(_unwrapped(m), "model", m) for m in (self.model, self._reference) if m is not None]
+        calls = [(m, name) for m in models for name in _FEATURES if hasattr(m, name)]
+        for model, name in calls:
+            setattr(model, name, _remembered(name, getattr(model, name), kept))
+        try:
+            yield
+        finally:
+            for model, name in calls:
+                delattr(model, name)
+
+    @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Evaluation mode: no dropout, and the cache on under gradient checkpointing."""
         was = self.model.training
@@ -122,6 +170,21 @@ class Policy:
             yield
         finally:
             self.model.train(was)
+
+
+_FEATURES = ("get_image_features", "get_video_features")
+"""What models of transformers call the pass through vision tower and merger."""
+
+
+def _remembered(name: str, call: Callable[..., Any], kept: dict[Any, Any]) -> Callable[..., Any]:
+    """`call`, which returns what it returned (or `kept` has of another model) for the very same arguments."""
+    def remembered(*args: Any, **kwargs: Any) -> Any:
+        values = [*args, *kwargs.values()]
+        key = (name, *kwargs, *map(id, values))
+        if key not in kept:
+            kept[key] = values, call(*args, **kwargs)  # the arguments too: as long as they live their ids are theirs
+        return kept[key][1]
+    return remembered
 
 
 def _unwrapped(model: Any) -> Any:
@@ -135,6 +198,7 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
     """
     settings = config.model
     dtype = compute_dtype(settings)
+    attention.check(config.train.attention, accelerator.device.type, dtype)
     full = settings.lora.rank == 0
     if not full:
         refuse_second_adapter(settings)
@@ -144,14 +208,17 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
     family = family_of(model.config)
     processor = load_processor(settings, family)
     agree(model, processor)
+    features = make_cache(settings, model, family)
     choose_trained(model, family, settings, dtype)
     if not full:
         model = add_lora(model, family, settings, checkpoint)
     model.to(accelerator.device)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+        # not needed without reentrance, and a frozen vision tower would be recomputed and differentiated for it
+        _unwrapped(model).disable_input_require_grads()
     model.train()
-    return Policy(model, processor, family, accelerator, dtype, quantized)
+    return Policy(model, processor, family, accelerator, dtype, quantized, features)
 
 
 def _loss_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:

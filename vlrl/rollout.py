@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vlrl import dist
+from vlrl.ahead import Ahead
 from vlrl.algo.advantage import Advantage, group_advantages
-from vlrl.curriculum import Draw, Outcome, Sampler
+from vlrl.curriculum import Draw, Foreseeing, Outcome, Sampler
 from vlrl.encode import Encoder, PromptTooLong
 from vlrl.engine.base import Engine
 from vlrl.errors import ConfigError, DataError, TrainingError
-from vlrl.metrics import Clock
+from vlrl.metrics import Clock, phase
+from vlrl.prefetch import Prefetcher
 from vlrl.rewards.text import parse_answer
 from vlrl.scoring import score_group
-from vlrl.settings import Config
+from vlrl.settings import Config, RolloutSettings
 from vlrl.task import Task, task_samples, task_target
 from vlrl.types import Completion, Group, Prompt, Request, Rollout, Sample, Sampling
 
@@ -45,7 +48,8 @@ class GroupSource:
     """
 
     def __init__(self, config: Config, task: Task, encode: Encoder, engine: Engine, sampler: Sampler,
-                 samples: Sequence[Sample], clock: Clock, services: Any = None):
+                 samples: Sequence[Sample], clock: Clock, services: Any = None, prefetch: Prefetcher | None = None):
+        self.prefetch = prefetch or Prefetcher(encode, task, 0)
         self.config, self.task, self.encode, self.engine = config, task, encode, engine
         self.sampler, self.samples, self.clock, self.services = sampler, samples, clock, services
         self.drawn = 0
@@ -87,30 +91,50 @@ class GroupSource:
         """Groups of this process by number; a rejected prompt has none."""
         self.step = step
         prompts = []
+        self.prefetch.begin({draw: partial(self._sample, draw) for draw, _ in mine})
         for draw, number in mine:
-            sample = self.samples[draw.index]
-            sample = replace(sample, prompt=self.task.template(sample, draw.visit))
-            prompt = self._encode(sample)
-            if prompt is not None:
-                prompts.append((number, draw, sample, prompt))
+            encoded = self._encoded(draw)
+            if encoded is not None:
+                prompts.append((number, draw, *encoded))
+        self._look_ahead()
         groups = self._answers(prompts) if prompts else []
         return {number: group for (number, *_), group in zip(prompts, groups, strict=True)}
 
     def _answers(self, prompts: Sequence[tuple[int, Draw, Sample, Prompt]]) -> list[Group]:
-        """Generates and scores one group per prompt."""
+        """Generates and scores one group per prompt.
+
+        With rollout.score_ahead, groups that are whole are scored in a thread while others are still generated.
+        """
         rollout = self.config.rollout
-        sampling = Sampling(max_new_tokens=rollout.max_new_tokens, temperature=rollout.temperature)
+        sampling = sampling_of(rollout, rollout.temperature)
         requests = [Request(prompt=prompt, n=rollout.group_size, sampling=sampling, key=(0, number))
                     for number, _, _, prompt in prompts]
-        answers = self.engine.generate(requests)
-        with self.clock("score"):
-            return [make_group(self.task, sample, prompt, completions, group_id=f"{number:08d}", split="train",
-                               step=self.step, services=self.services)
-                    for (number, _, sample, prompt), completions in zip(prompts, answers, strict=True)]
 
-    def _encode(self, sample: Sample) -> Prompt | None:
+        def score(i: int, completions: Sequence[Completion]) -> Group:
+            number, _, sample, prompt = prompts[i]
+            return make_group(self.task, sample, prompt, completions, group_id=f"{number:08d}", split="train",
+                              step=self.step, services=self.services)
+
+        with Ahead(score, self.clock, "score") as ahead:
+            return ahead.results(self.engine.generate(requests, ahead.begin if rollout.score_ahead else None))
+
+    def _sample(self, draw: Draw) -> Sample:
+        sample = self.samples[draw.index]
+        return replace(sample, prompt=self.task.template(sample, draw.visit))
+
+    def _look_ahead(self) -> None:
+        """Starts on this process's share of the next step, as far as the sampler can tell it."""
+        draws: list[Draw] = []
+        if self.prefetch.workers and self.step + 1 < self.config.steps and isinstance(self.sampler, Foreseeing):
+            draws = self.sampler.upcoming(self.config.rollout.prompts_per_step)[dist.rank()::dist.world()]
+        self.prefetch.keep(draws)
+        self.prefetch.begin({draw: partial(self._sample, draw) for draw in draws})
+
+    def _encoded(self, draw: Draw) -> tuple[Sample, Prompt] | None:
+        """The sample and prompt of a draw; None when it is rejected."""
         try:
-            return self.encode(self.task, sample)
+            with phase("encode"):
+                return self.prefetch.take(draw, partial(self._sample, draw))
         except DataError as error:
             if not isinstance(error, PromptTooLong) and not self.config.data.quarantine:
                 raise
@@ -152,6 +176,12 @@ class GroupSource:
         self.drawn = int(state["drawn"])
         self.sampler.load_state_dict(state["sampler"])
         self.rejected = Rejected(drawn=int(state["offered"]), count=int(state["rejected"]))
+
+
+def sampling_of(rollout: RolloutSettings, temperature: float) -> Sampling:
+    """How answers are drawn with the settings of `rollout.*`."""
+    return Sampling(max_new_tokens=rollout.max_new_tokens, temperature=temperature, stop=rollout.stop,
+                    thinking_budget=rollout.thinking_budget, thinking_end=rollout.thinking_end)
 
 
 def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], *, group_id: str,

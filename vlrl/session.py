@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from vlrl.store import RunFolder
 from vlrl.task import Task
 from vlrl.types import Group
 from vlrl.update import PerToken
+from vlrl.writer import BackgroundWriter
 
 _SHOWN = 20
 """Rejected prompts that are printed."""
@@ -47,6 +49,7 @@ class Session:
         self.progress = Progress(settings.steps, 0, enabled=False)
         self._stack = contextlib.ExitStack()
         self._stop = threading.Event()
+        self._writer = BackgroundWriter()
         self._state, self._rejections = "running", 0
 
     # --- beginning and end ---------------------------------------------------------------------------------------
@@ -103,6 +106,7 @@ class Session:
     def resume(self, parts: Parts) -> Parts:
         """Takes the trainer's state from the checkpoint, if there is one, and opens the trackers."""
         self.parts = parts
+        self._stack.callback(parts.prefetch.close)
         if self.checkpoint:
             state = checkpoint.load_state(self.checkpoint, check=False)
             parts.optimizer.load_state_dict(state["optimizer"])
@@ -147,6 +151,7 @@ class Session:
         try:
             if kind is not None:
                 self._state = "interrupted" if kind is KeyboardInterrupt else "failed"
+            self._end_writing()
             if dist.is_main():
                 self._beat()
             if self.config.log.trackers and hasattr(self, "parts"):
@@ -163,17 +168,19 @@ class Session:
             self._evaluate()
 
     def write(self, step: int, groups: Sequence[Group], per_token: PerToken) -> None:
-        """Writes the step's rollouts; those after the trained ones have no per-token values."""
+        """Writes the step's rollouts in the background; those after the trained ones have no per-token values."""
         if self.config.store.rollouts:
             count = sum(len(g.rollouts) for g in groups)
             padded = {k: [*arrays, *[None] * (count - len(arrays))] for k, arrays in per_token.items()}
-            self.folder.write_rollouts(step, dist.rank(), groups, padded)
+            self._writer.submit(partial(self.folder.write_rollouts, step, dist.rank(), groups, padded))
 
     def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
         """One line of metrics.jsonl; progress, heartbeat and trackers."""
         times = self.parts.clock.take()
         work = metrics.get("tokens/prompt", 0.0) + metrics.get("tokens/completion", 0.0)
-        line = {"step": step, **metrics, **times, "tokens_per_s": work / times["time/total_s"],
+        features = self.parts.policy.features
+        cached = {} if features is None else features.metrics()
+        line = {"step": step, **metrics, **cached, **times, "tokens_per_s": work / times["time/total_s"],
                 "memory/peak_gib": peak_gib()}
         self.done = step + 1
         if not dist.is_main():
@@ -220,14 +227,25 @@ class Session:
             if self._rejections <= _SHOWN:
                 self.progress.print(f"left out: {reason}")
 
+    def _flush(self) -> None:
+        with self.parts.clock("store"):
+            dist.together(self._writer.flush)
+
+    def _end_writing(self) -> None:
+        try:
+            self._writer.close()
+        except Exception as error:  # the run ends by another error, which is to be seen
+            self.progress.print(f"warning: the rollouts of the last step are not on disk: {error}")
+
     def _evaluate(self) -> None:
         parts, done = self.parts, self.done
+        self._flush()
         known = dist.broadcast({(r["step"], r["split"]) for r in self.folder.evals()} if dist.is_main() else None)
         for split in self.config.eval.splits if self.config.eval.samples else ():
             if (done, split) in known:
                 continue
             with parts.clock("eval"):
-                record, groups = evaluate(parts.task, parts.encode, parts.engine, self.config, split, done,
+                record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
                                           self.progress.busy)
                 path = self.folder.write_rollouts(done, dist.rank(), groups, split=split)
             check_score_errors(groups, self.config.limits.score_errors, f"evaluation of {split} at step {done}", path)
@@ -238,7 +256,8 @@ class Session:
                 self.accelerator.log({f"eval/{split}/{k}": v for k, v in record.items() if k != "split"}, step=done)
 
     def _save(self) -> None:
-        """The checkpoint of `done` steps, unless a whole one is there already."""
+        """The checkpoint of `done` steps, unless a whole one is there already. What came before it is on disk then."""
+        self._flush()
         if dist.broadcast(not checkpoint.problems(self.folder.checkpoints / f"step-{self.done:06d}", full=False)):
             return
         parts = self.parts

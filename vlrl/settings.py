@@ -49,7 +49,8 @@ class TaskSettings(BaseModel):
 class DataSettings(Settings):
     """The files of rows that a task reads."""
 
-    train: str = Field(default="", description="Rows to train on (.jsonl or .json); empty when the task draws its own.")
+    train: str = Field(default="", description="Rows to train on (.jsonl, .json, .csv, .parquet); empty when the task "
+                       "draws its own.")
     heldout: str = Field(default="", description="Rows to evaluate on.")
     root: str = Field(
         default="", description="Folder that media paths are relative to; empty = the data file's folder.")
@@ -57,6 +58,9 @@ class DataSettings(Settings):
     seed: int = Field(default=0, ge=-(2**63), lt=2**63,
                       description="Seed of drawn data and of fixed splits; apart from the training seed.")
     quarantine: bool = Field(default=False, description="Leave bad rows out, count and list them, instead of stopping.")
+    workers: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=2, description="Threads per process that read and process the media of the next prompts while a step "
+        "computes; 0 = none.")
 
 
 class LoraSettings(Settings):
@@ -96,13 +100,39 @@ class ModelSettings(Settings):
     video_fps: float = Field(default=2.0, gt=0, description="Frames per second sampled from a video.")
     video_max_frames: Annotated[int, Field(ge=2)] = Field(default=64, description="Most frames sampled from a video.")
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations in the backward pass.")
+    feature_cache_mib: Count = Field(
+        default=0, description="Host memory for the features of images and videos, in MiB: each is encoded once, and "
+        "the least recently used leave first. Needs a vision tower and merger that do not learn; 0 = off.")
+
+    @model_validator(mode="after")
+    def _cached_features_stay_true(self) -> ModelSettings:
+        adapter = self.lora.rank > 0
+        given = f"model.lora.target={self.lora.target}" if adapter else f"model.train=[{', '.join(self.train)}]"
+        fits = self.lora.target == "language" if adapter else not {"merger", "vision"} & {*self.train}
+        if self.feature_cache_mib and not fits:
+            raise ValueError(f"model.feature_cache_mib={self.feature_cache_mib} keeps what the vision tower and the "
+                             f"merger make of an image, but with {given} they learn. Set "
+                             f"{'model.lora.target=language' if adapter else 'model.train=[language]'}, or "
+                             "model.feature_cache_mib=0")
+        return self
 
 
 class EngineSettings(Settings):
     """What generates the answers."""
 
     name: Literal["hf"] = Field(default="hf", description="What generates the answers.")
-    batch_rollouts: Positive = Field(default=256, description="Answers generated side by side.")
+    batch_rollouts: Positive | Literal["auto"] = Field(
+        default="auto", description="Answers generated side by side; auto = as many as the memory of the device "
+        "allows, at most 256.")
+    prefill_tokens: Positive = Field(
+        default=16384, description="Most prompt tokens computed at once before generating; a longer prompt alone.")
+
+    @field_validator("batch_rollouts", mode="before")
+    @classmethod
+    def _number_or_auto(cls, value: Any) -> Any:
+        if value != "auto" and not (isinstance(value, int) and 1 <= value < 2**63):
+            raise ValueError("give a whole number from 1 on, or auto")
+        return value
 
 
 class RolloutSettings(Settings):
@@ -112,8 +142,29 @@ class RolloutSettings(Settings):
     group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="Answers per prompt.")
     max_new_tokens: Positive = Field(default=512, description="Most tokens of one answer.")
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature; training uses the same.")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="Texts that end an answer; they stay part of it. Evaluations use them too.")
+    thinking_budget: Positive | None = Field(
+        default=None, description="Tokens after which an answer without </think> gets rollout.thinking_end, and goes "
+        "on from there. Evaluations use it too.")
+    thinking_end: str = Field(
+        default="\n</think>\n", description="Text that ends thinking over budget; it is not learned from.")
+    score_ahead: bool = Field(
+        default=True, description="Score finished groups in a thread while others are generated; false for a task that "
+        "works in the main thread only.")
     updates: Positive = Field(default=1, description="Passes over one batch of rollouts.")
     minibatches: Positive = Field(default=1, description="Optimizer steps per pass.")
+
+
+    @model_validator(mode="after")
+    def _thinking_ends(self) -> RolloutSettings:
+        if self.thinking_budget is not None and self.thinking_budget >= self.max_new_tokens:
+            raise ValueError(f"rollout.thinking_budget={self.thinking_budget} is not below rollout.max_new_tokens="
+                             f"{self.max_new_tokens}, so it would never apply: lower it, or set it to null")
+        if "</think>" not in self.thinking_end:
+            raise ValueError(f"rollout.thinking_end={self.thinking_end!r} does not hold </think>, so thinking would "
+                             "go on: add it")
+        return self
 
 
 class AlgoSettings(Settings):
@@ -156,6 +207,13 @@ class TrainSettings(Settings):
     packing: Literal["shared", "padded"] = Field(
         default="shared", description="shared: a group's prompt is computed once; padded: one row per answer (the "
         "oracle).")
+    attention: Literal["auto", "merged", "masked", "varlen", "flex"] = Field(
+        default="auto", description="Attention of shared rows, all equal up to rounding: merged (CPU), varlen (CUDA, "
+        "flash attention, 16 bits), flex (CUDA, FlexAttention) or masked (anywhere). auto = merged on a CPU, else "
+        "masked.")
+    balance: bool = Field(
+        default=True, description="With several processes: after scoring, groups move between them until each has as "
+        "much to compute.")
 
 
 class EvalSettings(Settings):

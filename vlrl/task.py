@@ -62,7 +62,7 @@ class Task:
         self.coordinates: Coordinates = Coordinates()
         self.data: Any = None
         """The `data.*` settings, for tasks that read files."""
-        self.weights: dict[str, Weight] = _checked_weights(cls, {**cls.rewards, **settings.pop("rewards", {})})
+        self.weights: dict[str, Weight] = _checked_weights(cls.rewards_for(settings), settings.pop("rewards", {}))
         for key, value in settings.items():
             setattr(self, key, _checked(cls, key, value))
 
@@ -90,6 +90,11 @@ class Task:
         return None
 
     # --- what a task may change ----------------------------------------------------------------------------------
+
+    @classmethod
+    def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, Weight]:
+        """Part -> default weight under these settings, for a task whose settings choose its parts."""
+        return cls.rewards
 
     def messages(self, sample: Sample) -> list[dict[str, Any]]:
         """Chat messages; `{"type": "image"}` and `{"type": "video"}` stand for the sample's media in order."""
@@ -351,12 +356,12 @@ def _checked(cls: type[Task], key: str, value: Any) -> Any:
         raise ConfigError(f"task.{key}={value!r}: {error}") from None
 
 
-def _checked_weights(cls: type[Task], weights: Mapping[str, Any]) -> dict[str, Weight]:
+def _checked_weights(known: Mapping[str, Weight], given: Mapping[str, Any]) -> dict[str, Weight]:
     checked: dict[str, Weight] = {}
-    for part, weight in weights.items():
-        if part not in cls.rewards:
-            raise ConfigError(f"unknown setting 'task.rewards.{part}'.{did_you_mean(part, cls.rewards)} "
-                              f"This task's parts: {', '.join(cls.rewards)}.")
+    for part, weight in {**known, **given}.items():
+        if part not in known:
+            raise ConfigError(f"unknown setting 'task.rewards.{part}'.{did_you_mean(part, known)} "
+                              f"This task's parts: {', '.join(known)}.")
         try:
             checked[part] = found = _WEIGHT.validate_python(refuse_bool(float, weight))
             in_order = not isinstance(found, list) or all(a[0] < b[0] for a, b in pairwise(found))

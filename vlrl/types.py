@@ -118,6 +118,8 @@ class Prompt:
     """Width and height of each image or video frame after the processor, in pixels; empty where it makes tiles."""
     visual_tokens: tuple[int, ...] = ()
     """Visual tokens of each media; empty where the processor does not tell."""
+    visuals: tuple[Any, ...] = ()
+    """The same media as units of the feature cache (features.py); empty without one."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -135,6 +137,13 @@ class Sampling:
     max_new_tokens: int
     temperature: float = 1.0
     """0 = greedy; log-probabilities of a greedy answer are those at temperature 1."""
+    stop: tuple[str, ...] = ()
+    """An answer ends with the token that completes one of these texts; its finish_reason is then "stop"."""
+    thinking_budget: int | None = None
+    """When the first `thinking_budget` tokens hold no `</think>`, the tokens of `thinking_end` follow them, and the
+    model goes on after these. It does not matter whether a `<think>` was written: prompts may have opened one."""
+    thinking_end: str = "\n</think>\n"
+    """Its tokens are part of the answer and count towards `max_new_tokens`; loss_mask is False on them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -166,11 +175,13 @@ class Completion:
     tokens: np.ndarray
     """[T] int64, the end token included when the model wrote one."""
     logprobs: np.ndarray
-    """[T] float32 under the sampler, at the sampled temperature with the banned ids removed."""
+    """[T] float32 under the sampler, at the sampled temperature with the banned ids removed; of forced tokens too."""
     loss_mask: np.ndarray
-    """[T] bool; False on observation tokens."""
+    """[T] bool; False on tokens that were not sampled: observations, a forced end of thinking."""
     text: str
+    """The decoded tokens without the end token; a stop string is part of it."""
     finish_reason: Literal["stop", "length"]
+    """stop: the model wrote an end token or a stop string; length: max_new_tokens were reached."""
     turns: tuple[Turn, ...] = ()
     episode_id: str = ""
 

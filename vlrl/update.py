@@ -6,7 +6,7 @@ current ones, so there is no old-logprob pass; without KL there is no reference 
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,9 +17,11 @@ import torch
 
 from vlrl import dist
 from vlrl.algo.loss import LOSSES, LossInputs, PolicyTerm, objective
+from vlrl.balance import optimizer_steps
 from vlrl.errors import TrainingError
 from vlrl.families import Part
-from vlrl.packing import Batch, pack, pieces_of
+from vlrl.metrics import phase
+from vlrl.packing import Batch, make_batch, pieces_of, plan, with_idle
 from vlrl.plugins import resolve
 from vlrl.policy import Policy
 from vlrl.settings import Config, TrainSettings
@@ -37,6 +39,8 @@ class Minibatch:
     """The rollouts of one optimizer step on this process, packed. R rollouts."""
 
     rollouts: Sequence[Rollout]
+    numbers: Sequence[int]
+    """[R] place of each among all rollouts of the update."""
     batches: Sequence[Batch]
     masks: Sequence[np.ndarray]
     """[R][T] bool, trained tokens."""
@@ -61,20 +65,20 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     # dropout is keyed by the step, so a resumed run draws the same
     torch.manual_seed(np.random.SeedSequence([config.seed, 3, step, dist.rank()]).generate_state(1)[0])
     several = config.rollout.updates * config.rollout.minibatches > 1
-    layout = policy.layout(config.train.packing)
-    parts = [_minibatch(part, config, layout) for part in _split(groups, config.rollout.minibatches)]
-    for part in parts:
-        _no_grad_passes(policy, part, config, several)
+    with phase("pack"):
+        parts = [_minibatch(policy, part, config) for part in _split(groups, config.rollout.minibatches)]
+    with phase("reference"):
+        for part in parts:
+            _no_grad_passes(policy, part, config, several)
     meter = _Meter(sum(len(p.rollouts) for p in parts))
     term = resolve("algo.loss", config.algo.loss, LOSSES)
     rate = lr_at(step, config.steps, config.train)
     for _ in range(config.rollout.updates):
-        first = 0
         for part in parts:
             if part.total_tokens:  # none on any process: there is nothing to learn from
-                _accumulate(policy, part, term, config, meter, first)
-                _apply(policy, optimizer, rate, config, step, meter)
-            first += len(part.rollouts)
+                _accumulate(policy, part, term, config, meter)
+                with phase("optimizer"):
+                    _apply(policy, optimizer, rate, config, step, meter)
         meter.passes += 1
     stats = meter.summary(config, rate)
     if policy.scaler.is_enabled():
@@ -111,52 +115,66 @@ class NonFinite(TrainingError):
     """Loss or gradient is NaN or infinite; the weights were not touched."""
 
 
-def _split(groups: Sequence[Group], count: int) -> list[Sequence[Group]]:
-    """`count` runs of groups, as equal as possible; a run may be empty on a process with few groups."""
-    edges = [round(i * len(groups) / count) for i in range(count + 1)]
-    return [groups[a:b] for a, b in itertools.pairwise(edges)]
+_Numbered = tuple[int, Group, Rollout]
+"""A rollout with its group and its place among all rollouts of the update."""
 
 
-def _minibatch(groups: Sequence[Group], config: Config, layout: str) -> Minibatch:
-    pairs = [(g, r) for g in groups for r in g.rollouts]
-    rollouts = [r for _, r in pairs]
+def _split(groups: Sequence[Group], count: int) -> list[list[_Numbered]]:
+    """The rollouts of each optimizer step; it may have none on a process with few groups."""
+    steps = optimizer_steps([g.id for g in groups], count)
+    rollouts = [(step, g, r) for step, g in zip(steps, groups, strict=True) for r in g.rollouts]
+    return [[(i, g, r) for i, (step, g, r) in enumerate(rollouts) if step == n] for n in range(count)]
+
+
+def _minibatch(policy: Policy, part: Sequence[_Numbered], config: Config) -> Minibatch:
+    rollouts = [r for _, _, r in part]
     drop = config.algo.mask_truncated
     masks = [r.completion.loss_mask & (not (drop and r.completion.truncated)) for r in rollouts]
-    limit = config.train.tokens_per_batch
-    pieces = pieces_of([r.train_prompt or g.prompt for g, r in pairs], [r.completion.tokens for r in rollouts], limit)
+    limit, layout = config.train.tokens_per_batch, policy.layout(config.train.packing)
+    pieces = pieces_of([r.train_prompt or g.prompt for _, g, r in part], [r.completion.tokens for r in rollouts], limit)
+    planned = plan(pieces, limit, layout, policy.cost)
+    if policy.idle is not None:
+        planned = with_idle(planned, max(dist.gather(len(planned))), policy.idle)
+    batches = [make_batch(members, layout, config.train.attention) for members in planned]
     tokens, sequences = dist.total(float(sum(m.sum() for m in masks)), float(sum(m.any() for m in masks)))
-    return Minibatch(rollouts, pack(pieces, limit, layout), masks, [g.sample.weight for g, _ in pairs],
+    return Minibatch(rollouts, [i for i, _, _ in part], batches, masks, [g.sample.weight for _, g, _ in part],
                      tokens, sequences)
 
 
 def _no_grad_passes(policy: Policy, part: Minibatch, config: Config, several: bool) -> None:
-    """Fills in old and reference log-probabilities where the objective needs them."""
-    temperature = config.rollout.temperature
+    """Fills in old and reference log-probabilities where the objective needs them: one loop over the batches, which
+    go to the device once and, where the vision tower is the same in both passes, through it once."""
+    temperature, kl = config.rollout.temperature, config.algo.kl_coef > 0
+    if not (several or kl):
+        return
     with torch.no_grad(), policy.evaluating():
         for batch in part.batches:
-            if several:
-                part.old.append(policy.logprobs(batch, temperature).logprobs)
-            if config.algo.kl_coef:
-                part.reference.append(policy.reference_logprobs(batch, temperature))
+            batch = batch.to(policy.device)
+            with policy.sharing_features() if several and kl else contextlib.nullcontext():
+                if several:
+                    part.old.append(policy.logprobs(batch, temperature).logprobs)
+                if kl:
+                    part.reference.append(policy.reference_logprobs(batch, temperature))
 
 
-def _accumulate(policy: Policy, part: Minibatch, term: PolicyTerm, config: Config, meter: _Meter,
-                first: int) -> None:
+def _accumulate(policy: Policy, part: Minibatch, term: PolicyTerm, config: Config, meter: _Meter) -> None:
     """Forward and backward of every micro-batch; gradients add up."""
     for b, batch in enumerate(part.batches):
-        stats = policy.logprobs(batch, config.rollout.temperature)
+        with phase("forward"):
+            stats = policy.logprobs(batch, config.rollout.temperature)
         order = torch.unique_consecutive(batch.rollout_id).tolist()
         inputs = _loss_inputs(part, b, order, stats.logprobs, policy.device, config)
         loss, sums = objective(inputs, term, config.algo.aggregation, config.algo.kl_coef)
-        policy.scaler.scale(loss).backward()
-        meter.add(part, order, first, loss.detach(), sums, inputs, stats.entropy)
+        with phase("backward"):
+            policy.scaler.scale(loss).backward()
+        meter.add(part, order, loss.detach(), sums, inputs, stats.entropy)
 
 
 def _loss_inputs(part: Minibatch, b: int, order: Sequence[int], logprobs: torch.Tensor, device: torch.device,
                  config: Config) -> LossInputs:
     def flat(arrays: Sequence[Any]) -> torch.Tensor:
         with np.errstate(over="ignore"):  # a huge reward becomes infinite, and is caught before the optimizer step
-            return torch.from_numpy(np.concatenate(arrays).astype(np.float32)).to(device)
+            return torch.from_numpy(_joined(arrays).astype(np.float32)).to(device)
 
     lengths = [len(part.rollouts[r].completion.tokens) for r in order]
     return LossInputs(
@@ -171,13 +189,18 @@ def _loss_inputs(part: Minibatch, b: int, order: Sequence[int], logprobs: torch.
         reference_logprobs=part.reference[b] if part.reference else None)
 
 
+def _joined(arrays: Sequence[Any]) -> np.ndarray:
+    """Side by side; an idle micro-batch has none."""
+    return np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
+
+
 def _apply(policy: Policy, optimizer: torch.optim.Optimizer, rate: float, config: Config, step: int,
            meter: _Meter) -> None:
     """Sums gradients over processes, clips, steps; after an overflow of float16 only the loss scale changes."""
     parameters, scaler = [p for _, p in policy.trainable()], policy.scaler
     dist.sum_gradients(parameters)
     scaler.unscale_(optimizer)  # of the sum, so that every process sees the same overflow and keeps the same scale
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.train.max_grad_norm))
+    norm = float(dist.whole(torch.nn.utils.clip_grad_norm_(parameters, config.train.max_grad_norm)))
     overflow = not math.isfinite(norm)
     problem = _fatal(policy, meter, norm, config) if overflow else ""
     if problem:
@@ -219,17 +242,17 @@ class _Meter:
         self.per_token: PerToken = {k: [None] * rollouts for k in
                                     ("trainer_logprobs", "entropies", "ratio", "clipped")}
 
-    def add(self, part: Minibatch, order: Sequence[int], first: int, loss: torch.Tensor, sums: dict[str, Any],
-            x: LossInputs, entropy: torch.Tensor) -> None:
+    def add(self, part: Minibatch, order: Sequence[int], loss: torch.Tensor, sums: dict[str, Any], x: LossInputs,
+            entropy: torch.Tensor) -> None:
         on_first_pass = self.passes == 0
         ratio = torch.exp((x.logprobs.detach() - x.old_logprobs).clamp(-20, 20))
         clipped = ((ratio > 1 + x.clip_high) & (x.advantages > 0)) | ((ratio < 1 - x.clip_low) & (x.advantages < 0))
         now = {"loss": loss, "tokens": x.mask.sum(), **sums}
         if on_first_pass:
-            sampled = torch.from_numpy(np.concatenate([part.rollouts[r].completion.logprobs for r in order]))
+            sampled = torch.from_numpy(_joined([part.rollouts[r].completion.logprobs for r in order]))
             sampled = sampled.to(x.mask.device)
-            same = torch.from_numpy(np.concatenate([np.full(len(part.rollouts[r].completion.tokens),
-                                                            part.rollouts[r].train_prompt is None) for r in order]))
+            same = torch.from_numpy(_joined([np.full(len(part.rollouts[r].completion.tokens),
+                                                     part.rollouts[r].train_prompt is None) for r in order]))
             same = same.to(x.mask.device) * x.mask
             gap = (x.old_logprobs - sampled).clamp(-20, 20)
             now |= {"entropy": (entropy * x.mask).sum(), "mismatch/tokens": same.sum(),
@@ -242,7 +265,7 @@ class _Meter:
             fresh |= {"trainer_logprobs": x.old_logprobs, "entropies": entropy}
         for key, values in fresh.items():
             for r, piece in zip(order, values.detach().cpu().split(lengths), strict=True):
-                self.per_token[key][first + r] = piece.numpy()
+                self.per_token[key][part.numbers[r]] = piece.numpy()
 
     def summary(self, config: Config, rate: float) -> dict[str, float]:
         """Step metrics over all processes."""

@@ -1,24 +1,53 @@
 """Run under torchrun: the gradient of the same rollouts, each process training on its share; rank 0 saves it."""
 
+import json
 import sys
 
 import torch
+from PIL import Image
 
-from tests.helpers import credited_groups, load, settings
+from tests.helpers import Vowels, credited_groups, load, settings
 from tests.test_update import Recorder
-from vlrl import dist
+from vlrl import balance, dist, sharding
+from vlrl.types import Media, Sample
 from vlrl.update import update
 
 
-def main(folder: str, out: str, **more) -> None:
-    """Rank r trains on groups r, r + world, ...; with two processes one has images and the other mostly text."""
-    config = settings(folder, **more)
+class Whole(Recorder):
+    """Also of sharded gradients."""
+
+    def step(self, closure=None):
+        self.steps.append({n: dist.whole(p.grad).clone() for n, p in self.policy.trainable() if p.grad is not None})
+
+
+def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:
+    """Rank r trains on groups r, r + world, ...: with two processes one has images and the other mostly text.
+
+    unequal: rank 0 has all groups with media, the other those of text. balanced: these, after some have moved.
+    sharded: these, by FSDP.
+    """
+    torch.manual_seed(0)  # fresh adapters
+    config = settings(folder, **json.loads(more))
     policy, encode = load(config)
-    groups = credited_groups(policy, encode, config)
-    recorder = Recorder(policy)
-    stats, _ = update(policy, recorder, groups[dist.rank()::dist.world()], config, step=0)
+    groups = mine = credited_groups(policy, encode, config)
+    if dist.world() > 1:
+        seen = [g for g in groups if g.prompt.mm]
+        unequal = [seen, [g for g in groups if not g.prompt.mm]][dist.rank()]
+        mine = groups[dist.rank()::dist.world()] if how == "dealt" else unequal
+    before = dist.gather(sum(balance.group_cost(g, policy.cost) for g in mine))
+    loads = {}
+    if how == "balanced":
+        mine, loads = balance.share_out(mine, policy.cost, config)
+    if how == "sharded" and dist.world() > 1:
+        picture = Media(source=Image.new("RGB", (32, 32)))
+        sharding.shard(policy, encode(Vowels(), Sample(id="idle", row={"q": ""}, media=(picture,))))
+    recorder = Whole(policy)
+    stats, per_token = update(policy, recorder, mine, config, step=0)
+    kept = dist.gather([(g.id, r.index) for g in mine for r in g.rollouts])
+    lengths = dist.gather([len(a) for a in per_token["trainer_logprobs"]])
     if dist.is_main():
-        torch.save({"gradients": recorder.steps[0], "loss": stats["loss"]}, out)
+        torch.save({"gradients": recorder.steps, "stats": stats, "kept": kept, "lengths": lengths, "before": before,
+                    **loads}, out)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Several processes give what one gives (torchrun, gloo)."""
 
+import json
 import subprocess
 import sys
 
@@ -9,21 +10,62 @@ import torch
 from tests.conftest import TWO
 from tests.e2e.replay import main
 from tests.e2e.runs import ENV, ROOT, metrics, run, write_config
+from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 
 
+def replayed(folder, tmp_path, how, more="{}"):
+    """What one process finds, and what two find."""
+    main(str(folder), str(tmp_path / "one"), how, more)
+    subprocess.run([*TORCHRUN, "2", "-m", "tests.e2e.replay", str(folder), str(tmp_path / "two"), how, more],
+                   check=True, cwd=ROOT, env={**ENV, "ACCELERATE_USE_CPU": "true"}, timeout=300)
+    return (torch.load(tmp_path / name, weights_only=True) for name in ("one", "two"))
+
+
+def assert_equal(one, two):
+    assert two["stats"] == pytest.approx(one["stats"], rel=1e-5, abs=1e-7)
+    assert len(one["gradients"]) == len(two["gradients"])
+    for whole, found in zip(one["gradients"], two["gradients"], strict=True):
+        assert whole.keys() == found.keys()
+        for name, gradient in whole.items():
+            assert (found[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max() + 1e-9, name
+
+
 @pytest.mark.parametrize("family", TWO)
 def test_gradient_of_one_and_two_processes(tiny_models, tmp_path, family):
-    main(str(tiny_models[family]), str(tmp_path / "one"))
-    subprocess.run([*TORCHRUN, "2", "-m", "tests.e2e.replay", str(tiny_models[family]), str(tmp_path / "two")],
-                   check=True, cwd=ROOT, env={**ENV, "ACCELERATE_USE_CPU": "true"}, timeout=300)
-    one, two = (torch.load(tmp_path / name, weights_only=True) for name in ("one", "two"))
-    assert two["loss"] == pytest.approx(one["loss"], rel=1e-5, abs=1e-7)
-    assert one["gradients"].keys() == two["gradients"].keys()
-    for name, gradient in one["gradients"].items():
-        assert (two["gradients"][name] - gradient).abs().max() <= 1e-5 * gradient.abs().max() + 1e-9, name
+    assert_equal(*replayed(tiny_models[family], tmp_path, "dealt"))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_groups_move_until_the_loads_are_even(tiny_models, tmp_path, steps):
+    """All images on one process, all texts on the other: the same gradients, every rollout trained on once."""
+    rollout = {"group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8, "minibatches": steps}
+    one, two = replayed(tiny_models["qwen3_vl"], tmp_path, "balanced", json.dumps({"rollout": rollout}))
+    assert_equal(one, two)
+    before = two["before"]
+    assert two["balance/imbalance"] < 1.25 < 1.5 < max(before) / (sum(before) / 2)
+    assert all(two["kept"]) and sorted([*two["kept"][0], *two["kept"][1]]) == sorted(one["kept"][0])
+    lengths = dict(zip(one["kept"][0], one["lengths"][0], strict=True))
+    for kept, found in zip(two["kept"], two["lengths"], strict=True):
+        assert [lengths[key] for key in kept] == found
+
+
+SHARDED = {
+    "one row": {},
+    "several rows": {"train": {"tokens_per_batch": 120, "max_grad_norm": 1e9}, "model": {
+        "train": ["language", "merger", "vision"], "gradient_checkpointing": True}},
+    "padded": {"train": {"packing": "padded", "tokens_per_batch": 300, "max_grad_norm": 1e9}},
+    "lora, kl": {"model": {"lora": {"rank": 4, "target": "vision_language"}}, "algo": {"kl_coef": 0.1}, "rollout": {
+        "group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8, "minibatches": 2}}}
+
+
+@pytest.mark.parametrize("case", SHARDED)
+def test_fsdp_with_images_on_one_process_only(tiny_models, tmp_path, case):
+    folder, more = tiny_models["qwen3_vl"], SHARDED[case]
+    model = {"model": {"name": str(folder), **more["model"]}} if "model" in more else {}
+    assert_equal(*replayed(folder, tmp_path, "sharded", json.dumps({**more, **model})))
 
 
 def test_a_whole_run_with_two_processes(tiny_models, tmp_path):
@@ -42,6 +84,25 @@ def test_a_whole_run_with_two_processes(tiny_models, tmp_path):
     assert len(list((tmp_path / "two" / "rollouts").glob("step-*-rank-*.parquet"))) == 8
     evals = metrics(tmp_path / "two", "eval.jsonl")
     assert [(e["step"], e["n"]) for e in evals] == [(0, 8), (2, 8), (4, 8)]
+
+
+def test_unequal_prompts_are_stored_once_by_who_trains_on_them(tiny_models, tmp_path):
+    """Every second picture is large, so one process draws all of these."""
+    config = write_config(tmp_path, tiny_models["qwen3_vl"])
+    task = tmp_path / "shades.py"
+    task.write_text(task.read_text().replace("(64, 64)", "(64, 64) if i % 2 else (128, 128)"))
+    words = ("steps=2", "curriculum.name=sequential", "eval.samples=0", "rollout.prompts_per_step=6")
+    for name, more in (("two", ()), ("off", ("train.balance=false",))):
+        done = run(config, tmp_path / name, *words, *more, launcher=[*TORCHRUN, "2", str(ROOT / "train.py")],
+                   ACCELERATE_USE_CPU="true")
+        assert done.returncode == 0, done.stderr
+    found, plain = (RunFolder(tmp_path / name).rollouts(0).to_pylist() for name in ("two", "off"))
+    keys = [(r["group_id"], r["index"]) for r in found]
+    assert sorted(keys) == sorted((r["group_id"], r["index"]) for r in plain) and len(set(keys)) == len(keys) == 24
+    assert all(len(r["trainer_logprobs"]) == len(r["token_ids"]) and r["media"][0]["hash"] for r in found)
+    two, off = metrics(tmp_path / "two"), metrics(tmp_path / "off")
+    assert 1 <= two[0]["balance/imbalance"] < 1.35 and "balance/imbalance" not in off[0]
+    assert two[0]["grad_norm"] == pytest.approx(off[0]["grad_norm"], rel=1e-4)
 
 
 def test_an_error_on_one_process_ends_all_with_its_message(tiny_models, tmp_path):

@@ -5,13 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlrl.rewards.text import (
+    answer_tag,
+    answer_text,
     choice_letter,
+    choice_letters,
     clean_label,
     extract_tag,
     number,
     parse_answer,
     same_label,
+    says_none,
     think_answer_format,
+    think_answer_within,
+    token_f1,
+    yes_no,
 )
 
 TAGGED = st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "a", " ", "\n", "8"])).map("".join)
@@ -52,6 +59,33 @@ def test_think_answer_format(text, expected):
     assert think_answer_format(text) == expected
 
 
+@pytest.mark.parametrize(("text", "expected"), [
+    ("<think>a</think><answer>8</answer>", 1),
+    ("So: <think>a</think>\n<answer>8</answer> That is all.", 1),
+    ("<think>a</think>so<answer>8</answer>", 0),
+    ("<answer>8</answer><think>a</think>", 0),
+    ("<think><answer>8</answer></think>", 0),
+    ("<think>a</think><answer>8</answer><answer>8</answer>", 0),
+    ("<think>a</think><answer>9</answer>", 0),  # the content asked for is not there
+    ("", 0),
+])
+def test_think_answer_within(text, expected):
+    assert think_answer_within(text, lambda content: "8" in content) == expected
+
+
+@pytest.mark.parametrize(("text", "first", "last", "whole"), [
+    ("<answer>1</answer><answer>2</answer>", "1", "2", "1"),
+    ("<think><answer>1</answer></think><answer>2</answer>", "2", "2", "2"),  # no answer stands in the thinking
+    ("<think><answer>1</answer></think>2", None, None, "2"),
+    ("<think>a</think><answer>3", None, None, "3"),
+    ("<think>1", None, None, ""),
+    ("4", None, None, "4"),
+    ("", None, None, ""),
+])
+def test_answers_after_the_thinking(text, first, last, whole):
+    assert (answer_tag(text), answer_tag(text, "last"), answer_text(text)) == (first, last, whole)
+
+
 @pytest.mark.parametrize(("text", "reasoning", "final"), [
     ("<think>a loop</think><answer> 8 </answer>", "a loop", "8"),
     ("<think>a</think> 8 ", "a", "8"),
@@ -61,6 +95,7 @@ def test_think_answer_format(text, expected):
     ("<think>a</think><answer>1</answer><answer>2</answer>", "a", "2"),
     ("<think>a</think><answer>1</answer><answer>2", "a", "1"),
     ("<answer>1</answer> so it is 2", "", "1"),
+    ("<think><answer>1</answer></think>2", "<answer>1</answer>", "2"),  # no answer stands in the thinking
     ("", "", ""),
 ])
 def test_parse_answer(text, reasoning, final):
@@ -76,6 +111,10 @@ def test_never_raises(text):
     assert same_label(text, text)
     assert choice_letter(text) in (None, *"ABCDEFGH")
     assert number(text) is None or isinstance(number(text), float)
+    assert think_answer_within(text) in (0, 1) and yes_no(text) in (None, "yes", "no")
+    assert set(choice_letters(text)) <= set("ABCDE,") and 0 <= token_f1(text, "down the road") <= 1
+    says_none(text)
+    assert answer_tag(text) is None or answer_tag(text).strip() == answer_text(text)
     for which in ("first", "last"):
         extract_tag(text, "answer", which)
 
@@ -110,6 +149,33 @@ def test_choice_letter(text, letter):
     assert choice_letter(text) == letter
 
 
+@pytest.mark.parametrize(("text", "said"), [
+    ("Yes.", "yes"), ("NO", "no"), ("true", "yes"), ("False!", "no"), ("that is correct", "yes"), ("incorrect", "no"),
+    ("not correct", "no"), ("not true", "no"), ("unknown", None), ("eyes", None), ("nothing", None), ("", None),
+    ("no, yes", "yes"), ("Yes, no doubt", "yes")])
+def test_yes_no(text, said):
+    assert yes_no(text) == said
+
+
+@pytest.mark.parametrize(("text", "letters"), [
+    ("B", "B"), ("b", "B"), ("A, C", "A,C"), ("C A C", "C,A"), ("(D)", "D"), ("a, c", "A,C"), ("a cat", ""),
+    ("A cat is in B", "B"), ("BAD", ""), ("Z", ""), ("", ""), ("B and D", "B,D")])
+def test_choice_letters(text, letters):
+    assert choice_letters(text) == letters
+
+
+@pytest.mark.parametrize(("a", "b", "f1"), [
+    ("hello there", "hello there", 1), ("Hello", "hello", 1), ("hello there", "hello", 2 / 3), ("a b c", "d e", 0),
+    ("downwards", "down", 1), ("", "", 1), ("", "down", 0), ("down", " ", 0)])
+def test_token_f1(a, b, f1):
+    assert token_f1(a, b) == pytest.approx(f1) and token_f1(b, a) == pytest.approx(f1)
+
+
+def test_says_none():
+    assert all(map(says_none, ("none", "No Objects", "[]")))
+    assert not any(map(says_none, ("", " ", "[1, 2]", "none 3")))
+
+
 @pytest.mark.parametrize(("text", "value"), [
     ("3", 3), ("there are 3 cats", 3), ("-2.5", -2.5), ("1,200 people", 1200), ("1,200,300.5", 1200300.5), ("3.", 3),
     ("7 or 8", 7), ("x2 3D", None), ("1.2.3", None), ("", None), ("three", None), ("9" * 400, None)])
@@ -119,7 +185,8 @@ def test_number(text, value):
 
 @pytest.mark.parametrize("text", ["<answer>" * 12_000, "</answer>" * 11_000, "<think></think>" * 6_000, "1" * 100_000,
                                   "1," * 50_000, "1,111" * 20_000, "(" * 100_000, "A " * 50_000,
-                                  "A" + " " * 100_000 + "x", "!" * 100_000 + "a", "\u0301" * 100_000])
+                                  "A" + " " * 100_000 + "x", "!" * 100_000 + "a", "\u0301" * 100_000,
+                                  "not " * 25_000, "not" + " " * 100_000])
 def test_hostile_text_takes_linear_time(text):
     began = time.perf_counter()
     parse_answer(text)
@@ -127,4 +194,8 @@ def test_hostile_text_takes_linear_time(text):
     clean_label(text)
     choice_letter(text)
     number(text)
+    yes_no(text)
+    choice_letters(text)
+    answer_text(text)
+    think_answer_within(text)
     assert time.perf_counter() - began < 20  # not a timing: a quadratic scan takes minutes

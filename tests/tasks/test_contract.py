@@ -19,11 +19,15 @@ VARIANTS = {
     "grounding": [{"drawn": True, "count": 40}, {}],
     "classification": [{"thinking": "no_thinking"}, {"thinking": "thinking"}],
     "digits": [{"thinking": "both"}],
+    "gui": [{}],
 }
 ROWS = {
     "grounding": [{"expression": "mug", "boxes": [{"box": [1, 2, 30.5, 40]}]}, {"expression": "cup", "boxes": []},
                   {"expression": "cat", "boxes": [{"box": [40, 20, 85, 50]}], "coordinates": "norm1"},
                   {"expression": "dog", "boxes": [{"box": [10, 30, 35, 55]}], "processed_size": [84, 56]}],
+    "gui": [{"instruction": "open it", "box": [10, 20, 40, 35], "platform": "web", "element_type": "icon"},
+            {"instruction": "go", "box": [5, 40, 30, 58.5], "coordinates": "norm1", "history": ["tap", "scroll"]},
+            {"instruction": "close", "box": [60, 40, 85, 55], "processed_size": [84, 56]}],
     "classification": [{"label": "cat", "labels": ["cat", "dog"]}, {"label": "7"}, {"label": "C++", "question": "?"},
                        {"label": "tabby", "synonyms": ["tabby cat"], "question": "Which cat?"}],
 }
@@ -67,7 +71,9 @@ def test_no_text_raises(tmp_path_factory, name, text):
 
 def test_importing_every_task_loads_no_torch():
     code = ("import sys, vlrl.types, vlrl.data, vlrl.media, vlrl.video, vlrl.coordinates, vlrl.scoring\n"
-            "import vlrl.checkpoint, vlrl.rewards.boxes, vlrl.rewards.text, vlrl.contract, vlrl.contract.labelled\n"
+            "import vlrl.checkpoint, vlrl.rewards.boxes, vlrl.rewards.text, vlrl.rewards.detection\n"
+            "import vlrl.rewards.literals, vlrl.rewards.points, vlrl.rewards.regions, vlrl.contract\n"
+            "import vlrl.contract.labelled\n"
             "import vlrl.offline, vlrl.store, vlrl.report, vlrl.progress, vlrl.stats, vlrl.cli, vlrl.tools.docs\n"
             "from vlrl.tools import (catalogue, datacheck, dataconvert, datasplit, doctor, play, rescore, scaffold,\n"
             "                        score_rows, status, trials)\n"

@@ -15,15 +15,22 @@ from vlrl.commands.common import AsJson, Words, emit, examples, load
 if TYPE_CHECKING:
     from vlrl.tools.datacheck import Findings
     from vlrl.tools.datasplit import Split
+    from vlrl.tools.pixelbudget import PixelBudget
 
 app = typer.Typer(name="data", no_args_is_help=True, help="Look at data files, convert them, split them.")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False,
-                                      help="Rows: .jsonl (one object a line) or .json (a list), e.g. rows.jsonl.")]
+                                      help="Rows: .jsonl, .json, .csv, .tsv, .parquet, .arrow, e.g. rows.jsonl.")]
 Root = Annotated[Path | None, typer.Option(help="Folder that media paths are relative to, e.g. data/; default: that of "
                                            "the file (like data.root in a config).", show_default=False)]
-Format = Annotated[str, typer.Option(help="Format of the rows, e.g. canonical; auto knows it by its fields.")]
+Format = Annotated[str, typer.Option(help="Format of the rows, e.g. canonical, coco or screenspot; auto knows it by "
+                                     "its fields.")]
+Columns = Annotated[list[str] | None, typer.Option(
+    "--columns", metavar="NAME=COLUMN", show_default=False,
+    help="Which column or field stands for a canonical one, e.g. image=photo; once for each.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what exists already.")]
+made = typer.Typer(name="make", no_args_is_help=True, help="Make data without a download.")
+app.add_typer(made)
 _VALUES = 12  # values of a field that are printed
 
 
@@ -35,6 +42,7 @@ def _root() -> None:
 @app.command(epilog=examples(
     "vlrl data check rows.jsonl --config my.yaml",
     "vlrl data check rows.jsonl --config my.yaml --root photos/ --no-media      quick: files are not opened",
+    "vlrl data check annotations.json --allow-missing                           annotations without their pictures",
     "vlrl data check rows.jsonl --json | jq .problems                           canonical fields alone, for a script"))
 def check(
     file: File, settings: Words = None,
@@ -43,7 +51,10 @@ def check(
         "are checked.", show_default=False)] = None,
     root: Root = None, format: Annotated[str | None, typer.Option(
         help="Format of the rows, e.g. canonical; default: data.format of the config.", show_default=False)] = None,
+    columns: Columns = None,
     media: Annotated[bool, typer.Option(help="Open every image and video, or only look whether they exist.")] = True,
+    allow_missing: Annotated[bool, typer.Option(
+        "--allow-missing", help="Media files need not exist; those that do are looked at.")] = False,
     most: Annotated[int, typer.Option("--max", min=0, help="Most problems that are printed, e.g. 20; 0 = all. "
                                       "--json has all.")] = 100,
     json: AsJson = False,
@@ -58,16 +69,17 @@ def check(
     settled = load(config, settings) if config else None
     if settings and not config:
         raise typer.BadParameter("settings change a config: name one with --config")
-    task = None
+    task = scale = None
     if settled:
         from vlrl.offline import make_task
+        from vlrl.tools.pixelbudget import scale_of
 
-        task = make_task(settled)
+        task, scale = make_task(settled), scale_of(settled)
     limits = settled.limits if settled else LimitsSettings()
     own_root = root or (Path(settled.data.root) if settled and settled.data.root else None)
     with _progress() as tell:
         found = run(file, task, limits, own_root, format or (settled.data.format if settled else "auto"), media=media,
-                    tell=tell)
+                    allow_missing=allow_missing, columns=_pairs(columns), scale=scale, tell=tell)
     if json:
         emit({"file": str(file), **asdict(found)})
     else:
@@ -77,7 +89,8 @@ def check(
 
 
 @app.command(epilog=examples(
-    "vlrl data convert annotations.json -o rows.jsonl",
+    "vlrl data convert annotations.json -o rows.jsonl                  COCO, Label Studio, VLM-R1, ScreenSpot ...",
+    "vlrl data convert boxes.csv -o rows.jsonl --columns image=photo --columns expression=remark",
     "vlrl data convert rows.jsonl -o clean/rows.jsonl --root . --config my.yaml --keep-going"))
 def convert(
     file: File,
@@ -89,6 +102,7 @@ def convert(
         show_default=False)] = None,
     config: Annotated[str | None, typer.Option(
         help="The config whose task must be able to read the rows, e.g. my.yaml.", show_default=False)] = None,
+    columns: Columns = None,
     keep_going: Annotated[bool, typer.Option("--keep-going",
                                              help="Leave bad rows out and list them, instead of stopping.")] = False,
     force: Force = False, json: AsJson = False,
@@ -105,7 +119,7 @@ def convert(
         from vlrl.offline import make_task
 
         task = make_task(load(config, None))
-    count, bad = run(file, out, format, root, task, keep_going=keep_going, force=force)
+    count, bad = run(file, out, format, root, task, columns=_pairs(columns), keep_going=keep_going, force=force)
     if json:
         emit({"file": str(out), "rows": count, "left_out": [asdict(row) for row in bad]})
         return
@@ -152,6 +166,49 @@ def split(
         _show_split(out, found, near_duplicates)
 
 
+def _pairs(columns: list[str] | None) -> dict[str, str]:
+    """["image=photo"] -> {"image": "photo"}."""
+    wrong = next((pair for pair in columns or () if not all(pair.partition("=")[::2])), None)
+    if wrong is not None:
+        raise typer.BadParameter(f"{wrong!r}: write NAME=COLUMN, e.g. image=photo", param_hint="--columns")
+    return {name: column for name, _, column in (pair.partition("=") for pair in columns or ())}
+
+
+@made.callback()
+def _made() -> None:
+    pass
+
+
+@made.command(epilog=examples(
+    "vlrl data make gui -o gui/ --seed 0 --samples 200",
+    "vlrl data make gui -o gui/ --pages my_pages/ --browser /usr/bin/chromium"))
+def gui(
+    out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
+                                      help="New folder for train.jsonl, heldout.jsonl and images/, e.g. gui/.")],
+    seed: Annotated[int, typer.Option(help="Another seed gives other pages and elements, e.g. 1.")] = 0,
+    samples: Annotated[int, typer.Option(help="Rows in all, a fifth of them held out, e.g. 1000.")] = 200,
+    pages: Annotated[Path | None, typer.Option(help="Folder of .html files, e.g. pages/; default: those of MiniWoB++.",
+                                               show_default=False)] = None,
+    browser: Annotated[str | None, typer.Option(help="Program of Chromium, e.g. /usr/bin/chromium; default: the one on "
+                                                "the path.", show_default=False)] = None,
+    force: Force = False, json: AsJson = False,
+) -> None:
+    """Make GUI grounding data: screenshots of real pages, boxes and roles from the DOM, an instruction per element.
+
+    Needs the extra gui (playwright, miniwob) and Chromium. The same seed gives the same rows and pixels; no page is in
+    both splits. Nothing is fetched from the network.
+    """
+    from vlrl.tools.makegui import make_gui
+
+    with _progress() as tell:
+        counts = make_gui(out, seed, samples, pages=pages, browser=browser, force=force, tell=tell)
+    if json:
+        emit({"folder": str(out), **counts})
+        return
+    for split, count in counts.items():
+        typer.echo(f"{out / f'{split}.jsonl'}: {count:,} rows")
+
+
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar with the time left on standard error; nothing where that is no terminal."""
@@ -183,6 +240,8 @@ def _show_findings(file: Path, found: Findings, most: int, labels: bool) -> None
     _show_fields(found)
     for name, values in found.counts.items():
         _show_counts(name, values)
+    if found.pixels:
+        _show_pixels(found.pixels)
     if labels and found.unlabelled:
         typer.echo(f"without a label: {found.unlabelled:,} rows")
     media = "".join(f", {count:,} {kind}" for kind, count in found.media.items() if count)
@@ -197,6 +256,14 @@ def _show_fields(found: Findings) -> None:
     for name, count in found.fields.items():
         note = "" if name in FIELDS else f"   not canonical: kept, sample[{name!r}] in the task"
         typer.echo(f"{name[:24]:<24} {count:>6,} {count / found.rows:>6.1%}{note}")
+
+
+def _show_pixels(found: PixelBudget) -> None:
+    typer.echo(f"targets as the model sees them: {found.targets:,}, shorter side {found.smallest:.0f} pixels at least, "
+               f"{found.median:.0f} in the middle")
+    if found.few:
+        typer.echo(f"warning: {found.few:,} targets are less than 8 pixels wide or high once the image is resized; to "
+                   f"see each of them needs model.max_pixels={found.needed}, or cropped images")
 
 
 def _show_counts(name: str, values: Mapping[str, int]) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _TRAIN = ("COMMAND configs/quickstart.yaml",
           "COMMAND configs/quickstart.yaml --dry-run",
+          "COMMAND configs/quickstart.yaml --profile",
           "COMMAND configs/quickstart.yaml steps=200 train.lr=1e-4 run.dir=runs/more",
           "torchrun --nproc_per_node 2 train.py configs/quickstart.yaml",
           "The first takes five minutes on a laptop CPU. A run goes on from its newest checkpoint: start the same "
@@ -87,20 +88,30 @@ ShowSettings = Annotated[bool, typer.Option("--settings", callback=_show_setting
                                             help="List every setting with its default and meaning.")]
 IsDryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything short of training and show one sample with "
                                         "its prompt, perfect answer and reward; reads no weights, writes nothing.")]
+IsProfile = Annotated[bool, typer.Option("--profile", help="Measure some steps by phase, in a folder of their own "
+                                         "(run.dir with -profile); nothing is evaluated or saved.")]
+ProfileSteps = Annotated[int, typer.Option("--profile-steps", metavar="N", min=1,
+                                           help="Steps that --profile measures, after one to warm up.")]
 
 
-def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False, as_json: AsJson = False,
-          show: ShowSettings = False) -> None:
+def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False, profile: IsProfile = False,
+          profile_steps: ProfileSteps = 3, as_json: AsJson = False, show: ShowSettings = False) -> None:
     """Train by reinforcement learning with verifiable rewards."""
     loaded = load(config, settings)
+    if dry_run and profile:
+        raise typer.BadParameter("measures a run, which --dry-run does not start; give one of the two",
+                                 param_hint="--profile")
     if dry_run:
         from vlrl.commands import dryrun
 
         dryrun.run(loaded, as_json)
         return
+    if profile:
+        _profile(loaded, profile_steps, as_json)
+        return
     if as_json:
-        raise typer.BadParameter("goes with --dry-run; a run writes JSON to metrics.jsonl and eval.jsonl of its folder",
-                                 param_hint="--json")
+        raise typer.BadParameter("goes with --dry-run or --profile; a run writes JSON to metrics.jsonl and eval.jsonl "
+                                 "of its folder", param_hint="--json")
 
     def run(loaded: Config) -> Any:
         from vlrl.loop import train as run_training
@@ -108,6 +119,29 @@ def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False,
         return run_training(loaded)
 
     _finish(loaded, run)
+
+
+def _profile(config: Config, steps: int, as_json: bool) -> None:
+    """Prints where the time of a step goes; on rank 0."""
+    from rich.console import Console
+
+    from vlrl import dist
+    from vlrl.plugins import prints_aside
+    from vlrl.profile import notes, profile, render
+
+    with prints_aside():
+        found = profile(config, steps)
+    if found is None:
+        raise typer.Exit(130)
+    if not dist.is_main():
+        return
+    if as_json:
+        emit(found)
+        return
+    console = Console(highlight=False)
+    console.print(render(found))
+    for line in notes(found):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def sft(config: ConfigPath, settings: Words = None) -> None:

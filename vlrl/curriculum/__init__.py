@@ -1,14 +1,15 @@
 """Which prompts to train on: samplers with one interface, and group filters apart from them.
 
 A sampler decides from its own state and what it observed; every process holds the same one and sees the same groups,
-so nothing needs to be sent. `next(n)` gives draws, `observe(groups)` tells how they went.
+so nothing needs to be sent. `next(n)` gives draws, `observe(groups)` tells how they went. A sampler that can tell what
+it will draw has `upcoming(n)` too; its prompts are made ahead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -45,6 +46,15 @@ class Sampler(Protocol):
     def metrics(self) -> dict[str, float]: ...
 
 
+@runtime_checkable
+class Foreseeing(Protocol):
+    """A sampler that knows its next draws."""
+
+    def upcoming(self, count: int) -> list[Draw]:
+        """What `next(count)` would give, if nothing observed until then changes it; draws nothing."""
+        ...
+
+
 class Sequential:
     """In the order of the data, over and over."""
 
@@ -52,10 +62,14 @@ class Sequential:
         self.size, self.seed, self.drawn = size, seed, 0
 
     def next(self, count: int) -> list[Draw]:
-        draws = [Draw(self.order(i // self.size)[i % self.size], i // self.size)
-                 for i in range(self.drawn, self.drawn + count)]
+        draws = self.upcoming(count)
         self.drawn += count
         return draws
+
+    def upcoming(self, count: int) -> list[Draw]:
+        """The next `count` draws, without drawing them."""
+        return [Draw(self.order(i // self.size)[i % self.size], i // self.size)
+                for i in range(self.drawn, self.drawn + count)]
 
     def order(self, epoch: int) -> Sequence[int]:
         """The sample indices of an epoch."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from vlrl.types import Completion, Request
+
+Done = Callable[[int, list[Completion]], None]
+"""Takes the number of a request and all of its completions."""
 
 
 class Engine(Protocol):
@@ -15,8 +18,12 @@ class Engine(Protocol):
         """Takes over the policy's weights; answers drawn from now on carry `step` as their policy_step."""
         ...
 
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """`request.n` completions for each request, in order."""
+    def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
+        """`request.n` completions for each request, in order.
+
+        `done(i, completions)` is called from the caller's thread as soon as request `i` is whole and while others are
+        still to be written, at most once each; not for those that are written last. It should return at once.
+        """
         ...
 
     def close(self) -> None:

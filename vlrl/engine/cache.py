@@ -7,16 +7,17 @@ that is most of what is held.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 
 from vlrl.attention import PromptCache
 
-_ROOM = 64
+ROOM = 64
 """Tokens of free space whenever a layer has to grow."""
 
 
@@ -43,10 +44,15 @@ class RoomyLayer(DynamicLayer):
 
     @staticmethod
     def _grown(old: torch.Tensor | None, new: torch.Tensor, used: int, length: int) -> torch.Tensor:
-        buffer = new.new_empty(*new.shape[:-2], length + _ROOM, new.shape[-1])
+        buffer = new.new_empty(*new.shape[:-2], length + ROOM, new.shape[-1])
         if used and old is not None:
             buffer[..., :used, :] = old
         return buffer
+
+    def hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Takes over keys and values without room."""
+        self.keys, self.values = keys, values
+        self._buffers = (keys, values)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keeps (or repeats) rows, with their room."""
@@ -61,6 +67,41 @@ def roomy_cache(config: Any) -> DynamicCache:
     cache = DynamicCache(config=config)
     cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
+
+
+def side_by_side(caches: Sequence[DynamicCache]) -> DynamicCache:
+    """One cache of the prompts of all, in order; shorter ones are padded on the left. Uses the given ones up."""
+    for layers in zip(*(cache.layers for cache in caches), strict=True):
+        _join(layers)
+    return caches[0]
+
+
+def _join(layers: Sequence[Any]) -> None:
+    """Puts the prompts of all layers into the first; the others are left empty."""
+    first: Any = layers[0]
+    if isinstance(first, LinearAttentionCacheLayerMixin):
+        for states in ("conv_states", "recurrent_states"):
+            for i, state in getattr(first, states).items():
+                if state is not None:
+                    getattr(first, states)[i] = torch.cat([getattr(layer, states)[i] for layer in layers])
+    if isinstance(first, DynamicLayer) and first.is_initialized:
+        keys, values = (_padded([getattr(layer, name) for layer in layers]) for name in ("keys", "values"))
+        first.keys, first.values = keys, values
+        if isinstance(first, RoomyLayer):
+            first.hold(keys, values)
+    if isinstance(first, DynamicSlidingWindowLayer):
+        first.cumulative_length = max(layer.cumulative_length for layer in layers)
+    for layer in layers[1:]:
+        vars(layer).clear()  # its memory is free before the next layer is joined
+
+
+def _padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[P, heads, tokens, d] of all, with zeros on the left of shorter ones."""
+    width = max(t.shape[-2] for t in tensors)
+    out = tensors[0].new_zeros(sum(map(len, tensors)), *tensors[0].shape[1:-2], width, tensors[0].shape[-1])
+    for rows, tensor in zip(out.split([len(t) for t in tensors]), tensors, strict=True):
+        rows[..., width - tensor.shape[-2]:, :] = tensor
+    return out
 
 
 class CopiedRows:

@@ -7,31 +7,45 @@ request key, index): its answer does not depend on the batch or process it ran i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
-from vlrl.engine.cache import roomy_cache, spread
+from vlrl.engine.base import Done
+from vlrl.engine.cache import CopiedRows, SharedRows, roomy_cache, side_by_side, spread
+from vlrl.engine.capacity import Capacity, Job, automatic, batches, chunks, cut
+from vlrl.engine.rules import Texts
+from vlrl.engine.writing import Writing, Written
+from vlrl.errors import TrainingError
+from vlrl.metrics import phase
 from vlrl.packing import aligned_inputs, media_inputs, to_device
 from vlrl.policy import Policy
 from vlrl.types import Completion, Prompt, Request, Turn
 
 _COMPACT = 0.75
 """Finished rows leave when at most this share of the batch is still writing."""
-
-_Job = tuple[int, list[int]]
-"""(number of the request, its rollouts in this batch)"""
+_log = logging.getLogger(__name__)
 
 
 class HFEngine:
-    """Engine over the policy's own transformers model."""
+    """Engine over the policy's own transformers model.
 
-    def __init__(self, policy: Policy, seed: int, batch_rollouts: int):
-        self.policy, self.seed, self.batch_rollouts = policy, seed, batch_rollouts
+    batch_rollouts: answers side by side, or auto: as many as fit (see capacity). prefill_tokens: most tokens of
+    prompts, padding included, that are computed at once. When a GPU's memory does not suffice after all, the batch is
+    halved, and so are those that follow.
+    """
+
+    def __init__(self, policy: Policy, seed: int, batch_rollouts: int | Literal["auto"] = "auto",
+                 prefill_tokens: int = 16384):
+        self.policy, self.seed, self.prefill_tokens = policy, seed, prefill_tokens
+        self.capacity = automatic(policy) if batch_rollouts == "auto" else Capacity(rows=batch_rollouts)
         self.step = 0
-        self._eos = torch.tensor(sorted(policy.eos), device=policy.device)
+        self._texts = Texts(policy)
 
     def sync(self, policy: Policy, step: int) -> None:
         """The weights are shared; only the step is noted."""
@@ -40,55 +54,61 @@ class HFEngine:
     def close(self) -> None:
         """Nothing is held."""
 
-    @torch.no_grad()
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    @torch.inference_mode()  # a tenth faster than no_grad on small models; nothing of it enters a graph
+    def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
         """`request.n` completions per request. The model is in evaluation mode meanwhile."""
         out: list[list[Completion]] = [[] for _ in requests]
         with self.policy.evaluating(), self.policy.autocast():
-            for jobs in _batches(requests, self.batch_rollouts):
-                for i, completion in self._run([(requests[i], rows) for i, rows in jobs], jobs):
+            for jobs in batches(requests, lambda *size: self.capacity.fits(*size)):
+                with phase("generate"):
+                    written = self._run(requests, jobs)
+                for i, completion in written:
                     out[i].append(completion)
+                whole = [i for i, _ in jobs if len(out[i]) == requests[i].n]
+                if done and (len(whole) < len(jobs) or jobs[-1][0] < len(requests) - 1):
+                    for i in whole:
+                        done(i, out[i])
         return out
 
-    def _run(self, work: Sequence[tuple[Request, list[int]]], jobs: Sequence[_Job]) -> Iterator[tuple[int, Completion]]:
-        tokens, logprobs, lengths = self._decode(work)
-        row = 0
-        for i, rollouts in jobs:
-            for _ in rollouts:
-                n = int(lengths[row])
-                yield i, self._completion(tokens[row, :n], logprobs[row, :n])
-                row += 1
+    def _run(self, requests: Sequence[Request], jobs: Sequence[Job]) -> list[tuple[int, Completion]]:
+        """Completions of a batch with the numbers of their requests, in order; in halves where memory is short."""
+        try:
+            written = self._decode([(requests[i], rollouts) for i, rollouts in jobs])
+            owners = [i for i, rollouts in jobs for _ in rollouts]
+            return [(i, self._completion(written, row, requests[i])) for row, i in enumerate(owners)]
+        except torch.OutOfMemoryError as error:
+            rows = sum(len(rollouts) for _, rollouts in jobs)
+            if rows == 1:
+                raise TrainingError(f"out of memory while one answer alone was written ({error}). Lower "
+                                    "model.max_pixels, rollout.max_new_tokens or engine.prefill_tokens.") from None
+        # outside of the handler, which keeps the failed batch alive
+        self.capacity = replace(self.capacity, rows=rows // 2)
+        _log.warning("out of memory with %d answers side by side: from here on %d", rows, rows // 2)
+        if self.policy.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return [pair for part in cut(jobs, rows // 2) for pair in self._run(requests, part)]
 
-    def _completion(self, tokens: np.ndarray, logprobs: np.ndarray) -> Completion:
-        stopped = int(tokens[-1]) in self.policy.eos
-        text = self.policy.processor.tokenizer.decode(
-            tokens[:-1] if stopped else tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return Completion(tokens=tokens, logprobs=logprobs, loss_mask=np.ones(len(tokens), dtype=bool), text=text,
-                          finish_reason="stop" if stopped else "length", turns=(Turn(start=0, end=len(tokens)),))
+    def _completion(self, written: Written, row: int, request: Request) -> Completion:
+        n = int(written.lengths[row])
+        tokens, sampled = written.tokens[row, :n], written.sampled[row, :n]
+        ended = int(tokens[-1]) in self.policy.eos
+        text = self._texts.decode(tokens[:-1] if ended else tokens)
+        stopped = ended or any(stop in text for stop in request.sampling.stop)
+        return Completion(tokens=tokens, logprobs=written.logprobs[row, :n], loss_mask=sampled, text=text,
+                          finish_reason="stop" if stopped else "length", turns=(Turn(start=0, end=n),))
 
-    def _decode(self, work: Sequence[tuple[Request, list[int]]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens and log-probabilities [rows, longest] and lengths [rows] of all rollouts of a batch."""
-        device, model = self.policy.device, self.policy.model
+    def _decode(self, work: Sequence[tuple[Request, list[int]]]) -> Written:
+        """All rollouts of a batch, a token of each at a time."""
         sampling = [request.sampling for request, rows in work for _ in rows]
-        limit = torch.tensor([s.max_new_tokens for s in sampling], device=device)
-        heat = torch.tensor([s.temperature for s in sampling], device=device)
-        longest = int(limit.max())
-        draws = torch.from_numpy(np.stack([self._draws(r, i, longest) for r, rows in work for i in rows])).to(device)
-        logits, cache, mask, position = self._prefill([r.prompt for r, _ in work])
-        owner = torch.tensor([p for p, (_, rows) in enumerate(work) for _ in rows], device=device)
-        held = spread(cache, mask, owner, self._text_config, self.policy.family.shared)
-        logits, position = logits[owner], position[owner]
-        n = len(owner)
-        tokens = torch.zeros(n, longest, dtype=torch.long, device=device)
-        logprobs = torch.zeros(n, longest, device=device)
-        length = torch.zeros(n, dtype=torch.long, device=device)
-        rows = torch.arange(n, device=device)
-        live = torch.ones(n, dtype=torch.bool, device=device)
+        longest = max(s.max_new_tokens for s in sampling)
+        draws = np.stack([self._draws(request, i, longest) for request, rows in work for i in rows])
+        writing = Writing(sampling, draws, self._texts)
+        with phase("prefill"):
+            logits, held, position = self._begin(work)
+        rows = torch.arange(len(sampling), device=self.policy.device)
+        live = torch.ones_like(rows, dtype=torch.bool)
         for t in range(longest):
-            token, logprob = pick(logits, heat[rows], draws[rows, t], self.policy.banned)
-            tokens[rows[live], t], logprobs[rows[live], t] = token[live], logprob[live]
-            length[rows[live]] = t + 1
-            live = live & ~torch.isin(token, self._eos) & (limit[rows] > t + 1)
+            token, live = writing.write(t, rows, live, logits)
             alive = int(live.sum())
             if not alive:
                 break
@@ -96,11 +116,35 @@ class HFEngine:
                 keep = live.nonzero()[:, 0]
                 rows, position, token, live = (x[keep] for x in (rows, position, token, live))
                 held.select(keep)
-            logits = model(input_ids=token[:, None], position_ids=self._at(position), use_cache=True,
-                           logits_to_keep=1, **held.inputs()).logits[:, -1]
+            logits = self._next(token, position, held)
             position = position + 1
-        width = int(length.max())
-        return tokens[:, :width].cpu().numpy(), logprobs[:, :width].float().cpu().numpy(), length.cpu().numpy()
+        return writing.written()
+
+    def _begin(self, work: Sequence[tuple[Request, list[int]]]
+               ) -> tuple[torch.Tensor, CopiedRows | SharedRows, torch.Tensor]:
+        """Logits [R, V] of each row's first token, its cache, and its position [R]."""
+        logits, cache, mask, position = self._prefill_all([request.prompt for request, _ in work])
+        owner = torch.tensor([p for p, (_, rows) in enumerate(work) for _ in rows], device=self.policy.device)
+        held = spread(cache, mask, owner, self._text_config, self.policy.family.shared)
+        return logits[owner], held, position[owner]
+
+    def _next(self, token: torch.Tensor, position: torch.Tensor, held: CopiedRows | SharedRows) -> torch.Tensor:
+        """Logits [R, V] after one more token [R] of every row: all that a decoding step asks of the model.
+
+        A compiled or captured forward belongs here; shapes change with `held.select` and as the cache grows.
+        """
+        return self.policy.model(input_ids=token[:, None], position_ids=self._at(position), use_cache=True,
+                                 logits_to_keep=1, **held.inputs()).logits[:, -1]
+
+    def _prefill_all(self, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
+        """As `_prefill`, at most `prefill_tokens` at once (a longer prompt by itself)."""
+        parts = [self._prefill(chunk) for chunk in chunks(prompts, self.prefill_tokens)]
+        if len(parts) == 1:
+            return parts[0]
+        logits, caches, masks, position = zip(*parts, strict=True)
+        width = max(mask.shape[1] for mask in masks)
+        mask = torch.cat([F.pad(mask, (width - mask.shape[1], 0)) for mask in masks])
+        return torch.cat(logits), side_by_side(caches), mask, torch.cat(position)
 
     def _prefill(self, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
         """Last logits [P, V], cache, attention mask [P, L] and next position [P] of left-padded prompts."""
@@ -111,7 +155,7 @@ class HFEngine:
             ids[b, width - len(prompt):] = prompt.ids
             mask[b, width - len(prompt):] = 1
             positions[:, b, width - len(prompt):] = prompt.positions
-        inputs = self.policy.family.encode(self.policy.base, to_device(
+        inputs = self.policy.inputs(to_device(
             {"input_ids": torch.from_numpy(ids), **aligned_inputs(prompts, width, right=True), **media_inputs(prompts)},
             device))
         attention = torch.from_numpy(mask).to(device)
@@ -134,40 +178,3 @@ class HFEngine:
         """[count] uniform numbers of one rollout's own stream; a longer call begins with those of a shorter one."""
         stream = np.random.SeedSequence([self.seed, *request.key, index])
         return np.random.Generator(np.random.Philox(stream)).random(count, dtype=np.float32)
-
-
-def pick(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.Tensor,
-         banned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Next tokens [n] and their log-probabilities [n] from logits [n, V], by inversion of the distribution function.
-
-    temperature [n], 0 = greedy (its log-probability is the one at temperature 1); draw [n] uniform in [0, 1); a banned
-    id is never picked.
-    """
-    greedy = temperature == 0
-    scores = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
-    scores = scores.index_fill(1, banned, -torch.inf) if banned.numel() else scores
-    logp = torch.log_softmax(scores, -1)
-    chosen = int(greedy.sum())
-    token = logp.argmax(-1) if chosen else torch.zeros_like(greedy, dtype=torch.long)
-    if chosen < len(greedy):
-        below = logp.exp().cumsum(-1)
-        reach = torch.minimum(draw * below[:, -1], below[:, -1].nextafter(torch.zeros_like(draw)))
-        token = torch.where(greedy, token, (below <= reach[:, None]).sum(-1))
-    return token, logp.gather(1, token[:, None])[:, 0]
-
-
-def _batches(requests: Sequence[Request], most: int) -> Iterator[list[_Job]]:
-    """Requests in batches of at most `most` rollouts; a larger group is spread over several batches."""
-    batch: list[_Job] = []
-    room = most
-    for i, request in enumerate(requests):
-        rest = list(range(request.n))
-        while rest:
-            part, rest = rest[:room], rest[room:]
-            batch.append((i, part))
-            room -= len(part)
-            if room == 0:
-                yield batch
-                batch, room = [], most
-    if batch:
-        yield batch

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vlrl.engine.base import Done
 from vlrl.types import Completion, Prompt, Request, Turn
 
 
@@ -19,9 +20,13 @@ class ScriptedEngine:
     def sync(self, policy: Any, step: int) -> None:
         self.step = step
 
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        return [[self._completion(self.script(r.prompt, i), r.sampling.max_new_tokens) for i in range(r.n)]
-                for r in requests]
+    def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
+        out = []
+        for number, r in enumerate(requests):
+            out.append([self._completion(self.script(r.prompt, i), r.sampling.max_new_tokens) for i in range(r.n)])
+            if done and number < len(requests) - 1:
+                done(number, out[-1])
+        return out
 
     def close(self) -> None:
         pass

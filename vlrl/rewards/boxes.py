@@ -12,6 +12,7 @@ from typing import Any
 _NUMBER = r"([-+]?(?:\d{1,9}(?:\.\d{0,20})?|\.\d{1,20}))"
 # Digits are bounded, so every number is finite; an attempt never crosses the next "[", so time is linear.
 _BOX = re.compile(r"\[\s*" + r"\s*,\s*".join([_NUMBER] * 4) + r"\s*\]", re.ASCII)
+_WHOLE_BOX = re.compile(r"\[(\d{1,9}),\s*(\d{1,9}),\s*(\d{1,9}),\s*(\d{1,9})\]", re.ASCII)
 
 
 def iou(a: Sequence[float], b: Sequence[float]) -> float:
@@ -38,6 +39,25 @@ def giou(a: Sequence[float], b: Sequence[float]) -> float:
     return max(-1.0, min(1.0, inter / union - (hull - union) / hull))
 
 
+def iou_matrix(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> list[list[float]]:
+    """[len(a)][len(b)] IoU of every pair, as `iou` gives it."""
+    return [[iou(x, y) for y in b] for x in a]
+
+
+def centre(box: Sequence[float]) -> tuple[float, float]:
+    """The point halfway between the corners, in whatever order they stand."""
+    return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+
+
+def edge_similarity(box: Sequence[float], truth: Sequence[float], width: float, height: float) -> float:
+    """How near the four sides of two boxes are, in [0, 1]: the box term of GUI-G1 (2505.15810).
+
+    Harmonic mean over the sides of 1 - distance / image side; 0 when a side is off by the whole image or more.
+    """
+    sides = [1 - abs(p - t) / full for p, t, full in zip(box, truth, (width, height) * 2, strict=True)]
+    return 4 / sum(1 / side for side in sides) if min(sides) > 1e-9 else 0.0
+
+
 def parse_box(text: str) -> list[float] | None:
     """The first well-formed `[number, number, number, number]` of a text, alone or inside JSON; None without one.
 
@@ -57,6 +77,12 @@ def box_format(text: str) -> float:
     return float(_BOX.fullmatch(text.strip()) is not None)
 
 
+def parse_whole_box(text: str) -> list[float] | None:
+    """The first `[x1, y1, x2, y2]` of whole numbers without a sign; None without one (VLM-R1, 2504.07615)."""
+    found = _WHOLE_BOX.search(text)
+    return [float(v) for v in found.groups()] if found else None
+
+
 def format_box(box: Sequence[float]) -> str:
     """`[x1, y1, x2, y2]` as a model would write it: whole numbers without a point, others with up to 4 decimals."""
     return "[" + ", ".join(_number(v) for v in box) + "]"
@@ -74,7 +100,11 @@ def _number(value: float) -> str:
 
 def _has_area(box: Sequence[float]) -> bool:
     """Four finite numbers with x1 < x2 and y1 < y2."""
-    return len(box) == 4 and all(map(_is_finite, box)) and box[0] < box[2] and box[1] < box[3]
+    try:
+        return (len(box) == 4 and box[0] < box[2] and box[1] < box[3] and math.isfinite(box[0])
+                and math.isfinite(box[1]) and math.isfinite(box[2]) and math.isfinite(box[3]))
+    except OverflowError:  # an int like 10**400
+        return False
 
 
 def _is_finite(value: float) -> bool:
@@ -86,9 +116,8 @@ def _is_finite(value: float) -> bool:
 
 def _areas(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
     """Areas of intersection, union and enclosing box; inf or NaN where a float cannot hold them."""
-    a, b = [float(v) for v in a], [float(v) for v in b]
-    width = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
-    height = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
-    inter = width * height
-    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - inter
-    return inter, union, (max(a[2], b[2]) - min(a[0], b[0])) * (max(a[3], b[3]) - min(a[1], b[1]))
+    ax1, ay1, ax2, ay2 = map(float, a)
+    bx1, by1, bx2, by2 = map(float, b)
+    inter = max(0.0, min(ax2, bx2) - max(ax1, bx1)) * max(0.0, min(ay2, by2) - max(ay1, by1))
+    union = (ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - inter
+    return inter, union, (max(ax2, bx2) - min(ax1, bx1)) * (max(ay2, by2) - min(ay1, by1))

@@ -3,6 +3,7 @@
 import math
 import re
 import unicodedata
+from collections.abc import Callable
 from typing import Literal
 
 from vlrl.types import Answer
@@ -12,6 +13,12 @@ _SPACE = " \t\r\n\f\v\u00a0"
 _AROUND = _SPACE + "\"'`()[]{}<>*_,;:!?\u2018\u2019\u201c\u201d\u00ab\u00bb\u3001\u3002\uff0c\uff01\uff1f\uff1a\uff1b"
 _MARKED_CHOICE = re.compile(r"\(([A-Z])\)|(?<![A-Za-z0-9])([A-Z])(?:[.):,;]|\s*$)", re.ASCII)
 _BARE_CHOICE = re.compile(r"(?<![A-Za-z0-9'])([A-Z])(?![A-Za-z0-9'])", re.ASCII)
+_YES = re.compile(r"(?<![a-z])(?:yes|true|correct)(?![a-z])")
+_NO = re.compile(r"(?<![a-z])(?:no|false|incorrect)(?![a-z])")
+_NOT = re.compile(r"(?<![a-z])(?:not|isn't|n't)\s{1,9}(?:yes|true|correct)(?![a-z])")
+_ALONE = re.compile(r"(?<![A-Za-z0-9'])[A-Z](?![A-Za-z0-9'])(?!(?<=A)\s[a-z])", re.ASCII)  # "A cat" has an article
+_SMALL = re.compile(r"(?<![a-z0-9])[a-z](?![a-z0-9])", re.ASCII)
+_OTHER_WORDS = re.compile(r"\w\w")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?(?![\w]|\.\d)", re.ASCII)
 
 
@@ -20,7 +27,12 @@ def extract_tag(text: str, tag: str, which: Literal["first", "last"] = "first") 
 
     Pairs are read from the left and do not overlap: a pair ends at the first closing tag after its opening tag.
     """
-    opening, closing, found, at = f"<{tag}>", f"</{tag}>", None, 0
+    return between(text, f"<{tag}>", f"</{tag}>", which)
+
+
+def between(text: str, opening: str, closing: str, which: Literal["first", "last"] = "first") -> str | None:
+    """What stands between an opening and a closing mark, as `extract_tag` reads tags."""
+    found, at = None, 0
     while (start := text.find(opening, at)) >= 0:
         start += len(opening)
         end = text.find(closing, start)
@@ -30,6 +42,14 @@ def extract_tag(text: str, tag: str, which: Literal["first", "last"] = "first") 
         if which == "first":
             break
     return found
+
+
+def answer_tag(text: str, which: Literal["first", "last"] = "first") -> str | None:
+    """Content of the first or last `<answer>` that stands after the thinking; None without one.
+
+    What a <think> holds is never an answer, an <answer> in it neither.
+    """
+    return extract_tag(text.partition("</think>")[2] if "</think>" in text else text, "answer", which)
 
 
 def think_answer_format(text: str) -> float:
@@ -45,19 +65,33 @@ def think_answer_format(text: str) -> float:
     return float(closed < answer and not text[closed + len(_TAGS[1]):answer].strip())
 
 
+def think_answer_within(text: str, content: Callable[[str], bool] | None = None) -> float:
+    """1 when `<think>...</think> <answer>...</answer>` stands somewhere in the text, else 0.
+
+    Text before and after is allowed; each of the four tags must occur exactly once. `content` may ask more of what the
+    answer tag holds.
+    """
+    if any(text.count(tag) != 1 for tag in _TAGS):
+        return 0.0
+    at = [text.find(tag) for tag in _TAGS]
+    if at != sorted(at) or text[at[1] + len(_TAGS[1]):at[2]].strip():
+        return 0.0
+    return float(content is None or content(text[at[2] + len(_TAGS[2]):at[3]]))
+
+
 def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: int = 0) -> Answer:
     """An answer with its parts: `reasoning` and `final`, both stripped.
 
     `reasoning` is the first closed <think>, or what stands before a </think> that the prompt opened. `final` is the
-    last closed <answer>, else the text after the last </think>, else the whole text; thinking that was opened and
-    never closed is all reasoning, so nothing in it can pay.
+    last closed <answer> after the thinking, else the text after the last </think>, else the whole text; thinking that
+    was opened and never closed is all reasoning, so nothing in it can pay.
     """
     before, closed, after = text.rpartition("</think>")
     reasoning = extract_tag(text, "think")
     unfinished = not closed and "<think>" in text
     if reasoning is None:
         reasoning = text.partition("<think>")[2] if unfinished else before if closed else ""
-    final = extract_tag(text, "answer", "last")
+    final = answer_tag(text, "last")
     if final is None:
         final = "" if unfinished else after if closed else text
     return Answer(text=text, reasoning=reasoning.strip(), final=final.strip(), n_tokens=n_tokens, truncated=truncated,
@@ -101,3 +135,56 @@ def number(text: str) -> float | None:
     found = _NUMBER.search(text)
     value = float(found[0].replace(",", "")) if found else math.nan
     return value if math.isfinite(value) else None
+
+
+def yes_no(text: str) -> str | None:
+    """"yes" or "no": the first word of either kind, yes-like ones (yes, true, correct) before no-like ones.
+
+    Words only, so "unknown" says nothing; "not correct" and "not true" say no. Curr-ReFT (2503.07065), that mended.
+    """
+    text = _NOT.sub(" no ", text.casefold())
+    return "yes" if _YES.search(text) else "no" if _NO.search(text) else None
+
+
+def choice_letters(text: str, letters: str = "ABCDE") -> str:
+    """The options that a text names, in its order and each once, joined by commas: "B,D"; "" for none.
+
+    A letter counts when it stands alone; a small one only where the text has nothing else, so an article is none.
+    """
+    found = [m[0] for m in _ALONE.finditer(text) if m[0] in letters]
+    if not found and not _OTHER_WORDS.search(text):
+        found = [m[0].upper() for m in _SMALL.finditer(text) if m[0].upper() in letters]
+    return ",".join(dict.fromkeys(found))
+
+
+def token_f1(a: str, b: str) -> float:
+    """F1 of the two texts' sets of words, in [0, 1], whatever their case; 1 for two empty texts.
+
+    Of two single words one that holds the other counts as equal (GUI-R1, 2504.10458).
+    """
+    first, second = set(a.casefold().split()), set(b.casefold().split())
+    if not first or not second:
+        return float(first == second)
+    if len(first) == len(second) == 1:
+        (x,), (y,) = first, second
+        return float(x in y or y in x)
+    return 2 * len(first & second) / (len(first) + len(second))
+
+
+def says_none(text: str) -> bool:
+    """Whether a text says something, without any number: "none", "No Objects"."""
+    return bool(text.strip()) and not any(c.isdigit() for c in text)
+
+
+def answer_text(text: str) -> str:
+    """What an answer says, its thinking left out: the first <answer> tag, an unclosed one too, else all that remains.
+
+    "" for thinking that never ends.
+    """
+    tagged = answer_tag(text)
+    if tagged is not None:
+        return tagged.strip()
+    if "<think>" in text and "</think>" not in text:
+        return ""
+    rest = text.rpartition("</think>")[2]
+    return (rest.partition("<answer>")[2] or rest).strip()

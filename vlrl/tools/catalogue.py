@@ -51,7 +51,7 @@ def _entry(name: str, configs: tuple[str, ...]) -> Entry:
                 for n in setting_names(cls) if n not in everyone)
     about = (inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or "").partition("\n")[0].removeprefix(
         f"{name.capitalize()}: ")
-    return Entry(name=name, about=about, parts=dict(cls.rewards), settings=own, configs=configs)
+    return Entry(name=name, about=about, parts=dict(cls.rewards_for({})), settings=own, configs=configs)
 
 
 def _configs() -> dict[str, list[str]]:

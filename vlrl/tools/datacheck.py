@@ -6,22 +6,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlrl.data import MEDIA_FIELDS, make_sample, rows_in, sample_from_row
+from vlrl.data import MEDIA_FIELDS, box_problems, make_sample, sample_from_row
 from vlrl.errors import DataError, TaskError
+from vlrl.formats import rows_in
 from vlrl.media import load
 from vlrl.plugins import failure, prints_aside
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.text import parse_answer
 from vlrl.settings import LimitsSettings
 from vlrl.task import Task, task_oracle
+from vlrl.tools.pixelbudget import PixelBudget, Scale, pixel_budget
 from vlrl.types import Coordinates, Media, Sample
 from vlrl.video import VideoSampling
 
@@ -29,7 +32,6 @@ COUNTED = ("category", "split", "answer_type")
 """Fields whose values are counted."""
 Tell = Callable[[str, int, int], None]
 """Called as (what, done, total) while the work proceeds."""
-_OUTSIDE = 1.0  # pixels that a box or point may lie outside the image: annotations are rounded
 _FRAMES = VideoSampling(fps=1.0, max_frames=4)  # enough to see that a video decodes from its start to its end
 _TIMES = ("video_start", "video_end")
 
@@ -64,6 +66,8 @@ class Findings:
     """Files of the same content under several names."""
     unlabelled: int
     """Rows for which the task knows no perfect answer."""
+    pixels: PixelBudget | None = None
+    """How large targets are after the processor's resize; None when no row has one, or the resize is not known."""
 
 
 @dataclass
@@ -102,18 +106,21 @@ class _Seen:
 
 @prints_aside()
 def check(path: Path, task: Task | None, limits: LimitsSettings, root: Path | None = None, format: str = "auto", *,
-          media: bool = True, tell: Tell | None = None) -> Findings:
+          media: bool = True, allow_missing: bool = False, columns: Mapping[str, str] | None = None,
+          scale: Scale | None = None, tell: Tell | None = None) -> Findings:
     """Reads every row through `task.sample_from_row` (None: the canonical fields alone) and lists every problem.
 
     Media lie under `root` (default: the file's folder) and are opened under `limits`; with `media=False` they need only
-    exist. The oracle is scored in original pixels, so rounding to a model's convention does not count against a row.
+    exist, and with `allow_missing` not even that. `columns` says which field stands for a canonical one, `scale` by how
+    much the model's processor shrinks an image. The oracle is scored in original pixels, so rounding to a model's
+    convention does not count against a row.
 
     Raises DataError when the file cannot be read, TaskError when the task breaks the Task contract.
     """
     tell = tell or (lambda what, done, total: None)
     reader = task or Task()
     reader.coordinates = Coordinates()
-    rows = [_Row(where, row) for where, row in rows_in(path, format)]
+    rows = [_Row(where, row) for where, row in rows_in(path, format, root, columns)]
     first: dict[str, str] = {}
     unlabelled = 0
     for number, row in enumerate(rows):
@@ -121,10 +128,11 @@ def check(path: Path, task: Task | None, limits: LimitsSettings, root: Path | No
             tell("reading rows", number, len(rows))
         _read(row, reader, root or path.parent, first)
         unlabelled += bool(task and row.sample and not _check_oracle(row, task))
-    seen = _open_all(rows, limits, tell) if media else _exist(rows)
+    there = [key for key in _keys(rows) if not allow_missing or os.path.isfile(key[0])]
+    seen = _open_all(there, limits, tell) if media else _exist(there)
     for row in rows:
         _check_media(row, seen)
-    return _summary(rows, seen, unlabelled)
+    return _summary(rows, seen, unlabelled, pixel_budget([row.row for row in rows if isinstance(row.row, dict)], scale))
 
 
 def printable(text: str) -> str:
@@ -138,7 +146,7 @@ def printable(text: str) -> str:
 def _read(row: _Row, task: Task, root: Path, first: dict[str, str]) -> None:
     """Makes the sample; where that fails, the media are looked for all the same."""
     try:
-        row.sample = make_sample(task, row.row, root)
+        row.sample = make_sample(task, _sized(row.row, root), root)
         row.media = row.sample.media
     except DataError as error:
         row.add("row", str(error))
@@ -152,6 +160,30 @@ def _read(row: _Row, task: Task, root: Path, first: dict[str, str]) -> None:
                 row.add("media", str(other))
     if row.id and first.setdefault(row.id, row.where) != row.where:
         row.add("id", f"id {row.id!r} occurs before, in {first[row.id]}; ids must be unique")
+
+
+def _sized(row: Mapping[str, Any] | DataError, root: Path) -> Mapping[str, Any] | DataError:
+    """The row, with a size that holds all it names when it tells none and its image, which would, is missing.
+
+    The missing image is a problem of its own; the rest of the row is checked as if it were there.
+    """
+    image = None if isinstance(row, DataError) else row.get("image")
+    if isinstance(row, DataError) or row.get("width") is not None or not isinstance(image, str):
+        return row
+    if os.path.isfile(root / image.replace("\0", "")):
+        return row
+    numbers = [v for v in _coordinates(row) if is_number(v)]
+    side = max([1, *map(math.ceil, numbers)])
+    return {**row, "width": side, "height": side}
+
+
+def _coordinates(row: Mapping[str, Any]) -> list[Any]:
+    """Every number of the boxes and points of a row."""
+    action, boxes = row.get("action"), row.get("boxes")
+    places = [row.get("box"), *(action.values() if isinstance(action, Mapping) else ())]
+    for entry in boxes if isinstance(boxes, list) else ():
+        places.append(entry.get("box") if isinstance(entry, Mapping) else None)
+    return [value for place in places if isinstance(place, list) for value in place]
 
 
 def _check_oracle(row: _Row, task: Task) -> bool:
@@ -190,38 +222,9 @@ def _check_media(row: _Row, seen: Mapping[_Key, _Seen]) -> None:
     if size and all(map(is_number, told)) and told != size:
         row.add("size", f"width and height say {told[0]}x{told[1]} pixels, {row.media[0].source.name} is "
                 f"{size[0]}x{size[1]} (EXIF orientation applied)")
-    for problem in _box_problems(row.row, size or told):
+    for problem in box_problems(row.row, size or told):
         if not any(problem.partition(" must ")[0] in p.reason for p in row.problems):  # the task may have said so
             row.add("box", problem)
-
-
-def _box_problems(row: Mapping[str, Any], size: Sequence[Any]) -> Iterator[str]:
-    """What is wrong with the boxes and points of a row, as far as they are numbers."""
-    boxes = [*(entry.get("box") for entry in _listed(row, "boxes") if isinstance(entry, dict)), row.get("box")]
-    for box in boxes:
-        if isinstance(box, list) and _numbers(box, 4):
-            if not (box[0] < box[2] and box[1] < box[3]):
-                yield f"box {str(box)[:200]} must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
-            elif _outside(box, size):
-                yield f"box {str(box)[:200]} reaches out of the image of {size[0]}x{size[1]} pixels"
-    for point in _listed(row, "points"):
-        if _numbers(point, 2) and _outside(point, size):
-            yield f"point {str(point)[:200]} lies outside the image of {size[0]}x{size[1]} pixels"
-
-
-def _listed(row: Mapping[str, Any], field: str) -> list[Any]:
-    value = row.get(field)
-    return value if isinstance(value, list) else []
-
-
-def _numbers(value: Any, count: int) -> bool:
-    return isinstance(value, list) and len(value) == count and all(map(is_number, value))
-
-
-def _outside(values: Sequence[float], size: Sequence[Any]) -> bool:
-    if not all(is_number(side) and side > 0 for side in size):
-        return False
-    return any(not -_OUTSIDE <= v <= size[i % 2] + _OUTSIDE for i, v in enumerate(values))
 
 
 # --- media ------------------------------------------------------------------------------------------------------------
@@ -236,8 +239,7 @@ def _keys(rows: Sequence[_Row]) -> list[_Key]:
     return list(dict.fromkeys(key for row in rows for media in row.media if (key := _key(media))))
 
 
-def _open_all(rows: Sequence[_Row], limits: LimitsSettings, tell: Tell) -> dict[_Key, _Seen]:
-    keys = _keys(rows)
+def _open_all(keys: Sequence[_Key], limits: LimitsSettings, tell: Tell) -> dict[_Key, _Seen]:
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         seen: dict[_Key, _Seen] = {}
         try:
@@ -260,15 +262,15 @@ def _open(key: _Key, limits: LimitsSettings) -> _Seen:
     return _Seen(loaded.size, loaded.sha256)
 
 
-def _exist(rows: Sequence[_Row]) -> dict[_Key, _Seen]:
-    return {key: _Seen(problem="" if os.path.isfile(key[0]) else f"media file {key[0]} does not exist")
-            for key in _keys(rows)}
+def _exist(keys: Sequence[_Key]) -> dict[_Key, _Seen]:
+    return {key: _Seen(problem="" if os.path.isfile(key[0]) else f"media file {key[0]} does not exist") for key in keys}
 
 
 # --- all rows ---------------------------------------------------------------------------------------------------------
 
 
-def _summary(rows: Sequence[_Row], seen: Mapping[_Key, _Seen], unlabelled: int) -> Findings:
+def _summary(rows: Sequence[_Row], seen: Mapping[_Key, _Seen], unlabelled: int, pixels: PixelBudget | None
+             ) -> Findings:
     plain = [row.row for row in rows if not isinstance(row.row, DataError)]
     fields = Counter(printable(name) for row in plain for name, value in row.items() if value is not None)
     counts = {name: Counter(printable(str(row[name])) for row in plain if row.get(name) is not None)
@@ -286,4 +288,4 @@ def _summary(rows: Sequence[_Row], seen: Mapping[_Key, _Seen], unlabelled: int) 
         fields=dict(fields.most_common()), counts={k: dict(v.most_common()) for k, v in counts.items() if v},
         media={"images": kinds["image"], "videos": kinds["video"], "unusable": len(unusable)},
         copies=tuple(sorted(tuple(sorted(paths)) for paths in contents.values() if len(paths) > 1)),
-        unlabelled=unlabelled)
+        unlabelled=unlabelled, pixels=pixels)

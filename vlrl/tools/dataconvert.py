@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlrl.data import MEDIA_FIELDS, BadRow, check_suffix, json_line, make_sample, rows_in, write_rows
+from vlrl.data import MEDIA_FIELDS, BadRow, box_problems, check_suffix, json_line, make_sample, write_rows
 from vlrl.errors import DataError
-from vlrl.media import resolve
+from vlrl.files import replacing
+from vlrl.formats import rows_in
+from vlrl.media import IMAGE_FORMATS, resolve
 from vlrl.plugins import prints_aside
 from vlrl.task import Task
 from vlrl.types import Media
@@ -24,27 +28,42 @@ class UsableRow:
     id: str
     row: Mapping[str, Any]
     media: tuple[Media, ...]
+    root: Path | None = None
+    """What its media paths are relative to, when that is not the root of the file's other rows."""
 
 
 def convert(path: Path, out: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
-            keep_going: bool = False, force: bool = False) -> tuple[int, list[BadRow]]:
+            columns: Mapping[str, str] | None = None, keep_going: bool = False, force: bool = False
+            ) -> tuple[int, list[BadRow]]:
     """Writes the rows of `path` to `out` (.jsonl or .json), whole or not at all; returns their number and the bad ones.
 
     Media paths of the new rows are relative to `root` when it is given, else to the folder of `out`; those of the old
     ones to `root`, else to the folder of `path`. With a task its own `sample_from_row` decides what a usable row is.
-    Media need not exist.
+    Media need not exist. Pictures that lie in the file itself (parquet) are written to the folder `<out>_media`.
+    `columns` says which field stands for a canonical one, e.g. {"image": "photo"}.
 
     Raises DataError at the first bad row unless `keep_going`, for a row that cannot be moved, when no row is usable,
     and when `out` exists without `force`.
     """
     check_suffix(out)
     refuse_existing([out], force)
-    good, bad = usable_rows(path, format, root, task)
+    target, pictures = root or out.parent, dict[Path, bytes]()
+
+    def keep(data: bytes) -> str:
+        file = out.with_name(f"{out.stem}_media") / f"{hashlib.sha256(data).hexdigest()[:16]}.{_suffix(data)}"
+        pictures[file] = data
+        return os.path.relpath(file, target)
+
+    good, bad = usable_rows(path, format, root, task, columns=columns, keep=lambda row: (_kept(row, keep), target))
     if bad and not keep_going:
         raise DataError(f"{bad[0].where}: {bad[0].reason} (--keep-going leaves bad rows out and lists them)")
     if not good:
         raise DataError(f"{path} has no usable row")
-    write_rows(out, [moved(row, root or path.parent, root or out.parent) for row in good])
+    rows = [moved(row, root or path.parent, target) for row in good]
+    for file, data in pictures.items():
+        with replacing(file, sync=False) as temporary:
+            temporary.write_bytes(data)
+    write_rows(out, rows)
     return len(good), bad
 
 
@@ -57,19 +76,29 @@ def refuse_existing(paths: Sequence[Path], force: bool) -> None:
 
 
 @prints_aside()
-def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task: Task | None = None
+def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
+                columns: Mapping[str, str] | None = None,
+                keep: Callable[[Mapping[str, Any]], tuple[dict[str, Any], Path]] | None = None
                 ) -> tuple[list[UsableRow], list[BadRow]]:
-    """The rows that the task can read (without one: whose canonical fields are sound), and the others with reasons."""
+    """The rows that the task can read (without one: whose canonical fields are sound), and the others with reasons.
+
+    `keep` is called with a row that holds pictures as bytes; it gives the row with paths instead, and their root.
+    """
     reader, good, bad = task or Task(), [], []
     first: dict[str, str] = {}
-    for where, row in rows_in(path, format):
+    for where, row in rows_in(path, format, root, columns):
         try:
-            sample = make_sample(reader, row, root or path.parent)
+            own = None
+            if keep and not isinstance(row, DataError) and _pictures(row):
+                row, own = keep(row)
+            sample = make_sample(reader, row, own or root or path.parent)
             assert not isinstance(row, DataError)
             json_line(row)
+            for problem in box_problems(row, (row.get("width"), row.get("height"))):
+                raise DataError(f"row '{sample.id}': {problem}")
             if first.setdefault(sample.id, where) != where:
                 raise DataError(f"row '{sample.id}': this id occurs before, in {first[sample.id]}; ids must be unique")
-            good.append(UsableRow(where, sample.id, row, sample.media))
+            good.append(UsableRow(where, sample.id, row, sample.media, own))
         except DataError as error:
             bad.append(BadRow(where, str(error)))
     return good, bad
@@ -80,7 +109,7 @@ def moved(row: UsableRow, before: Path, after: Path) -> dict[str, Any]:
 
     Raises DataError when one leads out of `after`, where no run could read it.
     """
-    new = dict(row.row)
+    new, before = dict(row.row), row.root or before
     if os.path.realpath(before) != os.path.realpath(after):
         for field in MEDIA_FIELDS:
             value = new.get(field)
@@ -100,3 +129,30 @@ def _moved(row: UsableRow, path: str, before: Path, after: Path) -> str:
                         "where no run could read it. Write to a folder that holds the media, or name one with --root "
                         f"(e.g. --root {before}; a config then needs data.root set to it).") from None
     return relative
+
+
+def _pictures(row: Mapping[str, Any]) -> list[bytes]:
+    """The pictures that a row holds as bytes."""
+    images = row.get("images")
+    several = images if isinstance(images, list) else []
+    return [image for image in (row.get("image"), *several) if isinstance(image, bytes)]
+
+
+def _kept(row: Mapping[str, Any], keep: Callable[[bytes], str]) -> dict[str, Any]:
+    new = dict(row)
+    if isinstance(row.get("image"), bytes):
+        new["image"] = keep(row["image"])
+    if isinstance(row.get("images"), list):
+        new["images"] = [keep(image) if isinstance(image, bytes) else image for image in row["images"]]
+    return new
+
+
+def _suffix(data: bytes) -> str:
+    """The end of the file name for a picture; DataError when it is none."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
+            return str(image.format).lower()
+    except Exception as error:  # decoders raise anything on broken bytes
+        raise DataError(f"the picture of {len(data)} bytes in the row cannot be read: {error}") from None

@@ -107,7 +107,7 @@ def _tasks() -> Iterator[str]:
     yield _table(("setting", "value", "default", "meaning"), _fields(Task))
     for name in builtin_names():
         cls = load_class(name)
-        weights = ", ".join(f"`task.rewards.{part}={shown(w)}`" for part, w in cls.rewards.items())
+        weights = ", ".join(f"`task.rewards.{part}={shown(w)}`" for part, w in cls.rewards_for({}).items())
         yield f"### {name}"
         yield _wrap(f"{_first(cls)} Weights: {weights or 'none'}.")
         fields = _fields(cls)

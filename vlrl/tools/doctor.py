@@ -163,6 +163,7 @@ def _checks(runs: Path) -> Iterator[Check]:
         Check("devices", "disk", lambda: trials.disk(runs), "warning"),
         Check("usable", "images", trials.images, "error", "pip install --force-reinstall pillow"),
         Check("usable", "training", trials.training, "error", reinstall),
+        Check("usable", "batch shapes", trials.batch_shapes, "warning", reinstall),
         Check("usable", "bfloat16", trials.bfloat16, "missing", "model.dtype=float32"),
         Check("usable", "LoRA", trials.lora, "missing", "pip install peft"),
         Check("usable", "QLoRA", trials.qlora, "missing", "pip install bitsandbytes"),

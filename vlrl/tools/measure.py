@@ -20,6 +20,7 @@ from vlrl.assemble import make_accelerator, make_engine, seed_everything
 from vlrl.encode import Encoder
 from vlrl.evaluate import evaluate
 from vlrl.offline import make_task
+from vlrl.prefetch import Prefetcher
 from vlrl.settings import Config, LoraSettings
 from vlrl.types import Group
 
@@ -94,6 +95,7 @@ def measure(config: Config, chosen: Chosen, tell: Callable[[str, int, int], None
     encode = Encoder(model.processor, model.family, model.positions, settings)
     engine = make_engine(settings, model)
     engine.sync(model, chosen.step)
-    for split in settings.eval.splits:
-        record, groups = evaluate(task, encode, engine, settings, split, chosen.step, tell)
-        yield Result(record=record, groups=groups)
+    with Prefetcher(encode, task, settings.data.workers) as prefetch:
+        for split in settings.eval.splits:
+            record, groups = evaluate(task, prefetch, engine, settings, split, chosen.step, tell)
+            yield Result(record=record, groups=groups)

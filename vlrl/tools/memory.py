@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from vlrl import loading
+from vlrl.engine.cache import ROOM
+from vlrl.engine.capacity import MOST_ROWS, head_width, logit_bytes, token_bytes
 from vlrl.families import Family, Part, family_of
 from vlrl.logprobs import chunk_rows
 from vlrl.quantize import adapted_layers
@@ -37,10 +39,6 @@ RUNNING = 0.6
 """Share of the above that is alive at once when nothing is kept."""
 LOGIT_COPIES = 2
 """float32 copies of the logits of a chunk of tokens alive in logprobs.token_stats, forward and backward."""
-SAMPLING_COPIES = 6
-"""The same in engine.hf.pick for [rows, vocabulary]."""
-CACHE_ROOM = 64
-"""Tokens by which engine.cache grows."""
 NF4 = 0.5 + 1 / 64
 """Bytes per 4-bit weight: half a byte, and a scale of one byte per 64 weights."""
 EVAL_ROWS = 64
@@ -74,7 +72,8 @@ class Memory:
     cache: int
     """Keys and values of the answers being generated."""
     prefill: int
-    """The vision tower or a block at work on all prompts of a generation batch."""
+    """Keys and values of all prompts of a generation batch, and the vision tower or a block at work on those of them
+    that are computed at once."""
     token: int
     """Work for the next token of every answer: one layer's keys and values spread over the query heads, or logits."""
 
@@ -85,7 +84,7 @@ class Memory:
 
     @property
     def generation(self) -> int:
-        """Bytes on top of `resident` while answers are written; prompts are computed before the cache is full."""
+        """Bytes on top of `resident` while answers are written; prompts are computed before any is."""
         return self.casts + max(self.prefill, self.cache + self.token)
 
     @property
@@ -164,9 +163,11 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
     patches = visual * _merge(model_config) ** 2
     batch = _micro_batch(config, prompt, family.shared, device)
     activations, block = _activations(config, model_config, blocks, batch, patches, size)
+    text = model_config.get_text_config()
     rows, prompts = _generation_rows(config)
-    cache, spread = _cache(config, model_config, rows, prompts if family.shared else rows, prompt, size)
-    vocabulary = model_config.get_text_config().vocab_size
+    at_once = min(prompts, max(1, config.engine.prefill_tokens // prompt))
+    cache, spread = _cache(config, text, rows, prompts if family.shared else rows, prompt, size)
+    of_prompts = prompts * prompt * token_bytes(text, size, config.model.lora.rank > 0)
     full = config.model.lora.rank == 0
     return Memory(
         trained=trained, frozen=frozen, optimizer=2 * trained,
@@ -175,8 +176,8 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
         activations=activations, block=block + largest,
         logits=_logits(config, model_config, batch.answer_tokens, size),
         step=0 if _dtype(config, device) != torch.float16 else trained if device == "cuda" else largest,
-        cache=cache, prefill=_prefill(blocks, prompts * prompt, prompts * patches, size),
-        token=max(spread, rows * vocabulary * (4 * SAMPLING_COPIES + size)))
+        cache=cache, prefill=of_prompts + _prefill(blocks, at_once * prompt, at_once * patches, size),
+        token=max(spread, rows * logit_bytes(text, size)))
 
 
 def table(memory: Memory) -> list[str]:
@@ -287,7 +288,7 @@ def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], ba
     sees = "vision" in config.model.train if lora.rank == 0 else lora.target == "vision_language"
     counts = {"language": batch.tokens, "vision": batch.prompts * patches}
     text = model_config.get_text_config()
-    attention = size * (2 * text.num_attention_heads * _head_width(text) * batch.keys + batch.pairs)
+    attention = size * (2 * text.num_attention_heads * head_width(text) * batch.keys + batch.pairs)
     kept = batch.tokens * text.hidden_size * 2 * (4 + stream)  # embeddings and the last norm
     kept += batch.prompts * patches * _patch_values(model_config) * 4  # the pixels
     work = 0
@@ -306,24 +307,22 @@ def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], ba
 
 
 def _generation_rows(config: Config) -> tuple[int, int]:
-    """Answers written side by side, and prompts computed side by side, at most."""
+    """Answers written side by side, and their prompts, at most; auto counts as on a device with memory for all."""
     most, size = config.engine.batch_rollouts, config.rollout.group_size
+    most = MOST_ROWS if most == "auto" else most
     rows = min(most, max(config.rollout.prompts_per_step * size, min(config.eval.samples, EVAL_ROWS)))
     groups = min(math.ceil(most / size), config.rollout.prompts_per_step)
     return rows, max(groups, min(most, config.eval.samples, EVAL_ROWS))
 
 
-def _cache(config: Config, model_config: Any, rows: int, copies: int, prompt: int, size: int) -> tuple[int, int]:
+def _cache(config: Config, text: Any, rows: int, copies: int, prompt: int, size: int) -> tuple[int, int]:
     """Bytes of keys and values of `rows` answers and `copies` prompts, and of one layer's spread over the query heads
     while it is read."""
-    text = model_config.get_text_config()
     heads, kv = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    tokens = rows * (config.rollout.max_new_tokens + CACHE_ROOM) + copies * prompt
-    tokens += copies * CACHE_ROOM if copies < rows else 0
-    values = tokens * _head_width(text)
-    key = size if config.model.lora.rank else 4  # the rotation is float32 in a full fine-tune
-    spread = values * heads * 2 * size if kv < heads and copies == rows else 0
-    return values * text.num_hidden_layers * kv * (key + size), spread
+    tokens = rows * (config.rollout.max_new_tokens + ROOM) + copies * prompt
+    tokens += copies * ROOM if copies < rows else 0
+    spread = tokens * head_width(text) * heads * 2 * size if kv < heads and copies == rows else 0
+    return tokens * token_bytes(text, size, config.model.lora.rank > 0), spread
 
 
 def _prefill(blocks: Sequence[_Block], tokens: int, patches: int, size: int) -> int:
@@ -333,10 +332,6 @@ def _prefill(blocks: Sequence[_Block], tokens: int, patches: int, size: int) -> 
 
 
 # --- what a transformers config says ---------------------------------------------------------------------------------
-
-
-def _head_width(text: Any) -> int:
-    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
 def _patch_values(model_config: Any) -> int:

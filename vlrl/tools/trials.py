@@ -137,6 +137,32 @@ def training() -> str:
     return f"one step of the embedded model on {device}: generated, scored, updated, saved ({seconds:.1f} s)"
 
 
+def batch_shapes() -> str:
+    """Whether answers depend on how many are written side by side: the last bits of the logits do, and may tip a draw.
+    """
+    from vlrl import offline, policy
+    from vlrl.assemble import make_accelerator
+    from vlrl.config import load
+    from vlrl.encode import Encoder
+    from vlrl.engine.compare import compare
+    from vlrl.rollout import first_samples, sampling_of
+    from vlrl.types import Request
+
+    words = ("model.dtype=float32", "task.count=4", "rollout.max_new_tokens=24", "log.trackers=[]")
+    config = load("configs/quickstart.yaml", words)
+    model, task = policy.load(config, make_accelerator(config)), offline.make_task(config)
+    encode = Encoder(model.processor, model.family, model.positions, config)
+    requests = [Request(prompt=encode(task, sample), n=4, sampling=sampling_of(config.rollout, 1.0), key=(0, i))
+                for i, sample in enumerate(first_samples(task, "train", 4))]
+    found = compare(model, requests, (16, 3))
+    parted = [c for c in found if c.place is not None]
+    if parted:
+        raise Found("info", f"{len(parted)} of {len(found)} answers part between batches of 16 and 3, as rounding may "
+                    f"make them: {parted[0]}")
+    return (f"{len(found)} answers are the same in batches of 16 and 3, log-probabilities within "
+            f"{max(c.drift for c in found):.0e}")
+
+
 def images() -> str:
     from PIL import Image, features
 

@@ -1,0 +1,503 @@
+"""The update and generation of a Qwen2.5-VL-3B on one GPU: packed beside padded rows, full fine-tune and LoRA.
+
+    pip install dashscope                                  # optional: it brings Qwen's real tokenizer
+    python benchmarks/gpu_update.py --mode lora --out gpu_lora.md      # about 5 minutes on an H100, 30 GB of disk
+    python benchmarks/gpu_update.py --mode full --out gpu_full.md
+    python benchmarks/gpu_update.py --tiny                 # the same code on a CPU, in a minute
+
+The model has the 3B's shape and random weights; nothing is downloaded. Four prompts of 800 visual and 200 text tokens
+with 8 answers of 400 tokens each; bfloat16, gradient checkpointing, vision tower frozen. Every side trains on the same
+given answers at its own best micro-batch size, found before the timing; the sides take turns, and medians with least
+and largest are shown. MFU is that of the useful operations (vlrl/flops.py: each prompt and image once, nothing
+recomputed), the same for all sides. Log-probabilities and gradient norm of every side stand beside those of padded
+rows. Generation is compared with the time in which the card can read weights, keys and values.
+
+A side that fails is reported with its error, and the others go on; each mode runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import gc
+import importlib.util
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+
+import vlrl
+from vlrl import assemble, config, tiny
+from vlrl.attention import DEVICES
+from vlrl.flops import Cost, cost_model, patches_of
+from vlrl.metrics import watching
+from vlrl.profile import Peak, Recorder, device_name, peak_of, traced
+from vlrl.settings import Config
+from vlrl.task import Task
+from vlrl.tiny_families import CHAT_TEMPLATE, QWEN
+from vlrl.types import Completion, Group, Media, Request, Rollout, Sample, Sampling
+from vlrl.update import update
+
+GIB = 2**30
+SIDE = 28
+"""Side of the square of pixels that becomes one visual token."""
+PATIENCE = 75.0
+"""Seconds after which a side tries no further micro-batch size."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the model and of a step."""
+
+    text: dict[str, Any]
+    vision: dict[str, Any]
+    grid: tuple[int, int]
+    """Visual tokens of the image, across and down."""
+    words: int
+    """Tokens of text."""
+    answer: int
+    group: int = 8
+    prompts: int = 4
+    packed: tuple[int, ...] = (1, 2, 4)
+    """Groups in a micro-batch to choose from ..."""
+    padded: tuple[int, ...] = (8, 16)
+    """... and rows."""
+    decode: tuple[int, ...] = (8, 64)
+    """Answers per prompt that are written side by side."""
+
+
+_ROPE = {"rope_type": "default", "rope_theta": 1e6}
+FULL = Size(
+    text={"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
+          "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 128000, "rms_norm_eps": 1e-6,
+          "rope_parameters": {**_ROPE, "mrope_section": [16, 24, 24]}},
+    vision={"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 2048,
+            "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2},
+    grid=(40, 20), words=200, answer=400)
+TINY = Size(
+    text={"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "vocab_size": 1024, "rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}},
+    vision={"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64,
+            "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]},
+    grid=(4, 2), words=30, answer=6, group=3, prompts=2, packed=(1, 2), padded=(3,), decode=(3,))
+MODES: dict[str, dict[str, Any]] = {"lora": {"lora": {"rank": 32, "target": "language"}},
+                                    "full": {"train": ["language"]}}
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+
+def tokenizer(size: Size) -> tuple[Any, str]:
+    """Qwen's own where the package dashscope is installed, else the tiny models'; and which of them it is."""
+    found = importlib.util.find_spec("dashscope") if size is FULL else None
+    path = Path(found.origin).parent / "resources" / "qwen.tiktoken" if found and found.origin else None
+    if path is None or not path.is_file():
+        return tiny.make_tokenizer(QWEN), "that of the tiny models"
+    return qwen_tokenizer(path), "Qwen's, from the package dashscope"
+
+
+def qwen_tokenizer(path: Path) -> Any:
+    """A fast tokenizer of a file of `base64 rank` lines; the merges of a token are its splits into known ones."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = bytes_to_unicode()
+    ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, path.read_bytes().splitlines())}
+    merges = []
+    for token, rank in ranks.items():
+        splits = [(token[:i], token[i:]) for i in range(1, len(token))]
+        known = [(ranks[a], ranks[b], a, b) for a, b in splits if a in ranks and b in ranks]
+        merges += [(rank, *split) for split in sorted(known)]
+
+    def spelled(token: bytes) -> str:
+        return "".join(letters[byte] for byte in token)
+
+    bpe = Tokenizer(models.BPE({spelled(t): rank for t, rank in ranks.items()},
+                               [(spelled(a), spelled(b)) for *_, a, b in sorted(merges)]))
+    bpe.normalizer = normalizers.NFC()
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(tiny.SPLIT.partition("|")[2]), "isolated", False),  # without our own addition
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    bpe.decoder = decoders.ByteLevel()
+    bpe.add_special_tokens(list(QWEN.special))
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=QWEN.eos, pad_token=QWEN.pad, padding_side="left",
+                                   additional_special_tokens=list(QWEN.special[3:]))
+
+
+def build(folder: Path, size: Size, device: torch.device) -> str:
+    """Saves a model with random bfloat16 weights and its processor; which tokenizer it has."""
+    from transformers import (
+        AutoModelForImageTextToText,
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLProcessor,
+        Qwen2VLImageProcessor,
+        Qwen2VLVideoProcessor,
+    )
+
+    tokens, which = tokenizer(size)
+    names = {"image_token_id": "image_pad", "video_token_id": "video_pad", "vision_start_token_id": "vision_start",
+             "vision_end_token_id": "vision_end"}
+    ids = {key: tokens.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
+    ends = {"bos_token_id": tokens.pad_token_id, "pad_token_id": tokens.pad_token_id,
+            "eos_token_id": tokens.eos_token_id}
+    shape = Qwen2_5_VLConfig(text_config={**size.text, **ends, "tie_word_embeddings": True}, vision_config=size.vision,
+                             tie_word_embeddings=True, **ids)
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForImageTextToText.from_config(shape, dtype=torch.bfloat16)
+    model.generation_config.eos_token_id = tokens.eos_token_id
+    model.generation_config.pad_token_id = tokens.pad_token_id
+    model.save_pretrained(folder)
+    area = {"shortest_edge": 4 * SIDE**2, "longest_edge": size.grid[0] * size.grid[1] * SIDE**2}
+    Qwen2_5_VLProcessor(Qwen2VLImageProcessor(size=area), tokens, Qwen2VLVideoProcessor(size=area),
+                        chat_template=CHAT_TEMPLATE).save_pretrained(folder)
+    return which
+
+
+class Pictures(Task):
+    """A picture of random pixels with a question of the wanted length."""
+
+    prompt = "{question}"
+    rewards: ClassVar = {"none": 1.0}
+    question: str = "Where?"
+
+    def samples(self, split: str) -> list[Sample]:
+        return [Sample(id="0", row={"question": self.question})]
+
+    def score(self, sample: Sample, answer: Any) -> dict[str, float | None]:
+        return {"none": 0.0}
+
+
+def given_groups(parts: Any, size: Size) -> list[Group]:
+    """Prompts with random answers and advantages."""
+    rng, policy = np.random.default_rng(0), parts.policy
+    allowed = np.setdiff1d(np.arange(len(policy.processor.tokenizer)), policy.banned.cpu().numpy())
+    width, height = (n * SIDE for n in size.grid)
+
+    def prompt(number: int, words: int) -> Any:
+        pixels = np.random.default_rng(number).integers(0, 255, (height, width, 3), dtype=np.uint8)
+        question = " ".join(["red", "box", "car", "sign"][i % 4] for i in range(words))
+        sample = Sample(id=str(number), media=(Media(source=Image.fromarray(pixels)),), row={"question": question})
+        return sample, parts.encode(parts.task, sample)
+
+    words, wanted = 1, size.words + size.grid[0] * size.grid[1]
+    words += max(0, wanted - len(prompt(0, 1)[1]))  # a word of these is one token
+    out = []
+    for number in range(size.prompts):
+        sample, made = prompt(number, words)
+        rollouts = tuple(Rollout(
+            group_id=str(number), index=i, policy_step=0, reward=0.0, advantage=float(rng.normal()),
+            completion=Completion(tokens=rng.choice(allowed, size.answer), text="", finish_reason="length",
+                                  logprobs=np.full(size.answer, -12, np.float32),
+                                  loss_mask=np.ones(size.answer, bool))) for i in range(size.group))
+        out.append(Group(id=str(number), task="pictures", split="train", sample=sample, prompt=made,
+                         rollouts=rollouts))
+    return out
+
+
+# --- updates ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Side:
+    """One way to run the same update."""
+
+    name: str
+    configs: list[Config]
+    """One per micro-batch size to choose from."""
+    config: Config | None = None
+    """That of the fastest; None where none ran."""
+    seconds: list[float] = field(default_factory=list)
+    peak: int = 0
+    grad_norm: float = float("nan")
+    logprobs: Any = None
+    error: str = ""
+
+
+class Bench:
+    """A loaded model, its answers, and the clock of its device."""
+
+    def __init__(self, settings: Config, size: Size):
+        self.config, self.size = settings, size
+        self.parts = assemble.assemble(settings, assemble.make_accelerator(settings))
+        policy = self.parts.policy
+        policy.banned = torch.tensor(sorted({*policy.banned.tolist(), *policy.eos}), device=policy.device)
+        self.device, self.groups = policy.device, given_groups(self.parts, size)
+        self.cost: Cost = cost_model(policy.model, policy.family)
+        self.peak: Peak = peak_of(self.device, policy.dtype)
+        self.resident = self._allocated()
+
+    def sides(self) -> list[Side]:
+        """Padded rows, and packed ones with every attention that this device has."""
+        prompt, answer = len(self.groups[0].prompt), self.size.answer
+        group = prompt + self.size.group * answer
+
+        def side(name: str, limits: Sequence[int], **more: str) -> Side:
+            return Side(name, [self.config.model_copy(update={"train": self.config.train.model_copy(
+                update={"tokens_per_batch": limit, **more})}) for limit in limits])
+
+        kinds = [kind for kind, devices in DEVICES.items() if self.device.type in devices]
+        return [side("padded", [n * (prompt + answer) for n in self.size.padded], packing="padded"),
+                *(side(f"packed, {kind}", [n * group for n in self.size.packed], attention=kind)
+                  for kind in sorted(kinds, key=lambda kind: kind != "masked"))]
+
+    def useful(self, per_answer: bool = False) -> float:
+        """Operations of an update; `per_answer`: with the prompt once per answer, as padded rows compute it."""
+        total = 0.0
+        for group in self.groups:
+            patches = patches_of(group.prompt.mm, self.parts.policy.base.config)
+            lengths = [len(r.completion.tokens) for r in group.rollouts]
+            total += sum(self.cost.of(len(group.prompt), patches, part)
+                         for part in ([[n] for n in lengths] if per_answer else [lengths]))
+        return total
+
+    def update(self, settings: Config) -> tuple[float, dict[str, float], Any]:
+        """Seconds, metrics and per-token arrays of an update."""
+        start = self._now()
+        stats, per_token = update(self.parts.policy, self.parts.optimizer, self.groups, settings, 0)
+        return self._now() - start, stats, per_token
+
+    def choose(self, side: Side) -> None:
+        """The fastest micro-batch size, by the second of two updates; keeps what the first one found."""
+        began, best = time.perf_counter(), float("inf")
+        for settings in side.configs:
+            failure = ""
+            try:
+                _, stats, per_token = self.update(settings)
+                seconds, _, _ = self.update(settings)
+                if seconds < best:
+                    best, side.config = seconds, settings
+                    side.grad_norm, side.logprobs = stats["grad_norm"], np.concatenate(per_token["trainer_logprobs"])
+            except Exception as error:  # out of memory, or a kernel that this card or build does not have
+                failure = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+            if failure:  # outside of the handler, which keeps the tensors of the failed update alive
+                side.error = failure
+                self.parts.optimizer.zero_grad(set_to_none=True)
+                self._empty()
+                print(f"  {side.name:16} {settings.train.tokens_per_batch} tokens: {failure}", flush=True)
+            if time.perf_counter() - began > PATIENCE:
+                break
+        if side.config:
+            print(f"  {side.name:16} {side.config.train.tokens_per_batch} tokens: {best:.3f} s", flush=True)
+
+    def measure(self, sides: Sequence[Side], rounds: int) -> None:
+        """Timed rounds, the sides in turns; a side's peak memory is above the loaded model."""
+        for _ in range(rounds):
+            for side in sides:
+                assert side.config is not None
+                self._empty()
+                seconds, _, _ = self.update(side.config)
+                side.seconds.append(seconds)
+                side.peak = max(side.peak, self._allocated(peak=True) - self.resident)
+
+    def operators(self, side: Side) -> str:
+        """The operators that take most of an update."""
+        assert side.config is not None
+        settings = side.config
+        return traced(lambda: self.update(settings), self.device)
+
+    def decode(self, count: int) -> tuple[float, float]:
+        """Tokens per second of decoding with `count` answers per prompt, prefill left out, and the most that reading
+        weights, keys and values allows."""
+        def run(tokens: int) -> None:
+            sampling = Sampling(max_new_tokens=tokens)
+            self.parts.engine.generate([Request(prompt=g.prompt, n=count, sampling=sampling, key=(0, i))
+                                        for i, g in enumerate(self.groups)])
+
+        run(2)
+        record = Recorder(self.device)
+        with watching(record):
+            run(self.size.answer)
+        seconds = record.seconds["generate"] - record.seconds["generate/prefill"]
+        text, rows = self.parts.policy.base.config.get_text_config(), count * len(self.groups)
+        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        held = 2 * 2 * width * text.num_key_value_heads * text.num_hidden_layers  # bytes of a token's keys and values
+        read = 2 * (self.cost.language.weights + self.cost.head.weights)
+        read += held * (sum(len(g.prompt) for g in self.groups) + rows * self.size.answer / 2)
+        return rows * self.size.answer / seconds, rows * bandwidth(self.device) / read
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _allocated(self, peak: bool = False) -> int:
+        if self.device.type != "cuda":
+            return 0
+        return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
+
+    def _empty(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes per second that a copy reads and writes."""
+    source = torch.ones(2**30 if device.type == "cuda" else 2**26, dtype=torch.uint8, device=device)
+    target, record, rounds = torch.empty_like(source), Recorder(device), 10
+    target.copy_(source)
+    with record("copy"):
+        for _ in range(rounds):
+            target.copy_(source)
+    return 2 * len(source) * rounds / record.seconds["copy"]
+
+
+# --- the report ------------------------------------------------------------------------------------------------------
+
+
+def table(bench: Bench, sides: Sequence[Side]) -> Iterator[str]:
+    """The updates in Markdown."""
+    yield ("| update | tokens per micro-batch | seconds | padded / it | tokens/s | TFLOP/s | MFU | peak GiB above "
+           "weights and optimizer | log-probability against padded: mean, largest difference | gradient norm |")
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    padded, useful = sides[0], bench.useful()
+    tokens = sum(len(g.prompt) + sum(len(r.completion.tokens) for r in g.rollouts) for g in bench.groups)
+    for side in sides:
+        if side.config is None or not side.seconds:
+            yield f"| {side.name} | failed: {side.error} | | | | | | | | |"
+            continue
+        middle = statistics.median(side.seconds)
+        ratio, gap = "", ""
+        if padded.seconds:
+            each = [a / b for a, b in zip(padded.seconds, side.seconds, strict=True)]
+            ratio = f"{statistics.median(padded.seconds) / middle:.2f} ({min(each):.2f} .. {max(each):.2f})"
+            difference = np.abs(side.logprobs - padded.logprobs)
+            gap = f"{difference.mean():.1e}, {difference.max():.1e}"
+        yield (f"| {side.name} | {side.config.train.tokens_per_batch:,} | {middle:.3f} ({min(side.seconds):.3f} .. "
+               f"{max(side.seconds):.3f}) | {ratio} | {tokens / middle:,.0f} | {useful / middle / 1e12:.3g} | "
+               f"{useful / middle / bench.peak.tflops / 1e12:.1%} | {side.peak / GIB:.2f} | {gap} | "
+               f"{side.grad_norm:.4g} |")
+
+
+def part(mode: str, size: Size, folder: Path, rounds: int) -> Iterator[str]:
+    """Lines of one mode's report, as they are found."""
+    bench = Bench(settings(mode, size, folder), size)
+    parameters = [sum(p.numel() for _, p in bench.parts.policy.trainable()),
+                  sum(p.numel() for p in bench.parts.policy.model.parameters())]
+    prompt = len(bench.groups[0].prompt)
+    yield (f"\n## {mode}\n\n{parameters[0] / 1e6:,.1f} M of {parameters[1] / 1e6:,.1f} M parameters learn; "
+           f"{size.prompts} prompts of {prompt} tokens ({size.grid[0] * size.grid[1]} visual) x {size.group} answers "
+           f"of {size.answer}; {bench.resident / GIB:.1f} GiB resident before the first update. Useful operations: "
+           f"{bench.useful() / 1e12:.3g} TFLOP ({bench.useful(per_answer=True) / 1e12:.3g} with the prompt once per "
+           f"answer). MFU over {bench.peak.tflops:.4g} TFLOP/s, {bench.peak.source}.\n")
+    sides = bench.sides()
+    for side in sides:
+        bench.choose(side)
+    working = [side for side in sides if side.config]
+    if bench.device.type == "cuda":
+        bench.resident = bench._allocated()  # with the optimizer's state
+    bench.measure(working, rounds)
+    yield from table(bench, sides)
+    yield "\n| generation, answers side by side | tokens/s | bound by memory bandwidth | share |\n|---|---|---|---|"
+    for count in size.decode:
+        with reported(f"generation of {count} answers a prompt") as failed:
+            speed, bound = bench.decode(count)
+            yield f"| {count * size.prompts} | {speed:,.0f} | {bound:,.0f} | {speed / bound:.1%} |"
+        yield from failed
+    packed = [side for side in working if side is not sides[0]]
+    if packed:
+        best = min(packed, key=lambda side: statistics.median(side.seconds))
+        with reported("the profiler") as failed:
+            yield f"\nOperators of an update, {best.name}:\n\n```\n{bench.operators(best)}\n```"
+        yield from failed
+
+
+@contextlib.contextmanager
+def reported(what: str) -> Iterator[list[str]]:
+    """A list that gets a line about an error in the body, which ends there."""
+    lines: list[str] = []
+    try:
+        yield lines
+    except Exception as error:
+        lines.append(f"\n{what} failed: {type(error).__name__}: {error}\n"[:600])
+
+
+def settings(mode: str, size: Size, folder: Path) -> Config:
+    """lr is so small that no weight changes."""
+    return config.validate({
+        "task": {"name": f"{__file__}:Pictures"}, "steps": 10**6,
+        "model": {"name": str(folder), "dtype": "bfloat16", "gradient_checkpointing": True, **MODES[mode]},
+        "rollout": {"prompts_per_step": size.prompts, "group_size": size.group, "max_new_tokens": size.answer},
+        "engine": {"batch_rollouts": max(size.decode) * size.prompts},
+        "train": {"lr": 1e-12, "weight_decay": 0.0}, "algo": {"kl_coef": 0.0}})
+
+
+def header(which: str) -> str:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
+                            cwd=Path(__file__).parent, check=False).stdout.strip()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    memory = f", {torch.cuda.get_device_properties(0).total_memory / GIB:.0f} GiB" if device.type == "cuda" else ""
+    return (f"# Update and generation on one device\n\n`python {' '.join(['benchmarks/gpu_update.py', *sys.argv[1:]])}`"
+            f"\n\n{device_name(device)}{memory}; torch {torch.__version__} (CUDA {torch.version.cuda}), transformers "
+            f"{transformers.__version__}, vlrl {vlrl.__version__} {commit}, Python {platform.python_version()}; "
+            f"tokenizer: {which}")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", choices=list(MODES), action="append", help="only this one (default: both)")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and short answers, on any device")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default: 5)")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the report to this file")
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)  # with the model, in the process of a mode
+    args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error(f"--rounds {args.rounds}: at least one round is needed")
+    return args
+
+
+def main() -> int:
+    args = arguments()
+    if not args.tiny and not torch.cuda.is_available():
+        print("error: no CUDA device is there, and on a CPU a model of 3 B parameters would take days. --tiny runs the "
+              "same code with a tiny one.", file=sys.stderr)
+        return 1
+    size = TINY if args.tiny else FULL
+
+    def tell(line: str, mode: str = "a") -> None:
+        print(line, flush=True)
+        if args.out:
+            with open(args.out, mode, encoding="utf-8") as file:
+                file.write(f"{line}\n")
+
+    if args.folder:
+        for line in part(args.mode[0], size, args.folder, args.rounds):
+            tell(line)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="gpu_update-") as folder:
+        started = time.perf_counter()
+        tell(header(build(Path(folder), size, torch.device("cuda" if torch.cuda.is_available() else "cpu"))), "w")
+        print(f"model written in {time.perf_counter() - started:.0f} s", flush=True)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # what the processes of the modes need
+        codes = []
+        for mode in args.mode or MODES:
+            words = ["--mode", mode, "--folder", folder, "--rounds", str(args.rounds), *["--tiny"] * args.tiny,
+                     *(["--out", str(args.out)] if args.out else [])]
+            codes.append(subprocess.run([sys.executable, __file__, *words], check=False).returncode)
+            if codes[-1]:
+                tell(f"\nmode {mode} ended with exit code {codes[-1]}; its last words are above")
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,357 @@
+"""Recipes of the grounding task: referring expressions, detection, yes-no and choice questions, counts and points."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from vlrl.rewards.boxes import box_format, format_box, giou, iou, is_number, parse_box, parse_whole_box
+from vlrl.rewards.detection import (
+    average_precision,
+    calibration,
+    clipped,
+    greedy_matches,
+    length_penalty,
+    match_quality,
+    mean_matched,
+)
+from vlrl.rewards.literals import MOST, json_block, read_detections, read_fenced, read_literal
+from vlrl.rewards.text import (
+    answer_tag,
+    answer_text,
+    says_none,
+    think_answer_format,
+    think_answer_within,
+)
+from vlrl.types import Answer, Parts, Sample
+
+from ._recipes import Box, Recipe, pixels, shown, whole_units
+
+_THINK = ("First output the thinking process in <think> </think> tags and then output the final answer in <answer> "
+          "</answer> tags.")
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_PAIR = re.compile(r"\(([-+]?\d{1,9}(?:\.\d{1,20})?),\s?([-+]?\d{1,9}(?:\.\d{1,20})?)\)", re.ASCII)
+_MARKED = re.compile(r"<\|box_start\|>(.{1,100}?)<\|box_end\|>")
+_THOUSAND = re.compile(r"\[(1000|\d{1,3}),\s?(1000|\d{1,3}),\s?(1000|\d{1,3}),\s?(1000|\d{1,3})\]", re.ASCII)
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """What a row asks for: its expression, else its labels."""
+    return row.get("expression") or ", ".join(row.get("labels") or ())
+
+
+def first_box(_task: Any, sample: Sample) -> list[float] | None:
+    """The target of a recipe with one box: the row's first, None where the object is absent."""
+    return sample["boxes"][0]["box"] if sample.get("boxes") else None
+
+
+def truths(_task: Any, sample: Sample) -> list[dict[str, Any]]:
+    """All boxes of a row with their labels."""
+    return [{"box": entry["box"], "label": _label(entry.get("label") or name_of(sample.row))}
+            for entry in sample.get("boxes") or ()]
+
+
+def _label(text: Any) -> str:
+    return " ".join(str(text).casefold().split())
+
+
+def _thinking(answer: str) -> str:
+    return f"<think>I look at the picture.</think><answer>{answer}</answer>"
+
+
+def _one_box(task: Any, sample: Sample, boxes: Sequence[Box], whole: bool = True) -> str:
+    return ", ".join(format_box(shown(task, sample, box, whole)) for box in boxes)
+
+
+# --- one box ----------------------------------------------------------------------------------------------------------
+
+
+def _soft_iou(task: Any, sample: Sample, answer: Answer) -> Parts:
+    truth = first_box(task, sample)
+    if truth is None:
+        none = float(says_none(answer.final))
+        return {"iou": none, "format": none}
+    box = _read_first(task, sample, answer)
+    return {"iou": iou(box, truth) if box else 0.0, "format": box_format(answer.final)}
+
+
+def _read_first(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
+    """The answer's first box: further boxes neither pay nor cost."""
+    return pixels(task, sample, parse_box(answer.final))
+
+
+def _oracle_box(task: Any, sample: Sample) -> str:
+    truth = first_box(task, sample)
+    return _one_box(task, sample, [truth], whole=False) if truth else "none"
+
+
+SOFT_IOU = Recipe(
+    prompt="Locate the {expression}. Answer with its box as [x1, y1, x2, y2].",
+    rewards={"iou": 1.0, "format": 0.0},
+    read=_read_first, score=_soft_iou, target=first_box, oracle=_oracle_box,
+    write=lambda task, sample, boxes: _one_box(task, sample, boxes, whole=False))
+
+
+def _read_rec(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
+    given = answer_tag(answer.text)
+    if given is None:
+        return None
+    box = parse_whole_box(given)
+    if box is None and not whole_units(task, sample):
+        box = parse_box(given)
+    return pixels(task, sample, box)
+
+
+def _rec(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """VLM-R1 REC: the plain continuous IoU of the first box in the first answer tag."""
+    truth = first_box(task, sample)
+    if truth is None:
+        return {"accuracy": float(says_none(answer_tag(answer.text) or "")),
+                "format": think_answer_within(answer.text)}
+    box = _read_rec(task, sample, answer)
+    return {"accuracy": iou(box, truth) if box else 0.0,
+            "format": think_answer_within(answer.text, lambda text: _braced(task, sample, text))}
+
+
+def _braced(task: Any, sample: Sample, text: str) -> bool:
+    """Whether a box of whole numbers stands between braces."""
+    between = text[text.find("{") + 1:text.rfind("}")] if "{" in text else ""
+    return parse_whole_box(between) is not None or (
+        "." in between and not whole_units(task, sample) and parse_box(between) is not None)
+
+
+def _write_rec(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
+    return _thinking(f'{{"bbox_2d": {_one_box(task, sample, boxes)}}}')
+
+
+VLM_R1_REC = Recipe(
+    prompt="Please provide the bounding box coordinate of the region this sentence describes: {expression}. "
+           f"{_THINK} Output the final answer in JSON format.",
+    rewards={"accuracy": 1.0, "format": 1.0}, read=_read_rec, score=_rec, target=first_box, write=_write_rec,
+    oracle=lambda task, sample: (_write_rec(task, sample, [truth]) if (truth := first_box(task, sample))
+                                 else _thinking("None")))
+
+
+def _open(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """Curr-ReFT's third stage: 1 for a box, anywhere in the answer, of IoU above .5."""
+    truth = first_box(task, sample)
+    if truth is None:
+        return {"accuracy": float(says_none(answer_text(answer.text))), "format": think_answer_format(answer.text)}
+    box = _read_open(task, sample, answer)
+    framed = think_answer_format(answer.text) and _braced(task, sample, answer_text(answer.text))
+    return {"accuracy": float(box is not None and iou(box, truth) > 0.5), "format": float(framed)}
+
+
+def _read_open(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
+    return pixels(task, sample, parse_box(answer_text(answer.text)))
+
+
+CURR_REFT_OPEN = Recipe(
+    prompt=VLM_R1_REC.prompt, rewards={"accuracy": 1.0, "format": 1.0}, read=_read_open, score=_open,
+    target=first_box, oracle=VLM_R1_REC.oracle, write=_write_rec)
+
+
+# --- detection --------------------------------------------------------------------------------------------------------
+
+
+def _detections(task: Any, sample: Sample, text: str | None, boxes: str = "bbox_2d") -> list[dict[str, Any]]:
+    """The detections of a literal, in original pixels, each with its label."""
+    found = read_detections(read_literal(text), boxes) if text is not None else []
+    return [{"box": pixels(task, sample, d["box"]), "label": _label(d["label"])} for d in found]
+
+
+def _read_ovd(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
+    given = answer_tag(answer.text, "last")
+    return _detections(task, sample, json_block(given) if given is not None else None)
+
+
+def _ovd(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """VLM-R1 OVD: COCO's mAP of the image, less where there are more boxes than objects."""
+    wanted, given = truths(task, sample), answer_tag(answer.text, "last")
+    found = _read_ovd(task, sample, answer)
+    if not wanted:  # nothing readable is no claim that nothing is there
+        score = float(not found and given is not None and (says_none(given) or read_fenced(given) == []))
+    else:
+        score = average_precision(found, wanted) * length_penalty(len(found), len(wanted))
+    return {"accuracy": score, "format": think_answer_format(answer.text)}
+
+
+def _as_json(task: Any, sample: Sample, boxes: Sequence[Box], labels: Sequence[str]) -> str:
+    entries = [f'{{"bbox_2d": {_one_box(task, sample, [box])}, "label": "{label}"}}'
+               for box, label in zip(boxes, labels, strict=True)]
+    return f"```json\n[{', '.join(entries)}]\n```"
+
+
+def _named(task: Any, sample: Sample, boxes: Sequence[Box]) -> list[str]:
+    names = [t["label"] for t in truths(task, sample)] or [_label(name_of(sample.row))]
+    return [names[i % len(names)].replace('"', "'") for i in range(len(boxes))]
+
+
+def _write_ovd(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
+    return _thinking(_as_json(task, sample, boxes, _named(task, sample, boxes)) if boxes else "None")
+
+
+def _all_boxes(task: Any, sample: Sample) -> list[Box]:
+    return [t["box"] for t in truths(task, sample)]
+
+
+VLM_R1_OVD = Recipe(
+    prompt="Please carefully check the image and detect the following objects: [{categories}]. Output each detected "
+           'target\'s bbox coordinates in JSON format, as ```json\n[{"bbox_2d": [x1, y1, x2, y2], "label": '
+           '"target name"}]\n```. If there are no such targets in the image, simply respond with None. ' + _THINK,
+    rewards={"accuracy": 1.0, "format": 1.0}, read=_read_ovd, score=_ovd, target=truths, write=_write_ovd,
+    oracle=lambda task, sample: _write_ovd(task, sample, _all_boxes(task, sample)))
+
+
+def _read_griffon(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
+    """The boxes of the JSON list, else those written plainly with numbers 0..1000; inverted ones are dropped."""
+    text = answer_text(answer.text)
+    found = _detections(task, sample, json_block(text) or text)
+    if not found:
+        found = [{"box": pixels(task, sample, [float(v) for v in plain.groups()]), "label": ""}
+                 for plain in islice(_THOUSAND.finditer(text), MOST)]
+    known = dict.fromkeys([*map(_label, sample.get("labels") or ()), *(t["label"] for t in truths(task, sample))])
+    first = next(iter(known), "")
+    return [{"box": d["box"], "label": d["label"] if d["label"] in known else first} for d in found
+            if d["box"][0] < d["box"][2] and d["box"][1] < d["box"][3]]
+
+
+def _griffon(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """Vision-R1's criteria: how good the matched boxes are, how many objects are found, and the dual format."""
+    wanted, found = truths(task, sample), _read_griffon(task, sample, answer)
+    if not wanted or not found:
+        empty = float(len(wanted) == len(found))
+        return {"precision": empty, "recall": empty,
+                "format": empty if not wanted else _griffon_format(answer_text(answer.text))}
+    low, high, least, outer = _bars(task, answer.step)
+    quality = match_quality(found, wanted)
+    recalled = sum(clipped(q, least, least) for q in quality) / len(wanted)
+    return {"precision": sum(clipped(q, low, high) for q in quality) / len(quality),
+            "recall": clipped(recalled, *outer), "format": _griffon_format(answer_text(answer.text))}
+
+
+def _bars(task: Any, step: int) -> tuple[float, float, float, tuple[float, float]]:
+    """(lowest, highest) quality of precision, the quality that recalls, (lowest, highest) recall."""
+    if not task.progressive:
+        return 0.0, 1.0, 0.5, (0.0, 1.0)
+    return (0.5, 0.75, 0.5, (0.5, 0.75)) if step < task.switch_step else (0.75, 0.9, 0.75, (0.5, 0.75))
+
+
+def _griffon_format(text: str) -> float:
+    given = read_fenced(text)
+    return float(isinstance(given, list) and bool(given) and len(read_detections(given)) == len(given))
+
+
+def _write_griffon(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
+    return _as_json(task, sample, boxes, _named(task, sample, boxes))
+
+
+VISION_R1_GRIFFON = Recipe(
+    prompt="Locate every item from the category list in the image and output the coordinates in JSON format. The "
+           "category set includes {categories}.",
+    rewards={"precision": 1.0, "recall": 1.0, "format": 1.0},
+    read=_read_griffon, score=_griffon, target=truths, write=_write_griffon,
+    oracle=lambda task, sample: _write_griffon(task, sample, _all_boxes(task, sample)))
+
+
+def _read_positions(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
+    """Boxes with a confidence, exact duplicates removed."""
+    out: dict[tuple[float, ...], dict[str, Any]] = {}
+    for d in read_detections(read_literal(answer_tag(answer.text) or ""), "Position"):
+        score = d["entry"].get("Confidence")
+        if is_number(score):
+            box, score = pixels(task, sample, d["box"]) or [], min(max(float(score), 0.0), 1.0)
+            out.setdefault((*box, score), {"box": box, "label": _label(name_of(sample.row)), "score": score})
+    return list(out.values())
+
+
+def _visual_rft(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """Visual-RFT detection: IoU over the larger count of boxes and objects, calibrated confidence, format."""
+    wanted, found = truths(task, sample), _read_positions(task, sample, answer)
+    framed = think_answer_format(answer.text)
+    if not found:
+        none = float(not wanted and says_none(answer_tag(answer.text) or ""))
+        return {"iou": none, "confidence": none, "format": framed}
+    matched = greedy_matches(found, wanted)
+    return {"iou": sum(matched) / max(len(wanted), len(found)), "confidence": calibration(found, matched),
+            "format": framed}
+
+
+def _write_positions(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
+    entries = [f"{{'Position': {_one_box(task, sample, [box])}, 'Confidence': 1.0}}" for box in boxes]
+    return _thinking(f"[{', '.join(entries)}]" if boxes else "No Objects")
+
+
+VISUAL_RFT_DETECTION = Recipe(
+    prompt="Detect all objects belonging to the category '{categories}' in the image, and provide the bounding boxes "
+           "(between 0 and 1000, integer) and confidence (between 0 and 1, with two decimal places).\nIf no object "
+           "belonging to the category '{categories}' in the image, return 'No Objects'.\nOutput the thinking process "
+           "in <think> </think> and final answer in <answer> </answer> tags. The output answer format should be as "
+           "follows:\n<think> ... </think> <answer>[{'Position': [x1, y1, x2, y2], 'Confidence': number}, ...]"
+           "</answer>\nPlease strictly follow the format.",
+    rewards={"iou": 1.0, "confidence": 1.0, "format": 1.0},
+    read=_read_positions, score=_visual_rft, target=truths, write=_write_positions,
+    oracle=lambda task, sample: _write_positions(task, sample, _all_boxes(task, sample)))
+
+
+def _read_marked(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
+    """Boxes written as `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`."""
+    label = _label(name_of(sample.row))
+    boxes = [_corners(m[1]) for m in islice(_MARKED.finditer(answer_text(answer.text)), MOST)]
+    return [{"box": pixels(task, sample, box), "label": label} for box in boxes if box]
+
+
+def _corners(text: str) -> list[float] | None:
+    pairs = _PAIR.findall(text)
+    return [float(v) for pair in pairs for v in pair] if len(pairs) == 2 else None
+
+
+def _perception(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """Perception-R1: squared IoU, over the best assignment where there are several objects or boxes."""
+    wanted, found = truths(task, sample), _read_marked(task, sample, answer)
+    squared = [[iou(d["box"], t["box"]) ** 2 for t in wanted] for d in found]
+    if not wanted:
+        none = float(not found and says_none(answer_text(answer.text)))
+        return {"accuracy": none, "format": none}
+    text = answer_text(answer.text)
+    return {"accuracy": mean_matched(squared, len(found), len(wanted)),
+            "format": float(bool(found) and not _MARKED.sub("", text).strip(" \n,"))}
+
+
+def _write_marked(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
+    written = [[format_box([v])[1:-1] for v in shown(task, sample, box, whole=True)] for box in boxes]
+    return ", ".join(f"<|box_start|>({a},{b}),({c},{d})<|box_end|>" for a, b, c, d in written)
+
+
+PERCEPTION_R1 = Recipe(
+    prompt="Output the bounding box of the {categories} in the image.",
+    rewards={"accuracy": 1.0, "format": 1.0},
+    read=_read_marked, score=_perception, target=truths, write=_write_marked,
+    oracle=lambda task, sample: _write_marked(task, sample, _all_boxes(task, sample)) or "none")
+
+
+def _read_lisa(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
+    return pixels(task, sample, _corners(answer_tag(answer.text) or "") or parse_box(answer_tag(answer.text) or ""))
+
+
+def _lisa(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """Reasoning grounding of Visual-RFT: GIoU of one box, not below 0 so that silence pays no more than a try."""
+    truth, box = first_box(task, sample), _read_lisa(task, sample, answer)
+    if truth is None:
+        score = float(says_none(answer_tag(answer.text) or ""))
+    else:
+        score = max(0.0, giou(box, truth)) if box else 0.0
+    return {"accuracy": score, "format": think_answer_format(answer.text)}
+
+
+def _write_lisa(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
+    return _thinking(_one_box(task, sample, boxes))
+
+
+REASONING = Recipe(
+    prompt=f"{{expression}}\n{_THINK} Output the final answer as the box [x1, y1, x2, y2].",
+    rewards={"accuracy": 1.0, "format": 1.0}, read=_read_lisa, score=_lisa, target=first_box, write=_write_lisa,
+    oracle=lambda task, sample: (_write_lisa(task, sample, [truth]) if (truth := first_box(task, sample))
+                                 else _thinking("none")))

@@ -1,0 +1,184 @@
+"""Recipes of the grounding task whose answers are a word, letters, a number or points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlrl.rewards.boxes import format_box, is_number
+from vlrl.rewards.detection import mean_matched
+from vlrl.rewards.literals import decimals, numbers_of, read_fenced
+from vlrl.rewards.points import inside
+from vlrl.rewards.text import answer_text, choice_letters, number, think_answer_format, yes_no
+from vlrl.types import Answer, Parts, Sample
+
+from ._recipes import Recipe, pixels, shown
+
+LETTERS = "ABCDE"
+_PARTS = {"accuracy": 1.0, "format": 1.0}
+_TAGS = ("Output the thinking process in <think> </think> and the final answer ({kind}) in <answer> </answer> tags.")
+
+
+def _thinking(answer: str) -> str:
+    return f"<think>I look at the picture.</think><answer>{answer}</answer>"
+
+
+def _equal(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """1 for exactly what the row says."""
+    recipe = task.used
+    given = recipe.read(task, sample, answer)
+    return {"accuracy": float(given is not None and given == recipe.target(task, sample)),
+            "format": think_answer_format(answer.text)}
+
+
+# --- yes or no --------------------------------------------------------------------------------------------------------
+
+
+def _is_there(_task: Any, sample: Sample) -> str:
+    """The row's own answer, else whether what it names is there."""
+    if sample.get("answer") is not None:
+        return yes_no(str(sample["answer"])) or ""
+    return "yes" if sample.get("boxes") else "no"
+
+
+def _yes_no_problem(_task: Any, row: Mapping[str, Any]) -> str | None:
+    if row.get("answer") is not None and yes_no(str(row["answer"])) is None:
+        return f"answer={str(row['answer'])[:80]!r} must be yes or no"
+    return None
+
+
+def binary_question(row: Mapping[str, Any], name: str) -> str:
+    return row.get("question") or f"Is there any {name} in the image?"
+
+
+CURR_REFT_BINARY = Recipe(
+    prompt="{question} Answer yes or no. " + _TAGS.format(kind="yes or no"), rewards=_PARTS,
+    read=lambda _task, _sample, answer: yes_no(answer_text(answer.text)), score=_equal, target=_is_there,
+    oracle=lambda task, sample: _thinking(_is_there(task, sample)), problem=_yes_no_problem, asks=True)
+
+
+# --- choice -----------------------------------------------------------------------------------------------------------
+
+
+def options_of(row: Mapping[str, Any]) -> list[str]:
+    """A row's own options, else the labels that may be in the picture."""
+    return [str(option) for option in row.get("options") or row.get("labels") or ()]
+
+
+def _right_letters(_task: Any, sample: Sample) -> str:
+    """The row's own answer, else the letters of the labels that have a box: "A,C"."""
+    if sample.get("answer") is not None:
+        return choice_letters(str(sample["answer"]), LETTERS)
+    there = {entry.get("label") for entry in sample.get("boxes") or ()}
+    return ",".join(letter for letter, name in zip(LETTERS, options_of(sample.row), strict=False) if name in there)
+
+
+def _choice_problem(task: Any, row: Mapping[str, Any]) -> str | None:
+    count = len(options_of(row))
+    if not 2 <= count <= len(LETTERS):
+        return f"{count} options (or labels), where a choice needs 2 to {len(LETTERS)}"
+    if not _right_letters(task, Sample(id="", row={"boxes": [], **row})):
+        return f"answer={row.get('answer')!r} names none of the options; give its letter, or a box with its label"
+    return None
+
+
+def choice_question(row: Mapping[str, Any]) -> str:
+    lines = "\n".join(f"{letter}. {name}" for letter, name in zip(LETTERS, options_of(row), strict=False))
+    return f"{row.get('question') or 'Which of these are in the image?'}\n{lines}"
+
+
+CURR_REFT_CHOICE = Recipe(
+    prompt="{choices}\n" + _TAGS.format(kind="the letters, in order"), rewards=_PARTS,
+    read=lambda _task, _sample, answer: choice_letters(answer_text(answer.text), LETTERS) or None,
+    score=_equal, target=_right_letters, problem=_choice_problem, asks=True,
+    oracle=lambda task, sample: _thinking(_right_letters(task, sample)))
+
+
+# --- counting and pointing --------------------------------------------------------------------------------------------
+
+
+def _count(_task: Any, sample: Sample) -> int:
+    """The row's count, else the answer to its question, else how many points or boxes it has."""
+    if sample.get("count") is not None:
+        return int(sample["count"])
+    if sample.get("answer") is not None:
+        return int(number(str(sample["answer"])) or 0)
+    return len(sample.get("points") or sample["boxes"])
+
+
+def _count_problem(_task: Any, row: Mapping[str, Any]) -> str | None:
+    if row.get("answer") is not None and number(str(row["answer"])) is None:
+        return f"answer={str(row['answer'])[:80]!r} must be a number"
+    return None
+
+
+def count_question(row: Mapping[str, Any], name: str) -> str:
+    return row.get("question") or f"How many {name} are in the image?"
+
+
+def _read_number(_task: Any, _sample: Sample, answer: Answer) -> float | None:
+    return number(answer_text(answer.text))
+
+
+COUNTING = Recipe(
+    prompt="{how_many} " + _TAGS.format(kind="a number"), rewards=_PARTS, read=_read_number, score=_equal,
+    target=_count, asks=True, problem=_count_problem,
+    oracle=lambda task, sample: _thinking(str(_count(task, sample))))
+
+
+def _places(_task: Any, sample: Sample) -> list[list[float]]:
+    """Where to point: the row's points, else its boxes."""
+    return [list(p) for p in sample.get("points") or [entry["box"] for entry in sample["boxes"]]]
+
+
+def _read_points(task: Any, sample: Sample, answer: Answer) -> list[list[float]]:
+    """The points of `[{"point_2d": [x, y]}, ...]`, of `[[x, y], ...]`, or of plain numbers in pairs."""
+    text = answer_text(answer.text)
+    given = read_fenced(text)
+    if isinstance(given, list) and given:
+        found = [numbers_of(p.get("point_2d") if isinstance(p, dict) else p, 2) for p in given]
+        if numbers_of(given, 2):
+            found = [numbers_of(given, 2)]
+    else:
+        values = decimals(text, most=2 * 64)
+        found = [values[i:i + 2] for i in range(0, len(values) - 1, 2)]
+    return [p for point in found if (p := pixels(task, sample, point))]
+
+
+def _pointing(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """Each place pointed at once, over the larger count of places and points."""
+    places, points = _places(task, sample), _read_points(task, sample, answer)
+    reach = task.reach * max(sample["width"], sample["height"])
+    hits = [[_near(p, place, reach) for place in places] for p in points]
+    text = answer_text(answer.text)
+    wellformed = isinstance(read_fenced(text), list) or (not points and text.casefold().strip(" .") == "none")
+    score = mean_matched(hits, len(points), len(places)) if places or points else float(wellformed)
+    return {"accuracy": score, "format": float(wellformed)}
+
+
+def _near(point: Sequence[float], place: Sequence[float], reach: float) -> float:
+    if len(place) == 4:
+        return float(inside(point, place))
+    return float((point[0] - place[0]) ** 2 + (point[1] - place[1]) ** 2 <= reach ** 2)
+
+
+def _oracle_points(task: Any, sample: Sample) -> str:
+    middles = [[(p[0] + p[2]) / 2, (p[1] + p[3]) / 2] if len(p) == 4 else p for p in _places(task, sample)]
+    return f"[{', '.join(format_box(shown(task, sample, p)) for p in middles)}]" if middles else "none"
+
+
+POINTING = Recipe(
+    prompt="Point at every {categories} in the image. Answer with a list of points [[x, y], ...], or none.",
+    rewards={"accuracy": 1.0, "format": 0.1}, read=_read_points, score=_pointing, target=_places,
+    oracle=_oracle_points)
+
+
+def count_problem(row: Mapping[str, Any]) -> str | None:
+    """What is wrong with the `count` and `points` of a row, or None."""
+    count, points = row.get("count"), row.get("points")
+    if count is not None and not (is_number(count) and count == int(count) and count >= 0):
+        return f"count={count!r} must be a whole number of at least 0"
+    if points is not None and not (isinstance(points, list) and all(
+            isinstance(p, list) and len(p) == 2 and all(map(is_number, p)) for p in points)):
+        return f"points={str(points)[:200]} must be a list of [x, y]"
+    return None

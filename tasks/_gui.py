@@ -1,0 +1,210 @@
+"""Recipes of the gui task that locate one element, by a box or a point, and those that need no label."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlrl.rewards.boxes import box_format, centre, edge_similarity, format_box, iou, parse_box
+from vlrl.rewards.literals import decimals, first_object, numbers_of, read_fenced, read_literal
+from vlrl.rewards.points import distance_reward, gaussian_coverage, gaussian_point, inside
+from vlrl.rewards.regions import clip_to_image, region_consistency, region_vote
+from vlrl.rewards.text import answer_text, between, think_answer_within
+from vlrl.types import Answer, Parts, Sample
+
+from ._recipes import Box, Recipe, pixels, shown
+
+_POINT = re.compile(r"[\[(]\s*([-+]?\d{1,9}(?:\.\d{1,20})?)\s*,\s*([-+]?\d{1,9}(?:\.\d{1,20})?)\s*[\])]", re.ASCII)
+
+
+def element(_task: Any, sample: Sample) -> list[float] | None:
+    """The box of the target element, the row's own or its action's; None without one."""
+    return sample.get("box") or (sample.get("action") or {}).get("box")
+
+
+def needs_box(_task: Any, row: Mapping[str, Any]) -> str | None:
+    if element(_task, Sample(id="", row=row)) is None:
+        return ("the row has no box, and task.recipe scores against the box of the target element; rows without one "
+                "are for task.recipe=gui_rcpo or region_vote, rows with an action for ui_r1, gui_r1, infigui_r1 or "
+                "glm_v_androidworld")
+    return None
+
+
+def middle(place: Box) -> tuple[float, float]:
+    """A point as it is, a box's centre."""
+    return (place[0], place[1]) if len(place) == 2 else centre(place)
+
+
+def _write_box(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
+    return ", ".join(format_box(shown(task, sample, box)) for box in boxes)
+
+
+def _oracle_box(task: Any, sample: Sample) -> str | None:
+    box = element(task, sample)
+    return None if box is None else task.used.write(task, sample, [box])
+
+
+# --- plain ------------------------------------------------------------------------------------------------------------
+
+
+def _read_place(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
+    """The answer's first box, else its first point."""
+    box = parse_box(answer.final)
+    if box is None and (found := _POINT.search(answer.final)):
+        box = [float(v) for v in found.groups()]
+    return pixels(task, sample, box)
+
+
+def _element(task: Any, sample: Sample, answer: Answer) -> Parts:
+    place, truth = _read_place(task, sample, answer), element(task, sample)
+    if place is None or truth is None:
+        return {"hit": 0.0, "iou": 0.0, "format": 0.0}
+    return {"hit": float(inside(middle(place), truth)), "iou": iou(place, truth), "format": box_format(answer.final)}
+
+
+ELEMENT = Recipe(
+    prompt="Locate the element: {instruction}. Answer with its box as [x1, y1, x2, y2].",
+    rewards={"hit": 1.0, "iou": 1.0, "format": 0.0}, read=_read_place, score=_element, target=element,
+    oracle=_oracle_box, write=_write_box, problem=needs_box)
+
+
+def _click(task: Any, sample: Sample, answer: Answer) -> Parts:
+    place, truth = _read_place(task, sample, answer), element(task, sample)
+    hit = place is not None and truth is not None and inside(middle(place), truth)
+    return {"hit": float(hit), "format": float(_POINT.fullmatch(answer.final.strip()) is not None)}
+
+
+def write_point(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
+    """The centre of the first box as `[x, y]`."""
+    return format_box(shown(task, sample, middle(boxes[0])))
+
+
+CLICK = Recipe(
+    prompt="Where to click: {instruction}. Answer with the point as [x, y].",
+    rewards={"hit": 1.0, "format": 0.1}, read=_read_place, score=_click, target=element, oracle=_oracle_box,
+    write=write_point, problem=needs_box)
+
+
+# --- GUI-G1, GUI-G2, SE-GUI -------------------------------------------------------------------------------------------
+
+
+def _read_g1(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
+    """The box of the first entry of the JSON list."""
+    entry = first_object(read_fenced(answer_text(answer.text)))
+    return pixels(task, sample, numbers_of(entry.get("bbox_2d"), 4)) if entry else None
+
+
+def _g1(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """GUI-G1: centre inside, plain IoU, and the four sides' distances. The loss alone is weighted by the row's rate."""
+    box, truth = _read_g1(task, sample, answer), element(task, sample)
+    if box is None or truth is None:
+        return {"hit": 0.0, "iou": 0.0, "box": 0.0}
+    return {"hit": float(inside(centre(box), truth)), "iou": iou(box, truth),
+            "box": edge_similarity(box, truth, sample["width"], sample["height"])}
+
+
+def _write_g1(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
+    entries = [f'{{"bbox_2d": {format_box(shown(task, sample, box))}, "label": "element"}}' for box in boxes]
+    return f"```json\n[{', '.join(entries)}]\n```"
+
+
+GUI_G1 = Recipe(
+    prompt="Grounding instruction is: {instruction}. Report the bbox coordinates in JSON format.",
+    rewards={"hit": 1.0, "iou": 0.25, "box": 0.125}, read=_read_g1, score=_g1, target=element, oracle=_oracle_box,
+    write=_write_g1, problem=needs_box)
+
+
+def _read_g2(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
+    return pixels(task, sample, parse_box(answer_text(answer.text)))
+
+
+def _g2(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """GUI-G2: two Gaussian terms, each rounded to three digits, and the bare box as format."""
+    box, truth = _read_g2(task, sample, answer), element(task, sample)
+    framed = box_format(answer.text)
+    if box is None or truth is None:
+        return {"point": 0.0, "coverage": 0.0, "format": framed}
+    return {"point": round(gaussian_point(box, truth), 3), "coverage": round(gaussian_coverage(box, truth), 3),
+            "format": framed}
+
+
+GUI_G2 = Recipe(
+    prompt="Outline the position corresponding to the instruction: {instruction}. The output should be only "
+           "[x1,y1,x2,y2].",
+    rewards={"point": 1.0, "coverage": 1.0, "format": 1.0}, read=_read_g2, score=_g2, target=element,
+    oracle=_oracle_box, write=_write_box, problem=needs_box)
+
+
+def _read_tool_call(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
+    text = answer_text(answer.text)
+    call = between(text, "<tool_call>", "</tool_call>")
+    call = first_object(read_literal(text[text.find("{"):text.rfind("}") + 1] if call is None else call))
+    given = call.get("arguments") if call else None
+    return pixels(task, sample, numbers_of(given.get("coordinate"), 2)) if isinstance(given, dict) else None
+
+
+def _se_gui(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """SE-GUI: inside or not, plus a dense term that falls with the squared distance to the centre."""
+    point, truth = _read_tool_call(task, sample, answer), element(task, sample)
+    paid = distance_reward(point, truth, sample["width"], sample["height"]) if point and truth else 0.0
+    return {"point": paid, "format": max(think_answer_within(answer.text), _one_call(answer.text))}
+
+
+def _one_call(text: str) -> float:
+    """1 for exactly one <tool_call> that holds an object."""
+    once = text.count("<tool_call>") == text.count("</tool_call>") == 1
+    call = between(text, "<tool_call>", "</tool_call>") if once else None
+    return float(call is not None and isinstance(read_literal(call), dict))
+
+
+def _write_tool_call(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
+    return ('<tool_call>{"name": "computer_use", "arguments": {"action": "left_click", "coordinate": '
+            f"{write_point(task, sample, boxes)}}}}}</tool_call>")
+
+
+SE_GUI = Recipe(
+    prompt='Click on the element for this instruction: {instruction}. Answer with <tool_call>{"name": "computer_use", '
+           '"arguments": {"action": "left_click", "coordinate": [x, y]}}</tool_call>.',
+    rewards={"point": 1.0, "format": 1.0}, read=_read_tool_call, score=_se_gui, target=element, oracle=_oracle_box,
+    write=_write_tool_call, problem=needs_box)
+
+
+# --- without labels ---------------------------------------------------------------------------------------------------
+
+
+def _read_region(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
+    """The region an answer votes for: its four numbers, or the square around its two; None for any other count."""
+    place = pixels(task, sample, decimals(answer_text(answer.text), most=5))
+    if place is None or len(place) not in (2, 4):
+        return None
+    if len(place) == 2:
+        x, y, reach = *place, task.point_reach
+        place = [x - reach, y - reach, x + reach, y + reach]
+    region = clip_to_image(place, sample["width"], sample["height"])
+    return [float(v) for v in region] if region else None
+
+
+def _consensus(task: Any, sample: Sample, answers: Sequence[Answer]) -> list[Parts]:
+    """GUI-RCPO: the mean vote over a region, as a share of the largest vote of the group."""
+    regions = [_read_region(task, sample, answer) for answer in answers]
+    return [{"consensus": value} for value in region_consistency(regions)]
+
+
+def _vote(task: Any, sample: Sample, answers: Sequence[Answer]) -> list[Parts]:
+    """GUI-RC as a reward: whether an answer's centre lies in the region that most of the group agree on."""
+    regions = [_read_region(task, sample, answer) for answer in answers]
+    agreed = region_vote([r for r in regions if r])
+    return [{"vote": float(bool(r and agreed and inside(centre(r), agreed)))} for r in regions]
+
+
+def _unlabelled(part: str, group: Any) -> Recipe:
+    """A recipe paid by agreement alone; a label that a row has is for the metrics, so there is no perfect answer."""
+    return Recipe(
+        prompt="Locate the element that this instruction is about: {instruction}. Output its box as [x1, y1, x2, y2].",
+        rewards={part: 1.0}, read=_read_region, score=lambda _task, _sample, _answer: {}, target=element,
+        oracle=lambda _task, _sample: None, write=_write_box, group=group)
+
+
+GUI_RCPO = _unlabelled("consensus", _consensus)
+REGION_VOTE = _unlabelled("vote", _vote)

@@ -1,0 +1,348 @@
+"""Recipes of the gui task that predict an action: its type, where, with which text or direction."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlrl.rewards.boxes import centre, iou, is_number
+from vlrl.rewards.literals import decimals, first_object, numbers_of, read_literal
+from vlrl.rewards.points import inside
+from vlrl.rewards.text import answer_tag, answer_text, between, think_answer_format, token_f1
+from vlrl.types import Answer, Parts, Sample
+
+from ._gui import element, middle, write_point
+from ._recipes import Box, Recipe, pixels, shown, whole_units
+
+CLICKS = ("click", "tap", "left_click", "long_press")
+_TEXTS = ("type", "input_text", "select", "scroll", "open_app")
+_DIRECTIONS = ("up", "down", "left", "right")
+_TEXT_KEYS = ("text", "input_text", "direction", "app_name")
+_NO_TEXT = "no input text"
+_POINT_RADIUS = 140
+_GLM_FORM = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL | re.IGNORECASE)
+_GLM_KEYS = {"type": "action_type", "box": "box_2d", "bbox_2d": "box_2d"}
+_BOX_START, _BOX_END = "<|begin_of_box|>", "<|end_of_box|>"
+
+
+def wanted(_task: Any, sample: Sample) -> dict[str, Any]:
+    """The right action: its type, and of box, point and text what it has. A row with a box alone is a click."""
+    action = sample.get("action") or {"type": "click"}
+    point = next((action[k] for k in ("point", "coordinate") if action.get(k)), None)
+    if point is None and is_number(action.get("x")) and is_number(action.get("y")):
+        point = [action["x"], action["y"]]
+    text = next((action[k] for k in _TEXT_KEYS if action.get(k)), None)
+    found = {"type": str(action["type"]), "box": element(_task, sample), "point": point,
+             "text": None if text is None else str(text)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def action_problem(task: Any, row: Mapping[str, Any]) -> str | None:
+    """What an action recipe misses in a row, or None."""
+    if row.get("action") is None and row.get("box") is None:
+        return "the row has neither an action nor a box, so there is nothing to predict"
+    right = wanted(task, Sample(id="", row=row))
+    if right["type"] in CLICKS and "box" not in right and "point" not in right:
+        return f"action type={right['type']!r} needs the row's box, or a point in the action"
+    return None
+
+
+def _lower(value: Any) -> str:
+    return str(value).strip().casefold()
+
+
+def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: bool = False) -> bool:
+    """Inside the box; within 140 pixels of the point where the row has no box."""
+    if point is None:
+        return False
+    if "box" in right:
+        return inside(point, right["box"], strict)
+    x, y = right["point"]
+    return (point[0] - x) ** 2 + (point[1] - y) ** 2 < _POINT_RADIUS ** 2
+
+
+def step_success(right: Mapping[str, Any], given: Mapping[str, Any] | None, strict: bool = False) -> bool:
+    """GUI-R1's accuracy: the same type; a click on its place, a text with a word F1 of at least .5."""
+    if given is None or _lower(given["type"]) != _lower(right["type"]):
+        return False
+    if right["type"] in CLICKS:
+        return _is_hit(right, given.get("point"), strict)
+    if right["type"] in _TEXTS and right.get("text"):
+        return bool(given.get("text")) and token_f1(given["text"], right["text"]) >= 0.5
+    return True
+
+
+def _read_list(point_key: str) -> Any:
+    """A reader of `[{'action': ..., <point_key>: [x, y], 'input_text': ...}]` in the answer tag."""
+    def read(task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
+        return _action_of(task, sample, read_literal(answer_tag(answer.text) or ""), (point_key,))
+    return read
+
+
+def _action_of(task: Any, sample: Sample, value: Any, point_keys: Sequence[str]) -> dict[str, Any] | None:
+    entry = first_object(value)
+    if entry is None or not isinstance(entry.get("action"), str):
+        return None
+    text = next((entry[k] for k in _TEXT_KEYS if isinstance(entry.get(k), str)), "")
+    point = next((entry[k] for k in point_keys if k in entry), None)
+    found = {"type": entry["action"][:100], "point": pixels(task, sample, numbers_of(point, 2)),
+             "text": "" if text == _NO_TEXT else text[:1000]}
+    return {name: part for name, part in found.items() if part}
+
+
+def _write_list(point_key: str) -> Any:
+    def write(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
+        return _tagged(f"[{{'action': 'click', '{point_key}': {write_point(task, sample, boxes)}, 'input_text': "
+                       f"'{_NO_TEXT}'}}]")
+    return write
+
+
+def _oracle_list(point_key: str) -> Any:
+    def oracle(task: Any, sample: Sample) -> str:
+        right = wanted(task, sample)
+        place = right.get("box") or right.get("point")
+        point = [int(v) if whole_units(task, sample) else v for v in shown(task, sample, middle(place))] if place else [
+            -100, -100]
+        return _tagged(json.dumps([{"action": right["type"], point_key: point,
+                                    "input_text": right.get("text", _NO_TEXT)}]))
+    return oracle
+
+
+def _tagged(answer: str) -> str:
+    return f"<think>I look at the screen.</think><answer>{answer}</answer>"
+
+
+def step_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
+    """`type_acc` and `step_success` of a row with an action, `click_acc` of one with an element alone."""
+    right, found = wanted(task, sample), in_pixels(task, sample, given)
+    if isinstance(found, list):  # a bare place
+        return {"click_acc": float(_is_hit(right, middle(found)))}
+    if not sample.get("action"):
+        hit = found is not None and found["type"] in CLICKS and _is_hit(right, found.get("point"))
+        return {"click_acc": float(hit)}
+    same = found is not None and _lower(found["type"]) == _lower(right["type"])
+    return {"type_acc": float(same), "step_success": float(step_success(right, found))}
+
+
+def in_pixels(task: Any, sample: Sample, given: Any) -> Any:
+    """What a recipe read, an action as {"type", "point", "text"}; of a box the point is its centre."""
+    if not isinstance(given, dict) or "type" in given:
+        return given
+    box = pixels(task, sample, numbers_of(given.get("box_2d"), 4))
+    text = next((given[k] for k in _TEXT_KEYS if isinstance(given.get(k), str)), "")
+    place = {"box": box, "point": list(centre(box))} if box else {}
+    return {"type": str(given.get("action_type", ""))[:100], "text": text, **place}
+
+
+# --- UI-R1, GUI-R1 ----------------------------------------------------------------------------------------------------
+
+
+def _ui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """UI-R1: the type, the click inside the box (any other action: nothing more to get right), and the format."""
+    right, given = wanted(task, sample), task.used.read(task, sample, answer)
+    same = given is not None and _lower(given["type"]) == _lower(right["type"])
+    point = given.get("point") if given else None
+    hit = same and (right["type"] not in CLICKS or _is_hit(right, point and [int(v) for v in point]))
+    return {"type": float(same), "coordinate": float(hit), "format": think_answer_format(answer.text)}
+
+
+UI_R1 = Recipe(
+    prompt="In this UI screenshot, I want to perform the command '{instruction}'. Please provide the action to perform "
+           "(enumerate in ['click', 'scroll', 'open_app', 'navigate_back', 'input_text']) and the coordinate where the "
+           "cursor is moved to (integer) if click is performed. Output the thinking process in <think> </think> and "
+           "final answer in <answer> </answer> tags. The output answer format should be as follows:\n<think> ... "
+           "</think> <answer>[{'action': enum['click', 'scroll', 'open_app', 'navigate_back', 'input_text'], "
+           "'coordinate': [x, y]}]</answer>\nPlease strictly follow the format.",
+    rewards={"type": 1.0, "coordinate": 1.0, "format": 1.0}, read=_read_list("coordinate"), score=_ui_r1,
+    target=wanted, oracle=_oracle_list("coordinate"), write=_write_list("coordinate"), problem=action_problem)
+
+
+def _gui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
+    given = task.used.read(task, sample, answer)
+    return {"accuracy": float(step_success(wanted(task, sample), given, strict=True)),
+            "format": float(bool(think_answer_format(answer.text)) and _gui_r1_form(task, sample, answer))}
+
+
+def _gui_r1_form(task: Any, sample: Sample, answer: Answer) -> bool:
+    """A list of actions, each with a point of two whole numbers and the text its type needs."""
+    entries = read_literal(answer_tag(answer.text) or "")
+    return isinstance(entries, list) and bool(entries) and all(_is_gui_r1_action(task, sample, e) for e in entries)
+
+
+def _is_gui_r1_action(task: Any, sample: Sample, entry: Any) -> bool:
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(k), str) for k in ("action", "input_text")):
+        return False
+    point, action, text = numbers_of(entry.get("point"), 2), _lower(entry["action"]), _lower(entry["input_text"])
+    if point is None or not (all(isinstance(v, int) for v in entry["point"]) or not whole_units(task, sample)):
+        return False
+    if action in ("type", "select", "open_app"):
+        return text not in ("", _NO_TEXT)
+    return action != "scroll" or text in _DIRECTIONS
+
+
+_GUI_R1_ACTIONS = ("['complete', 'close/delete', 'press_home', 'click', 'press_back', 'type', 'select', 'scroll', "
+                   "'enter']")
+GUI_R1 = Recipe(
+    prompt="You are GUI-R1, a reasoning GUI Agent Assistant. In this UI screenshot, I want you to continue executing "
+           "the command '{instruction}', with the action history being '{history}'.\nPlease provide the action to "
+           f"perform (enumerate from {_GUI_R1_ACTIONS}), the point where the cursor is moved to (integer) if a click "
+           "is performed, and any input text required to complete the action.\nOutput the thinking process in <think> "
+           "</think> tags, and the final answer in <answer> </answer> tags as follows:\n<think> ... </think> <answer>"
+           f"[{{'action': enum{_GUI_R1_ACTIONS}, 'point': [x, y], 'input_text': 'no input text [default]'}}]</answer>",
+    rewards={"accuracy": 0.8, "format": 0.2}, read=_read_list("point"), score=_gui_r1, target=wanted,
+    oracle=_oracle_list("point"), write=_write_list("point"), problem=action_problem)
+
+
+# --- InfiGUI-R1 -------------------------------------------------------------------------------------------------------
+
+
+def _read_infigui(task: Any, sample: Sample, answer: Answer) -> Any:
+    """An action, or for an element the place: a box of four numbers, a point of two."""
+    text = answer_text(answer.text)
+    call = between(text, "<tool_call>", "</tool_call>")
+    value = read_literal(text if call is None else call)
+    entry = first_object(value)
+    if entry and isinstance(entry.get("arguments"), dict):
+        value = entry = entry["arguments"]
+    if sample.get("action"):
+        return _action_of(task, sample, value, ("coordinate", "point"))
+    if entry:
+        value = next((entry[k] for k in ("point_2d", "coordinate", "bbox_2d") if k in entry), None)
+    place = numbers_of(value, 2) or numbers_of(value, 4)
+    if place is None and not entry:
+        found = decimals(text, most=5)
+        place = found if len(found) in (2, 4) else None
+    return pixels(task, sample, place)
+
+
+def _infigui(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """InfiGUI-R1: accuracy counts only in the right format; the judge of a sub-goal is left out."""
+    framed = _thinks_first(answer.text)
+    given = _read_infigui(task, sample, answer) if framed else None
+    return {"accuracy": _infigui_accuracy(task, sample, given) if given else 0.0, "format": float(framed)}
+
+
+def _infigui_accuracy(task: Any, sample: Sample, given: Any) -> float:
+    right = wanted(task, sample)
+    if not sample.get("action"):
+        return float(_is_hit(right, given)) if len(given) == 2 else min(1.0, iou(given, right["box"]) / task.iou_full)
+    if _lower(given["type"]) != _lower(right["type"]):
+        return 0.0
+    if right["type"] in CLICKS:
+        exact = _is_hit(right, given.get("point"))
+    else:
+        exact = _lower(given.get("text", "")) == _lower(right.get("text", ""))
+    return 0.2 + 0.8 * exact
+
+
+def _thinks_first(text: str) -> bool:
+    """One <think> block at the start and an answer after it, in one pair of tags or in none."""
+    if "<answer>" in text or "</answer>" in text:
+        return bool(think_answer_format(text))
+    head, closed, rest = text.strip().partition("</think>")
+    return bool(closed and rest.strip()) and head.startswith("<think>") and text.count("<think>") == 1 \
+        and "</think>" not in rest
+
+
+INFIGUI_R1 = Recipe(
+    prompt="The instruction: {instruction}\nThe steps so far: {history}\nThink first in <think> </think> tags. Then "
+           "answer in <answer> </answer> tags: for an action {'action': type, 'coordinate': [x, y], 'text': text}, for "
+           "an element alone its point [x, y].",
+    rewards={"format": 0.1, "accuracy": 0.9}, read=_read_infigui, score=_infigui, target=wanted,
+    oracle=lambda task, sample: _infigui_oracle(task, sample), problem=action_problem,
+    write=lambda task, sample, boxes: (
+        _tagged(f"{{'action': 'click', 'coordinate': {write_point(task, sample, boxes)}}}") if sample.get("action")
+        else _tagged(write_point(task, sample, boxes))))
+
+
+def _infigui_oracle(task: Any, sample: Sample) -> str:
+    right = wanted(task, sample)
+    place = right.get("box") or right.get("point")
+    point = shown(task, sample, middle(place)) if place else None
+    if not sample.get("action"):
+        return _tagged(json.dumps(point))
+    found = {"action": right["type"], "coordinate": point, "text": right.get("text")}
+    return _tagged(json.dumps({name: value for name, value in found.items() if value is not None}))
+
+
+# --- GLM-4.5V, AndroidWorld -------------------------------------------------------------------------------------------
+
+
+def _glm_answer(text: str) -> str | None:
+    """What the one box of a gated answer holds: thinking, then an answer, no tag inside either, no \\boxed."""
+    found = _GLM_FORM.fullmatch(text)
+    if not found or text.lower().count("<think>") != 1 or text.lower().count("<answer>") != 1 or "\\boxed{" in found[2]:
+        return None
+    answer = found[2]
+    if text.lower().count("</think>") != 1 or text.lower().count("</answer>") != 1 or not (
+            answer.count(_BOX_START) == answer.count(_BOX_END) == 1):
+        return None
+    return between(answer, _BOX_START, _BOX_END)
+
+
+def _read_glm(_task: Any, _sample: Sample, answer: Answer) -> dict[str, Any] | None:
+    """The action as written, its place in the convention of the model."""
+    given = read_literal(_glm_answer(answer.text) or "")
+    if not isinstance(given, dict):
+        return None
+    entries: dict[str, Any] = given
+    return {_GLM_KEYS.get(name, name[:100]): _tame(value) for name, value in entries.items()}
+
+
+def _tame(value: Any) -> Any:
+    """A text, a number or a box as given; None for anything else."""
+    if isinstance(value, str):
+        return value[:10_000]
+    return value if is_number(value) or numbers_of(value, 4) else None
+
+
+def _glm_right(task: Any, sample: Sample) -> dict[str, Any]:
+    """The right action as the model writes it: action_type, box_2d and what else the row's action has."""
+    action = dict(sample.get("action") or {"type": "click"})
+    kind = action.pop("type")
+    for place in ("box", "point", "coordinate", "x", "y"):
+        action.pop(place, None)
+    box = element(task, sample)
+    return {"action_type": kind, **action, **({"box_2d": [shown(task, sample, box, whole=True)]} if box else {})}
+
+
+def _glm(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """GLM-4.5V's AndroidWorld reward: 0 unless all keys are the same, else the product over them."""
+    given, right = _read_glm(task, sample, answer), _glm_right(task, sample)
+    if given is None or given.keys() != right.keys():
+        return {"accuracy": 0.0}
+    product = 1.0
+    for key, value in right.items():
+        product *= _glm_value(task, sample, key, given[key], value)
+    return {"accuracy": product}
+
+
+def _glm_value(task: Any, sample: Sample, key: str, given: Any, right: Any) -> float:
+    if key == "box_2d":
+        box = numbers_of(given, 4)
+        return iou(pixels(task, sample, box) or [], element(task, sample) or []) if box else 0.0
+    if given == right:
+        return 1.0
+    if key == "text" and isinstance(given, str) and isinstance(right, str):
+        from rapidfuzz.distance import LCSseq
+
+        return LCSseq.normalized_similarity(given, right)
+    return 0.0
+
+
+def _write_glm(action: Mapping[str, Any]) -> str:
+    return _tagged(f"{_BOX_START}{json.dumps(action)}{_BOX_END}")
+
+
+GLM_V_ANDROIDWORLD = Recipe(
+    prompt="You are an agent who can operate an Android phone. The user's task: {instruction}\nThe steps so far: "
+           "{history}\nThink in <think> </think> tags, then answer with one action as JSON: <answer><|begin_of_box|>"
+           '{"action_type": "click", "box_2d": [[x1, y1, x2, y2]]}<|end_of_box|></answer>. Further types: '
+           '{"action_type": "input_text", "text": ...}, {"action_type": "scroll", "direction": ...}, '
+           '{"action_type": "open_app", "app_name": ...}, {"action_type": "navigate_back"}.',
+    rewards={"accuracy": 1.0}, read=_read_glm, score=_glm, target=_glm_right, problem=action_problem,
+    oracle=lambda task, sample: _write_glm(_glm_right(task, sample)),
+    write=lambda task, sample, boxes: _write_glm({
+        "action_type": "click", "box_2d": [shown(task, sample, box, whole=True) for box in boxes]}))

@@ -1,0 +1,108 @@
+"""Gui: find an element of a screenshot, or predict the next action on it.
+
+`task.recipe` chooses how to ask and what to pay: one element by box or point (element, click, gui_g1, gui_g2, se_gui),
+an action (ui_r1, gui_r1, infigui_r1, glm_v_androidworld), or agreement within the group where rows have no label
+(gui_rcpo, region_vote). Rows: `image`, `width`, `height`, `instruction`, and `box` (the target element) or `action`
+(`type`, and as it needs `point`, `text`, `direction`); `history`, `platform` and `element_type` if wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from vlrl.rewards.boxes import iou, is_number
+from vlrl.rewards.points import inside
+from vlrl.settings import Rate
+from vlrl.types import Answer, Parts, Sample
+
+from . import _gui as elements
+from . import _gui_actions as actions
+from ._recipes import RecipeTask
+
+RECIPES = {
+    "element": elements.ELEMENT, "click": elements.CLICK, "gui_g1": elements.GUI_G1, "gui_g2": elements.GUI_G2,
+    "se_gui": elements.SE_GUI, "gui_rcpo": elements.GUI_RCPO, "region_vote": elements.REGION_VOTE,
+    "ui_r1": actions.UI_R1, "gui_r1": actions.GUI_R1, "infigui_r1": actions.INFIGUI_R1,
+    "glm_v_androidworld": actions.GLM_V_ANDROIDWORLD,
+}
+_BY = ("platform", "element_type")
+
+
+class Gui(RecipeTask):
+    """Elements and actions of screenshots: see `task.recipe`. Parts of the default: `hit` 0 or 1 (the box's centre lies
+    in the element), `iou` in [0, 1], `format` 0 or 1."""
+
+    _recipes = RECIPES
+    recipe: str = "element"
+    """How to ask and what to pay: element, click, gui_g1, gui_g2, se_gui, gui_rcpo, region_vote, ui_r1, gui_r1,
+    infigui_r1, glm_v_androidworld, or own module:function that returns a Recipe."""
+    point_reach: Rate = 50.0
+    """gui_rcpo, region_vote: pixels by which a point grows to each side before it votes."""
+    iou_full: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """infigui_r1: the IoU from which a box earns everything."""
+
+    def problem(self, row: Mapping[str, Any]) -> str | None:
+        return _problem(row)
+
+    def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
+        history = row.get("history") or "none"
+        return {"history": history if isinstance(history, str) else "; ".join(map(str, history))}
+
+    def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
+        """`click_acc` of rows with an element, `type_acc` and `step_success` of rows with an action."""
+        given = self.parse(sample, answer)
+        if self.used.target is elements.element:
+            box = elements.element(self, sample)
+            hit = given is not None and box is not None and inside(elements.middle(given), box)
+            return {} if box is None else {"click_acc": float(hit)}
+        return actions.step_metrics(self, sample, given)
+
+    def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Each metric by platform and by kind of element, e.g. `click_acc/web` and `click_acc/icon`."""
+        columns: dict[str, list[float]] = {}
+        for record in records:
+            kinds = {str(v) for v in (record["sample"].get(key) for key in _BY) if v}
+            for name in (f"{metric}/{kind}" for metric in record["metrics"] for kind in kinds):
+                columns.setdefault(name, []).append(record["metrics"][name.rpartition("/")[0]])
+        return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
+
+    def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
+        target = self.target(sample)
+        return [*_marks(actions.wanted(self, sample) if isinstance(target, dict) else target, "target"),
+                *_marks(actions.in_pixels(self, sample, parsed), "answer")]
+
+
+def _marks(found: Any, role: str) -> list[dict[str, Any]]:
+    """The mark of a box, a point, or the place of an action; its type is the label."""
+    label = "element"
+    if isinstance(found, dict):
+        label = str(found.get("type", found.get("action_type", "")))[:100]
+        found = found.get("box") or found.get("point")
+    if not isinstance(found, (list, tuple)) or len(found) not in (2, 4):
+        return []
+    return [{"kind": "point" if len(found) == 2 else "box", "at": [*found], "label": label, "role": role}]
+
+
+def _problem(row: Mapping[str, Any]) -> str | None:
+    """What is wrong with a gui row, or None."""
+    for side in ("width", "height"):
+        if not is_number(row.get(side)) or row[side] <= 0:
+            return f"{side}={row.get(side)!r} must be the screenshot's {side} in pixels"
+    if not isinstance(row.get("instruction"), str):
+        return f"instruction={row.get('instruction')!r} must be the text that names the element or the step"
+    if not isinstance(row.get("history", ""), (str, list, type(None))):
+        return f"history={str(row['history'])[:200]} must be a text or a list of the steps so far"
+    action = row.get("action")
+    if action is not None and not (isinstance(action, dict) and isinstance(action.get("type"), str)):
+        return f"action={str(action)[:200]} must be an object with a type, e.g. {{\"type\": \"click\"}}"
+    for box in (row.get("box"), (action or {}).get("box")):
+        if box is not None and not (isinstance(box, list) and all(map(is_number, box)) and iou(box, box) > 0):
+            return f"box {str(box)[:200]} must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
+    for key in ("point", "coordinate"):
+        point = (action or {}).get(key)
+        if point is not None and not (isinstance(point, list) and len(point) == 2 and all(map(is_number, point))):
+            return f"action {key}={str(point)[:200]} must be [x, y]"
+    return None

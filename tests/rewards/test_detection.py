@@ -1,0 +1,110 @@
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlrl.rewards.detection import (
+    assign,
+    average_precision,
+    calibration,
+    clipped,
+    coco_map,
+    greedy_matches,
+    length_penalty,
+    match_quality,
+    mean_matched,
+)
+
+MUG, CAT = {"box": [20, 10, 60, 50], "label": "mug"}, {"box": [100, 20, 140, 60], "label": "cat"}
+HALF = {"box": [20, 10, 60, 30], "label": "mug"}  # IoU .5 with the mug
+SIDE = st.integers(0, 200)
+
+
+@st.composite
+def detections(draw, most=6):
+    out = []
+    for _ in range(draw(st.integers(0, most))):
+        x, y = draw(SIDE), draw(SIDE)
+        out.append({"box": [x, y, x + draw(st.integers(1, 80)), y + draw(st.integers(1, 80))],
+                    "label": draw(st.sampled_from(["mug", "cat", "dog"])),
+                    "score": draw(st.sampled_from([0.1, 0.5, 0.9, 1.0]))})
+    return out
+
+
+@pytest.mark.parametrize(("cost", "pairs"), [
+    ([], []), ([[]], []), ([[5]], [(0, 0)]), ([[3, 1, 2]], [(0, 1)]), ([[3], [1]], [(1, 0)]),
+    ([[1, 2], [1, 9]], [(0, 1), (1, 0)]),  # 3 in all; the greedy pair (0, 0) would cost 10
+])
+def test_assignment(cost, pairs):
+    assert assign(cost) == pairs
+
+
+def test_the_larger_count_divides():
+    assert mean_matched([[1.0, 0.0], [0.0, 0.5]], 2, 2) == 0.75
+    assert mean_matched([[1.0], [1.0], [1.0]], 3, 1) == pytest.approx(1 / 3)
+    assert mean_matched([], 0, 0) == 1 and mean_matched([], 0, 2) == 0 and mean_matched([[], []], 2, 0) == 0
+
+
+@pytest.mark.parametrize(("found", "truths", "expected"), [
+    ([MUG, CAT], [MUG, CAT], 1), ([CAT, MUG], [MUG, CAT], 1), ([MUG], [MUG, CAT], 0.5), ([], [MUG], 0), ([MUG], [], 0),
+    ([], [], 1), ([HALF], [MUG], 0.1),  # at .5 alone, of ten thresholds
+    ([HALF, CAT], [MUG, CAT], 0.55), ([{**MUG, "label": "dog"}], [MUG], 0), ([MUG, MUG], [MUG], 1),
+    ([{**CAT, "label": "mug"}, MUG], [MUG], 0.5),  # the first of equal score is wrong: precision 1/2 at every recall
+])
+def test_average_precision_by_hand(found, truths, expected):
+    assert average_precision(found, truths) == pytest.approx(expected, abs=1e-9)
+
+
+@settings(max_examples=15, deadline=None)
+@given(detections(), detections())
+def test_average_precision_is_that_of_pycocotools(found, truths):
+    if truths:
+        expected = coco_map([(found, truths)])
+        assert average_precision(found, truths) == pytest.approx(expected["map"] if found else 0, abs=1e-6)
+        assert average_precision(found, truths, (0.5,)) == pytest.approx(expected["map@.5"] if found else 0, abs=1e-6)
+
+
+def test_map_of_a_split():
+    assert coco_map([]) == {} and coco_map([([MUG], [])]) == {}
+    assert coco_map([([MUG], [MUG]), ([], [CAT])]) == pytest.approx({"map": 0.5, "map@.5": 0.5}, abs=1e-9)
+    assert coco_map([([], [MUG])]) == {"map": 0, "map@.5": 0}
+
+
+@pytest.mark.parametrize(("found", "truths", "factor"), [(0, 0, 1), (1, 2, 1), (2, 2, 1), (4, 2, 0.5), (100, 1, 0.01)])
+def test_length_penalty(found, truths, factor):
+    assert length_penalty(found, truths) == factor
+
+
+def test_matching_prefers_near_boxes_and_equal_labels():
+    shifted = {"box": [24, 10, 64, 50], "label": "mug"}
+    assert match_quality([CAT, shifted], [MUG, CAT]) == pytest.approx([1, 36 / 44])
+    assert match_quality([MUG, CAT], [MUG]) == [1]
+    assert match_quality([], [MUG]) == []
+    far = match_quality([{"box": [0, 0, 1, 1], "label": "mug"}], [CAT])
+    assert -1 <= far[0] < 0
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0.4, 0), (0.5, 0.5), (0.7, 0.7), (0.75, 0.75), (0.8, 1), (-1, 0)])
+def test_clipped(value, expected):
+    assert clipped(value, 0.5, 0.75) == expected
+
+
+def test_greedy_matching_goes_by_confidence():
+    close = {"box": [20, 10, 60, 42], "label": "mug", "score": 0.9}  # IoU .8
+    exact = {**MUG, "score": 0.8}
+    assert greedy_matches([exact, close], [MUG]) == [0, 0.8]  # the surer one takes the object
+    assert greedy_matches([exact], [CAT]) == [0] and greedy_matches([], [CAT]) == []
+    assert greedy_matches([{**HALF, "score": 1.0}], [MUG]) == [0]  # .5 is not above .5
+    assert calibration([exact, close], [0, 0.8]) == pytest.approx((0.2 + 0.9) / 2)
+    assert calibration([], []) == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(detections(), detections())
+def test_all_stay_bounded(found, truths):
+    assert 0 <= average_precision(found, truths) <= 1
+    assert all(-1 <= q <= 1 for q in match_quality(found, truths))
+    matched = greedy_matches(found, truths)
+    assert len(matched) == len(found) and all(0 <= m <= 1 for m in matched)
+    assert 0 <= calibration(found, matched) <= 1 and math.isfinite(sum(matched))

@@ -1,0 +1,189 @@
+"""Every recipe of grounding and gui: its shipped config, what cheats earn, bounds over hostile texts, the contract."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlrl import config, contract, offline
+from vlrl.rewards.text import parse_answer
+from vlrl.scoring import score_group
+from vlrl.settings import DataSettings
+from vlrl.task import load
+
+from . import test_grounding_recipes as grounding
+from . import test_gui as gui
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = {path.stem: path for name in ("grounding", "gui") for path in sorted((ROOT / "configs" / name).glob("*"))
+           if path.stem != "tiny"}
+RECIPES = [("grounding", name) for name in ("soft_iou", *grounding.TABLES)] + [
+    ("gui", name) for name in (*gui.TABLES, "gui_rcpo", "region_vote")]
+BOX = [20.0, 10.0, 60.0, 50.0]
+NEAR = [30.0, 10.0, 70.0, 50.0]  # IoU .6
+ROWS = {"grounding": {**grounding.ROW, "labels": ["mug", "cat"], "boxes": [{"box": BOX, "label": "mug"}]},
+        "gui": {**gui.ROW, "platform": "web"}}
+MOST = {"point": 2.0}  # SE-GUI's
+think = grounding.think
+
+
+@cache
+def built(name, recipe):
+    task = load(name, {"recipe": recipe})
+    return task, task.sample_from_row(ROWS[name])
+
+
+def rewards(task, sample, *texts):
+    found = score_group(task, sample, [parse_answer(text) for text in texts], 0)
+    assert all(s.error is None for s in found)
+    return [s.reward for s in found]
+
+
+# --- configs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_scores_its_perfect_answer(name):
+    found = config.load(CONFIGS[name])
+    task = offline.make_task(found)
+    assert task.used is built(found.task.name, name)[0].used
+    sample = task.sample_from_row({**ROWS[found.task.name], "processed_size": [196, 112]})
+    text = task.oracle(sample) or "[20, 10, 60, 50]"
+    (reward,) = rewards(task, sample, text)
+    assert reward >= 0.95 * sum(task.weights.values())
+    assert "(25" in CONFIGS[name].read_text(encoding="utf-8"), "no paper is cited"
+
+
+@pytest.mark.parametrize(("name", "recipe"), [("grounding", "vision_r1_griffon"), ("gui", "element")])
+def test_configs_of_the_embedded_model(name, recipe):
+    task = offline.make_task(config.load(ROOT / "configs" / name / "tiny.yaml"))
+    assert task.used is built(name, recipe)[0].used
+    sample = task.sample_from_row(ROWS[name])
+    assert task.messages(sample)[0]["content"][-1]["text"].startswith("Locate the ")
+    assert rewards(task, sample, "[100, 100, 300, 500]") == [2.0]
+
+
+def test_there_is_a_config_for_each_published_recipe():
+    assert set(CONFIGS) == {name for _, name in RECIPES} - {
+        "soft_iou", "reasoning", "counting", "pointing", "element", "click", "region_vote"}
+
+
+# --- cheats -----------------------------------------------------------------------------------------------------------
+
+WHOLE, CORNER, TINY = [0, 0, 200, 100], [0, 0, 2, 2], [39, 29, 41, 31]
+HUNDRED = [[x * 20, y * 10, x * 20 + 20, y * 10 + 10] for y in range(10) for x in range(10)]
+WRONG = [120, 60, 150, 90]
+
+
+def cheats(task, sample):
+    """Name -> text of what must not pay, for a recipe whose answers hold boxes or points."""
+    write, right = task.used.write, task.used.write(task, sample, [BOX])
+    found = {"whole image": [WHOLE], "hundred boxes": HUNDRED, "duplicates": [WRONG] * 100, "corner": [CORNER]}
+    if right != write(task, sample, [TINY]):  # to a recipe of points this is the perfect answer
+        found["tiny box in the middle"] = [TINY]
+    texts = {name: write(task, sample, boxes) for name, boxes in found.items()}
+    wrong = write(task, sample, [WRONG])
+    bare, other = parse_answer(right).final, parse_answer(wrong).final
+    return texts | {
+        "answer in the thinking": f"<think>{bare}</think><answer>{other}</answer>",
+        "answer in the thinking, no tag": f"<think>{bare}</think>{other}", "thinking alone": f"<think>{bare}",
+        "tag in the thinking": f"<think><answer>{bare}</answer></think><answer>{other}</answer>",
+        "nested thinking": f"<think>{right}</think>{wrong}", "silence": "",
+        "prompt": task.messages(sample)[0]["content"][-1]["text"]}
+
+
+@pytest.mark.parametrize(("name", "recipe"), [r for r in RECIPES if built(*r)[0].used.write
+                                              and r[1] not in ("gui_rcpo", "region_vote")])
+def test_no_cheat_beats_an_honest_mediocre_answer(name, recipe):
+    task, sample = built(name, recipe)
+    honest = rewards(task, sample, task.used.write(task, sample, [NEAR]))[0]
+    for cheat, text in cheats(task, sample).items():
+        earned = rewards(task, sample, text)[0]
+        assert earned < honest, f"{cheat} earns {earned}, an honest answer {honest}"
+
+
+@pytest.mark.parametrize("recipe", ["gui_rcpo", "region_vote"])
+def test_no_cheat_beats_an_honest_member_of_a_group(recipe):
+    task, sample = built("gui", recipe)
+    honest = [f"[{20 + d}, 10, {60 + d}, 50]" for d in (0, 2, 4, 6, 8)]
+    write = task.used.write
+    for text in (write(task, sample, [WHOLE]), write(task, sample, [CORNER]), write(task, sample, HUNDRED),
+                 write(task, sample, [WRONG] * 100), f"<think>{honest[2]}</think>{write(task, sample, [WRONG])}", ""):
+        *others, cheat = rewards(task, sample, *honest, text)
+        assert cheat < min(others)
+
+
+@pytest.mark.parametrize(("recipe", "mediocre", "texts"), [
+    ("curr_reft_binary", think("So yes"), ("", "yes, no", think("unknown"), think("no"), "<think>yes</think>no")),
+    ("curr_reft_choice", think("It is A."), (think("A, B"), think("A,B,C,D,E"), "", "ABCDE", "<think>A</think>B")),
+    ("counting", think("about 1"), (think("0123456789"), "0 1 2 3", "", "<think>1</think>2", think("one"))),
+    ("pointing", "[[30, 20]]", (str([[x, y] for x in range(0, 200, 20) for y in range(0, 100, 10)]), "[[1, 1]]", "none",
+                                "", "[[30, 20], [31, 20], [32, 20]]", "<think>[[30, 20]]</think>none"))])
+def test_no_cheat_in_words_beats_an_honest_answer(recipe, mediocre, texts):
+    task, sample = built("grounding", recipe)
+    honest = rewards(task, sample, mediocre)[0]
+    assert all(rewards(task, sample, text)[0] < honest for text in texts)
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>", "```json\n", "\n```", "[", "]",
+          "{", "}", "(", ")", ",", " ", "[20, 10, 60, 50]", "[60, 50, 20, 10]", "[40, 30]", "NaN", "1e999", "-5", "0",
+          "9" * 30, '{"bbox_2d": [20, 10, 60, 50], "label": "mug"}', '"bbox_2d": [', "{'Position': [1, 2, 3, 4], ",
+          "'Confidence': 0.5}", "<|box_start|>", "<|box_end|>", "(20,10),(60,50)", "<|begin_of_box|>",
+          "<|end_of_box|>", '{"action_type": "click", "box_2d": [[20, 10, 60, 50]]}', "{'action': 'click', ",
+          "'coordinate': [40, 30]}", "'point': [40, 30], 'input_text': ''}", '{"arguments": {"coordinate": [40, 30]}}',
+          "yes", "no", "A", "none", "\0", "🙂", "٣", "\ud800", "'", '"', "\\"]
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text(max_size=80)
+
+
+def bounded(texts):
+    for name, recipe in RECIPES:
+        task, sample = built(name, recipe)
+        for found in score_group(task, sample, [parse_answer(text) for text in texts], 0):
+            assert found.error is None, (recipe, found.error)
+            for part, value in found.parts.items():
+                assert 0 <= value <= MOST.get(part, 1.0), (recipe, part, value)
+            json.dumps(found.parsed, allow_nan=False)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS.map(lambda text: [text]))
+def test_parts_are_bounded(texts):
+    bounded(texts)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000, deadline=None)
+@given(st.lists(TEXTS, min_size=1, max_size=2))
+def test_parts_are_bounded_over_many_texts(texts):
+    bounded(texts)
+
+
+def contract_rows(name, recipe):
+    """Rows with different answers, in several conventions."""
+    if name == "gui":
+        rows = [{}, {"box": [100, 20, 176, 60], "coordinates": "norm1"}, {"box": [10, 70, 60, 95], "history": ["tap"]},
+                {"box": [120, 65, 190, 95], "processed_size": [196, 112]}]
+        if built(name, recipe)[0].used.target is built("gui", "element")[0].used.target:
+            return rows
+        return [*rows[:2], *({**row, "box": None} for row in (gui.TYPE, gui.SCROLL, gui.BACK))]
+    dogs = [{"box": [20, 50, 70, 92], "label": "dog"}, {"box": [100, 8, 160, 42], "label": "dog"},
+            {"box": [100, 50, 160, 92], "label": "mug"}]
+    rows = [{}, {"boxes": [{"box": [80, 33, 170, 83], "label": "cat"}], "coordinates": "norm1"},
+            {"boxes": dogs, "labels": ["mug", "dog"], "expression": None, "processed_size": [196, 112]}]
+    return [*rows, grounding.OPTIONS if recipe == "curr_reft_choice" else {"expression": "cup", "boxes": []}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "recipe"), RECIPES)
+def test_the_contract(name, recipe, tmp_path):
+    rows = [{**ROWS[name], **row, "id": str(i)} for i, row in enumerate(contract_rows(name, recipe))]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    task = load(name, {"recipe": recipe})
+    task.data = DataSettings(train=str(path))
+    contract.assert_ok(task, samples=12, processes=0)

@@ -1,0 +1,113 @@
+"""The benchmarks run, and say what they measured; how fast anything is, is not tested."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+def module(name):
+    """A benchmark as a module; task files find their classes by its path."""
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
+    assert spec and spec.loader
+    made = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    with patch.dict(os.environ):  # they set variables for their own process
+        spec.loader.exec_module(made)
+    return made
+
+
+@pytest.fixture
+def gpu_update():
+    return module("gpu_update")
+
+
+@pytest.fixture
+def scaling():
+    threads = torch.get_num_threads()
+    yield module("scaling")
+    torch.set_num_threads(threads)
+
+
+def test_scaling_fits_lines(scaling):
+    chosen = scaling.series((2, 3), (64, 80), (2, 3), (2, 4))
+    found = {"update": {case: scaling.Seconds(cpu=[1.0 + 0.001 * case.group * case.answer + 0.002 * case.text
+                                                   + 0.004 * case.visual] * 3, wall=[5.0])
+                        for s in chosen for case in s.cases}}
+    operations = {case: float(case.text + case.visual) for case in found["update"]}
+    lines = [line.split(" | ") for line in scaling.report(chosen, found, operations) if line.startswith("| update")]
+    assert [line[3].split()[0] for line in lines] == ["1000", "1000", "2000", "2000", "4000", "4000"]
+    assert {line[5] for line in lines} == {"1.0000"}
+    said = [line for line in scaling.report(chosen, found, operations) if line.startswith("- ")]
+    assert "1000 us when it comes with another answer, 1000 us" in said[0]
+    assert all("1.00 x (1.00 x by least values; 1.00 x" in line for line in said[1:])
+
+
+def test_scaling_measures_cases_in_turns(scaling, tmp_path):
+    case = scaling.Case(group=2, text=20, visual=4, answer=3)
+    bench = scaling.Bench(str(tmp_path), largest=4)
+    found = scaling.measure(bench, [case], rounds=1)
+    assert len(bench.given(case).prompt) in range(22, 27)
+    for seconds in (found["update"][case], found["step"][case]):
+        assert len(seconds.cpu) == len(seconds.wall) == 1 and seconds.cpu[0] > 0
+    assert bench.operations(case) < bench.operations(replace(case, group=3)) < 1.5 * bench.operations(case)
+
+
+@pytest.mark.slow
+def test_scaling_writes_its_report(scaling, tmp_path):
+    scaling.run(scaling.series((2, 3), (64, 80), (2, 3), (2, 4)), 1, tmp_path / "out.md")
+    text = (tmp_path / "out.md").read_text()
+    assert text.count("| step |") == 6 and "--rounds 1" in text and torch.__version__ in text
+
+
+def test_a_missing_gpu_is_said(gpu_update, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu_update.py"])
+    assert gpu_update.main() == 1
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_gpu_update_on_a_cpu(gpu_update, tmp_path, monkeypatch):
+    size = replace(gpu_update.TINY, packed=(2,))
+    monkeypatch.setattr(gpu_update, "peak_of", lambda *_: gpu_update.Peak(0.01, "said so"))
+    monkeypatch.setattr(gpu_update, "bandwidth", lambda device: 1e9)
+    assert gpu_update.build(tmp_path, size, torch.device("cpu")) == "that of the tiny models"
+    bench = gpu_update.Bench(gpu_update.settings("lora", size, tmp_path), size)
+    assert {len(g.prompt) for g in bench.groups} == {8 + 30}  # visual and text tokens
+    assert {len(r.completion.tokens) for g in bench.groups for r in g.rollouts} == {6}
+    sides = bench.sides()
+    assert [side.name for side in sides] == ["padded", "packed, masked", "packed, merged"]
+    for side in sides:
+        bench.choose(side)
+    broken = gpu_update.Side("broken", [bench.config.model_copy(update={"rollout": None})])
+    bench.choose(broken)
+    assert broken.config is None and "AttributeError" in broken.error
+    bench.measure(sides, 1)
+    lines = [*gpu_update.table(bench, [*sides, broken])]
+    assert len(lines) == 6 and "failed: AttributeError" in lines[5]
+    for side, line in zip(sides, lines[2:], strict=False):
+        assert len(side.seconds) == 1 and line.startswith(f"| {side.name} |")
+        assert abs(side.logprobs - sides[0].logprobs).max() < 0.02  # bfloat16
+        assert side.grad_norm == pytest.approx(sides[0].grad_norm, rel=0.02)
+    once = bench.useful()
+    assert once < bench.useful(per_answer=True) < size.group * once
+    speed, bound = bench.decode(3)
+    assert speed > 0 and bound > 0
+
+
+@pytest.mark.slow
+def test_gpu_update_tiny_from_the_command_line(tmp_path):
+    out = tmp_path / "out.md"
+    subprocess.run([sys.executable, FOLDER / "gpu_update.py", "--tiny", "--rounds", "1", "--out", out], check=True,
+                   capture_output=True)
+    text = out.read_text()
+    for said in ("## lora", "## full", "| padded |", "| packed, merged |", "aten::mm", torch.__version__, "MFU over"):
+        assert said in text
+    assert "failed" not in text and "exit code" not in text

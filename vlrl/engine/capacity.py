@@ -1,0 +1,163 @@
+"""How many answers are written side by side.
+
+With `engine.batch_rollouts=auto` a batch takes a share of the memory that the weights, and what training keeps beside
+them, leave of the device. It is reckoned from the device's whole memory and the requests, not from what is free at the
+moment: the last bits of the logits depend on the shape of the batch, and the same config and seed must give the same
+weights, across a kill and resume too. On another machine a batch may be cut elsewhere, unless MOST_ROWS or a number
+given by the user cuts it first.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from vlrl.engine.cache import ROOM
+from vlrl.policy import Policy
+from vlrl.types import Prompt, Request
+
+Job = tuple[int, list[int]]
+"""(number of a request, its rollouts in a batch)"""
+GIB = 2**30
+MOST_ROWS = 256
+"""Most answers side by side: with small models batches are alike on every machine."""
+LOGIT_COPIES = 6
+"""float32 copies of the logits [rows, vocabulary] that are alive at once in writing.pick."""
+_SHARE = {"cuda": 0.7}
+"""Share of the remaining memory that a batch may take; the rest is for work on the prompts and the allocator's gaps."""
+_OTHER_SHARE = 0.5
+"""The same where the data, Python and other programs lie in the same memory."""
+_TRAINING = 4
+"""Times the trained weights that training keeps beside them: AdamW's two averages, a reference, casts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """What one batch may hold; bytes."""
+
+    rows: int
+    """Most answers."""
+    total: float = math.inf
+    """Of everything below."""
+    token: int = 0
+    """Keys and values of one token."""
+    logits: int = 0
+    """The logits of one answer's next token and their copies."""
+    shared: bool = True
+    """The answers of a group share one copy of their prompt."""
+
+    def fits(self, prompts: int, widest: int, rows: int, longest: int) -> bool:
+        """Whether `rows` answers of up to `longest` tokens to `prompts` prompts of up to `widest` tokens fit."""
+        copies = prompts if self.shared else prompts + rows  # copied while the prompts' own are still there
+        tokens = copies * widest + rows * (longest + ROOM)
+        return rows <= self.rows and tokens * self.token + rows * self.logits <= self.total
+
+
+def automatic(policy: Policy) -> Capacity:
+    """The capacity for a policy on its device, from the device's whole memory."""
+    text = policy.base.config.get_text_config(decoder=True)
+    size, device = policy.dtype.itemsize, policy.device
+    weights = sum(p.numel() * p.element_size() for p in policy.model.parameters())
+    trained = sum(p.numel() * p.element_size() for _, p in policy.trainable())
+    left = device_bytes(device) - weights - _TRAINING * trained
+    return Capacity(rows=MOST_ROWS, total=max(left, 0) * _SHARE.get(device.type, _OTHER_SHARE),
+                    token=token_bytes(text, size, policy.lora), logits=logit_bytes(text, size),
+                    shared=policy.family.shared)
+
+
+def token_bytes(text: Any, size: int, adapter: bool) -> int:
+    """Bytes of keys and values of one token in all layers; `text` is the config of the language model.
+
+    size: bytes per value of the compute type. adapter: under LoRA; in a full fine-tune keys are float32, as the
+    rotation by their positions leaves them.
+    """
+    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return head_width(text) * text.num_hidden_layers * kv_heads * ((size if adapter else 4) + size)
+
+
+def logit_bytes(text: Any, size: int) -> int:
+    """Bytes of the logits of one answer's next token, in the compute type and in float32."""
+    return text.vocab_size * (4 * LOGIT_COPIES + size)
+
+
+def head_width(text: Any) -> int:
+    """Numbers of one attention head."""
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
+def device_bytes(device: torch.device) -> int:
+    """Memory of a device for this process in bytes, in whole GiB; the same whenever it is asked.
+
+    Main memory is that of the machine or the limit of its container (Linux cgroup v2), divided by the processes that
+    torchrun started on it.
+    """
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+    else:
+        total = min(psutil.virtual_memory().total, _container_bytes()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return int(total) // GIB * GIB
+
+
+def _container_bytes(file: Path = Path("/sys/fs/cgroup/memory.max")) -> float:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return math.inf
+
+
+# --- batches and what is cut from them -------------------------------------------------------------------------------
+
+
+def batches(requests: Sequence[Request], fits: Callable[[int, int, int, int], bool]) -> Iterator[list[Job]]:
+    """Requests in batches of rollouts, in order; a large group is spread over several.
+
+    A batch grows while `fits(prompts, tokens of the widest, rollouts, tokens of the longest answer)`, and has one
+    rollout at least.
+    """
+    batch: list[Job] = []
+    size = prompts, widest, rows, longest = (0, 0, 0, 0)
+    for i, request in enumerate(requests):
+        width, length = len(request.prompt), request.sampling.max_new_tokens
+        for k in range(request.n):
+            first = not batch or batch[-1][0] != i
+            size = (prompts + first, max(widest, width), rows + 1, max(longest, length))
+            if batch and not fits(*size):
+                yield batch
+                batch, first, size = [], True, (1, width, 1, length)
+            if first:
+                batch.append((i, []))
+            batch[-1][1].append(k)
+            prompts, widest, rows, longest = size
+    if batch:
+        yield batch
+
+
+def cut(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
+    """The first rollouts of a batch, and the others."""
+    head: list[Job] = []
+    tail: list[Job] = []
+    for i, rollouts in jobs:
+        part, rest = rollouts[:first], rollouts[first:]
+        first -= len(part)
+        head += [(i, part)] if part else []
+        tail += [(i, rest)] if rest else []
+    return head, tail
+
+
+def chunks(prompts: Sequence[Prompt], most: int) -> Iterator[list[Prompt]]:
+    """Prompts in order, at most `most` tokens together where each is padded to the longest; one at least."""
+    chunk: list[Prompt] = []
+    for prompt in prompts:
+        if chunk and max(map(len, [*chunk, prompt])) * (len(chunk) + 1) > most:
+            yield chunk
+            chunk = []
+        chunk.append(prompt)
+    if chunk:
+        yield chunk

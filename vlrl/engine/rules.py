@@ -1,0 +1,109 @@
+"""What ends or changes an answer beside end tokens and its length: stop strings and the thinking budget.
+
+Both are rules about text, found out from tokens while they are written. Without them nothing here runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from vlrl.errors import ConfigError
+from vlrl.policy import Policy
+from vlrl.types import Sampling
+
+CLOSING = "</think>"
+
+
+class Texts:
+    """A policy's tokenizer, and what was found out about its tokens; kept from batch to batch."""
+
+    def __init__(self, policy: Policy):
+        self.tokenizer, self.device, self.banned = policy.processor.tokenizer, policy.device, policy.banned
+        self.eos = torch.tensor(sorted(policy.eos), device=policy.device)
+        self._vocabulary = policy.base.config.get_text_config().vocab_size
+        self._pieces: list[str] = []
+        self._ending: dict[tuple[str, ...], torch.Tensor] = {}
+        self._ids: dict[str, torch.Tensor] = {}
+
+    def decode(self, ids: Any) -> str:
+        """The text of token ids, control tokens included."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def ending(self, stops: tuple[str, ...]) -> torch.Tensor:
+        """[V] bool: tokens that may complete a stop string. Bytes of a split character count as any text."""
+        if stops not in self._ending:
+            pieces = self._texts()
+            may = [i for i, piece in enumerate(pieces) if "\ufffd" in piece or any(_completes(piece, s) for s in stops)]
+            self._ending[stops] = torch.zeros(self._vocabulary, dtype=torch.bool)
+            self._ending[stops][may] = True
+            self._ending[stops] = self._ending[stops].to(self.device)
+        return self._ending[stops]
+
+    def ids(self, text: str) -> torch.Tensor:
+        """Token ids of rollout.thinking_end. Raises ConfigError where they cannot be written."""
+        if text not in self._ids:
+            ids = torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], device=self.device)
+            if torch.isin(ids, self.banned).any():
+                raise ConfigError(f"rollout.thinking_end={text!r} holds a vision token, which no answer may hold: "
+                                  "leave it out")
+            self._ids[text] = ids
+        return self._ids[text]
+
+    def _texts(self) -> list[str]:
+        """What each token adds to a text, its leading space included."""
+        if not self._pieces:
+            anchor = self.tokenizer("a", add_special_tokens=False)["input_ids"]
+            before = len(self.decode(anchor))
+            count = min(len(self.tokenizer), self._vocabulary)
+            self._pieces = [self.decode([*anchor, i])[before:] for i in range(count)]
+        return self._pieces
+
+
+def _completes(piece: str, stop: str) -> bool:
+    """Whether a text that ends in `piece` may hold `stop` and not do so without it."""
+    return stop in piece or any(piece.startswith(stop[i:]) for i in range(len(stop)))
+
+
+class Rules:
+    """The rules of one batch of R rows. A row's t-th token is written at step t of the batch."""
+
+    def __init__(self, sampling: Sequence[Sampling], longest: int, texts: Texts):
+        self._sampling, self._texts = sampling, texts
+        stops = tuple(dict.fromkeys(stop for s in sampling for stop in s.stop))
+        self._may_end = texts.ending(stops) if stops else None
+        self._tail = max((len(stop.encode()) for stop in stops), default=0) + 4  # a token has at least one byte
+        self._budgets = {s.thinking_budget for s in sampling}
+        self.forced = torch.full((len(sampling), longest), -1, device=texts.device)
+        """[R, longest] ids that are not sampled; -1 elsewhere."""
+        self._until = 0
+
+    @classmethod
+    def of(cls, sampling: Sequence[Sampling], longest: int, texts: Texts) -> Rules | None:
+        """The rules of a batch; None when it has none."""
+        needed = any(s.stop or s.thinking_budget is not None for s in sampling)
+        return cls(sampling, longest, texts) if needed else None
+
+    def next(self, t: int, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
+        """[rows] ids forced at step t, -1 where the row is free; None when all are. tokens [R, longest]."""
+        if t in self._budgets:
+            for row in rows[live].tolist():
+                sampling = self._sampling[row]
+                if sampling.thinking_budget == t and CLOSING not in self._texts.decode(tokens[row, :t].tolist()):
+                    room = self.forced[row, t:]
+                    ids = self._texts.ids(sampling.thinking_end)[:len(room)]
+                    room[:len(ids)] = ids
+                    self._until = max(self._until, t + len(ids))
+        return self.forced[rows, t] if t < self._until else None
+
+    def stopped(self, t: int, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """[rows] bool: the t-th token completed a stop string."""
+        out = torch.zeros_like(live)
+        if self._may_end is not None:
+            maybe = (live & self._may_end[tokens[rows, t]]).nonzero()[:, 0]
+            for place, row in zip(maybe.tolist(), rows[maybe].tolist(), strict=True):
+                text = self._texts.decode(tokens[row, max(0, t + 1 - self._tail):t + 1].tolist())
+                out[place] = any(stop in text for stop in self._sampling[row].stop)
+        return out

@@ -1,0 +1,81 @@
+"""The answers of a batch while they are written: picking tokens, and what ends an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vlrl.engine.rules import Rules, Texts
+from vlrl.types import Sampling
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """What R rows have written; N their longest."""
+
+    tokens: np.ndarray
+    """[R, N]"""
+    logprobs: np.ndarray
+    """[R, N] float32"""
+    sampled: np.ndarray
+    """[R, N] bool; False where a token was forced."""
+    lengths: np.ndarray
+    """[R]"""
+
+
+class Writing:
+    """R answers; the t-th token of each is written at step t. draws [R, N] are uniform in [0, 1)."""
+
+    def __init__(self, sampling: Sequence[Sampling], draws: np.ndarray, texts: Texts):
+        self._texts, device = texts, texts.device
+        self._rules = Rules.of(sampling, draws.shape[1], texts)
+        self._limit = torch.tensor([s.max_new_tokens for s in sampling], device=device)
+        self._heat = torch.tensor([s.temperature for s in sampling], device=device)
+        self._draws = torch.from_numpy(draws).to(device)
+        self._tokens = torch.zeros(draws.shape, dtype=torch.long, device=device)
+        self._logprobs = torch.zeros(draws.shape, device=device)
+        self._length = torch.zeros(len(draws), dtype=torch.long, device=device)
+
+    def write(self, t: int, rows: torch.Tensor, live: torch.Tensor, logits: torch.Tensor
+              ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The t-th token of each row by its logits [rows, V], and which rows go on; only `live` ones are noted."""
+        rules = self._rules
+        forced = rules.next(t, rows, live, self._tokens) if rules else None
+        token, logprob = pick(logits, self._heat[rows], self._draws[rows, t], self._texts.banned, forced)
+        writers = rows[live]
+        self._tokens[writers, t], self._logprobs[writers, t] = token[live], logprob[live]
+        self._length[writers] = t + 1
+        live = live & ~torch.isin(token, self._texts.eos) & (self._limit[rows] > t + 1)
+        return token, live & ~rules.stopped(t, rows, live, self._tokens) if rules else live
+
+    def written(self) -> Written:
+        """What all rows have written, in main memory."""
+        width = int(self._length.max())
+        tokens, rules = self._tokens[:, :width].cpu().numpy(), self._rules
+        sampled = (rules.forced[:, :width] < 0).cpu().numpy() if rules else np.ones(tokens.shape, dtype=bool)
+        return Written(tokens, self._logprobs[:, :width].float().cpu().numpy(), sampled, self._length.cpu().numpy())
+
+
+def pick(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.Tensor,
+         banned: torch.Tensor, forced: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Next tokens [n] and their log-probabilities [n] from logits [n, V], by inversion of the distribution function.
+
+    temperature [n], 0 = greedy (its log-probability is the one at temperature 1); draw [n] uniform in [0, 1); a banned
+    id is never picked. forced [n] are ids to take instead, where they are not -1.
+    """
+    greedy = temperature == 0
+    scores = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
+    scores = scores.index_fill(1, banned, -torch.inf) if banned.numel() else scores
+    logp = torch.log_softmax(scores, -1)
+    chosen = int(greedy.sum())
+    token = logp.argmax(-1) if chosen else torch.zeros_like(greedy, dtype=torch.long)
+    if chosen < len(greedy):
+        below = logp.exp().cumsum(-1)
+        reach = torch.minimum(draw * below[:, -1], below[:, -1].nextafter(torch.zeros_like(draw)))
+        token = torch.where(greedy, token, (below <= reach[:, None]).sum(-1))
+    if forced is not None:
+        token = torch.where(forced < 0, token, forced)
+    return token, logp.gather(1, token[:, None])[:, 0]

@@ -1,0 +1,141 @@
+"""The ways in which other people write annotations, and canonical rows made of them.
+
+    rows_in(Path("screenspot_v2.json"))         # [("screenspot_v2.json, row 1", {"id": ..., "instruction": ..., ...})]
+
+Another format is one more entry of FORMATS: a function that recognises a record, and one that makes its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlrl.errors import ConfigError, DataError, did_you_mean
+from vlrl.formats import annotated as a
+from vlrl.formats import grounding as g
+from vlrl.formats import gui, qa
+from vlrl.formats.fields import Source
+from vlrl.formats.files import records
+
+__all__ = ["FORMATS", "Format", "Source", "canonical", "check_format", "recognised", "rows_in"]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A way in which annotations are written. A record is one line of a .jsonl file, or one entry of a .json list."""
+
+    recognises: Callable[[Mapping[str, Any]], bool]
+    """Whether a record has the fields of this format."""
+    rows: Callable[[Mapping[str, Any], Source], Sequence[Row]]
+    """The canonical rows that a record stands for. Raises DataError."""
+    together: Callable[[g.Placed], g.Placed] | None = None
+    """Looks at all rows of a file, (number, place, row) each: joins those of one image, tells each what all ask for."""
+
+
+def _is_canonical(record: Mapping[str, Any]) -> bool:
+    """Whether a record says what to find in the canonical words, whatever else it has."""
+    boxes = record.get("boxes")
+    return "id" in record and (
+        (isinstance(boxes, list) and all(isinstance(b, dict) and "box" in b for b in boxes))
+        or isinstance(record.get("box"), list)
+        or ("instruction" in record and "type" in (record.get("action") or ()))
+        or any(name in record for name in ("answer_type", "plan", "responses")))
+
+
+FORMATS: dict[str, Format] = {
+    "canonical": Format(_is_canonical, lambda record, source: [dict(record)]),
+    "coco": Format(g.is_coco, g.coco),
+    "label_studio": Format(a.is_label_studio, a.label_studio, a.ask_for_all),
+    "lisa": Format(g.is_lisa, g.lisa),
+    "vlm_r1": Format(g.is_vlm_r1, g.vlm_r1),
+    "android_episode": Format(gui.is_android_episode, gui.android_episode),
+    "android_step": Format(gui.is_android_step, gui.android_step),
+    "gui_r1": Format(gui.is_gui_r1, gui.gui_r1),
+    "gui_g2": Format(gui.is_gui_g2, gui.gui_g2),
+    "gui_g1": Format(gui.is_gui_g1, gui.gui_g1),
+    "screenspot_pro": Format(gui.is_screenspot_pro, gui.screenspot_pro),
+    "screenspot": Format(gui.is_screenspot, gui.screenspot, gui.corners_or_sides),
+    "problem_box": Format(g.is_problem_box, g.problem_box),
+    "refcoco": Format(g.is_refcoco, g.refcoco),
+    "problem_text": Format(qa.is_problem_text, qa.problem_text),
+    "box_list": Format(a.is_box_list, a.box_list, a.ask_for_all),
+    "table": Format(a.is_table, a.table, a.one_row_per_image),
+}
+"""By name, the most particular first: `auto` takes the first that recognises a record, and canonical if none does."""
+
+
+def rows_in(path: Path, format: str = "auto", root: Path | None = None,
+            columns: Mapping[str, str] | None = None) -> list[tuple[str, Row | DataError]]:
+    """(place, canonical row) of every row of a file; what is no row of a known format gives its DataError instead.
+
+    Media lie under `root` (default: the file's folder); sizes that a format leaves out are read from their headers.
+    `columns` says which field of the records stands for a canonical one.
+
+    Raises DataError when the file as a whole cannot be read, ConfigError for an unknown format.
+    """
+    check_format(format)
+    path = Path(path)
+    made: dict[str, g.Placed] = {}
+    number = 0
+    for where, id, record in records(path):
+        if columns and not isinstance(record, DataError):
+            record = _renamed(record, columns)
+        name = format if format != "auto" else recognised(record) or "canonical"
+        if name == "canonical" and path.suffix.lower() in (".csv", ".tsv") and not isinstance(record, DataError):
+            record = {"id": id, **record}
+        for row in canonical(record, name, Source(id, root or path.parent)):
+            number += 1
+            made.setdefault(name, []).append((number, where, row))
+    found = [entry for name, rows in made.items() for entry in (FORMATS[name].together or list)(rows)]
+    return [(where, row) for _, where, row in sorted(found, key=lambda entry: entry[0])]
+
+
+def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
+              source: Source | None = None) -> Sequence[Row | DataError]:
+    """The rows of a record in the named format, or in the first that recognises it; or why it has none.
+
+    Raises ConfigError for an unknown format.
+    """
+    check_format(format)
+    if isinstance(record, DataError):
+        return [record]
+    found = FORMATS[format if format != "auto" else recognised(record) or "canonical"]
+    try:
+        return found.rows(record, source or Source())
+    except DataError as error:
+        return [error]
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:  # shapes nobody thought of
+        name = next(name for name, format_ in FORMATS.items() if format_ is found)
+        return [DataError(f"it looks like a record of format {name}, but is not shaped like one: "
+                          f"{type(error).__name__}: {str(error)[:200]}")]
+
+
+def recognised(record: Mapping[str, Any] | DataError) -> str | None:
+    """The name of the first format that recognises a record."""
+    if isinstance(record, DataError):
+        return None
+    return next((name for name, format in FORMATS.items() if _recognises(format, record)), None)
+
+
+def check_format(format: str) -> None:
+    """Raises ConfigError unless this is `auto` or the name of a format."""
+    if format != "auto" and format not in FORMATS:
+        raise ConfigError(f"data.format={format!r} is not known.{did_you_mean(format, FORMATS)} Known: auto, "
+                          f"{', '.join(FORMATS)}.")
+
+
+def _recognises(format: Format, record: Mapping[str, Any]) -> bool:
+    try:
+        return format.recognises(record)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
+        return False
+
+
+def _renamed(record: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The record with fields under the names that they stand for, without others that could stand for the same."""
+    given = {name: record[field] for name, field in columns.items() if field in record}
+    rivals = {n for name in given for n in a.ROLES.get(name, (name,))} | set(columns.values())
+    return {**{k: v for k, v in record.items() if k not in rivals}, **given}

@@ -1,0 +1,246 @@
+"""Fields of other people's records: names, numbers, boxes, sizes and media paths. What cannot be read is a DataError
+that names the field and its value."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from vlrl.errors import DataError
+
+IMAGE = ("image", "image_path", "img_path", "img_filename", "image_filename", "image_file", "file_name", "filename",
+         "img", "image_name", "screenshot", "images")
+"""Names under which records keep the path of their image."""
+_SIZES = (("width", "height"), ("image_width", "image_height"), ("img_width", "img_height"), ("img_w", "img_h"))
+_PAIRS = ("image_size", "img_size", "original_size", "resolution")
+_TURNED = (5, 6, 7, 8)  # EXIF orientations that lay an image on its side
+_LONGEST = 40  # characters that a number may have as text
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a record comes from: the id that its rows get when it has none, and the folder that its media lie under."""
+
+    id: str = "row"
+    root: Path | None = None
+
+    def path(self, given: Any) -> Any:
+        """A media path of a record, relative to the root where that is possible.
+
+        An absolute path of another machine becomes its longest end that exists under the root, else all of it below the
+        root. Whatever leads out of the root still does, and is refused when the sample is made.
+        """
+        if not isinstance(given, str):
+            return given
+        text = PureWindowsPath(given).as_posix() if "\\" in given and "/" not in given else given
+        if not text.startswith("/") and not re.match(r"[A-Za-z]:/", text):
+            return text
+        root = os.path.realpath(self.root or Path.cwd())
+        if text.startswith(f"{root}/"):
+            return text[len(root) + 1:]
+        parts = [part for part in re.sub(r"^[A-Za-z]:", "", text).split("/") if part]
+        ends = ("/".join(parts[i:]) for i in range(len(parts)))
+        return next((end for end in ends if _exists(os.path.join(root, end))), "/".join(parts))
+
+    def size(self, image: Any) -> tuple[int, int] | None:
+        """Width and height from an image's header, EXIF orientation applied; None when it is not there or unreadable.
+
+        No pixel is decoded.
+        """
+        from PIL import Image
+
+        from vlrl.media import IMAGE_FORMATS, resolve
+
+        try:
+            file = io.BytesIO(image) if isinstance(image, bytes) else resolve(image, self.root or Path.cwd())
+            with Image.open(file, formats=IMAGE_FORMATS) as found:
+                width, height = found.size
+                told = found.format != "PNG" or "exif" in found.info  # else it would be looked for behind the pixels
+                return (height, width) if told and found.getexif().get(0x0112) in _TURNED else (width, height)
+        except Exception:  # decoders raise anything; opening the file says what is wrong
+            return None
+
+
+def short(value: Any) -> str:
+    """A value as it may stand in a message."""
+    text = str(value) if isinstance(value, Path) else repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def pick(record: Mapping[str, Any], *names: str) -> Any:
+    """The first of these fields that has a value other than null and empty text; JSON written as text is read."""
+    for name in names:
+        value = record.get(name)
+        if value is not None and value != "":
+            return unpacked(value)
+    return None
+
+
+def has(record: Mapping[str, Any], *names: str) -> bool:
+    """Whether the record has any of these fields with a value."""
+    return any(record.get(name) is not None and record.get(name) != "" for name in names)
+
+
+def unpacked(value: Any) -> Any:
+    """A list or object that was written as JSON text; anything else as it is."""
+    if isinstance(value, str) and value[:1] in "[{" and value.strip()[-1:] in ("]", "}"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def text(record: Mapping[str, Any], *names: str) -> str:
+    """The text of the first of these fields; DataError when none has one."""
+    value = next((record[name] for name in names if isinstance(record.get(name), str) and record[name].strip()), None)
+    if value is None:
+        given = next((f"{name}={short(record[name])}" for name in names if record.get(name) is not None), None)
+        raise DataError(f"{given} must be a text" if given else f"no field {' or '.join(repr(n) for n in names)}")
+    return value.strip()
+
+
+def number(value: Any) -> float | None:
+    """A finite number, also one written as text; None for anything else."""
+    if isinstance(value, str) and len(value) <= _LONGEST:
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return tidy(value) if math.isfinite(value) else None
+    except OverflowError:  # an int like 10**400
+        return None
+
+
+def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
+    """A list of so many numbers, also as JSON or as "1, 2, 3, 4"; DataError naming the field for anything else."""
+    found = unpacked(value)
+    if isinstance(found, str) and len(found) <= 5 * _LONGEST:
+        found = re.split(r"[\s,;]+", found.strip(" ()[]<>"))
+    if isinstance(found, (list, tuple)) and len(found) in counts:
+        values = [number(v) for v in found]
+        if None not in values:
+            return values  # pyright: ignore[reportReturnType]
+    raise DataError(f"{name}={short(value)} must be {' or '.join(map(str, counts))} finite numbers")
+
+
+def tidy(value: float) -> float:
+    """A number without digits that only rounding made, whole ones as int."""
+    value = round(value, 3) if isinstance(value, float) else value
+    return int(value) if value == int(value) else value
+
+
+def xywh(values: Sequence[float]) -> list[float]:
+    """[x, y, width, height] -> [x1, y1, x2, y2]."""
+    x, y, width, height = values
+    return [tidy(v) for v in (x, y, x + width, y + height)]
+
+
+def hull(points: Iterable[Sequence[float]]) -> list[float]:
+    """The box around points."""
+    xs, ys = zip(*points, strict=True)
+    return [tidy(v) for v in (min(xs), min(ys), max(xs), max(ys))]
+
+
+def are_shares(values: Sequence[float]) -> bool:
+    """Whether coordinates can only be shares of the image: pixels of a box this close to the corner mean nothing."""
+    return all(0 <= v <= 1 for v in values)
+
+
+def scaled(values: Sequence[float], size: Sequence[float] | None, full: float, name: str) -> list[float]:
+    """Coordinates 0..full of an image -> its pixels. DataError naming the field when its size is not known."""
+    if size is None:
+        raise DataError(f"{name}={short(list(values))} is relative to the image, whose size is not known: the record "
+                        "has no width and height, and the file is not there to look. Add them, or name the folder of "
+                        "the images with --root (data.root in a config)")
+    return [tidy(v * size[i % 2] / full) for i, v in enumerate(values)]
+
+
+def size_of(record: Mapping[str, Any], row: Mapping[str, Any], source: Source) -> tuple[float, float] | None:
+    """Width and height as the record tells them, else from the image's header, else None.
+
+    Raises DataError when what the record tells is no size.
+    """
+    for names in _SIZES:
+        if has(record, *names):
+            told = [number(record.get(name)) for name in names]
+            return _checked_size(told, f"{names[0]}={short(record.get(names[0]))}, {names[1]}="
+                                 f"{short(record.get(names[1]))}")
+    for name in _PAIRS:
+        if has(record, name):
+            return _checked_size(numbers(record[name], (2,), name), f"{name}={short(record[name])}")
+    images = row.get("images")
+    return source.size(row.get("image") or (images[0] if images else None))
+
+
+def begin(record: Mapping[str, Any], source: Source, *, size: bool = True) -> dict[str, Any]:
+    """The fields that every canonical row has: id, image or images, width and height where they can be known."""
+    own = record.get("id")
+    known = isinstance(own, (str, int)) and not isinstance(own, bool) and own != ""
+    row: dict[str, Any] = {"id": own if known else source.id, **media(record, source)}
+    found = size_of(record, row, source) if size else None
+    return {**row, "width": found[0], "height": found[1]} if found else row
+
+
+def media(record: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """`image`, or `images` when there are several. Raises DataError when there is none.
+
+    A picture that lies in the record itself (the `{"bytes": ...}` of parquet files) stays bytes.
+    """
+    given = pick(record, *IMAGE)
+    several = given if isinstance(given, (list, tuple)) else [given]
+    paths = [source.path(_picture(item)) for item in several]
+    if not paths or None in paths:
+        raise DataError(f"no field with the path of an image; known: {', '.join(IMAGE)}")
+    return {"image": paths[0]} if len(paths) == 1 else {"images": paths}
+
+
+def meta(record: Mapping[str, Any], *used: str) -> dict[str, Any]:
+    """`{"meta": ...}` of the fields that no canonical one holds; {} when none is left."""
+    gone = {*used, *IMAGE, *_PAIRS, *(name for names in _SIZES for name in names), "id"}
+    left = {k: v for k, v in record.items() if k not in gone and v is not None and _is_plain(v)}
+    return {"meta": left} if left else {}
+
+
+def optional(record: Mapping[str, Any], **names: str) -> dict[str, Any]:
+    """Canonical field -> value, for those of the record's fields that have one."""
+    return {field: record[name] for field, name in names.items() if has(record, name)}
+
+
+def _picture(item: Any) -> Any:
+    """A path or bytes out of what stands for one image."""
+    if isinstance(item, Mapping):
+        data = item.get("bytes")
+        return data if isinstance(data, bytes) and data else item.get("path") or item.get("url")
+    return item
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can hold a value without ado."""
+    try:
+        return len(json.dumps(value, allow_nan=False)) < 1 << 20
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def _checked_size(size: Sequence[float | None], told: str) -> tuple[float, float]:
+    if any(side is None or side <= 0 for side in size):
+        raise DataError(f"{told} must be the image's width and height in pixels")
+    return size[0], size[1]  # pyright: ignore[reportReturnType]
+
+
+def _exists(path: str) -> bool:
+    try:
+        return os.path.isfile(path)
+    except ValueError:  # a NUL in the path
+        return False

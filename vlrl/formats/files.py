@@ -1,0 +1,236 @@
+"""Files -> records: JSON lines, JSON, CSV and TSV, parquet and arrow. Hostile files are refused with a message.
+
+A record is one line, or one entry of a list. Of a document that describes many images (COCO) it is one image.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vlrl.errors import DataError
+from vlrl.formats.fields import number, short, unpacked
+
+MOST_BYTES = 2 << 30
+"""Of a text file: it is read as a whole."""
+MOST_LINE = 16 << 20
+"""Characters of one line of a .jsonl file."""
+MOST_DEPTH = 64
+"""Lists and objects inside one another."""
+_LISTS = ("data", "samples", "rows", "records", "examples", "items", "annotations", "train", "val", "test")
+"""Names under which a document keeps its list of records."""
+_BARE = ("image", "x1", "y1", "x2", "y2", "label")  # columns of a CSV without a header line
+_NUMBERS = frozenset(("width", "height", "difficulty", "weight", "count", "tolerance", "duration", "fps", "speed_mps",
+                      "video_start", "video_end"))  # canonical fields that are numbers
+_ROW_SUFFIXES = ".jsonl (one object a line), .json (a list of objects), .csv, .tsv, .parquet or .arrow"
+
+
+class Found(NamedTuple):
+    """A record, or why it is none."""
+
+    where: str
+    """File and line, or file and number."""
+    id: str
+    """For rows of a record that has no id of its own."""
+    record: dict[str, Any] | DataError
+
+
+def records(path: Path) -> list[Found]:
+    """The records of a file. Raises DataError when the file as a whole cannot be read."""
+    read = READERS.get(path.suffix.lower())
+    if read is None:
+        raise DataError(f"{path}: rows are kept in {_ROW_SUFFIXES}")
+    return [found._replace(record=_shallow(found.record)) for found in read(path)]
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def _text(path: Path) -> str:
+    try:
+        size = os.stat(path).st_size
+        if size > MOST_BYTES:
+            raise DataError(f"{path} has {size} bytes, more than the {MOST_BYTES} that are read as one; cut it up")
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} cannot be read: it is no UTF-8 text ({error.reason} at byte {error.start}). Save it "
+                        "as UTF-8.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _lines(path: Path) -> Iterator[Found]:
+    text = _text(path)
+    if text.lstrip()[:1] == "[" and isinstance(whole := _parse(text), list) and not _is_one_line(text):
+        return _listed(path, whole)  # a list under the name of lines
+    return _each_line(path, text)
+
+
+def _each_line(path: Path, text: str) -> Iterator[Found]:
+    for n, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield Found(f"{path}:{n}", f"{path.stem}-{n}", _object(_parse(line)))
+
+
+def _document(path: Path) -> Iterable[Found]:
+    text = _text(path)
+    found = _parse(text, MOST_BYTES)
+    if isinstance(found, DataError):
+        if "Extra data" in str(found) and not _is_one_line(text):  # lines under the name of a document
+            return _each_line(path, text)
+        raise DataError(f"{path}: {found}")
+    if isinstance(found, list):
+        return _listed(path, found)
+    return _of_object(path, found)
+
+
+def _of_object(path: Path, found: Any) -> Iterable[Found]:
+    """The records of a document that is one object: COCO, a list under a name, rows by id, or one record."""
+    if isinstance(found, dict):
+        if isinstance(found.get("images"), list) and isinstance(found.get("annotations"), list):
+            return _images(path, found)
+        from vlrl.formats import recognised
+
+        if recognised(found):
+            return [Found(str(path), path.stem, found)]
+        for name in _LISTS:
+            if isinstance(found.get(name), list):
+                return _listed(path, found[name])
+        if found and all(isinstance(value, dict) for value in found.values()):
+            return [Found(f"{path}, {key!r}", key, value) for key, value in found.items()]
+    raise DataError(f"{path} must hold a list of rows, not a {type(found).__name__}")
+
+
+def _listed(path: Path, rows: Sequence[Any]) -> Iterator[Found]:
+    for n, row in enumerate(rows, 1):
+        yield Found(f"{path}, row {n}", f"{path.stem}-{n}", _object(row))
+
+
+def _images(path: Path, document: Mapping[str, Any]) -> Iterator[Found]:
+    """One small COCO document per image, in the order of `images`; then the annotations that belong to none."""
+    by_image: dict[Any, list[Any]] = {}
+    for entry in document["annotations"]:
+        key = entry.get("image_id") if isinstance(entry, dict) else None
+        by_image.setdefault(key if isinstance(key, (str, int)) else None, []).append(entry)
+    shared = {"categories": document.get("categories") or []}
+    for n, image in enumerate(document["images"], 1):
+        key = image.get("id") if isinstance(image, dict) else None
+        where = f"{path}, image {short(key)}" if isinstance(key, (str, int)) else f"{path}, image number {n}"
+        if not isinstance(key, (str, int)):
+            yield Found(where, str(n), DataError("an entry of 'images' has no id"))
+            continue
+        yield Found(where, str(key), {"images": [image], "annotations": by_image.pop(key, []), **shared})
+    for key, entries in by_image.items():
+        first = entries[0].get("id") if isinstance(entries[0], dict) else entries[0]
+        yield Found(f"{path}, annotation {short(first)}", str(first), DataError(
+            f"image_id={short(key)} of {len(entries)} annotations is the id of no entry of 'images', or of an earlier "
+            "one"))
+
+
+def _parse(text: str, most: int = MOST_LINE) -> Any:
+    if len(text) > most:
+        return DataError(f"a line of {len(text)} characters, more than the {most} that one row may have")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return DataError(f"not JSON: {error}")
+
+
+def _object(row: Any) -> dict[str, Any] | DataError:
+    if isinstance(row, (dict, DataError)):
+        return row
+    return DataError(f"a row must be a JSON object, not a {type(row).__name__}")
+
+
+def _shallow(record: dict[str, Any] | DataError) -> dict[str, Any] | DataError:
+    """The record, or a DataError when it is nested so deep that writing it could fail."""
+    level: list[Any] = [record]
+    for _ in range(MOST_DEPTH):
+        level = [child for value in level for child in (value.values() if isinstance(value, dict) else value)
+                 if isinstance(child, (dict, list))] if not isinstance(record, DataError) else []
+        if not level:
+            return record
+    return DataError(f"lists and objects lie more than {MOST_DEPTH} deep inside one another")
+
+
+def _is_one_line(text: str) -> bool:
+    return "\n" not in text.strip()
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _table(path: Path) -> Iterator[Found]:
+    """A line of a CSV or TSV as a record of texts; the delimiter is the one that the first line has most of."""
+    text = _text(path)
+    first = text.partition("\n")[0]
+    delimiter = max(",\t;|", key=first.count)
+    bare = sum(number(cell) is not None for cell in next(csv.reader([first], delimiter=delimiter), [])) >= 4
+    if bare and first.count(delimiter) + 1 != len(_BARE):
+        raise DataError(f"{path}: the first line names no columns: {short(first)}. Write one that does, e.g. "
+                        f"{delimiter.join(_BARE)}")
+    lines = csv.DictReader(io.StringIO(text, newline=""), _BARE if bare else None, delimiter=delimiter, strict=True)
+    while True:
+        try:
+            line = next(lines)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise DataError(f"{path}:{lines.line_num}: not CSV: {error}") from None
+        where = f"{path}:{lines.line_num}"
+        cells = {str(k).strip(): v.strip() for k, v in line.items() if isinstance(v, str) and v.strip()}
+        record = {k: _cell(k, v) for k, v in cells.items()}
+        wide = DataError(f"the line has more values than the first line has names: {short(line[None])}"  # pyright: ignore
+                         ) if None in line else None
+        yield Found(where, f"{path.stem}-{lines.line_num}", wide or record)
+
+
+def _cell(name: str, text: str) -> Any:
+    """A text as the canonical field of this name is written: JSON and numbers as such."""
+    value = number(text) if name in _NUMBERS else unpacked(text)
+    return text if value is None else value
+
+
+def _parquet(path: Path) -> Iterator[Found]:
+    import pyarrow.parquet as pq
+
+    return _batches(path, lambda: pq.ParquetFile(path).iter_batches(batch_size=256))
+
+
+def _arrow(path: Path) -> Iterator[Found]:
+    import pyarrow as pa
+
+    def read() -> Iterable[Any]:
+        source = pa.memory_map(str(path))
+        try:
+            reader = pa.ipc.open_file(source)
+        except pa.ArrowInvalid:  # what `datasets` keeps is a stream
+            return pa.ipc.open_stream(source)
+        return (reader.get_batch(i) for i in range(reader.num_record_batches))
+
+    return _batches(path, read)
+
+
+def _batches(path: Path, read: Callable[[], Iterable[Any]]) -> Iterator[Found]:
+    n = 0
+    try:
+        for batch in read():
+            for record in batch.to_pylist():
+                n += 1
+                yield Found(f"{path}, row {n}", f"{path.stem}-{n}", record)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, NotImplementedError, RecursionError) as error:  # pyarrow's errors are of these
+        raise DataError(f"{path} cannot be read: {error}") from None
+
+
+READERS: dict[str, Callable[[Path], Iterable[Found]]] = {
+    ".jsonl": _lines, ".ndjson": _lines, ".json": _document, ".csv": _table, ".tsv": _table,
+    ".parquet": _parquet, ".arrow": _arrow, ".feather": _arrow,
+}
+"""By the end of the file's name."""

@@ -1,0 +1,267 @@
+"""Records of grounding and detection data -> canonical rows: VLM-R1, RefCOCO, LISA, COCO."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vlrl.errors import DataError
+from vlrl.formats.fields import (
+    IMAGE,
+    Source,
+    are_shares,
+    begin,
+    has,
+    hull,
+    meta,
+    number,
+    numbers,
+    pick,
+    scaled,
+    short,
+    text,
+    unpacked,
+    xywh,
+)
+
+Rows = list[dict[str, Any]]
+Record = Mapping[str, Any]
+Placed = list[tuple[int, str, dict[str, Any] | DataError]]
+"""Rows of a file: number, place, and the row or why there is none."""
+MOST_LABELS = 100
+"""Categories of a whole file that are asked for in every row; of a larger vocabulary a row asks for its own."""
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_FENCE = re.compile(r"^```\w*\s*(.*?)\s*```$", re.DOTALL)
+_DESCRIBES = re.compile(r"(?:sentence|expression|phrase) describes?:\s*(.+?)\s*\.?\s*$", re.DOTALL)
+_OBJECTS = re.compile(r"(?:objects?|categor(?:y|ies)|targets?|labels?|following|detect)\b[^:\[]{0,80}[:\[]\s*"
+                      r"([^\n\]]+)", re.IGNORECASE)
+_ANSWER_TYPES = {"mcq": "choice", "yes_no": "yes_no", "math": "math"}
+_LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
+_SPEAKERS = {"human": "question", "user": "question", "gpt": "answer", "assistant": "answer"}
+
+
+# --- VLM-R1 (2504.07615): conversations, whose answer is a box, a list of boxes, or a text ----------------------------
+
+
+def is_vlm_r1(record: Record) -> bool:
+    turns = pick(record, "conversations", "messages")
+    return isinstance(turns, list) and has(record, *IMAGE)
+
+
+def vlm_r1(record: Record, source: Source) -> Rows:
+    """A referring expression (the answer is one box), a detection (a list of boxes, or None) or a question.
+
+    Boxes are in original pixels, or shares of the image where no number is above 1.
+    """
+    said = _said(pick(record, "conversations", "messages"))
+    question = re.sub(r"\s*<(?:image|video)>\s*", "\n", said.get("question", "")).strip()
+    if not question:
+        raise DataError("'conversations' has no turn of a human")
+    answer = said.get("answer", text(record, "solution") if has(record, "solution") else "")
+    answer = (_ANSWER.findall(answer) or [answer])[-1].strip()
+    method = str(record.get("accu_reward_method") or "").lower()
+    rest = meta(record, "conversations", "messages", "solution", "problem")
+    boxes = _boxes_said(answer, method)
+    if boxes is None:
+        return [{**begin(record, source), "question": question, "answer": answer,
+                 "answer_type": _ANSWER_TYPES.get(method, "text"), **rest}]
+    row = begin(record, source)
+    boxes = [{**b, "box": _in_pixels(b["box"], row)} for b in boxes]
+    if boxes and "label" not in boxes[0]:
+        expression = (_DESCRIBES.findall(question) or [question])[-1]
+        return [{**row, "expression": expression, "boxes": [{**b, "label": expression} for b in boxes], **rest}]
+    labels = _asked_for(question) or list(dict.fromkeys(b["label"] for b in boxes))
+    if not labels:
+        return [{**row, "expression": question, "boxes": boxes, **rest}]
+    return [{**row, "labels": list(dict.fromkeys([*labels, *(b["label"] for b in boxes)])), "boxes": boxes, **rest}]
+
+
+def _said(turns: Any) -> dict[str, str]:
+    """The first question and the last answer of a conversation."""
+    said: dict[str, str] = {}
+    for turn in turns:
+        if isinstance(turn, Mapping):
+            role = _SPEAKERS.get(str(turn.get("from") or turn.get("role")))
+            words = turn.get("value") if turn.get("value") is not None else turn.get("content")
+            if isinstance(words, list):  # parts, of which text counts
+                words = "\n".join(p["text"] for p in words if isinstance(p, Mapping) and isinstance(p.get("text"), str))
+            if role and isinstance(words, (str, int, float)) and not (role == "question" and role in said):
+                said[role] = str(words)
+            elif role and isinstance(words, Mapping):
+                said[role] = json.dumps(words)
+    return said
+
+
+def _boxes_said(answer: str, method: str) -> list[dict[str, Any]] | None:
+    """The boxes that an answer consists of, [] for a detection of nothing, None for an answer of another kind."""
+    if method in _LISTS_OF_BOXES and answer.lower() in ("none", "", "[]"):
+        return []
+    found = unpacked(_FENCE.sub(r"\1", answer))
+    if isinstance(found, str):
+        return None
+    entries = found if isinstance(found, list) and not (len(found) == 4 and all(map(_is_number, found))) else [found]
+    boxes = [_box_said(entry) for entry in entries]
+    return boxes if boxes and None not in boxes else None  # pyright: ignore[reportReturnType]
+
+
+def _in_pixels(box: list[float], row: Record) -> list[float]:
+    size = (row["width"], row["height"]) if "width" in row else None
+    return scaled(box, size, 1, "box") if are_shares(box) else box
+
+
+def _box_said(entry: Any) -> dict[str, Any] | None:
+    """[x1, y1, x2, y2] or {"bbox_2d": [...], "label": ...}; also {"any name": [...]}."""
+    label = entry.get("label") if isinstance(entry, Mapping) else None
+    if isinstance(entry, Mapping):
+        entry = pick(entry, "bbox_2d", "bbox", "box") or next((v for v in entry.values() if isinstance(v, list)), None)
+    if not (isinstance(entry, list) and len(entry) == 4 and all(map(_is_number, entry))):
+        return None
+    return {"box": entry, "label": label} if isinstance(label, str) else {"box": entry}
+
+
+def _asked_for(question: str) -> list[str]:
+    """The categories that the question of a detection lists."""
+    found = _OBJECTS.search(question)
+    return [word for part in re.split(r"[,;]", found[1]) if (word := part.strip(" '\"`.[]\n"))] if found else []
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and number(value) is not None
+
+
+# --- RefCOCO, and the evaluation files of VLM-R1 ----------------------------------------------------------------------
+
+EXPRESSION = ("expression", "sentences", "sentence", "sent", "caption", "captions", "phrase", "refexp", "ref_sentence",
+               "normal_caption", "referring_expression", "raw", "description", "query")
+
+
+def is_problem_box(record: Record) -> bool:
+    solution = pick(record, "solution")
+    return isinstance(record.get("problem"), str) and has(record, *IMAGE) and _four(solution) is not None
+
+
+def problem_box(record: Record, source: Source) -> Rows:
+    """`problem` is the expression and `solution` [x1, y1, x2, y2] in original pixels (VLM-R1's rec_jsons_processed,
+    refcoco*_val.json and lisa_test.json)."""
+    expression = text(record, "problem")
+    expression = (_DESCRIBES.findall(expression) or [expression])[-1]
+    row = begin(record, source)
+    box = _in_pixels(numbers(_four(pick(record, "solution")), (4,), "solution"), row)
+    return [{**row, "expression": expression, "boxes": [{"box": box, "label": expression}],
+             **meta(record, "problem", "solution")}]
+
+
+def _four(value: Any) -> list[Any] | None:
+    """A list of four numbers, alone or between answer tags."""
+    if isinstance(value, str):
+        value = unpacked((_ANSWER.findall(value) or [value])[-1].strip())
+    return value if isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)) else None
+
+
+def is_refcoco(record: Record) -> bool:
+    return has(record, "bbox") and has(record, *EXPRESSION, "answer") and (
+        has(record, "ref_id", "ann_id", "sentences", "image_id") or "question_id" in record)
+
+
+def refcoco(record: Record, source: Source) -> Rows:
+    """One region in COCO's [x, y, width, height], in original pixels, and one row per expression that names it."""
+    box = xywh(numbers(record["bbox"], (4,), "bbox"))
+    found = pick(record, *EXPRESSION, "answer")
+    names = [_sentence(s) for s in (found if isinstance(found, list) else [found])]
+    if not has(record, *IMAGE):
+        record = {**record, "file_name": _coco_name(record)}
+    row = begin(record, source)
+    rest = meta(record, *EXPRESSION, "bbox", "segmentation", "answer", "question", "question_id", "file_name")
+    return [{**row, "id": row["id"] if len(names) == 1 else f"{row['id']}-{n}", "expression": name,
+             "boxes": [{"box": box, "label": name}], **rest} for n, name in enumerate(names, 1)]
+
+
+def _sentence(found: Any) -> str:
+    words = found if isinstance(found, Mapping) else {"sentence": found}
+    return text(words, "sent", "raw", "sentence", "caption")
+
+
+def _coco_name(record: Record) -> str:
+    number_ = record.get("image_id")
+    if isinstance(number_, bool) or not isinstance(number_, int) or not 0 <= number_ < 10**12:
+        raise DataError(f"no field with the path of an image, and image_id={short(number_)} is no number of COCO's")
+    return f"COCO_train2014_{number_:012d}.jpg"
+
+
+# --- LISA / ReasonSeg (2308.00692): one file per image, polygons of the target ----------------------------------------
+
+
+def is_lisa(record: Record) -> bool:
+    return isinstance(record.get("shapes"), list) and has(record, "text")
+
+
+def lisa(record: Record, source: Source) -> Rows:
+    """A row per text; the box is the one around all polygons labelled `target`, in original pixels."""
+    points: list[Any] = []
+    for shape in record["shapes"]:
+        if not isinstance(shape, Mapping):
+            raise DataError(f"shapes: {short(shape)} is no shape")
+        if str(shape.get("label", "target")).lower() != "ignore":
+            points += [numbers(p, (2,), "points") for p in pick(shape, "points") or []]
+    texts = record["text"] if isinstance(record["text"], list) else [record["text"]]
+    row = begin(_with_image(record, source), source)
+    boxes = [hull(points)] if points else []
+    rest = meta(record, "shapes", "text", "imagePath", "imageData", "imageHeight", "imageWidth")
+    names = [_sentence(found) for found in texts]
+    return [{**row, "id": row["id"] if len(names) == 1 else f"{row['id']}-{n}", "expression": name,
+             "boxes": [{"box": box, "label": name} for box in boxes], **rest} for n, name in enumerate(names, 1)]
+
+
+def _with_image(record: Record, source: Source) -> Record:
+    """LISA names no image: it has the name of the file; labelme's imagePath is read too."""
+    sizes = {"width": record.get("imageWidth"), "height": record.get("imageHeight")}
+    image = pick(record, *IMAGE, "imagePath") or f"{source.id}.jpg"
+    return {**record, "image": image, **{k: v for k, v in sizes.items() if v is not None}}
+
+
+# --- COCO -------------------------------------------------------------------------------------------------------------
+
+
+def is_coco(record: Record) -> bool:
+    return isinstance(record.get("images"), list) and isinstance(record.get("annotations"), list)
+
+
+def coco(record: Record, source: Source) -> Rows:
+    """A row per image: `labels` are the file's categories, `boxes` the annotations, from [x, y, width, height].
+
+    Regions of a crowd (iscrowd=1) are no targets and stand in `meta.crowd`. Of a vocabulary of more than MOST_LABELS
+    categories a row asks for its own and those that LVIS says are absent (neg_category_ids).
+    """
+    names = {entry["id"]: text(entry, "name") for entry in record.get("categories") or []
+             if isinstance(entry, Mapping) and isinstance(entry.get("id"), (int, str))}
+    boxes: dict[Any, Rows] = {}
+    crowd: dict[Any, Rows] = {}
+    for entry in record["annotations"]:
+        if not isinstance(entry, Mapping):
+            raise DataError(f"annotations: {short(entry)} is no annotation")
+        (crowd if entry.get("iscrowd") in (1, True) else boxes).setdefault(entry.get("image_id"), []).append(
+            _annotation(entry, names))
+    return [_coco_row(image, source, names, boxes.get(image.get("id"), []), crowd.get(image.get("id"), []))
+            for image in record["images"]]
+
+
+def _coco_row(image: Record, source: Source, names: Mapping[Any, str], boxes: Rows, crowd: Rows) -> dict[str, Any]:
+    url = str(image.get("coco_url") or "")
+    named = {**image, "file_name": image.get("file_name") or url.rpartition("/")[2] or None}
+    absent = [names[key] for key in image.get("neg_category_ids") or [] if key in names]
+    few = list(dict.fromkeys([*(b["label"] for b in boxes), *absent]))
+    labels = list(dict.fromkeys(names.values())) if len(names) <= MOST_LABELS else few
+    more = {"meta": {"crowd": crowd}} if crowd else {}
+    return {**begin(named, source), "id": str(image.get("id", source.id)), "labels": labels, "boxes": boxes, **more}
+
+
+def _annotation(entry: Record, names: Mapping[Any, str]) -> dict[str, Any]:
+    which = f"annotation {short(entry.get('id'))}"
+    key = entry.get("category_id")
+    if not isinstance(key, (int, str)) or key not in names:
+        raise DataError(f"{which}: category_id={short(key)} is the id of no category")
+    if not has(entry, "bbox"):
+        raise DataError(f"{which} has no bbox")
+    return {"box": xywh(numbers(entry["bbox"], (4,), f"{which}: bbox")), "label": names[key]}

@@ -1,0 +1,186 @@
+"""Sets of boxes against sets of boxes: assignment, and what is paid for the matched, the missed and the superfluous.
+
+A detection is {"box": [x1, y1, x2, y2], "label": str, "score": float}, a truth the same without a score. Boxes are in
+one unit. Pure; finite input gives finite output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from vlrl.rewards.boxes import giou, iou_matrix
+
+Detection = Mapping[str, Any]
+Pairs = list[tuple[int, int]]
+THRESHOLDS = tuple(0.5 + 0.05 * i for i in range(10))
+"""COCO's IoU thresholds, .5 to .95."""
+_RECALLS = tuple(i / 100 for i in range(101))
+_MOST = 100
+"""Detections of one label and image that COCO looks at."""
+
+
+def assign(cost: Sequence[Sequence[float]]) -> Pairs:
+    """Pairs (row, column) of least total cost, min(rows, columns) of them (the Hungarian assignment)."""
+    if not cost or not cost[0]:
+        return []
+    if len(cost) == 1:
+        return [(0, min(range(len(cost[0])), key=cost[0].__getitem__))]
+    if len(cost[0]) == 1:
+        return [(min(range(len(cost)), key=lambda i: cost[i][0]), 0)]
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(cost)
+    return list(zip(rows.tolist(), columns.tolist(), strict=True))
+
+
+def mean_matched(values: Sequence[Sequence[float]], found: int, truths: int) -> float:
+    """Sum over the best one-to-one assignment of `values` [found][truths] in [0, 1], over the larger count.
+
+    So both a missed and a superfluous detection cost. 1 when both are empty.
+    """
+    if not found or not truths:
+        return float(found == truths)
+    pairs = assign([[-v for v in row] for row in values])
+    return sum(values[i][j] for i, j in pairs) / max(found, truths)
+
+
+# --- VLM-R1 -----------------------------------------------------------------------------------------------------------
+
+
+def average_precision(found: Sequence[Detection], truths: Sequence[Detection],
+                      thresholds: Sequence[float] = THRESHOLDS) -> float:
+    """COCO's mAP of one image, in [0, 1], as pycocotools gives it: mean over the truths' labels and the thresholds.
+
+    Detections of other labels count nothing; without a score each has 1. 1 when both are empty, 0 when one is.
+    """
+    if not found or not truths:
+        return float(not found and not truths)
+    total, labels = 0.0, {t["label"] for t in truths}
+    for label in labels:
+        wanted = [t["box"] for t in truths if t["label"] == label]
+        own = sorted((d for d in found if d["label"] == label), key=lambda d: -d.get("score", 1.0))[:_MOST]
+        overlaps = iou_matrix([d["box"] for d in own], wanted)
+        known: dict[tuple[bool, ...], float] = {}
+        for threshold in thresholds:
+            hits = tuple(_hits(overlaps, len(wanted), threshold))
+            if hits not in known:
+                known[hits] = _interpolated(hits, len(wanted))
+            total += known[hits]
+    return total / (len(labels) * len(thresholds))
+
+
+def _hits(overlaps: Sequence[Sequence[float]], truths: int, threshold: float) -> list[bool]:
+    """Whether each detection, best first, takes a truth that is still free."""
+    free, hits = set(range(truths)), []
+    for row in overlaps:
+        best = max(free, key=lambda j: (row[j], j), default=None)
+        hit = best is not None and row[best] >= min(threshold, 1 - 1e-10)
+        if best is not None and hit:
+            free.discard(best)
+        hits.append(hit)
+    return hits
+
+
+def _interpolated(hits: Sequence[bool], truths: int) -> float:
+    """Average precision over 101 recalls, the precision at each being the best at that recall or above."""
+    right = list(accumulate(hits))
+    precision = [n / (i + 1) for i, n in enumerate(right)]
+    best = list(accumulate(reversed(precision), max))[::-1]
+    total, before = 0.0, 0
+    for n, hit, value in zip(right, hits, best, strict=True):
+        if hit:
+            reached = bisect_right(_RECALLS, n / truths)
+            total += (reached - before) * value
+            before = reached
+    return total / len(_RECALLS)
+
+
+def length_penalty(found: int, truths: int) -> float:
+    """VLM-R1's factor against too many boxes (2504.07615): 1 up to as many as there are truths, else their ratio."""
+    return 1.0 if found <= truths else truths / found
+
+
+# --- Griffon's Vision-R1 ----------------------------------------------------------------------------------------------
+
+
+def match_quality(found: Sequence[Detection], truths: Sequence[Detection]) -> list[float]:
+    """GIoU of each matched pair, min(found, truths) of them, each in [-1, 1] (Vision-R1, 2503.18013).
+
+    The Hungarian cost is the sum of the four distances in pixels, less 1 for equal labels, less GIoU.
+    """
+    quality = [[giou(d["box"], t["box"]) for t in truths] for d in found]
+    cost = [[_l1(d["box"], t["box"]) - (d["label"] == t["label"]) - q
+             for t, q in zip(truths, row, strict=True)] for d, row in zip(found, quality, strict=True)]
+    return [quality[i][j] for i, j in assign(cost)]
+
+
+def _l1(a: Sequence[float], b: Sequence[float]) -> float:
+    return abs(a[0] - b[0]) + abs(a[1] - b[1]) + abs(a[2] - b[2]) + abs(a[3] - b[3])
+
+
+def clipped(value: float, low: float, high: float) -> float:
+    """0 below `low`, 1 above `high`, else the value itself."""
+    return 0.0 if value < low else 1.0 if value > high else value
+
+
+# --- Visual-RFT -------------------------------------------------------------------------------------------------------
+
+
+def greedy_matches(found: Sequence[Detection], truths: Sequence[Detection], threshold: float = 0.5) -> list[float]:
+    """IoU of each detection, those of most confidence first, with its best free truth; 0 unless above `threshold`."""
+    order = sorted(range(len(found)), key=lambda i: -found[i]["score"])
+    overlaps = iou_matrix([d["box"] for d in found], [t["box"] for t in truths])
+    free, matched = set(range(len(truths))), [0.0] * len(found)
+    for i in order:
+        best = max(free, key=lambda j: (overlaps[i][j], -j), default=None)
+        if best is not None and overlaps[i][best] > threshold:
+            matched[i] = overlaps[i][best]
+            free.discard(best)
+    return matched
+
+
+def calibration(found: Sequence[Detection], matched: Sequence[float]) -> float:
+    """Visual-RFT's confidence reward (2503.01785): mean of the confidence where matched, of 1 less it elsewhere."""
+    given = [d["score"] if m > 0 else 1 - d["score"] for d, m in zip(found, matched, strict=True)]
+    return sum(given) / len(given) if given else 0.0
+
+
+# --- over a split -----------------------------------------------------------------------------------------------------
+
+
+def coco_map(images: Sequence[tuple[Sequence[Detection], Sequence[Detection]]]) -> dict[str, float]:
+    """COCO's `map` and `map@.5` of (found, truths) per image, by pycocotools; {} without any truth."""
+    labels = sorted({t["label"] for _, truths in images for t in truths})
+    if not labels:
+        return {}
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    number = {label: i for i, label in enumerate(labels, 1)}
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth: Any = COCO()
+        found: Any = COCO()
+        for coco, column in ((truth, 1), (found, 0)):
+            entries = [_entry(i, d, number) for i, image in enumerate(images, 1) for d in image[column]
+                       if d["label"] in number]
+            coco.dataset = {"images": [{"id": i} for i in range(1, len(images) + 1)],
+                            "categories": [{"id": i, "name": name} for name, i in number.items()],
+                            "annotations": [{**e, "id": k} for k, e in enumerate(entries, 1)]}
+            coco.createIndex()
+        judge = COCOeval(truth, found, "bbox")
+        judge.evaluate()
+        judge.accumulate()
+        judge.summarize()
+    return {"map": float(judge.stats[0]), "map@.5": float(judge.stats[1])}
+
+
+def _entry(image: int, detection: Detection, number: Mapping[str, int]) -> dict[str, Any]:
+    x1, y1, x2, y2 = detection["box"]
+    width, height = max(0.0, x2 - x1), max(0.0, y2 - y1)
+    return {"image_id": image, "category_id": number[detection["label"]], "bbox": [x1, y1, width, height],
+            "area": width * height, "iscrowd": 0, "score": detection.get("score", 1.0)}

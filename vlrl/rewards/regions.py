@@ -1,0 +1,80 @@
+"""Where the answers of a group agree on an image: no label is needed (GUI-RC and GUI-RCPO, 2508.05615)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Box = Sequence[float]
+POINT_REACH = {"gui_rc": 25, "gui_rcpo": 50}
+"""Pixels by which a point grows to each side before it votes."""
+
+
+@dataclass(frozen=True)
+class Votes:
+    """How many boxes cover each cell of a grid whose lines are the boxes' own edges: exact, however large the image."""
+
+    counts: np.ndarray
+    """[rows, columns] boxes over a cell."""
+    xs: np.ndarray
+    """[columns + 1] edges in pixels."""
+    ys: np.ndarray
+    """[rows + 1]"""
+
+    @property
+    def areas(self) -> np.ndarray:
+        """[rows, columns] pixels of a cell."""
+        return np.outer(np.diff(self.ys), np.diff(self.xs))
+
+
+def clip_to_image(box: Box, width: float, height: float) -> tuple[int, int, int, int] | None:
+    """The box in whole pixels of the image, fractions cut off; None when nothing of it is left."""
+    x1, x2 = (int(min(max(v, 0), width)) for v in (box[0], box[2]))
+    y1, y2 = (int(min(max(v, 0), height)) for v in (box[1], box[3]))
+    return (x1, y1, x2, y2) if x1 < x2 and y1 < y2 else None
+
+
+def count_votes(boxes: Sequence[Box]) -> Votes:
+    """Votes of boxes `[x1, y1, x2, y2]` in whole pixels, each with an area; at least one."""
+    given = np.asarray(boxes, dtype=np.int64)
+    xs, ys = np.unique(given[:, [0, 2]]), np.unique(given[:, [1, 3]])
+    left, right = np.searchsorted(xs, given[:, 0]), np.searchsorted(xs, given[:, 2])
+    top, bottom = np.searchsorted(ys, given[:, 1]), np.searchsorted(ys, given[:, 3])
+    change = np.zeros((len(ys), len(xs)), dtype=np.int64)
+    for rows, columns, sign in ((top, left, 1), (top, right, -1), (bottom, left, -1), (bottom, right, 1)):
+        np.add.at(change, (rows, columns), sign)
+    return Votes(change.cumsum(0).cumsum(1)[:-1, :-1], xs, ys)
+
+
+def region_consistency(boxes: Sequence[Box | None]) -> list[float]:
+    """GUI-RCPO's reward of every box of a group, in [0, 1]: its mean vote, as a share of the largest vote anywhere.
+
+    Boxes are in whole pixels; None (no readable box) votes for nothing and gets 0. Boxes that share nothing all get 1.
+    """
+    known = [box for box in boxes if box is not None]
+    if not known:
+        return [0.0] * len(boxes)
+    votes = count_votes(known)
+    weight = np.zeros((len(votes.ys), len(votes.xs)))
+    weight[1:, 1:] = (votes.counts * votes.areas).cumsum(0).cumsum(1)
+    given = np.asarray(known, dtype=np.int64)
+    (left, right), (top, bottom) = (np.searchsorted(votes.xs, given[:, [0, 2]]).T,
+                                    np.searchsorted(votes.ys, given[:, [1, 3]]).T)
+    total = weight[bottom, right] - weight[top, right] - weight[bottom, left] + weight[top, left]
+    area = (given[:, 2] - given[:, 0]) * (given[:, 3] - given[:, 1])
+    rewards = iter((total / (votes.counts.max() * area)).tolist())
+    return [0.0 if box is None else min(1.0, next(rewards)) for box in boxes]
+
+
+def region_vote(boxes: Sequence[Box]) -> list[float] | None:
+    """GUI-RC's answer of a group: the box around the largest connected region of most votes; None without boxes."""
+    if not boxes:
+        return None
+    from scipy import ndimage
+
+    votes = count_votes(boxes)
+    regions, count = ndimage.label(votes.counts == votes.counts.max())  # pyright: ignore[reportGeneralTypeIssues]
+    sizes = ndimage.sum_labels(votes.areas, regions, range(1, count + 1))
+    rows, columns = ndimage.find_objects(regions)[int(np.argmax(sizes))]
+    return [float(votes.xs[columns.start]), float(votes.ys[rows.start]), float(votes.xs[columns.stop]),
+            float(votes.ys[rows.stop])]

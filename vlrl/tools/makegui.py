@@ -1,0 +1,316 @@
+"""GUI data from real HTML pages: screenshots by headless Chromium, and the box, text and role of elements from the DOM.
+
+    make_gui(Path("gui"), seed=0, samples=200)      # gui/train.jsonl, gui/heldout.jsonl, gui/images/*.png
+
+The pages are MiniWoB++'s (Farama Foundation, MIT), about 125 small forms, tables, menus and mail boxes that draw their
+content at random. A fixed seed gives the same rows and, with the same browser and fonts, the same pixels. Nothing is
+fetched from the network.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import re
+import shutil
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from vlrl.data import SPLITS, write_rows
+from vlrl.errors import ConfigError, DataError
+from vlrl.files import replacing
+from vlrl.formats.fields import tidy
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-lcd-text", "--font-render-hinting=none",
+         "--force-color-profile=srgb", "--hide-scrollbars")
+"""No sandbox, for containers run as root: the pages are files of this machine. The others keep pixels the same."""
+SCALES = (2, 3, 4)
+"""Screen pixels per CSS pixel; one is drawn for each screenshot."""
+PER_PAGE = 3
+"""Elements of one screenshot that become rows, at most."""
+_HELDOUT = 5  # one page in so many is held out
+_VIEW = (480, 480)  # CSS pixels of the window for pages that say nothing about their size
+_SMALLEST = 6 / 160  # of the screenshot's shorter side, that of an element
+_LARGEST = 0.5  # share of the screenshot that an element covers, at most
+_MOVING = {"chase-circle", "moving-items", "simon-says", "stock-market", "terminal"}  # their pictures change with time
+_VARIANT = re.compile(r"-(easy|medium|hard|nodelay|large|soft|transfer|noscroll|nl|turk|all|some|\d+)$")
+Tell = Callable[[str, int, int], None]
+
+ELEMENTS = """
+() => {
+  const wrap = document.querySelector('#wrap'), query = document.querySelector('#query');
+  const view = wrap ? wrap.getBoundingClientRect() : {left: 0, top: 0, right: innerWidth, bottom: innerHeight};
+  const top = query ? query.getBoundingClientRect().bottom : Math.max(0, view.top);
+  const frame = {x: Math.max(0, view.left), y: top, right: Math.min(view.right, innerWidth),
+                 bottom: Math.min(view.bottom, innerHeight)};
+  const words = text => (text || '').replace(/\\s+/g, ' ').trim();
+  const labelled = e => e.labels && e.labels.length ? words(e.labels[0].textContent) : '';
+  const role = e => {
+    const tag = e.tagName.toLowerCase(), type = (e.getAttribute('type') || 'text').toLowerCase();
+    if (e.getAttribute('role')) return e.getAttribute('role');
+    if (tag === 'button' || (tag === 'input' && ['button', 'submit', 'reset'].includes(type))) return 'button';
+    if (tag === 'input') return ({checkbox: 'checkbox', radio: 'radio', range: 'slider'})[type] || 'textbox';
+    if (tag === 'a' || e.classList.contains('alink')) return 'link';
+    return ({textarea: 'textbox', select: 'combobox', img: 'img', th: 'columnheader', td: 'cell', li: 'listitem',
+             h1: 'heading', h2: 'heading', h3: 'heading'})[tag] || 'text';
+  };
+  const drawn = e => words(e.getAttribute('alt') || e.getAttribute('title')) ||
+    words((e.getAttribute('src') || '').split('/').pop().replace(/\\.\\w+$/, '').replace(/[-_]/g, ' '));
+  const mark = e => words([...e.classList].pop()).replace(/^ui-icon-/, '').replace(/[-_]/g, ' ');
+  const inked = (e, box) => {  // the part of its box that its text fills; null when text-indent or overflow hides it
+    const range = document.createRange();
+    range.selectNodeContents(e);
+    const at = range.getBoundingClientRect();
+    const part = {left: Math.max(at.left, box.left), top: Math.max(at.top, box.top),
+                  right: Math.min(at.right, box.right), bottom: Math.min(at.bottom, box.bottom)};
+    return part.right > part.left && part.bottom > part.top ? part : null;
+  };
+  const found = [];
+  for (const e of document.querySelectorAll('body *')) {
+    const box = e.getBoundingClientRect(), style = getComputedStyle(e);
+    if (box.width < 1 || box.height < 1 || style.visibility !== 'visible' || style.opacity < 0.5) continue;
+    if (box.left < frame.x || box.top < frame.y || box.right > frame.right || box.bottom > frame.bottom) continue;
+    const hit = document.elementFromPoint((box.left + box.right) / 2, (box.top + box.bottom) / 2);
+    if (!hit || !(e === hit || e.contains(hit))) continue;
+    if (e.parentElement && e.parentElement.closest('button, a, [role=button], [role=tab]')) continue;  // part of it
+    if (e.classList.contains('ui-resizable-handle')) continue;  // can hardly be seen
+    if (e.tagName === 'LABEL' && e.control) continue;  // names its control
+    const kind = role(e), own = words([...e.childNodes].filter(n => n.nodeType === 3).map(n => n.data).join(' '));
+    const control = ['checkbox', 'radio', 'textbox', 'combobox', 'slider'].includes(kind);
+    const inside = kind === 'button' ? words(e.value || e.innerText) : '';
+    const ink = own ? inked(e, box) : null, hidden = parseFloat(style.textIndent) < -99;
+    const text = control || hidden ? '' : (ink ? own : '') || inside;
+    const said = text || inside || labelled(e) || words(e.getAttribute('aria-label') || e.getAttribute('placeholder'));
+    const icon = !said && !control && !e.children.length && (e.tagName === 'IMG' || style.backgroundImage !== 'none');
+    if (!said && !control && !icon) continue;
+    const at = ink && ['text', 'heading', 'listitem'].includes(kind) ? ink : box;
+    found.push({role: icon ? 'icon' : kind, name: said || (icon ? drawn(e) || mark(e) : ''), text: !!text,
+                box: [at.left, at.top, at.right, at.bottom]});
+  }
+  return {frame: [frame.x, frame.y, frame.right, frame.bottom], elements: found};
+}
+"""
+"""Visible elements that no other covers: role, name, whether the name is their own text, box in CSS pixels."""
+
+PHRASES: dict[str, Sequence[str]] = {
+    "button": ("Click the button '{}'.", "Press '{}'.", "Press the button that says '{}'."),
+    "link": ("Follow the link '{}'.", "Click the link '{}'.", "Open '{}'."),
+    "checkbox": ("Tick the box '{}'.", "Click the checkbox for '{}'."),
+    "radio": ("Choose the option '{}'.", "Click the radio button '{}'."),
+    "textbox": ("Click into the field '{}'.", "Put the cursor into the text field '{}'."),
+    "combobox": ("Open the list '{}'.", "Click the drop-down list '{}'."),
+    "tab": ("Open the tab '{}'.", "Click the tab '{}'."),
+    "icon": ("Click the icon '{}'.", "Click the '{}' symbol."),
+    "cell": ("Click the table cell '{}'.", "Find '{}' in the table."),
+}
+"""Role -> ways to ask for an element by its name."""
+ICONS = {"closethick": "close", "triangle 1 n": "arrow up", "triangle 1 s": "arrow down",
+         "circle triangle w": "previous", "circle triangle e": "next"}
+"""Names of the icons of jQuery UI -> what they are called."""
+NAMELESS = {"checkbox": "Click the checkbox.", "radio": "Click the radio button.", "textbox": "Click into the text "
+            "field.", "combobox": "Open the drop-down list.", "slider": "Click the slider."}
+"""Role -> how to ask for the only one of its kind."""
+OTHERS = ("Click the text '{}'.", "Click on '{}'.", "Find '{}'.")
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One screenshot and its elements, in screen pixels."""
+
+    png: bytes
+    width: int
+    height: int
+    elements: tuple[Mapping[str, Any], ...]
+
+
+def make_gui(out: Path, seed: int = 0, samples: int = 200, *, pages: Path | None = None, browser: str | None = None,
+             force: bool = False, tell: Tell | None = None) -> dict[str, int]:
+    """Writes train.jsonl, heldout.jsonl and images/ into a folder; returns the rows of each split.
+
+    Every fifth group of pages is held out, so no page is on both sides. `pages` is a folder of other .html files,
+    `browser` the program of Chromium. Rows are canonical gui rows with box, element_type, platform and group_key.
+
+    Raises ConfigError when the browser, playwright or the pages are missing, DataError when the folder is not empty or
+    the pages show too little.
+    """
+    if samples < 1:
+        raise ConfigError(f"--samples {samples} must be at least 1")
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
+        raise DataError(f"{out} is no empty folder; name another, or replace what is there with --force")
+    groups = _groups(_html(pages))
+    rows: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    with _chromium(browser) as shoot:
+        for split, wanted in zip(SPLITS, (samples - samples // _HELDOUT, samples // _HELDOUT), strict=True):
+            own = [page for n, name in enumerate(sorted(groups)) if (n % _HELDOUT == 0) == (split == "heldout")
+                   for page in groups[name]]
+            for row, png in _drawn(own, split, seed, wanted, shoot):
+                _save(out / row["image"], png)
+                rows[split].append(row)
+                if tell:
+                    tell("taking screenshots", sum(map(len, rows.values())), samples)
+    for split, found in rows.items():
+        write_rows(out / f"{split}.jsonl", found)
+    return {split: len(found) for split, found in rows.items()}
+
+
+def rows_of(shot: Shot, page: str, rng: random.Random, asked: Counter[str], often: int = 2) -> list[dict[str, Any]]:
+    """Canonical rows for some elements of a screenshot, each asked for in words that fit no other element of it.
+
+    `asked` counts how often a name was asked for in all; rare ones come first, those asked for `often` are left out.
+    """
+    named: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for element in shot.elements:
+        key = ("", element["name"].lower()) if element["name"] else (element["role"], "")
+        named.setdefault(key, []).append(element)
+    kinds = [e["role"] for e in shot.elements]
+    single = [found[0] for (role, name), found in named.items()
+              if len(found) == 1 and (name or (role in NAMELESS and kinds.count(role) == 1))]
+    fitting = [e for e in single if _fits(e, shot) and asked[e["name"].lower()] < often]
+    rng.shuffle(fitting)
+    chosen = sorted(fitting, key=lambda e: asked[e["name"].lower()])[:PER_PAGE]
+    asked.update(e["name"].lower() for e in chosen)
+    return [_row(e, shot, page, rng) for e in chosen]
+
+
+def _row(element: Mapping[str, Any], shot: Shot, page: str, rng: random.Random) -> dict[str, Any]:
+    role, name = element["role"], element["name"]
+    asked = rng.choice(PHRASES.get(role, OTHERS)).format(name) if name else NAMELESS[role]
+    return {"image": "", "width": shot.width, "height": shot.height, "instruction": asked, "box": element["box"],
+            "platform": "web", "element_type": "text" if element["text"] else "icon", "category": role,
+            "group_key": group_of(page), "source": "miniwob"}
+
+
+def _fits(element: Mapping[str, Any], shot: Shot) -> bool:
+    x1, y1, x2, y2 = element["box"]
+    area = (x2 - x1) * (y2 - y1) / (shot.width * shot.height)
+    short = min(x2 - x1, y2 - y1) / min(shot.width, shot.height)
+    says = not element["name"] or any(c.isalnum() for c in element["name"])
+    return area <= _LARGEST and short >= _SMALLEST and says and len(element["name"]) <= 60
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def group_of(page: str) -> str:
+    """The group of a page: its name without what marks a variant ("click-tab-2-hard" -> "click-tab")."""
+    while (shorter := _VARIANT.sub("", page)) != page:
+        page = shorter
+    return page
+
+
+def _html(folder: Path | None) -> list[Path]:
+    if folder is None:
+        spec = importlib.util.find_spec("miniwob")
+        if spec is None or not spec.submodule_search_locations:
+            raise ConfigError("the pages are those of the package miniwob, which is not installed: pip install "
+                              "'vlrl[gui]', or name a folder of .html files with --pages")
+        folder = Path(spec.submodule_search_locations[0]) / "html" / "miniwob"
+    found = sorted(path for path in folder.glob("*.html") if path.stem not in _MOVING)
+    if not found:
+        raise ConfigError(f"{folder} holds no .html file; name a folder that does with --pages")
+    return found
+
+
+def _groups(pages: Sequence[Path]) -> dict[str, list[Path]]:
+    groups: dict[str, list[Path]] = {}
+    for page in pages:
+        groups.setdefault(group_of(page.stem), []).append(page)
+    if len(groups) < 2:
+        raise ConfigError(f"{pages[0].parent} holds pages of one group only; two are needed, one of them to hold out")
+    return groups
+
+
+def _drawn(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Callable[[Path, int, int], Shot]
+           ) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """`wanted` rows and their screenshots; visit n draws page, scale and content from (seed, split, n)."""
+    made = empty = 0
+    asked: Counter[str] = Counter()
+    for visit in range(wanted * 4 + 50):
+        if made >= wanted:
+            return
+        often = 2 + made // 10 + empty // 3  # a name is a tenth of all rows, unless the pages have no others
+        rng = random.Random(f"{seed}/{split}/{visit}")
+        page, scale = rng.choice(pages), rng.choice(SCALES)
+        shot = shoot(page, zlib.crc32(f"{seed}/{split}/{visit}".encode()), scale)
+        rows = rows_of(shot, page.stem, rng, asked, often)[:wanted - made]
+        empty += not rows
+        for number, row in enumerate(rows):
+            name = f"{page.stem}-{split}-{seed}-{visit:05d}"
+            made += 1
+            yield {"id": f"{name}-{number}", **row, "image": f"images/{name}.png", "split": split}, shot.png
+    if made < wanted:
+        raise DataError(f"the pages show too few elements: {made} of {wanted} rows for {split}, {empty} empty "
+                        "screenshots. Name other pages with --pages.")
+
+
+def _save(path: Path, png: bytes) -> None:
+    if not (path.exists() and path.read_bytes() == png):
+        with replacing(path, sync=False) as temporary:
+            temporary.write_bytes(png)
+
+
+# --- the browser ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _chromium(program: str | None) -> Iterator[Callable[[Path, int, int], Shot]]:
+    """A function that opens a page with a seed and a scale and takes a screenshot of it."""
+    if importlib.util.find_spec("playwright") is None:
+        raise ConfigError("playwright drives the browser and is not installed: pip install 'vlrl[gui]'")
+    from playwright.sync_api import Error, sync_playwright
+
+    program = program or next(filter(None, map(shutil.which, BROWSERS)), None)
+    with sync_playwright() as driver:
+        try:
+            browser = driver.chromium.launch(executable_path=program, args=list(FLAGS))
+        except Error as error:
+            what = program or "Chromium"
+            raise ConfigError(f"{what} cannot be started: {str(error).splitlines()[0][:200]}. Install it (apt-get "
+                              "install chromium, or `playwright install chromium`), or name its program with "
+                              "--browser") from None
+        try:
+            context = cache(lambda scale: _context(browser, scale))
+            yield lambda page, seed, scale: _shoot(context(scale), page, seed, scale)
+        except Error as error:
+            raise DataError(f"the browser failed: {str(error).splitlines()[0][:200]}") from None
+        finally:
+            browser.close()
+
+
+def _context(browser: Any, scale: int) -> Any:
+    """Windows of one scale, without network."""
+    context = browser.new_context(viewport={"width": _VIEW[0], "height": _VIEW[1]}, device_scale_factor=scale,
+                                  locale="en-US", timezone_id="UTC", offline=True)
+    context.route("**/*", lambda route: route.continue_() if urlsplit(route.request.url).scheme in ("file", "data")
+                  else route.abort())
+    return context
+
+
+def _shoot(context: Any, page: Path, seed: int, scale: int) -> Shot:
+    """One page, drawn with the seed while its clock stands still."""
+    tab = context.new_page()
+    try:
+        tab.clock.install(time=0)
+        tab.clock.pause_at(1_000)
+        tab.goto(page.resolve().as_uri())
+        tab.evaluate("seed => { if (Math.seedrandom) Math.seedrandom(seed); "
+                     "if (window.core && core.startEpisodeReal) core.startEpisodeReal(); }", str(seed))
+        tab.clock.run_for(500)  # what a page does a moment after it opens
+        found = tab.evaluate(ELEMENTS)
+        x1, y1, x2, y2 = (int(v) for v in found["frame"])
+        png = tab.screenshot(clip={"x": x1, "y": y1, "width": x2 - x1, "height": y2 - y1}, caret="hide",
+                             animations="disabled")
+    finally:
+        tab.close()
+    elements = tuple({**e, "name": ICONS.get(e["name"], e["name"]),
+                      "box": [tidy((v - (x1, y1)[i % 2]) * scale) for i, v in enumerate(e["box"])]}
+                     for e in found["elements"])
+    return Shot(png, (x2 - x1) * scale, (y2 - y1) * scale, elements)

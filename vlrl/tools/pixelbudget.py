@@ -1,0 +1,128 @@
+"""How large targets are once the model's processor has resized their image. Imports torch only to ask the processor.
+
+    scale_of(config)((1920, 1080))      # 0.5: the model sees half as many pixels in each direction
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from vlrl.errors import VlrlError
+from vlrl.rewards.boxes import is_number
+from vlrl.settings import Config
+
+Size = tuple[float, float]
+Scale = Callable[[Size], float | None]
+"""(width, height) of an image -> length of a pixel's side after resizing; None when that is not known."""
+FEW = 8.0
+"""Pixels of a target's shorter side under which it is too small to tell apart: a quarter of a visual token."""
+_STEP = 32  # sides of images are rounded to this before a processor that has to see one is asked
+
+
+@dataclass(frozen=True)
+class PixelBudget:
+    """Sizes of targets in pixels as the model sees them: of the shorter side of each box."""
+
+    targets: int
+    smallest: float
+    median: float
+    few: int
+    """Targets with fewer than FEW pixels."""
+    needed: int
+    """Pixels that the images with these targets would need to show all of them with FEW, at the least; 0 for none."""
+
+
+def pixel_budget(rows: Sequence[Mapping[str, Any]], scale: Scale | None) -> PixelBudget | None:
+    """The sizes of the boxes of canonical rows after resizing; None when no row has both a box and a known size."""
+    sides: list[float] = []
+    needed = 0.0
+    for row in rows if scale else ():
+        size: Any = (row.get("width"), row.get("height"))
+        shorts = [side for b in _boxes(row) if (side := min(b[2] - b[0], b[3] - b[1])) > 0]
+        if not shorts or not all(is_number(side) and side > 0 for side in size):
+            continue
+        try:
+            factor = scale(size)  # pyright: ignore[reportOptionalCall]
+        except ValueError:  # the processor refuses such an image, of extreme aspect ratio for one
+            continue
+        if factor is None:
+            return None
+        sides += [side * factor for side in shorts]
+        if min(shorts) * factor < FEW:
+            needed = max(needed, size[0] * size[1] * (FEW / min(shorts)) ** 2)
+    if not sides:
+        return None
+    sides.sort()
+    return PixelBudget(len(sides), sides[0], sides[len(sides) // 2], sum(side < FEW for side in sides), round(needed))
+
+
+def scale_of(config: Config) -> Scale:
+    """By how much the processor of the config's model shrinks images, asked when it is first needed.
+
+    The processor itself answers when the model is on this machine; else `model.max_pixels` and `model.min_pixels` do.
+    """
+    ask = cache(lambda: _asked(config))
+
+    @cache
+    def scale(size: Size) -> float | None:
+        if not 1 <= size[0] * size[1] <= config.limits.image_pixels:
+            raise ValueError(f"an image of {size[0]}x{size[1]} pixels is not looked at")
+        return ask()(size)
+
+    return scale
+
+
+def _asked(config: Config) -> Scale:
+    from vlrl.offline import family_convention
+
+    try:
+        family_convention(config.model.name)  # raises when the model is not here, and no network is asked
+        return _of_processor(config)
+    except (VlrlError, OSError, ValueError, ImportError):
+        return lambda size: _of_limits(config, size)
+
+
+def _of_limits(config: Config, size: Size) -> float | None:
+    """The scale at which an image meets the limits of the settings; None without a limit."""
+    low, high = config.model.min_pixels, config.model.max_pixels
+    if low is None and high is None:
+        return None
+    area = size[0] * size[1]
+    return (min(max(area, low or 0), high or float("inf")) / area) ** 0.5
+
+
+def _of_processor(config: Config) -> Scale:
+    from transformers import AutoConfig
+
+    from vlrl.families import family_of
+    from vlrl.loading import load_processor, resolve
+
+    family = family_of(AutoConfig.from_pretrained(resolve(config.model.name), trust_remote_code=False))
+    unit = load_processor(config.model, family).image_processor
+    count = getattr(unit, "get_number_of_image_patches", None)
+    if family.grids and count:
+        return lambda size: _length(count(max(1, round(size[1])), max(1, round(size[0]))) * unit.patch_size**2, size)
+    tiled = cache(lambda width, height: _tiled_area(unit, width, height))
+    return lambda size: _length(tiled(*(max(_STEP, round(side / _STEP) * _STEP) for side in size)), size)
+
+
+def _tiled_area(unit: Any, width: int, height: int) -> float:
+    """Pixels of the tiles that an image is cut into, the small copy of the whole image aside."""
+    from PIL import Image
+
+    shape = unit(images=[Image.new("RGB", (width, height))], return_tensors="np")["pixel_values"].shape
+    tiles = int(shape[0] if len(shape) == 4 else shape[-4])
+    return max(1, tiles - 1) * shape[-1] * shape[-2]
+
+
+def _length(area: float, size: Size) -> float:
+    return (area / (size[0] * size[1])) ** 0.5
+
+
+def _boxes(row: Mapping[str, Any]) -> list[list[float]]:
+    listed = row.get("boxes")
+    found = [entry.get("box") for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    return [b for b in (*found, row.get("box")) if isinstance(b, list) and len(b) == 4 and all(map(is_number, b))]
