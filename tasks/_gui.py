@@ -13,7 +13,7 @@ from vlrl.rewards.regions import clip_to_image, region_consistency, region_vote
 from vlrl.rewards.text import answer_text, between, think_answer_within
 from vlrl.types import Answer, Parts, Sample
 
-from ._recipes import Box, Recipe, pixels, shown
+from ._recipes import Box, Recipe, pixels, shown, whole_units
 
 _POINT = re.compile(r"[\[(]\s*([-+]?\d{1,9}(?:\.\d{1,20})?)\s*,\s*([-+]?\d{1,9}(?:\.\d{1,20})?)\s*[\])]", re.ASCII)
 
@@ -120,20 +120,24 @@ def _read_g2(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
 
 
 def _g2(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """GUI-G2: two Gaussian terms, each rounded to three digits, and the bare box as format."""
+    """GUI-G2: two Gaussian terms, each rounded to three digits, and the bare box of whole numbers as format."""
     box, truth = _read_g2(task, sample, answer), element(task, sample)
-    framed = box_format(answer.text)
+    framed = box_format(answer.text, whole=whole_units(task, sample))
     if box is None or truth is None:
         return {"point": 0.0, "coverage": 0.0, "format": framed}
     return {"point": round(gaussian_point(box, truth), 3), "coverage": round(gaussian_coverage(box, truth), 3),
             "format": framed}
 
 
+def _write_g2(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
+    return ", ".join(format_box(shown(task, sample, box, whole=True)) for box in boxes)
+
+
 GUI_G2 = Recipe(
     prompt="Outline the position corresponding to the instruction: {instruction}. The output should be only "
            "[x1,y1,x2,y2].",
     rewards={"point": 1.0, "coverage": 1.0, "format": 1.0}, read=_read_g2, score=_g2, target=element,
-    oracle=_oracle_box, write=_write_box, problem=needs_box)
+    oracle=_oracle_box, write=_write_g2, problem=needs_box)
 
 
 def _read_tool_call(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
@@ -152,10 +156,10 @@ def _se_gui(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _one_call(text: str) -> float:
-    """1 for exactly one <tool_call> that holds an object."""
+    """1 for exactly one <tool_call> that holds an object with a `[x, y]` in it."""
     once = text.count("<tool_call>") == text.count("</tool_call>") == 1
     call = between(text, "<tool_call>", "</tool_call>") if once else None
-    return float(call is not None and isinstance(read_literal(call), dict))
+    return float(call is not None and isinstance(read_literal(call), dict) and _POINT.search(call) is not None)
 
 
 def _write_tool_call(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:

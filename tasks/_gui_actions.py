@@ -17,7 +17,8 @@ from ._gui import element, middle, write_point
 from ._recipes import Box, Recipe, pixels, shown, whole_units
 
 CLICKS = ("click", "tap", "left_click", "long_press")
-_TEXTS = ("type", "input_text", "select", "scroll", "open_app")
+_GUI_R1_TEXTS = ("type", "input_text", "select", "scroll")
+_TEXTS = (*_GUI_R1_TEXTS, "open_app")
 _DIRECTIONS = ("up", "down", "left", "right")
 _TEXT_KEYS = ("text", "input_text", "direction", "app_name")
 _NO_TEXT = "no input text"
@@ -63,13 +64,14 @@ def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: boo
     return (point[0] - x) ** 2 + (point[1] - y) ** 2 < _POINT_RADIUS ** 2
 
 
-def step_success(right: Mapping[str, Any], given: Mapping[str, Any] | None, strict: bool = False) -> bool:
-    """GUI-R1's accuracy: the same type; a click on its place, a text with a word F1 of at least .5."""
+def step_success(right: Mapping[str, Any], given: Mapping[str, Any] | None, strict: bool = False,
+                 texts: Sequence[str] = _TEXTS) -> bool:
+    """The same type; a click on its place, a text with a word F1 of at least .5 where the type is one of `texts`."""
     if given is None or _lower(given["type"]) != _lower(right["type"]):
         return False
     if right["type"] in CLICKS:
         return _is_hit(right, given.get("point"), strict)
-    if right["type"] in _TEXTS and right.get("text"):
+    if right["type"] in texts and right.get("text"):
         return bool(given.get("text")) and token_f1(given["text"], right["text"]) >= 0.5
     return True
 
@@ -140,9 +142,10 @@ def in_pixels(task: Any, sample: Sample, given: Any) -> Any:
 
 
 def _ui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """UI-R1: the type, the click inside the box (any other action: nothing more to get right), and the format."""
+    """UI-R1: the type as it is enumerated, the click inside the box (any other action: nothing more to get right), and
+    the format."""
     right, given = wanted(task, sample), task.used.read(task, sample, answer)
-    same = given is not None and _lower(given["type"]) == _lower(right["type"])
+    same = given is not None and given["type"].strip() == right["type"].strip()
     point = given.get("point") if given else None
     hit = same and (right["type"] not in CLICKS or _is_hit(right, point and [int(v) for v in point]))
     return {"type": float(same), "coordinate": float(hit), "format": think_answer_format(answer.text)}
@@ -160,8 +163,9 @@ UI_R1 = Recipe(
 
 
 def _gui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """GUI-R1: the action, and the format. Which app is opened is not compared."""
     given = task.used.read(task, sample, answer)
-    return {"accuracy": float(step_success(wanted(task, sample), given, strict=True)),
+    return {"accuracy": float(step_success(wanted(task, sample), given, strict=True, texts=_GUI_R1_TEXTS)),
             "format": float(bool(think_answer_format(answer.text)) and _gui_r1_form(task, sample, answer))}
 
 

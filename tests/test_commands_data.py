@@ -369,3 +369,19 @@ def test_an_empty_file_is_no_data(folder, capsys):
     assert code == 1 and "no rows" in out
     with pytest.raises(VlrlError, match="no usable row"):
         datasplit.split_file(folder / "rows.jsonl", folder / "s")
+
+
+def test_boxes_between_whole_pixels_are_no_problem_of_a_recipe_that_answers_in_whole_ones(tmp_path, capsys):
+    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
+    row = {"id": 1, "image": "a.png", "width": 200, "height": 100, "expression": "the mug",
+           "boxes": [{"box": [10.4, 20.3, 60.7, 80.6], "label": "the mug"}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    for recipe in ("vlm_r1_rec", "visual_rft_detection"):
+        code = main(["data", "check", str(tmp_path / "rows.jsonl"), "--config", f"configs/grounding/{recipe}.yaml"])
+        assert code == 0, capsys.readouterr().out
+
+
+def test_why_no_row_is_usable_is_said(tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text('{"id": 1, "difficulty": 2}\n')
+    assert main(["data", "convert", str(tmp_path / "rows.jsonl"), "-o", str(tmp_path / "o.jsonl"), "--keep-going"]) == 1
+    assert "has no usable row; " in (said := capsys.readouterr().err.replace("\n", " ")) and "difficulty=2" in said

@@ -152,6 +152,26 @@ def test_coordinates_of_the_row_the_setting_and_the_models_family(capsys, monkey
     assert code == 0 and json.loads(out)["rewards"][0]["reward"] == 0
 
 
+@pytest.mark.parametrize("recipe", ["gui/gui_g1", "gui/gui_rcpo", "gui/ui_r1", "grounding/vlm_r1_rec"])
+@pytest.mark.parametrize("text", ["[1, 2, 3, 4]", "nothing"])
+def test_a_row_without_processed_size_is_named(capsys, monkeypatch, recipe, text):
+    row = {"id": "r7", "image": "x.png", "width": 640, "height": 480, "instruction": "open", "expression": "mug"}
+    row |= {"box": [1, 2, 30, 40]} if recipe.startswith("gui") else {"boxes": [{"box": [1, 2, 30, 40]}]}
+    code, out, err = call(capsys, monkeypatch, ["score", f"configs/{recipe}.yaml"],
+                          json.dumps({"sample": row, "completions": [text]}))
+    assert code == 1 and out == "" and "line 1: row 'r7': processed_size=None" in err
+    (line,) = scored(capsys, monkeypatch, [f"configs/{recipe}.yaml", "task.coordinates=original"],
+                     {"sample": row, "completions": [text]})
+    assert line["rewards"][0]["error"] is None
+
+
+def test_answers_that_hold_no_box_need_no_processed_size(capsys, monkeypatch):
+    row = {"id": 1, "image": "x.png", "width": 640, "height": 480, "question": "A mug?", "answer": "yes"}
+    (line,) = scored(capsys, monkeypatch, ["configs/grounding/curr_reft_binary.yaml"],
+                     {"sample": row, "completions": ["<think>a</think><answer>yes</answer>"]})
+    assert line["rewards"][0]["parts"] == {"accuracy": 1.0, "format": 1.0}
+
+
 def test_media_need_not_exist_wherever_the_row_says_they_are(capsys, monkeypatch):
     for image in ("gone.png", "/gone/7.png", "../gone.png"):
         (line,) = scored(capsys, monkeypatch, [QUICKSTART], {"sample": {**MUG, "image": image}, "completions": ["x"]})

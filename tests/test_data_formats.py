@@ -57,6 +57,12 @@ CASES = {
         "meta": {"accu_reward_method": "odLength"}}),
     "ovd of nothing": ("vlm_r1", talk("Find these objects: ['cat']", "None", accu_reward_method="od_ap"), {
         "id": 3, **BASE, "labels": ["cat"], "boxes": [], "meta": {"accu_reward_method": "od_ap"}}),
+    "ovd before another sentence": ("vlm_r1", talk("Detect the following objects: cat, dog. Output each as JSON.",
+                                                   "None", accu_reward_method="od_ap"), {
+        "id": 3, **BASE, "labels": ["cat", "dog"], "boxes": [], "meta": {"accu_reward_method": "od_ap"}}),
+    "ovd with a comma in a name": ("vlm_r1", talk("Detect the following objects: ['cat, big', 'dog']", "None",
+                                                  accu_reward_method="od_ap"), {
+        "id": 3, **BASE, "labels": ["cat, big", "dog"], "boxes": [], "meta": {"accu_reward_method": "od_ap"}}),
     "several images": ("vlm_r1", {"id": 1, "image": ["a.png", "b/c.png"], "conversations": [
         {"from": "human", "value": "What went wrong?"}, {"from": "gpt", "value": "No Defect"}]}, {
         "id": 1, "images": ["a.png", "b/c.png"], "question": "What went wrong?", "answer": "No Defect",
@@ -105,7 +111,28 @@ CASES = {
          "original_height": 100}]}, {
         "id": 5, "image": "x/a.png", "width": 200, "height": 100, "labels": ["mug"],
         "boxes": [{"box": [0, 0, 100, 50], "label": "mug"}]}),
+    # place, label and text of a region are results of their own; an ellipse has a centre and radii; ground truth counts
+    "label studio, all in parts": ("label_studio", {"id": 5, "data": {"image": "/data/upload/3/a.png"}, "annotations": [
+        {"ground_truth": True, "result": [
+            {"id": "r", "type": "rectangle", "original_width": 200, "original_height": 100, "value": {
+                "x": 50, "y": 10, "width": 10, "height": 40, "rotation": 0}},
+            {"id": "r", "type": "labels", "value": {"x": 50, "y": 10, "width": 10, "height": 40, "labels": ["word"]}},
+            {"id": "r", "type": "textarea", "value": {"x": 50, "y": 10, "width": 10, "height": 40, "text": ["hi"]}},
+            {"id": "e", "type": "ellipselabels", "value": {
+                "x": 50, "y": 50, "radiusX": 10, "radiusY": 10, "rotation": 90, "ellipselabels": ["ring"]}}]},
+        {"result": []}]}, {
+        "id": 5, "image": "3/a.png", "width": 200, "height": 100, "labels": ["word", "ring"], "boxes": [
+            {"box": [100, 10, 120, 50], "label": "word"}, {"box": [90, 30, 110, 70], "label": "ring"}]}),
     # GUI
+    "unlabelled": ("unlabelled", {"img_filename": "pc_a.png", "width": 200, "height": 100, "instruction": "close",
+                                  "data_type": "icon", "history": ["open"]}, {
+        "id": "r-1", "image": "pc_a.png", "width": 200, "height": 100, "instruction": "close", "history": ["open"],
+        "meta": {"data_type": "icon"}, "element_type": "icon", "platform": "desktop"}),
+    "screenspot, shares keep their digits": ("screenspot", {
+        "image": "a.png", "instruction": "close", "bbox": [0.12345678, 0.3333333, 0.12865432, 0.3444444],
+        "data_type": "icon", "image_size": [3840, 2160]}, {
+        "id": "r-1", "image": "a.png", "width": 3840, "height": 2160, "instruction": "close", "element_type": "icon",
+        "box": [474.074, 720, 494.033, 744], "meta": {"data_type": "icon"}}),
     "screenspot v2": ("screenspot", {"img_filename": "mobile_a.png", "bbox": [10, 20, 30, 40], "instruction": "close",
                                      "data_type": "icon", "data_source": "ios", "img_width": 200, "img_height": 100}, {
         "id": "r-1", "image": "mobile_a.png", "width": 200, "height": 100, "instruction": "close",
@@ -427,3 +454,86 @@ def test_hostile_lines_are_refused_alone(tmp_path, line, words):
 def test_files_that_hold_no_rows(tmp_path, name, text, words):
     with pytest.raises(DataError, match=words):
         read_rows(save(tmp_path / name, text))
+
+
+def test_refs_of_refcoco():
+    ref = {"ref_id": 0, "ann_id": 7, "file_name": "COCO_train2014_000000000007_16.jpg", "sentences": [{"sent": "mug"}]}
+    row = one({**ref, "bbox": [10, 20, 30, 40]})
+    assert (row["image"], row["boxes"][0]["box"]) == ("COCO_train2014_000000000007.jpg", [10, 20, 40, 60])
+    with pytest.raises(DataError, match="ann_id=7 has no bbox"):
+        one(ref)
+    raw = {"raw_anns": json.dumps({"bbox": [10, 20, 30, 40]}), "raw_image_info": {"width": 200, "height": 100}}
+    row = one({**ref, **raw, "bbox": [10, 20, 40, 60]})  # the copy with corners
+    assert (row["width"], row["boxes"][0]["box"]) == (200, [10, 20, 40, 60])
+
+
+def test_shapes_that_are_no_target_of_lisa():
+    corners = [[0, 0], [50, 0], [50, 50]]
+    shapes = [{"label": name, "points": corners} for name in ("flag", "ignore", "Ignore_2")]
+    assert one({**BASE, "text": "the mug", "shapes": shapes})["boxes"] == []
+    shapes.append({"label": "target", "points": [[1, 2], [3, 4]]})
+    assert one({**BASE, "text": "the mug", "shapes": shapes})["boxes"][0]["box"] == [1, 2, 3, 4]
+
+
+def test_actions_as_json_text():
+    (row,) = canonical({"episode_id": 7, "goal": "share", "actions": ['{"action_type": "click", "x": 1, "y": 2}']})
+    assert row["action"] == {"type": "click", "point": [1, 2]}
+
+
+@pytest.mark.parametrize("annotations, words", [
+    ([], "no annotation of the task counts"),
+    ([{"was_cancelled": True, "result": []}], "no annotation of the task counts"),
+    ([{"result": [{"id": "r6", "value": {"rle": [1], "brushlabels": ["fog"]}}]}], "region 'r6' is painted with a"),
+])
+def test_label_studio_tasks_that_are_not_absent_objects(annotations, words):
+    with pytest.raises(DataError, match=words):
+        one({"id": 1, "data": {"image": "a.png"}, "annotations": annotations, "predictions": [{"result": []}]})
+
+
+@pytest.mark.parametrize("text, words", [
+    ("filename,xmin,ymin,xmax,ymax,class,class\na.png,1,2,3,4,x,y\n", "csv:1: the column 'class' is there twice"),
+    ("Photo,XMin\na.png,1\n", "its columns are those of no known format: 'Photo, XMin'"),
+    ("filename;xmin;ymin;xmax;ymax\na.png;1,5;2;3;4\n", "with a point before the decimals, not a comma"),
+    ("filename,xmin,ymin,xmax,ymax\na.png,1,2,3\n", "xmin, ymin, xmax, ymax=['1', '2', '3', None] must be 4"),
+    (f"filename,{'x' * 200_000}\na.png,1\n", "csv:1: not CSV: field larger than field limit"),
+    ('filename,xmin,ymin,xmax,ymax\na.png,1,2,3,"4\n', "csv:2: not CSV: unexpected end of data"),
+])
+def test_tables_that_cannot_be_understood(tmp_path, capsys, text, words):
+    (tmp_path / "t.csv").write_text(text)
+    assert main(["data", "convert", str(tmp_path / "t.csv"), "-o", str(tmp_path / "o.jsonl")]) == 1
+    assert words in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_places_of_a_table_that_are_empty(tmp_path):
+    (tmp_path / "t.csv").write_text("filename,x,y,w,h,class\na.png,1,2,3,4,x\nb.png,,,,,\n")
+    assert [row["boxes"] for _, row in rows_in(tmp_path / "t.csv")] == [[{"box": [1, 2, 4, 6], "label": "x"}], []]
+
+
+def test_a_column_that_no_row_has(tmp_path):
+    (tmp_path / "t.csv").write_text("file,xmin,ymin,xmax,ymax\na.png,1,2,3,4\n")
+    with pytest.raises(DataError, match="no row has a field 'fil'"):
+        rows_in(tmp_path / "t.csv", columns={"image": "fil"})
+
+
+def test_a_key_that_occurs_twice(tmp_path):
+    (tmp_path / "r.jsonl").write_text('{"id": 1, "boxes": [{"box": [1, 2, 3, 4], "box": [5, 6, 7, 8]}]}\n')
+    ((_, row),) = rows_in(tmp_path / "r.jsonl")
+    assert "the key 'box' occurs twice" in str(row)
+
+
+def test_shares_that_rounding_put_outside():
+    row = one({**BASE, "label": "x", "x": 0.500001, "y": 0.25, "w": 0.5, "h": 0.5})
+    assert row["boxes"][0]["box"] == [100, 25, 200, 75]
+
+
+def test_a_path_of_many_folders_is_looked_for_in_no_time(tmp_path):
+    assert Source("r", tmp_path).path("/" + "a/" * 60_000 + "x.png").endswith("a/x.png")
+
+
+def test_pictures_of_a_table_outside_the_root(tmp_path):
+    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
+    rows = [{"image": {"bytes": (tmp_path / "a.png").read_bytes()}, "instruction": "x", "abs_box": [1, 2, 3, 4]}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    (tmp_path / "root").mkdir()
+    with pytest.raises(DataError, match="leave --root out"):
+        convert(tmp_path / "t.parquet", tmp_path / "o.jsonl", root=tmp_path / "root")

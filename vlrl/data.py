@@ -19,6 +19,7 @@ from vlrl.errors import ConfigError, DataError, RunError, TaskError, VlrlError, 
 from vlrl.files import write_text
 from vlrl.formats import rows_in
 from vlrl.formats.fields import short
+from vlrl.formats.files import MOST_LINE
 from vlrl.media import resolve
 from vlrl.plugins import failure
 from vlrl.rewards.boxes import is_number
@@ -125,13 +126,16 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def json_line(row: Mapping[str, Any]) -> str:
-    """A row as one line of JSON; DataError when it holds NaN, an infinity or text that is not Unicode."""
+    """A row as one line of JSON; DataError when it holds NaN, an infinity, text that is not Unicode, or too much."""
     try:
         line = json.dumps(row, ensure_ascii=False, allow_nan=False)
         line.encode()
-        return line
     except ValueError as error:
         raise DataError(f"row {row.get('id')!r} cannot be written as JSON: {error}") from None
+    if len(line) > MOST_LINE:
+        raise DataError(f"row {row.get('id')!r} has {len(line)} characters, more than the {MOST_LINE} that one row may "
+                        "have")
+    return line
 
 
 def check_suffix(path: Path) -> None:
@@ -193,7 +197,8 @@ def read_samples(task: Any, split: str) -> Samples:
         listed = "".join(f"\n  {b.where}: {b.reason}" for b in bad[:20])
         log.warning("data.%s: left out %d of %d rows%s", split, len(bad), len(bad) + len(samples), listed)
     if not samples:
-        raise DataError(f"data.{split}={str(path)!r} has no usable row")
+        first = f"; {bad[0].where}: {bad[0].reason}" if bad else ""
+        raise DataError(f"data.{split}={str(path)!r} has no usable row{first}")
     return Samples(list(samples.values()), bad)
 
 

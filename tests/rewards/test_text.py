@@ -172,8 +172,10 @@ def test_token_f1(a, b, f1):
 
 
 def test_says_none():
-    assert all(map(says_none, ("none", "No Objects", "[]")))
-    assert not any(map(says_none, ("", " ", "[1, 2]", "none 3")))
+    assert all(map(says_none, ("none", "None.", "No Objects", "[]", "```json\n[]\n```", "There is no mug.", "null",
+                               "I don't see it", "没有")))
+    assert not any(map(says_none, ("", " ", "[1, 2]", "none 3", "mug", "x" * 1000, "{bad", "```json\n{bad\n```", "[[[",
+                                   "a note", "😀", "NaN", "Ａ")))
 
 
 @pytest.mark.parametrize(("text", "value"), [

@@ -61,6 +61,9 @@ G2 = [
     (ROW, "[40, 10, 80, 50]", 0.607, 0.882, 1),  # exp(-.5), exp(-.125)
     (ROW, "[30, 20, 50, 40]", 1, 0.8, 1),
     (ROW, "[60, 50, 20, 10]", 1, 0, 1),  # inverted: no coverage
+    (ROW, "[ 20 ,10,60, 50 ]", 1, 1, 1),
+    (ROW, "[20.0, 10.0, 60.0, 50.0]", 1, 1, 0),  # whole numbers without a sign
+    (ROW, "[+20, 10, 60, 50]", 1, 1, 0),
     (ROW, "[20, 10, 60, 50] there", 1, 1, 0),
     (ROW, "<answer>[20, 10, 60, 50]</answer>", 1, 1, 0),  # the bare box is asked for
     (ROW, "[0, 0, 5, 5] [20, 10, 60, 50]", round(math.exp(-0.5 * ((37.5 / 20) ** 2 + (27.5 / 20) ** 2)), 3),
@@ -88,6 +91,8 @@ SE = [
     (ROW, f"<think>{call(40, 30)}</think>none", 0, 1),  # the form is that of a call, the place is not read
     (ROW, '<tool_call>{"arguments": {"coordinate": [40', 0, 0),
     (ROW, '<tool_call>{"arguments": [40, 30]}</tool_call>', 0, 1),
+    (ROW, "<tool_call>{}</tool_call>", 0, 0),  # the form of a call holds a point
+    (ROW, '<tool_call>{"arguments": {"coordinate": [40]}}</tool_call>', 0, 0),
     (ROW, "🙂", 0, 0),
     (ROW, LONG, 0, 0),
     (ROW, "", 0, 0),
@@ -99,6 +104,7 @@ UI_R1 = [
     (ROW, think("[{'action': 'click', 'coordinate': [61, 50]}]"), 1, 0, 1),
     (ROW, think("[{'action': 'click'}]"), 1, 0, 1),
     (ROW, think("[{'action': 'scroll', 'coordinate': [40, 30]}]"), 0, 0, 1),
+    (ROW, think("[{'action': 'CLICK', 'coordinate': [40, 30]}]"), 0, 0, 1),  # types are enumerated
     (BACK, think("[{'action': 'press_back', 'coordinate': [-100, -100]}]"), 1, 1, 1),
     (BACK, think("[{'action': 'click', 'coordinate': [40, 30]}]"), 0, 0, 1),
     (POINT, think('[{"action": "click", "coordinate": [190, 50]}]'), 1, 1, 1),  # within 140 pixels
@@ -116,6 +122,7 @@ def act(action, point=(-100, -100), text="no input text"):
     return f"[{{'action': '{action}', 'point': {list(point)}, 'input_text': '{text}'}}]"
 
 
+APP = {**BARE, "action": {"type": "open_app", "text": "Clock"}}
 GUI_R1 = [
     (CLICK, think(act("click", (40, 30))), 1, 1),
     (CLICK, think(act("CLICK", (40, 30))), 1, 1),
@@ -130,6 +137,9 @@ GUI_R1 = [
     (SCROLL, think(act("scroll", text="up")), 0, 1),
     (SCROLL, think(act("scroll", text="somewhere")), 0, 0),
     (BACK, think(act("press_back")), 1, 1),
+    (APP, think(act("open_app", text="Maps")), 1, 1),  # which app is not compared
+    (APP, think(act("open_app")), 1, 0),
+    (APP, think(act("type", text="Clock")), 0, 1),
     (CLICK, think("[{'action': 'click', 'point': [40.5, 30], 'input_text': ''}]"), 1, 0),  # whole numbers
     (CLICK, think("[{'action': 'click', 'point': [40, 30]}]"), 1, 0),
     (CLICK, think("{'action': 'click', 'point': [40, 30], 'input_text': ''}"), 1, 0),

@@ -68,14 +68,16 @@ def pick(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.Tensor,
     """
     greedy = temperature == 0
     scores = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
-    scores = scores.index_fill(1, banned, -torch.inf) if banned.numel() else scores
-    logp = torch.log_softmax(scores, -1)
+    scores.index_fill_(1, banned, -torch.inf)
+    top = scores.amax(-1)
+    weights = (scores - top[:, None]).exp_()
     chosen = int(greedy.sum())
-    token = logp.argmax(-1) if chosen else torch.zeros_like(greedy, dtype=torch.long)
+    token = scores.argmax(-1) if chosen else torch.zeros_like(greedy, dtype=torch.long)
     if chosen < len(greedy):
-        below = logp.exp().cumsum(-1)
-        reach = torch.minimum(draw * below[:, -1], below[:, -1].nextafter(torch.zeros_like(draw)))
-        token = torch.where(greedy, token, (below <= reach[:, None]).sum(-1))
+        below = weights.cumsum(-1)
+        total = below[:, -1]
+        reach = torch.minimum(draw * total, total.nextafter(torch.zeros_like(draw)))
+        token = torch.where(greedy, token, torch.searchsorted(below, reach[:, None], right=True)[:, 0])
     if forced is not None:
         token = torch.where(forced < 0, token, forced)
-    return token, logp.gather(1, token[:, None])[:, 0]
+    return token, scores.gather(1, token[:, None])[:, 0] - top - weights.sum(-1).log()

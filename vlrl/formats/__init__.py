@@ -16,11 +16,13 @@ from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.formats import annotated as a
 from vlrl.formats import grounding as g
 from vlrl.formats import gui, qa
-from vlrl.formats.fields import Source
+from vlrl.formats.fields import Source, short
 from vlrl.formats.files import records
 
 __all__ = ["FORMATS", "Format", "Source", "canonical", "check_format", "recognised", "rows_in"]
 Row = dict[str, Any]
+_CONTENT = frozenset(("image", "images", "video", "question"))
+"""Canonical fields of which a line of a table has at least one."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ FORMATS: dict[str, Format] = {
     "problem_text": Format(qa.is_problem_text, qa.problem_text),
     "box_list": Format(a.is_box_list, a.box_list, a.ask_for_all),
     "table": Format(a.is_table, a.table, a.one_row_per_image),
+    "unlabelled": Format(gui.is_unlabelled, gui.unlabelled),
 }
 """By name, the most particular first: `auto` takes the first that recognises a record, and canonical if none does."""
 
@@ -79,16 +82,19 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
     check_format(format)
     path = Path(path)
     made: dict[str, g.Placed] = {}
-    number = 0
+    number, missing = 0, set((columns or {}).values())
     for where, id, record in records(path):
         if columns and not isinstance(record, DataError):
+            missing -= record.keys()
             record = _renamed(record, columns)
         name = format if format != "auto" else recognised(record) or "canonical"
         if name == "canonical" and path.suffix.lower() in (".csv", ".tsv") and not isinstance(record, DataError):
-            record = {"id": id, **record}
+            record = {"id": id, **record} if record.keys() & _CONTENT else _unknown(record)
         for row in canonical(record, name, Source(id, root or path.parent)):
             number += 1
             made.setdefault(name, []).append((number, where, row))
+    if missing and number:
+        raise DataError(f"{path}: no row has a field {min(missing)!r}, which --columns names")
     found = [entry for name, rows in made.items() for entry in (FORMATS[name].together or list)(rows)]
     return [(where, row) for _, where, row in sorted(found, key=lambda entry: entry[0])]
 
@@ -125,6 +131,11 @@ def check_format(format: str) -> None:
     if format != "auto" and format not in FORMATS:
         raise ConfigError(f"data.format={format!r} is not known.{did_you_mean(format, FORMATS)} Known: auto, "
                           f"{', '.join(FORMATS)}.")
+
+
+def _unknown(record: Mapping[str, Any]) -> DataError:
+    return DataError(f"its columns are those of no known format: {short(', '.join(record))}. Name them as docs/data.md "
+                     "does, or say which stands for what, e.g. --columns image=photo --columns xmin=left_edge")
 
 
 def _recognises(format: Format, record: Mapping[str, Any]) -> bool:

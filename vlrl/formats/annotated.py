@@ -9,7 +9,9 @@ from typing import Any
 
 from vlrl.errors import DataError
 from vlrl.formats.fields import (
+    CORNERS,
     IMAGE,
+    SIDES,
     Source,
     are_shares,
     begin,
@@ -21,6 +23,7 @@ from vlrl.formats.fields import (
     optional,
     pick,
     scaled,
+    short,
     size_of,
     text,
     xywh,
@@ -72,7 +75,7 @@ def label_studio(record: Record, source: Source) -> Rows:
 
 def _uploaded(path: str) -> str:
     """The path of a file as Label Studio serves it: /data/upload/3/8-name.png, /data/local-files/?d=folder/name.png."""
-    return re.sub(r"^/?data/(?:local-files/\?d=|upload/)", "", path)
+    return re.sub(r"^/?data/(?:local-files/\?d=|upload/)", "/", path)  # absolute: its end is looked for under the root
 
 
 def _regions(record: Record) -> list[Record]:
@@ -80,8 +83,20 @@ def _regions(record: Record) -> list[Record]:
     if told is None:
         return [{"value": r, **r} for r in record["label"] if isinstance(r, Mapping)]  # the export named JSON_MIN
     counting = [a for a in told if isinstance(a, Mapping) and not a.get("was_cancelled")]
-    found = counting[-1].get("result") if counting else []
-    return [r for r in found or [] if isinstance(r, Mapping) and isinstance(r.get("value"), Mapping)]
+    if not counting:
+        raise DataError("no annotation of the task counts: it has none, or all were cancelled")
+    found = next((a for a in counting if a.get("ground_truth")), counting[-1]).get("result")
+    return _joined([r for r in found or [] if isinstance(r, Mapping) and isinstance(r.get("value"), Mapping)])
+
+
+def _joined(results: Sequence[Record]) -> list[Record]:
+    """Each region once: its place, its label and its text are results of their own with the id of the region."""
+    regions: dict[Any, Record] = {}
+    for n, result in enumerate(results):
+        key = result["id"] if isinstance(result.get("id"), str) else n
+        before = regions.get(key, {"value": {}})
+        regions[key] = {**result, **before, "value": {**result["value"], **before["value"]}}
+    return list(regions.values())
 
 
 def _told_size(region: Record) -> tuple[float, float] | None:
@@ -93,12 +108,19 @@ def _region(region: Record, size: tuple[float, float] | None) -> tuple[list[floa
     """(box, point or [], label) of a region, in pixels; [] for what is neither."""
     value = region["value"]
     label = next((str(v[0]) for k, v in value.items() if k.endswith("labels") and isinstance(v, list) and v), "")
+    if has(value, "rle"):
+        raise DataError(f"region {short(region.get('id'))} is painted with a brush, which has no corners; export it "
+                        "as a rectangle or polygon")
     if has(value, "points") and isinstance(value["points"], list):
         corners = [numbers(p, (2,), "points") for p in value["points"]]
         return scaled(hull(corners), size, 100, "points") if corners else [], label
     if not (has(value, "x") and has(value, "y")):
         return [], label
     x, y = numbers([value["x"], value["y"]], (2,), "x, y")
+    if has(value, "radiusX"):
+        radii = numbers([value["radiusX"], value.get("radiusY")], (2,), "radiusX, radiusY")
+        ellipse = scaled([x, y, *radii], size, 100, "x, y, radiusX, radiusY")
+        return _around(ellipse, number(value.get("rotation")) or 0.0), label
     if region.get("type") in ("keypointlabels", "keypoint") or not has(value, "height"):
         return scaled([x, y], size, 100, "x, y"), label
     sides = numbers([value.get("width"), value.get("height")], (2,), "width, height")
@@ -114,12 +136,16 @@ def _turned(box: Sequence[float], degrees: float) -> list[float]:
                  ((0, 0), (width, 0), (0, height), (width, height))])
 
 
+def _around(ellipse: Sequence[float], degrees: float) -> list[float]:
+    """The box around an ellipse [x, y, radius, other radius] turned about its centre."""
+    x, y, a, b = ellipse
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    wide, high = math.hypot(a * cos, b * sin), math.hypot(a * sin, b * cos)
+    return hull([(x - wide, y - high), (x + wide, y + high)])
+
+
 # --- tables: one box a line, under whatever names ---------------------------------------------------------------------
 
-_CORNERS = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"),
-            ("left", "top", "right", "bottom"), ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"))
-_SIDES = (("x", "y", "w", "h"), ("x", "y", "width", "height"), ("left", "top", "width", "height"),
-          ("bbox_x", "bbox_y", "bbox_w", "bbox_h"), ("bbox_x", "bbox_y", "bbox_width", "bbox_height"))
 BOX = ("bbox", "bbox_2d", "box", "bounding_box")
 LABEL = ("label", "class", "category", "class_name", "category_name", "label_name", "object", "name")
 NAMED = (*EXPRESSION, "text")
@@ -130,7 +156,7 @@ ROLES = {"image": IMAGE, "label": LABEL, "expression": NAMED, "instruction": INS
 
 def is_table(record: Record) -> bool:
     """Whether a record names an image and has a box, or place for one; a row with a question is another's."""
-    empty = any(all(name in record for name in names) for names in _CORNERS)
+    empty = any(all(name in record for name in names) for names in (*CORNERS, *SIDES))
     known = has(record, *IMAGE) and not has(record, "question", "answer")
     return known and (empty or _box_fields(record) is not None)
 
@@ -144,7 +170,7 @@ def table(record: Record, source: Source) -> Rows:
         if len(given := [n for n in names if has(record, n)]) > 1:
             raise DataError(f"the columns {' and '.join(given)} may each be the {role}; say which with --columns "
                             f"{role}={given[0]}")
-    fields = _box_fields(record)
+    fields = _box_fields(record) or _half_empty(record)
     used = (*(fields or ()), *LABEL, *NAMED, *INSTRUCTION)
     named = {k: v for k, v in record.items() if k not in (fields or ())}
     row = begin(named, source)
@@ -164,14 +190,20 @@ def table(record: Record, source: Source) -> Rows:
 def _box_fields(record: Record) -> tuple[str, ...] | None:
     """The fields that hold the box: one with four numbers, or four."""
     single = next(((name,) for name in BOX if has(record, name)), None)
-    return single or next((names for names in (*_CORNERS, *_SIDES) if all(has(record, n) for n in names)), None)
+    return single or next((names for names in (*CORNERS, *SIDES) if all(has(record, n) for n in names)), None)
+
+
+def _half_empty(record: Record) -> tuple[str, ...] | None:
+    """The names of a box of which some have no value: where all are empty there is nothing, here something is wrong."""
+    return next((names for names in (*CORNERS, *SIDES) if all(n in record for n in names) and has(record, *names)
+                 and not (names[2:] == ("width", "height") and not has(record, *names[:2]))), None)
 
 
 def _table_box(record: Record, fields: tuple[str, ...], row: Mapping[str, Any]) -> list[float]:
     name = ", ".join(fields)
     values = numbers(record[name] if len(fields) == 1 else [record[f] for f in fields], (4,), name)
     told = str(pick(record, "bbox_format", "box_format") or "").lower()
-    if fields in _SIDES or told in ("xywh", "coco"):
+    if fields in SIDES or told in ("xywh", "coco"):
         values = xywh(values)
     if not are_shares(values):
         return values

@@ -18,10 +18,19 @@ from vlrl.errors import DataError
 IMAGE = ("image", "image_path", "img_path", "img_filename", "image_filename", "image_file", "file_name", "filename",
          "img", "image_name", "screenshot", "images")
 """Names under which records keep the path of their image."""
+CORNERS = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"),
+            ("left", "top", "right", "bottom"), ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"))
+SIDES = (("x", "y", "w", "h"), ("x", "y", "width", "height"), ("left", "top", "width", "height"),
+          ("bbox_x", "bbox_y", "bbox_w", "bbox_h"), ("bbox_x", "bbox_y", "bbox_width", "bbox_height"))
+"""Names of four columns that hold a box: its corners, or its upper left corner, width and height."""
+PLACES = frozenset(name for names in (*CORNERS, *SIDES) for name in names)
 _SIZES = (("width", "height"), ("image_width", "image_height"), ("img_width", "img_height"), ("img_w", "img_h"))
 _PAIRS = ("image_size", "img_size", "original_size", "resolution")
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that lay an image on its side
 _LONGEST = 40  # characters that a number may have as text
+_DIGITS = 9  # after the point, of numbers that may be shares of an image
+_PARTS = 32  # folders of an absolute path that are looked for under the root
+_NEARLY = 1e-3  # by which rounding may put a share of the image outside of it
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Source:
         if text.startswith(f"{root}/"):
             return text[len(root) + 1:]
         parts = [part for part in re.sub(r"^[A-Za-z]:", "", text).split("/") if part]
-        ends = ("/".join(parts[i:]) for i in range(len(parts)))
+        ends = ("/".join(parts[i:]) for i in range(max(0, len(parts) - _PARTS), len(parts)))
         return next((end for end in ends if _exists(os.path.join(root, end))), "/".join(parts))
 
     def size(self, image: Any) -> tuple[int, int] | None:
@@ -117,7 +126,7 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
-        return tidy(value) if math.isfinite(value) else None
+        return tidy(value, _DIGITS) if math.isfinite(value) else None
     except OverflowError:  # an int like 10**400
         return None
 
@@ -131,19 +140,21 @@ def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
         values = [number(v) for v in found]
         if None not in values:
             return values  # pyright: ignore[reportReturnType]
-    raise DataError(f"{name}={short(value)} must be {' or '.join(map(str, counts))} finite numbers")
+    comma = isinstance(found, list) and any(isinstance(v, str) and re.fullmatch(r"-?\d+,\d+", v) for v in found)
+    raise DataError(f"{name}={short(value)} must be {' or '.join(map(str, counts))} finite numbers"
+                    + (", with a point before the decimals, not a comma" if comma else ""))
 
 
-def tidy(value: float) -> float:
-    """A number without digits that only rounding made, whole ones as int."""
-    value = round(value, 3) if isinstance(value, float) else value
+def tidy(value: float, digits: int = 3) -> float:
+    """A number without digits that only rounding made, whole ones as int. Pixels need no more than 3."""
+    value = round(value, digits) if isinstance(value, float) else value
     return int(value) if value == int(value) else value
 
 
 def xywh(values: Sequence[float]) -> list[float]:
-    """[x, y, width, height] -> [x1, y1, x2, y2]."""
+    """[x, y, width, height] -> [x1, y1, x2, y2], pixels or shares of the image."""
     x, y, width, height = values
-    return [tidy(v) for v in (x, y, x + width, y + height)]
+    return [tidy(v, _DIGITS) for v in (x, y, x + width, y + height)]
 
 
 def hull(points: Iterable[Sequence[float]]) -> list[float]:
@@ -154,15 +165,15 @@ def hull(points: Iterable[Sequence[float]]) -> list[float]:
 
 def are_shares(values: Sequence[float]) -> bool:
     """Whether coordinates can only be shares of the image: pixels of a box this close to the corner mean nothing."""
-    return all(0 <= v <= 1 for v in values)
+    return all(-_NEARLY <= v <= 1 + _NEARLY for v in values)
 
 
 def scaled(values: Sequence[float], size: Sequence[float] | None, full: float, name: str) -> list[float]:
     """Coordinates 0..full of an image -> its pixels. DataError naming the field when its size is not known."""
     if size is None:
         raise DataError(f"{name}={short(list(values))} is relative to the image, whose size is not known: the record "
-                        "has no width and height, and the file is not there to look. Add them, or name the folder of "
-                        "the images with --root (data.root in a config)")
+                        "has no width and height, and its file is not there or cannot be read. Add them, or name the "
+                        "folder of the images with --root (data.root in a config)")
     return [tidy(v * size[i % 2] / full) for i, v in enumerate(values)]
 
 

@@ -9,12 +9,13 @@ import csv
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlrl.errors import DataError
-from vlrl.formats.fields import number, short, unpacked
+from vlrl.formats.fields import PLACES, number, short, unpacked
 
 MOST_BYTES = 2 << 30
 """Of a text file: it is read as a whole."""
@@ -136,9 +137,17 @@ def _parse(text: str, most: int = MOST_LINE) -> Any:
     if len(text) > most:
         return DataError(f"a line of {len(text)} characters, more than the {most} that one row may have")
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         return DataError(f"not JSON: {error}")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {short(name)} occurs twice in one object")
+    return found
 
 
 def _object(row: Any) -> dict[str, Any] | DataError:
@@ -170,7 +179,7 @@ def _table(path: Path) -> Iterator[Found]:
     text = _text(path)
     first = text.partition("\n")[0]
     delimiter = max(",\t;|", key=first.count)
-    bare = sum(number(cell) is not None for cell in next(csv.reader([first], delimiter=delimiter), [])) >= 4
+    bare = sum(number(cell.strip('" ')) is not None for cell in first[:10_000].split(delimiter)) >= 4
     if bare and first.count(delimiter) + 1 != len(_BARE):
         raise DataError(f"{path}: the first line names no columns: {short(first)}. Write one that does, e.g. "
                         f"{delimiter.join(_BARE)}")
@@ -178,13 +187,16 @@ def _table(path: Path) -> Iterator[Found]:
     while True:
         try:
             line = next(lines)
+            twice = [name for name, count in Counter(lines.fieldnames or ()).items() if name and count > 1]
+            if twice:
+                raise DataError(f"{path}:1: the column {short(twice[0])} is there twice; give each a name of its own")
         except StopIteration:
             return
         except csv.Error as error:
-            raise DataError(f"{path}:{lines.line_num}: not CSV: {error}") from None
+            raise DataError(f"{path}:{lines.reader.line_num}: not CSV: {error}") from None
         where = f"{path}:{lines.line_num}"
-        cells = {str(k).strip(): v.strip() for k, v in line.items() if isinstance(v, str) and v.strip()}
-        record = {k: _cell(k, v) for k, v in cells.items()}
+        cells = {str(k).strip(): (v or "").strip() for k, v in line.items() if not isinstance(v, list)}
+        record = {k: _cell(k, v) if v else None for k, v in cells.items() if v or k in PLACES}
         wide = DataError(f"the line has more values than the first line has names: {short(line[None])}"  # pyright: ignore
                          ) if None in line else None
         yield Found(where, f"{path.stem}-{lines.line_num}", wide or record)

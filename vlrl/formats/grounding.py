@@ -37,6 +37,9 @@ _FENCE = re.compile(r"^```\w*\s*(.*?)\s*```$", re.DOTALL)
 _DESCRIBES = re.compile(r"(?:sentence|expression|phrase) describes?:\s*(.+?)\s*\.?\s*$", re.DOTALL)
 _OBJECTS = re.compile(r"(?:objects?|categor(?:y|ies)|targets?|labels?|following|detect)\b[^:\[]{0,80}[:\[]\s*"
                       r"([^\n\]]+)", re.IGNORECASE)
+_QUOTED = re.compile(r"""\s*(["'])(.+?)\1\s*(?:[,;]|\W*$)""")
+_NEXT_SENTENCE = re.compile(r"\.\s+(?=[A-Z])")
+_NO_TARGET = re.compile(r"ignore|^flag$", re.IGNORECASE)  # labels of LISA's shapes that its loader leaves out
 _ANSWER_TYPES = {"mcq": "choice", "yes_no": "yes_no", "math": "math"}
 _LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
 _SPEAKERS = {"human": "question", "user": "question", "gpt": "answer", "assistant": "answer"}
@@ -124,7 +127,11 @@ def _box_said(entry: Any) -> dict[str, Any] | None:
 def _asked_for(question: str) -> list[str]:
     """The categories that the question of a detection lists."""
     found = _OBJECTS.search(question)
-    return [word for part in re.split(r"[,;]", found[1]) if (word := part.strip(" '\"`.[]\n"))] if found else []
+    if not found:
+        return []
+    named = _NEXT_SENTENCE.split(found[1])[0].lstrip(" [")
+    quoted = [m[2].strip() for m in _QUOTED.finditer(named)] if named[:1] in "'\"" else []
+    return quoted or [word for part in re.split(r"[,;]", named) if (word := part.strip(" '\"`.[]\n"))]
 
 
 def _is_number(value: Any) -> bool:
@@ -135,6 +142,9 @@ def _is_number(value: Any) -> bool:
 
 EXPRESSION = ("expression", "sentences", "sentence", "sent", "caption", "captions", "phrase", "refexp", "ref_sentence",
                "normal_caption", "referring_expression", "raw", "description", "query")
+
+
+_REF_NAME = re.compile(r"(COCO_\w+_\d{12})_\d+(?=\.\w+$)")
 
 
 def is_problem_box(record: Record) -> bool:
@@ -161,19 +171,34 @@ def _four(value: Any) -> list[Any] | None:
 
 
 def is_refcoco(record: Record) -> bool:
-    return has(record, "bbox") and has(record, *EXPRESSION, "answer") and (
+    region = has(record, "bbox") or (has(record, "ref_id") and has(record, "ann_id"))
+    return region and has(record, *EXPRESSION, "answer") and (
         has(record, "ref_id", "ann_id", "sentences", "image_id") or "question_id" in record)
 
 
 def refcoco(record: Record, source: Source) -> Rows:
-    """One region in COCO's [x, y, width, height], in original pixels, and one row per expression that names it."""
-    box = xywh(numbers(record["bbox"], (4,), "bbox"))
+    """One region in COCO's [x, y, width, height], in original pixels, and one row per expression that names it.
+
+    Where `raw_anns` has the annotation of COCO, its bbox counts: that of the record then has corners (jxu124/refcoco).
+    The number of the annotation at the end of a ref's `file_name` is no part of the image's name.
+    """
+    raw, image = pick(record, "raw_anns"), pick(record, "raw_image_info")
+    bbox = raw.get("bbox") if isinstance(raw, Mapping) else record.get("bbox")
+    if bbox is None:
+        raise DataError(f"the region ann_id={short(record.get('ann_id'))} has no bbox: refs keep none. Copy it from "
+                        "the annotation of this id in the instances file of COCO")
+    box = xywh(numbers(bbox, (4,), "bbox"))
+    if isinstance(image, Mapping):
+        record = {**{side: image[side] for side in ("width", "height") if has(image, side)}, **record}
     found = pick(record, *EXPRESSION, "answer")
     names = [_sentence(s) for s in (found if isinstance(found, list) else [found])]
     if not has(record, *IMAGE):
         record = {**record, "file_name": _coco_name(record)}
+    if isinstance(record.get("file_name"), str):
+        record = {**record, "file_name": _REF_NAME.sub(r"\1", record["file_name"])}
     row = begin(record, source)
-    rest = meta(record, *EXPRESSION, "bbox", "segmentation", "answer", "question", "question_id", "file_name")
+    rest = meta(record, *EXPRESSION, *"bbox segmentation answer question question_id raw_anns raw_image_info "
+                "raw_sentences".split())
     return [{**row, "id": row["id"] if len(names) == 1 else f"{row['id']}-{n}", "expression": name,
              "boxes": [{"box": box, "label": name}], **rest} for n, name in enumerate(names, 1)]
 
@@ -203,7 +228,7 @@ def lisa(record: Record, source: Source) -> Rows:
     for shape in record["shapes"]:
         if not isinstance(shape, Mapping):
             raise DataError(f"shapes: {short(shape)} is no shape")
-        if str(shape.get("label", "target")).lower() != "ignore":
+        if not _NO_TARGET.search(str(shape.get("label", "target"))):
             points += [numbers(p, (2,), "points") for p in pick(shape, "points") or []]
     texts = record["text"] if isinstance(record["text"], list) else [record["text"]]
     row = begin(_with_image(record, source), source)

@@ -24,6 +24,8 @@ from vlrl.formats.fields import (
     scaled,
     short,
     text,
+    tidy,
+    unpacked,
     xywh,
 )
 from vlrl.formats.grounding import Placed, is_problem_box
@@ -111,6 +113,28 @@ def _platform(record: Record, row: Record) -> str | None:
     return _PLATFORMS.get(named) or (_PLATFORMS.get(start[1]) if start else None) or named or None
 
 
+# --- screenshots with an instruction and nothing to hit ---------------------------------------------------------------
+
+_ANSWERS = tuple("question answer answer_type plan responses label labels boxes box action bbox gt gt_action video "
+                 "expression solution conversations messages".split())
+_OF_SCREENSPOT = ("data_type", "data_source")
+
+
+def is_unlabelled(record: Record) -> bool:
+    return has(record, "instruction") and has(record, *IMAGE) and not has(record, *_ANSWERS)
+
+
+def unlabelled(record: Record, source: Source) -> Rows:
+    """An instruction without an answer, for region consistency (GUI-RCPO); other fields stay as they are."""
+    row = begin(record, source)
+    kept = {k: v for k, v in record.items() if k not in (*IMAGE, *_OF_SCREENSPOT, "image_size", "img_size")}
+    rest = {k: record[k] for k in _OF_SCREENSPOT if k in record}
+    kept |= {"meta": {**rest, **(record.get("meta") or {})}} if rest else {}
+    kind = str(record.get("data_type") or "").lower()
+    told = {"element_type": kind if kind in ("icon", "text") else None, "platform": _platform(record, row)}
+    return [{**{k: v for k, v in told.items() if v}, **kept, **row, "instruction": text(record, "instruction")}]
+
+
 # --- GUI-G1 and GUI-G2 ------------------------------------------------------------------------------------------------
 
 
@@ -195,7 +219,7 @@ def android_episode(record: Record, source: Source) -> Rows:
     said = pick(record, "step_instructions") or []
     shots = pick(record, "screenshots", "images") or []
     rows = []
-    for n, action in enumerate(record["actions"]):
+    for n, action in enumerate(map(unpacked, record["actions"])):  # the released episodes keep them as JSON text
         if not isinstance(action, Mapping):
             raise DataError(f"actions: {short(action)} is no action")
         image = shots[n] if n < len(shots) else f"episode_{episode}-screenshot_{n}.png"
@@ -224,7 +248,7 @@ def gui_r1(record: Record, source: Source) -> Rows:
     if where and are_shares(where):
         where = scaled(where, _size(row), 1, "gt_bbox")
     if len(where) == 4:
-        action["point"] = [(where[0] + where[2]) / 2, (where[1] + where[3]) / 2]
+        action["point"] = [tidy((where[0] + where[2]) / 2), tidy((where[1] + where[3]) / 2)]
     elif where:
         action["point"] = where
     words = record.get("gt_input_text")

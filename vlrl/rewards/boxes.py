@@ -12,6 +12,7 @@ from typing import Any
 _NUMBER = r"([-+]?(?:\d{1,9}(?:\.\d{0,20})?|\.\d{1,20}))"
 # Digits are bounded, so every number is finite; an attempt never crosses the next "[", so time is linear.
 _BOX = re.compile(r"\[\s*" + r"\s*,\s*".join([_NUMBER] * 4) + r"\s*\]", re.ASCII)
+_DIGITS = re.compile(r"\[\s*\d{1,9}(?:\s*,\s*\d{1,9}){3}\s*\]", re.ASCII)
 _WHOLE_BOX = re.compile(r"\[(\d{1,9}),\s*(\d{1,9}),\s*(\d{1,9}),\s*(\d{1,9})\]", re.ASCII)
 
 
@@ -72,9 +73,9 @@ def parse_boxes(text: str) -> list[list[float]]:
     return [[float(v) for v in found] for found in _BOX.findall(text)]
 
 
-def box_format(text: str) -> float:
-    """1 when the text is one box and nothing else (spaces around it aside), else 0."""
-    return float(_BOX.fullmatch(text.strip()) is not None)
+def box_format(text: str, whole: bool = False) -> float:
+    """1 when the text is one box and nothing else (spaces around it aside), else 0; `whole`: of digits alone."""
+    return float((_DIGITS if whole else _BOX).fullmatch(text.strip()) is not None)
 
 
 def parse_whole_box(text: str) -> list[float] | None:

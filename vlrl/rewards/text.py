@@ -19,6 +19,9 @@ _NOT = re.compile(r"(?<![a-z])(?:not|isn't|n't)\s{1,9}(?:yes|true|correct)(?![a-
 _ALONE = re.compile(r"(?<![A-Za-z0-9'])[A-Z](?![A-Za-z0-9'])(?!(?<=A)\s[a-z])", re.ASCII)  # "A cat" has an article
 _SMALL = re.compile(r"(?<![a-z0-9])[a-z](?![a-z0-9])", re.ASCII)
 _OTHER_WORDS = re.compile(r"\w\w")
+_EMPTY = ("[]", "{}", "```json\n[]\n```", "```json\n{}\n```")
+_NOTHING = re.compile(r"(?<!\w)(?:no|none|not|nothing|nowhere|neither|null|empty|absent|missing|without|cannot)(?!\w)"
+                      r"|n['\u2019]t(?!\w)|没有|不存在|无")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?(?![\w]|\.\d)", re.ASCII)
 
 
@@ -172,8 +175,12 @@ def token_f1(a: str, b: str) -> float:
 
 
 def says_none(text: str) -> bool:
-    """Whether a text says something, without any number: "none", "No Objects"."""
-    return bool(text.strip()) and not any(c.isdigit() for c in text)
+    """Whether a text says that nothing is there, without any number: "none", "No Objects", "[]", "the cat is absent".
+
+    Other words, broken JSON and single signs say nothing of the kind.
+    """
+    text = text.strip().casefold()
+    return not any(c.isdigit() for c in text) and (text in _EMPTY or _NOTHING.search(text) is not None)
 
 
 def answer_text(text: str) -> str:

@@ -52,13 +52,17 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
     def keep(data: bytes) -> str:
         file = out.with_name(f"{out.stem}_media") / f"{hashlib.sha256(data).hexdigest()[:16]}.{_suffix(data)}"
         pictures[file] = data
-        return os.path.relpath(file, target)
+        name = os.path.relpath(file, target)
+        if name.startswith(".."):
+            raise DataError(f"its picture would be written to {file.parent}, outside {target}: write to a folder "
+                            "inside it, or leave --root out")
+        return name
 
     good, bad = usable_rows(path, format, root, task, columns=columns, keep=lambda row: (_kept(row, keep), target))
     if bad and not keep_going:
         raise DataError(f"{bad[0].where}: {bad[0].reason} (--keep-going leaves bad rows out and lists them)")
     if not good:
-        raise DataError(f"{path} has no usable row")
+        raise DataError(f"{path} has no usable row" + (f"; {bad[0].where}: {bad[0].reason}" if bad else ""))
     rows = [moved(row, root or path.parent, target) for row in good]
     for file, data in pictures.items():
         with replacing(file, sync=False) as temporary:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from vlrl.rewards.text import parse_answer
 from vlrl.scoring import Scored, score_group
 from vlrl.store import plain
 from vlrl.task import Task
-from vlrl.types import Answer, Sample
+from vlrl.types import Answer, Coordinates, Sample
 
 _KEYS = ("sample", "completions", "step", "variants")
 _COMPLETION_KEYS = ("text", "n_tokens", "truncated")
@@ -59,16 +60,67 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path) -> dict[str, Any]:
     if not isinstance(sample_row, dict):
         raise DataError(f"sample={_short(sample_row)} must be an object, the data row")
     sample = sample_from(task, sample_row, root)
-    task, skipped = without_services(task, sample, answers)
-    found = {"rewards": _rewards(task, sample, answers, step), "weights": task.weights_at(step), "skipped": skipped}
-    if groups:
-        found["variants"] = {name: _rewards(task, sample, group, step) for name, group in groups.items()}
+    with _watched(task, sample):
+        task, skipped = without_services(task, sample, answers)
+        found = {"rewards": _rewards(task, sample, answers, step), "weights": task.weights_at(step), "skipped": skipped}
+        if groups:
+            found["variants"] = {name: _rewards(task, sample, group, step) for name, group in groups.items()}
     return found
 
 
 def to_json(value: Any) -> str:
     """ASCII JSON on one line; NaN and infinities are null."""
     return json.dumps(plain(value), allow_nan=False)
+
+
+class _Watched(Coordinates):
+    """A task's coordinates; `error` keeps the first row they could not convert, which scoring takes for a part of 0."""
+
+    def __init__(self, used: Any):
+        self.used = used
+        self.error: DataError | None = None
+
+    @property
+    def convention(self) -> str:
+        return self.used.convention
+
+    def to_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
+        return self._kept(self.used.to_original, sample, box)
+
+    def from_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
+        return self._kept(self.used.from_original, sample, box)
+
+    def _kept(self, convert: Callable[..., list[float]], sample: Sample, box: Sequence[float]) -> list[float]:
+        try:
+            return convert(sample, box)
+        except DataError as error:
+            self.error = self.error or error
+            raise
+
+
+@contextmanager
+def _watched(task: Task, sample: Sample) -> Iterator[None]:
+    """Raises the DataError of a row that could not be converted, e.g. for want of `processed_size`, at the end."""
+    given, seen = task.coordinates, _Watched(task.coordinates)
+    task.coordinates = seen
+    try:
+        if "processed_size" not in sample.row:
+            _convert_once(task, sample)
+        yield
+    finally:
+        task.coordinates = given
+    if seen.error:  # the row is wrong, whatever its completions say
+        raise seen.error
+
+
+def _convert_once(task: Task, sample: Sample) -> None:
+    """Has a task that answers in processed pixels convert some box, which no completion of the row may hold."""
+    try:
+        if task.coordinates.used.used(sample) == "processed":  # pyright: ignore[reportAttributeAccessIssue]
+            task.oracle(sample)
+            task.cheats(sample)
+    except (Exception, SystemExit):  # what the row lacks is kept by the coordinates
+        return
 
 
 class _Absent:
