@@ -254,9 +254,9 @@ def _merge(a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.T
     return torch.lerp(b.to(share.dtype), a.to(share.dtype), share).to(a.dtype)
 
 
-def _heads(x: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """[T, H, ...] -> a view [1, H, stop - start, ...]."""
-    return x[start:stop].transpose(0, 1)[None]
+def _heads(x: torch.Tensor) -> torch.Tensor:
+    """[T, H, ...] -> a view [1, H, T, ...]."""
+    return x.transpose(0, 1).unsqueeze(0)
 
 
 class Merged(torch.autograd.Function):
@@ -275,16 +275,16 @@ class Merged(torch.autograd.Function):
             own, own_lse = _flash(grid.take(q), grid.take(k), grid.take(v), scale, causal=True)
             out.index_copy_(0, grid.places, grid.flat(own))
             lse.index_copy_(0, grid.places, grid.flat(own_lse))
-        for start, middle, stop in _edges(layout):
-            keys, values = _heads(k, start, middle), _heads(v, start, middle)
-            prompt, prompt_lse = _flash(_heads(q, start, middle), keys, values, scale, causal=True)
-            _heads(out, start, middle)[:], _heads(lse, start, middle)[:] = prompt, prompt_lse
-            if middle == stop:
-                continue
-            over, over_lse = _flash(_heads(q, middle, stop), keys, values, scale)
-            own, own_lse = _heads(out, middle, stop), _heads(lse, middle, stop)
-            own[:] = _merge(own, own_lse, over, over_lse)
-            own_lse[:] = torch.logaddexp(own_lse, over_lse)
+        views = [_heads(x) for x in (q, k, v, out, lse)]
+        for start, prompt, answers in _places(layout):
+            mine, keys, values, at, at_lse = (x.narrow(2, start, prompt) for x in views)
+            found, found_lse = _flash(mine, keys, values, scale, causal=True)
+            at.copy_(found), at_lse.copy_(found_lse)
+            if answers:
+                mine, own, own_lse = (views[i].narrow(2, start + prompt, answers) for i in (0, 3, 4))
+                over, over_lse = _flash(mine, keys, values, scale)
+                own.copy_(_merge(own, own_lse, over, over_lse))
+                torch.logaddexp(own_lse, over_lse, out=own_lse)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.layout, ctx.scale = layout, scale
         return out
@@ -298,18 +298,18 @@ class Merged(torch.autograd.Function):
             parts = _flash_backward(grid.take(grad, padding=0), [grid.take(x) for x in saved], scale, causal=True)
             for whole, part in zip(grads, parts, strict=True):
                 whole.index_copy_(0, grid.places, grid.flat(part))
-        for start, middle, stop in _edges(layout):
-            q, k, v, out, lse = (_heads(x, start, middle) for x in saved)
-            own = _flash_backward(_heads(grad, start, middle), [q, k, v, out, lse], scale, causal=True)
-            for whole, part in zip(grads, own, strict=True):
-                _heads(whole, start, middle)[:] = part
-            if middle == stop:
-                continue
-            q, out, lse = (_heads(saved[i], middle, stop) for i in (0, 3, 4))
-            over = _flash_backward(_heads(grad, middle, stop), [q, k, v, out, lse], scale)
-            _heads(grads[0], middle, stop)[:] += over[0]
-            for whole, part in zip(grads[1:], over[1:], strict=True):
-                _heads(whole, start, middle)[:] += part
+        views, sums = [_heads(x) for x in (grad, *saved)], [_heads(x) for x in grads]
+        for start, prompt, answers in _places(layout):
+            above, *parts = (x.narrow(2, start, prompt) for x in views)
+            mine = [x.narrow(2, start, prompt) for x in sums]
+            for whole, part in zip(mine, _flash_backward(above, parts, scale, causal=True), strict=True):
+                whole.copy_(part)
+            if answers:
+                above, q, out, lse = (views[i].narrow(2, start + prompt, answers) for i in (0, 1, 4, 5))
+                over = _flash_backward(above, [q, *parts[1:3], out, lse], scale)
+                mine[0] = sums[0].narrow(2, start + prompt, answers)
+                for whole, part in zip(mine, over, strict=True):
+                    whole.add_(part)
         return *grads, None, None
 
 
@@ -322,10 +322,10 @@ def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], scale: fl
         grad, q, k, v, out, lse, 0.0, causal, scale=scale)
 
 
-def _edges(layout: Layout) -> Iterator[tuple[int, int, int]]:
-    """Where each piece's prompt begins, its answers begin, and it ends."""
+def _places(layout: Layout) -> Iterator[tuple[int, int, int]]:
+    """Where each piece begins, and the tokens of its prompt and of its answers."""
     for offset, prompt, places in layout.spans:
-        yield offset, offset + prompt, offset + prompt + sum(n for _, n in places)
+        yield offset, prompt, sum(n for _, n in places)
 
 
 # --- one masked attention ---------------------------------------------------------------------------------------------

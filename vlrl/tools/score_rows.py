@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from vlrl.coordinates import Convention
 from vlrl.errors import DataError, VlrlError, did_you_mean
 from vlrl.offline import sample_from
 from vlrl.plugins import prints_aside
@@ -76,19 +77,19 @@ def to_json(value: Any) -> str:
 class _Watched(Coordinates):
     """A task's coordinates; `error` keeps the first row they could not convert, which scoring takes for a part of 0."""
 
-    def __init__(self, used: Any):
-        self.used = used
+    def __init__(self, given: Coordinates):
+        self.given = given
         self.error: DataError | None = None
 
     @property
     def convention(self) -> str:
-        return self.used.convention
+        return self.given.convention
 
     def to_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        return self._kept(self.used.to_original, sample, box)
+        return self._kept(self.given.to_original, sample, box)
 
     def from_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        return self._kept(self.used.from_original, sample, box)
+        return self._kept(self.given.from_original, sample, box)
 
     def _kept(self, convert: Callable[..., list[float]], sample: Sample, box: Sequence[float]) -> list[float]:
         try:
@@ -104,8 +105,8 @@ def _watched(task: Task, sample: Sample) -> Iterator[None]:
     given, seen = task.coordinates, _Watched(task.coordinates)
     task.coordinates = seen
     try:
-        if "processed_size" not in sample.row:
-            _convert_once(task, sample)
+        if isinstance(given, Convention) and "processed_size" not in sample.row:
+            _convert_once(task, given, sample)
         yield
     finally:
         task.coordinates = given
@@ -113,10 +114,10 @@ def _watched(task: Task, sample: Sample) -> Iterator[None]:
         raise seen.error
 
 
-def _convert_once(task: Task, sample: Sample) -> None:
+def _convert_once(task: Task, given: Convention, sample: Sample) -> None:
     """Has a task that answers in processed pixels convert some box, which no completion of the row may hold."""
     try:
-        if task.coordinates.used.used(sample) == "processed":  # pyright: ignore[reportAttributeAccessIssue]
+        if given.used(sample) == "processed":
             task.oracle(sample)
             task.cheats(sample)
     except (Exception, SystemExit):  # what the row lacks is kept by the coordinates
