@@ -52,7 +52,7 @@ def test_bytes_of_qwen2_5_vl_3b():
     text = qwen2_5(2048, 36, 16, 2, 11008, 151936, True).get_text_config()
     assert capacity.token_bytes(text, 2, adapter=True) == 36 * 2 * 128 * (2 + 2) == 36_864
     assert capacity.token_bytes(text, 2, adapter=False) == 36 * 2 * 128 * (4 + 2)  # keys stay float32
-    assert capacity.logit_bytes(text, 2) == 151936 * 26
+    assert capacity.logit_bytes(text, 2) == 151936 * 14
 
 
 def test_what_fits():

@@ -218,7 +218,7 @@ def test_copies_of_the_sampled_logits():
     heat, draw, banned = torch.ones(n), torch.full((n,), 0.5), torch.tensor([3])
     found = peak(lambda: writing.pick(torch.zeros(n, vocabulary, dtype=torch.bfloat16), heat, draw, banned))
     text = Qwen3VLConfig(text_config={"vocab_size": vocabulary}).get_text_config()
-    assert found <= n * capacity.logit_bytes(text, 2) <= 1.3 * found
+    assert 0.99 * found <= n * capacity.logit_bytes(text, 2) <= 1.3 * found
 
 
 def measured(folder, model, **more):

@@ -279,7 +279,8 @@ class Merged(torch.autograd.Function):
         for start, prompt, answers in _places(layout):
             mine, keys, values, at, at_lse = (x.narrow(2, start, prompt) for x in views)
             found, found_lse = _flash(mine, keys, values, scale, causal=True)
-            at.copy_(found), at_lse.copy_(found_lse)
+            at.copy_(found)
+            at_lse.copy_(found_lse)
             if answers:
                 mine, own, own_lse = (views[i].narrow(2, start + prompt, answers) for i in (0, 3, 4))
                 over, over_lse = _flash(mine, keys, values, scale)

@@ -28,7 +28,7 @@ Job = tuple[int, list[int]]
 GIB = 2**30
 MOST_ROWS = 256
 """Most answers side by side: with small models batches are alike on every machine."""
-LOGIT_COPIES = 6
+LOGIT_COPIES = 3
 """float32 copies of the logits [rows, vocabulary] that are alive at once in writing.pick."""
 _SHARE = {"cuda": 0.7}
 """Share of the remaining memory that a batch may take; the rest is for work on the prompts and the allocator's gaps."""
