@@ -7,6 +7,7 @@ answers, so after scoring a few of them move from processes with much work to pr
 from __future__ import annotations
 
 import itertools
+import logging
 import pickle
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ WORTH_MOVING = 1.05
 """Largest load / mean load of the processes from which on groups move."""
 EVEN = 1.01
 """Largest load / mean load at which no further group moves."""
+_log = logging.getLogger(__name__)
 
 
 def tokens(prompt: Prompt, answers: Sequence[int]) -> float:
@@ -156,7 +158,10 @@ def _exchange(groups: Sequence[Group], entries: Sequence[_Entry], owners: list[i
 def _pickled(group: Group) -> bytes | None:
     try:
         return pickle.dumps(group, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # whatever a task's own objects raise
+    except Exception as error:  # whatever a task's own objects raise
+        _log.warning("group %s of task %s stays on its process: what the task put into it cannot be sent (%s: %s). "
+                     "train.balance=false leaves all groups where they are", group.id, group.task,
+                     type(error).__name__, error)
         return None
 
 

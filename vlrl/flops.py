@@ -112,7 +112,7 @@ def cost_model(model: Any, family: Family) -> Cost:
     return Cost(**{part: counted.get(part, Products()) for part in ("language", "head", "merger", "vision")},
                 attention=text.num_hidden_layers * text.num_attention_heads * width,
                 sight=(channels * full, channels * (depth - full)),
-                window=math.inf if whole is None else (vision.window_size // _side(vision)) ** 2, merge=_merge(config))
+                window=math.inf if whole is None else (vision.window_size // patch_side(vision)) ** 2, merge=merge_side(config) ** 2)
 
 
 def _count(model: Any, family: Family) -> dict[str, Products]:
@@ -155,18 +155,18 @@ def patches_of(mm: Mapping[str, Any], config: Any) -> tuple[int, ...]:
     for name in ("pixel_values", "pixel_values_videos"):
         if name in mm:
             *tiles, height, width = mm[name].shape
-            side = _side(config.vision_config)
+            side = patch_side(config.vision_config)
             out += [(height // side) * (width // side)] * math.prod(tiles[:-1])  # [..., tiles, channels, H, W]
     return tuple(out)
 
 
-def _side(vision: Any) -> int:
+def patch_side(vision: Any) -> int:
     """Pixels along a side of a patch."""
     return vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
 
 
-def _merge(config: Any) -> int:
-    """Patches that become one visual token."""
+def merge_side(config: Any) -> int:
+    """Patches along a side that become one visual token."""
     shrinks = 1 / getattr(config, "downsample_ratio", 1)
     along = getattr(config.vision_config, "spatial_merge_size", None) or getattr(config, "scale_factor", shrinks)
-    return round(along) ** 2
+    return round(along)

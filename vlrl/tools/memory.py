@@ -21,6 +21,7 @@ from vlrl import loading
 from vlrl.engine.cache import ROOM
 from vlrl.engine.capacity import MOST_ROWS, head_width, logit_bytes, token_bytes
 from vlrl.families import Family, Part, family_of
+from vlrl.flops import merge_side, patch_side
 from vlrl.logprobs import chunk_rows
 from vlrl.quantize import adapted_layers
 from vlrl.settings import Config
@@ -160,7 +161,7 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
     trained, frozen, largest = _weights(model, family, config, size)
     visual = _visual_tokens(config, model_config) if visual_tokens is None else visual_tokens
     prompt = visual + TEXT_TOKENS if prompt_tokens is None else prompt_tokens
-    patches = visual * _merge(model_config) ** 2
+    patches = visual * merge_side(model_config) ** 2
     batch = _micro_batch(config, prompt, family.shared, device)
     activations, block = _activations(config, model_config, blocks, batch, patches, size)
     text = model_config.get_text_config()
@@ -337,21 +338,10 @@ def _prefill(blocks: Sequence[_Block], tokens: int, patches: int, size: int) -> 
 def _patch_values(model_config: Any) -> int:
     """Numbers in one patch of the processed image or video."""
     vision = model_config.vision_config
-    return 3 * getattr(vision, "temporal_patch_size", 1) * _patch_side(vision) ** 2
-
-
-def _patch_side(vision: Any) -> int:
-    return vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
-
-
-def _merge(model_config: Any) -> int:
-    """Patches along a side that make one visual token."""
-    vision = model_config.vision_config
-    shrinks = 1 / getattr(model_config, "downsample_ratio", 1)
-    return int(getattr(vision, "spatial_merge_size", None) or getattr(model_config, "scale_factor", shrinks))
+    return 3 * getattr(vision, "temporal_patch_size", 1) * patch_side(vision) ** 2
 
 
 def _visual_tokens(config: Config, model_config: Any) -> int:
     """Visual tokens of an image of as many pixels as the settings allow."""
-    side = _patch_side(model_config.vision_config) * _merge(model_config)
+    side = patch_side(model_config.vision_config) * merge_side(model_config)
     return max(1, (config.model.max_pixels or IMAGE_PIXELS) // side**2)
