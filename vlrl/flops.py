@@ -112,7 +112,8 @@ def cost_model(model: Any, family: Family) -> Cost:
     return Cost(**{part: counted.get(part, Products()) for part in ("language", "head", "merger", "vision")},
                 attention=text.num_hidden_layers * text.num_attention_heads * width,
                 sight=(channels * full, channels * (depth - full)),
-                window=math.inf if whole is None else (vision.window_size // patch_side(vision)) ** 2, merge=merge_side(config) ** 2)
+                window=math.inf if whole is None else (vision.window_size // patch_side(vision)) ** 2,
+                merge=merge_side(config) ** 2)
 
 
 def _count(model: Any, family: Family) -> dict[str, Products]:
