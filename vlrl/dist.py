@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -10,6 +11,13 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from vlrl.errors import VlrlError
+
+
+@atexit.register
+def leave() -> None:
+    """Ends the process group; a process that exits with one may abort in the threads of its transport."""
+    if active():
+        dist.destroy_process_group()
 
 
 def active() -> bool:
