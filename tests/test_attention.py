@@ -114,7 +114,9 @@ def test_training_equals_dense_attention(kernels, groups, kind, dtype, tolerance
 LONG = ((130, (200, 64)), (256, (128,)), (40, ()), (17, (1, 300)))
 
 
-@pytest.mark.parametrize("groups", [RAGGED, LONG, IDLE], ids=["ragged", "several blocks", "some idle"])
+@pytest.mark.parametrize("groups", [
+    RAGGED, pytest.param(LONG, marks=pytest.mark.slow), pytest.param(IDLE, marks=pytest.mark.slow)],
+    ids=["ragged", "several blocks", "some idle"])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @torch.no_grad()
 def test_flex_equals_dense_attention(groups):
@@ -159,6 +161,7 @@ def test_what_is_derived_from_a_row_is_derived_once():
     assert layout.blocks(device) is layout.blocks(device) and layout.masked(device) is layout.masked(device)
 
 
+@pytest.mark.slow
 def test_gradients_by_finite_differences():
     layout = layout_of(((3, (1, 2)), (2, (2,))))
     assert torch.autograd.gradcheck(lambda *x: Merged.apply(*x, layout, 0.3), inputs(layout.length, torch.float64))

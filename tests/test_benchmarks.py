@@ -74,6 +74,7 @@ def test_a_missing_gpu_is_said(gpu_update, monkeypatch, capsys):
     assert "no CUDA device" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_gpu_update_on_a_cpu(gpu_update, tmp_path, monkeypatch):
     size = replace(gpu_update.TINY, packed=(2,))
     monkeypatch.setattr(gpu_update, "peak_of", lambda *_: gpu_update.Peak(0.01, "said so"))

@@ -140,6 +140,7 @@ def test_eval_gives_the_numbers_of_the_run(lora, tmp_path, capsys):
         k: v for k, v in before.items() if "lock" not in k}
 
 
+@pytest.mark.slow
 def test_eval_of_the_model_and_of_an_adapter_under_other_settings(lora, tiny_models, capsys):
     first, last = metrics(lora.run, "eval.jsonl")
     out, _ = call(capsys, "eval", *lora.words, "--model", tiny_models["qwen3_vl"], "--json")
@@ -210,6 +211,7 @@ def test_an_exported_lora_run_is_base_and_adapter(lora, tmp_path, capsys):
     assert "is not empty" in err
 
 
+@pytest.mark.slow
 def test_export_of_an_adapter_and_in_another_type(lora, tmp_path, capsys):
     call(capsys, "export", lora.newest, "-o", tmp_path / "a", "--adapter")
     assert (tmp_path / "a/adapter_model.safetensors").read_bytes() == (
