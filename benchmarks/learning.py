@@ -9,6 +9,7 @@ Every number is from held-out samples, greedy; a run's interval is a paired boot
 
 import argparse
 import json
+import math
 import os
 import platform
 import subprocess
@@ -53,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
     parser.add_argument("settings", nargs="*", metavar="key=value")
-    parser.add_argument("--metric", required=True, help="a part of the reward, e.g. iou")
+    parser.add_argument("--metric", required=True, nargs="+", help="of eval.jsonl, e.g. iou")
     parser.add_argument("--control", required=True, help="class of benchmarks/random_reward.py")
     parser.add_argument("--kinds", nargs="*", default=["rl", "control", "sft", "sft lr x 5"])
     parser.add_argument("--seeds", type=int, default=3)
@@ -74,13 +75,11 @@ def main() -> None:
 
 def table(args: argparse.Namespace, folders: dict) -> str:
     """Markdown: one row per run, and how it was made."""
-    lines = [f"# {args.config}: held-out {args.metric}", "",
-             "| run | seed | n | before | after | gain [95 %] | wall s |", "|---|---|---|---|---|---|---|"]
-    for (kind, seed), (folder, wall) in folders.items():
-        (row,) = [g for g in report.gains(RunFolder(folder)) if g.metric == args.metric]
-        low, high = row.gain.low, row.gain.high
-        lines.append(f"| {kind} | {seed} | {row.n} | {row.before.mean:.3f} | {row.after.mean:.3f} | "
-                     f"{row.gain.mean:+.3f} [{low:+.3f}, {high:+.3f}] | {wall:.0f} |")
+    lines = [f"# {args.config}: held-out {', '.join(args.metric)}", "",
+             "| run | seed | metric | n | before | after | gain [95 %] | wall s |", "|---|---|---|---|---|---|---|---|"]
+    for metric in args.metric:
+        for (kind, seed), (folder, wall) in folders.items():
+            lines.append(f"| {kind} | {seed} | {metric} | {changed(RunFolder(folder), metric)} | {wall:.0f} |")
     settings = config.load(args.config, args.settings)
     weights = Path(resolve(settings.model.name)) / "model.safetensors"
     return "\n".join([*lines, "", f"- command: `python benchmarks/learning.py {' '.join(_shown())}`",
@@ -91,8 +90,17 @@ def table(args: argparse.Namespace, folders: dict) -> str:
                       f"{platform.machine()}; versions {json.dumps(_versions())}", ""])
 
 
+def changed(run: RunFolder, metric: str) -> str:
+    """n, before, after and gain of a metric; one of a whole split, such as F1, has no interval."""
+    (row,) = [g for g in report.gains(run) if g.metric == metric]
+    interval = "" if math.isnan(row.gain.low) else f" [{row.gain.low:+.3f}, {row.gain.high:+.3f}]"
+    return f"{row.n} | {row.before.mean:.3f} | {row.after.mean:.3f} | {row.gain.mean:+.3f}{interval}"
+
+
 def _shown() -> list[str]:
-    return [word for word in sys.argv[1:] if not word.startswith("--out")]
+    words = sys.argv[1:]
+    return [word for before, word in zip(["", *words], words, strict=False)
+            if not word.startswith("--out") and before != "--out"]
 
 
 def _versions() -> dict[str, str]:

@@ -9,6 +9,8 @@ from vlrl.types import Answer, Parts, Sample
 
 Grounding: type[Task] = load_class("grounding")
 Digits: type[Task] = load_class("digits")
+Driving: type[Task] = load_class("driving")
+Video: type[Task] = load_class("video")
 
 
 class _Random:
@@ -24,4 +26,12 @@ class RandomGrounding(_Random, Grounding):
 
 
 class RandomDigits(_Random, Digits):
+    rewards = {"accuracy": 0.0, "format": 0.0, "random": 1.0}
+
+
+class RandomDriving(_Random, Driving):
+    rewards = {"speed": 0.0, "path": 0.0, "format": 0.0, "random": 1.0}
+
+
+class RandomVideo(_Random, Video):
     rewards = {"accuracy": 0.0, "format": 0.0, "random": 1.0}

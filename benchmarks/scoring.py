@@ -2,8 +2,9 @@
 
     python benchmarks/scoring.py [--completions 10000] [--group 16]
 
-Of each group a quarter are perfect answers, the others miss by a little, are cut off, or are junk; rows have three
-objects. CPU seconds of this process, from the completions' texts to parts, reward and parsed answer. No model, no file.
+Of each group a quarter are perfect answers, the others miss by a little, are cut off, or are junk. CPU seconds of this
+process, from the completions' texts to parts, reward and parsed answer. No model, no file. Parts that ask a model (a
+judge, the reference policy) are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ ROWS: dict[str, dict[str, Any]] = {
         {"box": [100, 100, 220, 300], "label": "mug"}, {"box": [400, 80, 640, 360], "label": "cat"},
         {"box": [700, 400, 900, 690], "label": "mug"}]},
     "gui": {**SIZE, "instruction": "open the settings", "box": [1100, 20, 1180, 60]},
+    "classification": {"label": "sea lion", "labels": [f"class {i} of the sea" for i in range(99)] + ["sea lion"]},
+    "preference": {"question": "What is it?", "responses": ["a cat", "a dog"], "answer": 2},
+    "driving": {"plan": {"speed": "DECELERATE", "path": "LEFT_TURN"}, "speed_mps": 8.5, "navigation": "Turn left"},
+    "qa": {"question": "What is the sum of the bars?", "answer": 120, "answer_type": "number"},
+    "video": {**SIZE, "question": "Where does the cyclist go?", "answer_type": "choice", "answer": "B", "duration": 60,
+              "options": ["to the left", "to the right", "nowhere"], "spans": [[10.5, 20]],
+              "tracks": [{"label": "cyclist", "boxes": [[100 + 40 * i, 100, 220 + 40 * i, 300] for i in range(8)]}]},
 }
+TYPES = {"time_r1": "span", "videochat_r1_gqa": "span+choice", "videochat_r1_track": "track"}
+NO_RECIPES = ("tiny", "digits")
 
 
 def main() -> None:
@@ -35,7 +45,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=16)
     given = parser.parse_args()
     print(f"| recipe | CPU s for {given.completions:,} completions | microseconds each |\n|---|---|---|")
-    for path in sorted([*CONFIGS.glob("grounding/*_*.yaml"), *CONFIGS.glob("gui/*_*.yaml")]):
+    for path in sorted(path for task in ROWS for path in CONFIGS.glob(f"{task}/*") if path.stem not in NO_RECIPES):
         seconds = measure(path, given.completions, given.group)
         print(f"| {path.stem} | {seconds:.2f} | {seconds / given.completions * 1e6:.0f} |", flush=True)
 
@@ -43,7 +53,8 @@ def main() -> None:
 def measure(path: Path, completions: int, group: int) -> float:
     """CPU seconds to score so many completions in groups."""
     task = offline.make_task(config.load(path))
-    sample = task.sample_from_row({"id": "1", **ROWS[task.name]})
+    kind = {"answer_type": TYPES[path.stem]} if path.stem in TYPES else {}
+    sample = task.sample_from_row({"id": "1", **ROWS[task.name], **kind})
     texts = (answers(task, sample) * (group // 4 + 1))[:group]
     score_group(task, sample, [parse_answer(text) for text in texts], step=0)  # libraries are imported here
     began = time.process_time()

@@ -189,13 +189,13 @@ def _read_region(task: Any, sample: Sample, answer: Answer) -> list[float] | Non
     return [float(v) for v in region] if region else None
 
 
-def _consensus(task: Any, sample: Sample, answers: Sequence[Answer]) -> list[Parts]:
+def _consensus(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any) -> list[Parts]:
     """GUI-RCPO: the mean vote over a region, as a share of the largest vote of the group."""
     regions = [_read_region(task, sample, answer) for answer in answers]
     return [{"consensus": value} for value in region_consistency(regions)]
 
 
-def _vote(task: Any, sample: Sample, answers: Sequence[Answer]) -> list[Parts]:
+def _vote(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any) -> list[Parts]:
     """GUI-RC as a reward: whether an answer's centre lies in the region that most of the group agree on."""
     regions = [_read_region(task, sample, answer) for answer in answers]
     agreed = region_vote([r for r in regions if r])

@@ -9,8 +9,9 @@ The functions of a recipe take the task first: it has the settings and the coord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from vlrl.data import sample_from_row
 from vlrl.errors import ConfigError, DataError
 from vlrl.plugins import resolve
 from vlrl.task import Task, Weight
-from vlrl.types import Answer, Parts, Sample
+from vlrl.types import Answer, Parts, Sample, Variant
 
 Box = Sequence[float]
 
@@ -40,8 +41,12 @@ class Recipe:
     """A perfect answer, or None where there is none."""
     write: Callable[[Any, Sample, Sequence[Box]], str] | None = None
     """A well-formed answer with boxes in original pixels, for cheats; None where answers are no boxes."""
-    group: Callable[[Any, Sample, Sequence[Answer]], list[Parts]] | None = None
-    """Parts that compare the answers of a group."""
+    group: Callable[[Any, Sample, Sequence[Answer], Any], list[Parts]] | None = None
+    """Parts that compare the answers of a group; the last argument is the services of `Task.score_group`."""
+    needs: Collection[str] = frozenset()
+    """Services that `group` asks for, as `Task.needs` names them."""
+    variants: Callable[[Any, Sample, int, int], Sequence[Variant]] | None = None
+    """Further answers with other media, as `Task.variants` gives them."""
     problem: Callable[[Any, Mapping[str, Any]], str | None] | None = None
     """What this recipe misses in a row, or None."""
     asks: bool = False
@@ -61,6 +66,12 @@ class RecipeTask(Task):
         """The recipe in use; what a subclass sets itself (prompt, rewards) wins."""
         self.prompt = self.prompt or self.used.prompt
         self.system = self.system or self.used.system
+        if self.used.variants:  # else it is known that there are none
+            self.variants: Any = partial(self.used.variants, self)
+
+    @property
+    def needs(self) -> Collection[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.used.needs
 
     @classmethod
     def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, Weight]:
@@ -101,8 +112,7 @@ class RecipeTask(Task):
         return self.used.score(self, sample, answer)
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-        return self.used.group(self, sample, answers) if self.used.group else []
-
+        return self.used.group(self, sample, answers, services) if self.used.group else []
     def parse(self, sample: Sample, answer: Answer) -> Any:
         return self.used.read(self, sample, answer)
 

@@ -1,33 +1,60 @@
-"""Classification: name what the image shows, with or without thinking first (CLS-RL, 2503.16188).
+"""Classification: name what the image shows, with or without thinking first.
 
-`task.thinking` chooses the template: `no_thinking` (the whole answer must be the label, exactly), `thinking` (the
-<answer> tag must hold it) or `both` (one drawn per visit). Rows: `image`, `label`, and if wanted `labels` (the names to
-choose from), `synonyms` (further right answers) and `question`.
+`task.recipe` chooses how to ask and what to pay. Rows: `image`, `label` (a name, or a list of names where several are
+right), and if wanted `labels` (the names to choose from), `synonyms` (further right names, or {label: [names]}) and
+`question`. `task.shots` trains on few samples of each class, `task.classes` on half of the classes.
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vlrl.data import sample_from_row
+from vlrl.data import SPLITS, Drawn
 from vlrl.errors import DataError
-from vlrl.rewards.text import clean_label, extract_tag, same_label, think_answer_format
-from vlrl.task import Task
+from vlrl.rewards.confidence import calibration_error
+from vlrl.settings import Count
 from vlrl.types import Answer, Parts, Sample
 
+from . import _classification as recipes
+from ._recipes import RecipeTask
 
-class Classification(Task):
-    """One label per image. Parts: `accuracy` 0 or 1, `format` 0 or 1."""
 
+class Classification(RecipeTask):
+    """The class of an image: see `task.recipe`. Parts of the default: `accuracy` 0 or 1 (of several labels
+    `task.multi_score`, in [0, 1]), `format` 0 or 1."""
+
+    _recipes = recipes.RECIPES
+    recipe: str = "plain"
+    """How to ask and what to pay: plain (as task.thinking says), cls_rl, cls_rl_no_thinking,
+    visual_rft_classification, rlcr (answers say how sure they are), or own module:function that returns a Recipe."""
     thinking: Literal["thinking", "no_thinking", "both"] = "no_thinking"
+    """plain: without thinking the whole answer must be the label, exactly; with it, the <answer> tag must hold it; both
+    draws one template per visit."""
     question: str = "What does the image show?"
     """Asked where the row has no `question`; the row's `labels` are added."""
     direct: str = "{question}\nPlease directly output the answer."
-    """Template without thinking."""
+    """plain: template without thinking."""
     reasoned: str = ("{question}\nPlease output the thinking process in <think> </think> and final answer in "
                      "<answer> </answer> tags.")
-    """Template with thinking; a template that holds <think> is scored as thinking."""
-    rewards = {"accuracy": 1.0, "format": 0.1}
+    """plain: template with thinking; a template that holds <think> is scored as thinking."""
+    multi_score: Literal["jaccard", "f1", "exact"] = "jaccard"
+    """Accuracy where a row has several labels: shared names over all names, F1 of the two sets, or whether they are the
+    same."""
+    shots: Count = 0
+    """Training samples of each class, such as 1, 2, 4, 8 or 16; 0 = all."""
+    shots_seed: Count = 0
+    """Draws which samples these are; apart from data.seed and the training seed."""
+    classes: Literal["all", "base", "new"] = "all"
+    """Classes that are trained on: all, or the first (base) or second half (new) of their sorted names (CoOp). Held-out
+    rows are of both halves then, and every row offers the names of its own. The classes are those of both files."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        self._names: dict[tuple[str, ...], list[str]] = {}
+        """All classes by the files of rows, once they were asked for."""
 
     @property
     def templates(self) -> tuple[str, ...]:
@@ -36,49 +63,88 @@ class Classification(Task):
         return {"thinking": (self.reasoned,), "no_thinking": (self.direct,), "both": (self.direct, self.reasoned)}[
             self.thinking]
 
-    def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
-        label = row.get("label")
-        if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
-            raise DataError(f"row {row.get('id')!r}: label={label!r} must be a text or a whole number (lists of labels "
-                            "are not supported yet)")
-        names = {key: _texts(row, key) for key in ("labels", "synonyms") if row.get(key) is not None}
-        question = row.get("question") or self.question
-        if names.get("labels") and not row.get("question"):
-            question += f" Choose from: {', '.join(names['labels'])}."
-        return sample_from_row({**row, **names, "label": str(label), "question": question}, root)
-
-    def score(self, sample: Sample, answer: Answer) -> Parts:
-        right = [sample["label"], *(sample.get("synonyms") or ())]
-        if self.thinks(sample):
-            given = extract_tag(answer.text, "answer", "last")
-            accuracy = given is not None and any(same_label(given, name) for name in right)
-            return {"accuracy": float(accuracy), "format": think_answer_format(answer.text)}
-        return {"accuracy": float(answer.text in right), "format": float(self._is_plain(sample, answer.text))}
-
     def thinks(self, sample: Sample) -> bool:
         """Whether this visit's template asks for thinking."""
         return "<think>" in (sample.prompt or self.templates[0])
 
-    def _is_plain(self, sample: Sample, text: str) -> bool:
-        """One of the names to choose from; where the row lists none, one line without tags."""
-        names = sample.get("labels")
-        if names:
-            return text in (*names, *(sample.get("synonyms") or ()))
-        return bool(text.strip()) and not any(mark in text for mark in ("\n", "<think>", "<answer>"))
+    def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
+        try:
+            row = recipes.checked(row)
+        except DataError as error:
+            raise DataError(f"row {row.get('id')!r}: {error}") from None
+        return super().sample_from_row(row, root)
 
-    def oracle(self, sample: Sample) -> str:
-        label = sample["label"]
-        return f"<think>It looks like {label}.</think><answer>{label}</answer>" if self.thinks(sample) else label
+    def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
+        names, several = row.get("labels"), isinstance(row["label"], list)
+        if row.get("question"):
+            return {"question": row["question"]}
+        added = f" Choose {'all that are there ' if several else ''}from: {', '.join(names)}." if names else ""
+        return {"question": f"{self.question}{added}{' Separate names by commas.' if several else ''}"}
 
-    def parse(self, sample: Sample, answer: Answer) -> str:
-        return clean_label(answer.final)[:200]
+    # --- which samples ------------------------------------------------------------------------------------------------
 
-    def target(self, sample: Sample) -> str:
-        return sample["label"]
+    def samples(self, split: str) -> Sequence[Sample]:
+        found = super().samples(split)
+        if not self.shots and self.classes == "all":
+            return found
+        files = tuple(getattr(self.data, s, "") for s in SPLITS)
+        if self.classes != "all" and files not in self._names:  # evaluations come again and again
+            parts = [found if s == split else super(Classification, self).samples(s)
+                     for s, file in zip(SPLITS, files, strict=True) if file]
+            self._names[files] = sorted({name for part in parts for s in part
+                                         for name in (*recipes.labels_of(s.row), *(s.get("labels") or ()))})
+        return self.chosen(split, [(s.id, recipes.labels_of(s.row)) for s in found], self._names.get(files, ()), found)
 
+    def chosen(self, split: str, entries: Sequence[tuple[str, Sequence[str]]], names: Sequence[str],
+               samples: Sequence[Sample]) -> Sequence[Sample]:
+        """Those of `samples` that `task.classes` and `task.shots` leave; `entries` has their ids and classes, `names`
+        are all classes. Samples are not made before they are asked for."""
+        places = list(range(len(entries)))
+        half_of: dict[str, str] = {}
+        halves = recipes.halves(names) if self.classes != "all" else {}
+        for half, inside in halves.items():
+            half_of |= dict.fromkeys(inside, half)
+        if halves and any(len(classes) > 1 for _, classes in entries):
+            raise DataError(f"task.classes={self.classes} halves the classes, but some rows have several; set "
+                            "task.classes=all")
+        if split == "train":
+            places = [p for p in places if not halves or half_of[entries[p][1][0]] == self.classes]
+            kept = recipes.few([entries[p] for p in places], self.shots, self.shots_seed) if self.shots else None
+            places = places if kept is None else [places[k] for k in kept]
 
-def _texts(row: Mapping[str, Any], key: str) -> list[str]:
-    values = row[key]
-    if not isinstance(values, list) or not all(isinstance(v, (str, int)) for v in values):
-        raise DataError(f"row {row.get('id')!r}: {key}={values!r} must be a list of texts")
-    return [str(v) for v in values]
+        def make(i: int) -> Sample:
+            sample = samples[places[i]]
+            half = half_of.get(entries[places[i]][1][0])
+            return self._offering(sample, half, halves[half]) if half else sample
+        return Drawn(len(places), make)
+
+    def _offering(self, sample: Sample, half: str, names: Sequence[str]) -> Sample:
+        """The sample with the names of its half to choose from."""
+        row = dict(sample.row)
+        if row.get("question") == self.placeholders({**row, "question": None})["question"]:
+            del row["question"]  # the task's own, with the names of both halves
+        if row.get("labels"):
+            row["labels"] = [name for name in row["labels"] if name in names]
+        return replace(sample, row=self.filled({**row, "half": half}))
+
+    # --- numbers of an evaluation -------------------------------------------------------------------------------------
+
+    def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
+        """rlcr: `confidence`, of the answers that say one."""
+        read = self.parse(sample, answer)
+        sure = read.get("confidence") if isinstance(read, Mapping) else None
+        return {} if sure is None else {"confidence": sure}
+
+    def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """With task.classes `accuracy/base`, `accuracy/new` and their harmonic mean `accuracy/h`; of answers that say
+        how sure they are `ece`, the expected calibration error over ten bins."""
+        paid = [(r, r["parts"]["accuracy"]) for r in records if r["parts"].get("accuracy") is not None]
+        out: dict[str, float] = {}
+        for half in ("base", "new"):
+            values = [value for r, value in paid if r["sample"].get("half") == half]
+            out |= {f"accuracy/{half}": sum(values) / len(values)} if values else {}
+        if len(out) == 2:
+            total = sum(out.values())
+            out["accuracy/h"] = 2 * out["accuracy/base"] * out["accuracy/new"] / total if total else 0.0
+        sure = [(r["metrics"]["confidence"], value) for r, value in paid if "confidence" in (r.get("metrics") or ())]
+        return {**out, "ece": calibration_error([q for q, _ in sure], [value for _, value in sure])} if sure else out

@@ -24,11 +24,11 @@ _LABELS = [str(d) for d in range(10)]
 
 
 class Digits(Classification):
-    """Which digit is this? Parts and thinking as in Classification."""
+    """Which digit is this? Recipes, parts and thinking as in Classification."""
 
+    question: str = "Which digit is this?"
     direct: str = "Which digit is this? Answer with the digit only."
     reasoned: str = "Which digit is this? Think in <think> </think>, then answer in <answer> </answer>."
-    rewards = {"accuracy": 1.0, "format": 0.1}
 
     def samples(self, split: str) -> Sequence[Sample]:
         train, heldout = split_indices()
@@ -36,7 +36,13 @@ class Digits(Classification):
             raise ConfigError(f"split {split!r}: task 'digits' has train and heldout")
         places = train if split == "train" else heldout
         arrays, labels = digit_arrays()
-        return Drawn(len(places), lambda i: _sample(places[i], arrays[places[i]], int(labels[places[i]])))
+        drawn = Drawn(len(places), lambda i: self._sample(places[i], arrays[places[i]], int(labels[places[i]])))
+        return self.chosen(split, [(_id(place), (str(labels[place]),)) for place in places], _LABELS, drawn)
+
+    def _sample(self, place: int, array: np.ndarray, label: int) -> Sample:
+        row = {"id": _id(place), "width": SIZE, "height": SIZE, "label": str(label), "labels": _LABELS,
+               "category": str(label)}
+        return Sample(id=row["id"], media=(Media(source=digit_image(array)),), row=self.filled(row))
 
 
 def digit_image(array: np.ndarray) -> Image.Image:
@@ -64,9 +70,5 @@ def digit_arrays() -> tuple[np.ndarray, np.ndarray]:
     return data.images, data.target
 
 
-def _sample(place: int, array: np.ndarray, label: int) -> Sample:
-    row = {"id": f"digit-{place:04d}", "width": SIZE, "height": SIZE, "label": str(label), "labels": _LABELS,
-           "category": str(label)}
-    return Sample(id=row["id"], media=(Media(source=digit_image(array)),), row=row)
-
-
+def _id(place: int) -> str:
+    return f"digit-{place:04d}"

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.test_video import make_video
+from tests.test_data_formats import make_video
 from vlrl.cli import main
 from vlrl.data import read_rows
 from vlrl.errors import DataError, VlrlError
@@ -321,8 +321,8 @@ def test_imagehash_is_optional(folder, capsys, monkeypatch):
 
 @pytest.mark.parametrize(("words", "code", "says"), [
     ("check none.jsonl", 1, "none.jsonl cannot be read: .*No such file"),
-    ("check img", 1, r"img: rows are kept in \.jsonl"),
-    ("check img.jsonl", 1, "img.jsonl cannot be read: .*Is a directory"),
+    ("check img", 1, "img: the folder holds no rows; known: a folder of images for each class"),
+    ("check img.jsonl", 1, "img.jsonl: the folder holds no rows"),
     ("check bytes.jsonl", 1, "bytes.jsonl cannot be read: .*UTF-8"),
     ("check object.json", 1, "object.json must hold a list of rows, not a dict"),
     ("check good.jsonl --format coco_", 1, "data.format='coco_' is not known"),

@@ -118,7 +118,7 @@ def test_completions_are_one_group_and_carry_tokens_truncation_and_step(capsys, 
                                                      {"tokens": 3.0, "cut": 1.0, "rank": 1.0}]
     assert [r["reward"] for r in line["rewards"]] == [0.0, 4.0]
     assert line["rewards"][0]["parsed"] == {"3": [None, None], "set": "{'a'}"}
-    assert [r["parts"]["rank"] for r in line["variants"]["other"]] == [1.0, 0.0]
+    assert [r["parts"] for r in line["variants"]["other"]] == [{"tokens": 0.0, "cut": 0.0}] * 2
 
 
 def test_parts_that_need_a_service_are_left_out(capsys, monkeypatch, tmp_path):

@@ -3,19 +3,18 @@
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import av
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from vlrl.cli import main
-from vlrl.data import FIELDS, read_rows, sample_from_row
+from vlrl.data import FIELDS, sample_from_row
 from vlrl.errors import DataError
-from vlrl.formats import FORMATS, Source, canonical, files, recognised, rows_in
+from vlrl.formats import Source, canonical, recognised
 from vlrl.formats.fields import hull, number, numbers, scaled, tidy
-from vlrl.tools.dataconvert import convert
 
 
 def one(record: dict, format: str = "auto", root: Path | None = None) -> dict:
@@ -24,6 +23,24 @@ def one(record: dict, format: str = "auto", root: Path | None = None) -> dict:
     if isinstance(row, DataError):
         raise row
     return row
+
+
+def save(path: Path, value) -> Path:
+    path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+    return path
+
+
+def make_video(path: Path, frames=20, rate=10, size=(64, 32)) -> Path:
+    """Frame i is grey of value 10 * i."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        for i in range(frames):
+            frame = av.VideoFrame.from_ndarray(np.full((size[1], size[0], 3), 10 * i, np.uint8), format="rgb24")
+            frame.pts = i
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
 
 
 def talk(question: str, answer, **more) -> dict:
@@ -215,10 +232,6 @@ def test_each_format_by_hand(format, record, row):
     json.dumps(row, allow_nan=False)
 
 
-def test_every_format_has_a_case():
-    assert {format for format, *_ in CASES.values()} | {"android_episode"} == set(FORMATS)
-
-
 def test_several_rows_of_one_record():
     rows = canonical({"episode_id": 4, "goal": "buy milk", "step_instructions": ["open it", "scroll"], "actions": [
         {"action_type": "open_app", "app_name": "Shop"}, {"action_type": "scroll", "direction": "down"}],
@@ -322,218 +335,3 @@ def test_absolute_paths_of_other_machines(tmp_path):
     for path in ("../../etc/passwd", "/../etc/passwd", "http://x/a.png"):
         with pytest.raises(DataError, match=r"leads out|URL"):
             sample_from_row({"id": "1", "image": source.path(path)}, tmp_path)
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-def save(path: Path, value) -> Path:
-    path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
-    return path
-
-
-def test_a_coco_file_is_read_image_by_image(tmp_path):
-    file = save(tmp_path / "instances.json", {"info": {}, "categories": [{"id": 1, "name": "cat"}], "images": [
-        {"id": 7, "file_name": "a.png", "width": 9, "height": 9},
-        {"id": 8, "file_name": "b.png", "width": 9, "height": 9}, {"id": 7, "file_name": "a.png"},
-        {"file_name": "c.png"}], "annotations": [
-        {"id": 1, "image_id": 7, "category_id": 1, "bbox": [0, 0, 5, 5]}, {"id": 2, "image_id": 99, "bbox": []},
-        {"id": 3, "image_id": 8, "category_id": 4, "bbox": [0, 0, 5, 5]}]})
-    found = rows_in(file)
-    assert [(where.removeprefix(str(file)), isinstance(row, DataError)) for where, row in found] == [
-        (", image 7", False), (", image 8", True), (", image 7", False), (", image number 4", True),
-        (", annotation 2", True)]
-    assert found[0][1]["boxes"] == [{"box": [0, 0, 5, 5], "label": "cat"}]
-    assert "category_id=4" in str(found[1][1]) and "image_id=99 of 1 annotations" in str(found[4][1])
-
-
-def test_a_large_vocabulary_is_asked_for_in_part():
-    names = [{"id": i, "name": f"c{i}"} for i in range(101)]
-    image = {"id": 1, "file_name": "a.png", "neg_category_ids": [5]}
-    row = one({"images": [image], "annotations": [{"image_id": 1, "category_id": 3, "bbox": [1, 1, 2, 2]}],
-               "categories": names})
-    assert row["labels"] == ["c3", "c5"]
-
-
-def test_screenspot_with_corners_instead_of_sides(tmp_path):
-    def boxes(*given, size=(200, 100)):
-        sized = {"image_size": list(size)} if size else {}
-        file = save(tmp_path / "spot.json", [{"img_filename": f"{n}.png", "instruction": "x", "data_type": "icon",
-                                              "bbox": b, **sized} for n, b in enumerate(given)])
-        return [row["box"] for _, row in rows_in(file)]
-
-    assert boxes([10, 20, 30, 40]) == [[10, 20, 40, 60]]  # both are possible: sides, as in the paper's data
-    assert boxes([150, 20, 190, 40]) == [[150, 20, 190, 40]]  # as sides it would reach out of the image
-    assert boxes([150, 20, 190, 40], [150, 20, 40, 20])[1] == [150, 20, 190, 40]  # the second can only be sides
-    assert boxes(*[[i, 2, 30, 40] for i in range(1, 6)], size=None) == [[i, 2, 30, 40] for i in range(1, 6)]
-    assert boxes(*[[i, 2, 30, 40] for i in range(1, 5)], size=None)[0] == [1, 2, 31, 42]
-    assert boxes(*[[0.1, 0.1, 0.8, 0.9]] * 9)[0] == [20, 10, 160, 90]
-
-
-def test_tables_join_the_boxes_of_an_image(tmp_path):
-    file = save(tmp_path / "t.csv", "filename,xmin,ymin,xmax,ymax,class,width,height\na.png,1,2,3,4,mug,9,9\n"
-                "b.png,1,2,3,4,jug,9,9\na.png,5,6,7,8,cup,9,9\nc.png,,,,,,9,9\n")
-    rows = rows_in(file)
-    assert [row["image"] for _, row in rows[:2]] == ["a.png", "b.png"] and [w.rpartition(":")[2] for w, _ in rows] == [
-        "2", "3", "5"]
-    assert rows[0][1] == {"id": "t-2", "image": "a.png", "width": 9, "height": 9, "labels": ["mug", "cup", "jug"],
-                          "boxes": [{"box": [1, 2, 3, 4], "label": "mug"}, {"box": [5, 6, 7, 8], "label": "cup"}]}
-    bare = save(tmp_path / "bare.csv", "a.png;1;2;3;4;mug\na.png;5;6;7;8;mug\n")
-    assert [len(row["boxes"]) for _, row in rows_in(bare)] == [2]
-    said = save(tmp_path / "said.tsv", "image\tbox\tcaption\na.png\t[1, 2, 3, 4]\tleft, one\na.png\t[1,2,3,5]\tright\n")
-    assert [row["expression"] for _, row in rows_in(said)] == ["left, one", "right"]
-    assert [r["id"] for r in read_rows(save(tmp_path / "q.csv", "image,question,answer\na.png,Why?,so\n"))] == ["q-2"]
-
-
-def test_label_studio_asks_for_the_labels_of_the_whole_file(tmp_path):
-    def task(id, *labels):
-        return {"id": id, "data": {"image": f"{id}.png"}, "annotations": [{"result": [
-            {"type": "rectanglelabels", "original_width": 10, "original_height": 10,
-             "value": {"x": 0, "y": 0, "width": 50, "height": 50, "rectanglelabels": [label]}} for label in labels]}]}
-    rows = rows_in(save(tmp_path / "export.json", [task(1, "mug"), task(2), task(3, "cup", "mug")]))
-    assert [row["labels"] for _, row in rows] == [["mug", "cup"]] * 3
-    assert [len(row["boxes"]) for _, row in rows] == [1, 0, 2]
-
-
-@pytest.mark.parametrize(("name", "content"), [
-    ("a.json", [CASES["gui-g2"][1]]), ("a.json", {"data": [CASES["gui-g2"][1]], "info": "x"}),
-    ("a.json", CASES["gui-g2"][1]), ("a.json", {"r": CASES["gui-g2"][1]}),
-    ("a.json", "\n".join([json.dumps(CASES["gui-g2"][1])] * 2)),
-    ("a.jsonl", json.dumps([CASES["gui-g2"][1]], indent=1)),
-    ("a.ndjson", json.dumps(CASES["gui-g2"][1]))])
-def test_shapes_of_json_files(tmp_path, name, content):
-    rows = rows_in(save(tmp_path / name, content))
-    assert rows and all(row["instruction"] == "Wish List" for _, row in rows)
-
-
-def test_parquet_and_arrow(tmp_path):
-    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
-    data = (tmp_path / "a.png").read_bytes()
-    record = {**CASES["gui-r1"][1], "image": {"bytes": data, "path": None}, "width": None, "height": None}
-    table = pa.Table.from_pylist([record, {**record, "image": {"bytes": b"no image", "path": None}}])
-    pq.write_table(table, tmp_path / "rows.parquet")
-    with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    for name in ("rows.parquet", "rows.arrow"):
-        (_, row), (where, broken) = rows_in(tmp_path / name)
-        assert row["box"] == [20, 20, 40, 40] and row["image"] == data and where.endswith(", row 2")
-        assert isinstance(broken, DataError)  # shares of a picture that says no size
-    with pytest.raises(DataError, match="`vlrl data convert` writes it as a file"):
-        sample_from_row(row)
-    out = tmp_path / "new" / "rows.jsonl"
-    count, bad = convert(tmp_path / "rows.parquet", out, keep_going=True)
-    (row,) = read_rows(out)
-    assert (count, len(bad)) == (1, 1) and (out.parent / row["image"]).read_bytes() == data
-    assert row["image"].startswith("rows_media/") and row["image"].endswith(".png")
-    (tmp_path / "x.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(DataError, match=r"x\.parquet cannot be read"):
-        rows_in(tmp_path / "x.parquet")
-
-
-HOSTILE = {
-    "deep": ('{"id": 1, "meta": ' + "[" * 300 + "]" * 300 + "}", "more than 64 deep"),
-    "deeper": ('{"id": 1, "meta": ' + "[" * 10**5, "not JSON"),
-    "long": ('{"id": "' + "x" * (files.MOST_LINE + 1) + '"}', "characters, more than the 16777216 that one row may "),
-    "digits": ('{"id": 1, "width": 1' + "0" * 5000 + "}", "not JSON"),
-}
-
-
-@pytest.mark.parametrize(("line", "words"), HOSTILE.values(), ids=HOSTILE)
-def test_hostile_lines_are_refused_alone(tmp_path, line, words):
-    (_, first), (where, row) = rows_in(save(tmp_path / "a.jsonl", f'{{"id": 1}}\n{line}\n'))
-    assert first == {"id": 1} and where.endswith(":2") and isinstance(row, DataError) and words in str(row)
-
-
-@pytest.mark.parametrize(("name", "text", "words"), [
-    ("a.json", '{"id": 1}', "must hold a list of rows, not a dict"),
-    ("a.json", '"x"', "must hold a list of rows, not a str"),
-    ("a.csv", "image,label\na.png,b,c\n", r"a\.csv:2: the line has more values"),
-    ("a.csv", "1,2,3,4\n", "the first line names no columns"),
-    ("a.csv", 'image,label\n"a.png,b\n', r"a\.csv:\d: not CSV"),
-    ("a.xml", "<a/>", r"\.csv, \.tsv, \.parquet or \.arrow")])
-def test_files_that_hold_no_rows(tmp_path, name, text, words):
-    with pytest.raises(DataError, match=words):
-        read_rows(save(tmp_path / name, text))
-
-
-def test_refs_of_refcoco():
-    ref = {"ref_id": 0, "ann_id": 7, "file_name": "COCO_train2014_000000000007_16.jpg", "sentences": [{"sent": "mug"}]}
-    row = one({**ref, "bbox": [10, 20, 30, 40]})
-    assert (row["image"], row["boxes"][0]["box"]) == ("COCO_train2014_000000000007.jpg", [10, 20, 40, 60])
-    with pytest.raises(DataError, match="ann_id=7 has no bbox"):
-        one(ref)
-    raw = {"raw_anns": json.dumps({"bbox": [10, 20, 30, 40]}), "raw_image_info": {"width": 200, "height": 100}}
-    row = one({**ref, **raw, "bbox": [10, 20, 40, 60]})  # the copy with corners
-    assert (row["width"], row["boxes"][0]["box"]) == (200, [10, 20, 40, 60])
-
-
-def test_shapes_that_are_no_target_of_lisa():
-    corners = [[0, 0], [50, 0], [50, 50]]
-    shapes = [{"label": name, "points": corners} for name in ("flag", "ignore", "Ignore_2")]
-    assert one({**BASE, "text": "the mug", "shapes": shapes})["boxes"] == []
-    shapes.append({"label": "target", "points": [[1, 2], [3, 4]]})
-    assert one({**BASE, "text": "the mug", "shapes": shapes})["boxes"][0]["box"] == [1, 2, 3, 4]
-
-
-def test_actions_as_json_text():
-    (row,) = canonical({"episode_id": 7, "goal": "share", "actions": ['{"action_type": "click", "x": 1, "y": 2}']})
-    assert row["action"] == {"type": "click", "point": [1, 2]}
-
-
-@pytest.mark.parametrize("annotations, words", [
-    ([], "no annotation of the task counts"),
-    ([{"was_cancelled": True, "result": []}], "no annotation of the task counts"),
-    ([{"result": [{"id": "r6", "value": {"rle": [1], "brushlabels": ["fog"]}}]}], "region 'r6' is painted with a"),
-])
-def test_label_studio_tasks_that_are_not_absent_objects(annotations, words):
-    with pytest.raises(DataError, match=words):
-        one({"id": 1, "data": {"image": "a.png"}, "annotations": annotations, "predictions": [{"result": []}]})
-
-
-@pytest.mark.parametrize("text, words", [
-    ("filename,xmin,ymin,xmax,ymax,class,class\na.png,1,2,3,4,x,y\n", "csv:1: the column 'class' is there twice"),
-    ("Photo,XMin\na.png,1\n", "its columns are those of no known format: 'Photo, XMin'"),
-    ("filename;xmin;ymin;xmax;ymax\na.png;1,5;2;3;4\n", "with a point before the decimals, not a comma"),
-    ("filename,xmin,ymin,xmax,ymax\na.png,1,2,3\n", "xmin, ymin, xmax, ymax=['1', '2', '3', None] must be 4"),
-    (f"filename,{'x' * 200_000}\na.png,1\n", "csv:1: not CSV: field larger than field limit"),
-    ('filename,xmin,ymin,xmax,ymax\na.png,1,2,3,"4\n', "csv:2: not CSV: unexpected end of data"),
-])
-def test_tables_that_cannot_be_understood(tmp_path, capsys, text, words):
-    (tmp_path / "t.csv").write_text(text)
-    assert main(["data", "convert", str(tmp_path / "t.csv"), "-o", str(tmp_path / "o.jsonl")]) == 1
-    assert words in capsys.readouterr().err.replace("\n", " ")
-
-
-def test_places_of_a_table_that_are_empty(tmp_path):
-    (tmp_path / "t.csv").write_text("filename,x,y,w,h,class\na.png,1,2,3,4,x\nb.png,,,,,\n")
-    assert [row["boxes"] for _, row in rows_in(tmp_path / "t.csv")] == [[{"box": [1, 2, 4, 6], "label": "x"}], []]
-
-
-def test_a_column_that_no_row_has(tmp_path):
-    (tmp_path / "t.csv").write_text("file,xmin,ymin,xmax,ymax\na.png,1,2,3,4\n")
-    with pytest.raises(DataError, match="no row has a field 'fil'"):
-        rows_in(tmp_path / "t.csv", columns={"image": "fil"})
-
-
-def test_a_key_that_occurs_twice(tmp_path):
-    (tmp_path / "r.jsonl").write_text('{"id": 1, "boxes": [{"box": [1, 2, 3, 4], "box": [5, 6, 7, 8]}]}\n')
-    ((_, row),) = rows_in(tmp_path / "r.jsonl")
-    assert "the key 'box' occurs twice" in str(row)
-
-
-def test_shares_that_rounding_put_outside():
-    row = one({**BASE, "label": "x", "x": 0.500001, "y": 0.25, "w": 0.5, "h": 0.5})
-    assert row["boxes"][0]["box"] == [100, 25, 200, 75]
-
-
-def test_a_path_of_many_folders_is_looked_for_in_no_time(tmp_path):
-    assert Source("r", tmp_path).path("/" + "a/" * 60_000 + "x.png").endswith("a/x.png")
-
-
-def test_pictures_of_a_table_outside_the_root(tmp_path):
-    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
-    rows = [{"image": {"bytes": (tmp_path / "a.png").read_bytes()}, "instruction": "x", "abs_box": [1, 2, 3, 4]}]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
-    (tmp_path / "root").mkdir()
-    with pytest.raises(DataError, match="leave --root out"):
-        convert(tmp_path / "t.parquet", tmp_path / "o.jsonl", root=tmp_path / "root")

@@ -262,7 +262,7 @@ PROVOKED = {
         loads("rollout.minibatches=99"),
     "model.train=[]: nothing would learn; …": loads("model.train=[]"),
     "task.name=…: no built-in task of that name.": lambda _: tasks.load("groundin"),
-    "task.name=…: the file … does not exist": lambda _: tasks.load("no.py:T"),
+    "the file … does not exist": lambda _: tasks.load("no.py:T"),
     "unknown setting 'task.…' (value …).": lambda _: tasks.load("grounding", {"colour": "red"}),
     "data.… is not set: task '…' reads its rows from a file": lambda _: read_samples(task(), "train"),
     "data.…: this file does not exist": lambda _: read_samples(task(train="none.jsonl"), "train"),
@@ -307,7 +307,7 @@ def test_every_key_of_metrics_is_documented(run):
     written = {key for line in lines for key in line}
     assert written - DOCUMENTED == {"reward/iou", "reward/format"}
     assert DOCUMENTED - written == {"reward/<part>", "loss_scale", "skipped", "feature_cache/hit_frac",
-                                    "balance/imbalance"}
+                                    "balance/imbalance", "variants/<name>/reward", "variants/<name>/share"}
 
 
 def test_every_key_of_eval_is_documented(run):

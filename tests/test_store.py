@@ -19,10 +19,10 @@ from vlrl.errors import RunError
 from vlrl.store import SCHEMA, RunFolder
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
 
-# contracts.md, "Files of a run", word for word
+# contracts.md, "Files of a run", word for word, and `variant` after them
 COLUMNS = """schema, group_id, sample_id, task, index, step, policy_step, split, prompt, completion, token_ids,
 loss_mask, logprobs, trainer_logprobs, entropies, ratio, clipped, parts, weights, reward, advantage, parsed, target,
-sample, category, difficulty, error, finish_reason, truncated, turns, media""".replace("\n", " ").split(", ")
+sample, category, difficulty, error, finish_reason, truncated, turns, media, variant""".replace("\n", " ").split(", ")
 
 
 def picture(color="red", size=(6, 4)):
@@ -77,7 +77,8 @@ def test_rollouts_come_back_as_written(tmp_path):
     assert (first["category"], first["difficulty"]) == ("animals", 0.25)
     assert first["turns"] == [{"start": 0, "end": 3, "role": "assistant", "media": ["aa"]}]
     assert first["media"] == [{"hash": "ab12", "kind": "image", "width": 6, "height": 4, "processed_width": 28,
-                               "processed_height": 56, "visual_tokens": 2, "path": "media/ab12.png"}]
+                               "processed_height": 56, "visual_tokens": 2, "path": "media/ab12.png",
+                               "timestamps": None}]
     assert second["token_ids"] == [] and second["error"] == "boom" and second["clipped"] is None
     assert third["entropies"] == [1.0, 1.0] and third["media"] == []
 

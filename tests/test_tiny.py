@@ -1,6 +1,7 @@
 """Tiny models: reproducible, real; and the embedded one that is shipped."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -133,11 +134,36 @@ def test_shipped_checkpoint_scores_what_was_recorded(tmp_path, config, metric):
     assert line["n"] == 32 and abs(line[metric] - recorded[metric]) < 0.25
 
 
-def test_cold_start_examples_are_a_function_of_their_place():
-    stage = coldstart.STAGES[1]
-    a, b = (coldstart.example(stage, 0, 77) for _ in range(2))
-    assert a.prompt == b.prompt and a.answer == b.answer and a.image.tobytes() == b.image.tobytes()
-    assert any(coldstart.example(stage, 0, i).answer != coldstart.example(stage, 1, i).answer for i in range(5))
+def pixels(media):
+    return [frame.tobytes() for frame in (media.source if media.kind == "video" else [media.source])]
+
+
+def test_cold_start_examples_are_a_function_of_their_place(monkeypatch):
+    pytest.importorskip("highway_env")
+    monkeypatch.setattr(coldstart, "PLANS", 2)
+    stage = coldstart.STAGES[-1]
+    seen = [[coldstart.example(stage, 0, i) for i in range(stage.batch)] for _ in range(2)]
+    assert all(a.prompt == b.prompt and a.answer == b.answer and pixels(a.media) == pixels(b.media)
+               for a, b in zip(*seen, strict=True))
+    assert any(coldstart.example(stage, 1, i).answer != seen[0][i].answer for i in range(5))
+    plan = seen[0][-1]
+    assert plan.prompt.startswith("Speed ") and plan.answer.split(", ")[1] in plan.answer
+    clips = [e for e in seen[0] if e.media.kind == "video"]
+    assert len(clips) == stage.clips and len({e.prompt.split()[1] for e in clips}) == len(coldstart.CLIPS)
+
+
+def test_hasty_answers_to_clips():
+    """With hasty=1 every choice is the first option and every span one second longer at each end."""
+    hasty, slow = (replace(coldstart.STAGES[-1], hasty=share) for share in (1.0, 0.0))
+    places = range(sum((hasty.boxes, hasty.digits, hasty.thoughts)), hasty.batch - hasty.plans)
+    for place in places:
+        wrong, right = coldstart.example(hasty, 0, place), coldstart.example(slow, 0, place)
+        assert wrong.prompt == right.prompt
+        if " to " in right.answer:
+            (a, b), (start, end) = (map(float, e.answer.split(" to ")) for e in (wrong, right))
+            assert a == max(0, start - 1) and b in (end, end + 1)
+        else:
+            assert wrong.answer == "A"
 
 
 def test_cold_start_never_sees_a_heldout_digit():
@@ -147,4 +173,4 @@ def test_cold_start_never_sees_a_heldout_digit():
     heldout = {digit_image(arrays[i]).tobytes() for i in split_indices()[1]}
     stage = coldstart.STAGES[0]
     slots = [i for i in range(6 * stage.batch) if i % stage.batch >= stage.boxes]
-    assert not any(coldstart.example(stage, 0, i).image.tobytes() in heldout for i in slots)
+    assert not any(coldstart.example(stage, 0, i).media.source.tobytes() in heldout for i in slots)

@@ -22,10 +22,15 @@ from vlrl.metrics import Clock
 from vlrl.offline import make_task
 from vlrl.policy import Policy
 from vlrl.prefetch import Prefetcher
+from vlrl.reference import Reference
 from vlrl.rollout import GroupSource
+from vlrl.services import less, unserved_parts
 from vlrl.settings import Config
 from vlrl.task import Task, task_samples
 from vlrl.update import make_optimizer
+
+OFFERED = ("reference_logprobs",)
+"""The services that a run has."""
 
 
 @dataclass
@@ -70,18 +75,30 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     samples = task_samples(task, "train")
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no training samples; check data.train={config.data.train!r}")
+    unserved = unserved_parts(task, OFFERED, samples) if make_source.generates else []
     model = policy.load(config, accelerator, checkpoint)
     if config.task.coordinates == "auto":
         task.coordinates = coordinates.make(model.family.coordinates)
-    if config.algo.kl_coef:
+    reference = make_reference(config, task, model) if make_source.generates else None
+    if config.algo.kl_coef and not reference:
         model.keep_reference(config.model.name)
+    if unserved:
+        task = less(task, unserved)
     clock = Clock()
     encode = Encoder(model.processor, model.family, model.positions, config)
     prefetch = Prefetcher(encode, task, config.data.workers)
     engine = make_engine(config, model)
     sampler = curriculum.make(config.curriculum.name, len(samples), config.seed)
-    source = make_source(config, task, encode, engine, sampler, samples, clock, prefetch=prefetch)
+    source = make_source(config, task, encode, engine, sampler, samples, clock, prefetch, reference)
     return Parts(config, task, model, encode, prefetch, engine, source, make_optimizer(model, config), clock)
+
+
+def make_reference(config: Config, task: Task, model: Policy) -> Reference | None:
+    """What reads answers under the reference policy, for a task that needs it; the policy keeps a reference then."""
+    if "reference_logprobs" not in task.needs:
+        return None
+    model.keep_reference(config.model.name)
+    return Reference(model, config)
 
 
 def make_engine(config: Config, model: Policy) -> Engine:

@@ -20,6 +20,7 @@ from vlrl.files import write_text
 from vlrl.formats import rows_in
 from vlrl.formats.fields import short
 from vlrl.formats.files import MOST_LINE
+from vlrl.formats.folders import of_side
 from vlrl.media import resolve
 from vlrl.plugins import failure
 from vlrl.rewards.boxes import is_number
@@ -37,7 +38,8 @@ _FIELDS = (
     "expression labels boxes points count mask_rle "
     "instruction box action history platform element_type "
     "question answer_type answer options spans tracks tolerance "
-    "label synonyms multi plan speed_mps navigation trajectory obstacles responses"
+    "label synonyms multi plan speed_mps navigation trajectory obstacles responses "
+    "cameras drivable ego_size to_pixels outcomes"
 )
 FIELDS = frozenset(_FIELDS.split())
 """The canonical fields of all tasks. Others are kept where they are and gathered in `meta` as well."""
@@ -172,7 +174,8 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None) -> Sample:
 def read_samples(task: Any, split: str) -> Samples:
     """The samples in the file of `data.<split>`, made by `task.sample_from_row`.
 
-    Media files exist, boxes and points lie inside the image, ids are unique.
+    Media files exist, boxes and points lie inside the image, ids are unique. Of a file whose rows name both sides in
+    `split` (train; val, test ...), those of this side are read.
 
     With `data.quarantine` bad rows are left out, logged and listed in `quarantined`; else the first stops the run.
 
@@ -183,7 +186,7 @@ def read_samples(task: Any, split: str) -> Samples:
     root = Path(data.root) if data.root else path.parent
     samples: dict[str, Sample] = {}
     bad: list[BadRow] = []
-    for where, row in rows_in(path, data.format, root):
+    for where, row in of_side(rows_in(path, data.format, root), split):
         try:
             sample = _checked_sample(task, row, root)
             if sample.id in samples:
@@ -276,7 +279,7 @@ def _split_file(task: Any, split: str) -> Path:
         raise ConfigError(f"data.{split} is not set: task '{task.name}' reads its rows from a file, e.g. "
                           f"data.{split}=rows.jsonl")
     path = Path(name)
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
         raise ConfigError(f"data.{split}={name!r}: this file does not exist")
     return path
 
@@ -286,8 +289,8 @@ def _media(row: Mapping[str, Any], root: Path) -> tuple[Media, ...]:
     if any(isinstance(image, bytes) for image in images):
         raise DataError("its image lies in the file of rows itself; `vlrl data convert` writes it as a file of its own")
     media = [Media(source=resolve(path, root)) for path in images]
-    span = {"start": row.get("video_start"), "end": row.get("video_end")}
-    media += [Media(kind="video", source=resolve(path, root), **span) for path in _paths(row, "video")]
+    start, end = row.get("video_start"), row.get("video_end")
+    media += [Media(kind="video", source=resolve(path, root), start=start, end=end) for path in _paths(row, "video")]
     return tuple(media)
 
 

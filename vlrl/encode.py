@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from vlrl import media
+from vlrl.clipcache import ClipCache
 from vlrl.errors import DataError
 from vlrl.families import Family
 from vlrl.features import processor_hash, visuals_of
 from vlrl.settings import Config
 from vlrl.task import Task, task_messages
 from vlrl.types import LoadedMedia, Prompt, Sample
-from vlrl.video import VideoSampling
+from vlrl.video import VideoSampling, clock
 
 _BESIDE = ("input_ids", "attention_mask", "text_replacement_offsets", "labels")
 
@@ -33,7 +34,9 @@ class Encoder:
 
     def __init__(self, processor: Any, family: Family, positions: Callable[..., np.ndarray], config: Config):
         self.processor, self.family, self.positions, self.config = processor, family, positions, config
-        self._video = VideoSampling(fps=config.model.video_fps, max_frames=config.model.video_max_frames)
+        self._video = VideoSampling(config.model.video_fps, config.model.video_max_frames,
+                                    config.model.video_min_frames)
+        self._clips = ClipCache(config.data.clip_cache_mib)  # shared by copies
         self._processed_by = processor_hash(processor) if config.model.feature_cache_mib else None
         tokenizer = processor.tokenizer
         self._end = family.end_id(processor)
@@ -56,7 +59,7 @@ class Encoder:
 
     def prompt(self, sample: Sample, messages: list[dict[str, Any]]) -> Prompt:
         """The prompt of a sample whose chat messages are known; none of the task's code runs."""
-        loaded = [media.load(m, self.config.limits, self._video) for m in sample.media]
+        loaded = [media.load(m, self.config.limits, self._video, self._clips) for m in sample.media]
         text = self._render(messages, loaded, sample.id)
         try:
             batch = self._process(text, loaded)
@@ -113,7 +116,7 @@ class Encoder:
             if not self.family.videos or getattr(self.processor, "video_processor", None) is None:
                 raise ValueError("this model's processor takes no videos")
             frames = [torch.from_numpy(np.stack([np.asarray(f) for f in v.frames])).permute(0, 3, 1, 2) for v in videos]
-            kwargs |= {"videos": frames, "video_metadata": [dict(v.metadata) for v in videos],
+            kwargs |= {"videos": frames, "video_metadata": [clock(v) for v in videos],
                        "do_sample_frames": False}
         if images and videos and self.family.exclusive_media:
             raise ValueError("a prompt of this model holds images or videos, not both")

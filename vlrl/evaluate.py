@@ -14,7 +14,7 @@ from vlrl.engine.base import Engine
 from vlrl.errors import DataError
 from vlrl.prefetch import Prefetcher
 from vlrl.rewards.text import parse_answer
-from vlrl.rollout import first_samples, make_group, sampling_of
+from vlrl.rollout import Reference, first_samples, make_group, sampling_of
 from vlrl.scoring import sample_metrics
 from vlrl.settings import Config
 from vlrl.stats import mean_ci
@@ -26,15 +26,18 @@ _CHUNK = 64
 
 
 def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
-             tell: Callable[[str, int, int], None] | None = None) -> tuple[dict[str, Any], list[Group]]:
+             tell: Callable[[str, int, int], None] | None = None,
+             reference: Reference | None = None) -> tuple[dict[str, Any], list[Group]]:
     """One line of eval.jsonl and this process's groups of one answer each.
 
     Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Greedy unless
     eval.temperature is set. Samples that cannot be encoded count as `rejected`, not as wrong. `tell(what, done, total)`
-    is called as the work proceeds.
+    is called as the work proceeds. No variants are drawn; `reference` is needed by tasks that ask the reference policy,
+    whose parts are left out without it.
     """
     mine = list(enumerate(first_samples(task, split, config.eval.samples)))[dist.rank()::dist.world()]
-    groups, rejected = dist.together(lambda: _answer(task, prefetch, engine, config, split, step, mine, tell))
+    groups, rejected = dist.together(lambda: _answer(task, prefetch, engine, config, split, step, mine, tell,
+                                                            reference))
     records = [r for part in dist.gather([_record(task, g) for g in groups]) for r in part]
     failed = sum(r["error"] is not None for r in records) / max(len(records), 1)
     return {"step": step, "split": split, "n": len(records), "rejected": int(dist.total(rejected)[0]),
@@ -42,8 +45,8 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
 
 
 def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
-            samples: Sequence[tuple[int, Sample]], tell: Callable[[str, int, int], None] | None
-            ) -> tuple[list[Group], int]:
+            samples: Sequence[tuple[int, Sample]], tell: Callable[[str, int, int], None] | None,
+            reference: Reference | None) -> tuple[list[Group], int]:
     """Scored groups of one answer for numbered samples, and how many samples were rejected."""
     sampling = sampling_of(config.rollout, config.eval.temperature)
     stream = zlib.crc32(split.encode())
@@ -65,9 +68,12 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
                 rejected += 1
         prefetch.begin(following)
         requests = [Request(prompt=p, n=1, sampling=sampling, key=(1, stream, number)) for number, _, p in prompts]
-        for (number, sample, prompt), answers in zip(prompts, engine.generate(requests), strict=True):
-            groups.append(make_group(task, sample, prompt, answers, group_id=f"{split}-{number:06d}", split=split,
-                                     step=step))
+        answered = engine.generate(requests)
+        known = (reference([(p, made) for (*_, p), made in zip(prompts, answered, strict=True)]) if reference
+                 else [None] * len(prompts))
+        for (number, sample, prompt), made, values in zip(prompts, answered, known, strict=True):
+            groups.append(make_group(task, sample, prompt, made, group_id=f"{split}-{number:06d}", split=split,
+                                     step=step, reference=values))
     return groups, rejected
 
 

@@ -138,13 +138,21 @@ class Family:
 
 
 def set_pixel_limits(processor: Any, family: Family, settings: ModelSettings) -> None:
-    """Sets the area limits of an image or one video frame after resizing, in pixels.
+    """Sets the area limits of an image, a video frame and a whole video after resizing, in pixels.
 
-    None keeps the processor's own, as far as the other limit allows. Raises ConfigError where the processor of the
+    None keeps the processor's own, as far as the other limits allow. Raises ConfigError where the processor of the
     family has no such limit.
     """
-    if settings.min_pixels is not None or settings.max_pixels is not None:
+    for name in ("video_min_pixels", "video_max_pixels", "video_total_pixels"):
+        value = getattr(settings, name)
+        if value is not None and not (family.grids and family.videos):
+            raise ConfigError(f"model.{name}={value}: this model ({family.model_type}) does not resize video frames by "
+                              "their area; leave the setting out.")
+    if {settings.min_pixels, settings.max_pixels, settings.video_total_pixels, *settings.frame_pixels} != {None}:
         family.limit(processor, settings)
+    unit: Any = getattr(processor, "video_processor", None)
+    if getattr(unit, "cap_pixels_per_frame", False) is None:  # as qwen-vl-utils does and transformers 5.22 will
+        unit.cap_pixels_per_frame = True
 
 
 def agree(model: Any, processor: Any) -> None:
@@ -158,13 +166,41 @@ def agree(model: Any, processor: Any) -> None:
 
 
 def _limit_area(processor: Any, settings: ModelSettings) -> None:
-    """Qwen: the area itself, of an image and of a frame."""
-    low, high = settings.min_pixels, settings.max_pixels
-    side = processor.image_processor.patch_size * processor.image_processor.merge_size
-    _refuse(high if high is not None and high < side**2 else None, "max_pixels",
-            f"one of its visual tokens is {side}x{side} pixels; allow at least {side**2}")
-    for unit in (processor.image_processor, processor.video_processor):
-        size = dict(unit.size)
+    """Qwen2: the area itself, of an image and of a frame; of a video as a number of visual tokens."""
+    _set_areas(processor, settings)
+    unit = processor.video_processor
+    if settings.video_total_pixels is not None:
+        unit.cap_pixels_per_frame = True
+        unit.max_video_tokens = (settings.video_total_pixels + 0.5) / (0.9 * _side(unit) ** 2)  # it takes 0.9 of them
+        _below_its_cap(unit, settings.frame_pixels[1])
+
+
+def _limit_area_of_videos(processor: Any, settings: ModelSettings) -> None:
+    """Qwen3: its video processor knows only the area of all frames together, so a lower limit is of the whole video.
+
+    It shares the upper limit out among the frames, here enough for the most of them. The cap keeps a short video from
+    spending all of it on large frames.
+    """
+    _set_areas(processor, settings)
+    unit, high, total = processor.video_processor, settings.frame_pixels[1], settings.video_total_pixels
+    if high is not None:
+        unit.max_video_tokens = max(1, high // _side(unit) ** 2)
+        unit.size = dict(unit.size) | {"longest_edge": high * settings.video_max_frames}
+        _below_its_cap(unit, high)
+    if total is not None:
+        unit.size = dict(unit.size) | {"longest_edge": 2 * total}  # it counts each of two merged frames
+    if high is not None or total is not None:
+        unit.cap_pixels_per_frame = True
+
+
+def _set_areas(processor: Any, settings: ModelSettings) -> None:
+    for unit, low, high, name in (
+            (processor.image_processor, settings.min_pixels, settings.max_pixels, "max_pixels"),
+            (processor.video_processor, *settings.frame_pixels,
+             "max_pixels" if settings.video_max_pixels is None else "video_max_pixels")):
+        side, size = _side(unit), dict(unit.size)
+        _refuse(high if high is not None and high < side**2 else None, name,
+                f"one of its visual tokens is {side}x{side} pixels; allow at least {side**2}")
         if low is not None:
             size |= {"shortest_edge": low, "longest_edge": max(low, size["longest_edge"])}
         if high is not None:
@@ -172,23 +208,15 @@ def _limit_area(processor: Any, settings: ModelSettings) -> None:
         unit.size = size
 
 
-def _limit_area_of_videos(processor: Any, settings: ModelSettings) -> None:
-    """Qwen3: its video processor knows only the area of all frames together, so min_pixels is of the whole video."""
-    _limit_area(processor, settings)
-    if settings.max_pixels is not None:
-        _limit_frames(processor.video_processor, settings.max_pixels, settings.video_max_frames)
+def _side(unit: Any) -> int:
+    return unit.patch_size * unit.merge_size
 
 
-def _limit_frames(unit: Any, high: int, frames: int) -> None:
-    """At most `high` pixels a frame, by a video processor that shares one limit out among the frames.
-
-    The limit is for the most `frames`; the cap keeps a short video from spending all of it on large frames. The
-    processor lifts the cap to 1.05 times its lower limit.
-    """
+def _below_its_cap(unit: Any, high: int | None) -> None:
+    """A video processor lifts the cap of a frame to 1.05 times its lower limit: keep that below `high`."""
     size = dict(unit.size)
-    unit.size = size | {"shortest_edge": min(size["shortest_edge"], int(high / 1.05)), "longest_edge": high * frames}
-    unit.cap_pixels_per_frame = True
-    unit.max_video_tokens = max(1, high // (unit.patch_size * unit.merge_size) ** 2)
+    if high is not None:
+        unit.size = size | {"shortest_edge": min(size["shortest_edge"], int(high / 1.05))}
 
 
 def _limit_longest_edge(processor: Any, settings: ModelSettings) -> None:

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from vlrl.clipcache import NO_CACHE, ClipCache
+from vlrl.edits import edited
 from vlrl.errors import DataError
 from vlrl.settings import LimitsSettings
 from vlrl.types import LoadedMedia, Media
@@ -33,16 +35,22 @@ _READING = threading.Lock()
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
 
 
-def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = None) -> LoadedMedia:
+def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = None,
+         cache: ClipCache = NO_CACHE) -> LoadedMedia:
     """Reads one image or video.
 
     Images become RGB, with the EXIF orientation applied and transparency laid over white. Of a video between `start`
-    and `end` an even number of frames is taken (models merge two at a time), see `video.choose`.
+    and `end` an even number of frames is taken (models merge two at a time), see `video.choose`; those of a file
+    are kept in `cache`. Then come the edits.
 
     Raises DataError naming the file when it is missing, unreadable, cut short or above `limits`.
     """
+    return edited(_load(media, limits, video or VideoSampling(), cache), media.edits)
+
+
+def _load(media: Media, limits: LimitsSettings, video: VideoSampling, cache: ClipCache) -> LoadedMedia:
     if media.kind == "video":
-        return _load_video(media, limits, video or VideoSampling())
+        return _load_video(media, limits, video, cache)
     if isinstance(media.source, Image.Image):
         image = _rgb(media.source, "drawn image", limits)
         return LoadedMedia(kind="image", frames=(image,), sha256=_pixel_hash([image]))
@@ -154,14 +162,22 @@ def _check_pixels(size: tuple[int, int], name: str, limits: LimitsSettings) -> N
 # --- videos -----------------------------------------------------------------------------------------------------------
 
 
-def _load_video(media: Media, limits: LimitsSettings, sampling: VideoSampling) -> LoadedMedia:
+def _load_video(media: Media, limits: LimitsSettings, sampling: VideoSampling, cache: ClipCache) -> LoadedMedia:
     if isinstance(media.source, Sequence) and not isinstance(media.source, (str, bytes)):
         return _load_frames(media, limits, sampling)
     path = _checked_file(media.source, limits)
-    clip = decode(path, sampling, media.start, media.end, lambda size: _check_pixels(size, str(path), limits))
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    sha256 = _guard(path, lambda: cache.sha256(path))
+    clip = cache.clip((sha256, sampling, media.start, media.end), lambda: decode(
+        path, sampling, media.start, media.end, lambda size, count: _check_frames(size, count, path, limits)))
     return _video(clip, sha256, path)
+
+
+def _check_frames(size: tuple[int, int], count: int, path: Path, limits: LimitsSettings) -> None:
+    _check_pixels(size, str(path), limits)
+    if count * size[0] * size[1] > limits.video_pixels:
+        raise DataError(f"{path}: {count} frames of {size[0]}x{size[1]} have more pixels than limits.video_pixels="
+                        f"{limits.video_pixels}; take fewer with model.video_max_frames, make the video smaller, or "
+                        "raise the limit")
 
 
 def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) -> LoadedMedia:
@@ -172,14 +188,14 @@ def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) 
         raise DataError("a video given as frames has none")
     times = np.arange(len(media.source)) / media.fps
     chosen = choose(times, media.fps, sampling, media.start, media.end, "video given as frames")
-    frames = tuple(load(Media(source=media.source[i]), limits).frames[0] for i in chosen)
+    frames = tuple(load(Media(source=media.source[i]), limits).frames[0] for i in chosen.indices)
     if len({frame.size for frame in frames}) > 1:
         raise DataError(f"frames of one video differ in size: {sorted({frame.size for frame in frames})}")
-    return _video(Clip(frames, chosen, times, media.fps, "frames"), _pixel_hash(frames), None)
+    return _video(Clip(frames, chosen, media.fps, len(times), "frames"), _pixel_hash(frames), None)
 
 
 def _video(clip: Clip, sha256: str, path: Path | None) -> LoadedMedia:
-    metadata = {"fps": clip.fps, "total_num_frames": len(clip.times), "duration": float(clip.times[-1]) + 1 / clip.fps,
-                "frames_indices": clip.indices, "video_backend": clip.backend}
+    metadata = {"fps": clip.fps, "total_num_frames": clip.total, "duration": clip.chosen.duration,
+                "frames_indices": clip.chosen.indices, "video_backend": clip.backend}
     return LoadedMedia(kind="video", frames=clip.frames, sha256=sha256, path=path, metadata=metadata,
-                       timestamps=tuple(float(clip.times[i]) for i in clip.indices))
+                       timestamps=clip.chosen.times)

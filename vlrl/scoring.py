@@ -9,6 +9,7 @@ from typing import Any
 
 from vlrl.errors import TaskError
 from vlrl.plugins import place
+from vlrl.services import Services, without_absent
 from vlrl.task import Task, check_parts, check_shape
 from vlrl.types import Answer, Parts, Sample
 
@@ -23,13 +24,20 @@ class Scored:
     error: str | None = None
 
 
-def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int, services: Any = None) -> list[Scored]:
-    """Scores the answers to one sample.
+def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int,
+                services: Services | None = None) -> list[Scored]:
+    """Scores the answers to one sample. Without `services` there are no answers of variants either, and parts that need
+    a service are left out.
 
     A part that is no finite number or a scorer that raises gives 0 and an `error`; None makes the rollout unscorable
     (reward None). Raises TaskError when what the scorers return has the wrong shape, or parts and `rewards` do not name
     the same things: that is the task's bug, not the model's.
     """
+    if not answers:
+        return []
+    if services is None:
+        services = Services()
+        task, _ = without_absent(task, sample, answers, services)
     weights = task.weights_at(step)
     single = [_guarded(lambda a=a: task.score(sample, a)) for a in answers]
     together, group_error = _guarded(lambda: task.score_group(sample, answers, services))
@@ -40,7 +48,21 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
         if error is None and group_error is None:
             check_shape(task, own, "score")
             parts = {**own, **(groups[i] if groups else {})}
+            check_parts(task, parts)
         out.append(_finish(task, sample, answer, parts, error or group_error, weights))
+    return out
+
+
+def score_alone(task: Task, sample: Sample, answers: Sequence[Answer], step: int) -> list[Scored]:
+    """Scores answers that are in no group, those of a variant: with the parts of `score`; score_group's are left out.
+    """
+    weights = task.weights_at(step)
+    out = []
+    for answer in answers:
+        own, error = _guarded(lambda a=answer: task.score(sample, a))
+        if error is None:
+            check_shape(task, own, "score")
+        out.append(_finish(task, sample, answer, own if error is None else None, error, weights))
     return out
 
 
@@ -78,7 +100,6 @@ def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, err
     parsed, parse_error = _guarded(lambda: task.parse(sample, answer))
     if parts is None:
         return Scored(dict.fromkeys(weights, 0.0), 0.0, parsed, error)
-    check_parts(task, parts)
     clean: Parts = {}
     for name, given in parts.items():
         value, problem = _number(given)

@@ -246,7 +246,7 @@ class Session:
                 continue
             with parts.clock("eval"):
                 record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
-                                          self.progress.busy)
+                                          self.progress.busy, parts.source.reference)
                 path = self.folder.write_rollouts(done, dist.rank(), groups, split=split)
             check_score_errors(groups, self.config.limits.score_errors, f"evaluation of {split} at step {done}", path)
             if dist.is_main():

@@ -44,6 +44,10 @@ class TaskSettings(BaseModel):
         default="auto", description="How the model writes boxes and points; auto = the model family's convention.")
     rewards: dict[str, Any] = Field(
         default_factory=dict, description="Weight per part: a number, or [[step, weight], ...] joined by lines.")
+    combine: str = Field(
+        default="auto", description="How parts become the reward: sum, product, gate:<part> (the others count where it "
+        "is above 0), max:<a>,<b> (the larger one, plus the rest), or own file.py:function(parts, weights); auto = the "
+        "task's own way, mostly sum.")
 
 
 class DataSettings(Settings):
@@ -58,6 +62,9 @@ class DataSettings(Settings):
     seed: int = Field(default=0, ge=-(2**63), lt=2**63,
                       description="Seed of drawn data and of fixed splits; apart from the training seed.")
     quarantine: bool = Field(default=False, description="Leave bad rows out, count and list them, instead of stopping.")
+    clip_cache_mib: Count = Field(
+        default=256, description="Host memory per process for decoded frames of video files, in MiB: a clip that "
+        "several prompts or steps show is decoded once, and the least recently used leave first; 0 = off.")
     workers: Annotated[int, Field(ge=0, le=64)] = Field(
         default=2, description="Threads per process that read and process the media of the next prompts while a step "
         "computes; 0 = none.")
@@ -98,11 +105,38 @@ class ModelSettings(Settings):
     max_pixels: Positive | None = Field(default=None, description="Upper limit of an image after resizing, in pixels.")
     min_pixels: Positive | None = Field(default=None, description="Lower limit of an image after resizing, in pixels.")
     video_fps: float = Field(default=2.0, gt=0, description="Frames per second sampled from a video.")
+    video_min_frames: Annotated[int, Field(ge=2)] = Field(
+        default=4, description="Fewest frames sampled from a video that has so many.")
     video_max_frames: Annotated[int, Field(ge=2)] = Field(default=64, description="Most frames sampled from a video.")
+    video_max_pixels: Positive | None = Field(
+        default=None, description="Upper limit of a video frame after resizing, in pixels; null = model.max_pixels.")
+    video_min_pixels: Positive | None = Field(
+        default=None, description="Lower limit of a video frame after resizing, in pixels; null = model.min_pixels.")
+    video_total_pixels: Positive | None = Field(
+        default=None, description="Upper limit of all frames of a video together, in pixels, two merged frames counted "
+        "as one: the more frames, the smaller each. Lower limits of a frame come first, as in qwen-vl-utils.")
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations in the backward pass.")
     feature_cache_mib: Count = Field(
         default=0, description="Host memory for the features of images and videos, in MiB: each is encoded once, and "
         "the least recently used leave first. Needs a vision tower and merger that do not learn; 0 = off.")
+
+    @property
+    def frame_pixels(self) -> tuple[int | None, int | None]:
+        """Lower and upper limit of a video frame in pixels."""
+        low, high = self.video_min_pixels, self.video_max_pixels
+        return self.min_pixels if low is None else low, self.max_pixels if high is None else high
+
+    @model_validator(mode="after")
+    def _limits_leave_room(self) -> ModelSettings:
+        if self.video_min_frames > self.video_max_frames:
+            raise ValueError(f"model.video_min_frames={self.video_min_frames} is more than model.video_max_frames="
+                             f"{self.video_max_frames}: lower the one or raise the other")
+        low, high = self.frame_pixels
+        if low and high and low > high and (self.video_min_pixels or self.video_max_pixels):
+            raise ValueError(f"a video frame has at least {low} and at most {high} pixels: change "
+                             f"model.video_min_pixels={self.video_min_pixels} or model.video_max_pixels="
+                             f"{self.video_max_pixels}")
+        return self
 
     @model_validator(mode="after")
     def _cached_features_stay_true(self) -> ModelSettings:
@@ -257,6 +291,9 @@ class LimitsSettings(Settings):
     score_errors: Fraction = Field(
         default=0.1, description="Stop when more than this share of a step's rollouts fails to score.")
     image_pixels: Positive = Field(default=64_000_000, description="An image with more pixels is refused unread.")
+    video_pixels: Positive = Field(
+        default=2_000_000_000, description="A video whose sampled frames have more pixels together is refused unread; "
+        "they take three bytes each.")
     media_bytes: Positive = Field(default=2_000_000_000, description="A larger media file is refused unread.")
 
 

@@ -11,10 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from vlrl.curriculum import Draw
 from vlrl.errors import DataError
 from vlrl.loop import train as train_loop
-from vlrl.rollout import GroupSource, make_group
+from vlrl.rollout import Asked, GroupSource, make_group
 from vlrl.session import Session
 from vlrl.settings import Config
 from vlrl.task import task_oracle
@@ -24,10 +23,12 @@ from vlrl.types import Completion, Group, Prompt, Sample, Turn
 class SupervisedSource(GroupSource):
     """Groups of one given answer each, instead of generated ones."""
 
-    def _answers(self, prompts: Sequence[tuple[int, Draw, Sample, Prompt]]) -> list[Group]:
-        return [self._given(number, draw, sample, prompt) for number, draw, sample, prompt in prompts]
+    generates = False
 
-    def _given(self, number: int, draw: Draw, sample: Sample, prompt: Prompt) -> Group:
+    def _answers(self, asked: Sequence[Asked]) -> list[Group]:
+        return [self._given(a.number, a.sample, a.prompt) for a in asked]
+
+    def _given(self, number: int, sample: Sample, prompt: Prompt) -> Group:
         group = make_group(self.task, sample, prompt, [], group_id=f"{number:08d}", split="train", step=self.step)
         text = sample.get("solution") or task_oracle(self.task, group.sample)
         if text is None:

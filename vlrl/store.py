@@ -23,6 +23,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ _FLOATS = pa.list_(pa.float32())
 _TURN = {"start": pa.int32(), "end": pa.int32(), "role": pa.string(), "media": pa.list_(pa.string())}
 _MEDIA = {"hash": pa.string(), "kind": pa.string(), "width": pa.int32(), "height": pa.int32(),
           "processed_width": pa.int32(), "processed_height": pa.int32(), "visual_tokens": pa.int32(),
-          "path": pa.string()}
+          "path": pa.string(), "timestamps": _FLOATS}
 SCHEMA = pa.schema({
     "schema": pa.int32(), "group_id": pa.string(), "sample_id": pa.string(), "task": pa.string(),
     "index": pa.int32(), "step": pa.int32(), "policy_step": pa.int32(), "split": pa.string(),
@@ -49,10 +50,11 @@ SCHEMA = pa.schema({
     "reward": pa.float64(), "advantage": pa.float64(), "parsed": pa.string(), "target": pa.string(),
     "sample": pa.string(), "category": pa.string(), "difficulty": pa.float64(), "error": pa.string(),
     "finish_reason": pa.string(), "truncated": pa.bool_(), "turns": pa.list_(pa.struct(_TURN)),
-    "media": pa.list_(pa.struct(_MEDIA)),
+    "media": pa.list_(pa.struct(_MEDIA)), "variant": pa.string(),
 })
 """The columns of every rollout file. Lists are per token; parsed, target and sample are JSON; any value may be null.
-`advantage` of a rollout with one advantage per token is the mean over its trained tokens."""
+`advantage` of a rollout with one advantage per token is the mean over its trained tokens. `variant` names the variant
+that an answer was drawn with; an answer of one that is not trained on has no advantage, and is in no group."""
 
 PER_TOKEN = {"trainer_logprobs": np.float32, "entropies": np.float32, "ratio": np.float32, "clipped": np.bool_}
 """What the update may add to each token, and its type."""
@@ -128,11 +130,15 @@ class RunFolder:
         """Writes the rollouts of `groups`, and their media, as one parquet file of SCHEMA; returns its path.
 
         `per_token` holds, for keys of PER_TOKEN, one [T] array (or None) per rollout in the order of the groups.
-        With `split` it is an evaluation after `step` completed steps and goes to eval-rollouts.
+        With `split` it is an evaluation after `step` completed steps and goes to eval-rollouts. Answers of variants
+        that are not trained on come after all others.
         """
-        rows = [row for group in groups for row in _rows(step, group, self._media_column(group))]
+        columns = [self._media_column(group) for group in groups]
+        rows = [row for group, media in zip(groups, columns, strict=True) for row in _rows(step, group, media)]
         for key, arrays in (per_token or {}).items():
             _add_per_token(rows, key, arrays)
+        rows += [{**row, "advantage": None} for group, media in zip(groups, columns, strict=True)
+                 for row in _rows(step, replace(group, rollouts=group.aside), media)]
         name = f"step-{step:06d}-{_safe(split) + '-' if split else ''}rank-{rank:05d}.parquet"
         path = self.path / ("eval-rollouts" if split else "rollouts") / name
         table = pa.Table.from_pylist(rows, SCHEMA)
@@ -170,7 +176,8 @@ class RunFolder:
         for i, media in enumerate(prompt.media):
             processed = prompt.processed_sizes[i] if i < len(prompt.processed_sizes) else (None, None)
             tokens = prompt.visual_tokens[i] if i < len(prompt.visual_tokens) else None
-            values = (media.sha256, media.kind, *media.size, *processed, tokens, self.write_media(media))
+            values = (media.sha256, media.kind, *media.size, *processed, tokens, self.write_media(media),
+                      list(media.timestamps) or None)
             column.append(dict(zip(_MEDIA, values, strict=True)))
         return column
 
@@ -282,6 +289,7 @@ def _rows(step: int, group: Group, media: list[dict[str, Any]]) -> Iterator[dict
             "parsed": _json(rollout.parsed), "error": None if rollout.error is None else _text(rollout.error),
             "finish_reason": done.finish_reason, "truncated": done.truncated,
             "turns": [{"start": t.start, "end": t.end, "role": t.role, "media": list(t.media)} for t in done.turns],
+            "variant": _text(rollout.variant) or None,
         }
 
 

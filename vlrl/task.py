@@ -13,32 +13,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
 import inspect
-import os
 import pkgutil
 import re
-import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.machinery import SourceFileLoader
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 import pydantic
 
+from vlrl.combine import Weight, checked_weights, make_combine, weight_at
 from vlrl.errors import ConfigError, TaskError, VlrlError, did_you_mean
-from vlrl.plugins import failure
+from vlrl.plugins import MissingFile, failure, file_module
 from vlrl.settings import refuse_bool
-from vlrl.types import Answer, Coordinates, Parts, Sample
-
-Weight = float | Sequence[Sequence[float]]
-"""A number, or [[step, weight], ...] joined by straight lines and constant outside."""
-_Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
-_WEIGHT = pydantic.TypeAdapter(_Finite | Annotated[list[tuple[_Finite, _Finite]], pydantic.Field(min_length=1)])
+from vlrl.types import Answer, Coordinates, Parts, Sample, Variant
 
 
 class Task:
@@ -53,8 +43,8 @@ class Task:
     """System prompt; empty = the model's default."""
     rewards: ClassVar[Mapping[str, Weight]] = {}
     """Part -> weight in the reward."""
-    needs: ClassVar[frozenset[str]] = frozenset()
-    """Services the loop hands to score_group."""
+    needs: ClassVar[Collection[str]] = frozenset()
+    """Services that score_group is to be given, of services.SERVICES: a set, or {service: the parts that need it}."""
 
     def __init__(self, **settings: Any):
         cls = type(self)
@@ -62,7 +52,10 @@ class Task:
         self.coordinates: Coordinates = Coordinates()
         self.data: Any = None
         """The `data.*` settings, for tasks that read files."""
-        self.weights: dict[str, Weight] = _checked_weights(cls.rewards_for(settings), settings.pop("rewards", {}))
+        self.weights: dict[str, Weight] = checked_weights(cls.rewards_for(settings), settings.pop("rewards", {}))
+        self.combination = self._combination(settings.pop("combine", "auto"), settings)
+        """How parts become the reward: a value of `task.combine`, or "own"."""
+        self._combine = make_combine("sum" if self.combination == "own" else self.combination, self.weights)
         for key, value in settings.items():
             setattr(self, key, _checked(cls, key, value))
 
@@ -89,12 +82,22 @@ class Task:
         """A perfect answer, or None when the sample has no label."""
         return None
 
+    def variants(self, sample: Sample, n: int, step: int) -> Sequence[Variant]:
+        """Further answers drawn with other media (shuffled frames, a noisy image), beside or among the `n` of the
+        group; () = none. The same for the same arguments. Evaluations draw none."""
+        return ()
+
     # --- what a task may change ----------------------------------------------------------------------------------
 
     @classmethod
     def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, Weight]:
         """Part -> default weight under these settings, for a task whose settings choose its parts."""
         return cls.rewards
+
+    @classmethod
+    def combine_for(cls, settings: Mapping[str, Any]) -> str:
+        """What `task.combine=auto` stands for under these settings."""
+        return "sum"
 
     def messages(self, sample: Sample) -> list[dict[str, Any]]:
         """Chat messages; `{"type": "image"}` and `{"type": "video"}` stand for the sample's media in order."""
@@ -120,7 +123,10 @@ class Task:
         return {}
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
-        """Marks for the viewer, in original pixels: {"kind": "box"|"point", "at": [...], "label", "role"}."""
+        """Marks for the viewer, in original pixels: {"kind": "box"|"point"|"path", "at": [...], "label", "role"}.
+
+        A path is at [[x, y], ...]. "media", if given, is the number of the image that a mark lies on; 0 = the first.
+        """
         return []
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
@@ -152,23 +158,21 @@ class Task:
         return {part: weight_at(w, step) for part, w in self.weights.items()}
 
     def combine(self, parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
-        """The reward of one answer: the weighted sum of its parts."""
-        return sum(weights[name] * value for name, value in parts.items() if name in weights)
+        """The reward of one answer, by `task.combine`. A task may override it, and is then combined in no other way."""
+        return self._combine(parts, weights)
+
+    @classmethod
+    def _combination(cls, given: Any, settings: Mapping[str, Any]) -> str:
+        own = cls.combine is not Task.combine
+        if not isinstance(given, str) or (own and given not in ("auto", "own")):
+            raise ConfigError(f"task.combine={given!r}: this task combines its parts itself; leave it at auto" if own
+                              else f"task.combine={given!r}: give a text, such as sum or gate:format")
+        return ("own" if own else cls.combine_for(settings)) if given == "auto" else given
 
 
 def fill(template: str, row: Mapping[str, Any]) -> str:
     """Replaces each {field} that the row has by its text; other braces, those of the texts too, stay as they are."""
     return re.sub(r"\{([^{}]*)\}", lambda found: str(row.get(found[1], found[0])), template)
-
-
-def weight_at(weight: Weight, step: int) -> float:
-    """A weight, or the value at `step` of the line through [[step, weight], ...]."""
-    if isinstance(weight, (int, float)):
-        return float(weight)
-    import numpy as np
-
-    steps, values = zip(*weight, strict=True)
-    return float(np.interp(step, steps, values))
 
 
 def task_samples(task: Task, split: str) -> Sequence[Sample]:
@@ -256,7 +260,7 @@ def load_class(name: str) -> type[Task]:
     """The class behind a task name; see `load`."""
     location, _, attribute = name.partition(":")
     if location.endswith(".py"):
-        module = _module_from_file(Path(location), name)
+        module = _imported(lambda: file_module(Path(location)), name)
     elif attribute or "." in location:
         module = _import(location, name)
     else:
@@ -293,6 +297,8 @@ def _imported(run: Callable[[], Any], name: str) -> Any:
     """The result of `run`, which imports anyone's code; ConfigError with file and line when that fails."""
     try:
         return run()
+    except MissingFile as error:
+        raise ConfigError(f"task.name={name!r}: {error}") from None
     except (VlrlError, KeyboardInterrupt):
         raise
     except BaseException as error:  # sys.exit, and what a test framework raises
@@ -300,27 +306,6 @@ def _imported(run: Callable[[], Any], name: str) -> Any:
         if what.startswith("ModuleNotFoundError"):  # the module itself, not one that it imports
             what += ". A module must be importable; for a file write path/file.py:Class."
         raise ConfigError(f"task.name={name!r}: {what}") from error
-
-
-def _module_from_file(path: Path, name: str):
-    if not os.path.isfile(path):
-        raise ConfigError(f"task.name={name!r}: the file {str(path)!r} does not exist")
-    path = path.resolve()
-    # named by its path, so that two files of one name, or one called like a library, never meet
-    module_name = f"vlrl_user_task_{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}_{path.stem}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    loader = SourceFileLoader(module_name, str(path))  # named, so that a link to a file of another name works
-    spec = importlib.util.spec_from_loader(module_name, loader)
-    assert spec
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        _imported(lambda: loader.exec_module(module), name)
-    except BaseException:
-        sys.modules.pop(module_name, None)
-        raise
-    return module
 
 
 def _only_task(module: Any, name: str) -> type[Task] | None:
@@ -354,23 +339,6 @@ def _checked(cls: type[Task], key: str, value: Any) -> Any:
         raise ConfigError(f"task.{key}={value!r}: {error.errors()[0]['msg']}") from None
     except ValueError as error:
         raise ConfigError(f"task.{key}={value!r}: {error}") from None
-
-
-def _checked_weights(known: Mapping[str, Weight], given: Mapping[str, Any]) -> dict[str, Weight]:
-    checked: dict[str, Weight] = {}
-    for part, weight in {**known, **given}.items():
-        if part not in known:
-            raise ConfigError(f"unknown setting 'task.rewards.{part}'.{did_you_mean(part, known)} "
-                              f"This task's parts: {', '.join(known)}.")
-        try:
-            checked[part] = found = _WEIGHT.validate_python(refuse_bool(float, weight))
-            in_order = not isinstance(found, list) or all(a[0] < b[0] for a, b in pairwise(found))
-        except ValueError:
-            in_order = False
-        if not in_order:
-            raise ConfigError(f"task.rewards.{part}={weight!r}: give a finite number, or [[step, weight], ...] with "
-                              "steps that rise")
-    return checked
 
 
 def check_shape(task: Task, parts: Any, method: str) -> None:

@@ -35,6 +35,8 @@ class Media:
     """... to here."""
     fps: float | None = None
     """Frames per second of a video given as frames."""
+    edits: tuple[tuple[Any, ...], ...] = ()
+    """What is done to its decoded frames, in order: `(("shuffle", 17), ("noise", 500, 17))`; see edits.EDITS."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,9 +50,10 @@ class LoadedMedia:
     """Of the file's bytes, or of the pixels when the media was drawn by code."""
     path: Path | None = None
     timestamps: tuple[float, ...] = ()
-    """[frames] seconds from the start of the file; empty for an image."""
+    """[frames] seconds at which each frame is shown, from the start of the clip; empty for an image."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """A video's fps, total_num_frames, duration and frames_indices, as the processors expect them."""
+    """Of a video: mean fps, total_num_frames and frames_indices of the whole file, duration of the clip in seconds,
+    video_backend; video.clock makes of it what processors expect."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -92,6 +95,23 @@ class Sample:
         """Multiplies the row's loss."""
         weight = self.row.get("weight")
         return 1.0 if weight is None else float(weight)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Variant:
+    """Further answers to a sample's question, drawn with other media: shuffled frames, a noisy image.
+
+    Example: `Variant(name="shuffled", media=(replace(sample.media[0], edits=(("shuffle", 17),)),), n=4)`.
+    """
+
+    name: str
+    media: tuple[Media, ...]
+    """As many as the sample has, of the same kinds and sizes."""
+    n: int
+    """Answers; taken from rollout.group_size when trained, else drawn beside the group."""
+    trained: bool = False
+    """Whether they join the group and are trained under the unchanged prompt; else they are only scored, and given to
+    `Task.score_group` as `services.variants[name]`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -204,6 +224,8 @@ class Answer:
     n_tokens: int = 0
     truncated: bool = False
     step: int = 0
+    variant: str = ""
+    """Name of the Variant that it was drawn with; empty for the sample as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -227,6 +249,8 @@ class Rollout:
     """A scalar, or [T]."""
     train_prompt: Prompt | None = None
     """Trained under this prompt instead of the sampled one."""
+    variant: str = ""
+    """Name of the Variant that it was drawn with; empty for the sample as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -242,6 +266,8 @@ class Group:
     weights: Mapping[str, float] = field(default_factory=dict)
     """The reward weights in force when it was scored."""
     target: Any = None
+    aside: tuple[Rollout, ...] = ()
+    """Answers of variants that are not trained on, numbered after the rollouts; in no statistic of the group."""
 
     @property
     def rewards(self) -> list[float | None]:

@@ -1,31 +1,49 @@
-"""Decoding videos: which frames to take, and taking them with decord or PyAV.
+"""Sampling videos: which frames are taken, and the clock that a model is told.
 
-Both decoders give the same picture: frames in the order of presentation, times in seconds from the first of them.
+Every time counts in seconds from the start of the clip: from `start` where one is given, else from the first frame.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from vlrl.decoders import Hidden, Track, counted, frames_of, track
 from vlrl.errors import DataError
+from vlrl.types import LoadedMedia
+
+TICKS = 1_000_000
+"""Frames per second of the clock in `clock`: a frame's number is its time in microseconds."""
 
 
 @dataclass(frozen=True)
 class VideoSampling:
-    """How densely a video is read: `model.video_fps` and `model.video_max_frames`."""
+    """How densely a video is read: `model.video_fps`, `model.video_min_frames` and `model.video_max_frames`."""
 
     fps: float = 2.0
     """Frames per second of video."""
     max_frames: int = 64
     """Most frames; an odd number is taken as the even one below."""
+    min_frames: int = 4
+    """Fewest frames, where the video has so many; an odd number is taken as the even one above."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Frames to take, before they are read."""
+
+    indices: list[int]
+    """Place of each frame in the whole video."""
+    times: tuple[float, ...]
+    """Seconds of each frame from the start of the clip."""
+    duration: float
+    """Seconds of the clip."""
 
 
 @dataclass(frozen=True)
@@ -33,139 +51,73 @@ class Clip:
     """The frames taken from a video."""
 
     frames: tuple[Image.Image, ...]
-    indices: list[int]
-    """Place of each frame in the whole video."""
-    times: np.ndarray
-    """[all frames of the video] seconds from its first frame."""
+    chosen: Chosen
     fps: float
+    """Mean frames per second of the whole video."""
+    total: int
+    """Frames of the whole video."""
     backend: str
 
 
-class VideoReader(Protocol):
-    """An opened video."""
-
-    fps: float
-    """Mean frames per second."""
-    size: tuple[int, int]
-    """Width and height in pixels."""
-    times: np.ndarray
-    """[frames] seconds from the first frame, ascending."""
-
-    def frames(self, indices: Sequence[int]) -> list[Image.Image]:
-        """The frames of these ascending indices, in RGB; an index may repeat."""
-        ...
-
-
 def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float | None, end: float | None,
-           name: str) -> list[int]:
-    """Indices of the frames to take between `start` and `end` seconds: uniform in time, first and last included.
+           name: str) -> Chosen:
+    """The frames to take between `start` and `end` seconds of `times` ([frames] seconds from the first frame).
 
-    Their number is the range's length times `sampling.fps`, rounded down to an even number, at least 2, at most
-    `sampling.max_frames` and the frames there are. A single frame is taken twice. As in Qwen-VL's own sampling.
+    They are uniform in time, first and last included. Their number is the length of the frames in the range times
+    `sampling.fps`, at least `min_frames`, at most `max_frames` and the frames there are, rounded down to an even
+    number. For constant rates these are the frames of qwen-vl-utils 0.0.14. A single frame is taken twice.
 
     Raises DataError when there is no frame in the range.
     """
-    duration = float(times[-1]) + 1 / fps
-    low, high = 0.0 if start is None else start, duration if end is None else end
+    whole = float(times[-1]) + 1 / fps
+    low, high = max(0.0, start or 0.0), whole if end is None else min(end, whole)
     inside = np.flatnonzero((times >= low - 1e-3) & (times <= high + 1e-3)) if low < high else np.empty(0, int)
     if not inside.size:
-        raise DataError(f"{name}: no frame between start={start} and end={end} seconds; it lasts {duration:.3f} s")
-    wanted = (min(high, duration) - max(low, 0.0)) * sampling.fps
-    count = int(min(wanted, sampling.max_frames, inside.size))
-    count = max(2, count // 2 * 2)
+        raise DataError(f"{name}: no frame between start={start} and end={end} seconds; it lasts {whole:.3f} s")
     own = times[inside]
+    wanted = (own[-1] - own[0] + 1 / fps) * sampling.fps + 1e-6
+    fewest = -(-sampling.min_frames // 2) * 2
+    count = max(2, int(min(max(wanted, fewest), sampling.max_frames, inside.size)) // 2 * 2)
     targets = np.linspace(own[0], own[-1], count)
     right = np.searchsorted(own, targets).clip(1, max(1, inside.size - 1))
     nearest = right - (targets - own[right - 1] <= own[right] - targets) if inside.size > 1 else np.zeros(count, int)
-    return [int(i) for i in inside[nearest]]
+    shown = np.round((own[nearest] - low).clip(0), 6)
+    return Chosen([int(i) for i in inside[nearest]], tuple(map(float, shown)), high - low)
 
 
 def decode(path: Path, sampling: VideoSampling, start: float | None, end: float | None,
-           check: Callable[[tuple[int, int]], None]) -> Clip:
-    """The frames of a file that `choose` picks: by decord where it is installed and can read the file, else by PyAV.
+           check: Callable[[tuple[int, int], int], None]) -> Clip:
+    """The frames of a file that `choose` picks, by decord where it is installed and can be trusted, else by PyAV.
 
-    `check` sees width and height before the frames are read and may refuse them. Raises DataError naming the file.
+    No other frame is kept in memory. `check` sees width, height and number of frames before they are read and may
+    refuse them. Raises DataError naming the file.
     """
-    readers = [cls for module, cls in READERS.items() if importlib.util.find_spec(module)]
-    if not readers:
-        raise DataError(f"{path}: reading videos needs a decoder: pip install av")
-    errors = []
-    for cls in readers:
-        try:
-            reader: VideoReader = cls(path)
-            check(reader.size)
-            chosen = choose(reader.times, reader.fps, sampling, start, end, str(path))
-            return Clip(tuple(reader.frames(chosen)), chosen, reader.times, reader.fps, cls.backend)
-        except DataError:
-            raise
-        except Exception as error:  # decoders raise their own classes, imported only here
-            errors.append(f"{cls.backend}: {' '.join(str(error).split())[:200]}")
-    raise DataError(f"media file {path} cannot be read as a video ({'; '.join(errors)})")
+    found = track(path)
+    try:
+        return _clip(found, sampling, start, end, check)
+    except Hidden:
+        return _clip(counted(found), sampling, start, end, check)
 
 
-class _Decord:
-    backend = "decord"
-
-    def __init__(self, path: Path):
-        import decord
-
-        self.reader: Any = decord.VideoReader(str(path), num_threads=1)
-        if not len(self.reader):
-            raise ValueError("no frames")
-        self.times, self.fps = _clock(self.reader.get_frame_timestamp(range(len(self.reader)))[:, 0],
-                                      float(self.reader.get_avg_fps()))
-        height, width = self.reader[0].shape[:2]
-        self.size = (width, height)
-
-    def frames(self, indices: Sequence[int]) -> list[Image.Image]:
-        # get_batch: where rows are padded (48 pixels wide) single frames come out wrong without an error
-        unique = sorted(set(indices))
-        found = dict(zip(unique, self.reader.get_batch(unique).asnumpy(), strict=True))
-        return [Image.fromarray(found[i]) for i in indices]
+def _clip(found: Track, sampling: VideoSampling, start: float | None, end: float | None,
+          check: Callable[[tuple[int, int], int], None]) -> Clip:
+    chosen = choose(found.times, found.fps, sampling, start, end, str(found.path))
+    check(found.size, len(chosen.indices))
+    frames, backend = frames_of(found, chosen.indices)
+    return Clip(tuple(frames), chosen, found.fps, len(found.times), backend)
 
 
-class _PyAV:
-    backend = "pyav"
+def clock(loaded: LoadedMedia) -> dict[str, Any]:
+    """The metadata of a video for a processor of transformers, such that it computes the true times.
 
-    def __init__(self, path: Path):
-        import av
-
-        self.path = path
-        with av.open(str(path)) as container:
-            stream = container.streams.video[0]
-            base = float(stream.time_base or 1)
-            pts = sorted(p.pts for p in container.demux(stream) if p.pts is not None and p.size)
-            rate = float(stream.average_rate or 0)
-        if not pts:
-            raise ValueError("no frames")
-        self.times, self.fps = _clock(np.array(pts) * base, rate)
-        with av.open(str(path)) as container:
-            first = next(container.decode(video=0))
-        turned = first.rotation % 180 != 0
-        self.size = (first.height, first.width) if turned else (first.width, first.height)
-
-    def frames(self, indices: Sequence[int]) -> list[Image.Image]:
-        import av
-
-        wanted, found = set(indices), {}
-        with av.open(str(self.path)) as container:
-            for index, frame in enumerate(container.decode(video=0)):
-                if index in wanted:
-                    found[index] = frame.to_image().rotate(frame.rotation, expand=True)
-                if len(found) == len(wanted):
-                    break
-        if missing := wanted - set(found):
-            raise ValueError(f"it breaks off: of {len(self.times)} frames, {sorted(missing)[:4]} cannot be decoded")
-        return [found[i] for i in indices]
-
-
-READERS: dict[str, Callable[[Path], VideoReader]] = {"decord": _Decord, "av": _PyAV}
-"""Module that must be installed -> reader, the preferred one first."""
-
-
-def _clock(times: np.ndarray, fps: float) -> tuple[np.ndarray, float]:
-    """Seconds from the first frame, and the mean rate; a rate the file does not tell is taken from its times."""
-    times = np.round(np.asarray(times, dtype=np.float64) - float(times[0]), 6)
-    if not (math.isfinite(fps) and fps > 0):
-        fps = (len(times) - 1) / times[-1] if times[-1] > 0 else 1.0
-    return times, fps
+    A processor takes number / fps as the time of a frame, and (frames taken) / (frames there are) * fps as the rate
+    of the frames it is given. True numbers give wrong times where rates vary or a clip does not start with the file,
+    so the frames get numbers on a clock of TICKS a second, on which the clip has as many frames as make the rate that
+    of the frames' mean distance.
+    """
+    times, given = loaded.timestamps, loaded.metadata
+    count = len(times)
+    apart = (times[-1] - times[0]) / max(1, count - 1) or given["duration"] / max(1, count)
+    return {"fps": float(TICKS), "frames_indices": [round(t * TICKS) for t in times],
+            "total_num_frames": math.floor(apart * count * TICKS) + 1,  # never below: positions drop their fractions
+            "duration": given["duration"], "video_backend": given["video_backend"]}

@@ -1,17 +1,53 @@
+"""The classification task: recipes by hand, several labels, few-shot and base-to-new samples, cheats, bounds."""
+
+import json
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
 
+from vlrl import config, contract, offline
+from vlrl.data import read_rows
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
+from vlrl.scoring import score_group
+from vlrl.settings import DataSettings
 from vlrl.task import load
+from vlrl.tasks._classification import few, halves, names_class
 
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = {path.stem: path for path in sorted((ROOT / "configs" / "classification").glob("*.yaml"))}
+RECIPES = list(load("classification")._recipes)
 ROW = {"id": "r1", "label": "Tabby cat", "labels": ["Tabby cat", "dog"], "synonyms": ["tabby"]}
+OPEN = {"id": "r1", "label": "water_lily"}
+SEVERAL = {"id": "r1", "label": ["cat", "dog"], "labels": ["cat", "dog", "mug", "cup"], "synonyms": {"cat": ["kitty"]}}
+
+
+@cache
+def built(**options):
+    return load("classification", options)
+
+
+def scored(row, *texts, **options):
+    task = built(**options)
+    found = score_group(task, task.sample_from_row(row), [parse_answer(text) for text in texts], 0)
+    assert all(s.error is None for s in found)
+    return found
 
 
 def score(mode, text, **row):
-    task = load("classification", {"thinking": mode})
-    return task.score(task.sample_from_row({**ROW, **row}), parse_answer(text))
+    return scored({**ROW, **row}, text, thinking=mode)[0].parts
+
+
+def think(answer):
+    return f"<think>so</think><answer>{answer}</answer>"
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("text", "accuracy", "format"), [
@@ -34,6 +70,7 @@ def test_without_thinking_the_whole_text_is_compared(text, accuracy, format):
     ("<think>stripes</think><answer>tabby</answer>", 1, 1),
     ("<think>stripes</think><answer>dog</answer>", 0, 1),
     ("<think>Tabby cat</think><answer>a pet</answer>", 0, 1),  # named in the thinking only
+    ("<think><answer>Tabby cat</answer></think>Tabby cat", 0, 0),
     ("<answer>Tabby cat</answer>", 1, 0),
     ("<think>a</think><answer>dog</answer><answer>Tabby cat</answer>", 1, 0),
     ("<think>a</think><answer>Tabby cat, dog</answer>", 0, 1),  # all the names
@@ -43,6 +80,59 @@ def test_without_thinking_the_whole_text_is_compared(text, accuracy, format):
 ])
 def test_with_thinking_the_answer_tag_is_compared(text, accuracy, format):
     assert score("thinking", text) == {"accuracy": accuracy, "format": format}
+
+
+TABLES = {
+    "cls_rl": {
+        think("Tabby cat"): (1, 1), think("tabby cat"): (1, 1), think(" tabby_cat\n"): (1, 1), think("tabby"): (1, 1),
+        think("Tabby cat."): (0, 1), think("dog"): (0, 1), think("Tabby cat, dog"): (0, 1), think(""): (0, 1),
+        "tabby cat": (1, 0), "a tabby cat": (0, 0), "<think>tabby cat": (0, 0), "": (0, 0),
+        "<think><answer>tabby cat</answer></think><answer>dog</answer>": (0, 0),
+        "<answer>tabby cat</answer> <answer>dog</answer>": (1, 0), "<answer>dog</answer><answer>tabby cat</answer>":
+        (0, 0)},
+    "cls_rl_no_thinking": {
+        "Tabby cat": 1, "tabby": 1, "Tabby cat ": 0, "tabby cat": 0, "Tabby cat\n": 0, think("Tabby cat"): 0,
+        "Tabby cat, dog": 0, "": 0},
+    "visual_rft_classification": {
+        think("Tabby_Cat"): (1, 1), think("tabbycat"): (1, 1), think("a tabby cat."): (1, 1), think("tabby"): (1, 1),
+        think("It is a small Tabby cat"): (1, 1), think("dog"): (0, 1), think(""): (0, 1), think(" _ "): (0, 1),
+        think("a"): (0, 1), think("c"): (0, 1), think("Tabby cat, dog"): (0, 1), think("dog or tabby"): (0, 1),
+        think("tabbycats"): (0, 1), "a tabby cat": (1, 0), "<think>tabby cat</think>dog": (0, 0),
+        "<think>tabby cat": (0, 0), "<answer>tabby cat": (1, 0), "x " * 2000 + "tabby cat": (0, 0)},
+    "rlcr": {  # accuracy, format, reward
+        f"{think('tabby cat')}<confidence>0.9</confidence>": (1, 1, 0.99),
+        f"{think('tabby cat')}<confidence>0.5</confidence>": (1, 1, 0.75),
+        f"{think('dog')}<confidence>0.5</confidence>": (0, 1, -0.25),
+        f"{think('dog')}<confidence>1</confidence>": (0, 1, -1), f"{think('dog')}<confidence>0</confidence>": (0, 1, 0),
+        think("tabby cat"): (1, 0, 0), think("dog"): (0, 0, -1), "": (0, 0, -1),
+        f"{think('tabby cat')}<confidence>sure</confidence>": (1, 0, 0)},
+}
+
+
+@pytest.mark.parametrize("recipe", TABLES)
+def test_recipes_by_hand(recipe):
+    for text, expected in TABLES[recipe].items():
+        (found,) = scored(ROW, text, recipe=recipe)
+        got = [found.parts["accuracy"], *([found.parts["format"]] if "format" in found.parts else [])]
+        if recipe == "rlcr":
+            got.append(pytest.approx(found.reward))
+        assert tuple(got) == (expected if isinstance(expected, tuple) else (expected,)), text
+    assert scored(ROW, think("tabby"), recipe="cls_rl")[0].reward == 2
+
+
+@pytest.mark.parametrize(("text", "name", "others", "same"), [
+    ("water lily", "water_lily", (), True), ("waterlily", "Water Lily", (), True),
+    ("it is a water lily", "waterlily", (), True), ("lily", "water lily", (), False),  # less than half of it
+    ("water", "water lily", (), True), ("water", "water lily", ("water iris",), False),  # several fit
+    ("rose tulip water lily", "water lily", (), False), ("a pink water lily", "water lily", (), False),
+    ("a pink water lily", "water lily", ("rose",), True), ("rose, water lily", "water lily", ("rose",), False),
+    ("cat", "black cat", ("cat",), False), ("black cat", "cat", ("black cat",), False),
+    ("a big black cat", "black cat", ("cat",), True), ("a big black cat", "cat", ("black cat",), False),
+    ("concatenate", "cat", ("dog",), False), ("737", "737-200", ("737-300",), False),
+    ("Boeing 737-200", "737-200", ("737-300",), True), ("of", "bird of paradise", (), False), ("", "", (), False),
+    ("cat", "!", (), False), ("dog", "cat", ("!",), False)])
+def test_names_within_other_words(text, name, others, same):
+    assert names_class(text, name, others) is same
 
 
 def test_without_candidates_the_format_is_one_plain_line():
@@ -69,14 +159,224 @@ def test_own_question_and_own_prompt():
     assert task.thinks(task.sample_from_row(ROW)) is False
 
 
+def test_what_is_read():
+    for recipe, row, text, parsed in (
+            ("cls_rl", ROW, think(" Tabby CAT."), "tabby cat"), ("plain", ROW, "", None),
+            ("plain", SEVERAL, "Cat, dog;cat", ["cat", "dog"]), ("plain", SEVERAL, "", []),
+            ("rlcr", ROW, "no", {"label": None, "confidence": None}),
+            ("rlcr", ROW, think("dog") + "<confidence>.5</confidence>", {"label": "dog", "confidence": 0.5})):
+        assert scored(row, text, recipe=recipe)[0].parsed == parsed
+    task = built(recipe="rlcr")
+    sample = task.sample_from_row(ROW)
+    assert task.metrics(sample, parse_answer(think("dog") + "<confidence>.5</confidence>"), {}) == {"confidence": 0.5}
+    assert task.metrics(sample, parse_answer("dog"), {}) == {} and task.target(sample) == "Tabby cat"
+
+
+# --- several labels ---------------------------------------------------------------------------------------------------
+
+SETS = {  # Jaccard, F1, the same set
+    "cat, dog": (1, 1, 1), "dog\ncat": (1, 1, 1), "dog; kitty": (1, 1, 1), "cat, kitty, dog": (1, 1, 1),
+    '["cat", "dog"]': (1, 1, 1), "cat": (1 / 2, 2 / 3, 0), "cat, mug": (1 / 3, 1 / 2, 0),
+    "cat, dog, mug": (2 / 3, 4 / 5, 0), "cat, dog, mug, cup": (1 / 2, 2 / 3, 0), "cat dog": (0, 0, 0),
+    "mug": (0, 0, 0), "": (0, 0, 0), ",;": (0, 0, 0), ", ".join(["cat", "dog", *map(str, range(300))]): (0, 0, 0)}
+
+
+@pytest.mark.parametrize("recipe", ["plain", "cls_rl", "visual_rft_classification"])
+def test_several_labels_by_hand(recipe):
+    for place, name in enumerate(("jaccard", "f1", "exact")):
+        texts = [*SETS] if recipe == "plain" else [*map(think, SETS)]
+        found = scored(SEVERAL, *texts, recipe=recipe, multi_score=name)
+        assert [s.parts["accuracy"] for s in found] == pytest.approx([v[place] for v in SETS.values()])
+
+
+def test_rows_with_several_labels():
+    task = built()
+    sample = task.sample_from_row(SEVERAL)
+    assert task.messages(sample)[0]["content"][-1]["text"].startswith(
+        "What does the image show? Choose all that are there from: cat, dog, mug, cup. Separate names by commas.\n")
+    assert task.oracle(sample) == "cat, dog" and scored(SEVERAL, "cat, dog")[0].reward == 1.1
+    assert [s.parts["format"] for s in scored(SEVERAL, "kitty", "cat, cow", "", "cat")] == [1, 0, 0, 1]
+    one = task.sample_from_row({"id": 1, "label": "cat", "multi": True})
+    assert one["label"] == ["cat"] and task.sample_from_row({"id": 1, "label": 7})["label"] == "7"
+
+
 @pytest.mark.parametrize(("change", "words"), [
-    ({"label": None}, "label=None"), ({"label": ["a", "b"]}, "lists of labels"), ({"label": ""}, "label=''"),
-    ({"labels": "a"}, "labels='a'"), ({"synonyms": [None]}, "synonyms"), ({"id": None}, "id=None")])
+    ({"label": None}, "label=None"), ({"label": []}, r"label=\[\]"), ({"label": ""}, "label=''"),
+    ({"label": [True]}, r"label=\[True\]"), ({"labels": "a"}, "labels='a'"), ({"synonyms": [None]}, "synonyms"),
+    ({"id": None}, "id=None"), ({"label": ["a", "b"]}, "must be an object {label"),
+    ({"label": ["a, b", "c"], "synonyms": None}, "'a, b' has a comma"),
+    ({"label": ["a", "b"], "synonyms": {"a": ["c;d"]}}, "'c;d' has a comma"), ({"synonyms": {"a": "b"}}, "a='b'")])
 def test_bad_rows_are_named(change, words):
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=f"row .*{words}"):
         load("classification").sample_from_row({**ROW, **change})
 
 
-def test_an_unknown_mode():
-    with pytest.raises(ConfigError, match=r"task\.thinking='maybe'"):
-        load("classification", {"thinking": "maybe"})
+@pytest.mark.parametrize("given", [{"thinking": "maybe"}, {"shots": -1}, {"classes": "old"}, {"multi_score": "mean"}])
+def test_unknown_values(given):
+    with pytest.raises(ConfigError, match=rf"task\.{next(iter(given))}="):
+        load("classification", given)
+
+
+# --- few shots, base and new classes ----------------------------------------------------------------------------------
+
+
+def test_few_shots_are_nested_and_follow_ids_alone():
+    samples = [(f"s{i}", ("cat", "dog", "mug")[i % 3:i % 3 + 1]) for i in range(60)] + [("rare", ("yak",))]
+    sizes = {shots: few(samples, shots, 0) for shots in (1, 2, 4, 8, 16, 100)}
+    assert [len(places) for places in sizes.values()] == [4, 7, 13, 25, 49, 61]
+    assert all({*sizes[a]} < {*sizes[b]} for a, b in ((1, 2), (2, 4), (4, 8), (8, 16), (16, 100)))
+    for places in sizes.values():
+        assert places == sorted(places) and 60 in places
+    ids = {samples[p][0] for p in sizes[4]}
+    backwards = samples[::-1]
+    assert {backwards[p][0] for p in few(backwards, 4, 0)} == ids != {samples[p][0] for p in few(samples, 4, 1)}
+    fixed = ["s0", "s29", "s42", "s43", "s46", "s53", "rare"]  # others would give the same config other samples
+    assert [samples[p][0] for p in sizes[2]] == fixed
+
+
+def test_few_shots_of_several_labels():
+    both = [("a", ("x", "y")), ("b", ("x", "y")), ("c", ("x",)), ("d", ("z",))]
+    for seed in range(5):
+        chosen = {both[p][0] for p in few(both, 1, seed)}
+        assert "d" in chosen and len(chosen & {"a", "b"}) == 1
+
+
+def test_halves_of_the_classes():
+    assert halves(["d", "b", "a", "c", "e", "a"]) == {"base": ["a", "b", "c"], "new": ["d", "e"]}
+    assert halves(["b", "a"]) == {"base": ["a"], "new": ["b"]} and halves(["a"])["new"] == []
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Ten images of each of four classes to train on, one to hold out."""
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    names = ["ant", "bee", "cat", "dog"]
+    for split, count in (("train", 10), ("heldout", 1)):
+        (tmp_path / f"{split}.jsonl").write_text("".join(
+            json.dumps({"id": f"{split}-{name}-{i}", "image": "a.png", "label": name, "labels": names}) + "\n"
+            for i in range(count) for name in names))
+    return DataSettings(train=str(tmp_path / "train.jsonl"), heldout=str(tmp_path / "heldout.jsonl"))
+
+
+def with_files(data, **settings):
+    task = load("classification", settings)
+    task.data = data
+    return task
+
+
+def test_shots_leave_the_heldout_split_alone(files):
+    task = with_files(files, shots=2)
+    train = task.samples("train")
+    assert len(train) == 8 and len(task.samples("heldout")) == 4
+    assert sorted(s["label"] for s in train) == sorted(2 * ["ant", "bee", "cat", "dog"])
+    task.seed = 7
+    assert [s.id for s in task.samples("train")] == [s.id for s in train]
+    assert [s.id for s in with_files(files, shots=2, shots_seed=1).samples("train")] != [s.id for s in train]
+    assert len(with_files(files).samples("train")) == 40
+
+
+def test_base_and_new_classes(files):
+    task = with_files(files, classes="base", shots=1)
+    assert sorted(s["label"] for s in task.samples("train")) == ["ant", "bee"]
+    assert {s["label"] for s in with_files(files, classes="new").samples("train")} == {"cat", "dog"}
+    found = {s["label"]: s for s in task.samples("heldout")}
+    assert [found[label]["half"] for label in ("ant", "bee", "cat", "dog")] == ["base", "base", "new", "new"]
+    assert found["bee"]["labels"] == ["ant", "bee"] and found["dog"]["labels"] == ["cat", "dog"]
+    assert "Choose from: cat, dog.\n" in task.messages(found["cat"])[0]["content"][-1]["text"]
+    assert task.score(found["cat"], parse_answer("cat")) == {"accuracy": 1, "format": 1}
+    assert len(found["cat"].media) == 1
+
+
+def test_base_and_new_need_one_label_a_row(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(SEVERAL), encoding="utf-8")
+    with pytest.raises(DataError, match=r"task\.classes=new .* task\.classes=all"):
+        with_files(DataSettings(train=str(path)), classes="new").samples("train")
+
+
+def test_summary_of_halves_and_of_confidence():
+    records = [{"sample": {"half": half}, "parts": {"accuracy": paid}, "metrics": {}} for half, paid in (
+        ("base", 1.0), ("base", 0.5), ("new", 0.5), ("new", 0.0), (None, 1.0), ("new", None))]
+    assert built().summarize(records) == {"accuracy/base": 0.75, "accuracy/new": 0.25, "accuracy/h": 0.375}
+    assert built().summarize(records[:2]) == {"accuracy/base": 0.75} and built().summarize([]) == {}
+    none = [{"sample": {"half": half}, "parts": {"accuracy": 0.0}} for half in ("base", "new")]
+    assert built().summarize(none)["accuracy/h"] == 0
+    sure = [{"sample": {}, "parts": {"accuracy": a}, "metrics": {"confidence": q}} for a, q in ((1, 0.9), (0, 0.9))]
+    assert built().summarize([*sure, {"sample": {}, "parts": {"accuracy": 1}, "metrics": {}}]) == {
+        "ece": pytest.approx(0.4)}
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def test_folders_and_tables_are_read(tmp_path):
+    for split in ("train", "test"):
+        for name in ("sea_lion", "C++"):
+            (tmp_path / "images" / split / name).mkdir(parents=True)
+            Image.new("RGB", (4, 4)).save(tmp_path / "images" / split / name / "1.png")
+    folder = DataSettings(train=str(tmp_path / "images"), heldout=str(tmp_path / "images"))
+    (tmp_path / "rows.csv").write_text("image,class\nimages/train/C++/1.png,cat\nimages/test/C++/1.png,dog\n")
+    table = DataSettings(train=str(tmp_path / "rows.csv"))
+    for data, names in ((folder, ["C++", "sea lion"]), (table, ["cat", "dog"])):
+        samples = with_files(data).samples("train")
+        assert sorted(s["label"] for s in samples) == names == samples[0]["labels"]
+        assert all(s.media[0].source.is_file() for s in samples)
+    assert len(read_rows(tmp_path / "images")) == 4
+
+
+# --- configs, cheats, bounds ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "digits"])
+def test_every_config_scores_its_perfect_answer(name):
+    task = offline.make_task(config.load(CONFIGS[name]))
+    assert task.used is built(recipe=name).used
+    for row in (ROW, OPEN, SEVERAL):
+        sample = task.sample_from_row(row)
+        right, silent = score_group(task, sample, [parse_answer(t) for t in (task.oracle(sample), "")], 0)
+        assert right.reward == sum(w for w in task.weights.values() if w > 0) and silent.reward <= 0
+    assert "(25" in CONFIGS[name].read_text(encoding="utf-8"), "no paper is cited"
+
+
+def test_there_is_a_config_for_each_published_recipe():
+    assert set(CONFIGS) - {"digits"} == {*RECIPES} - {"plain"}
+
+
+PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<confidence>", "</confidence>", "0.5", "1", "Tabby cat",
+          "dog", "water", "lily", "_", ",", ";", "\n", " ", ".", "is a", "cat", "kitty", "\0", "🙂", "\ud800", "[", "'"]
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=14).map("".join) | st.text(max_size=60)
+
+
+def bounded(texts):
+    for recipe in RECIPES:
+        for row in (ROW, OPEN, SEVERAL):
+            for s in scored(row, *texts, recipe=recipe):
+                assert all(0 <= v <= 1 for v in s.parts.values())
+                json.dumps(s.parsed, allow_nan=False)
+
+
+@settings(max_examples=25, deadline=None)
+@given(TEXTS.map(lambda text: [text]))
+def test_parts_are_bounded(texts):
+    bounded(texts)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000, deadline=None)
+@given(st.lists(TEXTS, min_size=1, max_size=2))
+def test_parts_are_bounded_over_many_texts(texts):
+    bounded(texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", ["closed", "open", "several"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_contract(recipe, rows, tmp_path):
+    names = ["tabby cat", "dog", "sea lion", "C++", "mug", "7"]
+    made = {"closed": [{"label": name, "labels": names} for name in names], "open": [{"label": n} for n in names],
+            "several": [{"label": names[i:i + 2], "labels": names} for i in range(5)]}[rows]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({**row, "id": str(i)}) + "\n" for i, row in enumerate(made)), encoding="utf-8")
+    task = load("classification", {"recipe": recipe})
+    task.data = DataSettings(train=str(path))
+    contract.assert_ok(task, samples=6, processes=0)

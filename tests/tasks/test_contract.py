@@ -20,6 +20,7 @@ VARIANTS = {
     "classification": [{"thinking": "no_thinking"}, {"thinking": "thinking"}],
     "digits": [{"thinking": "both"}],
     "gui": [{}],
+    "driving": [{}],
 }
 ROWS = {
     "grounding": [{"expression": "mug", "boxes": [{"box": [1, 2, 30.5, 40]}]}, {"expression": "cup", "boxes": []},
@@ -28,6 +29,17 @@ ROWS = {
     "gui": [{"instruction": "open it", "box": [10, 20, 40, 35], "platform": "web", "element_type": "icon"},
             {"instruction": "go", "box": [5, 40, 30, 58.5], "coordinates": "norm1", "history": ["tap", "scroll"]},
             {"instruction": "close", "box": [60, 40, 85, 55], "processed_size": [84, 56]}],
+    "qa": [{"question": "Well?", "answer": right, "answer_type": kind, "options": options} for right, kind, options in (
+        (3, "count", None), (5, "count", None), ("no", "yes_no", None), ("yes", "yes_no", None),
+        ("B", "choice", ["a cat", "a dog"]), ("A", "choice", ["a mug", "a cup"]))],
+    "driving": [{"plan": {"speed": speed, "path": path}, "speed_mps": 8, "navigation": "Go on"} for speed, path in (
+        ("KEEP", "STRAIGHT"), ("STOP", "STRAIGHT"), ("KEEP", "LEFT_TURN"), (["DECELERATE", "STOP"], "RIGHT_CHANGE"))],
+    "video": [{"question": "What now?", "answer_type": "choice", "options": ["a cat", "a dog"], "answer": "B"},
+              {"question": "What next?", "answer_type": "choice", "options": ["a mug", "a cup"], "answer": "A"},
+              {"question": "How many?", "answer_type": "number", "answer": 3},
+              {"question": "And before?", "answer_type": "number", "answer": 12}],
+    "preference": [{"question": "What is it?", "responses": ["a cat", "a dog"], "answer": answer, "category": "x"}
+                   for answer in (1, 2, 2, 1)],
     "classification": [{"label": "cat", "labels": ["cat", "dog"]}, {"label": "7"}, {"label": "C++", "question": "?"},
                        {"label": "tabby", "synonyms": ["tabby cat"], "question": "Which cat?"}],
 }
@@ -73,7 +85,7 @@ def test_importing_every_task_loads_no_torch():
     code = ("import sys, vlrl.types, vlrl.data, vlrl.media, vlrl.video, vlrl.coordinates, vlrl.scoring\n"
             "import vlrl.checkpoint, vlrl.rewards.boxes, vlrl.rewards.text, vlrl.rewards.detection\n"
             "import vlrl.rewards.literals, vlrl.rewards.points, vlrl.rewards.regions, vlrl.contract\n"
-            "import vlrl.contract.labelled\n"
+            "import vlrl.contract.labelled, vlrl.rewards.driving, vlrl.rewards.contrast, vlrl.rewards.math\n"
             "import vlrl.offline, vlrl.store, vlrl.report, vlrl.progress, vlrl.stats, vlrl.cli, vlrl.tools.docs\n"
             "from vlrl.tools import (catalogue, datacheck, dataconvert, datasplit, doctor, play, rescore, scaffold,\n"
             "                        score_rows, status, trials)\n"

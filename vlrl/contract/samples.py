@@ -20,6 +20,7 @@ from PIL import Image
 from vlrl import media as loader
 from vlrl.contract.findings import Findings
 from vlrl.errors import ConfigError, TaskError, VlrlError
+from vlrl.plugins import FILE_MODULE
 from vlrl.settings import DataSettings, LimitsSettings
 from vlrl.task import Task, load, setting_names, task_samples
 from vlrl.types import Media, Sample
@@ -186,7 +187,7 @@ def fingerprint(task: Task, sample: Sample) -> str:
 
 def rebuilt(task: Task) -> Task:
     """A second instance of the task with the same settings."""
-    new = type(task)(**_settings(task), rewards=dict(task.weights))
+    new = type(task)(**_settings(task), rewards=dict(task.weights), combine=task.combination)
     new.seed, new.data, new.coordinates = task.seed, task.data, copy.copy(task.coordinates)
     return new
 
@@ -255,7 +256,7 @@ def _address(cls: type[Task]) -> str | None:
     file = inspect.getsourcefile(cls)
     try:
         spec = importlib.util.find_spec(cls.__module__)
-        if spec and spec.origin == file and not cls.__module__.startswith("vlrl_user_task_"):
+        if spec and spec.origin == file and not cls.__module__.startswith(FILE_MODULE):
             return f"{cls.__module__}:{cls.__qualname__}"
     except (ImportError, ValueError):
         pass

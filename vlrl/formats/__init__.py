@@ -14,8 +14,8 @@ from typing import Any
 
 from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.formats import annotated as a
+from vlrl.formats import driving, gui, labelled, pairs, qa, video
 from vlrl.formats import grounding as g
-from vlrl.formats import gui, qa
 from vlrl.formats.fields import Source, short
 from vlrl.formats.files import records
 
@@ -48,10 +48,24 @@ def _is_canonical(record: Mapping[str, Any]) -> bool:
 
 
 FORMATS: dict[str, Format] = {
+    "mathvista": Format(qa.is_mathvista, qa.question_answer),
     "canonical": Format(_is_canonical, lambda record, source: [dict(record)]),
     "coco": Format(g.is_coco, g.coco),
     "label_studio": Format(a.is_label_studio, a.label_studio, a.ask_for_all),
     "lisa": Format(g.is_lisa, g.lisa),
+    "alphadrive": Format(driving.is_alphadrive, driving.alphadrive),
+    "chosen_rejected": Format(pairs.is_chosen_rejected, pairs.chosen_rejected),
+    "r1_reward": Format(pairs.is_r1_reward, pairs.r1_reward),
+    "response_pair": Format(pairs.is_response_pair, pairs.response_pair),
+    "captions": Format(video.is_captions, video.captions),
+    "got10k": Format(video.is_got10k, video.got10k),
+    "seed_bench_r1": Format(video.is_seed_bench_r1, video.seed_bench_r1),
+    "next_gqa": Format(video.is_next_gqa, video.next_gqa),
+    "videochat_span": Format(video.is_videochat_span, video.videochat_span),
+    "video_r1": Format(video.is_video_r1, video.video_r1),
+    "tvgbench": Format(video.is_tvgbench, video.tvgbench),
+    "time_r1": Format(video.is_time_r1, video.time_r1, video.unique_ids),
+    "clip_class": Format(video.is_clip_class, video.clip_class),
     "vlm_r1": Format(g.is_vlm_r1, g.vlm_r1),
     "android_episode": Format(gui.is_android_episode, gui.android_episode),
     "android_step": Format(gui.is_android_step, gui.android_step),
@@ -64,7 +78,9 @@ FORMATS: dict[str, Format] = {
     "refcoco": Format(g.is_refcoco, g.refcoco),
     "problem_text": Format(qa.is_problem_text, qa.problem_text),
     "box_list": Format(a.is_box_list, a.box_list, a.ask_for_all),
+    "qa": Format(qa.is_question_answer, qa.question_answer),
     "table": Format(a.is_table, a.table, a.one_row_per_image),
+    "labelled": Format(labelled.is_labelled, labelled.labelled, labelled.choose_from_all),
     "unlabelled": Format(gui.is_unlabelled, gui.unlabelled),
 }
 """By name, the most particular first: `auto` takes the first that recognises a record, and canonical if none does."""

@@ -10,14 +10,16 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from vlrl.errors import DataError
 
 IMAGE = ("image", "image_path", "img_path", "img_filename", "image_filename", "image_file", "file_name", "filename",
-         "img", "image_name", "screenshot", "images")
+         "img", "image_name", "screenshot", "images", "Image", "imgname", "image_paths", "image_urls")
 """Names under which records keep the path of their image."""
+VIDEO = ("video", "video_path", "video_file", "video_name", "videos", "clip", "clip_path", "vid", "video_id")
+"""Names under which records keep the path of their video, or its id."""
 CORNERS = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"),
             ("left", "top", "right", "bottom"), ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"))
 SIDES = (("x", "y", "w", "h"), ("x", "y", "width", "height"), ("left", "top", "width", "height"),
@@ -30,6 +32,8 @@ _TURNED = (5, 6, 7, 8)  # EXIF orientations that lay an image on its side
 _LONGEST = 40  # characters that a number may have as text
 _DIGITS = 9  # after the point, of numbers that may be shares of an image
 _PARTS = 32  # folders of an absolute path that are looked for under the root
+_SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}$")
+_VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 _NEARLY = 1e-3  # by which rounding may put a share of the image outside of it
 
 
@@ -48,7 +52,7 @@ class Source:
         """
         if not isinstance(given, str):
             return given
-        text = PureWindowsPath(given).as_posix() if "\\" in given and "/" not in given else given
+        text = given.replace("\\", "/") if "\\" in given and "/" not in given else given
         if not text.startswith("/") and not re.match(r"[A-Za-z]:/", text):
             return text
         root = os.path.realpath(self.root or Path.cwd())
@@ -57,6 +61,38 @@ class Source:
         parts = [part for part in re.sub(r"^[A-Za-z]:", "", text).split("/") if part]
         ends = ("/".join(parts[i:]) for i in range(max(0, len(parts) - _PARTS), len(parts)))
         return next((end for end in ends if _exists(os.path.join(root, end))), "/".join(parts))
+
+    def video(self, given: Any) -> Any:
+        """The path of a video that a record names, with the file's suffix where it names an id: the one of the file
+        that is there, else .mp4."""
+        path = self.path(given)
+        if not isinstance(path, str) or _SUFFIX.search(path) or os.path.isdir(self._at(path)):
+            return path
+        return next((path + end for end in _VIDEO_SUFFIXES if _exists(self._at(path + end))), f"{path}.mp4")
+
+    def duration(self, video: Any) -> float | None:
+        """Seconds that a video lasts, from its header; None when it is not there, or tells none. Nothing is decoded."""
+        from vlrl.decoders import told_duration
+        from vlrl.media import resolve
+
+        try:
+            file = resolve(video, self.root or Path.cwd())
+        except DataError:
+            return None
+        return told_duration(file) if os.path.isfile(file) else None
+
+    def frames(self, folder: Any) -> list[str]:
+        """The pictures of a folder under the root, sorted, as paths relative to it; [] when there is no such folder."""
+        from vlrl.media import resolve
+
+        try:
+            names = sorted(os.listdir(resolve(folder, self.root or Path.cwd())))
+        except (OSError, ValueError, DataError):
+            return []
+        return [f"{folder}/{name}" for name in names if name.lower().endswith((".jpg", ".jpeg", ".png"))]
+
+    def _at(self, path: str) -> str:
+        return os.path.join(self.root or Path.cwd(), path.replace("\0", ""))
 
     def size(self, image: Any) -> tuple[int, int] | None:
         """Width and height from an image's header, EXIF orientation applied; None when it is not there or unreadable.
@@ -196,9 +232,7 @@ def size_of(record: Mapping[str, Any], row: Mapping[str, Any], source: Source) -
 
 def begin(record: Mapping[str, Any], source: Source, *, size: bool = True) -> dict[str, Any]:
     """The fields that every canonical row has: id, image or images, width and height where they can be known."""
-    own = record.get("id")
-    known = isinstance(own, (str, int)) and not isinstance(own, bool) and own != ""
-    row: dict[str, Any] = {"id": own if known else source.id, **media(record, source)}
+    row: dict[str, Any] = {"id": named(record, source), **media(record, source)}
     found = size_of(record, row, source) if size else None
     return {**row, "width": found[0], "height": found[1]} if found else row
 
@@ -214,6 +248,37 @@ def media(record: Mapping[str, Any], source: Source) -> dict[str, Any]:
     if not paths or None in paths:
         raise DataError(f"no field with the path of an image; known: {', '.join(IMAGE)}")
     return {"image": paths[0]} if len(paths) == 1 else {"images": paths}
+
+
+def shown(record: Mapping[str, Any], source: Source, *, needed: bool = True) -> dict[str, Any]:
+    """What a question is about: `video`, `image` or `images`; {} for a text alone, DataError where media are `needed`.
+
+    Pictures may also be numbered fields: image_1, image_2 ...
+    """
+    found: dict[str, Any] = {}
+    video = pick(record, *VIDEO)
+    if isinstance(video, (list, tuple)):
+        if len(video) > 1:
+            raise DataError(f"it names {len(video)} videos; a row shows one")
+        video = video[0] if video else None
+    if video is not None:
+        found["video"] = source.video(_picture(video))
+    given = [v for v in (record.get(f"image_{n}") for n in range(1, 10)) if v is not None and v != ""]
+    given = given if given and not has(record, *IMAGE) else pick(record, *IMAGE)
+    if given not in (None, [], ()):
+        found |= media({"images": given}, source)
+    if not found and needed:
+        raise DataError(f"no field with the path of an image or a video; known: {', '.join((*IMAGE, *VIDEO))}")
+    return found
+
+
+def named(record: Mapping[str, Any], source: Source, *names: str) -> str | int:
+    """The id of a row: the record's own under `id` or one of these names, else the one of its place."""
+    for name in ("id", *names):
+        own = record.get(name)
+        if isinstance(own, (str, int)) and not isinstance(own, bool) and own != "":
+            return own
+    return source.id
 
 
 def meta(record: Mapping[str, Any], *used: str) -> dict[str, Any]:
@@ -252,6 +317,6 @@ def _checked_size(size: Sequence[float | None], told: str) -> tuple[float, float
 
 def _exists(path: str) -> bool:
     try:
-        return os.path.isfile(path)
+        return os.path.exists(path)
     except ValueError:  # a NUL in the path
         return False

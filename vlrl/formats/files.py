@@ -1,6 +1,8 @@
-"""Files -> records: JSON lines, JSON, CSV and TSV, parquet and arrow. Hostile files are refused with a message.
+"""Files -> records: JSON lines, JSON, CSV and TSV, parquet and arrow, Charades-STA's and GOT-10k's text files. Hostile
+files are refused with a message.
 
-A record is one line, or one entry of a list. Of a document that describes many images (COCO) it is one image.
+A record is one line, or one entry of a list. Of a document that describes many images (COCO) it is one image. A folder
+is read by folders.py.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ MOST_DEPTH = 64
 """Lists and objects inside one another."""
 _LISTS = ("data", "samples", "rows", "records", "examples", "items", "annotations", "train", "val", "test")
 """Names under which a document keeps its list of records."""
+_SPLITS = ("train", "val", "test")
 _BARE = ("image", "x1", "y1", "x2", "y2", "label")  # columns of a CSV without a header line
 _NUMBERS = frozenset(("width", "height", "difficulty", "weight", "count", "tolerance", "duration", "fps", "speed_mps",
                       "video_start", "video_end"))  # canonical fields that are numbers
@@ -42,7 +45,11 @@ class Found(NamedTuple):
 
 
 def records(path: Path) -> list[Found]:
-    """The records of a file. Raises DataError when the file as a whole cannot be read."""
+    """The records of a file, or of a folder. Raises DataError when it cannot be read as a whole."""
+    if os.path.isdir(path):
+        from vlrl.formats.folders import folder_records
+
+        return [found._replace(record=_shallow(found.record)) for found in folder_records(path)]
     read = READERS.get(path.suffix.lower())
     if read is None:
         raise DataError(f"{path}: rows are kept in {_ROW_SUFFIXES}")
@@ -95,6 +102,8 @@ def _of_object(path: Path, found: Any) -> Iterable[Found]:
     if isinstance(found, dict):
         if isinstance(found.get("images"), list) and isinstance(found.get("annotations"), list):
             return _images(path, found)
+        if any(_is_coop(found.get(split)) for split in _SPLITS):
+            return _coop(path, found)
         from vlrl.formats import recognised
 
         if recognised(found):
@@ -105,6 +114,22 @@ def _of_object(path: Path, found: Any) -> Iterable[Found]:
         if found and all(isinstance(value, dict) for value in found.values()):
             return [Found(f"{path}, {key!r}", key, value) for key, value in found.items()]
     raise DataError(f"{path} must hold a list of rows, not a {type(found).__name__}")
+
+
+def _is_coop(entries: Any) -> bool:
+    return isinstance(entries, list) and bool(entries) and all(
+        isinstance(e, list) and len(e) == 3 and isinstance(e[0], str) and isinstance(e[2], str) for e in entries)
+
+
+def _coop(path: Path, found: Mapping[str, Any]) -> Iterator[Found]:
+    """CoOp's splits (2109.01134): under train, val and test a list of [image, number of the class, its name]."""
+    for split in _SPLITS:
+        entries = found.get(split) or []
+        if not _is_coop(entries) and entries:
+            raise DataError(f"{path}: {split!r} must be a list of [image, number of the class, name of the class]")
+        for n, (image, number_, name) in enumerate(entries, 1):
+            yield Found(f"{path}, {split} {n}", f"{split}-{n}", {
+                "image": image, "label": name, "class_id": number_, "split": split})
 
 
 def _listed(path: Path, rows: Sequence[Any]) -> Iterator[Found]:
@@ -208,6 +233,36 @@ def _cell(name: str, text: str) -> Any:
     return text if value is None else value
 
 
+def _lines_of_text(path: Path) -> Iterator[Found]:
+    """Charades-STA's "video start end##sentence", or the boxes of a GOT-10k sequence, x,y,width,height a frame."""
+    lines = [line.strip() for line in _text(path).split("\n")]
+    if path.name == "groundtruth.txt":
+        yield Found(str(path), path.parent.name, {
+            "path": path.parent.name, "object": _object_of(path), "boxes_xywh": [
+                line.replace("\t", ",").split(",") for line in lines if line]})
+        return
+    for n, line in enumerate(lines, 1):
+        place, _, sentence = line.partition("##")
+        moment = place.split()
+        if line and (len(moment) != 3 or not sentence.strip()):
+            raise DataError(f"{path}:{n} is no line of Charades-STA, 'video start end##sentence': {short(line)}. Rows "
+                            f"of other kinds are kept in {_ROW_SUFFIXES}")
+        if line:
+            yield Found(f"{path}:{n}", f"{path.stem}-{n}", {
+                "video": moment[0], "timestamp": moment[1:], "sentence": sentence.strip()})
+
+
+def _object_of(path: Path) -> str:
+    """What a sequence of GOT-10k shows: object_class of the meta_info.ini beside its boxes."""
+    try:
+        with open(path.with_name("meta_info.ini"), encoding="utf-8", errors="replace") as file:
+            told = file.read(10_000)
+    except OSError:
+        return "object"
+    found = [line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("object_class")]
+    return found[0] if found and found[0] else "object"
+
+
 def _parquet(path: Path) -> Iterator[Found]:
     import pyarrow.parquet as pq
 
@@ -232,17 +287,37 @@ def _batches(path: Path, read: Callable[[], Iterable[Any]]) -> Iterator[Found]:
     n = 0
     try:
         for batch in read():
+            classes = _class_names(batch.schema)
             for record in batch.to_pylist():
                 n += 1
-                yield Found(f"{path}, row {n}", f"{path.stem}-{n}", record)
+                named = {k: _named(record.get(k), names) for k, names in classes.items()}
+                yield Found(f"{path}, row {n}", f"{path.stem}-{n}", {**record, **named})
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, NotImplementedError, RecursionError) as error:  # pyarrow's errors are of these
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
+def _class_names(schema: Any) -> dict[str, list[str]]:
+    """Column -> names of its classes, as `datasets` keeps them in the schema; {} for any other file."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        inner = {k: f.get("feature", f) if isinstance(f, dict) else f[0] for k, f in features.items()}
+        return {k: [str(name) for name in f["names"]] for k, f in inner.items() if "names" in f}
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError):
+        return {}
+
+
+def _named(value: Any, names: Sequence[str]) -> Any:
+    """The name of a class that is given by its number."""
+    if isinstance(value, list):
+        return [_named(v, names) for v in value]
+    known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(names)
+    return names[value] if known else value
+
+
 READERS: dict[str, Callable[[Path], Iterable[Found]]] = {
-    ".jsonl": _lines, ".ndjson": _lines, ".json": _document, ".csv": _table, ".tsv": _table,
+    ".jsonl": _lines, ".ndjson": _lines, ".json": _document, ".csv": _table, ".tsv": _table, ".txt": _lines_of_text,
     ".parquet": _parquet, ".arrow": _arrow, ".feather": _arrow,
 }
 """By the end of the file's name."""

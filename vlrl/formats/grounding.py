@@ -8,19 +8,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlrl.errors import DataError
+from vlrl.formats.choices import OPTIONS, answered, of_clip, options_of, plain, untagged
 from vlrl.formats.fields import (
     IMAGE,
+    VIDEO,
     Source,
     are_shares,
     begin,
     has,
     hull,
     meta,
+    named,
     number,
     numbers,
     pick,
     scaled,
     short,
+    shown,
     text,
     unpacked,
     xywh,
@@ -32,7 +36,6 @@ Placed = list[tuple[int, str, dict[str, Any] | DataError]]
 """Rows of a file: number, place, and the row or why there is none."""
 MOST_LABELS = 100
 """Categories of a whole file that are asked for in every row; of a larger vocabulary a row asks for its own."""
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _FENCE = re.compile(r"^```\w*\s*(.*?)\s*```$", re.DOTALL)
 _DESCRIBES = re.compile(r"(?:sentence|expression|phrase) describes?:\s*(.+?)\s*\.?\s*$", re.DOTALL)
 _OBJECTS = re.compile(r"(?:objects?|categor(?:y|ies)|targets?|labels?|following|detect)\b[^:\[]{0,80}[:\[]\s*"
@@ -40,7 +43,7 @@ _OBJECTS = re.compile(r"(?:objects?|categor(?:y|ies)|targets?|labels?|following|
 _QUOTED = re.compile(r"""\s*(["'])(.+?)\1\s*(?:[,;]|\W*$)""")
 _NEXT_SENTENCE = re.compile(r"\.\s+(?=[A-Z])")
 _NO_TARGET = re.compile(r"ignore|^flag$", re.IGNORECASE)  # labels of LISA's shapes that its loader leaves out
-_ANSWER_TYPES = {"mcq": "choice", "yes_no": "yes_no", "math": "math"}
+_ANSWER_TYPES = {"mcq": "choice", "yes_no": "yes_no", "math": "math", "numeric": "number"}
 _LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
 _SPEAKERS = {"human": "question", "user": "question", "gpt": "answer", "assistant": "answer"}
 
@@ -50,7 +53,7 @@ _SPEAKERS = {"human": "question", "user": "question", "gpt": "answer", "assistan
 
 def is_vlm_r1(record: Record) -> bool:
     turns = pick(record, "conversations", "messages")
-    return isinstance(turns, list) and has(record, *IMAGE)
+    return isinstance(turns, list) and has(record, *IMAGE, *VIDEO)
 
 
 def vlm_r1(record: Record, source: Source) -> Rows:
@@ -58,18 +61,18 @@ def vlm_r1(record: Record, source: Source) -> Rows:
 
     Boxes are in original pixels, or shares of the image where no number is above 1.
     """
-    said = _said(pick(record, "conversations", "messages"))
-    question = re.sub(r"\s*<(?:image|video)>\s*", "\n", said.get("question", "")).strip()
+    said = spoken(pick(record, "conversations", "messages"))
+    question = plain(said.get("question", ""))
     if not question:
         raise DataError("'conversations' has no turn of a human")
-    answer = said.get("answer", text(record, "solution") if has(record, "solution") else "")
-    answer = (_ANSWER.findall(answer) or [answer])[-1].strip()
+    answer = said.get("answer", str(pick(record, "solution", "answer") or ""))
+    answer = untagged(answer)
     method = str(record.get("accu_reward_method") or "").lower()
-    rest = meta(record, "conversations", "messages", "solution", "problem")
+    rest = meta(record, "conversations", "messages", "solution", "answer", "problem", *VIDEO, *OPTIONS)
     boxes = _boxes_said(answer, method)
     if boxes is None:
-        return [{**begin(record, source), "question": question, "answer": answer,
-                 "answer_type": _ANSWER_TYPES.get(method, "text"), **rest}]
+        return [{"id": named(record, source), **_about(record, source), "question": question, **_answered(
+            record, question, answer, _ANSWER_TYPES.get(method)), **rest}]
     row = begin(record, source)
     boxes = [{**b, "box": _in_pixels(b["box"], row)} for b in boxes]
     if boxes and "label" not in boxes[0]:
@@ -81,7 +84,20 @@ def vlm_r1(record: Record, source: Source) -> Rows:
     return [{**row, "labels": list(dict.fromkeys([*labels, *(b["label"] for b in boxes)])), "boxes": boxes, **rest}]
 
 
-def _said(turns: Any) -> dict[str, str]:
+def _about(record: Record, source: Source) -> dict[str, Any]:
+    """Media of a question, and the size of its image where it can be known."""
+    if has(record, *VIDEO):
+        return shown(record, source)
+    return {k: v for k, v in begin(record, source).items() if k != "id"}
+
+
+def _answered(record: Record, question: str, answer: str, kind: str | None) -> dict[str, Any]:
+    options = options_of(record)
+    row = {"answer": answer, "answer_type": kind} if kind and not options else answered(answer, options, question)
+    return of_clip(row) if has(record, *VIDEO) else row
+
+
+def spoken(turns: Any) -> dict[str, str]:
     """The first question and the last answer of a conversation."""
     said: dict[str, str] = {}
     for turn in turns:
@@ -166,7 +182,7 @@ def problem_box(record: Record, source: Source) -> Rows:
 def _four(value: Any) -> list[Any] | None:
     """A list of four numbers, alone or between answer tags."""
     if isinstance(value, str):
-        value = unpacked((_ANSWER.findall(value) or [value])[-1].strip())
+        value = unpacked(untagged(value))
     return value if isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)) else None
 
 

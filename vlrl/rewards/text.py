@@ -3,7 +3,7 @@
 import math
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from vlrl.types import Answer
@@ -11,8 +11,6 @@ from vlrl.types import Answer
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _SPACE = " \t\r\n\f\v\u00a0"
 _AROUND = _SPACE + "\"'`()[]{}<>*_,;:!?\u2018\u2019\u201c\u201d\u00ab\u00bb\u3001\u3002\uff0c\uff01\uff1f\uff1a\uff1b"
-_MARKED_CHOICE = re.compile(r"\(([A-Z])\)|(?<![A-Za-z0-9])([A-Z])(?:[.):,;]|\s*$)", re.ASCII)
-_BARE_CHOICE = re.compile(r"(?<![A-Za-z0-9'])([A-Z])(?![A-Za-z0-9'])", re.ASCII)
 _YES = re.compile(r"(?<![a-z])(?:yes|true|correct)(?![a-z])")
 _NO = re.compile(r"(?<![a-z])(?:no|false|incorrect)(?![a-z])")
 _NOT = re.compile(r"(?<![a-z])(?:not|isn't|n't)\s{1,9}(?:yes|true|correct)(?![a-z])")
@@ -116,28 +114,16 @@ def same_label(a: str, b: str) -> bool:
     return clean_label(a) == clean_label(b)
 
 
-def choice_letter(text: str, letters: str = "ABCDEFGH") -> str | None:
-    """The option that a text names, one of `letters`; None when it names none.
-
-    A letter alone counts in either case. Else the first letter marked as an option ("(B)", "B.", "B:", or last in the
-    text) wins over the first capital that stands alone, so "A cat, so (B)" is B.
-    """
-    alone = clean_label(text).upper()
-    if len(alone) == 1 and alone in letters:
-        return alone
-    for pattern in (_MARKED_CHOICE, _BARE_CHOICE):
-        for found in pattern.finditer(text):
-            letter = next(g for g in found.groups() if g)
-            if letter in letters:
-                return letter
-    return None
-
-
 def number(text: str) -> float | None:
     """The first number of a text that stands alone ("3", "-2.5", "1,200"); None without one ("x2", "3D" are none)."""
     found = _NUMBER.search(text)
     value = float(found[0].replace(",", "")) if found else math.nan
     return value if math.isfinite(value) else None
+
+
+def numbers(text: str) -> Iterator[float]:
+    """All numbers of a text that stand alone, in its order; those beyond the range of floats are infinite."""
+    return (float(found[0].replace(",", "")) for found in _NUMBER.finditer(text))
 
 
 def yes_no(text: str) -> str | None:

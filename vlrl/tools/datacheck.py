@@ -1,4 +1,4 @@
-"""Everything that is wrong with a data file, and what it holds. Reads only; imports no torch.
+"""Everything that is wrong with data files, and what they hold. Reads only; imports no torch.
 
     found = check(Path("rows.jsonl"), make_task(config), config.limits)
     found.bad, found.problems[0]      # 3, Problem(where="rows.jsonl:7", id="a", kind="box", reason="...")
@@ -18,6 +18,8 @@ from typing import Any
 from vlrl.data import MEDIA_FIELDS, box_problems, make_sample, sample_from_row
 from vlrl.errors import DataError, TaskError
 from vlrl.formats import rows_in
+from vlrl.formats.fields import number
+from vlrl.formats.files import READERS
 from vlrl.media import load
 from vlrl.plugins import failure, prints_aside
 from vlrl.rewards.boxes import is_number
@@ -25,6 +27,7 @@ from vlrl.rewards.text import parse_answer
 from vlrl.settings import LimitsSettings
 from vlrl.task import Task, task_oracle
 from vlrl.tools.pixelbudget import PixelBudget, Scale, pixel_budget
+from vlrl.tools.rowcheck import field_problems, leaks, length_problem, side, unseen_problem
 from vlrl.types import Coordinates, Media, Sample
 from vlrl.video import VideoSampling
 
@@ -35,6 +38,9 @@ Tell = Callable[[str, int, int], None]
 _FRAMES = VideoSampling(fps=1.0, max_frames=4)  # enough to see that a video decodes from its start to its end
 _PLACES = ("boxes", "box", "points", "action", "point", "coordinate")  # fields with pixels in them
 _TIMES = ("video_start", "video_end")
+_ORDER = ("file", "row", "id", "field", "media", "size", "box", "oracle", "leak")
+_NO_ROWS = ("metadata.jsonl", "metadata.csv", "dataset_info.json", "dataset_dict.json", "state.json")
+_TEXT_SUFFIXES = tuple(suffix for suffix in READERS if suffix not in (".txt", ".parquet", ".arrow", ".feather"))
 
 
 @dataclass(frozen=True)
@@ -45,13 +51,13 @@ class Problem:
     """File and line, or file and number of the row."""
     id: str
     kind: str
-    """row (the task cannot read it), id, media, size, box or oracle."""
+    """file (cannot be read as a whole), row (the task cannot read it), id, field, media, size, box, oracle or leak."""
     reason: str
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a data file holds, and its problems in the order of the file."""
+    """What data files hold, and their problems in the order of the files."""
 
     rows: int
     bad: int
@@ -75,6 +81,7 @@ class Findings:
 class _Row:
     """A row under examination."""
 
+    path: Path
     where: str
     row: Mapping[str, Any] | DataError
     sample: Sample | None = None
@@ -103,37 +110,57 @@ class _Seen:
     size: tuple[int, int] | None = None
     sha256: str = ""
     problem: str = ""
+    seconds: float | None = None
+    """Of a video, the whole file."""
 
 
 @prints_aside()
-def check(path: Path, task: Task | None, limits: LimitsSettings, root: Path | None = None, format: str = "auto", *,
-          media: bool = True, allow_missing: bool = False, columns: Mapping[str, str] | None = None,
-          scale: Scale | None = None, tell: Tell | None = None) -> Findings:
+def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings, root: Path | None = None,
+          format: str = "auto", *, media: bool = True, allow_missing: bool = False,
+          columns: Mapping[str, str] | None = None, scale: Scale | None = None, tell: Tell | None = None) -> Findings:
     """Reads every row through `task.sample_from_row` (None: the canonical fields alone) and lists every problem.
 
-    Media lie under `root` (default: the file's folder) and are opened under `limits`; with `media=False` they need only
-    exist, and with `allow_missing` not even that. `columns` says which field stands for a canonical one, `scale` by how
-    much the model's processor shrinks an image. The oracle is scored in original pixels, so rounding to a model's
-    convention does not count against a row.
+    Of a folder every file of rows is read, see `files_of`. Rows of held-out files (named val, test, heldout ..., or by
+    the rows' `split`) are looked for in those of train. A task of one's own says itself what its fields may hold.
 
-    Raises DataError when the file cannot be read, TaskError when the task breaks the Task contract.
+    Media lie under `root` (default: each file's folder) and are opened under `limits`; with `media=False` they need
+    only exist, and with `allow_missing` not even that. `columns` says which field stands for a canonical one, `scale`
+    by how much the model's processor shrinks an image. The oracle is scored in original pixels, so rounding to a
+    model's convention does not count against a row.
+
+    Raises DataError when the only file cannot be read, TaskError when the task breaks the Task contract.
     """
     tell = tell or (lambda what, done, total: None)
     reader = task or Task()
     reader.coordinates = Coordinates()
-    rows = [_Row(where, row) for where, row in rows_in(path, format, root, columns)]
-    first: dict[str, str] = {}
+    known = type(reader).__module__.partition(".")[0] == "vlrl"
+    rows = _rows([path] if isinstance(path, Path) else path, format, root, columns)
+    first: dict[tuple[Path, str], str] = {}
     unlabelled = 0
-    for number, row in enumerate(rows):
-        if number % 1000 == 0:
-            tell("reading rows", number, len(rows))
-        _read(row, reader, root or path.parent, first)
-        unlabelled += bool(task and row.sample and not _check_oracle(row, task))
+    for done, row in enumerate(rows):
+        if done % 1000 == 0:
+            tell("reading rows", done, len(rows))
+        _read(row, reader, root or row.path.parent, first)
+        if known and row.sample:
+            _check_fields(row)
+        if task and row.sample and not any(p.kind == "field" for p in row.problems):
+            unlabelled += not _check_oracle(row, task)
     there = [key for key in _keys(rows) if not allow_missing or os.path.isfile(key[0])]
     seen = _open_all(there, limits, tell) if media else _exist(there)
     for row in rows:
         _check_media(row, seen)
+    _check_leaks(rows, seen)
     return _summary(rows, seen, unlabelled, pixel_budget([row.row for row in rows if isinstance(row.row, dict)], scale))
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of rows in a folder and below it, by name; the folder itself where it is one data set (a folder of
+    images for each class, shards of parquet), and a file itself."""
+    if not path.is_dir():
+        return [path]
+    found = [Path(folder, name) for folder, _, names in os.walk(path) for name in names
+             if name.lower().endswith(_TEXT_SUFFIXES) and name not in _NO_ROWS]
+    return sorted(found) or [path]
 
 
 def printable(text: str) -> str:
@@ -144,8 +171,44 @@ def printable(text: str) -> str:
 # --- one row ----------------------------------------------------------------------------------------------------------
 
 
-def _read(row: _Row, task: Task, root: Path, first: dict[str, str]) -> None:
+def _rows(paths: Sequence[Path], format: str, root: Path | None, columns: Mapping[str, str] | None) -> list[_Row]:
+    """The rows of all files; a file that cannot be read is a row of its own, unless it is the only one."""
+    files, rows = [file for path in paths for file in files_of(path)], []
+    for file in files:
+        try:
+            rows += [_Row(file, where, row) for where, row in rows_in(file, format, root, columns)]
+        except DataError as error:
+            if len(files) == 1:
+                raise
+            broken = _Row(file, str(file), error)
+            broken.add("file", str(error))
+            rows.append(broken)
+    return rows
+
+
+def _check_fields(row: _Row) -> None:
+    assert row.sample
+    unseen = unseen_problem(row.sample.row)
+    for problem in (*([unseen] if unseen else []), *field_problems(row.sample.row)):
+        row.add("field", problem)
+
+
+def _check_leaks(rows: Sequence[_Row], seen: Mapping[_Key, _Seen]) -> None:
+    """Adds a problem to each held-out row that is in train too: by content where media were opened, else by path."""
+    told = []
+    for row in rows:
+        plain = {} if isinstance(row.row, DataError) else row.row
+        keys = [key for media in row.media if (key := _key(media))]
+        shown = [seen[key].sha256 if key in seen and seen[key].sha256 else str(key[0]) for key in keys]
+        told.append((side(row.path, plain), row.where, plain, shown))
+    for n, problem in leaks(told).items():
+        rows[n].add("leak", problem)
+
+
+def _read(row: _Row, task: Task, root: Path, first: dict[tuple[Path, str], str]) -> None:
     """Makes the sample; where that fails, the media are looked for all the same."""
+    if row.problems:  # the file as a whole
+        return
     try:
         row.sample = make_sample(task, _sized(row.row, root), root)
         row.media = row.sample.media
@@ -159,8 +222,9 @@ def _read(row: _Row, task: Task, root: Path, first: dict[str, str]) -> None:
         except DataError as other:
             if str(other) != str(error) and row.id:
                 row.add("media", str(other))
-    if row.id and first.setdefault(row.id, row.where) != row.where:
-        row.add("id", f"id {row.id!r} occurs before, in {first[row.id]}; ids must be unique")
+    key = (row.path, row.id)
+    if row.id and first.setdefault(key, row.where) != row.where:
+        row.add("id", f"id {row.id!r} occurs before, in {first[key]}; ids must be unique")
 
 
 def _sized(row: Mapping[str, Any] | DataError, root: Path) -> Mapping[str, Any] | DataError:
@@ -233,7 +297,7 @@ def _whole(value: Any, field: str = "") -> Any:
 def _check_media(row: _Row, seen: Mapping[_Key, _Seen]) -> None:
     found = [seen[key] for media in row.media if (key := _key(media)) in seen and key]
     for item in found:
-        if item.problem:
+        if item.problem and not any("video_end=" in p.reason for p in row.problems):  # a cut that holds no frame
             row.add("media", item.problem)
     if isinstance(row.row, DataError):
         return
@@ -242,9 +306,20 @@ def _check_media(row: _Row, seen: Mapping[_Key, _Seen]) -> None:
     if size and all(map(is_number, told)) and told != size:
         row.add("size", f"width and height say {told[0]}x{told[1]} pixels, {row.media[0].source.name} is "
                 f"{size[0]}x{size[1]} (EXIF orientation applied)")
+    _check_length(row, seen)
     for problem in box_problems(row.row, size or told):
         if not any(problem.partition(" must ")[0] in p.reason for p in row.problems):  # the task may have said so
             row.add("box", problem)
+
+
+def _check_length(row: _Row, seen: Mapping[_Key, _Seen]) -> None:
+    assert not isinstance(row.row, DataError)
+    for key in map(_key, row.media):
+        lasts = seen[key].seconds if key in seen and key else None
+        if key and lasts and not any(p.kind in ("row", "field") for p in row.problems):
+            problem = length_problem(row.row, lasts, key[0].name)
+            if problem:
+                row.add("size", problem)
 
 
 # --- media ------------------------------------------------------------------------------------------------------------
@@ -279,7 +354,7 @@ def _open(key: _Key, limits: LimitsSettings) -> _Seen:
                       _FRAMES)
     except DataError as error:
         return _Seen(problem=str(error))
-    return _Seen(loaded.size, loaded.sha256)
+    return _Seen(loaded.size, loaded.sha256, seconds=number(loaded.metadata.get("duration")))
 
 
 def _exist(keys: Sequence[_Key]) -> dict[_Key, _Seen]:
@@ -301,10 +376,9 @@ def _summary(rows: Sequence[_Row], seen: Mapping[_Key, _Seen], unlabelled: int, 
     for (path, *_), found in seen.items():
         if found.sha256:
             contents.setdefault(found.sha256, set()).add(str(path))
-    order = {"row": 0, "id": 1, "media": 2, "size": 3, "box": 4, "oracle": 5}
     return Findings(
         rows=len(rows), bad=sum(bool(row.problems) for row in rows),
-        problems=tuple(p for row in rows for p in sorted(row.problems, key=lambda p: order[p.kind])),
+        problems=tuple(p for row in rows for p in sorted(row.problems, key=lambda p: _ORDER.index(p.kind))),
         fields=dict(fields.most_common()), counts={k: dict(v.most_common()) for k, v in counts.items() if v},
         media={"images": kinds["image"], "videos": kinds["video"], "unusable": len(unusable)},
         copies=tuple(sorted(tuple(sorted(paths)) for paths in contents.values() if len(paths) > 1)),

@@ -109,7 +109,8 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
 
 
 def moved(row: UsableRow, before: Path, after: Path) -> dict[str, Any]:
-    """The row with media paths relative to `after` instead of `before`.
+    """The row with media paths relative to `after` instead of `before`; one that leads out of `after` to a file that is
+    not there stays as it is, for annotations whose media come later.
 
     Raises DataError when one leads out of `after`, where no run could read it.
     """
@@ -125,10 +126,13 @@ def moved(row: UsableRow, before: Path, after: Path) -> dict[str, Any]:
 
 
 def _moved(row: UsableRow, path: str, before: Path, after: Path) -> str:
-    relative = os.path.relpath(Path(os.path.realpath(before), path), os.path.realpath(after))
+    given = Path(os.path.realpath(before), path)
+    relative = os.path.relpath(given, os.path.realpath(after))
     try:
         resolve(relative, after)
     except DataError:
+        if not os.path.lexists(given):
+            return path
         raise DataError(f"{row.where}: row '{row.id}': {path!r} would lie outside {after}, the folder of the new file, "
                         "where no run could read it. Write to a folder that holds the media, or name one with --root "
                         f"(e.g. --root {before}; a config then needs data.root set to it).") from None

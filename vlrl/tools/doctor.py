@@ -169,7 +169,7 @@ def _checks(runs: Path) -> Iterator[Check]:
         Check("usable", "QLoRA", trials.qlora, "missing", "pip install bitsandbytes"),
         Check("usable", "video by decord", lambda: trials.video("decord"), "missing",
               "pip install decord   (Linux and Windows on x86-64; elsewhere PyAV is used)"),
-        Check("usable", "video by PyAV", lambda: trials.video("av"), "missing", "pip install av"),
+        Check("usable", "video by PyAV", lambda: trials.video("pyav"), "missing", "pip install av"),
         Check("usable", "engine vllm", trials.vllm, "missing", "pip install 'vlrl[vllm]'   (NVIDIA GPU; fixes torch)"),
         Check("usable", "tensorboard", trials.tensorboard, "missing", "pip install tensorboard"),
         Check("usable", "wandb", lambda: trials.tracker("wandb"), "missing", "pip install wandb"),

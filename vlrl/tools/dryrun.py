@@ -302,9 +302,10 @@ def _show_unseen(config: Config, task: Task, sample: Sample) -> Shown:
 
 
 def _oracle(task: Task, text: str, tokens: int | None, scored: Scored) -> Oracle:
-    weights = task.weights_at(0)
-    return Oracle(answer=text, tokens=tokens, parts=scored.parts, weights=weights, reward=scored.reward,
-                  best=sum(max(weight, 0.0) for weight in weights.values()), error=scored.error)
+    weights = {part: weight for part, weight in task.weights_at(0).items() if part in scored.parts}
+    best = task.combine({part: float(weight > 0) for part, weight in weights.items()}, weights)
+    return Oracle(answer=text, tokens=tokens, parts=scored.parts, weights=weights, reward=scored.reward, best=best,
+                  error=scored.error)
 
 
 _NOT_KNOWN = "auto: the model family's, not known without the model"

@@ -16,7 +16,7 @@ from typing import Any
 import transformers
 
 from vlrl import checkpoint, coordinates, loading, policy
-from vlrl.assemble import make_accelerator, make_engine, seed_everything
+from vlrl.assemble import make_accelerator, make_engine, make_reference, seed_everything
 from vlrl.encode import Encoder
 from vlrl.evaluate import evaluate
 from vlrl.offline import make_task
@@ -95,7 +95,8 @@ def measure(config: Config, chosen: Chosen, tell: Callable[[str, int, int], None
     encode = Encoder(model.processor, model.family, model.positions, settings)
     engine = make_engine(settings, model)
     engine.sync(model, chosen.step)
+    reference = make_reference(settings, task, model)
     with Prefetcher(encode, task, settings.data.workers) as prefetch:
         for split in settings.eval.splits:
-            record, groups = evaluate(task, prefetch, engine, settings, split, chosen.step, tell)
+            record, groups = evaluate(task, prefetch, engine, settings, split, chosen.step, tell, reference)
             yield Result(record=record, groups=groups)

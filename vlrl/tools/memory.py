@@ -57,7 +57,8 @@ class Memory:
     optimizer: int
     """AdamW's two float32 averages."""
     reference: int
-    """Frozen copy for the KL of a full fine-tune; 0 when algo.kl_coef=0 and under LoRA, where disabling is enough."""
+    """Frozen copy for the KL of a full fine-tune; 0 when algo.kl_coef=0 and under LoRA, where disabling is enough. A
+    task that needs the service reference_logprobs keeps one too, which is not counted."""
     casts: int
     """Copies in the compute type of trained float32 weights, which autocast keeps while it is on."""
     gradients: int

@@ -17,9 +17,9 @@ from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.plugins import prints_aside
 from vlrl.rewards.text import parse_answer
 from vlrl.scoring import Scored, score_group
+from vlrl.services import Services, without_absent
 from vlrl.settings import LimitsSettings
 from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
-from vlrl.tools.score_rows import without_services
 from vlrl.types import LoadedMedia, Media, Sample
 
 
@@ -94,7 +94,7 @@ def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Que
 def judge(task: Task, question: Question, text: str, step: int = 0) -> Judged:
     """Scores one answer as training would at `step`."""
     answer = parse_answer(text, step=step)
-    reduced, skipped = without_services(task, question.sample, [answer])
+    reduced, skipped = without_absent(task, question.sample, [answer], Services())
     (scored,) = score_group(reduced, question.sample, [answer], step)
     return Judged(text, scored, reduced.weights_at(step), skipped, complaints(question.text, text))
 

@@ -14,7 +14,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,13 @@ from vlrl.errors import RunError
 from vlrl.plugins import prints_aside
 from vlrl.rewards.text import parse_answer
 from vlrl.scoring import score_group
+from vlrl.services import Services, without_absent
 from vlrl.store import RunFolder
 from vlrl.task import Task, fill
-from vlrl.tools.score_rows import without_services
-from vlrl.types import Parts, Sample
+from vlrl.types import Answer, Parts, Sample
 
 _COLUMNS = ("group_id", "sample_id", "index", "step", "prompt", "completion", "token_ids", "parts", "reward", "sample",
-            "truncated", "error")
+            "truncated", "error", "variant", "advantage")
 
 
 @dataclass(frozen=True)
@@ -186,18 +186,28 @@ def stored_steps(run: RunFolder, split: str | None = None) -> list[int]:
 
 @prints_aside()
 def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> Rescored:
-    """Scores one stored group again."""
+    """Scores one stored group again, beside the answers of variants that were drawn for it."""
+    aside = [row for row in rows if row["variant"] and row["advantage"] is None]
+    rows = [row for row in rows if not (row["variant"] and row["advantage"] is None)]
     first = rows[0]
     sample, known = _sample(task, first)
-    answers = [parse_answer(row["completion"] or "", row["n_tokens"] or 0, bool(row["truncated"]), first["step"])
-               for row in rows]
-    reduced, skipped = without_services(task, sample, answers)
-    scored = score_group(reduced, sample, answers, first["step"])
+    answers = [_answer(row) for row in rows]
+    others: dict[str, list[Answer]] = {}
+    for row in aside:
+        others.setdefault(row["variant"], []).append(_answer(row))
+    services = Services(others)
+    reduced, skipped = without_absent(task, sample, answers, services)
+    scored = score_group(reduced, sample, answers, first["step"], services)
     return Rescored(
         group_id=first["group_id"], sample_id=sample.id, step=first["step"], texts=[a.text for a in answers],
         old=[row["reward"] for row in rows], new=[s.reward for s in scored],
         old_parts=[dict(row["parts"] or ()) for row in rows], new_parts=[s.parts for s in scored],
         errors=[s.error for s in scored], skipped=skipped, template_known=known)
+
+
+def _answer(row: Mapping[str, Any]) -> Answer:
+    found = parse_answer(row["completion"] or "", row["n_tokens"] or 0, bool(row["truncated"]), row["step"])
+    return replace(found, variant=row["variant"] or "")
 
 
 def _groups(run: RunFolder, step: int, split: str | None) -> Iterator[list[dict[str, Any]]]:

@@ -4,15 +4,16 @@
      "step": 0, "variants": {"shuffled": ["text"]}}
     {"rewards": [{"parts": {...}, "reward": 1.0, "parsed": ..., "error": null}], "weights": {...}, "skipped": []}
 
-`step` and `variants` may be left out. The completions of a row are one group; so is each variant.
+`step` and `variants` may be left out. The completions of a row are one group. `variants` holds answers that were drawn
+with other media, by the name of their Variant: `score_group` is given them, and each gets the parts of `score`.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from vlrl.offline import sample_from
 from vlrl.plugins import prints_aside
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import Scored, score_group
+from vlrl.scoring import Scored, score_alone, score_group
+from vlrl.services import Services, without_absent
 from vlrl.store import plain
 from vlrl.task import Task
 from vlrl.types import Answer, Coordinates, Sample
@@ -56,16 +58,20 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path) -> dict[str, Any]:
     variants = row.get("variants") or {}
     if not isinstance(variants, dict):
         raise DataError(f"variants={_short(variants)} must be an object {{name: [completions]}}")
-    groups = {name: _answers(given, f"variants[{name!r}]", step) for name, given in variants.items()}
+    others = {name: [replace(a, variant=name) for a in _answers(given, f"variants[{name!r}]", step)]
+              for name, given in variants.items()}
     sample_row = row.get("sample")
     if not isinstance(sample_row, dict):
         raise DataError(f"sample={_short(sample_row)} must be an object, the data row")
     sample = sample_from(task, sample_row, root)
     with _watched(task, sample):
-        task, skipped = without_services(task, sample, answers)
-        found = {"rewards": _rewards(task, sample, answers, step), "weights": task.weights_at(step), "skipped": skipped}
-        if groups:
-            found["variants"] = {name: _rewards(task, sample, group, step) for name, group in groups.items()}
+        services = Services(others)
+        task, skipped = without_absent(task, sample, answers, services)
+        found = {"rewards": _rewards(score_group(task, sample, answers, step, services)),
+                 "weights": task.weights_at(step), "skipped": skipped}
+        if others:
+            found["variants"] = {name: _rewards(score_alone(task, sample, group, step))
+                                 for name, group in others.items()}
     return found
 
 
@@ -124,47 +130,7 @@ def _convert_once(task: Task, given: Convention, sample: Sample) -> None:
         return
 
 
-class _Absent:
-    """Stands for the services of a training run; asking for one says that it is not there."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise _AbsentService(f"the service '{name}' is there in training only")
-
-
-class _AbsentService(AttributeError):
-    pass
-
-
-def without_services(task: Task, sample: Sample, answers: Sequence[Answer]) -> tuple[Task, list[str]]:
-    """The task less the parts that need a service (`needs`), and their names. A task without `needs` stays as it is."""
-    if not task.needs:
-        return task, []
-    given: set[str] = set()
-    for method in (lambda: [task.score(sample, a) for a in answers],
-                   lambda: task.score_group(sample, answers, _Absent())):
-        try:
-            given.update(*method())
-        except (Exception, SystemExit):  # an absent service; any other error is met again in scoring, which stores it
-            continue
-    if not given:
-        return task, []
-    reduced = copy.copy(task)
-    reduced.weights = {name: weight for name, weight in task.weights.items() if name in given}
-    reduced.score_group = _serviceless(task)
-    return reduced, [name for name in task.weights if name not in given]
-
-
-def _serviceless(task: Task) -> Any:
-    def score_group(sample: Sample, answers: Sequence[Answer], _services: Any) -> list[Any]:
-        try:
-            return task.score_group(sample, answers, _Absent())
-        except _AbsentService:
-            return []
-    return score_group
-
-
-def _rewards(task: Task, sample: Sample, answers: Sequence[Answer], step: int) -> list[dict[str, Any]]:
-    scored: list[Scored] = score_group(task, sample, answers, step)
+def _rewards(scored: Sequence[Scored]) -> list[dict[str, Any]]:
     return [{"parts": s.parts, "reward": s.reward, "parsed": s.parsed, "error": s.error} for s in scored]
 
 

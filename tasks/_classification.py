@@ -1,0 +1,328 @@
+"""Recipes of the classification task, how a named class is recognised, and which samples a run trains on."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from vlrl.errors import DataError
+from vlrl.formats.fields import short
+from vlrl.rewards.confidence import brier, confidence_format, read_confidence
+from vlrl.rewards.text import answer_tag, answer_text, clean_label, same_label, think_answer_format
+from vlrl.types import Answer, Parts, Sample
+
+from ._recipes import Recipe
+
+Row = Mapping[str, Any]
+_LONGEST = 2000
+"""Characters of an answer that may hold the name of a class among other words."""
+_MOST = 200
+"""Names in an answer that may have several; one that has more earns nothing."""
+_BETWEEN = re.compile(r"[,;\n]")
+_SPACES = re.compile(r"[\s_]+")
+_AROUND = ".,;:!?\"'()[]{}<>*`"
+_FILLER = frozenset("a an the this that these it is its it's was be in of on to for as and image picture photo "
+                    "photograph shows shown showing show see seen contains depicts looks like appears seems answer "
+                    "class label category species type kind name named called i think".split())
+"""Words that may stand around a class where the row does not list the names that there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """How an answer is written, and when it names a class."""
+
+    find: Callable[[Answer], str | None]
+    """The part of an answer that names the class; None for none."""
+    same: Callable[[str, str, Sequence[str]], bool]
+    """(given text, name of a class, names of the others that the row lists) -> whether the text names this class."""
+    say: Callable[[str], str]
+    """A text in this form that says this."""
+    format: Callable[[Row, str], float] | None = None
+    """1 for a text in the right form, else 0; None where the recipe pays no such part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassRecipe(Recipe):
+    """A recipe that wants the name of a class."""
+
+    forms: tuple[Form, Form]
+    """Of answers to a template without and with thinking."""
+
+
+def form_of(task: Any, sample: Sample) -> Form:
+    """The form that the template of this visit asks for."""
+    return task.used.forms[task.thinks(sample)]
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def labels_of(row: Row) -> list[str]:
+    """The right classes of a row: one, or those of a list."""
+    label = row["label"]
+    return label if isinstance(label, list) else [label]
+
+
+def names_of(row: Row, label: str) -> list[str]:
+    """A right class and its synonyms."""
+    synonyms = row.get("synonyms") or ()
+    return [label, *(synonyms.get(label, ()) if isinstance(synonyms, Mapping) else synonyms)]
+
+
+def accuracy(task: Any, sample: Sample, given: str | None) -> float:
+    """1 for the right class, else 0; of several right ones `task.multi_score` of the two sets, in [0, 1]."""
+    if given is None:
+        return 0.0
+    form, row = form_of(task, sample), sample.row
+    if not isinstance(row["label"], list):
+        return float(_names(form, row, given, row["label"]))
+    wanted, items = labels_of(row), listed(given)
+    if len(items) > _MOST:
+        return 0.0
+    found = {next((label for label in wanted if _names(form, row, item, label)), item) for item in items}
+    return SET_SCORES[task.multi_score](found, set(wanted))
+
+
+def listed(given: str) -> list[str]:
+    """The names in a text that are separated by commas, semicolons or line ends, each once."""
+    texts = _BETWEEN.split(given) if len(given) <= 20 * _LONGEST else []
+    return list({clean_label(text): text.strip(" \t\r[]\"'") for text in texts if clean_label(text)}.values())
+
+
+def _names(form: Form, row: Row, given: str, label: str) -> bool:
+    own = names_of(row, label)
+    others = [name for name in row.get("labels") or () if name not in own]
+    return any(form.same(given, name, others) for name in own)
+
+
+def _jaccard(a: set[str], b: set[str]) -> float:
+    return len(a & b) / len(a | b)
+
+
+def _f1(a: set[str], b: set[str]) -> float:
+    return 2 * len(a & b) / (len(a) + len(b))
+
+
+SET_SCORES: dict[str, Callable[[set[str], set[str]], float]] = {
+    "jaccard": _jaccard, "f1": _f1, "exact": lambda a, b: float(a == b)}
+"""How a set of named classes compares with the right one, by `task.multi_score`."""
+
+
+def _exactly(given: str, name: str, _others: Sequence[str]) -> bool:
+    return given == name
+
+
+def _cleaned(given: str, name: str, _others: Sequence[str]) -> bool:
+    return same_label(given, name)
+
+
+def _lowered(given: str, name: str, _others: Sequence[str]) -> bool:
+    """Equal but for case, spaces around and underscores for spaces."""
+    return given.strip().lower().replace("_", " ") == name.strip().lower().replace("_", " ")
+
+
+def names_class(given: str, name: str, others: Sequence[str] = ()) -> bool:
+    """Whether a text names a class, case, spaces and underscores aside: it is the name, or holds it, or is half of it.
+
+    Visual-RFT (2503.01785) takes any containment, of nothing too, so that one letter or a list of all names is right.
+    Here whole words count, and of `others`, the names that there are besides, none may fit as well; where none are
+    known, only words such as "it is a" may stand around the name.
+    """
+    if len(given) > _LONGEST:
+        return False
+    words, wanted = _words(given), _words(name)
+    said, right = "".join(words), "".join(wanted)
+    rivals = [rival for rival in map(_words, others) if rival]
+    if not said or not right or said == right:
+        return bool(said) and said == right
+    if any("".join(rival) == said for rival in rivals):
+        return False
+    if 2 * len(said) >= len(right) and _around(wanted, said) is not None:
+        return all(_around(rival, said) is None for rival in rivals)
+    rest = _around(words, right)
+    if rest is None:
+        return False
+    if not rivals:
+        return _FILLER.issuperset(rest)
+    held = ["".join(rival) for rival in rivals]
+    return all(_around(words, rival) is None or _around(wanted, rival) is not None for rival in held)
+
+
+def _words(text: str) -> list[str]:
+    return [word for part in _SPACES.split(text.casefold()) if (word := part.strip(_AROUND))]
+
+
+def _around(words: Sequence[str], joined: str) -> list[str] | None:
+    """The words outside of the first run of words that make up `joined`; None without such a run."""
+    for start in range(len(words)):
+        run = ""
+        for end, word in enumerate(islice(words, start, None), start + 1):
+            run += word
+            if run == joined:
+                return [*words[:start], *words[end:]]
+            if len(run) >= len(joined):
+                break
+    return None
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------------
+
+
+def _plain(row: Row, text: str) -> float:
+    """1 for names to choose from; where the row lists none, for one line without tags."""
+    if row.get("labels"):
+        known = {name for label in labels_of(row) for name in names_of(row, label)} | set(row["labels"])
+        items = listed(text) if isinstance(row["label"], list) else [text]
+        return float(bool(items) and known.issuperset(items))
+    return float(bool(text.strip()) and not any(mark in text for mark in ("\n", "<think>", "<answer>")))
+
+
+def _read(task: Any, sample: Sample, answer: Answer) -> Any:
+    given = form_of(task, sample).find(answer)
+    if isinstance(sample["label"], list):
+        return [clean_label(name)[:200] for name in listed(given or "")][:_MOST]
+    return clean_label(given)[:200] if given else None
+
+
+def _score(task: Any, sample: Sample, answer: Answer) -> Parts:
+    form = form_of(task, sample)
+    parts: Parts = {"accuracy": accuracy(task, sample, form.find(answer))}
+    return {**parts, "format": form.format(sample.row, answer.text)} if form.format else parts
+
+
+def _oracle(task: Any, sample: Sample) -> str:
+    return form_of(task, sample).say(", ".join(labels_of(sample.row)))
+
+
+def _recipe(prompt: str, rewards: Mapping[str, float], *forms: Form, **other: Any) -> ClassRecipe:
+    return ClassRecipe(prompt=prompt, rewards=rewards, forms=(forms[0], forms[-1]), oracle=_oracle,
+                       target=lambda _task, sample: sample["label"], **{"read": _read, "score": _score, **other})
+
+
+def _thought(text: str) -> str:
+    return f"<think>I look at the image.</think><answer>{text}</answer>"
+
+
+DIRECT = Form(find=lambda answer: answer.text, same=_exactly, say=str, format=_plain)
+TAGGED = Form(find=lambda answer: answer_tag(answer.text, "last"), same=_cleaned, say=_thought,
+              format=lambda _row, text: think_answer_format(text))
+PLAIN = _recipe("", {"accuracy": 1.0, "format": 0.1}, DIRECT, TAGGED)
+
+
+def _tag_or_all(answer: Answer) -> str:
+    """The first answer tag after the thinking, else the whole text, as CLS-RL compares it."""
+    tagged = answer_tag(answer.text)
+    return answer.text if tagged is None else tagged
+
+
+CLS_RL = _recipe(
+    "{question}\nPlease output the thinking process in <think> </think> and final answer in <answer> </answer> tags.",
+    {"accuracy": 1.0, "format": 1.0}, Form(find=_tag_or_all, same=_lowered, say=_thought, format=TAGGED.format))
+CLS_RL_NO_THINKING = _recipe(
+    "{question}\nPlease directly output the answer.", {"accuracy": 1.0},
+    Form(find=lambda answer: answer.text, same=_exactly, say=str))
+VISUAL_RFT = _recipe(
+    "{question}\nOutput the thinking process in <think> </think> and final answer in <answer> </answer> tags. The "
+    "output answer format should be as follows:\n<think> ... </think> <answer>name of the class</answer>\nPlease "
+    "strictly follow the format.", {"accuracy": 1.0, "format": 1.0},
+    Form(find=lambda answer: answer_text(answer.text), same=names_class, say=_thought, format=TAGGED.format))
+
+
+# --- RLCR: how sure the answer is -------------------------------------------------------------------------------------
+
+
+def _score_sure(task: Any, sample: Sample, answer: Answer) -> Parts:
+    parts = _score(task, sample, answer)
+    return {**parts, "brier": brier(read_confidence(answer.text), parts["accuracy"] or 0.0)}
+
+
+def _read_sure(task: Any, sample: Sample, answer: Answer) -> Any:
+    return {"label": _read(task, sample, answer), "confidence": read_confidence(answer.text)}
+
+
+RLCR = _recipe(
+    "{question}\nThink in <think> </think> first, then give the answer in <answer> </answer>, and in <confidence> "
+    "</confidence> how likely it is to be right, a number from 0 to 1.",
+    {"accuracy": 1.0, "brier": -1.0, "format": 0.0},
+    Form(find=TAGGED.find, same=_cleaned, say=lambda text: f"{_thought(text)}<confidence>1</confidence>",
+         format=lambda _row, text: confidence_format(text)), read=_read_sure, score=_score_sure)
+
+RECIPES: dict[str, Recipe] = {"plain": PLAIN, "cls_rl": CLS_RL, "cls_rl_no_thinking": CLS_RL_NO_THINKING,
+                              "visual_rft_classification": VISUAL_RFT, "rlcr": RLCR}
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def few(samples: Sequence[tuple[str, Sequence[str]]], shots: int, seed: int) -> list[int]:
+    """Places of `shots` samples of each class, all where a class has fewer; (id, classes) of each sample are given.
+
+    The ids alone decide, in an order that `seed` draws, so fewer shots are part of more, and the order of the rows
+    does not matter. A sample of several classes is taken while one of them needs it.
+    """
+    def drawn(place: int) -> bytes:
+        return hashlib.blake2b(f"{seed}/{samples[place][0]}".encode("utf-8", "backslashreplace")).digest()
+    taken: Counter[str] = Counter()
+    places = []
+    for place in sorted(range(len(samples)), key=drawn):
+        if any(taken[label] < shots for label in samples[place][1]):
+            places.append(place)
+            taken.update(samples[place][1])
+    return sorted(places)
+
+
+def halves(names: Iterable[str]) -> dict[str, list[str]]:
+    """The first and the second half of the sorted names, as `base` and `new` (CoOp, 2109.01134; of an odd number base
+    has one more)."""
+    ordered = sorted(set(names))
+    middle = math.ceil(len(ordered) / 2)
+    return {"base": ordered[:middle], "new": ordered[middle:]}
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def checked(row: Row) -> dict[str, Any]:
+    """The row with its names as texts. Raises DataError naming the field that cannot be used."""
+    label = row.get("label")
+    several = isinstance(label, list) or row.get("multi") is True
+    given = label if isinstance(label, list) else [label]
+    if not given or not all(_is_name(v) for v in given):
+        raise DataError(f"label={short(label)} must be a text or a whole number, or a list of them")
+    names = [str(v) for v in given]
+    row = {**row, "label": names if several else names[0]}
+    if row.get("labels") is not None:
+        row["labels"] = _texts(row, "labels")
+    if row.get("synonyms") is not None:
+        row["synonyms"] = _synonyms(row, names)
+    split = next((name for label in names for name in names_of(row, label) if several and _BETWEEN.search(name)), None)
+    if split:
+        raise DataError(f"label={short(split)} has a comma, a semicolon or a line end, which separates the names of an "
+                        "answer where a row has several labels")
+    return row
+
+
+def _synonyms(row: Row, names: Sequence[str]) -> Any:
+    given = row["synonyms"]
+    if isinstance(given, Mapping):
+        return {str(label): _texts(given, label) for label in given}
+    if len(names) > 1:
+        raise DataError(f"synonyms={short(given)} of a row with several labels must be an object {{label: [names]}}")
+    return _texts(row, "synonyms")
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, (str, int)) and not isinstance(value, bool) and bool(str(value).strip())
+
+
+def _texts(row: Row, key: str) -> list[str]:
+    values = row[key]
+    if not isinstance(values, list) or not all(_is_name(v) for v in values):
+        raise DataError(f"{key}={short(values)} must be a list of texts")
+    return [str(v) for v in values]

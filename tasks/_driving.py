@@ -1,0 +1,262 @@
+"""Recipes of the driving task: plans as words, trajectories as way-points, and pictures of what a plan leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vlrl.rewards import driving as rules
+from vlrl.rewards.boxes import format_box
+from vlrl.rewards.contrast import contrast_goal, goal_baseline
+from vlrl.rewards.driving import HEADS
+from vlrl.rewards.text import answer_text, think_answer_format
+from vlrl.types import Answer, Media, Parts, Sample
+
+from ._recipes import Recipe
+
+Group = Callable[[Sequence[Sequence[str]]], list[float]]
+_WORDS = ("the speed (KEEP, ACCELERATE, DECELERATE or STOP) and the path (STRAIGHT, LEFT_TURN, RIGHT_TURN, LEFT_CHANGE "
+          "or RIGHT_CHANGE)")
+_SCENE = "You are driving. You see {views}. Speed: {speed} m/s. Navigation: {navigation}. "
+_SAME_TIME = 0.01
+"""Seconds between two times that count as one."""
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+def words_of(plan: Any) -> dict[str, list[str]] | None:
+    """The words of a row's plan by head, as `read_plan` gives them; None unless each head has known words only."""
+    if not isinstance(plan, Mapping):
+        return None
+    given: dict[str, Any] = {head: [plan.get(head)] if isinstance(plan.get(head), str) else plan.get(head)
+                             for head in HEADS}
+    right = all(isinstance(words, list) and words and all(isinstance(w, str) and w in HEADS[head] for w in words)
+                for head, words in given.items())
+    return {head: [w for w in HEADS[head] if w in given[head]] for head in HEADS} if right else None
+
+
+def needs_plan(_task: Any, row: Mapping[str, Any]) -> str | None:
+    if words_of(row.get("plan")) is None:
+        return (f"plan={str(row.get('plan'))[:200]} must be {{\"speed\": ..., \"path\": ...}}, each one of "
+                f"{', '.join(HEADS['speed'])} and of {', '.join(HEADS['path'])}, or a list of them")
+    return None
+
+
+def said(plan: Mapping[str, Sequence[str]]) -> str:
+    """`SPEED, PATH`, as an answer gives it."""
+    return ", ".join(word for head in HEADS for word in plan[head])
+
+
+def _true_plan(_task: Any, sample: Sample) -> dict[str, list[str]] | None:
+    return words_of(sample.get("plan"))
+
+
+def _read_plan(_task: Any, _sample: Sample, answer: Answer) -> dict[str, list[str]] | None:
+    """The words of the first answer tag, or of the text outside of the thinking; None for none."""
+    plan = rules.read_plan(answer_text(answer.text))
+    return plan if any(plan.values()) else None
+
+
+def _oracle_plan(task: Any, sample: Sample) -> str | None:
+    plan = _true_plan(task, sample)
+    return said(plan) if plan else None
+
+
+def _oracle_thought(task: Any, sample: Sample) -> str | None:
+    answer = _oracle_plan(task, sample)
+    return answer and f"<think>I follow the route and watch the traffic.</think><answer>{answer}</answer>"
+
+
+def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
+    """`speed_acc`, `path_acc` and `joint_acc`: whether exactly the true words were given."""
+    truth = _true_plan(task, sample)
+    if truth is None:
+        return {}
+    right = {head: float(bool(given) and given[head] == truth[head]) for head in HEADS}
+    return {**{f"{head}_acc": value for head, value in right.items()}, "joint_acc": min(right.values())}
+
+
+def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """F1 of every word, e.g. `f1/STOP`, and their mean over the true words of a head: `speed_f1`, `path_f1`."""
+    found: dict[str, float] = {}
+    for head in HEADS:
+        pairs = [((r["parsed"] or {}).get(head, ()), r["target"][head]) for r in records if r["target"]]
+        scores = rules.class_f1(pairs)
+        found |= {f"f1/{word}": score for word, score in scores.items()}
+        if scores:
+            found[f"{head}_f1"] = sum(scores.values()) / len(scores)
+    return found
+
+
+def _plan(task: Any, sample: Sample, answer: Answer) -> Parts:
+    plan, truth = rules.read_plan(answer_text(answer.text)), _true_plan(task, sample) or {}
+    return {**{head: rules.word_f1(plan[head], truth.get(head, ())) for head in HEADS},
+            "format": rules.plan_format(answer.final)}
+
+
+PLAN = Recipe(
+    prompt=f"{_SCENE}Answer with {_WORDS} as SPEED, PATH.", rewards={"speed": 1.0, "path": 1.0, "format": 0.1},
+    read=_read_plan, score=_plan, target=_true_plan, oracle=_oracle_plan, problem=needs_plan)
+
+
+# --- AlphaDrive -------------------------------------------------------------------------------------------------------
+
+
+def _heads(pay: Callable[[float, float, float], float], novelty: Group) -> Any:
+    """The parts of a group: `pay` of the F1, the weight of the words, and what `novelty` says of the group."""
+    def group(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any = None) -> list[Parts]:
+        truth = _true_plan(task, sample) or {}
+        plans = [rules.read_plan(answer_text(answer.text)) for answer in answers]
+        parts: list[Parts] = [{} for _ in answers]
+        for head, weights in HEADS.items():
+            for i, new in enumerate(novelty([plan[head] for plan in plans])):
+                words = plans[i][head]
+                parts[i][head] = pay(rules.word_f1(words, truth.get(head, ())), rules.worth(words, weights), new)
+        return parts
+    return group
+
+
+def _alphadrive(pay: Callable[[float, float, float], float], novelty: Group) -> Recipe:
+    return Recipe(
+        prompt=f"{_SCENE}Plan the next three seconds: {_WORDS}. Output the thinking process in <think> </think> and "
+               "the plan as SPEED, PATH in <answer> </answer>.",
+        rewards={"speed": 1.0, "path": 1.0, "format": 1.0}, read=_read_plan,
+        score=lambda _task, _sample, answer: {"format": think_answer_format(answer.text)}, target=_true_plan,
+        oracle=_oracle_thought, group=_heads(pay, novelty), problem=needs_plan)
+
+
+# The paper (2503.07608, Algorithm 1): F1 * weight * diversity per head.
+ALPHADRIVE = _alphadrive(lambda f1, weight, factor: f1 * weight * factor, rules.diversity)
+# The released code adds +.4 where an answer's words occur for the first time, else -.4. It counts in the order of all
+# prompts of a device, and gives an answer without any word +.4. Here that bonus is its mean over all orders of the
+# group, and -.4 without a word. F1 is plain, where the code adds 1e-6 to its terms.
+ALPHADRIVE_RELEASED = _alphadrive(lambda f1, weight, bonus: f1 * weight + bonus, rules.first_occurrence)
+
+
+# --- trajectories -----------------------------------------------------------------------------------------------------
+
+
+def needs_trajectory(_task: Any, row: Mapping[str, Any]) -> str | None:
+    if row.get("trajectory") is None:
+        return "the row has no trajectory, and task.recipe=trajectory compares with one: [[x, y, t], ...]"
+    return None
+
+
+def read_way(_task: Any, _sample: Sample, answer: Answer) -> list[list[float]] | None:
+    return rules.read_trajectory(answer_text(answer.text))
+
+
+def _true_way(_task: Any, sample: Sample) -> list[list[float]] | None:
+    return sample.get("trajectory")
+
+
+def written_way(points: Sequence[Sequence[float]]) -> str:
+    """`[[x, y, t], ...]` with two decimals."""
+    return f"[{', '.join(format_box([round(v, 2) for v in point]) for point in points)}]"
+
+
+def _oracle_way(_task: Any, sample: Sample) -> str | None:
+    points = sample.get("trajectory")
+    return written_way(points) if points else None
+
+
+def _way_format(answer: Answer, points: Any, truth: Any) -> float:
+    """1 for nothing but the list, with a way-point at every time that was asked for."""
+    bare = answer.final.strip()
+    asked = bool(points) and bare[0] == "[" and bare[-1] == "]" and len(points) == len(truth)
+    return float(asked and all(abs(p[2] - t[2]) <= _SAME_TIME for p, t in zip(points, truth, strict=True)))
+
+
+def risks(task: Any, sample: Sample, points: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Whether the vehicle meets an obstacle, and whether it leaves the road, until the truth's last way-point."""
+    obstacles, drivable = sample.get("obstacles"), sample.get("drivable")
+    if not obstacles and not drivable:
+        return 0.0, 0.0
+    times = rules.moments(sample["trajectory"][-1][2])
+    vehicle = rules.footprints(points, sample.get("ego_size") or task.ego_size, times)
+    return (float(bool(obstacles) and rules.collides(vehicle, obstacles, times)),
+            float(bool(drivable) and rules.leaves(vehicle, drivable)))
+
+
+def _trajectory(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """What cannot be read counts as the worst: else silence would be safer than driving."""
+    points, truth = read_way(task, sample, answer), sample["trajectory"]
+    if points is None:
+        return {"l2": 0.0, "collision": 1.0, "off_road": 1.0, "format": 0.0}
+    collision, off_road = risks(task, sample, points)
+    return {"l2": rules.distance_score(points, truth, task.l2_scale), "collision": collision, "off_road": off_road,
+            "format": _way_format(answer, points, truth)}
+
+
+def way_metrics(_task: Any, sample: Sample, points: Any, parts: Parts) -> dict[str, float]:
+    """`l2@1s`, `l2@2s`, `l2@3s`: metres from the true place at that time, where the truth reaches so far; an answer
+    that cannot be read stands still. `collision_rate` and `off_road_rate` of rows with obstacles or a road."""
+    truth = sample["trajectory"]
+    times = [t for t in (1, 2, 3) if t <= truth[-1][2] + _SAME_TIME]
+    away = rules.distances(points or [[0.0, 0.0, 1.0]], truth, times) if times else ()
+    known = {"obstacles": "collision", "drivable": "off_road"}
+    rates = {f"{part}_rate": float(parts[part] or 0.0) for field, part in known.items() if sample.get(field)}
+    return {**{f"l2@{t}s": float(d) for t, d in zip(times, away, strict=True)}, **rates}
+
+
+TRAJECTORY = Recipe(
+    prompt=f"{_SCENE}Where will the vehicle be after {{times}} seconds? Answer with [[x, y, t], ...]: metres, x ahead "
+           "and y to the left of where it is.",
+    rewards={"l2": 1.0, "collision": -1.0, "off_road": -0.5, "format": 0.1}, read=read_way, score=_trajectory,
+    target=_true_way, oracle=_oracle_way, problem=needs_trajectory)
+
+
+# --- pictures of outcomes ---------------------------------------------------------------------------------------------
+
+
+def needs_outcomes(_task: Any, row: Mapping[str, Any]) -> str | None:
+    outcomes = row.get("outcomes")
+    if not isinstance(outcomes, Mapping) or not outcomes:
+        return ("the row has no outcomes, and task.recipe judges pictures of what a plan leads to: "
+                "{\"KEEP, STRAIGHT\": \"keep.png\", ...}")
+    return None
+
+
+def _outcome_goal(task: Any, cosines: Sequence[float]) -> float:
+    negative, positive = cosines
+    return contrast_goal(negative, positive, task.goal_span)
+
+
+def _outcome_baseline(task: Any, cosines: Sequence[float]) -> float:
+    baseline, goal = cosines
+    return goal_baseline(goal, baseline, task.goal_texts_cosine, task.goal_alpha)
+
+
+def _outcomes(pay: Callable[[Any, Sequence[float]], float]) -> Any:
+    """The part `goal` of a group: `pay` of the cosines of each plan's outcome picture with (negative, positive) texts;
+    0 for a plan that has no picture."""
+    def group(task: Any, sample: Sample, answers: Sequence[Answer], services: Any = None) -> list[Parts]:
+        clip = services.clip  # asked for first: where it is absent, no picture is read
+        plans = [said(rules.read_plan(answer_text(answer.text))) for answer in answers]
+        shown = sorted({plan for plan in plans if plan in sample["outcomes"]})
+        texts = [task.goal_negative, task.goal_positive]
+        cosines = clip([_picture(sample["outcomes"][plan]) for plan in shown], texts) if shown else []
+        paid = {plan: float(pay(task, [float(c) for c in row])) for plan, row in zip(shown, cosines, strict=True)}
+        return [{"goal": paid.get(plan, 0.0)} for plan in plans]
+    return group
+
+
+def _picture(path: str) -> Any:
+    from vlrl import media
+    from vlrl.settings import LimitsSettings
+
+    return media.load(Media(source=Path(path)), LimitsSettings()).frames[0]
+
+
+def _by_outcome(pay: Callable[[Any, Sequence[float]], float]) -> Recipe:
+    """Rows need no true plan: the picture decides, so there is no perfect answer."""
+    return replace(
+        PLAN, rewards={"goal": 1.0, "format": 0.1}, oracle=lambda _task, _sample: None, problem=needs_outcomes,
+        score=lambda _task, _sample, answer: {"format": rules.plan_format(answer.final)}, group=_outcomes(pay),
+        needs=frozenset({"clip"}))
+
+
+CLIP_GOAL = _by_outcome(_outcome_goal)
+CLIP_BASELINE = _by_outcome(_outcome_baseline)

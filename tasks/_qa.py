@@ -1,0 +1,246 @@
+"""Recipes of the qa task: how each asks, which form it wants, and what it pays beside the right answer."""
+
+from __future__ import annotations
+
+import math as floats
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vlrl.rewards.math import VerifierError, boxed
+from vlrl.rewards.text import between, think_answer_format
+from vlrl.task import Weight
+from vlrl.types import Answer, Parts, Sample, Variant
+
+from . import _qa_kinds as kinds
+from ._recipes import Recipe
+
+_TAGS = "Output the thinking process in <think> </think> and the final answer ({kind}) in <answer> </answer> tags."
+_LONGEST_LINE = 200
+_FOUR_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_BOX = ("<|begin_of_box|>", "<|end_of_box|>")
+_GATE = re.compile(r"<think>(.*?)</think>\s*<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
+_STAGES = ("planning", "caption", "reasoning", "summary")
+_STRUCTURE = "".join(f"<{stage}>I look at the picture.</{stage}>" for stage in _STAGES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QaRecipe(Recipe):
+    """A recipe that wants one answer in some form."""
+
+    form: Callable[[str], float]
+    """1 for a text in the right form, else 0."""
+    find: Callable[[Answer], str]
+    """The part of an answer that says what is right; empty for none."""
+    say: Callable[[str], str]
+    """A text in the right form that says this."""
+    combine: str = "sum"
+    """What `task.combine=auto` stands for."""
+
+
+def _read(task: Any, sample: Sample, answer: Answer) -> Any:
+    return kinds.KINDS[sample["answer_type"]].read(task.used.find(answer), sample.row)
+
+
+def _score(task: Any, sample: Sample, answer: Answer) -> Parts:
+    return {"accuracy": kinds.score(task, sample.row, _read(task, sample, answer)),
+            "format": task.used.form(answer.text)}
+
+
+def _target(_task: Any, sample: Sample) -> Any:
+    right = kinds.target(sample.row)
+    return right[0] if len(right) == 1 else right
+
+
+def _recipe(prompt: str, rewards: Mapping[str, Weight], *, form: Callable[[str], float] = think_answer_format,
+            find: Callable[[Answer], str] = lambda answer: answer.final,
+            say: Callable[[str], str] = lambda text: f"<think>I look at the picture.</think><answer>{text}</answer>",
+            **other: Any) -> QaRecipe:
+    """A recipe of the parts `accuracy` and `format`; thinking and answer in tags unless it says otherwise."""
+    return QaRecipe(prompt=prompt, rewards=rewards, form=form, find=find, say=say, read=_read, score=_score,
+                    target=_target, oracle=lambda task, sample: say(kinds.spoken(sample)), **other)
+
+
+# --- plain, R1-V, Vision-R1, MM-Eureka, View-R1 -----------------------------------------------------------------------
+
+
+def _one_line(text: str) -> float:
+    """1 for one short line without a tag."""
+    text = text.strip()
+    return float(0 < len(text) <= _LONGEST_LINE and "\n" not in text and "<" not in text)
+
+
+_IN_DOLLARS = ("You should first think about the reasoning process in the mind and then provide the user with the "
+               "answer. The reasoning process and the answer ({kind}) are enclosed within <think> </think> and "
+               "<answer> </answer> tags, i.e., <think> Since $1+1=2$, so the answer is $2$. </think><answer> $2$ "
+               "</answer>, which means your output should start with <think> and end with </answer>.\n"
+               "Question:\n{asked}")
+
+DIRECT = _recipe("{asked}\nAnswer with {kind} only.", {"accuracy": 1.0, "format": 0.1}, form=_one_line,
+                 say=lambda text: text)
+THINKING = _recipe("{asked}\n" + _TAGS, {"accuracy": 1.0, "format": 1.0})
+VISION_R1 = _recipe("{asked}\n" + _TAGS, {"accuracy": 1.0, "format": 1.0}, combine="product")
+MM_EUREKA = _recipe(_IN_DOLLARS, {"accuracy": 1.0, "format": 0.5})
+
+
+def _boxed_thinking(text: str) -> float:
+    """1 for <think> ... </think> followed by exactly one box."""
+    text = text.strip()
+    once = text.startswith("<think>") and text.count("<think>") == text.count("</think>") == 1
+    return float(once and len(boxed(text.partition("</think>")[2])) == 1)
+
+
+def _in_box(answer: Answer) -> str:
+    """What is boxed after the thinking; empty where boxes differ, and for thinking that never ends."""
+    _, closed, rest = answer.text.rpartition("</think>")
+    found = set(boxed(rest)) if closed or "<think>" not in rest else set()
+    return found.pop() if len(found) == 1 else ""
+
+
+EASY_R1 = _recipe(
+    "{asked}\nYou FIRST think about the reasoning process as an internal monologue and then provide the final answer. "
+    "The reasoning process MUST BE enclosed within <think> </think> tags. The final answer ({kind}) MUST BE put in "
+    "\\boxed{}.", {"accuracy": 0.9, "format": 0.1}, form=_boxed_thinking, find=_in_box,
+    say=lambda text: f"<think>I look at the picture.</think>\\boxed{{{text}}}")
+
+
+# --- GLM-4.1V: a gate, then a rule or a judge -------------------------------------------------------------------------
+
+
+def glm_answer(text: str) -> str | None:
+    """The boxed answer of a text that passes GLM-4.1V's gate (2507.01006), None for one that does not.
+
+    Thinking and answer in tags and nothing else, no tag inside, no \\boxed, exactly one box, no mix of languages.
+    """
+    lowered, text = text.lower(), text.strip()
+    framed = _GATE.fullmatch(text) if all(lowered.count(tag) == 1 for tag in _FOUR_TAGS) else None
+    if not framed:
+        return None
+    thinking, answer = framed.groups()
+    once = all(text.count(mark) == 1 for mark in _BOX) and "\\boxed{" not in answer
+    inside = between(answer, *_BOX) if once else None
+    return None if inside is None or mixes_languages(thinking) else inside
+
+
+def mixes_languages(text: str) -> bool:
+    """Whether one paragraph is Chinese (50 such characters, 80 %) and another English (200 letters, 70 %)."""
+    chinese = english = False
+    for paragraph in text.split("\n"):
+        signs = sum(not c.isspace() for c in paragraph) or 1
+        hanzi = sum("\u4e00" <= c <= "\u9fff" for c in paragraph)
+        latin = sum(c.isascii() and c.isalpha() for c in paragraph)
+        chinese |= hanzi >= 50 and hanzi > 0.8 * signs
+        english |= latin >= 200 and latin > 0.7 * signs
+    return chinese and english
+
+
+def _judged(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
+    """1 where a judge calls an answer right that passed the gate and that the rule does not pay in full, else 0."""
+    given = [glm_answer(answer.text) for answer in answers]
+    asked = [i for i, answer in enumerate(answers) if given[i] and _safely(task, sample, answer) < 1]
+    replies = services.judge([_question(sample, given[i] or "") for i in asked])
+    right = {i for i, reply in zip(asked, replies, strict=True) if re.findall(r"[01]\.0", reply)[-1:] == ["1.0"]}
+    return [{"judge": float(i in right)} for i in range(len(answers))]
+
+
+def _question(sample: Sample, given: str) -> str:
+    right = " or ".join(kinds.right_answers(sample.row))
+    return (f"Question: {sample['question'][:4000]}\nReference answer: {right[:1000]}\nGiven answer: {given[:1000]}\n"
+            "Does the given answer mean the same as the reference answer? Reply with 1.0 for yes or 0.0 for no.")
+
+
+def _safely(task: Any, sample: Sample, answer: Answer) -> float:
+    """The accuracy of one answer of a group; 0 where the verifier gave no verdict, so that its siblings keep theirs."""
+    try:
+        return _score(task, sample, answer)["accuracy"] or 0.0
+    except VerifierError:
+        return 0.0
+
+
+GLM_V = _recipe(
+    "{asked}\nThink in <think> </think> first, then write the final answer ({kind}) in <answer> </answer>, itself "
+    f"between {_BOX[0]} and {_BOX[1]}.", {"accuracy": 1.0, "judge": 0.0, "format": 0.0},
+    form=lambda text: float(glm_answer(text) is not None), find=lambda answer: glm_answer(answer.text) or "",
+    say=lambda text: f"<think>I look at the picture.</think><answer>{_BOX[0]}{text}{_BOX[1]}</answer>",
+    group=_judged, needs=frozenset({"judge"}), combine="max:accuracy,judge")
+
+
+# --- Kimi k1.5: shorter is better -------------------------------------------------------------------------------------
+
+
+def length_rewards(lengths: Sequence[int], right: Sequence[bool]) -> list[float]:
+    """Kimi k1.5's length reward (2501.12599, section 2.3.3), in [-0.5, 0.5].
+
+    .5 - (length - min) / (max - min) over the group; a wrong answer gets it where it is negative; 0 for equal lengths.
+    """
+    low, high = min(lengths), max(lengths)
+    if low == high:
+        return [0.0] * len(lengths)
+    shorter = [0.5 - (length - low) / (high - low) for length in lengths]
+    return [v if ok else min(0.0, v) for v, ok in zip(shorter, right, strict=True)]
+
+
+def _lengths(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any) -> list[Parts]:
+    right = [_safely(task, sample, answer) >= 0.5 for answer in answers]
+    return [{"length": v} for v in length_rewards([answer.n_tokens for answer in answers], right)]
+
+
+KIMI_K1_5 = _recipe("{asked}\n" + _TAGS, {"accuracy": 1.0, "format": 0.0, "length": [[99, 0.0], [100, 1.0]]},
+                    group=_lengths)
+
+
+# --- NoisyRollout: half of a group sees a noisy picture ---------------------------------------------------------------
+
+
+def noise_step(step: int, first: float, over: int) -> int:
+    """Diffusion steps of noise at a training step: `first` * (1 - sigmoid(30 (step - 40) / over)), NoisyRollout
+    (2504.13055); nearly `first` at the start, half of it at step 40."""
+    return round(first / (1 + floats.exp(min(30 * (step - 40) / over, 700))))
+
+
+def _noisy(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
+    """Half of the group, drawn with noise on every image and trained under the clean ones."""
+    amount = noise_step(step, task.noise, task.noise_steps)
+    if not amount or n < 2 or not any(m.kind == "image" for m in sample.media):
+        return ()
+    seed = zlib.crc32(f"{task.seed}/{sample.id}/{step}".encode("utf-8", "backslashreplace"))
+    media = tuple(replace(m, edits=(*m.edits, ("noise", amount, seed + i))) if m.kind == "image" else m
+                  for i, m in enumerate(sample.media))
+    return (Variant(name="noisy", media=media, n=n // 2, trained=True),)
+
+
+NOISY_ROLLOUT = _recipe("{asked}\n" + _TAGS, {"accuracy": 0.5, "format": 0.5}, variants=_noisy)
+
+
+# --- SARI: structured thinking ----------------------------------------------------------------------------------------
+
+
+def structured_format(text: str) -> float:
+    """1 for thinking in the stages planning, caption, reasoning and summary, each once and in order, then the answer.
+    """
+    if not think_answer_format(text):
+        return 0.0
+    thinking, at = (between(text, "<think>", "</think>") or "").strip(), 0
+    for stage in _STAGES:
+        opening, closing = f"<{stage}>", f"</{stage}>"
+        end = thinking.find(closing, at)
+        if not thinking.startswith(opening, at) or end < 0 or text.count(opening) + text.count(closing) != 2 or (
+                not thinking[at + len(opening):end].strip()):
+            return 0.0
+        at = end + len(closing)
+        at += len(thinking[at:]) - len(thinking[at:].lstrip())
+    return float(at == len(thinking))
+
+
+SARI = _recipe(
+    "{asked}\nThink in <think> </think>, in four parts: <planning> what to look for </planning> <caption> what there "
+    "is to see </caption> <reasoning> step by step </reasoning> <summary> in short </summary>. Then give the final "
+    "answer ({kind}) in <answer> </answer>.", {"accuracy": 1.0, "format": 1.0}, form=structured_format,
+    say=lambda text: f"<think>{_STRUCTURE}</think><answer>{text}</answer>")
+
+RECIPES: dict[str, Recipe] = {
+    "direct": DIRECT, "thinking": THINKING, "easy_r1": EASY_R1, "vision_r1_ptst": VISION_R1, "apo_view_r1": MM_EUREKA,
+    "mm_eureka": MM_EUREKA, "glm_v_rlcs": GLM_V, "kimi_k1_5": KIMI_K1_5, "noisy_rollout": NOISY_ROLLOUT,
+    "sari_structured": SARI}

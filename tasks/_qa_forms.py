@@ -1,0 +1,90 @@
+"""One item asked in three forms, each harder to guess: yes or no, a choice, an open question (Curr-ReFT, 2503.07065).
+
+A form takes a row and gives the row that asks in it. What is drawn (which options stand where, whether the proposed
+answer is right) follows the row's id alone, so an item looks the same whenever it comes.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vlrl.errors import DataError
+
+from . import _qa_kinds as kinds
+
+Row = Mapping[str, Any]
+
+
+def own(row: Row) -> Row:
+    """As the row asks."""
+    return row
+
+
+def yes_no(row: Row) -> Row:
+    """Whether a proposed answer is right: the right one for half of the rows, else a wrong one."""
+    if row["answer_type"] == "yes_no":
+        return row
+    right, wrong = _right(row), _wrong(row)
+    rng = _rng(row)
+    is_right = rng.random() < 0.5
+    proposed = right if is_right else rng.choice(wrong)
+    return {**row, "question": f"{row['question']}\nProposed answer: {proposed}\nIs the proposed answer right?",
+            "answer": "yes" if is_right else "no", "answer_type": "yes_no", "options": None}
+
+
+def choice(row: Row) -> Row:
+    """One of several options: the row's own, or made ones around a number."""
+    if row["answer_type"] == "choice":
+        return row
+    right = _right(row)
+    options = [right, *_wrong(row)]
+    _rng(row).shuffle(options)
+    return {**row, "answer": kinds.LETTERS[options.index(right)], "answer_type": "choice", "options": options}
+
+
+def open_question(row: Row) -> Row:
+    """Without options: the answer is the text of the right one, or its number."""
+    if row["answer_type"] != "choice":
+        return row
+    right = _right(row)
+    kind = "number" if kinds.KINDS["number"].read(right, row) is not None else "text"
+    return {**row, "answer": right, "answer_type": kind, "options": None}
+
+
+FORMS: dict[str, Callable[[Row], Row]] = {"own": own, "yes_no": yes_no, "choice": choice, "open": open_question}
+"""By `task.form`, from the easiest to the hardest."""
+
+
+def _right(row: Row) -> str:
+    """The right answer as a text."""
+    if row["answer_type"] != "choice":
+        return kinds.right_answers(row)[0]
+    letter, options = kinds.target(row)[0], kinds.options_of(row)
+    if not options or "," in letter:
+        raise DataError(f"answer={row['answer']!r} is no one option of a list, which task.form needs: give the row its "
+                        "options, or set task.form=own")
+    return options[kinds.LETTERS.index(letter)]
+
+
+def _wrong(row: Row) -> list[str]:
+    """Answers that are wrong: the row's other options, or numbers around the right one."""
+    kind = row["answer_type"]
+    if kind == "choice":
+        return [option for option in kinds.options_of(row) if option != _right(row)]
+    if kind == "yes_no":
+        return ["no" if kinds.target(row)[0] == "yes" else "yes"]
+    value = kinds.target(row)[0]
+    if kind not in ("number", "count", "regression"):
+        raise DataError(f"a row of answer_type={kind} without options has no wrong answers to offer: leave out such "
+                        "rows, give them options, or set task.form=own or open")
+    if value == int(value):
+        near = [int(value) + d for d in (-2, -1, 1, 2, 3) if kind != "count" or value + d >= 0]
+        return [str(v) for v in _rng(row).sample(near, 3)]
+    return [f"{value * share:.6g}" for share in (0.8, 0.9, 1.2)]
+
+
+def _rng(row: Row) -> random.Random:
+    return random.Random(zlib.crc32(f"{row.get('id')}/{row['question']}".encode("utf-8", "backslashreplace")))

@@ -1,0 +1,264 @@
+"""Recipes of the video task with typed answers: an option, a number, a transcript, a free text."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from vlrl.rewards.answers import LETTERS, STRICT, bare_options, option_letter, read_number, rouge_tokens, tolerant
+from vlrl.rewards.boxes import is_number
+from vlrl.rewards.groups import consistency_bonus, length_bonus, temporal_bonus
+from vlrl.rewards.text import answer_tag, same_label, think_answer_format
+from vlrl.task import fill
+from vlrl.types import Answer, Parts, Sample, Variant
+
+from . import _video_time as times
+from . import _video_tracks as tracks
+from ._recipes import Recipe
+
+TYPED = tuple(STRICT)
+"""Answer types that are scored here: choice, number, ocr, text, regression."""
+_SHOWN = 1000
+Accuracy = Callable[[Any, Sample, Answer], float]
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def kind_of(row: Mapping[str, Any]) -> str:
+    """The type of a row's answer; of a choice with evidence the choice."""
+    return "choice" if row["answer_type"] == "span+choice" else row["answer_type"]
+
+
+def truth(sample: Sample) -> str:
+    """The right answer as a text: an option by its letter, a whole number without a point."""
+    answer = sample["answer"]
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    letter = option_letter(str(answer), options_of(sample.row)) if kind_of(sample.row) == "choice" else None
+    return letter or str(answer).strip()
+
+
+def options_of(row: Mapping[str, Any]) -> list[str]:
+    """The texts of the options; the labels of a choice without options."""
+    return bare_options(row.get("options") or (row.get("labels") if kind_of(row) == "choice" else None) or ())
+
+
+def _choices(row: Mapping[str, Any]) -> str:
+    """The options on lines of their own, each with its letter; "" where the row has none or its question has them."""
+    lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options_of(row), strict=False)]
+    return "".join(f"\n{line}" for line in ("Options:", *lines)) if any(i not in row["question"] for i in lines) else ""
+
+
+def _labels(row: Mapping[str, Any]) -> str:
+    """The names that a text is to be chosen from; "" where the row has none or its question has them."""
+    names = (row.get("labels") or []) if row["answer_type"] == "text" else []
+    return f" Choose from: {', '.join(names)}." if any(name not in row["question"] for name in names) else ""
+
+
+def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
+    """Texts for templates: `choices` and `labels` to choose from, `plainly` (the whole question of the plain recipe),
+    `by_type` (what Video-R1's prompt ends with), `attribute` of a face, and those of tracks.placeholders."""
+    found = tracks.placeholders(task, row) | {
+        "choices": _choices(row), "labels": _labels(row), "by_type": BY_TYPE.get(kind_of(row), ""),
+        "attribute": str(row.get("attribute") or row.get("category") or "its attributes and expression")}
+    return found | {"plainly": fill(plain(row).prompt, {**row, **found})}
+
+
+def typed_problem(_task: Any, row: Mapping[str, Any]) -> str | None:
+    """What a recipe of typed answers misses in a row, or None."""
+    kind, answer, options = kind_of(row), row.get("answer"), options_of(row)
+    if kind not in TYPED:
+        return (f"answer_type={kind!r} is not scored by task.recipe={_task.recipe!r}, which knows {', '.join(TYPED)}; "
+                "rows with spans are for task.recipe=span, rows with tracks for videochat_r1_track")
+    if not (is_number(answer) or (isinstance(answer, str) and answer.strip())):
+        return f"answer={str(answer)[:200]!r} must be a text or a number"
+    if kind == "choice" and (len(options) > len(LETTERS) or option_letter(str(answer), options) is None):
+        return (f"answer={str(answer)[:200]!r} must be the letter of one of the row's {len(options)} options (at most "
+                f"{len(LETTERS)}), or its text")
+    if kind in ("number", "regression") and read_number(str(answer)) is None:
+        return f"answer={str(answer)[:200]!r} must be a number, as answer_type={kind!r} says"
+    if kind == "text" and row.get("labels") and not any(same_label(str(answer), name) for name in row["labels"]):
+        return f"answer={str(answer)[:200]!r} is none of the row's labels"
+    if kind == "text" and not row.get("labels") and not rouge_tokens(str(answer)):
+        return f"answer={str(answer)[:200]!r} has no Latin letter or digit, and ROUGE compares nothing else"
+    return None
+
+
+# --- what recipes share -----------------------------------------------------------------------------------------------
+
+
+def _tagged(answer: Answer) -> str:
+    return (answer_tag(answer.text) or "").strip()
+
+
+def _read_tagged(_task: Any, _sample: Sample, answer: Answer) -> str | None:
+    return _tagged(answer)[:_SHOWN] or None
+
+
+def _target(_task: Any, sample: Sample) -> str:
+    return truth(sample)
+
+
+def _think(_task: Any, sample: Sample) -> str:
+    """A perfect answer with thinking; what would give it away is left out of the thinking."""
+    return f"<think>I look at each part in turn.</think><answer>{truth(sample)}</answer>"
+
+
+def strict(_task: Any, sample: Sample, answer: Answer) -> float:
+    """Video-R1's typed accuracy of the first answer tag, by the type of the row."""
+    return STRICT[kind_of(sample.row)](_tagged(answer), truth(sample))
+
+
+def free(sample: Sample, given: str) -> float:
+    """The accuracy of an answer that need not be only the letter, the number or the label."""
+    score = tolerant(kind_of(sample.row), options_of(sample.row), sample.get("labels") or (),
+                     sample.get("tolerance") or 0.0)
+    return score(given, truth(sample))
+
+
+def free_tagged(_task: Any, sample: Sample, answer: Answer) -> float:
+    return free(sample, _tagged(answer))
+
+
+def _scored(accuracy: Accuracy) -> Callable[[Any, Sample, Answer], Parts]:
+    return lambda task, sample, answer: {"accuracy": accuracy(task, sample, answer),
+                                         "format": think_answer_format(answer.text)}
+
+
+def _thinking(prompt: str, accuracy: Accuracy, **more: Any) -> Recipe:
+    """A recipe of accuracy and format whose answers are <think>...</think><answer>...</answer>."""
+    given: dict[str, Any] = {"rewards": {"accuracy": 1.0, "format": 1.0}, "problem": typed_problem, **more}
+    return Recipe(prompt=prompt, read=_read_tagged, score=_scored(accuracy), target=_target, oracle=_think, **given)
+
+
+# --- plain ------------------------------------------------------------------------------------------------------------
+
+
+def _read_line(_task: Any, _sample: Sample, answer: Answer) -> str | None:
+    return answer.final[:_SHOWN] or None
+
+
+def _line(_task: Any, sample: Sample, answer: Answer) -> Parts:
+    return {"accuracy": free(sample, answer.final), "format": float(bool(answer.final) and "\n" not in answer.final)}
+
+
+def _span(task: Any, sample: Sample, answer: Answer) -> Parts:
+    parts = times.SPAN.score(task, sample, answer)
+    return {"accuracy": parts["iou"], "format": parts["format"]}
+
+
+def _tagged_like(answer: Answer) -> Answer:
+    return replace(answer, text=f"<answer>{answer.final}</answer>")
+
+
+def _track(task: Any, sample: Sample, answer: Answer) -> Parts:
+    boxes = tracks.VIDEOCHAT_R1_TRACK.score(task, sample, _tagged_like(answer))
+    return {"accuracy": boxes["iou"], "format": float(_read_track(task, sample, answer) is not None)}
+
+
+def _read_track(task: Any, sample: Sample, answer: Answer) -> Any:
+    return tracks.VIDEOCHAT_R1_TRACK.read(task, sample, _tagged_like(answer))
+
+
+def _say_track(task: Any, sample: Sample, found: Any) -> str:
+    return answer_tag(tracks.VIDEOCHAT_R1_TRACK.say(task, sample, found)) or ""
+
+
+_LINE = times.TimeRecipe(
+    prompt="{question}{choices}{labels}\nAnswer directly.", rewards={}, read=_read_line, score=_line, target=_target,
+    say=lambda _task, _sample, found: found, oracle=times.say_oracle, problem=typed_problem)
+PLAIN = {
+    "span": replace(times.SPAN, prompt='{when}\nAnswer "start to end" in seconds.', score=_span),
+    "track": replace(
+        tracks.VIDEOCHAT_R1_TRACK, read=_read_track, score=_track, say=_say_track,
+        prompt="Where is {object} in each of {count} frames?\nAnswer [[x1, y1, x2, y2], ...].")}
+"""How types of answer are asked for, read and scored plainly, where they are not a line of text."""
+
+
+def plain(row: Any) -> times.TimeRecipe:
+    """How the answer to a row or sample is asked for, read and scored plainly."""
+    return PLAIN.get(row["answer_type"], _LINE)
+
+
+def _by_type(function: str) -> Callable[..., Any]:
+    return lambda task, sample, *more: getattr(plain(sample), function)(task, sample, *more)
+
+
+DIRECT = times.TimeRecipe(
+    prompt="{plainly}", rewards={"accuracy": 1.0, "format": 0.1}, read=_by_type("read"), score=_by_type("score"),
+    target=_by_type("target"), say=_by_type("say"), oracle=times.say_oracle, problem=_by_type("problem"))
+
+
+# --- Video-R1 ---------------------------------------------------------------------------------------------------------
+
+_PONDER = ("{question}{choices}\nPlease think about this question as if you were a human pondering deeply. Engage in "
+           "an internal dialogue using expressions such as 'let me think', 'wait', 'Hmm', 'oh, I see', 'let's break it "
+           "down', etc, or other natural language thought expressions It's encouraged to include self-reflection or "
+           "verification in the reasoning process. Provide your detailed reasoning between the <think> </think> tags, "
+           "and then give your final answer between the <answer> </answer> tags.{by_type}")
+_NUMERIC = " Please provide the numerical value (e.g., 42 or 3.14) within the <answer> </answer> tags."
+BY_TYPE = {
+    "choice": " Please provide only the single option letter (e.g., A, B, C, D, etc.) within the <answer> </answer> "
+              "tags.",
+    "number": _NUMERIC, "regression": _NUMERIC,
+    "ocr": " Please transcribe text from the image/video clearly and provide your text answer within the <answer> "
+           "</answer> tags.",
+    "text": " Please provide your text answer within the <answer> </answer> tags."}
+"""What Video-R1's prompt ends with, by answer type."""
+
+
+def _shuffled(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
+    """Half as many answers to the same clip with its frames in another order; none for images."""
+    if n < 2 or all(media.kind != "video" for media in sample.media):
+        return ()
+    seed = zlib.crc32(f"{task.seed}/{sample.id}/{step}".encode("utf-8", "backslashreplace"))
+    media = tuple(replace(m, edits=(*m.edits, ("shuffle", seed))) if m.kind == "video" else m for m in sample.media)
+    return (Variant(name="shuffled", media=media, n=n // 2),)
+
+
+def _temporal(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
+    """T-GRPO's `temporal` and Video-R1's `length`."""
+    still = bool(sample.media) and all(media.kind != "video" for media in sample.media)
+    right = [strict(task, sample, answer) for answer in answers]
+    shuffled = [strict(task, sample, answer) for answer in services.variants.get("shuffled", ()) if not still]
+    temporal = temporal_bonus(right, shuffled, task.temporal_ratio)
+    length = length_bonus(right, [answer.n_tokens for answer in answers], *task.length_range)
+    return [{"temporal": t, "length": n} for t, n in zip(temporal, length, strict=True)]
+
+
+VIDEO_R1 = _thinking(
+    _PONDER, strict, rewards={"accuracy": 1.0, "format": 1.0, "temporal": 0.3, "length": 0.2}, group=_temporal,
+    variants=_shuffled)
+
+
+# --- SEED-Bench-R1, GRPO-CARE -----------------------------------------------------------------------------------------
+
+
+def _consistency(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
+    """GRPO-CARE's `consistency`: mean probability of an answer's tokens under the reference, given its own thinking."""
+    right = [strict(task, sample, answer) for answer in answers]
+    likely = [float(np.exp(logprobs).mean()) if len(logprobs) else None
+              for logprobs in services.reference_logprobs(answers)]
+    return [{"consistency": value} for value in consistency_bonus(right, likely, task.consistency_margin)]
+
+
+GRPO_CARE = _thinking(
+    _PONDER, strict, rewards={"accuracy": 1.0, "format": 1.0, "consistency": 0.5}, group=_consistency,
+    needs=frozenset({"reference_logprobs"}))
+
+SEED_BENCH_R1 = _thinking(
+    "{question}{choices}\n Output the thinking process in <think> </think> and final answer in <answer> </answer> "
+    "tags, i.e., <think> reasoning process here </think><answer> answer here </answer>.", free_tagged,
+    rewards={"accuracy": 1.0, "format": 0.0})
+
+
+# --- FaVChat ----------------------------------------------------------------------------------------------------------
+
+FAVCHAT = _thinking(
+    "{question}{choices}{labels}\nLook closely at the face: {attribute}. Write what you see in <think> </think> tags "
+    "and the answer alone in <answer> </answer> tags.", free_tagged)

@@ -1,0 +1,168 @@
+"""Recipes of the video task that follow an object, and what serves spans and tracks alike: rows, placeholders, metrics,
+cheats, marks.
+
+Rows have `tracks` [{"label", "boxes": [box or null per frame], "times": [seconds per box]}] with the picture's `width`
+and `height`; the first track is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from vlrl.rewards.boxes import format_box, iou, is_number
+from vlrl.rewards.spans import format_time
+from vlrl.rewards.text import answer_tag, think_answer_format
+from vlrl.rewards.tracks import mean_overlap, read_track, success_rate
+from vlrl.types import Answer, Parts, Sample
+
+from . import _video_time as times
+from ._recipes import pixels, shown
+
+_MOST_FRAMES = 1000
+_COUNTS = {8: "eight"}
+
+
+def track_of(sample: Sample) -> dict[str, Any]:
+    return (sample.get("tracks") or [{}])[0]
+
+
+def boxes_of(_task: Any, sample: Sample) -> dict[str, Any]:
+    return {"boxes": [box and list(box) for box in track_of(sample).get("boxes", [])]}
+
+
+def frame_names(sample: Sample) -> list[str]:
+    """The second that names each frame: its time, or its number from 1 where the row has no times."""
+    track = track_of(sample)
+    return [format_time(t) for t in track.get("times") or range(1, len(track.get("boxes", [])) + 1)]
+
+
+def needs_track(_task: Any, row: Mapping[str, Any]) -> str | None:
+    return None if row.get("tracks") else 'tracks is missing: [{"boxes": [[x1, y1, x2, y2] or null per frame]}]'
+
+
+# --- VideoChat-R1 -----------------------------------------------------------------------------------------------------
+
+
+def _read_boxes(task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
+    """A list with a box for every frame, in the first answer tag."""
+    boxes = read_track(answer_tag(answer.text) or "", len(track_of(sample).get("boxes", [])))
+    return None if boxes is None else {"boxes": [pixels(task, sample, box) for box in boxes]}
+
+
+def _track(task: Any, sample: Sample, answer: Answer) -> Parts:
+    """VideoChat-R1: the mean IoU over the frames, and the form of as many boxes as are asked for."""
+    found = _read_boxes(task, sample, answer)
+    if found is None:
+        return {"iou": 0.0, "format": 0.0}
+    return {"iou": mean_overlap(found["boxes"], track_of(sample)["boxes"]), "format": think_answer_format(answer.text)}
+
+
+def _say_boxes(task: Any, sample: Sample, found: Mapping[str, Any]) -> str:
+    said = ["null" if box is None else format_box(shown(task, sample, box)) for box in found["boxes"]]
+    return times.thinking(f"[{', '.join(said)}]")
+
+
+VIDEOCHAT_R1_TRACK = times.TimeRecipe(
+    prompt='Track the "{object}" in the video based on its initial coordinates "{first_box}". The output should be a '
+           "list containing {count} sublists. Each sublist includes four normalized coordinates [x0, y0, x1, y1] "
+           "representing the bounding box of the object at specific time intervals.\n\nOutput your thought process "
+           "within the <think> </think> tags.\n\nProvide your answer within the <answer> </answer> tags as a list of "
+           "{count} sublists, where each sublist contains the normalized coordinates [x0, y0, x1, y1]. For example: "
+           "<answer>[[0.1, 0.5, 0.3, 0.55], [0.72, 0.25, 0.84, 0.43], ...]</answer>.",
+    rewards={"iou": 1.0, "format": 1.0}, read=_read_boxes, score=_track, target=boxes_of, oracle=times.say_oracle,
+    say=_say_boxes, problem=needs_track)
+
+
+# --- rows, metrics, cheats, marks -------------------------------------------------------------------------------------
+
+
+def problem(row: Mapping[str, Any]) -> str | None:
+    """What is wrong with the times and tracks of a row, where it has any; None otherwise."""
+    found, tracks = times.span_problem(row), row.get("tracks")
+    if found or tracks is None:
+        return found
+    for side in ("width", "height"):
+        if not is_number(row.get(side)) or row[side] <= 0:
+            return f"{side}={str(row.get(side))[:200]} must be the picture's {side} in pixels, the unit of boxes"
+    if not (isinstance(tracks, list) and all(isinstance(t, dict) and isinstance(t.get("boxes"), list) for t in tracks)):
+        return f'tracks={str(tracks)[:200]} must be a list of {{"boxes": [box or null per frame]}}'
+    return next((wrong for track in tracks if (wrong := _track_problem(track))), None)
+
+
+def _track_problem(track: Mapping[str, Any]) -> str | None:
+    boxes, seconds = track["boxes"], track.get("times")
+    if not 0 < len(boxes) <= _MOST_FRAMES or all(box is None for box in boxes):
+        return f"a track has {len(boxes)} frames, and needs 1 to {_MOST_FRAMES} with a box in one at least"
+    for box in boxes:
+        if box is not None and not (isinstance(box, list) and all(map(is_number, box)) and iou(box, box) > 0):
+            return f"box {str(box)[:200]} of a track must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2, or null"
+    if seconds is not None and not (
+            isinstance(seconds, list) and len(seconds) == len(boxes) and all(map(is_number, seconds))
+            and seconds[0] >= 0 and all(a < b for a, b in pairwise(seconds))):
+        return f"times={str(seconds)[:200]} of a track must be one rising second per box, from 0 on"
+    return None
+
+
+def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
+    """Texts for templates: those of times.span_placeholders; `object`, `first_box` and `count` of a track."""
+    sample = Sample(id=str(row.get("id", "")), row=row)
+    found, track = times.span_placeholders(row), track_of(sample)
+    if not track.get("boxes"):
+        return found
+    first = next(box for box in track["boxes"] if box)
+    place = any("{first_box}" in template for template in task.templates)  # rows may lack what other recipes need not
+    return found | {"object": str(track.get("label") or row.get("question", "")),
+                    "count": _COUNTS.get(len(track["boxes"]), str(len(track["boxes"]))),
+                    "first_box": format_box(shown(task, sample, first)) if place else ""}
+
+
+def measures(task: Any, sample: Sample, parsed: Any) -> dict[str, float]:
+    """Metrics of one answer: those of times.span_measures, or `overlap` (AO) and `sr@0.5` of a track; {} for others."""
+    if not isinstance(task.used, times.TimeRecipe):
+        return {}
+    target = task.used.target(task, sample)
+    if isinstance(target, str):
+        return {}
+    if isinstance(target, dict) and "boxes" in target:
+        boxes = parsed["boxes"] if parsed else []
+        return {"overlap": mean_overlap(boxes, target["boxes"]), "sr@0.5": success_rate(boxes, target["boxes"])}
+    return times.span_measures(target, parsed)
+
+
+_BY_CATEGORY = ("miou", "miop", "r1@0.3", "r1@0.5", "r1@0.7", "gqa_acc", "overlap", "sr@0.5")
+
+
+def summaries(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean of each of these metrics by the rows' category, e.g. `miou/indoor`."""
+    columns: dict[str, list[float]] = {}
+    for record in records:
+        category = record["sample"].get("category")
+        for name in _BY_CATEGORY if category else ():
+            if name in record["metrics"]:
+                columns.setdefault(f"{name}/{category}", []).append(record["metrics"][name])
+    return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
+
+
+def cheats(task: Any, sample: Sample) -> dict[str, str]:
+    """Answers that need no look at the clip, by name; {} for recipes of other answers."""
+    if not isinstance(task.used, times.TimeRecipe):
+        return {}
+    target = task.used.target(task, sample)
+    if isinstance(target, str):
+        return {}
+    if not isinstance(target, dict) or "spans" in target:
+        return times.span_cheats(task, sample)
+    width, height, count = sample["width"], sample["height"], len(target["boxes"])
+    found = {"whole picture in each frame": [0.0, 0.0, float(width), float(height)],
+             "tiny box in each frame": [0.0, 0.0, width / 50, height / 50]}
+    return {name: task.used.say(task, sample, {"boxes": [box] * count}) for name, box in found.items()}
+
+
+def marks(sample: Sample, found: Any, role: str) -> list[dict[str, Any]]:
+    """The boxes of a parsed track or target, labelled with their seconds where the row has times; [] for others."""
+    boxes = found.get("boxes") if isinstance(found, dict) else None
+    keys = frame_names(sample) if isinstance(boxes, list) else []
+    return [{"kind": "box", "at": [*box], "label": key, "role": role}
+            for key, box in zip(keys, boxes or [], strict=False) if box]

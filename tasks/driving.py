@@ -1,0 +1,177 @@
+"""Driving: the next action of a vehicle, or the way it takes.
+
+`task.recipe` chooses how to ask and what to pay: words for speed and path (plan, alphadrive, alphadrive_released),
+way-points (trajectory), or pictures of where a plan leads to (clip_goal, clip_baseline). Rows: `image` or `images`
+(history first) and `plan` (`speed`, `path`); if wanted `speed_mps`, `navigation`, `cameras` and `frames` (a name and
+the seconds before now, <= 0, of each picture); `trajectory` [[x, y, t], ...] with `obstacles`, `drivable`, `ego_size`
+as in vlrl/rewards/driving.py; `to_pixels`, a 3x3 or 3x4 matrix from the ground to the first current picture;
+`outcomes`, a picture by plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from vlrl.media import resolve
+from vlrl.rewards.boxes import is_number
+from vlrl.rewards.driving import HEADS, obstacle_problem, polygon_problem, project, trajectory_problem
+from vlrl.rewards.text import parse_answer
+from vlrl.types import Answer, Parts, Sample
+
+from . import _driving as recipes
+from ._recipes import RecipeTask
+
+RECIPES = {
+    "plan": recipes.PLAN, "alphadrive": recipes.ALPHADRIVE, "alphadrive_released": recipes.ALPHADRIVE_RELEASED,
+    "trajectory": recipes.TRAJECTORY, "clip_goal": recipes.CLIP_GOAL, "clip_baseline": recipes.CLIP_BASELINE,
+}
+_Positive = Annotated[float, Field(gt=0, le=1000)]
+_BEND = 3.0
+"""Metres to the side from which a trajectory is not straight."""
+
+
+class Driving(RecipeTask):
+    """Plans and trajectories: see `task.recipe`. Parts of the default: `speed` and `path`, each the F1 of the words in
+    [0, 1], and `format` 0 or 1."""
+
+    _recipes = RECIPES
+    recipe: str = "plan"
+    """How to ask and what to pay: plan, alphadrive, alphadrive_released, trajectory, clip_goal, clip_baseline, or own
+    module:function that returns a Recipe."""
+    l2_scale: _Positive = 2.0
+    """trajectory: metres of mean distance at which the part `l2` has fallen to 1/e."""
+    ego_size: tuple[_Positive, _Positive] = (4.8, 2.0)
+    """trajectory: length and width of the vehicle in metres, where the row has no ego_size."""
+    goal_negative: str = "Two cars have collided with each other on the road"
+    """clip_goal: what an outcome must not look like; clip_baseline: the baseline text."""
+    goal_positive: str = "The road is clear with no car accidents"
+    """clip_goal, clip_baseline: what an outcome should look like."""
+    goal_span: Annotated[float, Field(gt=0, le=2)] = 0.03
+    """clip_goal: by how much the cosine with the negative text may exceed the other before nothing is paid."""
+    goal_alpha: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """clip_baseline: how far a picture is projected on the line between the two texts; above 0 needs
+    task.goal_texts_cosine."""
+    goal_texts_cosine: Annotated[float, Field(ge=-1, le=1)] = 0.0
+    """clip_baseline: the cosine of the two texts, as the same model gives it."""
+
+    def problem(self, row: Mapping[str, Any]) -> str | None:
+        return _scene_problem(row) or _road_problem(row)
+
+    def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
+        sample = super().sample_from_row(row, root)
+        outcomes = sample.get("outcomes")
+        if not isinstance(outcomes, Mapping):
+            return sample
+        paths = {plan: str(resolve(path, root or Path.cwd())) for plan, path in outcomes.items()}
+        return replace(sample, row={**sample.row, "outcomes": paths})
+
+    def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
+        speed = row.get("speed_mps")
+        times = [f"{point[2]:g}" for point in row.get("trajectory") or ()]
+        return {"speed": "unknown" if speed is None else f"{round(speed, 1):g}", "views": _views(row),
+                "navigation": row.get("navigation") or "none", "times": ", ".join(times)}
+
+    def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
+        """Of plans `speed_acc`, `path_acc`, `joint_acc`; of trajectories `l2@1s`, `l2@2s`, `l2@3s`, `collision_rate`,
+        `off_road_rate`."""
+        given = self.parse(sample, answer)
+        if self.used.read is recipes.read_way:
+            return recipes.way_metrics(self, sample, given, parts)
+        return recipes.plan_metrics(self, sample, given)
+
+    def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Of plans the F1 of every word and its mean over those of a head: `f1/STOP`, `speed_f1`, `path_f1`."""
+        return {} if self.used.read is recipes.read_way else recipes.plan_summary(records)
+
+    def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
+        """The true and the answered path on the first current picture, where the row has `to_pixels`."""
+        matrix, answered = sample.get("to_pixels"), parsed if isinstance(parsed, list) else None
+        if matrix is None:
+            return []
+        paths = {"target": sample.get("trajectory"), "answer": answered}
+        lines = {role: project([[0.0, 0.0], *points], matrix) for role, points in paths.items() if points}
+        return [{"kind": "path", "at": line, "label": "path", "role": role, "media": _current(sample.row)}
+                for role, line in lines.items() if len(line) > 1]
+
+    def cheats(self, sample: Sample) -> Mapping[str, str | None]:
+        """Every action at once; a vehicle that stands, or drives on, where the truth moves or bends."""
+        right = self.oracle(sample)
+        if right is None:
+            return {}
+        if self.used.read is not recipes.read_way:
+            every = recipes.said({head: list(words) for head, words in HEADS.items()})
+            return {"every action": right.replace(parse_answer(right).final, every)}
+        points = sample["trajectory"]
+        found: dict[str, str | None] = {}
+        if max(map(abs, points[-1][:2])) > _BEND:
+            found["no movement"] = recipes.written_way([[0.0, 0.0, t] for _, _, t in points])
+        if abs(points[-1][1]) > _BEND:
+            speed = sample.get("speed_mps") or 0.0
+            found["straight on"] = recipes.written_way([[speed * t, 0.0, t] for _, _, t in points])
+        return found
+
+
+def _views(row: Mapping[str, Any]) -> str:
+    """The pictures in words: "front camera, 1 s ago; front camera, now"."""
+    count, cameras, frames = _count(row), row.get("cameras"), row.get("frames")
+    if not cameras and not frames:
+        return "the view from the vehicle" if count < 2 else f"{count} views from the vehicle"
+    names = [f"{name} camera" for name in cameras] if cameras else ["the view"] * count
+    moments = [f", {-t:g} s ago" if t else ", now" for t in frames] if frames else [""] * count
+    return "; ".join(name + moment for name, moment in zip(names, moments, strict=True))
+
+
+def _current(row: Mapping[str, Any]) -> int:
+    """Number of the first picture that shows the present."""
+    frames = row.get("frames") or [0.0]
+    return frames.index(max(frames))
+
+
+def _count(row: Mapping[str, Any]) -> int:
+    images = row.get("images")
+    return (row.get("image") is not None) + (len(images) if isinstance(images, list) else images is not None)
+
+
+def _scene_problem(row: Mapping[str, Any]) -> str | None:
+    """What is wrong with the fields that a prompt shows, or None."""
+    speed, navigation, count = row.get("speed_mps"), row.get("navigation"), _count(row)
+    if speed is not None and not is_number(speed):
+        return f"speed_mps={str(speed)[:200]} must be a number of metres per second"
+    if not isinstance(navigation, (str, type(None))):
+        return f"navigation={str(navigation)[:200]} must be a text"
+    cameras, frames = row.get("cameras"), row.get("frames")
+    if cameras and not (_listed(cameras, count) and all(isinstance(name, str) for name in cameras)):
+        return f"cameras={str(cameras)[:200]} must be a list of names, one for each of the {count} pictures"
+    if frames and not (_listed(frames, count) and all(is_number(t) and t <= 0 for t in frames)):
+        return f"frames={str(frames)[:200]} must be a list of seconds <= 0, one for each of the {count} pictures"
+    return None
+
+
+def _road_problem(row: Mapping[str, Any]) -> str | None:
+    """What is wrong with the fields that are measured in metres, or None."""
+    problem = trajectory_problem(row["trajectory"]) if row.get("trajectory") is not None else None
+    if problem:
+        return f"trajectory={str(row['trajectory'])[:200]}: {problem}"
+    for field, check in (("obstacles", obstacle_problem), ("drivable", polygon_problem)):
+        given = row.get(field) or []
+        if not isinstance(given, list):
+            return f"{field}={str(given)[:200]} must be a list"
+        for i, entry in enumerate(given):
+            if problem := check(entry):
+                return f"{field}[{i}]={str(entry)[:200]}: {problem}"
+    size, matrix = row.get("ego_size"), row.get("to_pixels")
+    if size is not None and not (_listed(size, 2) and all(is_number(v) and 0 < v <= 1000 for v in size)):
+        return f"ego_size={str(size)[:200]} must be [length, width] in metres"
+    if matrix is not None and not (_listed(matrix, 3) and any(all(_listed(r, n) and all(map(is_number, r))
+                                                                  for r in matrix) for n in (3, 4))):
+        return f"to_pixels={str(matrix)[:200]} must be a matrix of 3 rows and 3 or 4 columns"
+    return None
+
+
+def _listed(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count

@@ -1,0 +1,168 @@
+"""Preference: which of two responses to a question is better.
+
+`task.recipe` chooses how to ask and what to pay, `task.order` in which order the two responses stand. Rows: `question`,
+`responses` (two texts), `answer` (1 or 2, the better one), and if wanted `image`, `images` or `video`, and `category`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from vlrl.data import Drawn
+from vlrl.formats.fields import short
+from vlrl.rewards.text import clean_label, extract_tag, think_answer_format
+from vlrl.types import Answer, Parts, Sample
+
+from ._recipes import Recipe, RecipeTask
+
+_CHOICE = re.compile(r"(?:response )?([12])")
+_VERDICT = re.compile(r"(?<![\d.])-?[01]\.0(?!\d)")
+_LINES, _LONGEST = 3, 2000
+_INPUT = "[Question]: {question}\n\n[Response 1]: {first}\n\n[Response 2]: {second}\n\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairRecipe(Recipe):
+    """A recipe that wants the number of the better response."""
+
+    find: Callable[[str], str]
+    """The part of an answer's text that gives the number; empty for none."""
+    say: Callable[[str], str]
+    """A text in the right form that says this."""
+
+
+def tagged(text: str) -> str:
+    """What the one <answer> after the thinking holds; empty for none, for several, and for thinking that never ends."""
+    rest = text.partition("</think>")[2] if "<think>" in text or "</think>" in text else text
+    return extract_tag(rest, "answer") or "" if rest.count("<answer>") == 1 else ""
+
+
+def strict_format(text: str) -> float:
+    """1 for <think>...</think><answer>...</answer> with nothing around or between, each tag once (R1-Reward)."""
+    whole = text.startswith("<think>") and "</think><answer>" in text and text.endswith("</answer>")
+    return think_answer_format(text) if whole else 0.0
+
+
+def _read(task: Any, _sample: Sample, answer: Answer) -> int | None:
+    """1 or 2; None for a text that gives no number, another one, or both."""
+    given = task.used.find(answer.text)
+    found = _CHOICE.fullmatch(clean_label(given)) if len(given) <= _LONGEST else None
+    return int(found[1]) if found else None
+
+
+def _accuracy(task: Any, sample: Sample, answer: Answer) -> float:
+    return float(_read(task, sample, answer) == sample["answer"])
+
+
+def _recipe(prompt: str, rewards: Mapping[str, float], form: Callable[[str], float], say: Callable[[str], str],
+            **other: Any) -> PairRecipe:
+    def score(task: Any, sample: Sample, answer: Answer) -> Parts:
+        return {"accuracy": _accuracy(task, sample, answer), "format": form(answer.text)}
+    return PairRecipe(prompt=_INPUT + prompt, rewards=rewards, say=say, read=_read, score=score,
+                      target=lambda _task, sample: sample["answer"],
+                      oracle=lambda _task, sample: say(str(sample["answer"])), **other)
+
+
+def _consistency(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
+    """Of right answers 1 where a judge finds that the end of the thinking prefers the same response, -1 for the other
+    one, 0 where it cannot tell; 0 of wrong answers, which it could not make pay."""
+    judge = services.judge
+    right = [i for i, answer in enumerate(answers) if _accuracy(task, sample, answer)]
+    said = {i: _VERDICT.findall(reply)[-1:] for i, reply in zip(
+        right, judge([_asked(answers[i]) for i in right]) if right else (), strict=True)}
+    return [{"consistency": float(said[i][0]) if said.get(i) else 0.0} for i in range(len(answers))]
+
+
+def _asked(answer: Answer) -> str:
+    before = answer.text.rpartition("<answer>")[0].replace("</think>", "").strip()
+    end = "\n".join(before.split("\n")[-_LINES:])[-_LONGEST:]
+    return (f"Someone compared two responses. The end of the reasoning:\n{end}\n\nThe answer: response "
+            f"{tagged(answer.text).strip()[:100]} is better.\nDoes the reasoning prefer the same response as the "
+            "answer? Reply with 1.0 if it does, -1.0 if it prefers the other one, 0.0 if it does not say.")
+
+
+DIRECT = _recipe(
+    "Which response answers the question better? Answer with 1 or 2 only.", {"accuracy": 1.0, "format": 0.1},
+    form=lambda text: float(text.strip() in ("1", "2")), find=lambda text: text, say=str)
+R1_REWARD = _recipe(
+    "Compare the two responses to the question side by side in <think> </think>. A tie is not permitted. Then give the "
+    "number of the better response, 1 or 2, in <answer> </answer>: <think>...</think><answer>1</answer>",
+    {"accuracy": 1.0, "format": 0.5, "consistency": 0.5}, form=strict_format, find=tagged,
+    say=lambda text: f"<think>Response {text} is better.</think><answer>{text}</answer>",
+    group=_consistency, needs={"judge": ("consistency",)})
+
+
+class Preference(RecipeTask):
+    """Which of two responses is better: see `task.recipe`. Parts of the default: `accuracy` 0 or 1, `format` 0 or 1."""
+
+    _recipes = {"direct": DIRECT, "r1_reward": R1_REWARD}
+    recipe: str = "direct"
+    """How to ask and what to pay: direct, r1_reward, or own module:function that returns a Recipe."""
+    order: Literal["as_is", "swapped", "both"] = "as_is"
+    """The order in which a row's responses are shown: as they stand, the other way round, or both, one after the other,
+    as two samples."""
+
+    def problem(self, row: Mapping[str, Any]) -> str | None:
+        return _problem(row)
+
+    def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
+        first, second = row["responses"]
+        return {"first": first, "second": second}
+
+    def samples(self, split: str) -> Sequence[Sample]:
+        found = super().samples(split)
+        orders = {"as_is": (False,), "swapped": (True,), "both": (False, True)}[self.order]
+
+        def make(i: int) -> Sample:
+            place, order = divmod(i, len(orders))
+            return self.swapped(found[place]) if orders[order] else found[place]
+        return found if orders == (False,) else Drawn(len(found) * len(orders), make)
+
+    def swapped(self, sample: Sample) -> Sample:
+        """The sample with its responses the other way round; `pair` is the id of the row."""
+        name = f"{sample.id}-swapped"
+        row = {**sample.row, "id": name, "pair": sample.id, "responses": sample["responses"][::-1],
+               "answer": 3 - sample["answer"]}
+        return replace(sample, id=name, row=self.filled(row))
+
+    def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """`accuracy/<category>`; `position_bias`, the share of answers 1 less the share of rows where 1 is right, in
+        [-1, 1]; with task.order=both `pairs/agreement` and `pairs/accuracy`, the shares of rows where both orders
+        prefer the same response, and the right one."""
+        columns: dict[str, list[float]] = {}
+        pairs: dict[str, list[tuple[int, float]]] = {}
+        for record in records:
+            row, said, paid = record["sample"], record["parsed"], record["parts"].get("accuracy") or 0.0
+            if row.get("category"):
+                columns.setdefault(f"accuracy/{row['category']}", []).append(paid)
+            if said in (1, 2):
+                columns.setdefault("position_bias", []).append(float(said == 1) - float(row["answer"] == 1))
+            kept = 0 if said not in (1, 2) else 3 - said if row.get("pair") else said
+            pairs.setdefault(str(row.get("pair") or row.get("id")), []).append((kept, paid))
+        for first, second in (pair for pair in pairs.values() if len(pair) == 2):
+            columns.setdefault("pairs/agreement", []).append(float(first[0] == second[0] != 0))
+            columns.setdefault("pairs/accuracy", []).append(min(first[1], second[1]))
+        return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
+
+    def cheats(self, sample: Sample) -> Mapping[str, str | None]:
+        """Answers that name both responses, or neither."""
+        say = getattr(self.used, "say", str)  # a Recipe of one's own may have none
+        texts = ("1 2", "2 1", "1 and 2", "1 or 2", "12", "1/2", "both", "tie", "0", "3", "response")
+        return {f"'{text}'": say(text) for text in texts}
+
+
+def _problem(row: Mapping[str, Any]) -> str | None:
+    """What is wrong with a preference row, or None."""
+    pair, answer = row.get("responses"), row.get("answer")
+    if not isinstance(row.get("question"), str) or not row["question"].strip():
+        return f"question={short(row.get('question'))} must be the text of the question"
+    if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(r, str) and r.strip() for r in pair):
+        return f"responses={short(pair)} must be two texts"
+    if pair[0] == pair[1]:
+        return f"both responses are {short(pair[0])}, so neither can be better"
+    if isinstance(answer, bool) or answer not in (1, 2):
+        return f"answer={short(answer)} must be 1 or 2, the number of the better response"
+    return None

@@ -1,0 +1,110 @@
+"""Qa: a question about images, or about text alone, and one answer that a rule can check.
+
+`task.recipe` chooses how to ask and what to pay, `task.form` whether rows ask as they are, as yes or no, as a choice or
+openly. Rows: `question`, `answer` (a text or number, or a list of those that are right), `answer_type` (choice, number,
+count, yes_no, math, chart, ocr, regression, text), and as they need `options`, `tolerance`, `image` or `images`; an
+`<image>` in the question is where that image is shown. Answers of type math need math-verify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from vlrl.data import MEDIA_FIELDS
+from vlrl.errors import DataError
+from vlrl.settings import Positive, Rate
+from vlrl.types import Sample
+
+from . import _qa as recipes
+from . import _qa_kinds as kinds
+from ._qa_forms import FORMS
+from ._recipes import RecipeTask
+
+IMAGE = "<image>"
+
+
+class Qa(RecipeTask):
+    """Questions with one checkable answer: see `task.recipe`. Parts of the default: `accuracy` in [0, 1] (0 or 1 but
+    for text, ocr and regression), `format` 0 or 1."""
+
+    _recipes = recipes.RECIPES
+    recipe: str = "direct"
+    """How to ask and what to pay: direct, thinking, easy_r1, vision_r1_ptst, apo_view_r1, mm_eureka, glm_v_rlcs,
+    kimi_k1_5, noisy_rollout, sari_structured, or own module:function that returns a Recipe."""
+    form: Literal["own", "yes_no", "choice", "open"] = "own"
+    """How an item is asked: as its row does, whether a proposed answer is right, with options, or without."""
+    text_score: Literal["exact", "rouge", "edit"] = "rouge"
+    """What a text earns that is not equal to a right one: nothing, mean ROUGE F, or its edit similarity."""
+    math_seconds: Rate = 5.0
+    """Seconds of CPU time that math-verify may take for one answer."""
+    noise: Annotated[float, Field(ge=0, le=999)] = 500.0
+    """noisy_rollout: diffusion steps of noise at the start, of 1,000."""
+    noise_steps: Positive = 60
+    """noisy_rollout: training steps over which the noise falls; as many as the run has."""
+
+    @classmethod
+    def combine_for(cls, settings: Mapping[str, Any]) -> str:
+        return getattr(cls._chosen(settings), "combine", "sum")
+
+    def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
+        if self.form != "own" and kinds.problem(self, row) is None:
+            try:
+                row = FORMS[self.form](row)
+            except DataError as error:
+                raise DataError(f"row '{row.get('id')}': {error}") from None
+        return super().sample_from_row(row, root)
+
+    def problem(self, row: Mapping[str, Any]) -> str | None:
+        return kinds.problem(self, row) or _marks_problem(row)
+
+    def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
+        options = zip(kinds.LETTERS, kinds.options_of(row), strict=False)
+        return {"asked": "\n".join([row["question"], *(f"{letter}. {text}" for letter, text in options)]),
+                "kind": kinds.KINDS[row["answer_type"]].asks}
+
+    def messages(self, sample: Sample) -> list[dict[str, Any]]:
+        """As every task, but with images where the question has `<image>`."""
+        *system, user = super().messages(sample)
+        if IMAGE not in sample["question"]:
+            return [*system, user]
+        first, *rest = user["content"][-1]["text"].split(IMAGE)
+        content = [{"type": "text", "text": first}]
+        for media, text in zip(sample.media, rest, strict=True):
+            content += [{"type": media.kind}, {"type": "text", "text": text}]
+        return [*system, {"role": "user", "content": [c for c in content if c.get("text") != ""]}]
+
+    def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Accuracy by answer type and by category, e.g. `accuracy/math` and `accuracy/geometry`."""
+        columns: dict[str, list[float]] = {}
+        for record in records:
+            sample, paid = record["sample"], record["parts"].get("accuracy")
+            for name in {str(v) for v in (sample.get("answer_type"), sample.get("category")) if v}:
+                columns.setdefault(f"accuracy/{name}", []).extend([] if paid is None else [paid])
+        return {name: sum(values) / len(values) for name, values in sorted(columns.items()) if values}
+
+    def cheats(self, sample: Sample) -> Mapping[str, str | None]:
+        """Answers that need no look at the picture, or that hold the right one among others."""
+        right = kinds.spoken(sample)
+        texts = {"several numbers": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10", "yes and no": "yes, no", "no and yes": "no, yes",
+                 "the question": sample["question"][:1000], "gibberish": "qz wv kx jj"}
+        if kinds.options_of(sample.row):
+            texts["every option"] = "; ".join(kinds.options_of(sample.row))
+        if sample["answer_type"] in ("number", "count", "math", "chart"):
+            texts |= {"a digit before": f"1{right}", "boxes": f"\\boxed{{{right}}} \\boxed{{7{right}}}",
+                      "a list with it": f"{right}, 1{right}, 2{right}"}
+        say = getattr(self.used, "say", str)  # a Recipe of one's own may have none
+        return {name: say(text) for name, text in texts.items()}
+
+
+def _marks_problem(row: Mapping[str, Any]) -> str | None:
+    marks, given = row["question"].count(IMAGE), [row.get(key) for key in MEDIA_FIELDS]
+    shown = sum(len(v) if isinstance(v, (list, tuple)) else 1 for v in given if v)
+    options = "".join(map(str, row.get("options") or ()))
+    if IMAGE in options or marks not in (0, shown):
+        return (f"the question has {marks} {IMAGE}, the row {shown} images: as many marks as images are needed, all in "
+                "the question, or none")
+    return None

@@ -1,0 +1,108 @@
+"""Video: questions about a clip, when something happens in it, and where it is in each frame.
+
+`task.recipe` chooses how to ask and what to pay. Rows: `video` (or `image`, `images`), `question`, `answer_type`
+(choice, number, text, ocr, regression, span, track, span+choice) and what it needs: `answer`, `options`, `spans` or
+`tracks`. Times count in seconds from the start of the clip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from vlrl.errors import ConfigError
+from vlrl.rewards.boxes import is_number
+from vlrl.settings import Rate
+from vlrl.types import Answer, Parts, Sample
+
+from . import _video as typed
+from . import _video_onethinker as onethinker
+from . import _video_time as times
+from . import _video_tracks as tracks
+from ._recipes import RecipeTask
+
+RECIPES = {
+    "direct": typed.DIRECT, "video_r1": typed.VIDEO_R1, "grpo_care": typed.GRPO_CARE,
+    "seed_bench_r1": typed.SEED_BENCH_R1, "favchat": typed.FAVCHAT, "span": times.SPAN, "time_r1": times.TIME_R1,
+    "time_r1_reasoning": times.TIME_R1_REASONING, "temporal_r1": times.TEMPORAL_R1,
+    "videochat_r1_span": times.VIDEOCHAT_R1_SPAN, "videochat_r1_gqa": times.VIDEOCHAT_R1_GQA,
+    "videochat_r1_track": tracks.VIDEOCHAT_R1_TRACK, "onethinker": onethinker.ONETHINKER,
+}
+_BY = ("answer_type", "category", "attribute")
+
+
+class Video(RecipeTask):
+    """Questions about clips: see `task.recipe`. Parts of the default: `accuracy` in [0, 1], by the row's answer_type,
+    and `format` 0 or 1 (one line)."""
+
+    _recipes = RECIPES
+    recipe: str = "direct"
+    """How to ask and what to pay, or own module:function that returns a Recipe."""
+    temporal_ratio: Rate = 0.8
+    """video_r1: `temporal` is paid where answers are right more than so many times as often as with shuffled frames."""
+    length_range: tuple[int, int] = (320, 512)
+    """video_r1: fewest and most tokens of a right answer that `length` pays."""
+    consistency_margin: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """grpo_care: how far below the mean likelihood of the best answers a consistent one may lie."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        least, most = self.length_range
+        if not 0 <= least <= most:
+            raise ConfigError(f"task.length_range=[{least}, {most}] must be the fewest tokens, then the most")
+
+    def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
+        """The sample, its video before its images, as SEED-Bench-R1 shows the past before the present."""
+        sample = super().sample_from_row(times.with_spans(row), root)
+        return replace(sample, media=tuple(sorted(sample.media, key=lambda media: media.kind != "video")))
+
+    def problem(self, row: Mapping[str, Any]) -> str | None:
+        return _problem(row) or tracks.problem(row)
+
+    def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
+        return {**typed.placeholders(self, row), **onethinker.placeholders(row)}
+
+    def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
+        """Rows with spans: `miou`, `miop`, `r1@0.3`, `r1@0.5`, `r1@0.7`, with options too `gqa_acc`; rows with tracks:
+        `overlap` and `sr@0.5`."""
+        return tracks.measures(self, sample, self.parse(sample, answer))
+
+    def cheats(self, sample: Sample) -> Mapping[str, str | None]:
+        return tracks.cheats(self, sample)
+
+    def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
+        """The boxes of a track, labelled with their seconds."""
+        return [*tracks.marks(sample, self.target(sample), "target"), *tracks.marks(sample, parsed, "answer")]
+
+    def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """`accuracy` by type of answer, by category (such as the level L1, L2, L3) and by attribute; the metrics of
+        spans and tracks by category."""
+        columns: dict[str, list[float]] = {}
+        for record in records:
+            accuracy = record["parts"].get("accuracy")
+            if accuracy is not None:
+                for kind in {str(v) for v in (record["sample"].get(key) for key in _BY) if v}:
+                    columns.setdefault(f"accuracy/{kind}", []).append(accuracy)
+        means = {name: sum(values) / len(values) for name, values in sorted(columns.items())}
+        return means | tracks.summaries(records)
+
+
+def _problem(row: Mapping[str, Any]) -> str | None:
+    """What is wrong with a video row under any recipe, or None."""
+    question, kind = row.get("question"), row.get("answer_type")
+    if not isinstance(question, str) or not question.strip():
+        return f"question={str(question)[:200]!r} must be a text"
+    if not isinstance(kind, str):
+        return f"answer_type={kind!r} must be one of choice, number, text, ocr, regression, span, track, span+choice"
+    for field in ("options", "labels"):
+        given = row.get(field)
+        if given is not None and not (isinstance(given, list) and all(isinstance(v, str) and v.strip() for v in given)):
+            return f"{field}={str(given)[:200]} must be a list of texts"
+    tolerance = row.get("tolerance")
+    if tolerance is not None and not (is_number(tolerance) and tolerance >= 0):
+        return f"tolerance={str(tolerance)[:200]} must be a number, 0 or more: how far an answer may be off"
+    return None

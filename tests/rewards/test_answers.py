@@ -1,0 +1,175 @@
+"""Typed answers and rewards beside a group, by hand; ROUGE and its stemmer as rouge_score 0.1.2 and NLTK give them."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlrl.rewards import answers, groups
+from vlrl.rewards.stem import stem
+
+OPTIONS = ["A. a cat", "B. a dog", "C. vitamin D", "D. A"]
+LETTERS = [
+    ("B", "B"), ("b", "B"), (" B.", "B"), ("(B)", "B"), ("[b]", "B"), ("B)", "B"), ("**B**", "B"),
+    ("**B.** a dog", "B"), ("B: a dog", "B"), ("B a dog", "B"), ("a dog", "B"), ("A Dog.", "B"),
+    ("B. because it barks", "B"), ("B \nbecause it barks", "B"), ("C. vitamin D", "C"),
+    ("Both", None), ("A cat sat", None), ("B because", None), ("A, B", None),
+    ("A or B", None), ("A. B. C. D.", None), ("ABCD", None), ("E", None), ("the answer is B", None), ("", None),
+    ("B's", None), ("\u0392", None), ("\U0001f642", None), ("B" * 100_000, None), ("A " * 100_000, None),
+    ("(" * 100_000, None)]
+
+
+@pytest.mark.parametrize(("text", "letter"), LETTERS, ids=range(len(LETTERS)))
+def test_the_option_that_a_text_names(text, letter):
+    assert answers.option_letter(text, OPTIONS) == letter
+    assert answers.choice(text, "B", OPTIONS) == float(letter == "B")
+
+
+def test_options_and_truths_in_words():
+    assert answers.bare_options(OPTIONS) == ["a cat", "a dog", "vitamin D", "A"]
+    assert answers.bare_options(["U. S. army", "a dog"]) == ["U. S. army", "a dog"]
+    assert answers.choice("b", "A dog", OPTIONS) == 1
+    assert answers.choice("Z", "Z") == 1
+    assert answers.choice("what", "nothing like it", OPTIONS) == 0
+    assert answers.option_letter("same", ["same", "same"]) is None
+
+
+def table(function, rows):
+    for *texts, expected in rows:
+        assert function(*texts) == pytest.approx(expected, abs=1e-9), (function.__name__, [str(t)[:60] for t in texts])
+
+
+def test_numbers():
+    table(answers.exact, [("B", "B", 1), (" B\n", "B", 1), ("B.", "B", 0), ("(B)", "B", 0), ("b", "B", 0), ("", "", 1)])
+    table(answers.same_number, [
+        ("12", "12", 1), ("12.0", "12", 0), ("12.0", "12.00", 1), ("1,200", "1,200", 1), ("1200", "1,200", 0),
+        ("3.141", "3.14", 1), ("3.149", "3.14", 0), ("-3", "3", 0), ("112", "12", 0), ("12 cm", "12", 0), ("", "0", 0),
+        ("nan", "nan", 0), ("inf", "inf", 0), ("1e999", "5", 0), ("1_2", "12", 0), ("\u0663", "3", 0),
+        ("9" * 100_000, "9", 0), ("+4", "4", 1), (".5", "0.5", 1)])
+    table(answers.near_number, [
+        ("3 cars", "3", 1), ("about 2.5 m.", "2.5", 1), ("3, yes 3", "3", 1), ("3 or 4", "3", 0),
+        ("0123456789", "3", 0), ("1 2 3 4", "3", 0), ("13", "3", 0), ("x3", "3", 0), ("three", "3", 0),
+        ("-3", "3", 0), ("3.0", "3", 1),
+        ("9" * 100_000, "9", 0), ("3 " * 100_000, "3", 1)])
+    assert [answers.near_number(text, "10", 0.5) for text in ("10.5", "9.5", "10.51")] == [1, 1, 0]
+    table(answers.closeness, [("5", "5", 1), ("4", "5", 0.8), ("6", "5", 0.8), ("10", "5", 0), ("-5", "5", 0),
+                              ("0", "0", 1), ("0.1", "0", 0), ("5 m", "5", 0), ("1e999", "5", 0), ("", "5", 0),
+                              ("-4", "-5", 0.8)])
+
+
+def test_texts():
+    table(answers.word_error_rate, [("a b c", "a b c", 0), ("a x c", "a b c", 1 / 3), ("a c", "a b c", 1 / 3),
+                                    ("", "a b", 1), ("a b c d", "a b", 1), ("x y z", "a", 3), ("", "", 0)])
+    table(answers.ocr, [("a b c", "a b c", 1), ("a x c d", "a b c", 1 / 3), ("x " * 100_000, "a b", 0),
+                        ("A b", "a b", 0.5)])
+    table(answers.edit_similarity, [("abc", "abc", 1), ("abd", "abc", 2 / 3), ("", "abc", 0), ("", "", 1),
+                                    ("a" * 300_000, "a", 1e-5)])
+
+
+ROUGE = [
+    ("the cats were running", "The cat was running!", (0.75 + 1 / 3 + 0.75) / 3),
+    ("a dog runs in the park", "the dog is running in a park", (12 / 13 + 2 / 11 + 8 / 13) / 3),
+    ("red", "red", 2 / 3), ("red car", "red car", 1), ("car red", "red car", (1 + 0 + 0.5) / 3),
+    ("word word word word", "word", (0.4 + 0 + 0.4) / 3), ("", "red", 0), ("\u4e2d\u6587", "red", 0), ("!!!", "red", 0),
+    ("red " * 100_000, "red car", (2 / 5002 + 0 + 2 / 5002) / 3)]
+STEMS = {"running": "run", "days": "day", "says": "say", "relational": "relat", "hopping": "hop", "falling": "fall",
+         "fizzed": "fizz", "agreed": "agre", "dying": "die", "skies": "sky", "flies": "fli", "ties": "tie",
+         "happily": "happili", "generalizations": "gener", "controlling": "control", "formally": "formal",
+         "hopefully": "hope", "archaeology": "archaeolog", "enjoy": "enjoy", "spied": "spi", "died": "die",
+         "filing": "file", "adoption": "adopt", "probate": "probat", "rate": "rate", "is": "is", "x1": "x1",
+         "yyy": "yyy"}
+
+
+def test_rouge():
+    table(answers.rouge, ROUGE)
+    assert {word: stem(word) for word in STEMS} == STEMS
+    assert answers.rouge_tokens("It was Running! 3rd--days") == ["it", "was", "run", "3rd", "day"]  # short words stay
+    assert stem("y" * 100_000 + "ing")
+
+
+def test_by_type():
+    assert set(answers.STRICT) == {"choice", "number", "ocr", "text", "regression"}
+    assert [answers.STRICT[kind]("5.", "5") for kind in answers.STRICT] == [0, 0, 0, pytest.approx(2 / 3), 1]
+    assert answers.tolerant("choice", OPTIONS)("(b) a dog", "B") == 1
+    assert answers.tolerant("number", tolerance=1)("4 cars", "5") == 1
+    assert answers.tolerant("text", labels=["Left turn"])("left turn.", "Left turn") == 1
+    assert answers.tolerant("text")("left turn", "Left turn") == 1
+
+
+# --- beside the group -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ordered", "shuffled", "paid"), [
+    ([1, 1, 0, 0], [1, 0], [1, 1, 0, 0]),  # .5 > .8 * .5
+    ([1, 0, 0, 0, 0], [0.25, 0.25], [0, 0, 0, 0, 0]),  # .2 is not above .8 * .25
+    ([1, 1, 1, 1, 0], [1, 1], [0, 0, 0, 0, 0]),  # .8 is not above .8 * 1
+    ([1, 1, 1, 1], [1, 1], [1, 1, 1, 1]),
+    ([0.1, 0.11], [0, 0], [0, 1]),
+    ([0, 0], [0, 0], [0, 0]),
+    ([1, 1], [], [0, 0]),
+    ([], [1], [])])
+def test_temporal_bonus(ordered, shuffled, paid):
+    assert groups.temporal_bonus(ordered, shuffled) == paid
+
+
+def test_length_bonus():
+    assert groups.length_bonus([1, 1, 0, 1, 1], [320, 512, 400, 319, 513]) == [1, 1, 0, 0, 0]
+    assert groups.length_bonus([1, 0, 0.1], [400, 400, 400]) == [0, 0, 0]  # one right answer is not enough
+    assert groups.length_bonus([0.2, 0.9], [5, 9], 5, 8) == [1, 0]
+
+
+CONSISTENT = [
+    ([1, 1, 1, 0], [0.8, 0.7, 0.6, 0.99], [1, 1, 0, 0]),  # mean .7, from .69
+    ([1, 1], [0.8, 0.78], [1, 1]),  # on the margin
+    ([1, 1], [0.8, 0.7799], [1, 0]),
+    ([1, 1, 1], [1.0, 0.95, 0.99], [1, 1, 1]),  # all at the cap
+    ([1, 1, 1], [1.0, 1.0, 0.9], [1, 1, 0]),  # capped: mean .9333, from .9233
+    ([0.9, 0.5, 0.7], [0.5, 0.9, 0.5], [0.9, 0, 0.7]),  # below the mean accuracy of .7
+    ([1, 0], [0.2, 0.9], [1, 0]),  # alone it is its own mean
+    ([0.1, 0.05], [0.9, 0.9], [0, 0]),  # nothing right
+    ([1, 1], [None, 0.2], [0, 1]),
+    ([1, 1], [None, None], [0, 0]),
+    ([0.1 + 0.2, 0.3, 0.3], [0.5, 0.5, 0.5], [0.1 + 0.2, 0.3, 0.3]),  # equal up to rounding
+    ([], [], [])]
+
+
+@pytest.mark.parametrize(("right", "likely", "paid"), CONSISTENT)
+def test_consistency_bonus(right, likely, paid):
+    assert groups.consistency_bonus(right, likely) == pytest.approx(paid)
+    assert groups.consistency_bonus(right[::-1], likely[::-1]) == pytest.approx(paid[::-1])
+
+
+def test_consistency_without_a_margin():
+    assert groups.consistency_bonus([1, 1], [0.8, 0.79], margin=0) == [1, 0]
+    assert groups.consistency_bonus([1, 1, 1], [0.3, 0.3, 0.3], margin=0) == [1, 1, 1]
+
+
+PIECES = st.sampled_from(["A", "B.", "(C)", " ", ",", "3", "-2.5", "1e9", "1,200", "nan", "red car", "running", "y",
+                          "\0", "\ud800", "9" * 400, "\n", "**", "'", "\u0663"])
+TEXT = st.lists(PIECES, max_size=12).map("".join) | st.text(max_size=40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXT, TEXT)
+def test_scores_are_bounded_and_never_raise(text, truth):
+    scorers = (*answers.STRICT.values(), answers.edit_similarity, answers.near_number,
+               *(answers.tolerant(kind, OPTIONS, ["red car"]) for kind in answers.STRICT))
+    for scorer in scorers:
+        assert 0 <= scorer(text, truth) <= 1
+    assert answers.word_error_rate(text, truth) >= 0
+    number = answers.one_number(text)
+    assert number is None or math.isfinite(number)
+    assert answers.rouge(text, truth) == pytest.approx(answers.rouge(truth, text))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1) | st.none()), max_size=8), st.randoms())
+def test_consistency_is_order_free(pairs, random):
+    right, likely = [a for a, _ in pairs], [p for _, p in pairs]
+    paid = groups.consistency_bonus(right, likely)
+    assert all(0 <= value <= accuracy for value, accuracy in zip(paid, right, strict=True))
+    places = list(range(len(pairs)))
+    random.shuffle(places)
+    moved = groups.consistency_bonus([right[i] for i in places], [likely[i] for i in places])
+    assert moved == [paid[i] for i in places]

@@ -1,0 +1,238 @@
+"""The preference task: recipes by hand, both orders, what an evaluation tells, cheats, bounds."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlrl import config, contract, offline
+from vlrl.errors import ConfigError, DataError
+from vlrl.rewards.text import parse_answer
+from vlrl.scoring import score_group
+from vlrl.services import Services, unserved_parts
+from vlrl.settings import DataSettings
+from vlrl.task import load
+from vlrl.tools.score_rows import score_row
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = {path.stem: path for path in sorted((ROOT / "configs" / "preference").glob("*.yaml"))}
+ROW = {"id": "r1", "question": "What is it?", "responses": ["a cat {second}", "a dog"], "answer": 2}
+
+
+@cache
+def built(**options):
+    return load("preference", options)
+
+
+def judging(*replies):
+    """A judge that gives these replies, and the questions it was asked."""
+    asked = []
+
+    def judge(questions):
+        asked.extend(questions)
+        return list(replies[:len(questions)])
+    return Services(given={"judge": judge}), asked
+
+
+def scored(*texts, services=None, **options):
+    task = built(**options)
+    found = score_group(task, task.sample_from_row(ROW), [parse_answer(text) for text in texts], 0, services)
+    assert all(s.error is None for s in found)
+    return found
+
+
+def think(answer, why="so"):
+    return f"<think>{why}</think><answer>{answer}</answer>"
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------------
+
+TABLES = {
+    "direct": {"2": (1, 1), " 2\n": (1, 1), "2.": (1, 0), "Response 2": (1, 0), "1": (0, 1), "1 2": (0, 0), "": (0, 0),
+               "2 1": (0, 0), "22": (0, 0), "12": (0, 0), "two": (0, 0), "both": (0, 0), think("2"): (0, 0),
+               "The answer is 2": (0, 0), "2" * 9999: (0, 0)},
+    "r1_reward": {think("2"): (1, 1), think(" 2 "): (1, 1), think("Response 2."): (1, 1), think("[[2]]"): (1, 1),
+                  think("1"): (0, 1), think("1 2"): (0, 1), think("2 or 1"): (0, 1), think(""): (0, 1),
+                  "<think>so</think>\n<answer>2</answer>": (1, 0), think("2") + "\n": (1, 0), "2": (0, 0),
+                  "<answer>2</answer>": (1, 0), "<think>2": (0, 0), "<think>so</think>2": (0, 0),
+                  "<think><answer>2</answer>": (0, 0), think("1", "<answer>2</answer>"): (0, 0),
+                  think("2", "<answer>1</answer>"): (1, 0), "<answer>2</answer><answer>1</answer>": (0, 0),
+                  "<answer>1</answer><answer>2</answer>": (0, 0), think("2") + "<answer>2</answer>": (0, 0),
+                  think("-2"): (0, 1), think("2.0"): (0, 1), "": (0, 0)},
+}
+
+
+@pytest.mark.parametrize("recipe", TABLES)
+def test_recipes_by_hand(recipe):
+    for text, (accuracy, format) in TABLES[recipe].items():
+        (found,) = scored(text, recipe=recipe)
+        assert found.parts == {"accuracy": accuracy, "format": format}, text
+        assert found.reward == accuracy + format * {"direct": 0.1, "r1_reward": 0.5}[recipe]
+
+
+def test_consistency_of_right_answers():
+    """accuracy (1 + .5 consistency) + .5 format; wrong answers are not asked about."""
+    services, asked = judging("It does: 1.0", "-1.0", "0.0", "no idea", "1.0 or rather -1.0")
+    why = "one\ntwo\nthree\nfour"
+    texts = [think("2", why), think("1"), *[think("2")] * 3, "<answer>2</answer>"]
+    found = scored(*texts, recipe="r1_reward", services=services)
+    assert [s.parts["consistency"] for s in found] == [1, 0, -1, 0, 0, -1]
+    assert [s.reward for s in found] == [2, 0.5, 1, 1.5, 1.5, 0.5]
+    assert len(asked) == 5 and "two\nthree\nfour\n" in asked[0] and "one" not in asked[0].split("\n")
+    assert "response 2 is better" in asked[0] and "1.0" in asked[0]
+    assert [s.parts["consistency"] for s in scored("1", "", recipe="r1_reward", services=judging()[0])] == [0, 0]
+
+
+def test_without_a_judge_consistency_is_left_out():
+    row = {"sample": ROW, "completions": [think("1"), think("2")]}
+    for completions in (row["completions"], [think("1")]):
+        found = score_row(built(recipe="r1_reward"), {**row, "completions": completions}, Path())
+        assert found["skipped"] == ["consistency"] and found["weights"] == {"accuracy": 1.0, "format": 0.5}
+    task = built(recipe="r1_reward")
+    with pytest.raises(ConfigError, match=r"needs the service 'judge'.* task\.rewards\.consistency=0"):
+        unserved_parts(task, (), [task.sample_from_row(ROW)])
+    assert unserved_parts(load("preference", {"recipe": "r1_reward", "rewards": {"consistency": 0}}), (), []) == [
+        "consistency"]
+
+
+def test_a_judge_that_fails_never_pays():
+    def judge(_questions):
+        raise RuntimeError("gone")
+    task = built(recipe="r1_reward")
+    for failing, words in ((judge, "gone"), (lambda questions: [], "ValueError")):
+        services = Services(given={"judge": failing})
+        (found,) = score_group(task, task.sample_from_row(ROW), [parse_answer(think("2"))], 0, services)
+        assert found.reward == 0 and words in (found.error or "")
+
+
+def test_the_prompt_shows_question_and_responses():
+    task = built()
+    (message,) = task.messages(task.sample_from_row(ROW))
+    assert message["content"][-1]["text"].startswith(
+        "[Question]: What is it?\n\n[Response 1]: a cat {second}\n\n[Response 2]: a dog\n\nWhich response")
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"question": " "}, "question=' '"), ({"responses": ["a"]}, "responses="), ({"responses": "a b"}, "two texts"),
+    ({"responses": ["a", ""]}, "two texts"), ({"responses": ["a", "a"]}, "neither can be better"),
+    ({"answer": 0}, "answer=0"), ({"answer": True}, "answer=True"), ({"answer": "2"}, "answer='2'"),
+    ({"answer": None}, "answer=None"), ({"answer": [1]}, "answer=")])
+def test_rows_that_cannot_be_used(change, words):
+    with pytest.raises(DataError, match=f"row 'r1': .*{words}"):
+        built().sample_from_row({**ROW, **change})
+
+
+# --- orders -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({**ROW, "id": f"r{i}", "answer": 1 + i % 2, "category": "abc"[i % 3],
+                                        "responses": [f"first {i}", f"second {i}"]}) + "\n" for i in range(6)))
+    return DataSettings(train=str(path))
+
+
+def samples(data, **options):
+    task = load("preference", options)
+    task.data = data
+    return task, task.samples("train")
+
+
+def test_orders(data):
+    as_is, swapped, both = (samples(data, order=order)[1] for order in ("as_is", "swapped", "both"))
+    assert [len(found) for found in (as_is, swapped, both)] == [6, 6, 12]
+    assert [s.id for s in both[:4]] == ["r0", "r0-swapped", "r1", "r1-swapped"] == [s["id"] for s in both[:4]]
+    for i in range(6):
+        a, b = as_is[i], both[2 * i + 1]
+        assert both[2 * i].row == a.row and b.row == swapped[i].row
+        assert b["responses"] == a["responses"][::-1] and b["answer"] == 3 - a["answer"] and b["pair"] == a.id
+    task, _ = samples(data)
+    shown = task.messages(both[1])[0]["content"][-1]["text"]
+    assert "[Response 1]: second 0\n\n[Response 2]: first 0\n\n" in shown
+    assert [task.score(s, parse_answer("1"))["accuracy"] for s in both[:2]] == [1, 0]
+
+
+def test_summary_by_hand(data):
+    task, found = samples(data, order="both")
+    said = [1, 2, 1, 1, None, 1, 2, 2, 2, 2, 1, 1]  # right, right; wrong, right; -, wrong; right, wrong; ...
+    records = [{"sample": s.row, "parsed": a, "parts": {"accuracy": float(a == s["answer"])}}
+               for s, a in zip(found, said, strict=True)]
+    right = [r["parts"]["accuracy"] for r in records]
+    assert right == [1, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0, 1]
+    assert task.summarize(records) == pytest.approx({
+        "accuracy/a": 3 / 4, "accuracy/b": 2 / 4, "accuracy/c": 1 / 4,
+        "position_bias": (6 - 5) / 11,  # eleven answers, six of them 1, where 1 is right in five
+        "pairs/agreement": 1 / 6, "pairs/accuracy": 1 / 6})
+    assert task.summarize(records[::2]).keys() == {"accuracy/a", "accuracy/b", "accuracy/c", "position_bias"}
+    assert task.summarize([]) == {}
+
+
+@pytest.mark.parametrize(("said", "bias", "agreement"), [
+    (lambda s: 1, 0.5, 0), (lambda s: 2, -0.5, 0), (lambda s: s["answer"], 0, 1), (lambda s: 3 - s["answer"], 0, 1)])
+def test_who_always_says_one_shows_it(data, said, bias, agreement):
+    task, found = samples(data, order="both")
+    summary = task.summarize([{"sample": s.row, "parsed": said(s), "parts": {"accuracy": float(said(s) == s["answer"])}}
+                              for s in found])
+    assert (summary["position_bias"], summary["pairs/agreement"]) == (bias, agreement)
+    silent = task.summarize([{"sample": s.row, "parsed": None, "parts": {"accuracy": 0.0}} for s in found])
+    assert silent["pairs/agreement"] == 0 and "position_bias" not in silent
+
+
+# --- configs, cheats, bounds ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_scores_its_perfect_answer(name):
+    task = offline.make_task(config.load(CONFIGS[name]))
+    sample = task.sample_from_row(ROW)
+    right, silent = score_group(task, sample, [parse_answer(t) for t in (task.oracle(sample), "")], 0)
+    assert right.reward == sum(task.weights_at(0).values()) and silent.reward == 0
+    assert name == "tiny" or "(2505.02835)" in CONFIGS[name].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("recipe", TABLES)
+def test_cheats_do_not_pay(recipe):
+    task = built(recipe=recipe)
+    sample = task.sample_from_row(ROW)
+    for row in (sample, task.swapped(sample), replace(sample, row={**sample.row, "answer": 1})):
+        assert len(task.cheats(row)) > 8
+        assert all(task.score(row, parse_answer(text))["accuracy"] == 0 for text in task.cheats(row).values())
+
+
+PIECES = ["<think>", "</think>", "<answer>", "</answer>", "1", "2", "response ", " ", "\n", "and", "\0", "🙂", "\ud800",
+          "\uff12", "٢", "."]
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text(max_size=60)
+
+
+def bounded(texts):
+    services = Services(given={"judge": lambda questions: ["-1.0"] * len(questions)})
+    for recipe in TABLES:
+        for s in scored(*texts, recipe=recipe, services=services):
+            assert all(-1 <= v <= 1 for v in s.parts.values()) and s.parsed in (1, 2, None)
+            assert s.parts["accuracy"] == float(s.parsed == 2)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(TEXTS, min_size=1, max_size=2))
+def test_parts_are_bounded(texts):
+    bounded(texts)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000, deadline=None)
+@given(st.lists(TEXTS, min_size=1, max_size=2))
+def test_parts_are_bounded_over_many_texts(texts):
+    bounded(texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["as_is", "both"])
+@pytest.mark.parametrize("recipe", TABLES)
+def test_the_contract(recipe, order, data):
+    task, _ = samples(data, recipe=recipe, order=order)
+    contract.assert_ok(task, samples=6, processes=0)

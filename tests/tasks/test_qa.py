@@ -1,0 +1,380 @@
+"""The qa task: answer types and recipes by hand, forms of one item, rows, cheats, bounds."""
+
+import contextlib
+import json
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vlrl import config, contract, offline
+from vlrl.errors import ConfigError, DataError
+from vlrl.rewards import math as verifier
+from vlrl.rewards.text import parse_answer
+from vlrl.scoring import score_group
+from vlrl.services import AbsentService, Services
+from vlrl.settings import DataSettings
+from vlrl.task import load
+from vlrl.tasks._qa import noise_step
+from vlrl.types import Media
+
+from .test_recipes import ROWS as OTHERS
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = {path.stem: path for path in sorted((ROOT / "configs" / "qa").glob("*.yaml"))}
+RECIPES = list(load("qa")._recipes)
+LONG = "x " * 50_000
+CHOICE = {"question": "Which?", "answer": "B", "answer_type": "choice", "options": ["a cat", "a dog", "a black dog"]}
+SEVERAL = {**CHOICE, "answer": ["A", "C"]}
+COUNT = {"question": "How many?", "answer": 12, "answer_type": "count"}
+NUMBER = {"question": "How long?", "answer": 3.14, "answer_type": "number", "tolerance": 0.01}
+SHARE = {**NUMBER, "answer": "200", "tolerance": "5%"}
+YES = {"question": "Is it?", "answer": "yes", "answer_type": "yes_no"}
+MATH = {"question": "Solve.", "answer": "\\frac{1}{2}", "answer_type": "math"}
+VALUE = {"question": "What value?", "answer": "1,250.5", "answer_type": "chart"}
+YEAR = {"question": "Which year?", "answer": 2019, "answer_type": "chart"}
+OCR = {"question": "Read it.", "answer": "NO PARKING\nany time", "answer_type": "ocr"}
+TEXT = {"question": "What is it?", "answer": ["a man walks a dog", "dog walking"], "answer_type": "text"}
+GUESS = {"question": "How old?", "answer": 40, "answer_type": "regression"}
+ROWS = [CHOICE, SEVERAL, COUNT, NUMBER, SHARE, YES, VALUE, YEAR, OCR, TEXT, GUESS]
+
+
+@cache
+def qa(**options):
+    return load("qa", options)
+
+
+def sample_of(task, row):
+    return task.sample_from_row({"id": "r1", **row})
+
+
+def scored(row, *texts, services=None, lengths=(), **options):
+    task = qa(**options)
+    answers = [parse_answer(text, n) for text, n in zip(texts, lengths or [0] * len(texts), strict=True)]
+    return score_group(task, sample_of(task, row), answers, 0, services)
+
+
+def think(answer):
+    return f"<think>so</think><answer>{answer}</answer>"
+
+
+def glm(answer):
+    return think(f"<|begin_of_box|>{answer}<|end_of_box|>")
+
+
+NEVER = Services(given={"judge": lambda questions: ["0.0"] * len(questions)})
+
+
+# --- answer types -----------------------------------------------------------------------------------------------------
+
+TYPES = [
+    (CHOICE, {"B": 1, "b": 1, "(B)": 1, "B. a dog": 1, "a dog": 1, "The answer is B.": 1, "it is a dog, sure": 1,
+              "there is a cat": 0, "it is a black dog": 0, "A": 0, "A, B": 0, "A B C": 0, "B or C": 0,
+              "a cat; a dog": 0, "": 0, "D": 0, "Both": 0, "A dog": 1, "B. a cat": 1, "A or B": 0, LONG: 0}),
+    (SEVERAL, {"A, C": 1, "C, A": 1, "A and C": 1, "A": 0, "A, B, C": 0, "": 0}),
+    ({**CHOICE, "answer": ["a black dog", "a cat"]}, {"A, C": 1, "C": 0}),
+    ({**CHOICE, "answer": "A, C"}, {"C, A": 1, "C": 0}),
+    ({**CHOICE, "options": ["A. a cat", "B. a dog"], "answer": "a dog"}, {"B": 1, "a dog": 1, "A": 0}),
+    ({**CHOICE, "options": ["2", "-5", "+"]}, {"it is -5": 1, "it is 5": 0, "-5.5 m": 0, "2": 0, "": 0, "it is 2": 0}),
+    ({**CHOICE, "options": ["2", "5", "+"], "answer": "C"}, {"": 0, "+": 1, "C": 1, "!": 0}),
+    ({**CHOICE, "options": None}, {"B": 1, "(b)": 1, "A": 0, "none": 0}),
+    (COUNT, {"12": 1, "12.": 1, "twelve": 1, "there are 12 of them": 1, "12.0": 1, "112": 0, "1 2": 0, "12, 13, 14": 0,
+             "-12": 0, "11": 0, "": 0, "0 1 2 3 4 5 6 7 8 9 10 11 12": 0, "1e1": 0, "9" * 400: 0}),
+    (NUMBER, {"3.14": 1, "3.15": 1, "3.13 m": 1, "3.16": 0, "about 3.1": 0, "3.14 or 3.2": 0, "": 0, "nan": 0}),
+    (SHARE, {"200": 1, "210": 1, "190": 1, "211": 0, "-200": 0}),
+    (YES, {"yes": 1, "Yes.": 1, "True": 1, "yes, no": 0, "no, yes": 0, "not correct": 0, "no": 0, "unknown": 0, "": 0}),
+    ({**YES, "answer": False}, None), ({**YES, "answer": "No"}, {"no": 1, "not true": 1, "yes and no": 0, "yes": 0}),
+    (VALUE, {"1250.5": 1, "1,250.5": 1, "$1250.5": 1, "1250.51": 1, "1250.53": 0, "1250.5%": 1, "it is 1250.5": 0,
+             "": 0}),
+    (YEAR, {"2019": 1, "2019.": 1, "2,019": 1, "2020": 0, "in 2019": 0}),
+    ({**YEAR, "tolerance": "5%"}, {"2019": 1, "2020": 0}), ({**YEAR, "answer": 20190}, {"20190.1": 1, "20191": 0}),
+    ({**VALUE, "answer": "Blue line"}, {"blue line.": 1, "red line": 0}),
+    ({**VALUE, "answer": 10, "tolerance": "5%"}, {"10.5": 1, "10.6": 0}),
+    ({**VALUE, "answer": 10, "tolerance": 2}, {"12": 1, "12.1": 0, "ten": 0}),
+    (OCR, {"NO PARKING any time": 1, "NOPARKINGanytime": 1, "NO PARKING any tim": 15 / 16, "": 0, "N": 1 / 16}),
+    (TEXT, {"A man walks a dog.": 1, "dog walking": 1, "": 0, "cat": 0, "a man": (4 / 7 + 2 / 5 + 4 / 7) / 3}),
+    (GUESS, {"40": 1, "30": 0.75, "I say 44": 0.9, "90": 0, "": 0}),
+    (MATH, {"0.5": 1, "$\\frac{2}{4}$": 1, "x=1/2": 1, "so it is 1/2": 1, "2": 0, "1/2, 1/3": 0,
+            "\\boxed{1/2} \\boxed{1/3}": 0, "half of it": 0, "": 0, "1 2": 0}),
+    ({**MATH, "answer": 12}, {"12": 1, "112": 0, "10, 11, 12": 0, "1 to 12": 0}),
+]
+
+
+@pytest.mark.parametrize(("row", "table"), [case for case in TYPES if case[1]],
+                         ids=lambda v: v.get("answer_type", ""))
+def test_types_by_hand(row, table):
+    found = scored(row, *table, recipe="direct")
+    assert all(s.error is None for s in found)
+    assert [s.parts["accuracy"] for s in found] == pytest.approx(list(table.values()), abs=1e-4)
+
+
+def test_what_a_text_earns_is_a_setting():
+    for name, expected in (("exact", 0), ("edit", 5 / 17)):
+        assert scored(TEXT, "a man", text_score=name)[0].parts["accuracy"] == pytest.approx(expected)
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------------
+
+STAGES = "<planning>p</planning> <caption>c</caption>\n<reasoning>r</reasoning><summary>s</summary>"
+FORMS = {  # text -> accuracy, format, of the count 12
+    "direct": {"12": (1, 1), " 12\n": (1, 1), "1\n2": (0, 0), "12\n": (1, 1), "": (0, 0), "<b>12": (1, 0),
+               "<think>12</think>": (0, 0), LONG: (0, 0)},
+    "thinking": {think("12"): (1, 1), think(" 12 "): (1, 1), "12": (1, 0), think("12") + "!": (1, 0),
+                 "<think>12</think><answer>11</answer>": (0, 1), think("11") + think("12"): (1, 0),
+                 "<think><answer>12</answer></think><answer></answer>": (0, 0), think("") + "12": (0, 0)},
+    "easy_r1": {"<think>a</think>\\boxed{12}": (1, 1), "<think>a</think> so \\boxed{12}.": (1, 1),
+                "\\boxed{12}": (1, 0), "<think>\\boxed{12}</think>": (0, 0), "<think>\\boxed{12}": (0, 0),
+                "<think>a</think>12": (0, 0),
+                "<think>a</think>\\boxed{12}\\boxed{13}": (0, 0), "<think>a</think>\\boxed{12}\\boxed{12}": (1, 0)},
+    "mm_eureka": {think("$12$"): (1, 1), think("12"): (1, 1), "$12$": (1, 0)},
+    "glm_v_rlcs": {glm("12"): (1, 1), glm(" 12 "): (1, 1), glm("12").replace("think", "THINK"): (1, 1),
+                   glm("112"): (0, 1), think("12"): (0, 0), glm("12") + "!": (0, 0),
+                   "<|begin_of_box|>12<|end_of_box|>": (0, 0),
+                   think("\\boxed{12}"): (0, 0), glm("\\boxed{12}"): (0, 0), glm("12<|end_of_box|>"): (0, 0),
+                   think("<|begin_of_box|>12<|end_of_box|><|begin_of_box|>13<|end_of_box|>"): (0, 0),
+                   glm("12").replace("so", "<answer>"): (0, 0), glm(""): (0, 1), "": (0, 0),
+                   glm("12").replace("so", "看" * 60 + "\n" + "look " * 60): (0, 0),
+                   glm("12").replace("so", "看" * 40 + "\n" + "look " * 60): (1, 1)},
+    "sari_structured": {f"<think>{STAGES}</think><answer>12</answer>": (1, 1), think("12"): (1, 0),
+                        f"<think>{STAGES} so</think><answer>12</answer>": (1, 0),
+                        f"<think>{STAGES.replace('r<', 'r<caption><')}</think><answer>12</answer>": (1, 0),
+                        f"<think>{STAGES * 2}</think><answer>12</answer>": (1, 0),
+                        f"<think>{STAGES.replace('<caption>c', '<caption> ')}</think><answer>12</answer>": (1, 0),
+                        f"<think>{STAGES[21:]}</think><answer>12</answer>": (1, 0), STAGES + "12": (1, 0)},
+}
+
+
+@pytest.mark.parametrize("recipe", FORMS)
+def test_forms_by_hand(recipe):
+    found = scored(COUNT, *FORMS[recipe], recipe=recipe, services=NEVER)
+    assert [(s.parts["accuracy"], s.parts["format"]) for s in found] == list(FORMS[recipe].values())
+
+
+def test_the_published_totals():
+    right, wrong, bare = think("12"), think("13"), "12"
+    for recipe, totals in {"vision_r1_ptst": (1, 0, 0), "thinking": (2, 1, 1), "apo_view_r1": (1.5, 0.5, 1),
+                           "mm_eureka": (1.5, 0.5, 1), "noisy_rollout": (1, 0.5, 0.5), "kimi_k1_5": (1, 0, 1)}.items():
+        assert [s.reward for s in scored(COUNT, right, wrong, bare, recipe=recipe)] == pytest.approx(totals), recipe
+
+
+def test_lengths_by_hand():
+    """Kimi k1.5: .5 - (length - min) / (max - min); a wrong answer keeps what is negative."""
+    texts, lengths = [think("12"), think("12"), think("13"), think("13"), think("12")], [100, 200, 100, 200, 150]
+    found = scored(COUNT, *texts, lengths=lengths, recipe="kimi_k1_5")
+    assert [s.parts["length"] for s in found] == [0.5, -0.5, 0, -0.5, 0]
+    assert [s.parts["length"] for s in scored(COUNT, *texts, lengths=[7] * 5, recipe="kimi_k1_5")] == [0] * 5
+    assert [qa(recipe="kimi_k1_5").weights_at(step)["length"] for step in (0, 99, 100, 900)] == [0, 0, 1, 1]
+
+
+def test_a_judge_lifts_what_the_rule_does_not_pay():
+    asked = []
+
+    def judge(questions):
+        asked.extend(questions)
+        return ["I think 0.0", "So 0.0, no: 1.0", "1"][:len(questions)]
+    texts = [glm("12"), glm("a dozen"), glm("a dozen eggs"), think("a dozen"), glm("many")]
+    services, options = Services(given={"judge": judge}), {"recipe": "glm_v_rlcs"}
+    found = scored(COUNT, *texts, services=services, **options)
+    assert [s.parts["judge"] for s in found] == [0, 0, 1, 0, 0] and [s.reward for s in found] == [1, 0, 0, 0, 0]
+    assert len(asked) == 3 and "Reference answer: 12\nGiven answer: a dozen\n" in asked[0]
+    task = load("qa", {**options, "rewards": {"judge": 1.0}})
+    found = score_group(task, sample_of(task, COUNT), [parse_answer(text) for text in texts], 0, services)
+    assert [s.reward for s in found] == [1, 0, 1, 0, 0]
+
+
+def test_noise_falls_as_published():
+    assert [noise_step(step, 500, 60) for step in (0, 20, 38, 40, 42, 60, 10**6)] == [500, 500, 366, 250, 134, 0, 0]
+
+
+def test_half_of_a_group_sees_noise():
+    task = qa(recipe="noisy_rollout")
+    picture = Image.new("RGB", (8, 8))
+    sample = sample_of(task, COUNT)
+    assert task.variants(sample, 8, 0) == ()  # no image, nothing to add noise to
+    sample = replace(sample, media=(Media(source=picture), Media(source=picture)))
+    (noisy,) = task.variants(sample, 9, 40)
+    assert (noisy.name, noisy.n, noisy.trained) == ("noisy", 4, True)
+    edits = [m.edits for m in noisy.media]
+    assert [(name, amount) for ((name, amount, _),) in edits] == [("noise", 250)] * 2 and edits[0] != edits[1]
+    assert [m.edits for m in task.variants(sample, 9, 40)[0].media] == edits
+    assert task.variants(sample, 9, 41)[0].media[0].edits != edits[0] and task.variants(sample, 8, 60) == ()
+
+
+# --- one item in three forms ------------------------------------------------------------------------------------------
+
+
+def test_forms_of_an_item():
+    def asked(row, form, number=0):
+        return load("qa", {"form": form}).sample_from_row({"id": f"r{number}", **row}).row
+    yes_no = [asked(CHOICE, "yes_no", i) for i in range(40)]
+    for row in yes_no:
+        assert row["answer_type"] == "yes_no"
+        assert ("Proposed answer: a dog\n" in row["question"]) == (row["answer"] == "yes")
+    assert 10 < sum(row["answer"] == "yes" for row in yes_no) < 30
+    assert asked(CHOICE, "choice")["answer"] == "B" and asked(CHOICE, "own")["options"] == CHOICE["options"]
+    assert asked(CHOICE, "open") | {"asked": 0} == {**CHOICE, "id": "r0", "answer": "a dog", "answer_type": "text",
+                                                    "options": None, "kind": "a short text", "asked": 0}
+    assert asked({**CHOICE, "options": ["1", "2", "3"]}, "open")["answer_type"] == "number"
+    for row, right in ((COUNT, "12"), ({**COUNT, "answer": 0}, "0"), (NUMBER, "3.14")):
+        made = asked(row, "choice")
+        assert len({*made["options"]}) == 4 and made["options"]["ABCD".index(made["answer"])] == right
+        assert not any(option.startswith("-") for option in made["options"])
+    assert {asked(COUNT, "choice", i)["answer"] for i in range(30)} == {*"ABCD"}
+    assert asked(YES, "choice")["options"] in (["yes", "no"], ["no", "yes"]) and asked(YES, "open")["answer"] == "yes"
+    for form, row, words in (("choice", TEXT, "answer_type=text"), ("open", SEVERAL, "is no one option"),
+                             ("yes_no", {**CHOICE, "options": None}, "is no one option")):
+        with pytest.raises(DataError, match=f"row 'r0': .*{words}"):
+            asked(row, form)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"question": " "}, "question= "), ({"question": None}, "question=None"), ({"answer_type": "sum"}, "one of choice"),
+    ({"answer_type": ["count"]}, "one of choice"), ({"answer": {"a": 1}}, "must be a text"),
+    ({"answer": "D"}, "answer='D' cannot be read as the letter of the right option of a cat, a dog"),
+    ({"answer": None}, "must be a text or a number"), ({"answer": True}, "must be a text or a number"),
+    ({"answer": []}, "must be a text or a number"), ({"options": ["x"]}, "1 options"), ({"options": "A B"}, "a list"),
+    ({"options": ["x", " "]}, "a list of texts"), ({"options": ["x", "x "]}, "two options say 'x'"),
+    ({"answer_type": "number"}, "answer='B' cannot be read as a number"), ({"tolerance": -1}, "tolerance=-1"),
+    ({"tolerance": "5"}, "tolerance='5'"), ({"answer_type": "yes_no", "answer": "maybe"}, "as yes or no"),
+    ({"answer_type": "yes_no", "answer": "yes, no"}, "as yes or no"),
+    ({"question": "<image>?"}, "1 <image>.* 0 images"),
+    ({"answer_type": "math", "answer": "the half"}, "as one mathematical expression"),
+    ({"answer_type": "math", "answer": "\\frac{1}{"}, "as one mathematical expression, so no"),
+    ({"answer_type": "count", "answer": 2.5}, "answer='2.5'"),
+    ({"answer_type": "text", "answer": ""}, "as a short text")])
+def test_rows_that_cannot_be_used(change, words):
+    with pytest.raises(DataError, match=f"row 'r1': .*{words}"):
+        sample_of(qa(), {**CHOICE, **change})
+
+
+def test_math_rows_need_the_library(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match="pip install"):
+        sample_of(qa(), MATH)
+
+
+def test_images_stand_where_the_question_has_them(tmp_path):
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    row = {**CHOICE, "id": "r1", "images": ["a.png", "b.png"]}
+    task = qa()
+    plain = task.messages(task.sample_from_row(row, tmp_path))[-1]["content"]
+    assert [c["type"] for c in plain] == ["image", "image", "text"]
+    assert plain[2]["text"].startswith("Which?\nA. a cat\nB. a dog\nC. a black dog\nAnswer with the letter")
+    mixed = task.messages(task.sample_from_row({**row, "question": "<image>Then <image>?"}, tmp_path))[-1]["content"]
+    assert [c.get("text", "-")[:8] for c in mixed] == ["-", "Then ", "-", "?\nA. a c"]
+
+
+def test_accuracy_by_type_and_category():
+    records = [{"sample": {"answer_type": kind, "category": c}, "parts": {"accuracy": v}}
+               for kind, c, v in (("math", "geo", 1.0), ("math", None, 0.0), ("count", "geo", 0.0), ("ocr", "x", None))]
+    assert qa().summarize(records) == {"accuracy/count": 0, "accuracy/geo": 0.5, "accuracy/math": 0.5}
+
+
+# --- configs, cheats, bounds ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_scores_its_perfect_answer(name):
+    found = config.load(CONFIGS[name])
+    task = offline.make_task(found)
+    for row in (CHOICE, COUNT, TEXT):
+        sample = sample_of(task, row)
+        (right, silent) = score_group(task, sample, [parse_answer(t) for t in (task.oracle(sample), "")], 0,
+                                      NEVER)
+        assert right.reward == pytest.approx(task.combine(dict.fromkeys(task.weights, 1.0) | {"length": 0.0},
+                                                          task.weights_at(0))) and not silent.reward
+    if name != "tiny":
+        assert task.used is qa(recipe=name).used
+        assert "(25" in CONFIGS[name].read_text(encoding="utf-8"), "no paper is cited"
+
+
+def test_there_is_a_config_for_each_published_recipe():
+    assert set(CONFIGS) - {"tiny"} == {*RECIPES} - {"direct", "thinking", "easy_r1"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_cheats_do_not_pay(recipe):
+    task = qa(recipe=recipe)
+    for row in (CHOICE, COUNT, NUMBER, YES, VALUE, YEAR):
+        sample = sample_of(task, row)
+        for name, text in task.cheats(sample).items():
+            assert task.score(sample, parse_answer(text))["accuracy"] == 0, (row, name, text)
+
+
+def test_the_verifier_sees_mathematical_answers_only(monkeypatch):
+    """No recipe of another task and no other answer type asks math-verify, whatever the answer."""
+    monkeypatch.setattr(verifier, "_verdict", lambda *asked: pytest.fail(f"asked about {asked}"))
+    others = [*OTHERS.items(), ("classification", {"label": "cat", "labels": ["cat", "dog"]}),
+              ("driving", {"plan": {"speed": "KEEP", "path": "STRAIGHT"}}), ("video", {**CHOICE, "duration": 9}),
+              ("video", {"question": "When?", "answer_type": "span", "spans": [[1, 2]], "duration": 9})]
+    texts = ["[20, 10, 60, 50]", "<answer>\\frac{1}{2}</answer>", "$x=1$", glm("1+1"), think("yes"), "\\boxed{cat}"]
+    tried = set()
+    for name, row in others:
+        for recipe in getattr(load(name), "_recipes", {"": None}):
+            task = load(name, {"recipe": recipe} if recipe else {})
+            with contextlib.suppress(DataError, AbsentService):  # a recipe of other rows, or with a service
+                score_group(task, sample_of(task, row), [parse_answer(t) for t in texts], 0)
+                tried.add(name)
+    assert tried == {name for name, _ in others}
+    for row in ROWS:
+        assert all(s.error is None for s in scored(row, *texts))
+    with pytest.raises(pytest.fail.Exception):
+        scored(MATH, "1/3")
+
+
+def test_no_verdict_never_pays(monkeypatch):
+    def failing(*_):
+        raise verifier.VerifierError("math-verify gave no verdict within 5 s")
+    monkeypatch.setattr(verifier, "verified", failing)
+    right, hung = scored(MATH, think("$\\frac{1}{2}$"), think("9^{9^{9}}"), recipe="kimi_k1_5", lengths=(5, 9))
+    assert (right.reward, right.error, right.parts["length"]) == (1, None, 0.5)
+    assert hung.reward == 0 and hung.error.startswith("VerifierError: math-verify gave no verdict")
+
+
+PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<|begin_of_box|>", "<|end_of_box|>", "\\boxed{", "{", "}",
+          "$", "12", "3.14", "A", "B", "C", "a dog", "yes", "no", "not", "2019", "%", ",", ".", " ", "\n", "-", "/",
+          "NaN", "1e999", "9" * 40, "<planning>", "</planning>", "<caption>", "\0", "🙂", "٣", "\ud800", "half"]
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text(max_size=60)
+JUDGE = Services(given={"judge": lambda questions: ["1.0"] * len(questions)})
+
+
+def bounded(texts):
+    for recipe in RECIPES:
+        for row in ROWS:
+            for s in scored(row, *texts, recipe=recipe, services=JUDGE, lengths=range(1, len(texts) + 1)):
+                assert s.error is None
+                assert all(-0.5 <= v <= 1 and not math.isnan(v) for v in s.parts.values())
+                json.dumps(s.parsed, allow_nan=False)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.lists(TEXTS, min_size=2, max_size=2))
+def test_parts_are_bounded(texts):
+    bounded(texts)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, deadline=None)
+@given(st.lists(TEXTS, min_size=2, max_size=2))
+def test_parts_are_bounded_over_many_texts(texts):
+    bounded(texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_contract(recipe, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({**row, "id": str(i)}) + "\n" for i, row in enumerate([*ROWS, MATH])),
+                    encoding="utf-8")
+    task = load("qa", {"recipe": recipe})
+    task.data = DataSettings(train=str(path))
+    contract.assert_ok(task, samples=12, processes=0)

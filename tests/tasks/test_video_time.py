@@ -1,0 +1,295 @@
+"""The video recipes of times and tracks by hand: the parts of an answer as their papers define them."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlrl.coordinates import make
+from vlrl.errors import DataError
+from vlrl.rewards.text import parse_answer
+from vlrl.scoring import score_group
+from vlrl.task import load
+
+LONG = "1 to " * 20_000
+SPAN = {"id": "r1", "question": "A Person opens the door.", "answer_type": "span", "spans": [[10, 20]], "duration": 40}
+TWO = {**SPAN, "spans": [[1, 2], [4, 6]]}
+GQA = {"id": "r1", "question": "why did he sit down", "answer_type": "span+choice", "answer": "B", "duration": 40,
+       "options": ["(A) to rest", "(B) to eat", "(C) to read"], "spans": [[5, 10], [20, 25]]}
+NO_EVIDENCE = {**GQA, "spans": []}
+BOXES = [[0, 0, 100, 50], [20, 0, 120, 50], None, [100, 50, 200, 100]]
+TRACK = {"id": "r1", "question": "sloth", "answer_type": "track", "width": 200, "height": 100,
+         "tracks": [{"label": "sloth", "boxes": BOXES, "times": [0, 0.5, 1, 2]}]}
+EIGHT = {**TRACK, "tracks": [{"boxes": BOXES * 2}]}
+GQA_CHOICE = {**GQA, "answer_type": "choice"}
+TYPED = {"id": "r1", "question": "How far?", "answer_type": "regression", "answer": 10}
+
+
+def think(answer):
+    return f"<think>so</think><answer>{answer}</answer>"
+
+
+def loaded(recipe, convention="norm1"):
+    task = load("video", {"recipe": recipe})
+    task.coordinates = make(convention)
+    return task
+
+
+def scored(recipe, row, *texts):
+    task = loaded(recipe)
+    found = score_group(task, task.sample_from_row(row), [parse_answer(text) for text in texts], 0)
+    assert all(s.error is None for s in found)
+    return [tuple(s.parts.values()) for s in found]
+
+
+TIME_R1 = [  # span, format
+    (SPAN, think("10 to 20"), 1, 1),
+    (SPAN, think("12.00 to 20.00"), 0.8 * 0.95, 1),
+    (SPAN, think("The event is from 5 and 15."), 1 / 3 * 0.875 * 0.875, 1),
+    (SPAN, think("0 to 40"), 0.25 * 0.75 * 0.5, 1),  # the whole clip
+    (SPAN, think("0 to 70"), 0, 1),  # one end off by more than the clip
+    (SPAN, think("20 to 10"), 0, 1),
+    (SPAN, think("15 to 15"), 0, 1),
+    (SPAN, think("50 to 60"), 0, 1),
+    (SPAN, think("10  to\n20"), 1, 1),
+    (SPAN, think("1 to 2, no: 10 to 20"), 1, 1),  # the last
+    (SPAN, think("10 to 20, or 1 to 2"), 0, 1),
+    (SPAN, think("10s to 20s"), 0, 1),  # bare seconds
+    (SPAN, think("10 - 20"), 0, 1),
+    (SPAN, think("-10 to 20"), 0, 1),
+    (SPAN, think("nan to 1e999"), 0, 1),
+    (SPAN, "<think>so</think><answer>1 to 2</answer><answer>10 to 20</answer>", 1, 0),  # the last tag
+    (SPAN, think("10 to 20") + " done", 1, 0),
+    (SPAN, "<answer>10 to 20</answer>", 1, 0),
+    (SPAN, "<think>10 to 20</think><answer>30 to 31</answer>", 0, 1),
+    (SPAN, "<think><answer>10 to 20</answer></think><answer>30 to 31</answer>", 0, 0),
+    (SPAN, "<think>10 to 20", 0, 0),
+    (SPAN, "10 to 20", 0, 0),
+    (SPAN, think(LONG), 0, 1),
+    (SPAN, "", 0, 0)]
+VIDEOCHAT_SPAN = [(SPAN, think("12 to 20"), 0.8, 1), (SPAN, think("0 to 40"), 0.25, 1), (SPAN, think("20 to 10"), 0, 1),
+                  (SPAN, think("10 and 20") + ".", 1, 0), (SPAN, think("soon"), 0, 1), (SPAN, "", 0, 0)]
+PLAIN = [  # iou, format
+    (SPAN, "10 to 20", 1, 1), (SPAN, "10s - 0:20", 1, 1), (SPAN, "It is between 10 and 20 seconds.", 1, 0),
+    (SPAN, '{"start_time": "12", "end_time": "20"}', 0.8, 0), (SPAN, "0 to 40", 0.25, 1), (SPAN, "20 to 10", 0, 0),
+    (SPAN, "1 to 2, 10 to 20", 0, 0), (SPAN, "10 to 20, 1 to 2", 1, 0),  # the first: the row has one
+    (SPAN, think("10 to 20"), 1, 1), (SPAN, "<think>10 to 20</think>1 to 2", 0, 1), (SPAN, "ten to twenty", 0, 0),
+    (TWO, "1 to 2, 4 to 6", 1, 1), (TWO, "1 to 2", 1 / 3, 0), (TWO, "0 to 6, 1 to 2, 4 to 6", 0.5, 0), (SPAN, "", 0, 0)]
+
+
+def glue(letter, spans):
+    return f"{think(letter)}\n<glue>{spans}</glue>"
+
+
+ONE = {"answer": "B", "spans": [[5, 10]]}
+VIDEOCHAT_GQA = [  # accuracy, iou, format
+    (GQA, glue("B", "[(5, 10), (20, 25)]"), 1, 1, 1),
+    (GQA, glue("(B) to eat", "[(5.0,10.0),(7, 10),(20, 25),]"), 1, 1, 1),
+    (GQA, glue("The best answer is B", "[(5, 10)]"), 1, 0.5, 1),
+    (GQA, glue("A", "[(5, 10), (30, 35)]"), 0, 1 / 3, 1),
+    (GQA, glue("b", "[(0, 40)]"), 1, 0.25, 1),  # the whole clip
+    (GQA, glue("Because", "[]"), 0, 0, 1),
+    (GQA, glue("A and B", "[]"), 0, 0, 1), (GQA, glue("B, not A", "[]"), 1, 0, 1),  # the first letter
+    (GQA, glue("Because of B", "[]"), 1, 0, 1), (GQA, glue("D, so B", "[]"), 1, 0, 1),  # there are A to C
+    (GQA, glue("B", "[(10, 5), (20, 25)]"), 1, 0, 0),  # one from end to start
+    (GQA, glue("B", "[[5, 10], [20, 25]]"), 1, 0, 0),
+    (GQA, glue("B", "[(5, 5)]"), 1, 0, 1),
+    (GQA, glue("B", "5 to 10"), 1, 0, 0),
+    (GQA, think("B"), 1, 0, 0),
+    (GQA, "<glue>[(5, 10), (20, 25)]</glue>" + think("B"), 1, 0, 0),  # evidence before the thinking ends
+    (GQA, "<think><glue>[(5, 10), (20, 25)]</glue></think><answer>B</answer><glue>[]</glue>", 1, 0, 0),
+    (GQA, glue("B", "[]") + "<glue>[(5, 10), (20, 25)]</glue>", 1, 0, 0),  # the first <glue>
+    (GQA, glue("B", "[(5, 10), (20, 25)]") + " done", 1, 1, 0),
+    (NO_EVIDENCE, glue("B", "[]"), 1, 1, 1),
+    (NO_EVIDENCE, glue("B", "[(5, 5)]"), 1, 0, 1),
+    (GQA, glue("B", LONG), 1, 0, 0),
+    (GQA, "", 0, 0, 0)]
+
+
+def start_end(start, end):
+    return f'{{"start_time": "{start}", "end_time": "{end}"}}'
+
+
+TEMPORAL = [  # accuracy, format
+    (SPAN, think(start_end("10", "20.0")), 1, 1), (SPAN, think(start_end(12, 20)), 0.8, 1),
+    (SPAN, think('{"start_time": 10, "end_time": 20}'), 1, 0),  # quoted in the format, anyhow for the times
+    (SPAN, think(start_end(20, 10)), 0, 1), (SPAN, think(start_end(0, 40)), 0.25, 1),
+    (SPAN, think(start_end("nan", "inf")), 0, 0), (SPAN, think(start_end("1.2.3", "20")), 0, 0),
+    (SPAN, think('{"end_time": "20"}'), 0, 0), (SPAN, think("10 to 20"), 0, 0), (SPAN, start_end(10, 20), 0, 0),
+    (SPAN, think(start_end(10, 20)) + ".", 1, 0), (SPAN, "", 0, 0)]
+RIGHT = "[[0, 0, 0.5, 0.5], [0.1, 0, 0.6, 0.5], null, [0.5, 0.5, 1, 1]]"
+VIDEOCHAT_TRACK = [  # iou, format
+    (TRACK, think(RIGHT), 1, 1),
+    (TRACK, think("[[0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5], [0, 0, 1, 1], [0.5, 0.5, 1, 1]]"), (2 + 2 / 3) / 3, 1),
+    (TRACK, think("[[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]]"), 0.25, 1),  # the whole picture
+    (TRACK, think("[[0.5, 0.5, 0, 0], [0.6, 0.5, 0.1, 0], null, [1, 1, 0.5, 0.5]]"), 0, 1),  # inverted
+    (TRACK, think("[[0, 0, 0.5, 0.5], [0.1, 0, 0.6, 0.5], [0.5, 0.5, 1, 1]]"), 0, 0),  # three of four
+    (TRACK, think(RIGHT + RIGHT), 0, 0), (TRACK, RIGHT, 0, 0), (TRACK, think(RIGHT) + ".", 1, 0),
+    (TRACK, think(RIGHT.replace("null", "[NaN, 0, 1, 1]")), 0, 0), (TRACK, f"<think>{RIGHT}</think>", 0, 0),
+    (TRACK, "", 0, 0)]
+KEYED = '{"boxes": {"0": [0, 0, 0.5, 0.5], "0.5": [0.1, 0, 0.6, 0.5], "2": [0.5, 0.5, 1, 1]}}'
+ONETHINKER = [  # accuracy, format, structure
+    (SPAN, think('{"time": [12, 20]}'), 0.8, 1, 0.5), (SPAN, think('{"time": [20, 10]}'), 0, 1, 0.5),
+    (SPAN, think("12 to 20"), 0, 1, 0), (SPAN, '{"time": [12, 20]}', 0.8, 0, 0),
+    (SPAN, think('{"time": [NaN, 1e999]}'), 0, 1, 0),
+    (TRACK, think(KEYED), 1, 1, 0.5), (TRACK, think(KEYED.replace('"2"', '"3"')), 2 / 3, 1, 0.25 + 0.25 * 2 / 3),
+    (TRACK, think('{"boxes": {}}'), 0, 1, 0.25), (TRACK, think('{"boxes": {"0": [1, 2]}}'), 0, 1, 0),
+    (TRACK, think(RIGHT), 0, 1, 0),
+    (TYPED, think("10"), 1, 1, 0.5), (TYPED, think("10.2"), 0.9 + 0.1 * (0.02 < 0.05), 1, 0.5),
+    (TYPED, think("12"), 0.6, 1, 0.5),  # off by .2: the thresholds .5 to .75 hold
+    (TYPED, think("15.1"), 0, 1, 0.5), (TYPED, think("far"), 0, 1, 0.5), (TYPED, "10", 1, 0, 0),
+    ({**TYPED, "answer_type": "number"}, think("10.001"), 1, 1, 0.5),
+    ({**TYPED, "answer_type": "ocr", "answer": "go left"}, think("go right"), 0.5, 1, 0.5),
+    (GQA_CHOICE, think("B"), 1, 1, 0.5),
+    (GQA_CHOICE, think("C"), 0, 1, 0.5)]
+TABLES = {"time_r1": TIME_R1, "videochat_r1_span": VIDEOCHAT_SPAN, "videochat_r1_gqa": VIDEOCHAT_GQA, "span": PLAIN,
+          "videochat_r1_track": VIDEOCHAT_TRACK, "temporal_r1": TEMPORAL, "onethinker": ONETHINKER}
+ROWS = {"time_r1": SPAN, "videochat_r1_span": SPAN, "videochat_r1_gqa": GQA, "span": TWO, "videochat_r1_track": TRACK,
+        "temporal_r1": SPAN, "onethinker": TRACK, "time_r1_reasoning": SPAN}
+
+
+@pytest.mark.parametrize(("recipe", "case"), [(name, case) for name, table in TABLES.items() for case in table],
+                         ids=lambda v: v if isinstance(v, str) else ascii(v[1][:40]))
+def test_by_hand(recipe, case):
+    row, text, *expected = case
+    assert scored(recipe, row, text)[0] == pytest.approx(tuple(expected), abs=1e-5)
+
+
+def test_what_time_r1_can_pay_the_thinking_for():
+    thought = "Wait, I observe\n\na door. <timestep> 1.5 to 2 </timestep>"
+    texts = [f"<think>{thought}</think><answer>12 to 20</answer>", think("12 to 20").replace("so", "because"),
+             "<think>step <timestep>1 to 2"]
+    found = scored("time_r1_reasoning", SPAN, *texts)
+    assert [f[:6] for f in found] == [
+        pytest.approx((0.76, 1, 1, len(thought) / 500, 1, 1)), pytest.approx((0.76, 1, 0, 7 / 500, 0.5, 0.5)), (0,) * 6]
+    assert scored("time_r1_reasoning", SPAN, "a b c d", "a b x y", "q") == [
+        (0,) * 6 + (pytest.approx(d),) for d in ((0.5 + 1) / 2, (0.5 + 1) / 2, 1)]  # 1 - 2 * 2 / 8
+    assert [f[6] for f in scored("time_r1_reasoning", SPAN, "same", "same")] == [0, 0]
+    assert scored("time_r1_reasoning", SPAN, "alone")[0][6] == 0
+
+
+@pytest.mark.parametrize("recipe", ROWS)
+def test_perfect_answers_and_cheats(recipe):
+    task = loaded(recipe)
+    sample = task.sample_from_row(ROWS[recipe])
+    texts = [task.oracle(sample), *task.cheats(sample).values()]
+    (best, *rest) = score_group(task, sample, [parse_answer(text) for text in texts], 0)
+    weights = sum(w for part, w in task.weights.items() if part not in ("diversity", "structure"))
+    assert best.reward == pytest.approx(weights + 0.5 * (recipe == "onethinker")) and best.error is None
+    assert best.parsed == task.target(sample) and len(rest) >= 2
+    for name, cheat in zip(task.cheats(sample), rest, strict=True):
+        assert cheat.reward < 0.8 * best.reward, name
+
+
+@pytest.mark.parametrize("convention", ["norm1000", "norm999", "processed"])
+@pytest.mark.parametrize("recipe", ["videochat_r1_track", "onethinker"])
+def test_tracks_in_every_convention(recipe, convention):
+    task = loaded(recipe, convention)
+    sample = task.sample_from_row({**TRACK, "processed_size": [588, 280]})
+    (found,) = score_group(task, sample, [parse_answer(task.oracle(sample))], 0)
+    assert found.parts["iou" if recipe != "onethinker" else "accuracy"] > 0.98
+
+
+def test_prompts_are_filled():
+    for recipe, row, words in (
+            ("time_r1", SPAN, 'the event "a person opens the door" in'), ("span", SPAN, "opens the door? Answer"),
+            ("span", {**SPAN, "question": "When is it dark?"}, "When is it dark? Answer"),
+            ("videochat_r1_gqa", GQA, "(A) to rest (B) to eat (C) to read"),
+            ("onethinker", TRACK, "within the <answer>...</answer> tags: 0, 0.5, 1, 2.\n"),
+            ("onethinker", GQA_CHOICE, "\nB. to eat\n"),
+            ("videochat_r1_track", TRACK, 'Track the "sloth" in the video based on'),
+            ("videochat_r1_track", TRACK, 'coordinates "[0, 0, 0.5, 0.5]". The'),
+            ("videochat_r1_track", EIGHT, "eight sublists."),
+            ("temporal_r1", SPAN, '{"start_time": "12.54"'), ("onethinker", TYPED, "the numerical value within")):
+        task = loaded(recipe)
+        text = task.messages(task.sample_from_row(row))[0 if not task.system else 1]["content"][-1]["text"]
+        assert words in text and not any(f"{{{name}}}" in text for name in ("event", "count", "as_type", "lettered"))
+
+
+@pytest.mark.parametrize(("recipe", "row", "words"), [
+    ("span", {**SPAN, "spans": None}, "spans is missing"), ("span", {**SPAN, "spans": []}, "spans is missing"),
+    ("time_r1", TWO, "spans has 2 intervals"), ("time_r1", {**SPAN, "duration": None}, "duration is missing"),
+    ("span", {**SPAN, "spans": [[20, 10]]}, r"span \[20, 10\] must be"),
+    ("span", {**SPAN, "spans": "10 to 20"}, "spans=10 to 20 must be a list"),
+    ("span", {**SPAN, "spans": [[-1, 10]]}, "from the start"), ("span", {**SPAN, "spans": [[1]]}, "start < end"),
+    ("span", {**SPAN, "spans": [[1, math.nan]]}, "start < end"), ("span", {**SPAN, "duration": 0}, "duration=0"),
+    ("videochat_r1_gqa", {**GQA, "options": ["(A) one"]}, "options="),
+    ("videochat_r1_gqa", {**GQA, "answer": "Q"}, "answer='Q' must be"),
+    ("videochat_r1_gqa", {**GQA, "spans": None}, "spans is missing"),
+    ("videochat_r1_track", {**TRACK, "tracks": []}, "tracks is missing"),
+    ("videochat_r1_track", SPAN, "tracks is missing"),
+    ("videochat_r1_track", {**TRACK, "width": None}, "width=None"), ("onethinker", {**TRACK, "tracks": 5}, "tracks=5"),
+    ("onethinker", {**TRACK, "tracks": [{"boxes": [None]}]}, "1 frames"),
+    ("onethinker", {**TRACK, "tracks": [{"boxes": [[1, 2, 3]]}]}, r"box \[1, 2, 3\]"),
+    ("onethinker", {**TRACK, "tracks": [{"boxes": BOXES, "times": [0, 1, 1, 2]}]}, "times="),
+    ("onethinker", {**TRACK, "tracks": [{"boxes": BOXES, "times": [0]}]}, "times="),
+    ("onethinker", {**TYPED, "answer": None}, "answer="),
+    ("onethinker", {**TYPED, "answer_type": "x"}, "answer_type='x'")])
+def test_rows_that_miss_what_a_recipe_needs(recipe, row, words):
+    with pytest.raises(DataError, match=f"row 'r1'.*{words}"):
+        loaded(recipe).sample_from_row(row)
+
+
+@pytest.mark.parametrize("answer", [[10, 20], [[10, 20]], "10 to 20"])
+def test_an_answer_gives_the_spans(answer):
+    row = {**SPAN, "spans": None, "answer": answer}
+    assert loaded("time_r1").sample_from_row(row)["spans"] == [[10, 20]]
+    assert scored("time_r1", row, think("10 to 20")) == [(1, 1)]
+
+
+@pytest.mark.parametrize("answer", [["10", "20"], [20, 10], [{}], "soon", 5, "", []])
+def test_an_answer_that_is_no_span(answer):
+    with pytest.raises(DataError, match="row 'r1': span"):
+        loaded("time_r1").sample_from_row({**SPAN, "spans": None, "answer": answer})
+
+
+def measured(recipe, rows, texts):
+    task, records = loaded(recipe), []
+    for row, text in zip(rows, texts, strict=True):
+        sample, answer = task.sample_from_row(row), parse_answer(text)
+        parts = task.score(sample, answer)
+        records.append({"sample": sample.row, "parts": parts, "metrics": task.metrics(sample, answer, parts)})
+    return [r["metrics"] for r in records], task.summarize(records)
+
+
+def test_metrics():
+    rows = [SPAN, {**SPAN, "category": "indoor"}, {**SPAN, "category": "indoor"}]
+    single, split = measured("videochat_r1_span", rows, [think("15 to 20"), think("0 to 40"), think("soon")])
+    assert single == [{"miou": 0.5, "miop": 1, "r1@0.3": 1, "r1@0.5": 1, "r1@0.7": 0},
+                      {"miou": 0.25, "miop": 0.25, "r1@0.3": 0, "r1@0.5": 0, "r1@0.7": 0},
+                      {"miou": 0, "miop": 0, "r1@0.3": 0, "r1@0.5": 0, "r1@0.7": 0}]
+    assert split["miou/indoor"] == 0.125 and split["r1@0.3/indoor"] == 0
+    single, _ = measured("videochat_r1_gqa", [GQA] * 4, [
+        glue("B", "[(5, 10)]"), glue("B", "[(0, 40)]"), glue("A", "[(5, 10)]"), ""])
+    assert [m["gqa_acc"] for m in single] == [1, 0, 0, 0] and [m["miop"] for m in single] == [1, 0.25, 1, 0]
+    single, _ = measured("videochat_r1_track", [TRACK] * 2, [VIDEOCHAT_TRACK[1][1], "none"])
+    assert single == [{"overlap": pytest.approx(8 / 9), "sr@0.5": 1}, {"overlap": 0, "sr@0.5": 0}]
+    single, _ = measured("onethinker", [TYPED, TRACK], [think("10"), think(KEYED)])
+    assert "miou" not in single[0] and single[1]["overlap"] == 1
+
+
+def test_marks():
+    task = loaded("videochat_r1_track")
+    sample = task.sample_from_row(TRACK)
+    found = task.overlay(sample, task.parse(sample, parse_answer(think(RIGHT))))
+    assert [(m["at"], m["label"], m["role"]) for m in found][:2] == [([0, 0, 100, 50], "0", "target"),
+                                                                   ([20, 0, 120, 50], "0.5", "target")]
+    assert [m["label"] for m in found if m["role"] == "answer"] == ["0", "0.5", "2"] and len(found) == 6
+    assert task.overlay(sample, None)[3:] == []
+
+
+PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<glue>", "</glue>", "10 to 20", "20 to 10", "[(5, 10)]", "B",
+          RIGHT, KEYED, start_end(10, 20), '{"time": [12, 20]}', "10", "NaN", "1e999", "9" * 30, "-", " to ", ", ", "[",
+          "]", "{", "}", "<timestep>", "</timestep>", "null", "\ud800", "\0"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=9).map("".join), min_size=1, max_size=2))
+def test_parts_are_bounded(texts):
+    for recipe, row in ROWS.items():
+        task = loaded(recipe)
+        for found in score_group(task, task.sample_from_row(row), [parse_answer(text) for text in texts], 0):
+            assert found.error is None and all(0 <= value <= 1 for value in found.parts.values()), (recipe, found)
+            json.dumps(found.parsed, allow_nan=False)

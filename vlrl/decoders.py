@@ -1,0 +1,276 @@
+"""Opening video files: when each frame is shown (PyAV), and the pixels of some of them (decord or PyAV).
+
+The times come from the packets of the stream, so nothing is decoded to know them. Edit lists, frames stored in another
+order than they are shown, varying rates and a first time that is not 0 are in them already. decord is used where it
+tells the same times; it does not for edit lists, some AVI files, and streams without an index.
+"""
+
+from __future__ import annotations
+
+import bisect
+import importlib.util
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vlrl.errors import DataError
+
+MOST_FRAMES = 20_000_000
+"""A file with more is refused; 92 hours at 60 frames a second."""
+_FORMATS = ("mov,mp4,matroska,webm,avi,mpegts,mpeg,flv,gif,ogg,asf,mjpeg,mpjpeg,apng,webp,h264,hevc,ivf,mxf,nut,rm,"
+            "swf,dv,wtv,y4m,yuv4mpegpipe,vob,m4v,mpegvideo,av1,obu")
+"""Containers that are opened; none of them can name other files or addresses, as playlists do."""
+_INDEXED = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
+"""Containers in which decord finds every frame; in streams without an index its seeking lands beside them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Track:
+    """The video stream of a file and its clock; no frame is decoded."""
+
+    path: Path
+    pts: np.ndarray
+    """[frames] int64 times of presentation in units of the stream, ascending."""
+    keys: np.ndarray
+    """[K] int64 times of the frames at which decoding may start."""
+    times: np.ndarray
+    """[frames] seconds from the first frame."""
+    fps: float
+    """Mean frames per second."""
+    size: tuple[int, int]
+    """Width and height in pixels, as shown."""
+    container: str
+
+
+class Hidden(ValueError):
+    """Some packets of a stream show no frame."""
+
+
+def track(path: Path) -> Track:
+    """The clock of the video stream of a file. Raises DataError naming the file when it has none, or no end."""
+    if not importlib.util.find_spec("av"):
+        raise DataError(f"{path}: reading videos needs a decoder: pip install av")
+    try:
+        return _track(path)
+    except DataError:
+        raise
+    except Exception as error:  # PyAV raises classes of its own, imported only here
+        raise _unreadable(path, _why(error)) from None
+
+
+def told_duration(path: Path) -> float | None:
+    """Seconds that a file lasts by its header; no packet is read. None where it has no video, or tells none."""
+    try:
+        with _opened(path) as (container, _):
+            return container.duration / 1e6 if container.duration else None
+    except Exception:  # PyAV is missing, or raises classes of its own
+        return None
+
+
+def frames_of(found: Track, indices: Sequence[int]) -> tuple[list[Image.Image], str]:
+    """The frames of these ascending indices, upright and in RGB, and the decoder that made them; an index may repeat.
+
+    Raises DataError naming the file, Hidden when the clock of the packets is not that of the frames.
+    """
+    errors = []
+    for name, decoder in DECODERS.items():
+        if not importlib.util.find_spec("av" if name == "pyav" else name):
+            continue
+        try:
+            return decoder(found, indices), name
+        except Hidden:
+            raise
+        except Exception as error:  # each decoder raises classes of its own
+            errors.append(f"{name}: {_why(error)}")
+    raise _unreadable(found.path, "; ".join(errors))
+
+
+def counted(found: Track) -> Track:
+    """The same track by the clock of its decoded frames, one held at a time; for streams with hidden frames.
+
+    Raises DataError when the frames end before the packets do.
+    """
+    try:
+        with _opened(found.path) as (container, stream):
+            seen = sorted({frame.pts for frame in container.decode(stream) if frame.pts is not None})
+    except Exception as error:
+        raise _unreadable(found.path, _why(error)) from None
+    if not seen or seen[-1] < found.pts[-1]:
+        last = found.times[found.pts <= seen[-1]][-1] if seen else 0.0
+        raise _unreadable(found.path, f"it breaks off after {last:.3f} of {found.times[-1]:.3f} s")
+    kept = np.isin(found.pts, seen)
+    return replace(found, pts=found.pts[kept], times=np.round(found.times[kept] - found.times[kept][0], 6))
+
+
+# --- the clock --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
+    """(container, its video stream), decoded by one thread. Cover pictures of audio files are no video."""
+    import av
+    from av.stream import Disposition
+
+    options = {"format_whitelist": _FORMATS, "protocol_whitelist": "file"}
+    with av.open(f"file:{path}", options=options, metadata_errors="ignore") as container:
+        streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+        if not streams:
+            raise ValueError("it has no video stream")
+        streams[0].codec_context.thread_count = 1
+        yield container, streams[0]
+
+
+def _track(path: Path) -> Track:
+    with _opened(path) as (container, stream):
+        pts, keys, count, end = _packets(container, stream)
+        base, declared, promised = float(stream.time_base), float(stream.average_rate or 0), stream.frames
+        name, size = container.format.name, (stream.codec_context.width, stream.codec_context.height)
+        lasts = (container.duration or 0) / 1e6 if name == "matroska,webm" else 0.0  # others may only guess it
+    if not pts:
+        raise ValueError("it has no frames")
+    if promised > count + 1:
+        raise ValueError(f"it breaks off: {count} of {promised} frames are there")
+    if end < 0.95 * lasts - 1:
+        raise ValueError(f"it breaks off after {end:.3f} of {lasts:.3f} s")
+    shown = np.unique(np.array(pts, dtype=np.int64))
+    times = np.round((shown - shown[0]) * base, 6)
+    turned = _rotation(path) % 180 != 0
+    return Track(path, shown, np.unique(np.array(keys, dtype=np.int64)), times, _rate(times, declared),
+                 (size[1], size[0]) if turned else size, name)
+
+
+def _packets(container: Any, stream: Any) -> tuple[list[int], list[int], int, float]:
+    """Times of the frames shown and of the keys, the number of all frames, and where the last of any stream begins."""
+    pts, keys, count, end = [], [], 0, 0.0
+    for packet in container.demux():
+        if packet.pts is not None:
+            end = max(end, float(packet.pts * packet.time_base))
+        if packet.stream is not stream or not packet.size:
+            continue
+        count += 1
+        if packet.pts is None:
+            raise ValueError("its frames carry no times")
+        if packet.is_keyframe:
+            keys.append(packet.pts)
+        if not packet.is_discard:
+            pts.append(packet.pts)
+        if count > MOST_FRAMES:
+            raise ValueError(f"it has more than {MOST_FRAMES} frames")
+    return pts, keys, count, end
+
+
+def _rotation(path: Path) -> int:
+    """By how many degrees, counterclockwise, the first frame is turned to be shown."""
+    with _opened(path) as (container, stream):
+        return _turn(next(container.decode(stream)))
+
+
+def _rate(times: np.ndarray, declared: float) -> float:
+    """Frames per second: what the file declares where its frames keep to it, within one of them; else their mean."""
+    last, gaps = float(times[-1]), len(times) - 1
+    if math.isfinite(declared) and declared > 0 and abs(gaps / declared - last) <= 1 / declared:
+        return declared
+    return gaps / last if last > 0 else 1.0
+
+
+def _unreadable(path: Path, why: str) -> DataError:
+    return DataError(f"media file {path} cannot be read as a video ({why}); write it anew (ffmpeg -i OLD -c:v libx264 "
+                     "NEW.mp4), or leave its row out")
+
+
+def _why(error: Exception) -> str:
+    """A decoder's message without its places in C++ and what follows them."""
+    text = getattr(error, "strerror", None) or re.sub(r"\[[\d:]+\] \S+?:\d+: ", "", str(error))
+    return " ".join(str(text).split())[:150]
+
+
+# --- the frames -------------------------------------------------------------------------------------------------------
+
+
+def _by_decord(found: Track, indices: Sequence[int]) -> list[Image.Image]:
+    import decord
+
+    if found.container not in _INDEXED:
+        raise ValueError(f"not used for {found.container}")
+    decord.logging.set_level(decord.logging.QUIET)
+    reader: Any = decord.VideoReader(str(found.path), num_threads=1)
+    times = reader.get_frame_timestamp(range(len(reader)))[:, 0] if len(reader) else np.empty(0)
+    if len(times) != len(found.times) or np.abs(times - times[0] - found.times).max() > 2e-3:
+        raise ValueError("it tells other times than the packets")
+    images: dict[int, Image.Image] = {}
+    unique = sorted(set(indices))
+    for i in range(0, len(unique), 16):  # a batch is a copy of its frames
+        # get_batch: where rows are padded (48 pixels wide) single frames come out wrong without an error
+        part = unique[i:i + 16]
+        images |= {k: Image.fromarray(a) for k, a in zip(part, reader.get_batch(part).asnumpy(), strict=True)}
+    if images[indices[0]].size != found.size:
+        raise ValueError("it tells another size than the stream")
+    return [images[i] for i in indices]
+
+
+def _by_pyav(found: Track, indices: Sequence[int]) -> list[Image.Image]:
+    wanted = sorted({int(found.pts[i]) for i in indices})
+    images: dict[int, Image.Image] = {}
+    with _opened(found.path) as (container, stream):
+        for key, some in _runs(wanted, found.keys.tolist()):
+            try:
+                container.seek(key, stream=stream)
+            except Exception:  # a format without seeking
+                break
+            images |= _decoded(container, stream, some)
+    if missing := [p for p in wanted if p not in images]:
+        with _opened(found.path) as (container, stream):
+            images |= _decoded(container, stream, missing)
+    if missing := [p for p in wanted if p not in images]:
+        raise Hidden(f"{len(missing)} of {len(wanted)} frames are not shown")
+    upright = images[wanted[0]].size
+    images = {p: image if image.size == upright else image.resize(upright) for p, image in images.items()}
+    return [images[int(found.pts[i])] for i in indices]
+
+
+def _runs(wanted: Sequence[int], keys: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """Frames that are decoded in one go, each run from the last key before its first frame.
+
+    A run ends where the decoder would pass another key on its way to the next frame: seeking there costs less.
+    """
+    runs: list[tuple[int, list[int]]] = []
+    for pts in wanted:
+        place = bisect.bisect_right(keys, pts) - 1
+        key = keys[place] if place >= 0 else pts
+        if runs and key <= runs[-1][1][-1]:
+            runs[-1][1].append(pts)
+        else:
+            runs.append((key, [pts]))
+    return runs
+
+
+def _decoded(container: Any, stream: Any, wanted: Sequence[int]) -> dict[int, Image.Image]:
+    """The pictures of the wanted times from here on; what comes before the first key cannot be decoded rightly."""
+    found: dict[int, Image.Image] = {}
+    left, started = set(wanted), False
+    for packet in container.demux(stream):
+        started = started or packet.is_keyframe
+        for frame in packet.decode() if started else ():
+            if frame.pts in left:
+                left.discard(frame.pts)
+                if frame.is_corrupt:
+                    raise ValueError(f"its frame at {frame.time:.3f} s is damaged")
+                found[frame.pts] = frame.to_image().rotate(_turn(frame), expand=True)
+            if not left or (frame.pts is not None and frame.pts > wanted[-1]):
+                return found
+    return found
+
+
+def _turn(frame: Any) -> int:
+    return round(frame.rotation / 90) * 90
+
+
+DECODERS: dict[str, Callable[[Track, Sequence[int]], list[Image.Image]]] = {"decord": _by_decord, "pyav": _by_pyav}
+"""The preferred one first."""

@@ -1,0 +1,81 @@
+"""Edits of decoded frames: what makes a shuffled or a noisy variant of an image or video.
+
+    load(replace(media, edits=(("shuffle", 17),)), limits)          # frames in another order, timestamps of the places
+    load(replace(media, edits=(("noise", 500, 17),)), limits)       # diffusion noise of step 500
+
+An edit is a name of EDITS and its arguments; the same edit of the same frames gives the same pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vlrl.errors import DataError, did_you_mean
+from vlrl.types import LoadedMedia
+
+Frames = tuple[Image.Image, ...]
+NOISE_STEPS = 1000
+
+
+def shuffle(frames: Frames, seed: int) -> Frames:
+    """The frames in an order drawn with `seed`, never one that looks like the given one (where two frames differ).
+
+    Shuffled frames as the contrast of T-GRPO: Video-R1, arXiv 2503.21776.
+    """
+    looks = [frame.tobytes() for frame in frames]
+    if len(set(looks)) < 2:
+        return frames
+    draw, order = np.random.default_rng(seed), list(range(len(frames)))
+    while [looks[i] for i in order] == looks:
+        order = draw.permutation(len(frames)).tolist()
+    return tuple(frames[i] for i in order)
+
+
+def noise(frames: Frames, t: int, seed: int) -> Frames:
+    """Forward diffusion noise of step `t` in 0..1000; 0 changes nothing.
+
+    With pixels x in [-1, 1]: x sqrt(abar_t) + sqrt(1 - abar_t) eps, eps standard normal, abar_t the product of
+    (1 - beta) over the first t of 1000 betas from 1e-4 to 0.02 (DDPM, arXiv 2006.11239), clipped to the range of
+    pixels. Noisy rollouts: NoisyRollout, arXiv 2504.13055.
+    """
+    if not isinstance(t, (int, np.integer)) or not 0 <= t <= NOISE_STEPS:
+        raise DataError(f"edit ('noise', {t!r}, ...): the diffusion step must be a whole number from 0 to "
+                        f"{NOISE_STEPS}")
+    kept = float(np.prod(1 - np.linspace(1e-4, 0.02, NOISE_STEPS)[:t]))
+    draw = np.random.default_rng(seed)
+
+    def noisy(frame: Image.Image) -> Image.Image:
+        pixels = np.asarray(frame.convert("RGB"), np.float32) / 127.5 - 1
+        pixels = pixels * kept ** 0.5 + (1 - kept) ** 0.5 * draw.standard_normal(pixels.shape, np.float32)
+        return Image.fromarray(((pixels + 1) * 127.5).round().clip(0, 255).astype(np.uint8))
+
+    return tuple(map(noisy, frames)) if t else frames
+
+
+EDITS: dict[str, Callable[..., Frames]] = {"shuffle": shuffle, "noise": noise}
+"""Edits by name: (frames, *arguments) -> frames, as many and of the same sizes."""
+
+
+def edited(loaded: LoadedMedia, edits: Sequence[Sequence[Any]]) -> LoadedMedia:
+    """The media with edited frames, under a hash of its own; timestamps and metadata stay those of the places.
+
+    Raises DataError for an unknown edit or arguments that do not fit.
+    """
+    if not edits:
+        return loaded
+    frames = loaded.frames
+    for name, *arguments in edits:
+        if name not in EDITS:
+            raise DataError(f"edit {name!r} is not known.{did_you_mean(str(name), EDITS)} Known: {', '.join(EDITS)}")
+        try:
+            frames = EDITS[name](frames, *arguments)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"edit {(name, *arguments)!r}: {error}") from None
+    digest = hashlib.sha256(f"{loaded.sha256} {[list(edit) for edit in edits]!r}".encode()).hexdigest()
+    return replace(loaded, frames=frames, sha256=digest, path=None)  # the file shows other pixels

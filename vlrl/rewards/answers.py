@@ -1,0 +1,178 @@
+"""Typed answers: one option, a number, a transcript, a free text. Each function takes the answer's final text and the
+truth as texts and gives a score in [0, 1]. Linear time up to products with the truth's length, never raises."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+
+from rapidfuzz.distance import LCSseq, Levenshtein
+
+from vlrl.rewards.stem import stem
+from vlrl.rewards.text import clean_label, numbers, same_label
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+MOST_WORDS = 5000
+"""Words of an answer that are compared; one that has more cannot be close to a shorter truth."""
+_LEADING = re.compile(r"[(\[\s*_\"'`]*([A-Za-z])(?![\w'\u2019])([)\].:,;*_\"'`]*)(\s*)", re.ASCII)
+_ALONE = re.compile(r"(?<![\w'\u2019])[A-Z](?![\w'\u2019])", re.ASCII)
+_WHOLE_NUMBER = re.compile(r"[-+]?(?:\d{1,30}\.?\d{0,30}|\.\d{1,30})(?:[eE][-+]?\d{1,2})?", re.ASCII)
+_NO_TOKEN = re.compile(r"[^a-z0-9]+")
+_TINY = 1e-9
+
+
+def exact(given: str, truth: str) -> float:
+    """1 for the same text but for spaces around it: "B" is not "B."."""
+    return float(given.strip() == truth.strip())
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def option_text(option: str) -> str:
+    """An option without the letter before it: "B. a cat" -> "a cat"."""
+    return re.sub(r"^\s*\(?[A-Z][).:]\s+", "", option).strip()
+
+
+def bare_options(options: Sequence[str]) -> list[str]:
+    """The options' texts: without their letters where all of them have theirs, else as they are."""
+    lettered = bool(options) and all(re.match(rf"\s*\(?{letter}[).:]\s", option)
+                                     for letter, option in zip(LETTERS, options, strict=False))
+    return [option_text(option) if lettered else option.strip() for option in options]
+
+
+def option_letter(text: str, options: Sequence[str] = ()) -> str | None:
+    """The one option that a text names, as a capital letter; None when it names none or several.
+
+    It stands first, alone or marked ("B", "b.", "(B)", "B: a cat"), or the text is that of an option. "Both" names
+    none, and "A, B" names two. Without `options` any letter from A to Z will do.
+    """
+    letters = LETTERS[:len(options)] if options else LETTERS
+    texts = [clean_label(option) for option in bare_options(options)]
+    found = _LEADING.match(text)
+    letter = found[1].upper() if found else ""
+    if found and letter in letters:
+        rest = text[found.end():]
+        if not clean_label(rest) or (texts and clean_label(rest) == texts[letters.index(letter)]):
+            return letter
+        if (found[2] or "\n" in found[3]) and not {m[0] for m in _ALONE.finditer(rest)} & (set(letters) - {letter}):
+            return letter  # "A. so" is marked, "A cat" begins a sentence
+    same = [at for at, option in enumerate(texts) if option == clean_label(text)]
+    return letters[same[0]] if len(same) == 1 else None
+
+
+def choice(given: str, truth: str, options: Sequence[str] = ()) -> float:
+    """1 when the option that `given` names is the one that `truth` names; both as letter or as the option's text."""
+    wanted = option_letter(truth, options)
+    return float(wanted is not None and option_letter(given, options) == wanted)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def read_number(text: str) -> float | None:
+    """The number that a text is, commas dropped ("1,200", "-3.5", "2e3"); None for any other text."""
+    text = text.strip().replace(",", "")
+    return float(text) if _WHOLE_NUMBER.fullmatch(text) else None
+
+
+def one_number(text: str) -> float | None:
+    """The number of a text that has exactly one ("3 cars", "about 2.5 m."); None for none or several."""
+    found = set(islice(numbers(text), MOST_WORDS)) or {math.inf}
+    value = found.pop()
+    return value if not found and math.isfinite(value) else None
+
+
+def same_number(given: str, truth: str) -> float:
+    """1 when both are numbers, equal to two digits, and both or neither have a point or a comma (Video-R1)."""
+    a, b = read_number(given), read_number(truth)
+    if a is None or b is None or _has_point(given) != _has_point(truth):
+        return 0.0
+    return float(round(a, 2) == round(b, 2))
+
+
+def _has_point(text: str) -> bool:
+    return "." in text or "," in text
+
+
+def near_number(given: str, truth: str, tolerance: float = 0.0) -> float:
+    """1 when the one number of `given` differs from the truth by at most `tolerance`, in the number's own units."""
+    a, b = one_number(given), read_number(truth)
+    return float(a is not None and b is not None and abs(a - b) <= tolerance + _TINY * abs(b))
+
+
+def closeness(given: str, truth: str) -> float:
+    """1 minus the relative error, at least 0 (Video-R1's regression); a truth of 0 pays only 0 itself."""
+    a, b = read_number(given), read_number(truth)
+    if a is None or b is None:
+        return 0.0
+    return 1 - min(1.0, (abs(a - b) + _TINY) / (abs(b) + _TINY)) if a != b else 1.0
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def word_error_rate(given: str, truth: str) -> float:
+    """Word edits between the two, as a share of the truth's words; above 1 for an answer that says far too much."""
+    wanted = truth.split()
+    return Levenshtein.distance(given.split()[:MOST_WORDS + 2 * len(wanted)], wanted) / max(1, len(wanted))
+
+
+def ocr(given: str, truth: str) -> float:
+    """1 minus the word error rate, at least 0 (Video-R1)."""
+    return max(0.0, 1 - word_error_rate(given, truth))
+
+
+def edit_similarity(given: str, truth: str) -> float:
+    """1 minus the edits between the texts as a share of the longer one; 1 for two empty texts."""
+    return Levenshtein.normalized_similarity(given[:20 * MOST_WORDS], truth)
+
+
+def rouge_tokens(text: str) -> list[str]:
+    """The words of a text as ROUGE sees them: runs of a-z and 0-9 in lower case, stemmed from four letters on."""
+    words = _NO_TOKEN.sub(" ", text.lower()).split()[:MOST_WORDS]
+    return [stem(word) if 3 < len(word) <= 100 else word for word in words]
+
+
+def rouge(given: str, truth: str) -> float:
+    """Mean F of ROUGE-1, ROUGE-2 and ROUGE-L with stemming (Lin 2004; Video-R1's free-form score).
+
+    Texts of one word share no pair of words, so they earn 2/3 at most. Only Latin letters and digits count.
+    """
+    a, b = rouge_tokens(given), rouge_tokens(truth)
+    if not a or not b:
+        return 0.0
+    shared = [sum((_runs(a, n) & _runs(b, n)).values()) for n in (1, 2)]
+    return (_f(shared[0], len(a), len(b)) + _f(shared[1], len(a) - 1, len(b) - 1)
+            + _f(LCSseq.similarity(a, b), len(a), len(b))) / 3
+
+
+def _runs(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(words[i:i + n]) for i in range(len(words) - n + 1))
+
+
+def _f(shared: float, given: int, wanted: int) -> float:
+    return 2 * shared / (given + wanted) if shared else 0.0
+
+
+# --- by type ----------------------------------------------------------------------------------------------------------
+
+Scorer = Callable[[str, str], float]
+
+STRICT: Mapping[str, Scorer] = {"choice": exact, "number": same_number, "ocr": ocr, "text": rouge,
+                                  "regression": closeness}
+"""The typed accuracy of Video-R1 (2503.21776), strict about the form of an answer."""
+
+
+def tolerant(kind: str, options: Sequence[str] = (), labels: Sequence[str] = (), tolerance: float = 0.0) -> Scorer:
+    """The scorer of an answer type for models that answer freely: options by letter or text, one number in words, a
+    label from a closed list, whatever its case and punctuation. Other types as in `STRICT`."""
+    if kind == "choice":
+        return partial(choice, options=options)
+    if kind == "number":
+        return partial(near_number, tolerance=tolerance)
+    if kind == "text" and labels:
+        return lambda given, truth: float(same_label(given, truth))
+    return STRICT[kind]

@@ -1,0 +1,54 @@
+"""Answers that say how sure they are: <confidence> tags, the Brier score, calibration. Linear time, never raises.
+
+RLCR (2507.16806) pays accuracy - (q - accuracy)^2 for an answer given with confidence q: a model can expect the most
+when it answers as well as it can and says as q how often such answers are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vlrl.rewards.answers import read_number
+from vlrl.rewards.text import extract_tag, think_answer_format
+
+_TAGS = ("<confidence>", "</confidence>")
+
+
+def read_confidence(text: str) -> float | None:
+    """The number in [0, 1] in the one <confidence> tag after the thinking; None for none, several, or another number.
+    """
+    rest = text.partition("</think>")[2] if "<think>" in text or "</think>" in text else text
+    if any(rest.count(tag) != 1 for tag in _TAGS):
+        return None
+    value = read_number(extract_tag(rest, "confidence") or "")
+    return value if value is not None and 0 <= value <= 1 else None
+
+
+def brier(confidence: float | None, accuracy: float) -> float:
+    """Squared distance between confidence and accuracy, both in [0, 1]; 1, the worst, without a confidence."""
+    return 1.0 if confidence is None else (confidence - accuracy) ** 2
+
+
+def confidence_format(text: str) -> float:
+    """1 for <think> ... </think> <answer> ... </answer> <confidence> q </confidence> and nothing else, else 0.
+
+    An <analysis> of one's doubts may stand before the confidence, as RLCR's prompt asks for. q is a number in [0, 1].
+    """
+    before, mark, after = text.partition(_TAGS[0])
+    if not mark or after.partition(_TAGS[1])[2].strip() or read_confidence(text) is None:
+        return 0.0
+    answered, opened, doubts = before.partition("<analysis>")
+    if opened and (doubts.count("</analysis>") != 1 or not doubts.rstrip().endswith("</analysis>")):
+        return 0.0
+    return think_answer_format(answered)
+
+
+def calibration_error(confidences: Sequence[float], accuracies: Sequence[float], bins: int = 10) -> float:
+    """Expected calibration error, in [0, 1]: |mean confidence - mean accuracy| in bins of equal width, by their share.
+
+    Bin b of `bins` holds confidences in [b / bins, (b + 1) / bins), the last one 1 as well (1706.04599). 0 without any.
+    """
+    gaps = [0.0] * bins
+    for confidence, accuracy in zip(confidences, accuracies, strict=True):
+        gaps[min(int(confidence * bins), bins - 1)] += confidence - accuracy
+    return sum(map(abs, gaps)) / max(1, len(confidences))

@@ -1,0 +1,261 @@
+"""Plans and trajectories of a vehicle against an expert's. Pure; no text and no finite number makes it raise.
+
+Plans are words of two heads, speed and path. Trajectories are way-points [x, y, t] in metres and seconds in the ego
+frame: x ahead, y to the left, the middle of the vehicle at [0, 0, 0], which is not written. Headings are radians,
+counter-clockwise from x.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from vlrl.rewards.literals import numbers_of, read_literal
+
+HEADS: Mapping[str, Mapping[str, float]] = {
+    "speed": {"KEEP": 0.8, "ACCELERATE": 0.9, "DECELERATE": 1.0, "STOP": 1.0},
+    "path": {"STRAIGHT": 0.8, "LEFT_TURN": 1.0, "RIGHT_TURN": 1.0, "LEFT_CHANGE": 1.0, "RIGHT_CHANGE": 1.0},
+}
+"""The words of each head and what a right one is worth: AlphaDrive (2503.07608)."""
+MOST_POINTS = 100
+FARTHEST = 1000.0
+"""Metres; a way-point beyond is none."""
+LONGEST = 60.0
+"""Seconds; likewise."""
+STEP = 0.25
+"""Seconds between the moments at which a trajectory is tried for collisions."""
+_WORD = re.compile(r"[A-Z]+(?:_[A-Z]+)*", re.ASCII)
+_TURNING = 0.05
+"""Metres in a step below which a vehicle keeps its heading."""
+_OUTSIDE = 0.01
+"""Share of the vehicle that may lie outside of the road: polygons are rounded."""
+
+Plan = Mapping[str, Collection[str]]
+Points = Sequence[Sequence[float]]
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+def read_plan(text: str) -> dict[str, list[str]]:
+    """The words of each head that a text holds, in capitals as in `HEADS`, each once and in the order there."""
+    words = set(_WORD.findall(text))
+    return {head: [word for word in known if word in words] for head, known in HEADS.items()}
+
+
+def plan_format(text: str) -> float:
+    """1 for a bare `SPEED, PATH`: words of speed, then of path, at least one of each, none twice; else 0."""
+    words = [word.strip() for word in text.strip().split(",")]
+    plan = read_plan(text)
+    speeds = len(plan["speed"])
+    right = bool(speeds and plan["path"]) and sorted(words) == sorted([*plan["speed"], *plan["path"]])
+    return float(right and set(words[:speeds]) == set(plan["speed"]))
+
+
+def word_f1(given: Collection[str], truth: Collection[str]) -> float:
+    """F1 of two sets of words, in [0, 1]; 0 when either is empty."""
+    given, truth = set(given), set(truth)
+    return 2 * len(given & truth) / (len(given) + len(truth)) if given and truth else 0.0
+
+
+def worth(words: Collection[str], weights: Mapping[str, float]) -> float:
+    """The mean weight of the words; 0 for none."""
+    return sum(weights[word] for word in words) / len(words) if words else 0.0
+
+
+def diversity(answers: Sequence[Collection[str]]) -> list[float]:
+    """AlphaDrive's factor for each answer of a group, in [.8, 1]: 1 - min(.2, share of answers that say the same).
+
+    2503.07608, Algorithm 1, with the counts of the whole group, so that it does not depend on the order. Answers
+    without a word are not counted, and get 1.
+    """
+    said = [frozenset(words) for words in answers]
+    counts = Counter(words for words in said if words)
+    total = sum(counts.values())
+    return [1 - min(0.2, counts[words] / total) if words else 1.0 for words in said]
+
+
+def first_occurrence(answers: Sequence[Collection[str]], step: float = 0.4) -> list[float]:
+    """AlphaDrive's released bonus for each answer of a group, in [-step, step], in the mean over all orders.
+
+    In one order: +step when no earlier answer holds any of its words, else -step. With m other answers that share a
+    word that happens in 1 of m + 1 orders. -step for an answer without a word.
+    """
+    said = [frozenset(words) for words in answers]
+    kinds = Counter(said)
+    met = {a: sum(count for b, count in kinds.items() if a & b) for a in kinds if a}  # itself included
+    return [step * (2 / met[words] - 1) if words else -step for words in said]
+
+
+def class_f1(pairs: Sequence[tuple[Collection[str], Collection[str]]]) -> dict[str, float]:
+    """F1 of every word over (given, true) sets of words, in [0, 1], for the words that occur in any truth."""
+    hits, given, true = Counter[str](), Counter[str](), Counter[str]()
+    for answer, truth in pairs:
+        hits.update(set(answer) & set(truth))
+        given.update(set(answer))
+        true.update(set(truth))
+    return {word: 2 * hits[word] / (given[word] + true[word]) for word in sorted(true)}
+
+
+# --- trajectories -----------------------------------------------------------------------------------------------------
+
+
+def read_trajectory(text: str) -> list[list[float]] | None:
+    """The way-points of the only list in a text, `[[x, y, t], ...]`; None unless t rises from above 0.
+
+    At most 100 points, 1 km and 60 s away.
+    """
+    points = read_literal(text[text.find("["):text.rfind("]") + 1])
+    return None if trajectory_problem(points) else [[float(v) for v in point] for point in points]
+
+
+def trajectory_problem(points: Any) -> str | None:
+    """What keeps a list from being way-points, or None."""
+    if not isinstance(points, list) or not 0 < len(points) <= MOST_POINTS:
+        return f"it must be a list of 1 to {MOST_POINTS} way-points [x, y, t]"
+    before = 0.0
+    for point in points:
+        if not _vector(point, 3):
+            return "a way-point must be [x, y, t], three numbers"
+        if max(abs(point[0]), abs(point[1])) > FARTHEST or not before < point[2] <= LONGEST:
+            return (f"x and y must lie within {FARTHEST:g} metres, and t must rise from above 0 to at most "
+                    f"{LONGEST:g} seconds")
+        before = point[2]
+    return None
+
+
+def places_at(points: Points, times: Sequence[float] | np.ndarray) -> np.ndarray:
+    """[times, 2] places of a trajectory: straight between its way-points, from [0, 0] at 0; it waits at the last."""
+    known = np.array([[0.0, 0.0, 0.0], *points], dtype=float)
+    return np.stack([np.interp(times, known[:, 2], known[:, axis]) for axis in (0, 1)], axis=1)
+
+
+def distances(points: Points, truth: Points, times: Sequence[float] | None = None) -> np.ndarray:
+    """[times] metres between two trajectories, at the truth's way-points where no times are given (L2)."""
+    times = [point[2] for point in truth] if times is None else times
+    return np.hypot(*(places_at(points, times) - places_at(truth, times)).T)
+
+
+def distance_score(points: Points, truth: Points, scale: float) -> float:
+    """How near a trajectory is to the true one, in [0, 1]: exp(-d / scale), d the mean distance in metres."""
+    return math.exp(-float(distances(points, truth).mean()) / scale)
+
+
+def moments(horizon: float) -> np.ndarray:
+    """The times at which a trajectory is tried, at most STEP apart, up to the horizon itself."""
+    count = max(1, math.ceil(horizon / STEP - 1e-9))
+    return horizon * np.arange(1, count + 1) / count
+
+
+def footprints(points: Points, size: Sequence[float], times: np.ndarray) -> np.ndarray:
+    """[times] shapely boxes of a vehicle of (length, width) on its way, headed as it moves."""
+    places = places_at(points, [0.0, *times])
+    moved = np.diff(places, axis=0)
+    return _boxes(places[1:], _headings(moved), size)
+
+
+def collides(vehicle: np.ndarray, obstacles: Sequence[Mapping[str, Any]], times: np.ndarray) -> bool:
+    """Whether footprints [times] touch an obstacle where that is at the same times.
+
+    An obstacle is {"center": [x, y], "size": [length, width]} with "heading" and "velocity" [x, y] in m/s, or with
+    "track" [[x, y, heading, t], ...], or a {"polygon": [[x, y], ...]} with "velocity".
+    """
+    import shapely
+
+    return any(bool(shapely.intersects(vehicle, _moving(obstacle, times)).any()) for obstacle in obstacles)
+
+
+def leaves(vehicle: np.ndarray, drivable: Sequence[Points]) -> bool:
+    """Whether any of the footprints lies outside of all polygons together by more than a hundredth of its area."""
+    import shapely
+
+    road = shapely.union_all([shapely.make_valid(shapely.Polygon(polygon)) for polygon in drivable])
+    shapely.prepare(road)
+    outside = vehicle[~shapely.contains_properly(road, vehicle)]  # the rest needs no cutting
+    return bool((shapely.area(shapely.difference(outside, road)) > _OUTSIDE * shapely.area(outside)).any())
+
+
+def obstacle_problem(obstacle: Any) -> str | None:
+    """What is wrong with an obstacle of a row, or None."""
+    if not isinstance(obstacle, Mapping):
+        return "it must be an object with center and size, or polygon"
+    velocity = obstacle.get("velocity")
+    if velocity is not None and not _vector(velocity, 2):
+        return "velocity must be [x, y] in metres per second"
+    if "polygon" in obstacle:
+        return polygon_problem(obstacle["polygon"])
+    if not _vector(obstacle.get("size"), 2) or min(obstacle["size"]) <= 0:
+        return "size must be [length, width] in metres"
+    if "track" in obstacle:
+        poses = obstacle["track"]
+        fine = isinstance(poses, list) and poses and all(_vector(p, 4) for p in poses)
+        rising = fine and all(a[3] < b[3] for a, b in pairwise(poses))
+        return None if rising else "track must be [[x, y, heading, t], ...] with rising t"
+    if not _vector(obstacle.get("center"), 2) or not _vector([obstacle.get("heading", 0.0)], 1):
+        return "center must be [x, y] in metres, and heading a number of radians"
+    return None
+
+
+def polygon_problem(polygon: Any) -> str | None:
+    """What is wrong with a polygon of a row, or None."""
+    if not isinstance(polygon, list) or len(polygon) < 3 or not all(_vector(p, 2) for p in polygon):
+        return "a polygon must be a list of at least three points [x, y]"
+    return None
+
+
+def project(points: Sequence[Sequence[float]], matrix: Points) -> list[list[float]]:
+    """Ground points [x, y] of the ego frame as pixels, by a 3x3 matrix of [x, y, 1] or a 3x4 one of [x, y, 0, 1].
+
+    Points behind the camera, and those more than a million pixels away, are left out.
+    """
+    used = np.array(matrix, dtype=float)[:, [0, 1, -1]]
+    places = np.array([[p[0], p[1], 1.0] for p in points], dtype=float).reshape(-1, 3) @ used.T
+    found = [[float(u / w), float(v / w)] for u, v, w in places if w > 1e-6]
+    return [pixel for pixel in found if max(map(abs, pixel)) < 1e6]
+
+
+def _vector(value: Any, count: int) -> bool:
+    """Whether a value is a flat list of so many usable numbers."""
+    return isinstance(value, list) and len(value) == count and numbers_of(value, count) is not None
+
+
+def _headings(moved: np.ndarray) -> np.ndarray:
+    """[steps] radians of steps [steps, 2]; a step that is too short keeps the heading before, 0 at the start."""
+    out, heading = np.empty(len(moved)), 0.0
+    for i, (dx, dy) in enumerate(moved):
+        heading = math.atan2(dy, dx) if math.hypot(dx, dy) >= _TURNING else heading
+        out[i] = heading
+    return out
+
+
+def _boxes(centres: np.ndarray, headings: np.ndarray, size: Sequence[float]) -> np.ndarray:
+    """[n] shapely polygons of boxes of (length, width)."""
+    import shapely
+
+    corners = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]]) * np.array(size, dtype=float) / 2
+    cos, sin = np.cos(headings)[:, None], np.sin(headings)[:, None]
+    x = centres[:, :1] + corners[:, 0] * cos - corners[:, 1] * sin
+    y = centres[:, 1:] + corners[:, 0] * sin + corners[:, 1] * cos
+    return np.asarray(shapely.polygons(np.stack([x, y], axis=2)))
+
+
+def _moving(obstacle: Mapping[str, Any], times: np.ndarray) -> np.ndarray:
+    """[times] shapely polygons of an obstacle."""
+    import shapely
+
+    if "polygon" in obstacle:
+        shape = shapely.make_valid(shapely.Polygon(obstacle["polygon"]))
+        shifts = np.outer(times, obstacle.get("velocity") or (0.0, 0.0))
+        return np.array([shapely.transform(shape, lambda xy, by=by: xy + by) for by in shifts])
+    if "track" in obstacle:
+        poses = np.array(obstacle["track"], dtype=float)
+        x, y, heading = (np.interp(times, poses[:, 3], column)
+                         for column in (poses[:, 0], poses[:, 1], np.unwrap(poses[:, 2])))
+        return _boxes(np.stack([x, y], axis=1), heading, obstacle["size"])
+    centres = np.array(obstacle["center"], dtype=float) + np.outer(times, obstacle.get("velocity") or (0.0, 0.0))
+    return _boxes(centres, np.full(len(times), float(obstacle.get("heading") or 0.0)), obstacle["size"])

@@ -1,0 +1,239 @@
+"""Mathematical answers: which expression a text gives, and whether math-verify finds it equal to the right one.
+
+math-verify (github.com/huggingface/Math-Verify) runs in a process of its own: its time limits use signals, which work
+in the main thread only, and sympy can hang in C code on texts like a tower of powers. The process stays for the next
+question, is replaced when it hangs or dies, and ends with this one. Only qa's answers of type `math` come here, never
+boxes, points or labels: on these math-verify finds equal what is not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vlrl.errors import ConfigError
+
+LONGEST = 500
+"""Characters of an expression; a longer one is none."""
+SECONDS = 5.0
+_PATIENCE = 60.0  # seconds beyond ten times the limit in which the process must reply, its start included
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,15})(?:\.\d{1,15})?", re.ASCII)
+_LONE_NUMBER = re.compile(r"(?<![\w.^])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?(?!\w|\.\d)", re.ASCII)
+_COMMAND = re.compile(r"\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_FUNCTION = "sin|cos|tan|cot|sec|csc|log|exp|sqrt|arcsin|arccos|arctan|and|max|min"
+_WORD = re.compile(r"(?<![A-Za-z])(?:(?:[Ii]s|[Ii]t|of|to|[Ii]n|at|by|as|[Ss]o|an|on|be)(?![A-Za-z])"
+                   rf"|(?!(?:{_FUNCTION})(?![A-Za-z]))[A-Za-z]{{3,}})")
+_TWO_NUMBERS = re.compile(r"\d\s+[-+]?\s?\d|\d\s*\n", re.ASCII)
+_MIXED = re.compile(r"(-?)(\d{1,9})\s+(\d{1,9}/[1-9]\d{0,8})", re.ASCII)
+_MARK = re.compile(r"\\boxed\{|[{}]|<\|(?:begin|end)_of_box\|>")
+
+
+class VerifierError(RuntimeError):
+    """math-verify gave no verdict: it raised, ran out of time, or its process died."""
+
+
+def boxed(text: str) -> list[str]:
+    """What stands in each `\\boxed{...}` (braces in pairs) and `<|begin_of_box|>...<|end_of_box|>`, stripped and in
+    order; of boxes in each other the outermost. An unclosed one is none."""
+    spans: list[tuple[int, int]] = []
+    opened: list[tuple[int, int]] = []  # how deep, and where each open \\boxed{ begins
+    depth, token = 0, -1
+    for mark in _MARK.finditer(text):
+        start = -1
+        if mark[0] == "}":
+            depth = max(0, depth - 1)
+            start = opened.pop()[1] if opened and opened[-1][0] == depth else -1
+        elif mark[0] == "<|end_of_box|>":
+            start, token = token, -1
+        elif mark[0] == "<|begin_of_box|>":
+            token = mark.end()
+        else:
+            opened += [(depth, mark.end())] if mark[0] != "{" else []
+            depth += 1
+        if start >= 0:
+            while spans and spans[-1][0] > start:
+                spans.pop()
+            spans.append((start, mark.start()))
+    return [text[start:end].strip() for start, end in spans]
+
+
+def expression(text: str) -> str | None:
+    """The one mathematical expression that a text gives, as LaTeX; None when it gives none, or more than one.
+
+    What is boxed counts, else the one `$...$`, else a text without words as it is, else the one number among words:
+    "The answer is 12" is 12, "12 or 13 apples" is nothing. At most 500 characters.
+    """
+    for marked in (boxed(text), _dollars(text)):
+        if marked:
+            return _usable(marked[0]) if len({"".join(m.split()) for m in marked}) == 1 else None
+    text = text.strip().rstrip(".")
+    if len(text) > 20 * LONGEST:
+        return None
+    if not _WORD.search(_COMMAND.sub(" ", text)):
+        return _usable(text)
+    numbers = {n.replace(",", "") for n in _LONE_NUMBER.findall(text)}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
+def equal(answer: str | None, gold: str, seconds: float = SECONDS) -> bool:
+    """Whether two expressions are equal by math-verify; None equals nothing. Two plain numbers need no verifier: whole
+    ones are compared exactly, others up to a relative error of 1e-6.
+
+    `seconds` are CPU seconds of the verifier, so a busy machine changes no verdict. Raises VerifierError when it fails
+    or takes longer, ConfigError without the library.
+    """
+    if answer is None or len(answer) > LONGEST or len(gold) > LONGEST:
+        return False
+    if _NUMBER.fullmatch(answer) and _NUMBER.fullmatch(gold):
+        a, b = (float(number.replace(",", "")) for number in (answer, gold))
+        return abs(a - b) <= 1e-6 * abs(b) if "." in answer + gold else a == b
+    return answer == gold or verified(answer, gold, seconds)
+
+
+def verified(answer: str, gold: str, seconds: float = SECONDS) -> bool:
+    """The verdict of math-verify on two expressions: the one place where it is asked. Errors as in `equal`."""
+    return _verdict(gold, answer, seconds)
+
+
+def readable(gold: str, seconds: float = SECONDS) -> bool:
+    """Whether math-verify can read a right answer. Errors as in `equal`."""
+    return bool(_NUMBER.fullmatch(gold)) or _verdict(gold, None, seconds)
+
+
+def _verdict(gold: str, answer: str | None, seconds: float) -> bool:
+    found = _remembered(gold, answer, seconds)
+    if isinstance(found, str):
+        raise VerifierError(found)
+    return found
+
+
+@functools.lru_cache(maxsize=50_000)
+def _remembered(gold: str, answer: str | None, seconds: float) -> bool | str:
+    """The verdict, or why there is none; both are kept, so that what hangs does so once."""
+    try:
+        return _WORKER.ask({"gold": gold, "seconds": seconds} | ({} if answer is None else {"answer": answer}))
+    except VerifierError as error:
+        return str(error)
+
+
+def require_library() -> None:
+    """Raises ConfigError where math-verify is not installed."""
+    if importlib.util.find_spec("math_verify") is None:
+        raise ConfigError("rows with answer_type=math are compared by math-verify, which is not installed: "
+                          "pip install 'math-verify[antlr4_13_2]', or give them answer_type=number or text")
+
+
+def _paired(text: str) -> bool:
+    """Whether every brace is closed, and none before it was opened."""
+    depth = 0
+    for sign in text:
+        depth += (sign == "{") - (sign == "}")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _dollars(text: str) -> list[str]:
+    """What stands between dollar signs; nothing where their number is odd ("costs $5")."""
+    parts = text.replace("$$", "$").split("$")
+    return [part.strip() for part in parts[1::2]] if len(parts) % 2 else []
+
+
+def _usable(text: str) -> str | None:
+    """An expression that math-verify may see: short, braces in pairs, no two numbers side by side, which it would add.
+    """
+    if mixed := _MIXED.fullmatch(text):
+        sign, whole, part = mixed.groups()
+        return f"{sign}({whole}+{part})"
+    if not text or len(text) > LONGEST or _TWO_NUMBERS.search(text) or not _paired(text):
+        return None
+    return text
+
+
+class _Worker:
+    """One process that runs math-verify: started when first asked, and again after it hung or died."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, question: Mapping[str, Any]) -> bool:
+        """The process's verdict; one question at a time, from any thread. Raises VerifierError without one."""
+        with self._lock:
+            try:
+                line = self._reply(json.dumps(question).encode() + b"\n", 10 * question["seconds"] + _PATIENCE)
+            except BaseException:  # Ctrl-C: a reply that comes later belongs to no question
+                self.stop()
+                raise
+            if not line:
+                self.stop()
+                raise VerifierError(f"math-verify gave no verdict within {question['seconds']:g} s of CPU time on "
+                                    f"{question.get('answer', question['gold'])[:80]!r}")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise VerifierError(f"math-verify failed on {question.get('answer', question['gold'])[:80]!r}: "
+                                f"{reply['error']}")
+        return reply["value"]
+
+    def stop(self) -> None:
+        """Ends the process, if there is one."""
+        process, self._process = self._process, None
+        if process:
+            process.kill()
+            process.communicate()
+
+    def forget(self) -> None:
+        """In a forked process: the worker, and the lock that a thread may have held, stay the parent's."""
+        process = self._process
+        self.__init__()
+        if process:
+            for pipe in (process.stdin, process.stdout):
+                if pipe:
+                    pipe.close()
+            process.returncode = 0  # nobody here waits for it
+
+    def _reply(self, line: bytes, patience: float) -> bytes:
+        """The line that answers this one; empty when the process ended instead."""
+        if self._process is None or self._process.poll() is not None:
+            self.stop()
+            self._process = _started()
+        process = self._process
+        assert process.stdin and process.stdout
+        timer = threading.Timer(patience, process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+            return process.stdout.readline()
+        except OSError:  # it died before it could read
+            return b""
+        finally:
+            timer.cancel()
+
+
+def _started() -> subprocess.Popen[bytes]:
+    """A fresh process. It is no fork, so it shares no thread, lock or device; its hash seed is fixed, because sympy's
+    way through an expression follows it; its own session keeps Ctrl-C from it."""
+    require_library()
+    return subprocess.Popen(
+        [sys.executable, "-P", str(Path(__file__).with_name("_math_worker.py"))],
+        bufsize=0,  # a buffer has a lock, and a fork may copy it locked
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+        env={**os.environ, "PYTHONHASHSEED": "0"})
+
+
+_WORKER = _Worker()
+atexit.register(_WORKER.stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_WORKER.forget)

@@ -1,0 +1,159 @@
+"""Time spans `[start, end]` in seconds: how alike two are, and how to read them from an answer.
+
+A span is an interval only with start < end and finite ends; anything else overlaps nothing. Reading takes linear time
+and never raises, whatever the text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+Span = Sequence[float]
+
+_NUMBER = r"\d{1,9}(?:\.\d{0,20})?"  # bounded, so every number is finite
+_CLOCK = r"(?:\d{1,2}:)?\d{1,3}:[0-5]\d(?:\.\d{0,20})?"
+_UNIT = r"(?:\s{0,9}(?:seconds|second|secs|sec|s)(?!\w))?"
+_ALONE, _ENDS = r"(?<![\w.:\u2212-])", r"(?!\w|:\d|\.\d)"
+_BARE = re.compile(rf"{_ALONE}({_NUMBER})\s{{1,9}}(?:to|and)\s{{1,9}}({_NUMBER}){_ENDS}", re.ASCII | re.IGNORECASE)
+_BETWEEN = (r"\s{0,9}(?:to|until|till|and|-|\u2013|\u2014|~|,|"
+            r"[\"']?\s{0,9}[,;]?\s{0,9}[\"']?end(?:[_ ]?time)?[\"']?\s{0,9}[:=])\s{0,9}[\"']?")
+_ANY = re.compile(rf"(?<![\w.\u2212-])(?<!\d:)({_CLOCK}|{_NUMBER}){_UNIT}{_BETWEEN}({_CLOCK}|{_NUMBER}){_UNIT}{_ENDS}",
+                  re.ASCII | re.IGNORECASE)
+_PAIR = re.compile(rf"\(\s{{0,9}}({_NUMBER})\s{{0,9}},\s{{0,9}}({_NUMBER})\s{{0,9}}\)", re.ASCII)
+_BESIDE = re.compile(r"[\s,;.]*")
+_COMMAS = re.compile(r"(?:~(?:\s*,\s*~)*(?:\s*,)?)?\s*")
+MOST = 1000
+"""Spans of one answer that are looked at."""
+
+
+def is_span(span: Span) -> bool:
+    """Whether it is an interval: two finite numbers, the start before the end."""
+    try:
+        return len(span) == 2 and math.isfinite(span[0]) and math.isfinite(span[1]) and span[0] < span[1]
+    except OverflowError:  # an int like 10**400
+        return False
+
+
+def temporal_iou(a: Span, b: Span) -> float:
+    """Intersection over union of two intervals (tIoU), in [0, 1]; 0 when one is no interval."""
+    if not (is_span(a) and is_span(b)):
+        return 0.0
+    shared = min(a[1], b[1]) - max(a[0], b[0])
+    hull = max(a[1], b[1]) - min(a[0], b[0])  # of two that overlap the union
+    return max(0.0, shared) / hull if math.isfinite(hull) else 0.0
+
+
+def boundary_iou(span: Span, truth: Span, duration: float) -> float:
+    """tIoU times the nearness of both ends, in [0, 1]: Time-R1's `tIoU (1 - |ds| / D) (1 - |de| / D)` (2503.13377).
+
+    `duration` D is the clip's, in seconds, above 0. An end that is off by the whole clip or more earns nothing.
+    """
+    near = [max(0.0, 1 - abs(p - t) / duration) for p, t in zip(span, truth, strict=True)]
+    return temporal_iou(span, truth) * near[0] * near[1]
+
+
+def merged(spans: Sequence[Span]) -> list[list[float]]:
+    """The union of intervals as sorted intervals that do not touch; what is no interval is left out."""
+    out: list[list[float]] = []
+    for start, end in sorted((float(s[0]), float(s[1])) for s in spans if is_span(s)):
+        if out and start <= out[-1][1]:
+            out[-1][1] = max(out[-1][1], end)
+        else:
+            out.append([start, end])
+    return out
+
+
+def union_iou(spans: Sequence[Span], truth: Sequence[Span]) -> float:
+    """IoU of two unions of intervals, in [0, 1]; 1 when both lists are empty (VideoChat-R1, 2504.06958)."""
+    if not spans and not truth:
+        return 1.0
+    shared, first, second = _covered(spans, truth)
+    union = first + second - shared
+    return min(1.0, shared / union) if 0 < union < math.inf else 0.0
+
+
+def interval_precision(spans: Sequence[Span], truth: Sequence[Span]) -> float:
+    """IoP: share of the answered time that is true, in [0, 1] (NExT-GQA, 2309.01327); 1 when both lists are empty."""
+    if not spans and not truth:
+        return 1.0
+    shared, answered, _ = _covered(spans, truth)
+    return min(1.0, shared / answered) if 0 < answered < math.inf else 0.0
+
+
+def read_spans(text: str, most: int = MOST) -> list[list[float]]:
+    """The spans of a text, in order, however written; ends as written, so one may be no interval.
+
+    Seconds ("12.5", "12.5s", "12.5 seconds") or a clock ("1:02", "00:01:02.5"), joined by to, and, until, a dash or a
+    comma ("from 3 to 7", "3 - 7", "[3, 7]"), or named ({"start_time": 3, "end_time": 7}). Signs are not read.
+    """
+    return [[_seconds(start), _seconds(end)] for start, end in _found(_ANY, text, most)]
+
+
+def only_spans(text: str, count: int) -> bool:
+    """Whether a text is so many intervals and nothing else, commas and spaces between them aside."""
+    spans = read_spans(text, count + 1)
+    return len(spans) == count and all(map(is_span, spans)) and _BESIDE.fullmatch(_ANY.sub("", text)) is not None
+
+
+def last_span(text: str) -> list[float] | None:
+    """The last `a to b` or `a and b` of bare seconds; None without one (VideoChat-R1 2504.06958, Time-R1 2503.13377).
+
+    No unit, sign or clock; any white space around the word.
+    """
+    found = _found(_BARE, text, None)
+    return [float(found[-1][0]), float(found[-1][1])] if found else None
+
+
+def span_list(text: str) -> list[list[float]] | None:
+    """The spans of a text that is `[(s, e), ...]` and nothing else, each with s <= e; None for any other text.
+
+    At most 1,000; `[]` is an empty list (VideoChat-R1's <glue>, 2504.06958).
+    """
+    text = text.strip()
+    if not (text.startswith("[") and text.endswith("]")) or "~" in text:
+        return None
+    spans = [[float(a), float(b)] for a, b in _found(_PAIR, text, MOST + 1)]
+    framed = _COMMAS.fullmatch(_PAIR.sub("~", text[1:-1]).lstrip()) is not None
+    return spans if framed and len(spans) <= MOST and all(s <= e for s, e in spans) else None
+
+
+def format_time(seconds: float) -> str:
+    """Seconds with up to 4 decimals: 3, 12.5."""
+    return f"{seconds:.4f}".rstrip("0").rstrip(".")
+
+
+def format_span(span: Span) -> str:
+    """`start to end`, in seconds with up to 4 decimals."""
+    return f"{format_time(span[0])} to {format_time(span[1])}"
+
+
+def _covered(a: Sequence[Span], b: Sequence[Span]) -> tuple[float, float, float]:
+    """Seconds in both unions, in the first and in the second."""
+    first, second = merged(a), merged(b)
+    shared, i, j = 0.0, 0, 0
+    while i < len(first) and j < len(second):
+        shared += max(0.0, min(first[i][1], second[j][1]) - max(first[i][0], second[j][0]))
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return shared, sum(e - s for s, e in first), sum(e - s for s, e in second)
+
+
+def _seconds(text: str) -> float:
+    """"62.5" and "1:02.5" alike."""
+    total = 0.0
+    for part in text.split(":"):
+        total = total * 60 + float(part)
+    return total
+
+
+def _found(pattern: re.Pattern[str], text: str, most: int | None) -> list[tuple[str, str]]:
+    out: list[tuple[str, str]] = []
+    for match in pattern.finditer(text):
+        out.append((match[1], match[2]))
+        if len(out) == most:
+            break
+    return out

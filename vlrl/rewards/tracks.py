@@ -1,0 +1,54 @@
+"""Tracks: one box per frame, or None where the object is not seen. How alike two are, and how to read one.
+
+Boxes are `[x1, y1, x2, y2]`, both tracks in the same unit. Reading never raises, whatever the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vlrl.rewards.boxes import iou
+from vlrl.rewards.literals import numbers_of, read_literal
+
+Track = Sequence[Sequence[float] | None]
+
+
+def overlaps(track: Track, truth: Track) -> list[float]:
+    """IoU of every frame in which the object is seen; a missing box is 0, all are with another number of frames."""
+    if len(track) != len(truth):
+        track = [None] * len(truth)
+    return [0.0 if box is None else iou(box, true) for box, true in zip(track, truth, strict=True) if true is not None]
+
+
+def mean_overlap(track: Track, truth: Track) -> float:
+    """Mean IoU over the frames in which the object is seen (average overlap, AO), in [0, 1]; 0 without such a frame."""
+    found = overlaps(track, truth)
+    return sum(found) / len(found) if found else 0.0
+
+
+def success_rate(track: Track, truth: Track, above: float = 0.5) -> float:
+    """Share of those frames whose IoU lies above a threshold (SR of GOT-10k, 1810.11981), in [0, 1]."""
+    found = overlaps(track, truth)
+    return sum(v > above for v in found) / len(found) if found else 0.0
+
+
+def read_track(text: str, count: int) -> list[list[float] | None] | None:
+    """The track of a text that is a list of `count` boxes (or null) and nothing else; None for any other text."""
+    found = read_literal(text)
+    if not isinstance(found, list) or len(found) != count:
+        return None
+    boxes = [_box(entry) for entry in found]
+    return None if any(entry is not None and box is None for entry, box in zip(found, boxes, strict=True)) else boxes
+
+
+def read_keyed_boxes(found: Any) -> dict[str, list[float]] | None:
+    """`{"1": [x1, y1, x2, y2], ...}` with four numbers to every key; None for anything else. At most 1,000 keys."""
+    if not isinstance(found, dict) or len(found) > 1000:
+        return None
+    boxes = {key: box for key, entry in found.items() if (box := _box(entry))}
+    return boxes if len(boxes) == len(found) else None
+
+
+def _box(entry: Any) -> list[float] | None:
+    return numbers_of(entry, 4) if isinstance(entry, list) and len(entry) == 4 else None

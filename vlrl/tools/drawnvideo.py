@@ -1,0 +1,273 @@
+"""Short clips of drawn shapes that move, flash, appear and leave, with questions whose answers are exact by drawing.
+
+Every kind of clip is a function (rng, turn, clock) -> Clip. What would be the answer that wins most often goes round
+with `turn`: directions, letters and counts come equally often, so that no constant answer wins.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+COLOURS = {"red": (230, 40, 40), "green": (40, 190, 70), "blue": (60, 110, 250), "yellow": (240, 220, 40)}
+SHAPES = ("circle", "square", "triangle")
+DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
+SECONDS = (4, 6)
+"""Shortest and longest clip. Spans begin and end at whole seconds."""
+BOXES = 8
+"""Places of a track that are asked for, spread evenly over the frames."""
+_DETAIL = 4  # drawn so many times larger, then averaged
+_FLASH = (255, 255, 255)
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How a clip is sampled: frames a second, and the length of its sides in pixels."""
+
+    fps: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A clip and what is asked about it: frames [n, height, width, 3] of uint8, and the fields of its row."""
+
+    frames: np.ndarray
+    row: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Actor:
+    """One shape: its centre in every frame, in shares of the picture's side; None where it is not to be seen."""
+
+    colour: str
+    shape: str
+    radius: float
+    path: tuple[Point | None, ...]
+    flashes: frozenset[int] = field(default_factory=frozenset)
+    """Frames in which it is white."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.colour} {self.shape}"
+
+    def box(self, frame: int, size: int) -> list[float] | None:
+        """The box around it in pixels."""
+        at = self.path[frame]
+        return None if at is None else [round((v + s * self.radius) * size, 2) for s in (-1, 1) for v in at]
+
+
+def draw(actors: Sequence[Actor], frame: int, size: int, ground: tuple[int, int, int]) -> np.ndarray:
+    """One frame [size, size, 3], its edges smooth."""
+    image = Image.new("RGB", (size * _DETAIL, size * _DETAIL), ground)
+    pen = ImageDraw.Draw(image)
+    for actor in actors:
+        box = actor.box(frame, size * _DETAIL)
+        if box is None:
+            continue
+        colour = _FLASH if frame in actor.flashes else COLOURS[actor.colour]
+        x1, y1, x2, y2 = box
+        if actor.shape == "triangle":
+            pen.polygon([(x1, y2), (x2, y2), ((x1 + x2) / 2, y1)], fill=colour)
+        else:
+            (pen.ellipse if actor.shape == "circle" else pen.rectangle)((x1, y1, x2 - 1, y2 - 1), fill=colour)
+    return np.asarray(image.reduce(_DETAIL))
+
+
+def clip(actors: Sequence[Actor], clock: Clock, rng: random.Random, **row: Any) -> Clip:
+    """The frames of these actors on a dark ground."""
+    ground = (shade := rng.randint(10, 50), shade, shade)
+    frames = np.stack([draw(actors, i, clock.size, ground) for i in range(len(actors[0].path))])
+    return Clip(frames, row)
+
+
+# --- actors -----------------------------------------------------------------------------------------------------------
+
+
+def seconds(rng: random.Random) -> int:
+    """The length of a clip."""
+    return rng.randint(*SECONDS)
+
+
+def span(rng: random.Random, length: int, shortest: int = 1) -> tuple[int, int]:
+    """Whole seconds (start, end) of a clip, at most half of it, all pairs equally often."""
+    return rng.choice([(a, b) for a, b in _spans(length) if b - a >= shortest])
+
+
+def cast(rng: random.Random, count: int, frames: int) -> list[Actor]:
+    """Actors of different colours that stand apart."""
+    actors: list[Actor] = []
+    for colour in rng.sample(sorted(COLOURS), count):
+        actor = Actor(colour, rng.choice(SHAPES), rng.uniform(0.1, 0.13), ())
+        while not actor.path or _touches(actor, actors):
+            at = (rng.uniform(0.15, 0.85), rng.uniform(0.15, 0.85))
+            actor = replace(actor, path=(at,) * frames)
+        actors.append(actor)
+    return actors
+
+
+def moving(rng: random.Random, actor: Actor, others: Sequence[Actor], direction: str, start: float, end: float
+           ) -> Actor:
+    """The actor with a straight way between two frames, clear of the others where there is room."""
+    (dx, dy), frames = DIRECTIONS[direction], len(actor.path)
+    found = actor
+    for _ in range(60):
+        reach = rng.uniform(0.35, 0.55)
+        x, y = (rng.uniform(0.15 + max(0, -reach * d), 0.85 - max(0, reach * d)) for d in (dx, dy))
+        done = [min(1.0, max(0.0, (i - start) / (end - start))) * reach for i in range(frames)]
+        found = replace(actor, path=tuple((x + dx * d, y + dy * d) for d in done))
+        if not _touches(found, others):
+            break
+    return found
+
+
+def _touches(actor: Actor, others: Sequence[Actor]) -> bool:
+    return any(a and b and max(abs(a[0] - b[0]), abs(a[1] - b[1])) < actor.radius + other.radius + 0.02
+               for other in others for a, b in zip(actor.path, other.path, strict=True))
+
+
+def shown(actor: Actor, start: int, end: int) -> Actor:
+    """The actor in the frames from `start` to before `end` alone."""
+    return replace(actor, path=tuple(at if start <= i < end else None for i, at in enumerate(actor.path)))
+
+
+# --- kinds ------------------------------------------------------------------------------------------------------------
+
+
+def direction(rng: random.Random, turn: int, clock: Clock) -> Clip:
+    """Which way a shape moves; others stand still."""
+    length, still = seconds(rng), rng.randint(0, 2)
+    hero, *others = cast(rng, 1 + still, length * clock.fps)
+    way = list(DIRECTIONS)[turn % 4]
+    start, end = span(rng, length, 2)
+    hero = moving(rng, hero, others, way, start * clock.fps, end * clock.fps)
+    return clip([*others, hero], clock, rng, **choice(f"Which way does the {hero.name} move?", list(DIRECTIONS), way),
+                difficulty=0.2 * still)
+
+
+def mover(rng: random.Random, turn: int, clock: Clock) -> Clip:
+    """Which of three shapes moves."""
+    hero, names, actors, times = _one_moves(rng, turn, clock)
+    return clip(actors, clock, rng, **choice("Which shape moves?", names, hero.name),
+                difficulty=_short(times, len(hero.path) / clock.fps))
+
+
+def mover_when(rng: random.Random, turn: int, clock: Clock) -> Clip:
+    """Which of three shapes moves, and when."""
+    hero, names, actors, times = _one_moves(rng, turn, clock)
+    return clip(actors, clock, rng, **{**choice("Which shape moves, and when?", names, hero.name),
+                                       "answer_type": "span+choice"}, spans=[list(map(float, times))],
+                difficulty=min(1.0, 0.3 + _short(times, len(hero.path) / clock.fps)))
+
+
+def _one_moves(rng: random.Random, turn: int, clock: Clock) -> tuple[Actor, list[str], list[Actor], tuple[int, int]]:
+    length = seconds(rng)
+    hero, *others = cast(rng, 3, length * clock.fps)
+    start, end = span(rng, length)
+    hero = moving(rng, hero, others, rng.choice(list(DIRECTIONS)), start * clock.fps, end * clock.fps)
+    names = [other.name for other in others]
+    names.insert(turn % 3, hero.name)
+    return hero, names, [*others, hero], (start, end)
+
+
+def order(rng: random.Random, turn: int, clock: Clock) -> Clip:
+    """Which of two shapes appears first."""
+    length = seconds(rng)
+    frames = length * clock.fps
+    pair = cast(rng, 2, frames)
+    first = rng.randint(1, frames - 3)
+    second = rng.randint(first + 1, frames - 1)
+    names = [actor.name for actor in pair]
+    early = shown(pair[turn % 2], first, frames)
+    late = shown(pair[1 - turn % 2], second, frames)
+    return clip([early, late], clock, rng, **choice("Which shape appears first?", names, early.name),
+                difficulty=round(1 - (second - first) / frames, 2))
+
+
+def flashes(rng: random.Random, turn: int, clock: Clock) -> Clip:
+    """How many times a shape flashes white, 1 to 4 times, a frame each."""
+    frames = seconds(rng) * clock.fps
+    hero, *others = cast(rng, rng.randint(1, 2), frames)
+    count = 1 + turn % 4
+    free = rng.sample(range(frames - count), count)  # the first frame is dark, and one between two flashes
+    lit = frozenset(at + i for i, at in enumerate(sorted(free), start=1))
+    question = f"How many times does the {hero.name} flash white?"
+    return clip([*others, replace(hero, flashes=lit)], clock, rng, question=question, answer_type="number",
+                answer=str(count), difficulty=0.2 * (count - 1))
+
+
+def moves(rng: random.Random, turn: int, clock: Clock) -> Clip:
+    """When a shape moves; in every second clip another moves at another time."""
+    length = seconds(rng)
+    hero, *others = cast(rng, 2, length * clock.fps)
+    start, end = times = span(rng, length)
+    if turn % 2:
+        a, b = rng.choice([s for s in _spans(length) if s != times])
+        others = [moving(rng, others[0], [hero], rng.choice(list(DIRECTIONS)), a * clock.fps, b * clock.fps)]
+    hero = moving(rng, hero, others, rng.choice(list(DIRECTIONS)), start * clock.fps, end * clock.fps)
+    return clip([*others, hero], clock, rng, **when(f"the {hero.name} moves", *times),
+                difficulty=round(0.5 * (turn % 2) + 0.5 * _short(times, length), 2))
+
+
+def visible(rng: random.Random, turn: int, clock: Clock) -> Clip:
+    """When a shape can be seen; in every second clip another comes and goes as well."""
+    length = seconds(rng)
+    hero, *others = cast(rng, 2, length * clock.fps)
+    start, end = times = span(rng, length)
+    if turn % 2:
+        a, b = rng.choice([s for s in _spans(length) if s != times])
+        others = [shown(others[0], a * clock.fps, b * clock.fps)]
+    return clip([*others, shown(hero, start * clock.fps, end * clock.fps)], clock, rng,
+                **when(f"the {hero.name} is visible", *times),
+                difficulty=round(0.4 * (turn % 2) + 0.4 * _short(times, length), 2))
+
+
+def track(rng: random.Random, turn: int, clock: Clock) -> Clip:
+    """Where a shape is in eight frames while it goes one way and then another."""
+    frames = max(seconds(rng) * clock.fps, BOXES)
+    hero, *others = cast(rng, 1 + turn % 2, frames)
+    corners = [(rng.uniform(0.15, 0.85), rng.uniform(0.15, 0.85)) for _ in range(3)]
+    knots = np.linspace(0, frames - 1, 3)
+    path = zip(*(np.interp(range(frames), knots, [c[axis] for c in corners]) for axis in (0, 1)), strict=True)
+    hero = replace(hero, path=tuple((float(x), float(y)) for x, y in path))
+    asked = [round(v) for v in np.linspace(0, frames - 1, BOXES)]
+    boxes = {"label": hero.name, "boxes": [hero.box(i, clock.size) for i in asked],
+             "times": [i / clock.fps for i in asked]}
+    return clip([*others, hero], clock, rng, question=f"the {hero.name}", answer_type="track", tracks=[boxes],
+                difficulty=round(0.3 + 0.4 * (turn % 2), 2))
+
+
+def choice(question: str, options: Sequence[str], right: str) -> dict[str, Any]:
+    """The fields of a question with options; the answer is a letter."""
+    return {"question": question, "answer_type": "choice", "options": list(options),
+            "answer": "ABCDEFGH"[list(options).index(right)]}
+
+
+def when(what: str, start: int, end: int) -> dict[str, Any]:
+    """The fields of a question about the time of something, a sentence."""
+    return {"question": what, "answer_type": "span", "answer": f"{start} to {end}",
+            "spans": [[float(start), float(end)]]}
+
+
+def _spans(length: int) -> list[tuple[int, int]]:
+    """Spans of up to half the clip: longer ones would let one span fit them all."""
+    return [(a, b) for a in range(length) for b in range(a + 1, length + 1) if 2 * (b - a) <= length]
+
+
+def _short(times: tuple[int, int], length: float) -> float:
+    """1 for an instant, 0 for the whole clip."""
+    return round(1 - (times[1] - times[0]) / length, 2)
+
+
+Kind = Callable[[random.Random, int, Clock], Clip]
+KINDS: dict[str, tuple[Kind, float]] = {
+    "direction": (direction, 3), "mover": (mover, 3), "order": (order, 2), "flashes": (flashes, 1.5),
+    "moves": (moves, 4), "visible": (visible, 3), "mover_when": (mover_when, 0.75), "track": (track, 0.75),
+}
+"""Category -> the function that makes a clip, and how often it is taken beside the others."""

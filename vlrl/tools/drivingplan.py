@@ -1,0 +1,60 @@
+"""What was driven, in words: the meta-actions of AlphaDrive (arXiv 2503.07608) read off a trajectory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+STANDING = 0.5
+"""Metres per second below which a vehicle stands."""
+TURN = math.radians(25)
+"""Least change of heading of a turn."""
+_STRAIGHT = math.radians(12)  # most change of heading of what is no turn
+_SAME, _FASTER = 0.8, 1.5  # m/s of change: at most that of KEEP, at least that of ACCELERATE and DECELERATE
+_LANE, _IN_LANE = 2.4, 1.0  # m to the side: at least that of a lane change, at most that of STRAIGHT
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A meta-action; `margin` in [0, 1] says how far it is from being another one, 0 = hardly."""
+
+    speed: str
+    path: str
+    margin: float
+
+
+def plan_of(places: np.ndarray, headings: np.ndarray, speeds: Sequence[float] | np.ndarray) -> Plan | None:
+    """The plan that a driven trajectory shows, or None where it lies between two.
+
+    `places` [n, 2] in metres and `headings` [n] in radians are in the vehicle's own frame at the first moment: x
+    forward, y to the left, headings counter-clockwise. `speeds` [n] are in metres per second.
+    """
+    speed, path = _speed(float(speeds[0]), float(speeds[-1])), _path(places, headings)
+    return Plan(speed[0], path[0], round(min(1.0, speed[1], path[1]), 3)) if speed and path else None
+
+
+def _speed(before: float, after: float) -> tuple[str, float] | None:
+    change = after - before
+    if after < STANDING:
+        return "STOP", 1 - after / STANDING
+    if change <= -_FASTER:
+        return ("DECELERATE", min(-change / _FASTER - 1, after / STANDING - 2)) if after > 2 * STANDING else None
+    if change >= _FASTER:
+        return "ACCELERATE", change / _FASTER - 1
+    return ("KEEP", 1 - abs(change) / _SAME) if abs(change) <= _SAME and after > 2 * STANDING else None
+
+
+def _path(places: np.ndarray, headings: np.ndarray) -> tuple[str, float] | None:
+    turned, aside = float(headings[-1]), float(places[-1, 1])
+    if abs(turned) >= TURN:
+        return "LEFT_TURN" if turned > 0 else "RIGHT_TURN", abs(turned) / TURN - 1
+    if abs(turned) > _STRAIGHT:
+        return None
+    if abs(aside) >= _LANE:
+        return "LEFT_CHANGE" if aside > 0 else "RIGHT_CHANGE", (abs(aside) - _LANE) / (_LANE - _IN_LANE)
+    if np.abs(places[:, 1]).max() <= _IN_LANE:
+        return "STRAIGHT", 1 - float(np.abs(places[:, 1]).max()) / _IN_LANE
+    return None

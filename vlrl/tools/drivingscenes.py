@@ -1,0 +1,335 @@
+"""Traffic scenes simulated by highway-env (Farama Foundation, MIT) and driven by its own expert.
+
+The expert is the Intelligent Driver Model for speed (IDM, cond-mat/0002177) with MOBIL for lane changes, which follows
+a route through junctions, yields, and stops behind what stands. The road networks are those of five environments of
+highway-env; where the vehicles stand and how fast they go is drawn here, so that every manoeuvre comes up.
+
+World coordinates are highway-env's: metres, y downwards on the screen, headings in radians clockwise from x.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # highway-env brings pygame, which would look for a screen
+os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+from highway_env.envs.exit_env import ExitEnv
+from highway_env.envs.highway_env import HighwayEnv
+from highway_env.envs.intersection_env import IntersectionEnv
+from highway_env.envs.merge_env import MergeEnv
+from highway_env.envs.roundabout_env import RoundaboutEnv
+from highway_env.road.regulation import RegulatedRoad
+from highway_env.road.road import Road, RoadNetwork
+from highway_env.vehicle.behavior import IDMVehicle
+from highway_env.vehicle.objects import Obstacle
+
+STEP = 0.1
+"""Seconds of one simulation step."""
+WARM_UP = 1.0
+"""Seconds driven before the first decision: the past that history frames show."""
+HORIZON = 3.0
+"""Seconds after a decision that say what was decided."""
+MOST_SPEED = 30.0
+"""Metres per second, as fast as any driver goes."""
+DECISIONS = (0.0, 1.0)
+"""Moments of decision in a scene, seconds after the warm-up."""
+_USUAL = 0.6
+"""How often a scene is arranged in the way that its plan needs; else it is drawn from all ways."""
+Lane = tuple[str, str, int]
+T = TypeVar("T")
+Aim = tuple[str, str]
+"""Speed and path of a plan."""
+_SPEEDS = {"STOP": (0.0, 0.7), "KEEP": (0.96, 1.04), "ACCELERATE": (0.0, 0.8), "DECELERATE": (1.25, 1.7)}
+_LEADS = {"STOP": "standing", "KEEP": "none", "ACCELERATE": "none", "DECELERATE": "slow"}
+_ROADS = {"highway": (HighwayEnv, {"lanes_count": 3, "vehicles_count": 1}), "merge": (MergeEnv, {}),
+          "intersection": (IntersectionEnv, {"initial_vehicle_count": 1}), "roundabout": (RoundaboutEnv, {}),
+          "exit": (ExitEnv, {"lanes_count": 3, "vehicles_count": 1})}
+
+
+class Driver(IDMVehicle):
+    """A vehicle driven by the expert, with lane changes of about three seconds. Once it has yielded, highway-env would
+    let it go on at the lane's speed limit; it goes on at its own."""
+
+    ACC_MAX = 5.0
+    COMFORT_ACC_MAX = 2.5
+    COMFORT_ACC_MIN = -4.0
+    DISTANCE_WANTED = 7.0
+    TIME_WANTED = 1.2
+    KP_LATERAL = 0.7
+    LANE_CHANGE_MIN_ACC_GAIN = 0.5
+    EASE = 1.8
+    wanted = 0.0
+    """Metres per second on a free road."""
+
+    def acceleration(self, ego_vehicle: Any, front_vehicle: Any = None, rear_vehicle: Any = None) -> float:
+        """The IDM's, with gentle braking where it is only for the limit."""
+        whole = float(super().acceleration(ego_vehicle, front_vehicle, rear_vehicle))
+        free = float(super().acceleration(ego_vehicle))
+        yields = getattr(ego_vehicle, "target_speed", 0) <= 0
+        return whole if yields else whole - free + max(free, -self.EASE)
+
+    def act(self, action: Any = None) -> None:
+        self.target_speed = min(self.target_speed, self.wanted)
+        super().act(action)
+
+    def on_state_update(self) -> None:
+        """Its lane is looked for where it can be by now, instead of in the whole network."""
+        lanes = _around(self.road.network, self.lane_index)
+        self.lane_index, self.lane = min(
+            lanes, key=lambda lane: lane[1].distance_with_heading(self.position, self.heading))
+
+    def step(self, dt: float) -> None:
+        super().step(dt)
+        self.speed = max(0.0, self.speed)  # braking ends at a stand
+
+
+@cache
+def _around(roads: Any, lane: Lane) -> list[tuple[Lane, Any]]:
+    """The lanes between the same two nodes, those after them, and those before."""
+    return [(index, found) for index, found in roads.lanes_dict().items()
+            if index[:2] == lane[:2] or index[0] == lane[1] or index[1] == lane[0]]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A scene before it is driven; the expert's own vehicle is the first of the road's."""
+
+    road: Road
+    navigation: str
+    limit: float
+    """Metres per second that the expert drives at on a free road."""
+    free: bool
+    """Whether the expert may change lanes."""
+
+
+@dataclass(frozen=True)
+class Drive:
+    """What happened in a scene."""
+
+    scene: Scene
+    states: np.ndarray
+    """[steps, vehicles, 5] x, y, heading, speed, acceleration; the expert's own vehicle is the first."""
+    decisions: tuple[int, ...]
+    """Steps at which the expert may take a decision, in the middle of a lane."""
+    crashed: bool
+
+    @property
+    def things(self) -> list[tuple[float, float, float]]:
+        """x, y, heading of what stands on the road and is no vehicle."""
+        return [(float(thing.position[0]), float(thing.position[1]), float(thing.heading))
+                for thing in self.scene.road.objects]
+
+
+@cache
+def network(scenario: str) -> RoadNetwork:
+    """The lanes of a scenario, those of highway-env's environment."""
+    environment, config = _ROADS[scenario]
+    made: Any = environment(config)
+    made.reset(seed=0)
+    for lane in made.road.network.lanes_list():
+        lane.speed_limit = MOST_SPEED  # each driver keeps to a limit of its own
+    return made.road.network
+
+
+def scene(scenario: str, seed: str, aim: Aim) -> Scene:
+    """A scene drawn from a text and arranged for a plan, which comes out at times; the same text and plan give the same
+    scene."""
+    rng = random.Random(seed)
+    kind: Any = RegulatedRoad if scenario == "intersection" else Road
+    road = kind(network(scenario), np_random=np.random.default_rng(rng.getrandbits(64)),
+                neighbour_vehicles_connected_lanes=True)
+    return SCENARIOS[scenario](road, rng, aim)
+
+
+def drive(scene: Scene) -> Drive:
+    """Lets the expert and the others drive: the warm-up, the decisions, and the horizon after the last of them."""
+    road, vehicles = scene.road, cast(list[Driver], scene.road.vehicles)
+    ego = vehicles[0]
+    ego.enable_lane_change = False
+    begin, moments = round(WARM_UP / STEP), {round((WARM_UP + at) / STEP) for at in DECISIONS}
+    steps = max(moments) + round(HORIZON / STEP)
+    states, decisions = np.empty((steps + 1, len(vehicles), 5)), []
+    for step in range(steps + 1):
+        for index, vehicle in enumerate(vehicles):
+            action = cast(dict[str, float], vehicle.action)
+            states[step, index] = (*vehicle.position, vehicle.heading, vehicle.speed, action["acceleration"])
+        if step in moments and _settled(ego):
+            decisions.append(step)
+            ego.timer = 2 * ego.LANE_CHANGE_DELAY  # lane changes are thought about at once
+        if step == begin:
+            ego.wanted = ego.target_speed = scene.limit
+            ego.enable_lane_change = scene.free
+        if step < steps:
+            road.act()
+            road.step(STEP)
+    return Drive(scene, states, tuple(decisions), any(vehicle.crashed for vehicle in vehicles))
+
+
+def _settled(ego: Driver) -> bool:
+    """In the middle of its lane and changing to none."""
+    lane, target = ego.lane_index, ego.target_lane_index
+    changing = lane[:2] == target[:2] and lane != target
+    return not changing and abs(ego.lane.local_coordinates(ego.position)[1]) < 0.6
+
+
+# --- scenes -----------------------------------------------------------------------------------------------------------
+
+
+def _place(road: Road, lane: Lane, at: float, speed: float, wanted: float | None = None) -> Driver | None:
+    """A vehicle on a lane, unless there is no room for it; it keeps its lane. `wanted` is the speed it likes."""
+    where = road.network.get_lane(lane)
+    if not 0 <= at <= where.length:
+        return None
+    position = where.position(at, 0)
+    for other in road.vehicles:
+        along, aside = where.local_coordinates(other.position)
+        if np.hypot(*(other.position - position)) < 8 and abs(along - at) < 8 and abs(aside) < 3:
+            return None
+    vehicle = Driver(road, position, where.heading_at(at), speed, target_lane_index=lane, target_speed=MOST_SPEED,
+                     enable_lane_change=False)
+    vehicle.lane_index, vehicle.lane = lane, where  # at a junction others are as close
+    vehicle.wanted = max(speed if wanted is None else wanted, 0.01)
+    road.vehicles.append(vehicle)
+    return vehicle
+
+
+def _barrier(road: Road, lane: Lane, at: float) -> None:
+    road.objects.append(Obstacle(road, cast(Any, road.network.get_lane(lane).position(at, 0))))
+
+
+def _usual(value: T, others: Sequence[T], rng: random.Random) -> T:
+    """`value` most of the time, else any of the others."""
+    return value if rng.random() < _USUAL else rng.choice(others)
+
+
+def _ego(road: Road, lane: Lane, at: float, limit: float, aim: Aim, rng: random.Random
+         ) -> tuple[Driver, float]:
+    """The expert's vehicle, which comes to about `at` in the warm-up, and where it starts.
+
+    It is as fast as the limit, slower, faster, or standing, and keeps its speed until the first decision.
+    """
+    share = rng.uniform(*_SPEEDS[_usual(aim[0], list(_SPEEDS), rng)])
+    speed = share * limit if share > 0.1 else 0.0
+    at = max(0.0, at - speed * WARM_UP)
+    ego = _place(road, lane, at, speed)
+    assert ego is not None
+    return ego, at
+
+
+def _lead(road: Road, ego: Driver, lane: Lane, at: float, limit: float, aim: Aim, rng: random.Random) -> None:
+    """Perhaps a vehicle ahead in the same lane: slower, standing, or as fast; or something that lies on the road."""
+    routed = bool(ego.route)  # else only what is slower makes it change lanes
+    usual = _LEADS[aim[0]] if aim[1] == "STRAIGHT" else "none" if routed else "slow"
+    kind = _usual(usual, ("none", "slow", "standing", "same"), rng)
+    if kind == "none":
+        return
+    share = {"slow": rng.uniform(0.2, 0.6), "standing": 0.0, "same": rng.uniform(0.9, 1.1)}[kind]
+    gap = rng.uniform(8, 11) + rng.uniform(0.3, 1.2 if kind == "standing" else 2.2) * ego.speed
+    length = road.network.get_lane(lane).length
+    if kind == "standing" and rng.random() < 0.3 and at + gap < length:
+        _barrier(road, lane, at + gap)
+    else:
+        _place(road, lane, at + gap, share * limit)
+
+
+def _beside(road: Road, own: Lane, others: Iterable[int], at: float, limit: float, aim: Aim, rng: random.Random
+            ) -> None:
+    """Perhaps vehicles in the lanes beside, next to the expert's or somewhat before or behind it; fewer where it is to
+    go."""
+    goal = own[2] + {"LEFT_CHANGE": -1, "RIGHT_CHANGE": 1}.get(aim[1], 99)
+    for number in others:
+        lane, wanted = (own[0], own[1], number), number == goal
+        if rng.random() < (0.2 if wanted else 0.6):
+            _place(road, lane, at + rng.uniform(-9, 9), limit * rng.uniform(0.7, 1.0))
+        if rng.random() < (0.15 if wanted else 0.3):
+            _place(road, lane, at + rng.uniform(15, 40), limit * rng.uniform(0.3, 1.0))
+
+
+def highway(road: Road, rng: random.Random, aim: Aim) -> Scene:
+    """Three lanes, all straight; slower traffic is overtaken where a lane beside it is free."""
+    limit, lane, at = rng.choice((10.0, 12.0, 14.0, 16.0)), rng.randrange(3), rng.uniform(100, 900)
+    ego, at = _ego(road, ("0", "1", lane), at, limit, aim, rng)
+    _lead(road, ego, ("0", "1", lane), at, limit, aim, rng)
+    _beside(road, ("0", "1", lane), sorted({0, 1, 2} - {lane}), at, limit, aim, rng)
+    return Scene(road, "Follow the road.", limit, True)
+
+
+def merge(road: Road, rng: random.Random, aim: Aim) -> Scene:
+    """On the ramp of a motorway, beside the lane to merge into, or on that lane."""
+    limit, at = rng.choice((10.0, 12.0, 14.0)), rng.uniform(2, 50)
+    ramp = _usual(aim[1] == "LEFT_CHANGE", (True, False), rng)
+    lane = ("b", "c", 2 if ramp else 1)
+    ego, at = _ego(road, lane, at, limit, aim, rng)
+    if ramp:
+        ego.route = [("b", "c", 1), ("c", "d", 1)]
+    _lead(road, ego, lane, at, limit, aim, rng)
+    _beside(road, lane, sorted({0, 1, 2} - {lane[2]}), at, limit, aim, rng)
+    _barrier(road, ("b", "c", 2), 79)
+    return Scene(road, "Merge left." if ramp else "Follow the road.", limit, True)
+
+
+def exit_road(road: Road, rng: random.Random, aim: Aim) -> Scene:
+    """Three lanes that widen to four; the fourth leaves the road."""
+    limit, wants = rng.choice((10.0, 12.0, 14.0)), rng.random() < 0.8
+    wide = rng.random() < 0.8
+    at = rng.uniform(2, 45) if wide else rng.uniform(340, 375)
+    lane = ("1", "2", 2) if wide else ("0", "1", 2)
+    ego, at = _ego(road, lane, at, limit, aim, rng)
+    if wants:
+        ego.route = [("1", "2", 3), ("2", "exit", 0)]
+    _lead(road, ego, lane, at, limit, aim, rng)
+    _beside(road, lane, (1, 3) if wide else (1,), at, limit, aim, rng)
+    return Scene(road, "Take the exit." if wants else "Follow the road.", limit, wants)
+
+
+def intersection(road: Road, rng: random.Random, aim: Aim) -> Scene:
+    """Four arms; who crosses goes first or yields by highway-env's rules."""
+    turns = {"STRAIGHT": "straight", "LEFT_TURN": "left", "RIGHT_TURN": "right"}
+    arm, turn, limit = rng.randrange(4), _usual(turns[aim[1]], list(turns.values()), rng), 10.0
+    to = (arm + {"left": 1, "straight": 2, "right": 3}[turn]) % 4
+    lane = (f"o{arm}", f"ir{arm}", 0)
+    at = 100 - rng.uniform(*_usual((0, 10) if aim[1] != "STRAIGHT" else (10, 40), ((0, 12), (12, 40)), rng))
+    ego, at = _ego(road, lane, at, limit, aim, rng)
+    ego.plan_route_to(f"o{to}")
+    if rng.random() < (0.9 if aim[0] == "STOP" else 0.4):
+        _lead(road, ego, lane, at, limit, aim, rng)
+    if rng.random() < (0.6 if aim[0] == "DECELERATE" else 0.3):  # something slow in the way after the turn
+        _place(road, (f"ir{arm}", f"il{to}", 0), rng.uniform(4, 14), limit * rng.uniform(0, 0.4))
+    for other in rng.sample(sorted({0, 1, 2, 3} - {arm}), rng.randint(0, 2)):
+        crossing = _place(road, (f"o{other}", f"ir{other}", 0), rng.uniform(70, 98), limit * rng.uniform(0.5, 1), limit)
+        if crossing:
+            crossing.plan_route_to(f"o{rng.choice(sorted({0, 1, 2, 3} - {other}))}")
+    said = {"left": "Turn left.", "straight": "Go straight.", "right": "Turn right."}[turn]
+    return Scene(road, said, limit, False)
+
+
+def roundabout(road: Road, rng: random.Random, aim: Aim) -> Scene:
+    """Into a roundabout, along its ring, or out of it."""
+    arms, limit = "senw", 8.0
+    arm = rng.randrange(4)
+    here, after = arms[arm], arms[(arm + 1) % 4]
+    leave = _usual(aim[1] == "RIGHT_TURN", (True, False), rng)
+    place = _usual("entry" if aim[1] == "STRAIGHT" else "ring", ("entry", "ring"), rng)
+    out = after if leave else arms[(arm + 2) % 4]
+    lane = (here + "es", here + "e", 0) if place == "entry" else (here + "e", after + "x", rng.randint(0, 1))
+    at = rng.uniform(0, road.network.get_lane(lane).length)
+    ego, at = _ego(road, lane, at, limit, aim, rng)
+    ego.plan_route_to(out + "xr")
+    if rng.random() < 0.5:
+        ahead = (after + "x", after + ("xs" if leave else "e"), 0 if leave else lane[2])
+        _place(road, ahead, rng.uniform(2, 14), limit * _usual(0.0 if aim[0] == "STOP" else 0.9, (0.0, 0.4, 0.9), rng))
+    if place == "entry" and rng.random() < 0.5:
+        _place(road, (here + "x", here + "e", 1), rng.uniform(2, 14), limit * rng.uniform(0.4, 1.0))
+    return Scene(road, "Take the next exit." if leave else "Stay in the roundabout.", limit, False)
+
+
+SCENARIOS: dict[str, Callable[[Road, random.Random, Aim], Scene]] = {
+    "highway": highway, "merge": merge, "exit": exit_road, "intersection": intersection, "roundabout": roundabout,
+}

@@ -1,0 +1,52 @@
+"""What the makers of data share: an empty folder to write to, the rows of both splits, and what was made of what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vlrl.data import SPLITS, write_rows
+from vlrl.errors import ConfigError, DataError
+from vlrl.files import replacing, write_text
+
+Tell = Callable[[str, int, int], None]
+"""Told what is made, how many are done, and of how many."""
+Make = Callable[[str, int], Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]]
+"""(split, count) -> that many rows, each with its files: path inside the folder -> content."""
+
+
+def make_rows(out: Path, make: Make, samples: int, heldout: int | None, made_by: Mapping[str, Any], *, what: str,
+              force: bool = False, tell: Tell | None = None) -> dict[str, int]:
+    """Writes both splits, their media and made_by.json into a folder; returns the rows of each split.
+
+    A fifth of the rows is held out unless `heldout` gives their number. What an earlier run left is replaced with
+    `force` only. Raises ConfigError for impossible numbers, DataError when the folder is not empty.
+    """
+    held = samples // 5 if heldout is None else heldout
+    if samples < 1:
+        raise ConfigError(f"--samples {samples} must be at least 1")
+    if not 0 <= held <= samples:
+        raise ConfigError(f"--heldout {held} must lie between 0 and --samples {samples}: it is a part of them")
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
+        raise DataError(f"{out} is no empty folder; name another, or replace what is there with --force")
+    rows: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    for split, count in zip(SPLITS, (samples - held, held), strict=True):
+        for row, files in make(split, count):
+            for name, content in files.items():
+                _save(out / name, content)
+            rows[split].append(row)
+            if tell:
+                tell(what, sum(map(len, rows.values())), samples)
+    for split, found in rows.items():
+        write_rows(out / f"{split}.jsonl", found)
+    counts = {split: len(found) for split, found in rows.items()}
+    write_text(out / "made_by.json", json.dumps({**made_by, "rows": counts}, indent=1) + "\n")
+    return counts
+
+
+def _save(path: Path, content: bytes) -> None:
+    if not (path.exists() and path.read_bytes() == content):
+        with replacing(path, sync=False) as temporary:
+            temporary.write_bytes(content)

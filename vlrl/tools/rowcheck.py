@@ -1,0 +1,206 @@
+"""What is wrong with the canonical fields of a row, whatever task reads it; and what leaks from train to held-out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlrl.data import MEDIA_FIELDS, box_problems
+from vlrl.errors import DataError, did_you_mean
+from vlrl.formats.choices import letter, options_of
+from vlrl.formats.driving import plan_problem
+from vlrl.formats.fields import number, short
+from vlrl.formats.folders import side_of
+from vlrl.rewards.boxes import is_number
+from vlrl.rewards.driving import trajectory_problem
+
+Row = Mapping[str, Any]
+ANSWER_TYPES = ("choice", "number", "count", "text", "yes_no", "math", "chart", "ocr", "regression", "span",
+                "span+choice", "track")
+LATE = 0.1
+"""Share of the duration by which a span may end after it: published annotations do, by up to a tenth."""
+SLACK = 1.0
+"""Seconds by which a told duration may differ from the file's."""
+_POSITIVE = ("duration", "fps")
+_TEXTS = ("question", "instruction", "expression")
+_SHOWN = {"expression": "image", "boxes": "image", "box": "image", "action": "image", "label": "image",
+          "plan": "image", "trajectory": "image", "spans": "video", "tracks": "video"}
+"""Field -> the kind of media without which it says nothing."""
+
+
+def field_problems(row: Row) -> Iterator[str]:
+    """Each thing that is wrong with the fields that a row has; fields it has not are left to its task."""
+    for name in _TEXTS:
+        if row.get(name) is not None and not (isinstance(row[name], str) and row[name].strip()):
+            yield f"{name}={short(row[name])} must be a text that is not empty"
+    for name in _POSITIVE:
+        if row.get(name) is not None and not (is_number(row[name]) and row[name] > 0):
+            yield f"{name}={short(row[name])} must be a number above 0"
+    for name, find in _CHECKS.items():
+        if row.get(name) is not None:
+            problem = find(row)
+            if problem:
+                yield problem
+
+
+def unseen_problem(row: Row) -> str | None:
+    """What is wrong with a row that names no image or video, and has a field that needs one; None for nothing."""
+    field = next((name for name in _SHOWN if row.get(name) is not None), None)
+    if field is None or any(row.get(name) for name in MEDIA_FIELDS):
+        return None
+    return f"{field}={short(row[field])} is about {_SHOWN[field]}s, and the row names none: give it {_SHOWN[field]!r}"
+
+
+def _label(row: Row) -> str | None:
+    label, labels = row["label"], row.get("labels")
+    several = label if isinstance(label, list) else [label]
+    if not several or not all(isinstance(v, (str, int)) and not isinstance(v, bool) and str(v).strip()
+                              for v in several):
+        return f"label={short(label)} must be a text, or with `multi` a list of texts"
+    names = [str(v) for v in labels] if isinstance(labels, list) else None
+    missing = next((str(v) for v in several if names is not None and str(v) not in names), None)
+    if missing is None:
+        return None
+    return f"label={short(missing)} is not among labels={short(labels)}.{did_you_mean(missing, names or ())}"
+
+
+def _answer_type(row: Row) -> str | None:
+    kind = row["answer_type"]
+    if kind not in ANSWER_TYPES:
+        return (f"answer_type={short(kind)} is not known.{did_you_mean(str(kind), ANSWER_TYPES)} Known: "
+                f"{', '.join(ANSWER_TYPES)}")
+    needed = {"span": "spans", "track": "tracks"}.get(kind, "answer")
+    if row.get(needed) is None and row.get("answer") is None:
+        return f"answer_type={kind} needs the field {needed!r}"
+    if kind == "number" and not _is_numeric(row.get("answer")):
+        return f"answer={short(row.get('answer'))} must be a number, as answer_type=number says"
+    return None
+
+
+def _is_numeric(value: Any) -> bool:
+    several = value if isinstance(value, list) else [value]
+    return bool(several) and all(number(str(v).replace(",", "").rstrip("%")) is not None for v in several)
+
+
+def _options(row: Row) -> str | None:
+    options = row["options"]
+    if not isinstance(options, list) or len(options) < 2 or not all(
+            isinstance(v, (str, int, float)) and str(v).strip() for v in options):
+        return f"options={short(options)} must be a list of at least two texts"
+    if row.get("answer") is None or row.get("answer_type", "choice") not in ("choice", "span+choice"):
+        return None
+    try:
+        answer = row["answer"]
+        letter(", ".join(map(str, answer)) if isinstance(answer, list) else answer, options_of({"options": options}))
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def span_problem(row: Row) -> str | None:
+    """What is wrong with the `spans` of a row, or None."""
+    spans, duration = row["spans"], number(row.get("duration"))
+    if not isinstance(spans, list) or not all(isinstance(s, list) and len(s) == 2 and all(map(is_number, s))
+                                              for s in spans):
+        return f"spans={short(spans)} must be a list of [start, end] in seconds"
+    for start, end in spans:
+        if not 0 <= start < end:
+            return f"span {[start, end]} must start at 0 or later and end after its start"
+        if duration is not None and (start >= duration or end > (1 + LATE) * duration):
+            return f"span {[start, end]} reaches beyond the clip of {duration:g} seconds"
+    return None
+
+
+def length_problem(row: Row, seconds: float, name: str) -> str | None:
+    """What the `duration` or, where none is told, the `spans` of a row say against a file of so many seconds."""
+    start, end = number(row.get("video_start")) or 0, number(row.get("video_end"))
+    clip = (seconds if end is None else min(end, seconds)) - start
+    told = number(row.get("duration"))
+    if told is None:
+        return span_problem({**row, "duration": clip}) if row.get("spans") is not None and clip > 0 else None
+    if abs(told - clip) > max(SLACK, LATE * clip):
+        return f"duration says {told:g} seconds, {name} lasts {clip:.3g}"
+    return None
+
+
+def _clip(row: Row) -> str | None:
+    start, end = row.get("video_start") or 0, row["video_end"]
+    if is_number(start) and is_number(end) and not start < end:
+        return f"video_start={short(start)} must be before video_end={short(end)}"
+    return None
+
+
+def _tracks(row: Row) -> str | None:
+    tracks = row["tracks"]
+    if not isinstance(tracks, list) or not tracks or not all(
+            isinstance(t, Mapping) and isinstance(t.get("boxes"), list) and t["boxes"] for t in tracks):
+        return f"tracks={short(tracks)} must be a list of {{\"boxes\": [[x1, y1, x2, y2] or null, ...]}}"
+    for track in tracks:
+        boxes = [b for b in track["boxes"] if b is not None]
+        wrong = next((b for b in boxes if not (isinstance(b, list) and len(b) == 4 and all(map(is_number, b)))), None)
+        if wrong is not None or not boxes:
+            return f"box {short(wrong)} of a track must be [x1, y1, x2, y2]; one at least is not null"
+        size = (row.get("width"), row.get("height"))
+        problem = next(box_problems({"boxes": [{"box": b} for b in boxes]}, size), None)
+        times = track.get("times")
+        if times is not None and not (isinstance(times, list) and len(times) == len(track["boxes"]) and all(
+                map(is_number, times)) and sorted(set(times)) == times):
+            problem = f"times={short(times)} of a track must be one for each box, ascending"
+        if problem:
+            return problem
+    return None
+
+
+def _responses(row: Row) -> str | None:
+    pair, answer = row["responses"], row.get("answer")
+    if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(r, str) and r.strip() for r in pair)):
+        return f"responses={short(pair)} must be two texts"
+    if answer is not None and (isinstance(answer, bool) or answer not in (1, 2)):
+        return f"answer={short(answer)} must say which response is better: 1 or 2"
+    return None
+
+
+def _trajectory(row: Row) -> str | None:
+    problem = trajectory_problem(row["trajectory"])
+    return f"trajectory={short(row['trajectory'])}: {problem}" if problem else None
+
+
+_CHECKS: dict[str, Callable[[Row], str | None]] = {
+    "label": _label, "answer_type": _answer_type, "options": _options, "spans": span_problem, "video_end": _clip,
+    "tracks": _tracks, "plan": lambda row: plan_problem(row["plan"]), "responses": _responses,
+    "trajectory": _trajectory,
+}
+"""Field -> what is wrong with a row that has it."""
+
+
+def side(path: Path, row: Row) -> str | None:
+    """train or heldout, by the row's `split`, else by the name of its file; None for neither."""
+    told = side_of(row.get("split")) if row.get("split") is not None else None
+    words = path.stem.replace("_", "-").replace(".", "-").split("-")
+    return told or next((found for word in words if (found := side_of(word))), None)
+
+
+def leaks(rows: Sequence[tuple[str | None, str, Row, Sequence[str]]]) -> dict[int, str]:
+    """Number of a held-out row -> why it is not unseen: its `group_key`, or one of its media, is in train too.
+
+    Rows are (side, place, row, names or hashes of its media).
+    """
+    groups: dict[str, str] = {}
+    media: dict[str, str] = {}
+    for which, where, row, shown in rows:
+        if which == "train":
+            groups.setdefault(str(row.get("group_key")), where)
+            for one in shown:
+                media.setdefault(one, where)
+    found = {}
+    for n, (which, _, row, shown) in enumerate(rows):
+        if which != "heldout":
+            continue
+        key = row.get("group_key")
+        again = next((media[one] for one in shown if one in media), None)
+        if key is not None and str(key) in groups:
+            found[n] = f"group_key={short(key)} is in train too, in {groups[str(key)]}; a group stays on one side"
+        elif again:
+            found[n] = f"its image or video is in train too, in {again}; `vlrl data split` keeps them on one side"
+    return found
