@@ -27,6 +27,7 @@ import numpy as np
 from PIL import Image
 
 from vlrl import decoders
+from vlrl.errors import DataError
 from vlrl.media import load
 from vlrl.settings import LimitsSettings
 from vlrl.types import LoadedMedia, Media
@@ -240,7 +241,7 @@ def by_decoder(path: Path, span: tuple[float | None, float | None]) -> dict[str,
         decoders.DECODERS = {name: decoder}
         try:
             found[name] = load(Media(kind="video", source=path, start=span[0], end=span[1]), LimitsSettings(), SAMPLING)
-        except Exception as error:
+        except DataError as error:
             found[name] = f"{error}".partition(f"{name}: ")[2].partition(");")[0]
     decoders.DECODERS = every
     return found

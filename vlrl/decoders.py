@@ -100,7 +100,7 @@ def counted(found: Track) -> Track:
     try:
         with _opened(found.path) as (container, stream):
             seen = sorted({frame.pts for frame in container.decode(stream) if frame.pts is not None})
-    except Exception as error:
+    except Exception as error:  # as in `track`
         raise _unreadable(found.path, _why(error)) from None
     if not seen or seen[-1] < found.pts[-1]:
         last = found.times[found.pts <= seen[-1]][-1] if seen else 0.0
@@ -216,13 +216,15 @@ def _by_decord(found: Track, indices: Sequence[int]) -> list[Image.Image]:
 
 
 def _by_pyav(found: Track, indices: Sequence[int]) -> list[Image.Image]:
+    import av
+
     wanted = sorted({int(found.pts[i]) for i in indices})
     images: dict[int, Image.Image] = {}
     with _opened(found.path) as (container, stream):
         for key, some in _runs(wanted, found.keys.tolist()):
             try:
                 container.seek(key, stream=stream)
-            except Exception:  # a format without seeking
+            except av.FFmpegError:  # a format without seeking; what is missing is decoded from the start
                 break
             images |= _decoded(container, stream, some)
     if missing := [p for p in wanted if p not in images]:

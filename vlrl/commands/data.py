@@ -234,7 +234,7 @@ def driving(
 ) -> None:
     """Make driving data: simulated traffic from above, an expert's plan and trajectory, obstacles and road around it.
 
-    Needs the extra driving (highway-env, shapely). The same seed gives the same rows and pixels; no scene is in both
+    Needs the extra driving (highway-env). The same seed gives the same rows and pixels; no scene is in both
     splits, and each kind of plan has a fixed share. Nothing is fetched from the network.
     """
     from vlrl.tools.makedriving import make_driving
