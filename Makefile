@@ -8,6 +8,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 JOBS  ?= 2
 ARGS  ?=
 SKIP  ?=
+RUNS  ?= runs
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -19,12 +20,15 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(JOBS) 
 # Waiting OpenMP threads sleep: spinning ones are 20 times slower beside another busy process.
 export OMP_WAIT_POLICY := PASSIVE
 export TOKENIZERS_PARALLELISM := false
+# Each module is compiled once, not by every worker and command again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-rest test-all check clean
+.PHONY: help demo app install test test-rest test-all check clean
 
 help:
 	@echo 'make demo      set up, then train the quickstart on this machine: 5 minutes on 2 CPU cores'
+	@echo 'make app       set up, then open the inspector on runs/ (another folder: make app RUNS=path)'
 	@echo 'make test      set up, then run the fast tests;  make test ARGS="-k packing" runs some of them'
 	@echo 'make test-all  every test but those that need a GPU'
 	@echo 'make check     ruff and pyright'
@@ -40,9 +44,12 @@ demo: $(STAMP)
 	@echo 'Look next:'
 	@echo '  runs/quickstart/reward.png     the reward over the steps'
 	@echo '  runs/quickstart/eval.jsonl     held-out results before, during and after'
-	@echo '  runs/quickstart/rollouts/      every answer, with its reward and token log-probabilities'
+	@echo '  make app                       the inspector: every answer, its boxes on the picture, its reward'
 	@echo '  configs/                       other recipes; each holds only what differs from the defaults'
 	@echo '  $(BIN)/python train.py configs/classification/digits.yaml      real handwritten digits'
+
+app: $(STAMP)
+	$(BIN)/python -m vlrl app $(RUNS)
 
 install: $(STAMP)
 

@@ -37,8 +37,9 @@ from scipy.stats import linregress
 
 from vlrl import assemble, config, tiny
 from vlrl.algo.advantage import grpo
+from vlrl.answering import make_group
+from vlrl.credit import credit
 from vlrl.flops import cost_model, patches_of
-from vlrl.rollout import credit, make_group
 from vlrl.task import Task
 from vlrl.types import Answer, Completion, Group, Media, Parts, Request, Sample, Sampling
 from vlrl.update import update

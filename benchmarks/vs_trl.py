@@ -140,7 +140,7 @@ def trl_side(job: Job, turn: Callable[[], None]) -> None:
 def vlrl_side(job: Job, turn: Callable[[], None]) -> None:
     """vlrl's loop without logging and saving."""
     from vlrl.algo.advantage import grpo
-    from vlrl.rollout import credit
+    from vlrl.credit import credit
     from vlrl.update import update
 
     parts = vlrl_parts(job)

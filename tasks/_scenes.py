@@ -6,11 +6,14 @@ stream, and any scene can be drawn again on its own:
     image, row = scene(0, "train", 7)
     row["expression"]  # "red circle"
     row["boxes"]       # [{"box": [31.0, 40.0, 75.0, 84.0], "label": "red circle"}], pixels of the image
+
+`made_scene` draws one with given knobs: how many objects there are, and how large the one to find is.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 from PIL import Image, ImageDraw
 
@@ -19,6 +22,9 @@ SHAPES = ("circle", "square", "triangle")
 COUNT_WEIGHTS = (0.5, 0.35, 0.15)  # of one, two and three objects
 # In shares of the picture's side. The margin keeps every coordinate at three digits in the 0..1000 convention.
 MARGIN, SMALLEST, LARGEST = 0.102, 0.19, 0.44
+
+KNOBS = {"objects": (1.0, 4.0), "size": (0.08, LARGEST)}
+"""How many objects (rounded), and the side of the one to find as a share of the picture's."""
 
 Box = tuple[int, int, int, int]  # x1, y1, x2, y2 in pixels; x2 and y2 lie just outside
 
@@ -34,25 +40,59 @@ def scene(seed: int, split: str, index: int, size: int = 128) -> tuple[Image.Ima
         if place is not None:
             shape = rng.choice(SHAPES)
             objects.append((colour, shape, _paint(image, shape, COLOURS[colour], place)))
-    colour, shape, box = rng.choice(objects)
-    name = f"{colour} {shape}"
-    row = {
-        "id": f"{split}-{index:06d}",
+    return image, _row(f"{split}-{index:06d}", size, rng.choice(objects), len(objects))
+
+
+def made_scene(seed: int, index: int, knobs: Mapping[str, float], size: int = 128) -> tuple[Image.Image, dict]:
+    """As ``scene``, with the values of KNOBS."""
+    count, share = (float(knobs[name]) for name in KNOBS)
+    rng = random.Random(f"made/{seed}/{index}/{count!r}/{share!r}")
+    image = Image.new("RGB", (size, size), tuple(rng.randint(236, 255) for _ in range(3)))
+    objects: list[tuple[str, str, Box]] = []
+    places = _places(rng, size, round(count), share)
+    for colour, place in zip(rng.sample(sorted(COLOURS), len(places)), places, strict=True):
+        shape = rng.choice(SHAPES)
+        objects.append((colour, shape, _paint(image, shape, COLOURS[colour], place)))
+    return image, _row(f"made-{index:06d}-objects={count!r}-size={share!r}", size, objects[0], len(objects))
+
+
+def _places(rng: random.Random, size: int, count: int, share: float, tries: int = 100) -> list[Box]:
+    """Squares that touch no other, the first with the given side; of several tries the first with room for all."""
+    best: list[Box] = []
+    for _ in range(tries):
+        places: list[Box] = []
+        while len(places) < count:
+            sides = (SMALLEST, LARGEST) if places else (share, share)
+            place = _free_place(rng, size, places, sides=sides)
+            if place is None:
+                break
+            places.append(place)
+        best = max(best, places, key=len)
+        if len(best) == count:
+            break
+    return best
+
+
+def _row(name: str, size: int, target: tuple[str, str, Box], objects: int) -> dict:
+    colour, shape, box = target
+    expression = f"{colour} {shape}"
+    return {
+        "id": name,
         "width": size,
         "height": size,
-        "expression": name,
-        "boxes": [{"box": [float(v) for v in box], "label": name}],
+        "expression": expression,
+        "boxes": [{"box": [float(v) for v in box], "label": expression}],
         "category": shape,
-        "difficulty": _difficulty(box, size, len(objects)),
+        "difficulty": _difficulty(box, size, objects),
     }
-    return image, row
 
 
-def _free_place(rng: random.Random, size: int, taken: list[Box], tries: int = 30) -> Box | None:
+def _free_place(rng: random.Random, size: int, taken: list[Box], tries: int = 30,
+                sides: tuple[float, float] = (SMALLEST, LARGEST)) -> Box | None:
     """A random square that touches none of ``taken``; None when no try fits (never for the first object)."""
     margin = -int(-size * MARGIN // 1)  # rounded up
     for _ in range(tries):
-        side = rng.randint(round(size * SMALLEST), round(size * LARGEST))
+        side = rng.randint(*(max(1, round(size * share)) for share in sides))
         x, y = (rng.randint(margin, size - margin - side) for _ in range(2))
         if all(x + side < left or right < x or y + side < top or bottom < y for left, top, right, bottom in taken):
             return x, y, x + side, y + side
@@ -80,4 +120,4 @@ def _difficulty(box: Box, size: int, objects: int) -> float:
     """In [0, 1]: half from how small the object is, half from how many others stand beside it."""
     side = (box[2] - box[0]) / size
     smallness = min(1.0, max(0.0, (LARGEST - side) / (LARGEST - SMALLEST)))
-    return round(0.5 * smallness + 0.5 * (objects - 1) / (len(COUNT_WEIGHTS) - 1), 3)
+    return round(min(1.0, 0.5 * smallness + 0.5 * (objects - 1) / (len(COUNT_WEIGHTS) - 1)), 3)

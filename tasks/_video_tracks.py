@@ -161,8 +161,12 @@ def cheats(task: Any, sample: Sample) -> dict[str, str]:
 
 
 def marks(sample: Sample, found: Any, role: str) -> list[dict[str, Any]]:
-    """The boxes of a parsed track or target, labelled with their seconds where the row has times; [] for others."""
-    boxes = found.get("boxes") if isinstance(found, dict) else None
-    keys = frame_names(sample) if isinstance(boxes, list) else []
-    return [{"kind": "box", "at": [*box], "label": key, "role": role}
-            for key, box in zip(keys, boxes or [], strict=False) if box]
+    """The track or the spans of a parsed answer or target; [] for others."""
+    boxes, spans = (found.get("boxes"), found.get("spans")) if isinstance(found, dict) else (None, found)
+    if isinstance(boxes, list):
+        track = track_of(sample)
+        seconds = track.get("times") or [None] * len(boxes)
+        at = [[t, [*box]] for t, box in zip(seconds, boxes, strict=False) if box]
+        return [{"kind": "track", "at": at, "label": str(track.get("label") or "object"), "role": role}] if at else []
+    spans = [s for s in spans if isinstance(s, (list, tuple)) and len(s) == 2] if isinstance(spans, list) else []
+    return [{"kind": "span", "at": [*span], "label": "span", "role": role} for span in spans]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from vlrl.data import SPLITS, Drawn
 from vlrl.errors import DataError
 from vlrl.rewards.confidence import calibration_error
-from vlrl.settings import Count
+from vlrl.settings_base import Count
 from vlrl.types import Answer, Parts, Sample
 
 from . import _classification as recipes

@@ -4,8 +4,9 @@
 of some categories (vlm_r1_ovd, vision_r1_griffon, visual_rft_detection, perception_r1), yes or no (curr_reft_binary), a
 choice (curr_reft_choice), a count (counting) or points (pointing).
 
-`task.drawn=true` draws scenes of coloured shapes, so no file is needed; else the canonical rows of `data.train` and
-`data.heldout` are read. A recipe with one box takes the row's first; an empty list means that the object is absent.
+`task.drawn=true` draws scenes of coloured shapes, so no file is needed; they can be made at any difficulty. Else the
+canonical rows of `data.train` and `data.heldout` are read. A recipe with one box takes the row's first; an empty list
+means that the object is absent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +18,13 @@ from vlrl.data import SPLITS, Drawn
 from vlrl.errors import ConfigError
 from vlrl.rewards.boxes import iou, is_number
 from vlrl.rewards.detection import coco_map
-from vlrl.settings import Positive
+from vlrl.settings_base import Positive
 from vlrl.types import Answer, Media, Parts, Sample
 
 from . import _grounding as boxes
 from . import _grounding_words as words
 from ._recipes import RecipeTask
-from ._scenes import scene
+from ._scenes import KNOBS, made_scene, scene
 
 RECIPES = {
     "soft_iou": boxes.SOFT_IOU, "vlm_r1_rec": boxes.VLM_R1_REC, "vlm_r1_ovd": boxes.VLM_R1_OVD,
@@ -56,6 +57,10 @@ class Grounding(RecipeTask):
     reach: Annotated[float, Field(gt=0, le=1)] = 0.05
     """pointing: how far a point may lie from a point of the row, as a share of the image's longer side."""
 
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        self.knobs = KNOBS if self.drawn else {}
+
     def samples(self, split: str) -> Sequence[Sample]:
         if not self.drawn:
             return super().samples(split)
@@ -64,7 +69,12 @@ class Grounding(RecipeTask):
         return Drawn(self.count, lambda index: self._draw(split, index))
 
     def _draw(self, split: str, index: int) -> Sample:
-        image, row = scene(self.seed, split, index, self.size)
+        return self._sample(*scene(self.seed, split, index, self.size))
+
+    def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
+        return self._sample(*made_scene(self.seed, index, knobs, self.size))
+
+    def _sample(self, image: Any, row: Mapping[str, Any]) -> Sample:
         return Sample(id=row["id"], media=(Media(source=image),), row=self.filled(row))
 
     def problem(self, row: Mapping[str, Any]) -> str | None:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from vlrl.rewards.boxes import iou, is_number
 from vlrl.rewards.points import inside
-from vlrl.settings import Rate
+from vlrl.settings_base import Rate
 from vlrl.types import Answer, Parts, Sample
 
 from . import _gui as elements

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from vlrl.data import MEDIA_FIELDS
 from vlrl.errors import DataError
-from vlrl.settings import Positive, Rate
+from vlrl.settings_base import Positive, Rate
 from vlrl.types import Sample
 
 from . import _qa as recipes

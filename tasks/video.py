@@ -16,7 +16,7 @@ from pydantic import Field
 
 from vlrl.errors import ConfigError
 from vlrl.rewards.boxes import is_number
-from vlrl.settings import Rate
+from vlrl.settings_base import Rate
 from vlrl.types import Answer, Parts, Sample
 
 from . import _video as typed
@@ -75,7 +75,7 @@ class Video(RecipeTask):
         return tracks.cheats(self, sample)
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
-        """The boxes of a track, labelled with their seconds."""
+        """The track or the spans of the target and of the answer."""
         return [*tracks.marks(sample, self.target(sample), "target"), *tracks.marks(sample, parsed, "answer")]
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:

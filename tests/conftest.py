@@ -5,6 +5,8 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import random
+import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,28 @@ from vlrl.types import Media, Sample
 FAMILIES = tuple(tiny_families.FAMILIES)
 TWO = ("qwen3_vl", "qwen2_5_vl")
 """Families for tests of what does not differ between families, or of what both of these have."""
+FAST = {*TWO, "smolvlm"}
+"""Families whose cases are in the fast suite; those of the others are `slow`."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        case = getattr(item, "callspec", None)
+        params = case.params.values() if case else ()
+        if any(isinstance(p, str) and p in FAMILIES and p not in FAST for p in params):
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Saves what hundreds of tests would do again; a process of a user does each once."""
+    if "transformers" in sys.modules:
+        from transformers import PreTrainedConfig
+
+        PreTrainedConfig.__repr__ = object.__repr__  # half of loading a tiny model: the text of an unprinted log line
+    if "typer" in sys.modules:
+        import typer.main
+
+        typer.main.get_command = cache(typer.main.get_command)  # most of a short command: making all of them
 
 
 class TinyModels(dict):

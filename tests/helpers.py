@@ -5,10 +5,11 @@ from accelerate import Accelerator
 from tests.conftest import SAMPLES, kinds_of
 from vlrl import policy as policies
 from vlrl.algo.advantage import grpo
+from vlrl.answering import make_group
 from vlrl.config import validate
+from vlrl.credit import credit
 from vlrl.encode import Encoder
 from vlrl.engine.hf import HFEngine
-from vlrl.rollout import credit, make_group
 from vlrl.task import Task
 from vlrl.types import Request, Sampling
 

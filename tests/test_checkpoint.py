@@ -304,21 +304,22 @@ while True:
 """
 
 
-def killed_at(folder: Path, seconds: float) -> int:
-    """Runs the loop of saves until it is killed; returns the last step it reported as saved."""
+def killed_at(folder: Path, seconds: float, after: int = 0) -> int:
+    """Runs the loop of saves until it is killed, `seconds` after as many saves; returns the last step it reported."""
     process = subprocess.Popen([sys.executable, "-c", LOOP, str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
+    lines = [process.stdout.readline() for _ in range(after)]
     time.sleep(seconds)
     process.send_signal(signal.SIGKILL)
-    lines = process.communicate()[0].split("\n")[:-1]
+    lines += process.communicate()[0].split("\n")[:-1]
     return int(lines[-1]) if lines else 0
 
 
 def check_kills(folder: Path, times: int) -> None:
     rng = random.Random(0)
     reported = 0
-    for _ in range(times):
-        reported = max(reported, killed_at(folder, rng.uniform(0, 0.25)))
+    for i in range(times):  # a busy machine may save nothing in the time of a later one
+        reported = max(reported, killed_at(folder, rng.uniform(0, 0.25), after=int(i == 0)))
         found = checkpoint.latest(folder, full=True)
         assert found.warnings == () and found.step in (reported, reported + 1)
         reported = found.step
@@ -337,4 +338,4 @@ def test_kill_at_random_moments(tmp_path):
 
 @pytest.mark.slow
 def test_kill_at_many_random_moments(tmp_path):
-    check_kills(tmp_path, 12)
+    check_kills(tmp_path, 6)

@@ -21,8 +21,8 @@ from scipy.stats import kendalltau
 from tests.e2e.runs import ENV, ROOT
 from vlrl import config as configs
 from vlrl import offline
+from vlrl.answering import make_group
 from vlrl.cli import main
-from vlrl.rollout import make_group
 from vlrl.store import RunFolder
 from vlrl.tools import rescore
 from vlrl.tools.score_rows import score_lines

@@ -7,6 +7,7 @@ import pytest
 from vlrl import config
 from vlrl.errors import ConfigError
 from vlrl.plugins import failure, resolve
+from vlrl.settings_base import Named
 
 BASE = "task: grounding\nmodel: {name: m}\n"
 
@@ -46,6 +47,25 @@ def test_bad_words(file, word, says):
     with pytest.raises(ConfigError, match=says) as error:
         config.load(file, [word])
     assert "Value error" not in str(error.value)
+
+
+@pytest.mark.parametrize("words", [
+    ["extends=[curricula/time_r1.yaml,curricula/adcl.yaml]"], ["extends=curricula/time_r1.yaml", "curriculum=adcl"],
+    ["curriculum={name: gaussian, std: 0.1, pass_at: 0.7}", "curriculum={name: adcl}"],
+    ["extends=curricula/time_r1.yaml", "curriculum.name=adcl"]])
+def test_another_sampler_drops_the_options_of_the_old_one(file, words):
+    found = config.load(file, words).curriculum
+    assert found.name == "adcl" and {*found.sampler.options} <= {"batches", "probe_size"} and found.pass_at == 0.7
+
+
+def test_a_sampler_by_its_name_alone(file):
+    file.write_text(BASE + "curriculum: sec")
+    assert config.load(file).curriculum.sampler == Named(name="sec")
+    words = ["curriculum.keep.low=0.1", "curriculum.tau=2", "curriculum.keep=pass_range"]
+    found = config.load(file, words).curriculum  # options stay under the same name
+    assert found.sampler.options == {"tau": 2} and found.keep.options == {"low": 0.1}
+    assert config.load(file, ["curriculum.alpha=0.1", "curriculum=dump"]).curriculum.sampler.options == {"alpha": 0.1}
+    assert config.load(file, ["curriculum.window=9", "curriculum=dump"]).curriculum.sampler.options == {"window": 9}
 
 
 def test_values_at_the_edge_are_taken(file):

@@ -255,6 +255,8 @@ BROKEN_SCORES = {
     "parses to a set": ("parse", "parse gave what JSON cannot hold", {"parse": lambda self, s, a: {a.final}}),
     "draws a box of three": ("overlay", "must be 4 finite numbers", {
         "overlay": lambda self, s, parsed: [{"kind": "box", "at": [1, 2, 3], "label": "", "role": "answer"}]}),
+    "draws a track of boxes alone": ("overlay", "seconds or null", {
+        "overlay": lambda self, s, parsed: [{"kind": "track", "at": [[1, 2, 3, 4]], "label": "", "role": "answer"}]}),
     "draws a star": ("overlay", "kind 'box' or 'point'", {"overlay": lambda self, s, parsed: [{"kind": "star"}]}),
     "measures NaN": ("metrics", "'x' is nan", {"metrics": lambda self, s, a, p: {"x": float("nan")}}),
     "orders matter in a group": ("group", "order of the answers", {

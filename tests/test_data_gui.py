@@ -3,6 +3,7 @@
 import random
 import shutil
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,12 @@ PAGE = """<!DOCTYPE html><body style="margin:0; background:white; font-family:sa
 NEEDS_BROWSER = pytest.mark.skipif(not any(map(shutil.which, makegui.BROWSERS)), reason="no Chromium on the path")
 
 
+def apart(call, *args, **options):
+    """In a thread of its own: Playwright takes one browser a thread, and another test may have one open here."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call, *args, **options).result()
+
+
 @pytest.mark.browser
 @pytest.mark.slow
 @NEEDS_BROWSER
@@ -111,7 +118,7 @@ def test_boxes_are_where_the_page_draws(tmp_path):
     pytest.importorskip("playwright")
     for name in ("one", "two"):
         (tmp_path / f"{name}.html").write_text(PAGE.format(name.title()))
-    assert make_gui(tmp_path / "gui", seed=4, samples=10, pages=tmp_path) == {"train": 8, "heldout": 2}
+    assert apart(make_gui, tmp_path / "gui", seed=4, samples=10, pages=tmp_path) == {"train": 8, "heldout": 2}
     rows = [row for split in ("train", "heldout") for row in read_rows(tmp_path / "gui" / f"{split}.jsonl")]
     for row in rows:
         scale = row["width"] // 480
@@ -128,11 +135,11 @@ def test_boxes_are_where_the_page_draws(tmp_path):
 def test_a_seed_gives_the_same_rows_and_pixels(tmp_path, capsys):
     pytest.importorskip("playwright"), pytest.importorskip("miniwob")
     for name in ("a", "b"):
-        assert main(["data", "make", "gui", "-o", str(tmp_path / name), "--seed", "5", "--samples", "6"]) == 0
+        assert apart(main, ["data", "make", "gui", "-o", str(tmp_path / name), "--seed", "5", "--samples", "6"]) == 0
     assert "heldout.jsonl: 1 rows" in capsys.readouterr().out
     files = sorted(p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*.*"))
     both = [[(tmp_path / name / file).read_bytes() for file in files] for name in ("a", "b")]
     assert len(files) >= 4 and both[0] == both[1]
     assert main(["data", "check", str(tmp_path / "a" / "train.jsonl")]) == 0
-    assert main(["data", "make", "gui", "-o", str(tmp_path / "c"), "--browser", "/bin/false"]) == 1
+    assert apart(main, ["data", "make", "gui", "-o", str(tmp_path / "c"), "--browser", "/bin/false"]) == 1
     assert "/bin/false cannot be started" in " ".join(capsys.readouterr().err.split())

@@ -18,7 +18,7 @@ from tests.conftest import SAMPLES, kinds_of
 from tests.helpers import Vowels, load, settings
 from tests.test_memory import qwen2_5
 from vlrl.ahead import Ahead
-from vlrl.curriculum import Sequential
+from vlrl.curriculum import Prompts, Sequential
 from vlrl.engine import capacity
 from vlrl.engine.cache import ROOM
 from vlrl.engine.capacity import GIB, Capacity, batches, chunks, cut
@@ -98,7 +98,7 @@ def test_memory_is_that_of_the_container_and_shared_by_its_processes(tmp_path, m
 
 
 def asked(widths, counts, longest) -> list[Any]:
-    return [SimpleNamespace(prompt=range(w), n=n, sampling=Sampling(max_new_tokens=t))
+    return [SimpleNamespace(prompt=range(w), n=n, sampling=Sampling(max_new_tokens=t), begun=())
             for w, n, t in zip(widths, counts, longest, strict=False)]
 
 
@@ -196,6 +196,36 @@ def test_requests_are_told_as_soon_as_they_are_whole(parts, rows, told):
     assert all(completions is out[i] and len(completions) == requests[i].n for i, completions in seen)
 
 
+@pytest.mark.parametrize("rows", [64, 3])
+def test_watching_changes_no_answer(parts, rows):
+    """Not a bit of it, and what is watched are the answers up to some token."""
+    policy, _, requests = parts
+    plain, seen = HFEngine(policy, 0, rows).generate(requests), []
+    watched = HFEngine(policy, 0, rows).generate(requests, watch=lambda so_far: seen.append(so_far()))
+    assert tokens_of(watched) == tokens_of(plain)
+    for a, b in zip(itertools.chain(*watched), itertools.chain(*plain), strict=True):
+        assert a.logprobs.tobytes() == b.logprobs.tobytes() and a.text == b.text
+    last = {name: text for texts in seen for name, text in texts.items()}
+    whole = {(i, k): c.text for i, group in enumerate(plain) for k, c in enumerate(group)}
+    assert {name: text.rstrip("\ufffd") for name, text in whole.items()} == last
+    assert all(whole[name].startswith(text) for texts in seen for name, text in texts.items())
+    assert len(seen) == sum(max(len(plain[i][k].tokens) for i, of in jobs for k in of)
+                            for jobs in batches(requests, Capacity(rows=rows).fits))
+
+
+def test_a_watcher_ends_the_generation(parts):
+    policy, _, requests = parts
+    engine = HFEngine(policy, 0, 64)
+
+    def stop(so_far):
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        engine.generate(requests, watch=stop)
+    assert policy.model.training and tokens_of(engine.generate(requests)) == tokens_of(
+        HFEngine(policy, 0, 64).generate(requests))
+
+
 class Where(Vowels):
     """Notes the threads it is scored in."""
 
@@ -218,7 +248,7 @@ def next_groups(parts, rows, ahead=True, task=None):
     config = settings("x", rollout={"group_size": 3, "prompts_per_step": 4, "max_new_tokens": 8, "score_ahead": ahead})
     task = task or Where()
     samples = task.samples("train")
-    source = GroupSource(config, task, encode, HFEngine(policy, 0, rows), Sequential(4, 0), samples, Clock())
+    source = GroupSource(config, task, encode, HFEngine(policy, 0, rows), Sequential(Prompts(4, 0)), samples, Clock())
     with source.clock("rollout"):
         groups = source.next_groups(4, 0)
     return groups, task, source.clock

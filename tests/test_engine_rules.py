@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from tests.conftest import SAMPLES
 from tests.helpers import Vowels, load, settings
 from vlrl.algo.advantage import grpo
+from vlrl.answering import make_group, sampling_of
 from vlrl.config import validate
+from vlrl.credit import credit
 from vlrl.engine.hf import HFEngine
 from vlrl.engine.rules import Rules, Texts
 from vlrl.errors import ConfigError
 from vlrl.evaluate import evaluate
 from vlrl.packing import pack, pieces_of
 from vlrl.prefetch import Prefetcher
-from vlrl.rollout import credit, make_group, sampling_of
 from vlrl.types import Request, Sampling
 from vlrl.update import make_optimizer, update
 
@@ -93,11 +94,11 @@ def test_a_stop_string_may_be_written_letter_by_letter(parts):
     written = [i for letter in "so: " + stop for i in texts.tokenizer(letter, add_special_tokens=False)["input_ids"]]
     tokens = torch.tensor([written])
     assert tokens.shape[1] > len(stop) + 4
-    rules = Rules([Sampling(max_new_tokens=99, stop=(stop,))], len(written), texts)
+    rules = Rules([Sampling(max_new_tokens=99, stop=(stop,))], tokens, torch.tensor([0]), texts)
     row, live = torch.tensor([0]), torch.tensor([True])
-    ended = [bool(rules.stopped(t, row, live, tokens)) for t in range(len(written))]
+    ended = [bool(rules.stopped(torch.tensor([t]), row, live, tokens)) for t in range(len(written))]
     assert ended == [False] * (len(written) - 1) + [True]
-    assert not rules.stopped(len(written) - 1, row, ~live, tokens)
+    assert not rules.stopped(torch.tensor([len(written) - 1]), row, ~live, tokens)
 
 
 def test_few_tokens_are_looked_at(parts):
@@ -111,18 +112,19 @@ def test_few_tokens_are_looked_at(parts):
 # --- the thinking budget ---------------------------------------------------------------------------------------------
 
 
-def test_thinking_over_budget_is_ended(parts):
+@pytest.mark.parametrize("end", ["\n</think>\n", "</think><answer>"])
+def test_thinking_over_budget_is_ended(parts, end):
     policy, prompt, texts = parts
-    closing = texts.ids("\n</think>\n").tolist()
+    closing = texts.ids(end).tolist()
     (plain,) = generate(parts, PLAIN)
-    (found,) = generate(parts, dataclasses.replace(PLAIN, thinking_budget=5))
+    (found,) = generate(parts, dataclasses.replace(PLAIN, thinking_budget=5, thinking_end=end))
     forced = slice(5, 5 + len(closing))
     for c, free in zip(found, plain, strict=True):
         assert c.tokens[:5].tolist() == free.tokens[:5].tolist()
         if len(free.tokens) <= 5:  # ended by itself
             assert c.tokens.tolist() == free.tokens.tolist() and c.loss_mask.all()
             continue
-        assert c.tokens[forced].tolist() == closing and "\n</think>\n" in c.text
+        assert c.tokens[forced].tolist() == closing and end in c.text
         assert np.flatnonzero(~c.loss_mask).tolist() == list(range(forced.start, forced.stop))
         assert len(c.tokens) <= 24 and c.text == texts.decode([t for t in c.tokens if int(t) not in policy.eos])
     assert any(len(c.tokens) > forced.stop for c in found)
@@ -155,17 +157,22 @@ def test_only_what_is_open_and_being_written_is_closed(parts):
     tokens = torch.zeros(4, budget + 9, dtype=torch.long)
     tokens[0, :budget] = torch.tensor(closed)
     limits = [Sampling(max_new_tokens=budget + 9, thinking_budget=b) for b in (budget, budget, budget, None)]
-    rules = Rules(limits, budget + 9, texts)
+    rules = Rules(limits, tokens, torch.zeros(4, dtype=torch.long), texts)
     rows, live = torch.arange(4), torch.tensor([True, True, False, True])
-    assert rules.next(budget - 1, rows, live, tokens) is None
-    ids = rules.next(budget, rows, live, tokens)
+
+    def forced(t):
+        return rules.next(torch.full((4,), t), rows, live, tokens)
+
+    assert forced(budget - 1) is None
+    ids = forced(budget)
     first = int(texts.ids("\n</think>\n")[0])
     assert ids is not None and ids.tolist() == [-1, first, -1, -1]
-    assert rules.next(budget + len(texts.ids("\n</think>\n")), rows, live, tokens) is None
+    assert forced(budget + len(texts.ids("\n</think>\n"))) is None
 
 
 def test_nothing_runs_without_rules(parts):
-    assert Rules.of([PLAIN, Sampling(max_new_tokens=3, temperature=0)], 24, parts[2]) is None
+    tokens, begun = torch.zeros(2, 24, dtype=torch.long), torch.zeros(2, dtype=torch.long)
+    assert Rules.of([PLAIN, Sampling(max_new_tokens=3, temperature=0)], tokens, begun, parts[2]) is None
 
 
 # --- settings --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Bad input through train.py's own entry: one message that names the setting or row and the way out, exit code 1."""
 
 import json
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +18,9 @@ from vlrl.store import RunFolder
 @pytest.fixture
 def config(tiny_models, tmp_path):
     return write_config(tmp_path, tiny_models["qwen3_vl"], "log: {samples_every: 0}")
+
+
+SMALL = ("rollout.prompts_per_step=2", "rollout.group_size=2", "rollout.max_new_tokens=4")
 
 
 def fails(capsys, says: str, *words) -> str:
@@ -116,7 +120,7 @@ def test_scores(config, tmp_path, capsys):
           *words("return {'vowels': float('nan'), 'short': 0.0}"))
     fails(capsys, "failed to score.*KeyError: 'shade'", *words("return {'vowels': sample['shade'], 'short': 0.0}"))
     body = "return {'vowels': 1 / (len(answer.text) % 3), 'short': 0.0}"
-    assert train([str(w) for w in (*words(body), "limits.score_errors=1", "eval.samples=0")]) == 0
+    assert train([str(w) for w in (*words(body), "steps=1", "limits.score_errors=1", "eval.samples=0")]) == 0
     table = RunFolder(tmp_path / "run").rollouts().to_pylist()
     errors = [r for r in table if r["error"]]
     assert errors and all(r["reward"] == 0 and "ZeroDivisionError" in r["error"] for r in errors)
@@ -137,7 +141,7 @@ def test_what_was_scored_is_kept_when_scoring_fails(config, tmp_path, capsys):
 
 
 def test_an_evaluation_of_another_start_does_not_stay(config, tmp_path, capsys):
-    words = [str(config), f"run.dir={tmp_path}/run", "steps=1"]
+    words = [str(config), f"run.dir={tmp_path}/run", "steps=1", *SMALL]
     assert train([*words, f"task={task_file(tmp_path, 'return dict(vowels=0.0, short=0.0)')}", "save.every=0",
                   "train.lr=1e30", "algo.kl_coef=1e30"]) in (0, 1)
     shutil.rmtree(tmp_path / "run" / "checkpoints", ignore_errors=True)
@@ -177,7 +181,7 @@ def test_a_huge_reward_stops_before_the_weights_are_spoiled(config, tmp_path, ca
 
 
 def test_resume_with_other_settings(config, tmp_path, capsys, tiny_models):
-    words = [str(config), f"run.dir={tmp_path}/run", "steps=1", "eval.samples=0"]
+    words = [str(config), f"run.dir={tmp_path}/run", "steps=1", "eval.samples=0", *SMALL]
     assert train(words) == 0
     fails(capsys, r"train.lr: 0.001 -> 0.002.*resume=never", *words, "train.lr=0.002")
     fails(capsys, r"model.name: '\S*qwen3_vl' -> '\S*qwen2_5_vl'", *words, f"model.name={tiny_models['qwen2_5_vl']}")
@@ -198,3 +202,9 @@ def test_help_teaches(capsys):
     assert train(["--settings"]) == 0
     listed = capsys.readouterr().out
     assert "rollout.group_size = 8" in listed and "train.lr" in listed
+
+
+def test_warnings_cannot_steer_the_terminal():
+    assert train(["--help"]) == 0 and logging.lastResort
+    record = logging.LogRecord("x", logging.WARNING, "", 0, "row '%s' left out", ("\x1b[31mred\u202e\né",), None)
+    assert logging.lastResort.format(record) == "row '?[31mred?\né' left out"

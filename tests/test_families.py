@@ -194,17 +194,17 @@ def test_clips_of_unequal_length_and_images_of_unequal_size_share_a_batch(tiny_m
         assert own.tokens.tolist() == answer.tokens.tolist()
 
 
-def test_images_and_videos_in_one_prompt(tiny_models):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_images_and_videos_in_one_prompt(tiny_models, family):
     both = Sample(id="both", media=(*SAMPLES["image"].media, *SAMPLES["video"].media), row={"q": "Same?"})
-    for family in FAMILIES:
-        policy, encode = make(tiny_models[family])
-        if policy.family.exclusive_media:
-            with pytest.raises(DataError, match=r"sample 'both'.*images or videos, not both|takes no videos"):
-                encode(Ask(), both)
-        else:
-            prompt = encode(Ask(), both)
-            (batch,) = pack(pieces_of([prompt], [np.array([40, 41])], 10**6), 10**6)
-            assert policy.logprobs(batch, 1.0).logprobs.isfinite().all() and len(prompt.visual_tokens) == 2
+    policy, encode = make(tiny_models[family])
+    if policy.family.exclusive_media:
+        with pytest.raises(DataError, match=r"sample 'both'.*images or videos, not both|takes no videos"):
+            encode(Ask(), both)
+    else:
+        prompt = encode(Ask(), both)
+        (batch,) = pack(pieces_of([prompt], [np.array([40, 41])], 10**6), 10**6)
+        assert policy.logprobs(batch, 1.0).logprobs.isfinite().all() and len(prompt.visual_tokens) == 2
 
 
 def test_a_text_model_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """The feature cache: what it gives equals the uncached path, and a picture is encoded once."""
 
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -110,8 +111,13 @@ def test_a_small_cache_changes_nothing_but_the_work(tiny_models):
     assert all(torch.equal(a, b) for a, b in zip(whole, small, strict=True)) and policy.features.used <= 2000
 
 
+@cache
+def encoder(folder, **model):
+    return cached(folder, **model)[1]
+
+
 def keys(folder, sample, **model):
-    _, encode, _ = cached(folder, **model)
+    encode = encoder(folder, **model)
     return [v.key for v in encode(Vowels(), sample).visuals]
 
 

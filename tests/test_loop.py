@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import yaml
+from tokenizers import Tokenizer
 
 from tests.e2e.runs import metrics, write_config
 from vlrl import config as configs
@@ -36,6 +37,8 @@ def test_run_folder(tiny_models, tmp_path):
     assert saved.steps == 3 and saved.rollout.group_size == 4 and json.loads((folder.path / "env.json").read_text())
     assert folder.last_heartbeat()["state"] == "finished" and not (folder.path / "run.lock").exists()
     assert list(folder.path.rglob("events.out.tfevents*"))
+    row, reader = folder.rollouts(2).to_pylist()[0], Tokenizer.from_file(str(folder.path / "tokenizer.json"))
+    assert reader.decode(row["token_ids"]) == row["completion"]
 
 
 def test_rollouts(tiny_models, tmp_path):
@@ -62,14 +65,27 @@ def test_rollouts(tiny_models, tmp_path):
     assert all(len(g) == 4 and abs(sum(g)) < 1e-6 for g in groups.values())
 
 
+@pytest.fixture(scope="module")
+def short(tiny_models, tmp_path_factory):
+    """A run with seed 1."""
+    return start(tmp_path_factory.mktemp("short"), tiny_models["qwen3_vl"], "seed=1", "eval.samples=0")
+
+
+@pytest.fixture(scope="module")
+def other(tiny_models, tmp_path_factory):
+    """A run with seed 2 that keeps no media."""
+    return start(tmp_path_factory.mktemp("other"), tiny_models["qwen3_vl"], "seed=2", "eval.samples=0",
+                 "store.media=none")
+
+
 @pytest.mark.parametrize("lora", [False, True])
-def test_checkpoints_load_with_the_usual_libraries(tiny_models, tmp_path, lora):
+def test_checkpoints_load_with_the_usual_libraries(tiny_models, tmp_path, short, lora):
     from peft import PeftModel
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     model = tiny_models["qwen3_vl"]
-    words = ("model.lora.rank=4", "model.train=[language]") if lora else ()
-    session = start(tmp_path, model, "eval.samples=0", *words)
+    words = ("model.lora.rank=4", "model.train=[language]", "eval.samples=0")
+    session = start(tmp_path, model, *words) if lora else short
     saved = session.folder.checkpoints / "step-000003"
     loaded = AutoModelForImageTextToText.from_pretrained(model if lora else saved)
     loaded = PeftModel.from_pretrained(loaded, str(saved)) if lora else loaded
@@ -79,17 +95,15 @@ def test_checkpoints_load_with_the_usual_libraries(tiny_models, tmp_path, lora):
         assert (parameter == ours[name]).all(), name
 
 
-def test_media_can_stay_out_of_the_run_folder(tiny_models, tmp_path):
-    folder = start(tmp_path, tiny_models["qwen3_vl"], "store.media=none", "eval.samples=0").folder
+def test_media_can_stay_out_of_the_run_folder(other):
+    folder = other.folder
     assert not (folder.path / "media").exists()
     assert RunFolder(folder.path).rollouts().num_rows == 48
 
 
-def test_same_seed_same_weights_other_seed_others(tiny_models, tmp_path):
-    sums = []
-    for seed in (1, 1, 2):
-        session = start(tmp_path, tiny_models["qwen3_vl"], f"seed={seed}", "resume=never", "eval.samples=0")
-        sums.append([p.detach().clone() for _, p in session.parts.policy.trainable()])
+def test_same_seed_same_weights_other_seed_others(tiny_models, tmp_path, short, other):
+    again = start(tmp_path, tiny_models["qwen3_vl"], "seed=1", "eval.samples=0")
+    sums = [[p.detach() for _, p in session.parts.policy.trainable()] for session in (short, again, other)]
     assert all((a == b).all() for a, b in zip(sums[0], sums[1], strict=True))
     assert not all((a == b).all() for a, b in zip(sums[0], sums[2], strict=True))
 

@@ -1,6 +1,7 @@
 """Prefix-shared packing equals separate padded rows, in log-probabilities and gradients."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -22,9 +23,19 @@ class Ask(Task):
 
 
 def load(folder, **model):
+    """A policy of its own, to be changed."""
     config = validate({"task": {"name": "x"}, "model": {"name": str(folder), **model}})
     policy = policies.load(config, Accelerator(cpu=True))
     return policy, Encoder(policy.processor, policy.family, policy.positions, config)
+
+
+@cache
+def shared(folder, train=("language",)):
+    """A policy that no test changes but for its gradients, loaded once."""
+    return load(folder, train=list(train))
+
+
+ALL = ("language", "merger", "vision")
 
 
 def groups(policy, encode, kinds, group_size=3):
@@ -55,8 +66,8 @@ def run(policy, batches, count):
 
 def assert_equal(policy, prompts, answers, limit=100_000):
     pieces = pieces_of(prompts, answers, limit)
-    shared = pack(pieces, limit)
-    logps, grads = run(policy, shared, len(answers))
+    batches = pack(pieces, limit)
+    logps, grads = run(policy, batches, len(answers))
     expected, oracle = run(policy, pack(pieces, limit, "padded"), len(answers))
     for a, b in zip(logps, expected, strict=True):
         assert (a - b).abs().max() <= TOLERANCE * b.abs().max()
@@ -65,7 +76,7 @@ def assert_equal(policy, prompts, answers, limit=100_000):
         # without rotary positions softmax does not see a key's bias: its gradient is rounding noise of the weight's
         scale = oracle[name.replace("k_proj.bias", "k_proj.weight")].abs().max()
         assert (grads[name] - oracle[name]).abs().max() <= TOLERANCE * scale + 1e-9, name
-    return shared
+    return batches
 
 
 MIXED = ("image", "two images", "text", "video", "image")
@@ -75,7 +86,7 @@ CASES = [(kinds, family) for kinds in (("image",), ("two images",), ("video",), 
 
 @pytest.mark.parametrize("kinds, family", CASES, ids=lambda x: x if isinstance(x, str) else "+".join(x))
 def test_full_with_vision(tiny_models, family, kinds):
-    policy, encode = load(tiny_models[family], train=["language", "merger", "vision"])
+    policy, encode = shared(tiny_models[family], ALL)
     batches = assert_equal(policy, *groups(policy, encode, kinds))
     assert len(batches) == 1  # several groups share one row
 
@@ -98,7 +109,7 @@ def test_gradient_checkpointing(tiny_models, family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_small_budget_cuts_groups(tiny_models, family):
-    policy, encode = load(tiny_models[family])
+    policy, encode = shared(tiny_models[family])
     prompts, answers = groups(policy, encode, ("image", "text", "image"), group_size=5)
     limit = max(map(len, prompts)) + 20
     batches = assert_equal(policy, prompts, answers, limit)
@@ -108,7 +119,7 @@ def test_small_budget_cuts_groups(tiny_models, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_the_models_own_positions(tiny_models, family):
     """Against the plain transformers forward, which numbers positions itself."""
-    policy, encode = load(tiny_models[family])
+    policy, encode = shared(tiny_models[family])
     prompts, answers = groups(policy, encode, ("two images",), group_size=2)
     ours, _ = run(policy, pack(pieces_of(prompts, answers, 10**6), 10**6), len(answers))
     image_id = policy.base.config.image_token_id
@@ -123,7 +134,7 @@ def test_equals_the_models_own_positions(tiny_models, family):
 
 
 def test_pieces_are_cut_at_the_limit(tiny_models):
-    _, encode = load(tiny_models["qwen3_vl"])
+    _, encode = shared(tiny_models["qwen3_vl"])
     prompt = encode(Ask(), SAMPLES["text"])
     answers = [np.arange(10) for _ in range(7)]
     cut = pieces_of([prompt] * 7, answers, len(prompt) + 25)
@@ -133,7 +144,7 @@ def test_pieces_are_cut_at_the_limit(tiny_models):
 
 def test_a_large_group_is_cut_into_equal_pieces(tiny_models):
     """64 answers of which 50 fit into a row: twice 32, with the log-probabilities and gradients of one row."""
-    policy, encode = load(tiny_models["qwen3_vl"])
+    policy, encode = shared(tiny_models["qwen3_vl"])
     prompt, rng = encode(Ask(), SAMPLES["image"]), np.random.default_rng(0)
     answers = [rng.integers(40, 90, 6) for _ in range(64)]
     cut = pieces_of([prompt] * 64, answers, len(prompt) + 50 * 6)
@@ -146,7 +157,7 @@ def test_a_large_group_is_cut_into_equal_pieces(tiny_models):
 
 
 def test_micro_batches_are_of_similar_cost(tiny_models):
-    _, encode = load(tiny_models["qwen3_vl"])
+    _, encode = shared(tiny_models["qwen3_vl"])
     text, image = (encode(Ask(), SAMPLES[kind]) for kind in ("text", "image"))
     prompts = [image, text, image, text]
     pieces = [Piece(replace(p), (np.arange(5),), (i,)) for i, p in enumerate(prompts)]
@@ -160,7 +171,7 @@ def test_micro_batches_are_of_similar_cost(tiny_models):
 @pytest.mark.parametrize("kinds", [("text",), ("image", "text")])
 def test_idle_media_change_nothing(tiny_models, layout, kinds):
     """A prompt without answers: no token more is read, and what it passes gets a gradient of zero."""
-    policy, encode = load(tiny_models["qwen3_vl"], train=["language", "merger", "vision"])
+    policy, encode = shared(tiny_models["qwen3_vl"], ALL)
     prompts, answers = groups(policy, encode, kinds)
     idle, part = encode(Ask(), SAMPLES["image"]), pieces_of(prompts, answers, 10**6)
     (own,) = plan(part, 10**6, layout)
@@ -176,7 +187,7 @@ def test_idle_media_change_nothing(tiny_models, layout, kinds):
 
 
 def test_an_idle_prompt_of_text_fills_only_what_is_empty(tiny_models):
-    _, encode = load(tiny_models["qwen3_vl"])
+    _, encode = shared(tiny_models["qwen3_vl"])
     idle = encode(Ask(), SAMPLES["text"])
     own = [Piece(replace(idle), (np.arange(3),), (0,))]
     assert with_idle([own], 1, idle) == [own]
@@ -184,7 +195,7 @@ def test_an_idle_prompt_of_text_fills_only_what_is_empty(tiny_models):
 
 
 def test_an_empty_answer_takes_no_place(tiny_models):
-    policy, encode = load(tiny_models["qwen3_vl"])
+    policy, encode = shared(tiny_models["qwen3_vl"])
     prompt = encode(Ask(), SAMPLES["image"])
     answers = [np.array([40, 41, 42]), np.array([], dtype=np.int64), np.array([43])]
     for layout in ("shared", "padded"):

@@ -15,7 +15,7 @@ from tests.test_loop import start
 from tests.test_rollout import Number
 from vlrl import evaluate as evaluation
 from vlrl.config import validate
-from vlrl.curriculum import Foreseeing, Sequential, Uniform
+from vlrl.curriculum import Foreseeing, Prompts, Sequential, Uniform
 from vlrl.encode import PromptTooLong
 from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import DataError, TaskError
@@ -56,7 +56,7 @@ def source(workers=2, sampler=Sequential, task=Number, steps=100, **more):
     task.name, samples = "number", task.samples("train")
     prefetch = Prefetcher(encode, task, workers)
     return GroupSource(config, task, encode, ScriptedEngine(lambda prompt, i: prompt.text if i else "no"),
-                       sampler(len(samples), 0), samples, Clock(), prefetch=prefetch), encode, prefetch
+                       sampler(Prompts(len(samples), 0)), samples, Clock(), prefetch=prefetch), encode, prefetch
 
 
 def numbers(groups):
@@ -137,8 +137,8 @@ class Blind(Sequential):
 
     upcoming = None
 
-    def next(self, count):
-        draws = Sequential.upcoming(self, count)
+    def next(self, count, step):
+        draws = Sequential.upcoming(self, count, step)
         self.drawn += count
         return draws
 
@@ -146,7 +146,7 @@ class Blind(Sequential):
 class Turning(Sequential):
     """Jumps by what it observes, which it could not foresee."""
 
-    def observe(self, outcomes):
+    def observe(self, outcomes, step):
         self.drawn += 2
 
 
@@ -163,12 +163,12 @@ def test_what_was_not_foreseen_is_encoded_when_it_is_needed():
 
 @given(st.lists(st.integers(0, 9), max_size=6), st.sampled_from([Sequential, Uniform]), st.integers(1, 7))
 def test_upcoming_is_what_next_gives(counts, kind, size):
-    sampler = kind(size, 3)
+    sampler = kind(Prompts(size, 3))
     assert isinstance(sampler, Foreseeing)
     for count in counts:
-        state, expected = sampler.state_dict(), sampler.upcoming(count)
-        sampler.upcoming(2 * count)
-        assert sampler.state_dict() == state and sampler.next(count) == expected
+        state, expected = sampler.state_dict(), sampler.upcoming(count, 0)
+        sampler.upcoming(2 * count, 0)
+        assert sampler.state_dict() == state and sampler.next(count, 0) == expected
 
 
 def test_prompts_of_threads_are_the_same(tiny_models):

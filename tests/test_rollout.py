@@ -6,12 +6,14 @@ import pytest
 from vlrl import curriculum
 from vlrl.algo.advantage import dr_grpo
 from vlrl.config import validate
-from vlrl.curriculum import Sequential, Uniform
+from vlrl.credit import credit
+from vlrl.curriculum import Prompts, Sequential, Uniform
 from vlrl.encode import PromptTooLong
 from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.metrics import Clock, group_metrics
-from vlrl.rollout import GroupSource, check_score_errors, credit, first_samples
+from vlrl.rollout import GroupSource, check_score_errors, first_samples
+from vlrl.settings import CurriculumSettings
 from vlrl.task import Task
 from vlrl.types import Prompt, Sample
 
@@ -48,7 +50,8 @@ def source(script, **settings):
     task = Number()
     task.name = "number"
     samples = task.samples("train")
-    return GroupSource(config, task, encode, ScriptedEngine(script), Sequential(len(samples), 0), samples, Clock())
+    sampler = Sequential(Prompts(len(samples), 0))
+    return GroupSource(config, task, encode, ScriptedEngine(script), sampler, samples, Clock())
 
 
 def test_groups_are_scored_and_credited():
@@ -124,15 +127,15 @@ def test_empty_splits_are_named():
 
 
 def test_uniform_visits_everything_once_an_epoch():
-    sampler = Uniform(7, seed=3)
-    draws = sampler.next(10) + sampler.next(11)
+    sampler = Uniform(Prompts(7, 3))
+    draws = sampler.next(10, 0) + sampler.next(11, 1)
     assert sorted(d.index for d in draws[:7]) == list(range(7))
     assert [d.visit for d in draws] == [0] * 7 + [1] * 7 + [2] * 7
     assert [d.index for d in draws[:7]] != [d.index for d in draws[7:14]]
-    again = Uniform(7, seed=3)
+    again = Uniform(Prompts(7, 3))
     again.load_state_dict({"drawn": 10})
-    assert again.next(11) == draws[10:]
-    assert [d.index for d in Uniform(7, seed=4).next(7)] != [d.index for d in draws[:7]]
+    assert again.next(11, 1) == draws[10:]
+    assert [d.index for d in Uniform(Prompts(7, 4)).next(7, 0)] != [d.index for d in draws[:7]]
     with pytest.raises(ConfigError, match="Did you mean 'uniform'"):
-        curriculum.make("unifrom", 3, 0)
+        curriculum.make(CurriculumSettings(name="unifrom"), Prompts(3, 0))
 

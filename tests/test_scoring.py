@@ -1,5 +1,6 @@
 """What a task returns or raises, and what the loop makes of it."""
 
+import itertools
 import math
 import re
 from decimal import Decimal
@@ -9,7 +10,7 @@ import pytest
 
 from vlrl.data import Drawn
 from vlrl.errors import ConfigError, TaskError
-from vlrl.scoring import sample_metrics, score_group
+from vlrl.scoring import overlay_marks, sample_metrics, score_group
 from vlrl.task import Task, fill, load, task_samples, weight_at
 from vlrl.types import Answer, Sample
 
@@ -280,3 +281,14 @@ def test_a_link_to_a_task_file(tmp_path):
     (tmp_path / "blob").write_text("from vlrl.task import Task\nclass Mine(Task):\n    rewards = {'a': 1.0}\n")
     (tmp_path / "mine.py").symlink_to(tmp_path / "blob")
     assert type(load(f"{tmp_path / 'mine.py'}:Mine")).__name__ == "Mine"
+
+
+@pytest.mark.parametrize(("drawn", "kept"), [
+    (lambda: [{"kind": "box"}], [{"kind": "box"}]), (lambda: [], []), (lambda: iter("ab"), ["a", "b"]),
+    (lambda: itertools.count(), list(range(1000))), (lambda: 1 / 0, None), (lambda: None, None), (lambda: 5, None)])
+def test_marks_of_an_answer(drawn, kept):
+    class T(Task):
+        def overlay(self, sample, parsed):
+            return drawn()
+
+    assert overlay_marks(T(), SAMPLE, None) == kept

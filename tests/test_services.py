@@ -12,11 +12,11 @@ from tests.helpers import load, settings
 from tests.test_rollout import Number
 from tests.test_rollout import source as scripted
 from vlrl import config as configs
+from vlrl.answering import make_group
 from vlrl.errors import ConfigError, TaskError
 from vlrl.loop import train
 from vlrl.packing import pack, pieces_of
 from vlrl.reference import Reference, answer_span
-from vlrl.rollout import make_group
 from vlrl.scoring import score_group
 from vlrl.services import AbsentService, Services, less, unserved_parts, without_absent
 from vlrl.types import Answer, Completion, Sample
@@ -86,7 +86,7 @@ def test_a_run_leaves_out_what_weighs_nothing_and_refuses_the_rest():
     assert unserved_parts(without, (), names) == ["quality"]
     assert unserved_parts(Asking(rewards={"quality": 0, "order": 0}), (), names) == ["quality", "order"]
     s = scripted(lambda prompt, i: prompt.text)
-    s.task = less(without, ["quality"])
+    s.task = s.answering.task = less(without, ["quality"])
     (group,) = s.next_groups(1, 0)
     assert group.weights == {"right": 1.0, "order": 0.25} and group.rewards == [1.0, 1.25, 1.5]
     with pytest.raises(ConfigError, match=r"'jugde', which is not known\. Did you mean 'judge'"):

@@ -19,10 +19,11 @@ from vlrl.errors import RunError
 from vlrl.store import SCHEMA, RunFolder
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
 
-# contracts.md, "Files of a run", word for word, and `variant` after them
+# contracts.md, "Files of a run", word for word, then the columns that came later
 COLUMNS = """schema, group_id, sample_id, task, index, step, policy_step, split, prompt, completion, token_ids,
 loss_mask, logprobs, trainer_logprobs, entropies, ratio, clipped, parts, weights, reward, advantage, parsed, target,
-sample, category, difficulty, error, finish_reason, truncated, turns, media, variant""".replace("\n", " ").split(", ")
+sample, category, difficulty, error, finish_reason, truncated, turns, media, variant, marks,
+top_ids, top_logprobs""".replace("\n", " ").split(", ")
 
 
 def picture(color="red", size=(6, 4)):
@@ -57,7 +58,9 @@ def test_schema_has_the_columns_of_the_contract_in_order():
 def test_rollouts_come_back_as_written(tmp_path):
     run = RunFolder(tmp_path)
     image = LoadedMedia(kind="image", frames=(picture(),), sha256="ab12")
-    groups = [group(rollout(0, 3, parsed=[1, 2]), rollout(1, 0, error="boom"), media=(image,)), group(rollout(0, 2))]
+    mark = {"kind": "box", "at": [1, 2, float("inf"), 4], "label": "\ud800", "role": "answer"}
+    groups = [group(rollout(0, 3, parsed=[1, 2], marks=[mark]), rollout(1, 0, error="boom"), media=(image,)),
+              group(rollout(0, 2))]
     per_token = {"entropies": [np.full(3, 0.5), np.zeros(0), np.ones(2)], "clipped": [np.array([1, 0, 1], bool), None,
                                                                                      np.zeros(2, bool)]}
     path = run.write_rollouts(12, 3, groups, per_token)
@@ -74,6 +77,7 @@ def test_rollouts_come_back_as_written(tmp_path):
         12, 11, 0, 0.0, -0.5)
     assert json.loads(first["parsed"]) == [1, 2] and json.loads(first["target"]) == {"box": [1, 2, 3, 4]}
     assert json.loads(first["sample"])["box"] == [1, 2.5]
+    assert json.loads(first["marks"]) == [{**mark, "at": [1, 2, None, 4]}] and second["marks"] is None
     assert (first["category"], first["difficulty"]) == ("animals", 0.25)
     assert first["turns"] == [{"start": 0, "end": 3, "role": "assistant", "media": ["aa"]}]
     assert first["media"] == [{"hash": "ab12", "kind": "image", "width": 6, "height": 4, "processed_width": 28,
@@ -276,6 +280,16 @@ def test_create_writes_config_and_environment(tmp_path):
     env = json.loads((run.path / "env.json").read_text())
     assert env["seed"] == 7 and env["python"] == sys.version.split()[0] and "torch" in env["packages"]
     assert env["hardware"]["cpus"] == os.cpu_count()
+
+
+def test_the_tokenizer_is_written_once(tmp_path):
+    run, path = RunFolder(tmp_path), tmp_path / "tokenizer.json"
+    run.write_tokenizer('{"ä": 1}')
+    before = path.stat().st_mtime_ns
+    run.write_tokenizer('{"ä": 1}')
+    assert path.stat().st_mtime_ns == before and path.read_text() == '{"ä": 1}'
+    run.write_tokenizer("{}")
+    assert path.read_text() == "{}"
 
 
 def test_heartbeat(tmp_path):

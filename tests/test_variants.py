@@ -20,7 +20,8 @@ from tests.test_rollout import Number
 from tests.test_rollout import source as scripted
 from vlrl import config as configs
 from vlrl.algo.advantage import dr_grpo
-from vlrl.curriculum import Sequential
+from vlrl.credit import credit
+from vlrl.curriculum import Prompts, Sequential
 from vlrl.edits import shuffle
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import DataError, TaskError
@@ -30,7 +31,7 @@ from vlrl.metrics import Clock
 from vlrl.packing import make_batch, pieces_of
 from vlrl.prefetch import Prefetcher
 from vlrl.rewards.text import parse_answer
-from vlrl.rollout import GroupSource, credit
+from vlrl.rollout import GroupSource
 from vlrl.scoring import score_group
 from vlrl.services import Services
 from vlrl.settings import LimitsSettings
@@ -135,7 +136,8 @@ class Beside(Number):
 @pytest.mark.parametrize("ahead", [True, False])
 def test_answers_of_variants_join_the_group_or_are_handed_over(ahead):
     s = scripted(lambda prompt, i: prompt.text if i else "wrong", rollout={"group_size": 3, "score_ahead": ahead})
-    s.task, s._varies = Beside(), True
+    s.task = s.answering.task = Beside()
+    s._varies = True
     groups = credit(s.next_groups(2, 0), dr_grpo)
     assert s.task.seen == (["", "", "mixed"], {"other": ["other", "other"]})
     for group in groups:
@@ -201,7 +203,8 @@ def looking(scene, size=4, kinds=("noisy", "other"), workers=0):
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"group_size": size})})
     samples = task.samples("train")
     with Prefetcher(encode, task, workers) as prefetch:
-        made = GroupSource(config, task, encode, HFEngine(policy, 5, 16), Sequential(3, 0), samples, Clock(), prefetch)
+        made = GroupSource(config, task, encode, HFEngine(policy, 5, 16), Sequential(Prompts(3, 0)), samples, Clock(),
+                           prefetch)
         return made.next_groups(3, 0)
 
 

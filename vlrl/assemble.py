@@ -13,18 +13,22 @@ import transformers
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 
-from vlrl import coordinates, curriculum, dist, policy
+from vlrl import curriculum, dist, partial, policy
+from vlrl.algo.algorithm import Algorithm
+from vlrl.angles import Angles
+from vlrl.credit import Credit
+from vlrl.eepo import Forgetting
 from vlrl.encode import Encoder
 from vlrl.engine.base import Engine
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
 from vlrl.metrics import Clock
-from vlrl.offline import make_task
+from vlrl.offline import make_task, settle_coordinates
 from vlrl.policy import Policy
 from vlrl.prefetch import Prefetcher
 from vlrl.reference import Reference
 from vlrl.rollout import GroupSource
-from vlrl.services import less, unserved_parts
+from vlrl.services import SERVICES, served
 from vlrl.settings import Config
 from vlrl.task import Task, task_samples
 from vlrl.update import make_optimizer
@@ -44,7 +48,9 @@ class Parts:
     prefetch: Prefetcher
     engine: Engine
     source: GroupSource
+    credit: Credit
     optimizer: torch.optim.Optimizer
+    algorithm: Algorithm
     clock: Clock
 
 
@@ -65,8 +71,12 @@ def check_trackers(config: Config) -> None:
 
 
 def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None = None,
-             make_source: type[GroupSource] = GroupSource) -> Parts:
-    """Builds every part of a run; `checkpoint` is the folder whose weights are taken instead of model.name's."""
+             make_source: type[GroupSource] = GroupSource, algorithm: Algorithm | None = None) -> Parts:
+    """Builds every part of a run; `checkpoint` is the folder whose weights are taken instead of model.name's.
+
+    `algorithm` is made of the config where none is given.
+    """
+    algorithm = algorithm or Algorithm(config)
     if not dist.is_main():
         transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -75,22 +85,32 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     samples = task_samples(task, "train")
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no training samples; check data.train={config.data.train!r}")
-    unserved = unserved_parts(task, OFFERED, samples) if make_source.generates else []
+    partial.check(config, task, algorithm.requires, make_source.generates)
+    offered = [*SERVICES] if not make_source.generates else OFFERED
+    served(task, offered, samples)  # raises before anything is loaded
+    curriculum.check(config.curriculum, task)
+    prompts = curriculum.Prompts.of(samples, config.seed, config.data.difficulty, config.rollout, task.knobs)
+    sampler = dist.on_main_alone(lambda: curriculum.make(config.curriculum, prompts, config.shares))
     model = policy.load(config, accelerator, checkpoint)
-    if config.task.coordinates == "auto":
-        task.coordinates = coordinates.make(model.family.coordinates)
+    settle_coordinates(task, config, model.family.coordinates)
     reference = make_reference(config, task, model) if make_source.generates else None
-    if config.algo.kl_coef and not reference:
+    if algorithm.needs_reference and not reference:
         model.keep_reference(config.model.name)
-    if unserved:
-        task = less(task, unserved)
+    if algorithm.moves_reference and (algorithm.needs_reference or reference):
+        model.free_reference()
+    task = served(task, offered, samples)
     clock = Clock()
     encode = Encoder(model.processor, model.family, model.positions, config)
     prefetch = Prefetcher(encode, task, config.data.workers)
     engine = make_engine(config, model)
-    sampler = curriculum.make(config.curriculum.name, len(samples), config.seed)
-    source = make_source(config, task, encode, engine, sampler, samples, clock, prefetch, reference)
-    return Parts(config, task, model, encode, prefetch, engine, source, make_optimizer(model, config), clock)
+    source = make_source(config, task, encode, engine, sampler, samples, clock, prefetch, reference, prompts)
+    source.answering.algorithm = algorithm
+    source.measures["angle"] = Angles(model, config, task, prefetch)
+    if config.rollout.forget.lr and make_source.generates:
+        source.answering.forget = Forgetting(model, config)
+    credit = Credit(algorithm, config, model, task)
+    return Parts(config, task, model, encode, prefetch, engine, source, credit,
+                 make_optimizer(model, config), algorithm, clock)
 
 
 def make_reference(config: Config, task: Task, model: Policy) -> Reference | None:

@@ -7,6 +7,7 @@ is wrong; 130 stopped by Ctrl-C or SIGTERM after saving.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 
@@ -18,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from vlrl import __version__
-from vlrl.commands import data, looking, scoring, tasks, training
+from vlrl.commands import data, inspecting, looking, scoring, tasks, training
 from vlrl.commands.common import flowing
 from vlrl.commands.terminal import printable
 from vlrl.errors import RunError, VlrlError
@@ -49,6 +50,7 @@ scoring.register(app)
 app.add_typer(tasks.app)
 app.add_typer(data.app)
 looking.register(app)
+inspecting.register(app)
 for _command in (*app.registered_commands, *tasks.app.registered_commands, *data.app.registered_commands):
     _command.help = flowing(_command.callback)
 
@@ -66,8 +68,17 @@ def train(argv: Sequence[str]) -> int:
     return _run(typer.main.get_command(alone), argv, "train.py")
 
 
+class _Printable(logging.Formatter):
+    """Warnings hold ids and names of data files, which must not steer the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), _MOST)
+
+
 def _run(command: Any, argv: Sequence[str], name: str) -> int:
     _prepare_stdout()
+    if logging.lastResort:  # what prints warnings where nobody has set up logging
+        logging.lastResort.setFormatter(_Printable())
     try:
         code = _called(command, argv, name)
         sys.stdout.flush()

@@ -22,7 +22,7 @@ import pydantic
 
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.plugins import resolve
-from vlrl.settings import refuse_bool
+from vlrl.settings_base import refuse_bool
 
 Weight = float | Sequence[Sequence[float]]
 """A number, or [[step, weight], ...] joined by straight lines and constant outside."""

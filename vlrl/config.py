@@ -1,8 +1,10 @@
 """Reads settings: YAML files with `extends:`, `key=value` overrides, and the errors that help.
 
 A config file holds only what differs from the defaults in settings.py; `extends: other.yaml` (relative to the file, or
-else one of those that come with vlrl) is read first. `load("configs/quickstart.yaml", ["steps=20", "train.lr=1e-4"])`
-returns a frozen Config; an unknown key is an error with a suggestion. The resolved copy is saved in the run folder.
+else one of those that come with vlrl) is read first; of a list of files later ones win.
+`tasks.0.weight=2` sets one item's field of a list. Of a config with several `tasks`, `task=LABEL` leaves one.
+`load("configs/quickstart.yaml", ["steps=20", "train.lr=1e-4"])` returns a frozen Config; an unknown key is an error
+with a suggestion. The resolved copy is saved in the run folder.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from yaml.composer import ComposerError
 
 import vlrl
 from vlrl.errors import ConfigError, did_you_mean
-from vlrl.settings import RESUMABLE, Config, Settings
+from vlrl.settings import RESUMABLE, SHORT, AlgoSettings, Config, CurriculumSettings, label_of
+from vlrl.settings_base import Named, Settings
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
@@ -35,8 +38,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     path = _find(Path(path))
     tree = _read(path)
-    for word in overrides:
-        _override(tree, word)
+    for word in _names_first(overrides):
+        tree = _override(tree, word)
     tree.setdefault("run", {})
     if isinstance(tree["run"], dict) and not tree["run"].get("dir"):
         tree["run"]["dir"] = str(Path("runs") / path.stem)
@@ -107,17 +110,24 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(tree, dict):
         kind = {"list": "a list", "str": "a text"}.get(type(tree).__name__, f"a {type(tree).__name__}")
         raise ConfigError(f"config {path} must hold settings as 'key: value', not {kind}")
-    parent = tree.pop("extends", None)
-    if parent is None:
-        return tree
-    base = path.parent / str(parent)
-    if not os.path.isfile(base):
-        base = shipped(str(parent))
-    if base is None:
-        near = did_you_mean(str(parent), [p.name for p in [*path.parent.glob("*.yaml"), *shipped_configs()]])
-        raise ConfigError(f"{path}: extends: {parent!r} does not exist (it is relative to the file that names it, or "
-                          f"names one of vlrl's).{near}")
-    return merge(_read(base, (*seen, path.resolve())), tree)
+    parents = tree.pop("extends", None)
+    return tree if parents is None else merge(
+        _parents(path.parent, parents, f"{path}: extends", (*seen, path.resolve())), tree)
+
+
+def _parents(folder: Path, parents: Any, said_by: str, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """What the files that `extends` names hold together: one, or a list in which later ones win."""
+    tree: dict[str, Any] = {}
+    for parent in parents if isinstance(parents, list) else [parents]:
+        base = folder / str(parent)
+        if not os.path.isfile(base):
+            base = shipped(str(parent))
+        if base is None:
+            near = did_you_mean(str(parent), [p.name for p in [*folder.glob("*.yaml"), *shipped_configs()]])
+            raise ConfigError(f"{said_by}: {parent!r} does not exist (it is relative to the file that names "
+                              f"it, or names one of vlrl's).{near}")
+        tree = merge(tree, _read(base, seen))
+    return tree
 
 
 class _Loader(yaml.SafeLoader):
@@ -150,31 +160,106 @@ def _parse(text: str) -> Any:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`; dictionaries are merged, everything else is replaced."""
+def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config) -> dict[str, Any]:
+    """`over` laid on `base`; dictionaries are merged, everything else is replaced. A dictionary of places, as
+    {"0": {...}}, changes these items of a list.
+
+    `model` has the settings that these are. Where it wants a Named, or the curriculum, another name drops the options
+    of the old one.
+    """
     out = dict(base)
     for key, value in over.items():
-        old = out.get(key)
-        out[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        old, kind = out.get(key), _kind_of(model, key)
+        if kind is Named and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
+            out[key] = _merge_named(old, value)
+        elif kind is CurriculumSettings and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
+            out[key] = _merge_curriculum(old, value)
+        elif isinstance(old, list) and isinstance(value, Mapping) and value and all(map(_is_place, value)):
+            out[key] = _merge_items(key, old, value)
+        else:
+            out[key] = merge(old, value, kind) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return out
 
 
-def _override(tree: dict[str, Any], word: str) -> None:
+def _is_place(key: Any) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isdecimal()
+
+
+def _merge_items(key: str, old: list[Any], over: Mapping[str, Any]) -> list[Any]:
+    """A list with some of its items changed; an item that is a name gets settings beside it."""
+    out = list(old)
+    for place, value in over.items():
+        if int(place) >= len(out):
+            raise ConfigError(f"{key}.{place}: {key} has {len(out)} item{'s' * (len(out) != 1)}, counted from 0")
+        item: Any = {"name": out[int(place)]} if isinstance(out[int(place)], str) else out[int(place)]
+        out[int(place)] = merge(item, value) if isinstance(item, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def _merge_named(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
+    before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
+    same = "name" not in after or after["name"] == before.get("name", after["name"])
+    return {**before, **after} if same else after
+
+
+def _merge_curriculum(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Another sampler drops the options of the old one; the filters, which stand beside them, stay."""
+    before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
+    default = CurriculumSettings().name
+    if after.get("name", before.get("name", default)) != before.get("name", default):
+        before = {key: value for key, value in before.items() if key in CurriculumSettings.model_fields}
+    return merge(before, after, CurriculumSettings)
+
+
+def _kind_of(model: Any, key: str) -> Any:
+    info = getattr(model, "model_fields", {}).get(key)
+    return info.annotation if info else None
+
+
+def _override(tree: dict[str, Any], word: str) -> dict[str, Any]:
+    """The tree with `key=value` laid on it; `extends=FILE` lays a whole config file on it."""
     key, equals, text = word.partition("=")
     if not equals or not key:
         raise ConfigError(f"{word!r} is not a setting: write key=value, e.g. train.lr=1e-6")
     try:
-        value = _parse(text) if text else ""
+        value: Any = _parse(text) if text else ""
     except ValueError as error:
         raise ConfigError(f"{key}: cannot read the value {text!r}: {error}") from None
-    *path, last = key.split(".")
-    for name in path:
-        child = tree.get(name)
-        if isinstance(child, str) and name in ("engine", "task"):
-            child = {"name": child}
-        tree[name] = child = dict(child) if isinstance(child, Mapping) else {}
-        tree = child
-    tree[last] = merge(tree[last], value) if isinstance(value, dict) and isinstance(tree.get(last), dict) else value
+    if key == "extends":
+        return merge(tree, _parents(Path(), value, "extends", ()))
+    label = value if key in ("task", "task.name") and isinstance(value, str) else ""
+    if label and tree.get("tasks"):
+        return _alone(tree, label)
+    first, _, rest = key.partition(".")
+    if rest and first in SHORT and isinstance(tree.get(first), str):
+        tree = {**tree, first: {"name": tree[first]}}
+    given: Any = value
+    for name in reversed(key.split(".")):
+        given = {name: given}
+    return merge(tree, given)
+
+
+def _alone(tree: dict[str, Any], wanted: str) -> dict[str, Any]:
+    """The tree with one of its `tasks`, by label, as its `task`."""
+    entries: list[Any] = tree["tasks"] if isinstance(tree["tasks"], list) else []
+    given = [{"name": e} if isinstance(e, str) else e for e in entries if isinstance(e, (str, Mapping))]
+    labels = {str(e.get("label") or label_of(str(e.get("name")))): e for e in given}
+    if wanted not in labels:
+        raise ConfigError(f"task={wanted!r}: this config has several tasks, and none has this label."
+                          f"{did_you_mean(wanted, labels)} Its labels: {', '.join(labels)}. For another task instead "
+                          f"of them: tasks=null task={wanted}")
+    task = {k: v for k, v in labels[wanted].items() if k not in ("label", "weight", "data")}
+    rest = {k: v for k, v in tree.items() if k != "tasks"}
+    data = labels[wanted].get("data")
+    return merge({**rest, "task": task}, {"data": data} if data else {})
+
+
+def _names_first(words: Sequence[str]) -> list[str]:
+    """A name drops the options of the old one, so `algo.loss.cap=5 algo.loss=cispo` is taken as if turned round."""
+    names = {f"{section}.{key}{end}" for section, model in (("algo", AlgoSettings), ("curriculum", CurriculumSettings))
+             for key in model.model_fields for end in ("", ".name") if _kind_of(model, key) is Named}
+    names |= {"extends", "curriculum", "curriculum.name"}
+    return sorted(words, key=lambda word: word.partition("=")[0] not in names)
 
 
 def _explain(error: Any) -> str:
@@ -184,7 +269,7 @@ def _explain(error: Any) -> str:
         known = _names_at(loc[:-1])
         near = did_you_mean(loc[-1], known)
         return f"unknown setting '{name}' (value {value}).{near or ' Known here: ' + ', '.join(known) + '.'}"
-    message = str(error["msg"]).removeprefix("Value error, ")
+    message = str(error["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list, e.g. [a, b]")
     if error["type"] == "model_type" and loc:
         message = f"write its settings below it, as 'key: value', or leave it out. Known: {', '.join(_names_at(loc))}."
     if error["type"] == "invalid_key":
@@ -195,6 +280,8 @@ def _explain(error: Any) -> str:
 def _names_at(loc: Sequence[str]) -> list[str]:
     model: Any = Config
     for part in loc:
+        if part.isdecimal():  # a place in a list
+            continue
         info = model.model_fields.get(part)
         model = info.annotation if info else Settings
         if not isinstance(model, type):
@@ -207,6 +294,8 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         if isinstance(value, Mapping):
             out |= _flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            out |= _flatten({str(i): item for i, item in enumerate(value)}, f"{prefix}{key}.")
         else:
             out[prefix + str(key)] = value
     return out

@@ -73,6 +73,13 @@ def on_main(call: Callable[[], Any]) -> Any:
     return result
 
 
+def on_main_alone(call: Callable[[], Any]) -> Any:
+    """As `on_main`, but the result stays there; None elsewhere."""
+    found: list[Any] = []
+    on_main(lambda: found.append(call()))
+    return found[0] if found else None
+
+
 def together(call: Callable[[], Any]) -> Any:
     """Runs `call` on every rank; when it raises a VlrlError on one, the first such error is raised on all."""
     if world() == 1:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vlrl import dist
+from vlrl.answering import Reference, make_group, sampling_of
 from vlrl.encode import PromptTooLong
 from vlrl.engine.base import Engine
 from vlrl.errors import DataError
 from vlrl.prefetch import Prefetcher
 from vlrl.rewards.text import parse_answer
-from vlrl.rollout import Reference, first_samples, make_group, sampling_of
+from vlrl.rollout import first_samples
 from vlrl.scoring import sample_metrics
 from vlrl.settings import Config
 from vlrl.stats import mean_ci
@@ -33,7 +34,7 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
     Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Greedy unless
     eval.temperature is set. Samples that cannot be encoded count as `rejected`, not as wrong. `tell(what, done, total)`
     is called as the work proceeds. No variants are drawn; `reference` is needed by tasks that ask the reference policy,
-    whose parts are left out without it.
+    whose parts are left out without it. Of a mixture the samples are those of every task in turn.
     """
     mine = list(enumerate(first_samples(task, split, config.eval.samples)))[dist.rank()::dist.world()]
     groups, rejected = dist.together(lambda: _answer(task, prefetch, engine, config, split, step, mine, tell,
@@ -83,13 +84,23 @@ def _record(task: Task, group: Group) -> dict[str, Any]:
     answer = parse_answer(completion.text, n_tokens=len(completion.tokens), truncated=completion.truncated,
                           step=rollout.policy_step)
     metrics, error = sample_metrics(task, group.sample, answer, rollout.parts)
-    return {"sample": group.sample.row, "id": group.sample.id, "answer": completion.text, "parsed": rollout.parsed,
-            "target": group.target, "parts": rollout.parts, "reward": rollout.reward, "length": len(completion.tokens),
+    return {"task": group.task, "sample": group.sample.row, "id": group.sample.id, "answer": completion.text,
+            "parsed": rollout.parsed, "target": group.target, "parts": rollout.parts, "reward": rollout.reward,
+            "length": len(completion.tokens),
             "truncated": float(completion.truncated), "error": rollout.error or error,
             "metrics": metrics}
 
 
 def _table(task: Task, records: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Every metric over all samples, equal in weight; of a mixture also `<label>/<metric>` and `<label>/n` by task."""
+    out = _intervals(records)
+    for label in task.labels:
+        own = [r for r in records if r["task"] == label]
+        out |= {f"{label}/n": len(own), **{f"{label}/{name}": value for name, value in _intervals(own).items()}}
+    return out | task.summarize(records)
+
+
+def _intervals(records: Sequence[dict[str, Any]]) -> dict[str, float]:
     columns: dict[str, list[float]] = {"reward/mean": [r["reward"] for r in records if r["reward"] is not None],
                                        "completion/length_mean": [float(r["length"]) for r in records],
                                        "completion/truncated_frac": [r["truncated"] for r in records]}
@@ -102,4 +113,4 @@ def _table(task: Task, records: Sequence[dict[str, Any]]) -> dict[str, float]:
         if values:
             mean, low, high = mean_ci(values)
             out |= {name: mean, f"{name}/ci95_low": low, f"{name}/ci95_high": high}
-    return out | task.summarize(records)
+    return out

@@ -189,9 +189,17 @@ def _started(pid: Any) -> str | None:
 # --- the machine ------------------------------------------------------------------------------------------------------
 
 
+def _version(name: str) -> str | None:
+    """The version of an installed package."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def environment(seed: int) -> dict[str, Any]:
     """What is needed to repeat a run: versions, git state of the working directory, hardware, seed, command."""
-    versions = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
+    versions = {name: found for name in _PACKAGES if (found := _version(name))}
     commit = _output("git", "rev-parse", "HEAD")
     git = {"commit": commit, "branch": _output("git", "rev-parse", "--abbrev-ref", "HEAD"),
            "changed_files": (_output("git", "status", "--porcelain", "-uno") or "").splitlines()} if commit else None
@@ -200,7 +208,7 @@ def environment(seed: int) -> dict[str, Any]:
                 "memory_gib": round(psutil.virtual_memory().total / 2**30, 1)}
     return {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host": socket.gethostname(), "command": sys.argv,
             "seed": seed, "python": platform.python_version(), "platform": platform.platform(),
-            "packages": {name: versions[name] for name in _PACKAGES if name in versions}, "git": git,
+            "packages": versions, "git": git,
             "hardware": hardware}
 
 

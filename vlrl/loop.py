@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from vlrl.algo.advantage import ADVANTAGES
+from vlrl.algo.algorithm import Algorithm
 from vlrl.assemble import assemble, make_accelerator
 from vlrl.balance import share_out
 from vlrl.metrics import group_metrics
-from vlrl.plugins import resolve
-from vlrl.rollout import GroupSource, check_score_errors, credit
+from vlrl.rollout import GroupSource, check_score_errors
 from vlrl.session import Session
 from vlrl.settings import Config
 from vlrl.update import update
@@ -21,27 +20,29 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
     between: every random draw has a stream named by the seed and what it is for.
     """
     accelerator = make_accelerator(config)
-    advantage = resolve("algo.advantage", config.algo.advantage, ADVANTAGES)
+    algorithm = Algorithm(config)
     with make_session(config, accelerator) as session:
-        parts = session.resume(assemble(config, accelerator, session.checkpoint, make_source))
+        parts = session.resume(assemble(config, accelerator, session.checkpoint, make_source, algorithm))
         policy, engine, source, clock = parts.policy, parts.engine, parts.source, parts.clock
         for step in range(session.start, config.steps):
             with clock("sync"):
                 engine.sync(policy, step)
             session.evaluate_if_due(step)
             with clock("rollout"):
-                groups = credit(source.next_groups(config.rollout.prompts_per_step, step), advantage)
+                groups = parts.credit(source.next_groups(config.rollout.prompts_per_step, step), step)
             with clock("train"):
                 groups, loads = share_out(groups, policy.cost, config)
             drawn = [*groups, *source.dropped]
             with session.keeping_failed(step, drawn):
                 errors = check_score_errors(drawn, config.limits.score_errors, f"step {step}")
                 with clock("train"):
-                    stats, per_token = update(policy, parts.optimizer, groups, config, step)
+                    stats, per_token = update(policy, parts.optimizer, groups, config, step, algorithm)
+                    stats |= parts.credit.metrics()
+                    stats |= algorithm.after_step(policy, parts.optimizer, stats, step + 1)
             with clock("store"):
                 session.write(step, drawn, per_token)
-            session.log(step, {**group_metrics(drawn), **loads, **stats, "score_errors": errors, **source.metrics()},
-                        drawn)
+            session.log(step, {**group_metrics(drawn, parts.task.labels), **loads, **stats, "score_errors": errors,
+                               **source.metrics()}, drawn)
             session.save_if_due(step + 1)
             if session.interrupted():
                 break

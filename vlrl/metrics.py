@@ -70,16 +70,25 @@ class Clock:
         return out
 
 
-def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Rewards, parts, lengths and shares over every group of every process."""
+def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[str, float]:
+    """Rewards, parts, lengths and shares over every group of every process; `labels` are those of a mixture's tasks.
+
+    Of each task that was drawn also `<label>/reward/...`, `<label>/groups/zero_variance_frac`, and of every one
+    `<label>/share`, that of the groups.
+    """
     rows = [row for part in dist.gather([_facts(g) for g in groups]) for row in part]
     if not rows:
         return {}
-    rewards = np.array([r for row in rows for r in row["rewards"] if r is not None])
     lengths = np.array([n for row in rows for n in row["lengths"]])
-    out = {"reward/mean": _mean(rewards), "reward/std": float(rewards.std()) if len(rewards) else float("nan")}
-    for part in sorted({p for row in rows for p in row["parts"]}):
-        out[f"reward/{part}"] = _mean([v for row in rows for v in row["parts"].get(part, ()) if v is not None])
+    out = _rewards(rows)
+    for label in labels:
+        own = [row for row in rows if row["task"] == label]
+        found = _rewards(own) if own else {}
+        found.pop("reward/std", None)
+        out |= {f"{label}/{name}": value for name, value in found.items()}
+        if own:
+            out[f"{label}/groups/zero_variance_frac"] = _mean([row["zero_variance"] for row in own])
+        out[f"{label}/share"] = len(own) / len(rows)
     return out | {
         "completion/length_mean": _mean(lengths), "completion/length_max": float(lengths.max()),
         "completion/truncated_frac": _mean([t for row in rows for t in row["truncated"]]),
@@ -87,10 +96,18 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "tokens/prompt": float(sum(row["prompt"] for row in rows)), "tokens/completion": float(lengths.sum())}
 
 
+def _rewards(rows: Sequence[dict]) -> dict[str, float]:
+    rewards = np.array([r for row in rows for r in row["rewards"] if r is not None])
+    out = {"reward/mean": _mean(rewards), "reward/std": float(rewards.std()) if len(rewards) else float("nan")}
+    for part in sorted({p for row in rows for p in row["parts"]}):
+        out[f"reward/{part}"] = _mean([v for row in rows for v in row["parts"].get(part, ()) if v is not None])
+    return out
+
+
 def _facts(group: Group) -> dict:
     rollouts = group.rollouts
     names = dict.fromkeys(name for r in rollouts for name in r.parts)
-    return {"rewards": group.rewards, "lengths": [len(r.completion.tokens) for r in rollouts],
+    return {"task": group.task, "rewards": group.rewards, "lengths": [len(r.completion.tokens) for r in rollouts],
             "truncated": [r.completion.truncated for r in rollouts], "prompt": len(group.prompt),
             "zero_variance": group.zero_variance,
             "parts": {name: [r.parts.get(name) for r in rollouts] for name in names}}

@@ -16,27 +16,48 @@ from typing import Any
 from vlrl import coordinates
 from vlrl import task as tasks
 from vlrl.data import make_sample
-from vlrl.errors import ConfigError, DataError, TaskError, did_you_mean
+from vlrl.errors import ConfigError, DataError, TaskError, VlrlError, did_you_mean
 from vlrl.files import read_json
 from vlrl.formats import Source, canonical
+from vlrl.mixture import Mixture
 from vlrl.plugins import prints_aside
-from vlrl.settings import Config
+from vlrl.settings import Config, DataSettings, TaskSettings
 from vlrl.task import Task
 from vlrl.types import Sample
-
-_NOT_OWN = {"name", "coordinates", "rewards"}
 
 
 @prints_aside()
 def make_task(config: Config) -> Task:
-    """The configured task. With task.coordinates=auto its coordinates ask the model's family when they are used."""
-    settings = {k: v for k, v in config.task.model_dump().items() if k not in _NOT_OWN}
-    task = tasks.load(config.task.name, {**settings, "rewards": config.task.rewards})
-    task.seed, task.data = config.data.seed, config.data
-    auto = config.task.coordinates == "auto"
-    task.coordinates = (FamilyConvention(config.model.name) if auto
-                        else coordinates.make(config.task.coordinates))
+    """The configured task, or the mixture of `tasks`. With task.coordinates=auto its coordinates ask the model's family
+    when they are used."""
+    if not config.tasks:
+        return _made(config.task, config.data, config.model.name)
+    made: dict[str, Task] = {}
+    for i, entry in enumerate(config.tasks):
+        data = config.data.model_copy(update=entry.data.model_dump(exclude_none=True))
+        try:
+            made[entry.label] = _made(entry, data, config.model.name)
+        except VlrlError as error:
+            raise type(error)(f"tasks.{i} ({entry.label}): {error}") from error
+    mixture = Mixture(made)
+    mixture.seed, mixture.data = config.data.seed, config.data
+    return mixture
+
+
+def _made(settings: TaskSettings, data: DataSettings, model: str) -> Task:
+    own = settings.model_extra or {}
+    task = tasks.load(settings.name, {**own, "combine": settings.combine, "rewards": settings.rewards})
+    task.seed, task.data = data.seed, data
+    auto = settings.coordinates == "auto"
+    task.coordinates = FamilyConvention(model) if auto else coordinates.make(settings.coordinates)
     return task
+
+
+def settle_coordinates(task: Task, config: Config, convention: str) -> None:
+    """Has a config's task, or each of its tasks, write boxes as the model's family does, where it is left at auto."""
+    for settings, one in zip(config.each_task, task.members, strict=False):
+        if settings.coordinates == "auto":
+            one.coordinates = coordinates.make(convention)
 
 
 class FamilyConvention(coordinates.Convention):

@@ -47,6 +47,8 @@ class Policy:
         self.idle: Prompt | None = None
         """Fills micro-batches under FSDP; see packing.with_idle."""
         self._reference: Any = None
+        self.moving_reference: dict[str, torch.Tensor] = {}
+        """The trained weights of a reference that moves, by their names in the policy; see `free_reference`."""
 
     @property
     def base(self) -> Any:
@@ -115,7 +117,11 @@ class Policy:
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
-        """[N] log-probabilities under the reference: the disabled adapter, or the frozen copy of `keep_reference`."""
+        """[N] log-probabilities under the reference: the disabled adapter, or the frozen copy of `keep_reference`, or
+        what `free_reference` made of them."""
+        if self.lora and self.moving_reference:
+            with self._as_reference():
+                return self.logprobs(batch, temperature).logprobs
         if self.lora:
             with self.model.disable_adapter():
                 return self.logprobs(batch, temperature).logprobs
@@ -133,6 +139,25 @@ class Policy:
         for kept, own in zip(model.parameters(), self.model.parameters(), strict=True):
             kept.data = kept.data.to(own.dtype)
         self._reference = model.requires_grad_(False).eval().to(self.device)
+
+    def free_reference(self) -> None:
+        """The reference may move from now on, by writes to `moving_reference`: under LoRA it is a second adapter,
+        that of now. After `keep_reference`."""
+        learning = dict(self.trainable())
+        own = learning if self.lora else dict(self._reference.named_parameters())
+        self.moving_reference = {n: own[n].detach().clone() if self.lora else own[n].data for n in learning}
+
+    @contextlib.contextmanager
+    def _as_reference(self) -> Iterator[None]:
+        """The adapter has the weights of the reference meanwhile."""
+        def swap() -> None:
+            for name, parameter in self.trainable():
+                parameter.data, self.moving_reference[name] = self.moving_reference[name], parameter.data
+        swap()
+        try:
+            yield
+        finally:
+            swap()
 
     def save(self, folder: Path) -> None:
         """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT."""

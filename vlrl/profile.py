@@ -23,6 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from vlrl import dist, files
+from vlrl.algo.objective import Objective
 from vlrl.assemble import Parts
 from vlrl.flops import Cost, cost_model, patches_of
 from vlrl.loop import train
@@ -140,7 +141,8 @@ def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config
                         [len(r.completion.tokens) for r in g.rollouts]) for g in groups)
 
     passes, steps = config.rollout.updates, config.rollout.updates * config.rollout.minibatches
-    idle = (steps > 1) + (config.algo.kl_coef > 0)
+    wanted = Objective.of(config.algo).requires
+    idle = (steps > 1) + ("reference" in wanted) + steps * ("step" in wanted)
     forward, both = total(trained, cost.forward), total(trained, cost.of)
     prefill = total(drawn, lambda prompt, patches, _: cost.forward(prompt, patches) + 2 * cost.head.weights)
     decode = total(drawn, lambda prompt, _, answers: cost.decode(prompt, answers))

@@ -39,7 +39,7 @@ class Reference:
         """
         spans = [self._span(c) for _, made in groups for c in made]
         tokens = [c.tokens[:end] for (_, end), c in zip(spans, (c for _, made in groups for c in made), strict=True)]
-        values = self._logprobs([prompt for prompt, made in groups for _ in made], tokens)
+        values = self.logprobs([prompt for prompt, made in groups for _ in made], tokens, 1.0)
         found = iter([v[start:] for v, (start, _) in zip(values, spans, strict=True)])
         return [[next(found) for _ in made] for _, made in groups]
 
@@ -48,8 +48,10 @@ class Reference:
         ended = len(tokens) > 0 and int(tokens[-1]) in self.policy.eos
         return answer_span(tokens[:-1] if ended else tokens, self._decode)
 
-    def _logprobs(self, prompts: Sequence[Prompt], answers: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """[answer][T] log-probabilities of all tokens; an empty answer is not computed."""
+    def logprobs(self, prompts: Sequence[Prompt], answers: Sequence[np.ndarray], temperature: float,
+                 own: bool = False) -> list[np.ndarray]:
+        """[answer][T] float32 of all tokens, under the reference or the policy's `own` weights; an empty answer is not
+        computed. Called on every process at the same time."""
         policy, train = self.policy, self.config.train
         limit, layout = train.tokens_per_batch, policy.layout(train.packing)
         planned = plan(pieces_of(prompts, answers, limit), limit, layout, policy.cost)
@@ -60,9 +62,10 @@ class Reference:
             for members in planned:
                 batch = make_batch(members, layout, train.attention)
                 order = torch.unique_consecutive(batch.rollout_id).tolist()
-                values = policy.reference_logprobs(batch, 1.0).float().cpu()
-                for i, own in zip(order, values.split([len(answers[i]) for i in order]), strict=True):
-                    found[i] = own.numpy()
+                values = (policy.logprobs(batch, temperature).logprobs if own
+                          else policy.reference_logprobs(batch, temperature)).float().cpu()
+                for i, piece in zip(order, values.split([len(answers[i]) for i in order]), strict=True):
+                    found[i] = piece.numpy()
         return found
 
 

@@ -39,32 +39,44 @@ def gains(run: RunFolder) -> list[Gain]:
     found = []
     for split, (first, last) in _ends(run).items():
         metrics = [k for k, v in last.items()
-                   if k not in _NOT_METRICS and "/ci95_" not in k and not k.startswith("time/") and _number(v)]
+                   if k not in _NOT_METRICS and not k.endswith("/n") and "/ci95_" not in k
+                   and not k.startswith("time/") and _number(v)]
         values = [_per_sample(run, split, record["step"]) for record in (first, last)]
         for metric in metrics:
             before, after = _interval(first, metric), _interval(last, metric)
             gain = _paired(values, metric, after.mean - before.mean)
-            n, steps = int(last.get("n") or 0), (first["step"], last["step"])
+            label, slash, _ = metric.partition("/")
+            n = int(last.get(f"{label}/n" if slash else "n") or last.get("n") or 0)  # of a mixture's task its own
+            steps = first["step"], last["step"]
             found.append(Gain(split, metric, n, steps, before, after, gain))
     return found
 
 
 def summary_table(run: RunFolder) -> Table:
-    """Before, after and paired gain of each metric and split with 95 % intervals; one row each."""
-    rows = [row for row in gains(run) if not row.metric.startswith("completion/")]
+    """Before, after and paired gain of each metric and split with 95 % intervals; one row each.
+
+    Of a mixture the reward over all, and every metric by task.
+    """
+    rows = _shown(gains(run))
     span = f" (steps {rows[0].steps[0]} to {rows[0].steps[1]})" if rows else ": no evaluation yet"
     caption = Text("[low, high] = 95 % interval; the gain is paired over the same samples", "dim")
     table = Table(title=f"Evaluation before and after{span}", caption=caption, box=SIMPLE_HEAD, pad_edge=False,
                   collapse_padding=True, min_width=50)
     for name in ("split", "metric", "n", "before", "after", "gain"):
-        table.add_column(name, justify="left" if name in ("split", "metric") else "right")
+        left = name in ("split", "metric")
+        table.add_column(name, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
     for row in rows:
         style = "green" if row.gain.low > 0 else "red" if row.gain.high < 0 else ""
-        style = "" if row.metric.startswith("completion/") else style  # longer is neither better nor worse
         gain = Text(_signed(row.gain) if row.steps[0] < row.steps[1] else "–", style)
         cells = (row.split, row.metric, str(row.n), str(row.before), str(row.after))
         table.add_row(*(Text(cell) for cell in cells), gain)
     return table
+
+
+def _shown(rows: list[Gain]) -> list[Gain]:
+    labels = tuple(row.metric.removesuffix("reward/mean") for row in rows if row.metric.endswith("/reward/mean"))
+    return [row for row in rows if "completion/" not in row.metric and (
+        not labels or row.metric == "reward/mean" or row.metric.startswith(labels))]
 
 
 def plot_reward(run: RunFolder, path: Path | None = None) -> Path:
@@ -132,15 +144,18 @@ def _ends(run: RunFolder) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def _per_sample(run: RunFolder, split: str, step: int) -> dict[str, dict[str, float]]:
-    """metric -> sample id -> mean over its answers, for what the rollouts of one evaluation hold."""
+    """metric, also as `<task>/<metric>` -> sample id -> mean over its answers, for what the rollouts of one evaluation
+    hold."""
     values: dict[str, dict[str, list[float]]] = {}
-    columns = ["sample_id", "reward", "parts", "token_ids", "truncated"]
+    columns = ["sample_id", "task", "reward", "parts", "token_ids", "truncated"]
     for row in run.rollouts(step, split=split, columns=columns).to_pylist():
         own = {"reward/mean": row["reward"], "completion/length_mean": len(row["token_ids"] or ()),
                "completion/truncated_frac": row["truncated"]}
         for metric, value in (*own.items(), *(row["parts"] or ())):
-            if value is not None:
-                values.setdefault(metric, {}).setdefault(row["sample_id"], []).append(value)
+            if value is None:
+                continue
+            for name in (metric, f"{row['task']}/{metric}"):
+                values.setdefault(name, {}).setdefault(row["sample_id"], []).append(value)
     return {m: {sample: float(np.mean(v)) for sample, v in samples.items()} for m, samples in values.items()}
 
 

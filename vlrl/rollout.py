@@ -1,36 +1,45 @@
-"""Prompts -> scored groups: draw, encode, generate, score, keep or refill; then credit."""
+"""Prompts -> scored groups of a step: draw, encode, answer, score, keep or refill, choose; then credit."""
 
 from __future__ import annotations
 
 import contextlib
-import zlib
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from vlrl import dist
-from vlrl.ahead import Ahead
-from vlrl.algo.advantage import Advantage, group_advantages
-from vlrl.curriculum import Draw, Foreseeing, Outcome, Sampler
+from vlrl.answering import Answering, Asked, Reference
+from vlrl.curriculum import (
+    Draw,
+    Filters,
+    Foreseeing,
+    Intake,
+    Measuring,
+    Outcome,
+    Probing,
+    Prompts,
+    Sampler,
+    right,
+)
+from vlrl.curriculum.report import Tally
 from vlrl.encode import Encoder, PromptTooLong
 from vlrl.engine.base import Engine
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.metrics import Clock, phase
+from vlrl.partial import Held
 from vlrl.prefetch import Prefetcher
-from vlrl.rewards.text import parse_answer
-from vlrl.scoring import score_alone, score_group
-from vlrl.services import Services, looked_up, without_absent
-from vlrl.settings import Config, RolloutSettings
-from vlrl.task import Task, task_samples, task_target
-from vlrl.types import Answer, Completion, Group, Prompt, Request, Rollout, Sample, Sampling, Variant
-from vlrl.variants import has_variants, seen_as, trained_answers, variants_of
+from vlrl.settings import Config
+from vlrl.task import Task, generated, task_samples
+from vlrl.types import Group, Sample
+from vlrl.variants import has_variants, seen_as, variants_of
 
-Reference = Callable[[Sequence[tuple[Prompt, Sequence[Completion]]]], list[list[np.ndarray]]]
-"""What reads answers under the reference policy; see reference.Reference."""
+Measure = Callable[[Sequence[Sample], np.ndarray, Callable[[str, int, int], None]], np.ndarray]
+"""(all samples, places of some [n], tell(what, done, total)) -> [n] a number of each, nan where it cannot be used."""
 
 
 @dataclass
@@ -50,21 +59,11 @@ class Rejected:
         return out
 
 
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """An accepted draw: what is to be answered."""
-
-    number: int
-    """Of the group; names its random streams."""
-    sample: Sample
-    prompt: Prompt
-    variants: tuple[tuple[Variant, Prompt], ...] = ()
-
-
 class GroupSource:
-    """Draws samples, generates and scores their groups; the same on every process, each doing its share.
+    """Draws samples, has their groups answered and scored; the same on every process, each doing its share.
 
-    `next_groups(P)` returns this process's share of P groups; the sampler has observed all of them.
+    `next_groups(P)` returns this process's share of P groups; the sampler, which is the main process's, has observed
+    all of them.
     """
 
     generates: ClassVar[bool] = True
@@ -72,115 +71,156 @@ class GroupSource:
 
     def __init__(self, config: Config, task: Task, encode: Encoder, engine: Engine, sampler: Sampler,
                  samples: Sequence[Sample], clock: Clock, prefetch: Prefetcher | None = None,
-                 reference: Reference | None = None):
+                 reference: Reference | None = None, prompts: Prompts | None = None):
         self.prefetch = prefetch or Prefetcher(encode, task, 0)
         self.config, self.task, self.encode, self.engine = config, task, encode, engine
-        self.sampler, self.samples, self.clock, self.reference = sampler, samples, clock, reference
+        self.sampler, self.samples, self.clock = sampler, samples, clock
+        self.prompts = prompts or Prompts.of(samples, config.seed, config.data.difficulty)
+        self.answering = Answering(config, task, engine, clock, reference)
+        self.filters, self.tally = Filters(config.curriculum), Tally()
         self._varies = self.generates and has_variants(task)
         self.drawn = 0
         """Groups drawn since the run began; numbers the groups and their random streams."""
         self.step = 0
         self.rejected = Rejected()
         self.dropped: list[Group] = []
-        """This process's groups of the last call that were generated and not kept."""
+        """This process's groups of the last call that were answered and are not trained on."""
         self._refused: list[str] = []
         self._made: dict[Draw, Sample] = {}
         """Samples of this step and the next; some are drawn by code, and a variant needs its sample too."""
+        self.measures: dict[str, Measure] = {}
+        """What samplers can have measured of prompts by the policy, by name; see curriculum.base.Measuring."""
+        self.tell: Callable[[str, int, int], None] = lambda what, done, total: None
+        """Shows how far something before a step is."""
+        self._may_lack = True
         self._of_variants: dict[str, list[float | None]] = {}
         """Rewards of the last call by variant, over all processes; "" = answers to samples as they are."""
+        self.held: dict[int, Held] = {}
+        """Groups by number, over all processes, that go on in the next step; see rollout.step_tokens."""
+        self._parts: list[int] = []
+        """In how many steps each answer of the last call was written, over all processes."""
+
+    @property
+    def reference(self) -> Reference | None:
+        return self.answering.reference
 
     def next_groups(self, count: int, step: int) -> list[Group]:
         """This process's share of `count` scored groups, refilled where a prompt was rejected or its group not kept.
 
-        Raises TrainingError when too many prompts are rejected. With curriculum.keep=mixed fewer than `count` groups
-        may come back after curriculum.max_refills rounds.
+        Raises TrainingError when too many prompts are rejected. Where not every group is kept, fewer than `count` may
+        come back after curriculum.max_refills further rounds. Groups that the step before held over count too: they
+        go on, and as many fewer prompts are drawn; those held over again come back in a later step.
         """
-        kept: list[Group] = []
-        missing, refills, self.dropped, self._of_variants = count, -1, [], {}
-        while missing > 0 and refills < self.config.curriculum.max_refills:
-            draws, numbers = self.sampler.next(missing), range(self.drawn, self.drawn + missing)
-            self.drawn += missing
-            mine = list(zip(draws, numbers, strict=True))[dist.rank()::dist.world()]
-            groups = dist.together(lambda mine=mine: self._collect(mine, step))
-            outcomes = self._share_outcomes(draws, mine, groups)
-            self.sampler.observe(outcomes)
-            for group in groups.values():
-                (kept if self._keep(group.rewards) else self.dropped).append(group)
-            missing -= sum(self._keep(o.rewards) for o in outcomes)
-            refills += any(o.rewards for o in outcomes)  # a round in which every prompt was rejected does not count
-        return kept
+        self.step, self._of_variants, self._parts = step, {}, []
+        self._measure()
+        intake, groups, tokens = Intake(self.filters, count), {}, self.config.rollout.step_tokens
+        probed, probes = self._round(dist.on_main(self._probes))
+        held, self.held = self.held, {}
+        while wanted := intake.wanted:
+            fresh = max(0, wanted - len(held))
+            draws = dist.on_main(partial(self._next, fresh)) if fresh else []
+            mine, outcomes = self._round(draws, held, tokens)
+            intake.take(outcomes, len(self.held))
+            groups, held = groups | mine, {}
+        chosen = intake.chosen()
+        self.dropped = [*probed.values(), *(g for number, g in groups.items() if number not in {*chosen})]
+        self.filters.oversample.observe([*intake.outcomes.values()])
+        self.tally.note(intake, chosen, [*probes.values()])
+        return [groups[number] for number in chosen if number in groups]
 
-    def _keep(self, rewards: Sequence[float | None]) -> bool:
-        """Whether a group enters the update; equality is exact, on raw rewards."""
-        if not rewards:
-            return False
-        return self.config.curriculum.keep == "all" or len({r for r in rewards if r is not None}) > 1
+    def _measure(self) -> None:
+        """Before the first draw: what the sampler must know of prompts, measured by all processes together."""
+        found = dist.on_main(self._missing) if self._may_lack else None
+        self._may_lack = False
+        if found is not None:
+            name, indices = found
+            values, sampler = self.measures[name](self.samples, indices, self.tell), cast(Any, self.sampler)
+            dist.on_main(lambda: sampler.measured(indices, values))
 
-    def _collect(self, mine: Sequence[tuple[Draw, int]], step: int) -> dict[int, Group]:
-        """Groups of this process by number; a rejected prompt has none."""
-        self.step = step
-        self.prefetch.begin(self._wanted([draw for draw, _ in mine], step))
-        asked = [found for draw, number in mine if (found := self._encoded(draw, number)) is not None]
+    def _missing(self) -> tuple[str, np.ndarray] | None:
+        if isinstance(self.sampler, Measuring) and len(indices := self.sampler.missing()):
+            return self.sampler.measures, indices
+        return None
+
+    def _next(self, count: int) -> list[Draw]:
+        """The sampler's next draws. Raises TrainingError when they are not `count` samples of the split."""
+        draws, size = list(self.sampler.next(count, self.step)), len(self.samples)
+        usable = [d for d in draws if isinstance(d, Draw) and 0 <= d.index < size]
+        if len(usable) != count or len(draws) != count:
+            raise TrainingError(f"step {self.step}: curriculum.name={self.config.curriculum.name!r} gave {len(draws)} "
+                                f"draws, {len(usable)} of them of the {size} samples, where {count} were asked for")
+        return draws
+
+    def _probes(self) -> list[Draw]:
+        return self.sampler.probes(self.step) if isinstance(self.sampler, Probing) else []
+
+    def _round(self, draws: Sequence[Draw], held: Mapping[int, Held] | None = None,
+               tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
+        """This process's groups of some draws by number, and the outcomes of all draws, which the sampler observes.
+
+        `held` groups go on beside. Groups of which an answer has not ended after `tokens` more have no outcome yet.
+        """
+        all_of = {**{h.number: h.draw for h in (held or {}).values()}, **dict(enumerate(draws, self.drawn))}
+        if not all_of:
+            return {}, {}
+        self.drawn += len(draws)
+        mine = list(all_of.items())[dist.rank()::dist.world()]
+        asked = dist.together(lambda: self._asked(mine, held or {}))
         self._look_ahead()
-        groups = self._answers(asked) if asked or self.reference else []
+        found = dist.together(lambda: self._collect(asked, tokens))
+        groups = {number: group for number, group in found.items() if isinstance(group, Group)}
+        self._share_held([h for h in found.values() if isinstance(h, Held)])
+        outcomes = self._share_outcomes(all_of, len(draws), groups)
+        dist.on_main(lambda: self._observe([*outcomes.values()]))
+        return groups, outcomes
+
+    def _observe(self, outcomes: Sequence[Outcome]) -> None:
+        self.prompts.history.note(outcomes, self.step)
+        self.sampler.observe(outcomes, self.step)
+
+    def _asked(self, mine: Sequence[tuple[int, Draw]], held: Mapping[int, Held]) -> list[Asked]:
+        """This process's draws that are accepted, encoded."""
+        self.prefetch.begin(self._wanted([draw for _, draw in mine], self.step))
+        return [replace(found, held=held.get(number)) for number, draw in mine
+                if (found := self._encoded(draw, number)) is not None]
+
+    def _collect(self, asked: Sequence[Asked], tokens: int | None) -> dict[int, Group | Held]:
+        """Groups of this process by number."""
+        groups = self._answers(asked, tokens) if asked or self.answering.collective else []
         return {a.number: group for a, group in zip(asked, groups, strict=True)}
 
-    def _answers(self, asked: Sequence[Asked]) -> list[Group]:
-        """Generates and scores one group per prompt.
+    def _answers(self, asked: Sequence[Asked], tokens: int | None) -> Sequence[Group | Held]:
+        return self.answering.groups(asked, self.step, tokens)
 
-        With rollout.score_ahead, groups that are whole are scored in a thread while others are still generated, unless
-        the reference policy is asked first. Variants are generated apart from the rest: what runs side by side decides
-        the last bits of the logits, and answers to the samples as they are do not depend on any variant.
-        """
-        rollout = self.config.rollout
-        sampling, soon = sampling_of(rollout, rollout.temperature), rollout.score_ahead and self.reference is None
-        requests = [Request(prompt=a.prompt, n=rollout.group_size - trained_answers([v for v, _ in a.variants]),
-                            sampling=sampling, key=(0, a.number)) for a in asked]
-        others = [(i, v, Request(prompt=prompt, n=v.n, sampling=sampling, key=_stream(a, v)))
-                  for i, a in enumerate(asked) for v, prompt in a.variants]
-        drawn: list[dict[str, Sequence[Completion]]] = [{} for _ in asked]
-        reference: list[list[np.ndarray]] = []
-
-        def score(i: int, made: Sequence[Completion]) -> Group:
-            return self._group(asked[i], made, drawn[i], reference[i] if self.reference else None)
-
-        def done(j: int, made: Sequence[Completion]) -> None:
-            i, variant, _ = others[j]
-            drawn[i][variant.name] = made
-            if soon and len(drawn[i]) == len(asked[i].variants):
-                ahead.begin(i, completions[i])
-
-        with Ahead(score, self.clock, "score") as ahead:
-            completions = self.engine.generate(requests, ahead.begin if soon and not others else None)
-            varied = self.engine.generate([request for *_, request in others], done) if others else []
-            for (i, variant, _), made in zip(others, varied, strict=True):
-                drawn[i][variant.name] = made
-            if self.reference:
-                reference += self.reference([(a.prompt, [*made, *_joining(a.variants, extra)]) for a, made, extra in
-                                             zip(asked, completions, drawn, strict=True)])
-            return ahead.results(completions)
-
-    def _group(self, asked: Asked, completions: Sequence[Completion], drawn: Mapping[str, Sequence[Completion]],
-               reference: Sequence[np.ndarray] | None) -> Group:
-        variants = [(v, drawn[v.name]) for v, _ in asked.variants]
-        return make_group(self.task, asked.sample, asked.prompt, completions, group_id=f"{asked.number:08d}",
-                          split="train", step=self.step, variants=variants, reference=reference)
+    def _share_held(self, mine: Sequence[Held]) -> None:
+        """Adds the groups of every process that go on in the next step, by number."""
+        if self.config.rollout.step_tokens is not None:
+            everyone = {h.number: h for part in dist.gather(mine) for h in part}
+            self.held = dict(sorted({**self.held, **everyone}.items()))
 
     def _sample(self, draw: Draw) -> Sample:
         if draw not in self._made:
-            sample = self.samples[draw.index]
-            self._made[draw] = replace(sample, prompt=self.task.template(sample, draw.visit))
+            sample = self._drawn_sample(draw)
+            template = self.task.of(sample).template(sample, draw.visit)
+            self._made[draw] = replace(sample, prompt=template)
         return self._made[draw]
+
+    def _drawn_sample(self, draw: Draw) -> Sample:
+        return generated(self.task, draw.index, dict(draw.knobs)) if draw.knobs else self.samples[draw.index]
 
     def _look_ahead(self) -> None:
         """Starts on this process's share of the next step, as far as the sampler can tell it."""
         draws: list[Draw] = []
-        if self.prefetch.workers and self.step + 1 < self.config.steps and isinstance(self.sampler, Foreseeing):
-            draws = self.sampler.upcoming(self.config.rollout.prompts_per_step)[dist.rank()::dist.world()]
+        if self.prefetch.workers and self.step + 1 < self.config.steps:
+            draws = dist.on_main(self._foreseen)[dist.rank()::dist.world()]
         wanted = self._wanted(draws, self.step + 1)
         self.prefetch.keep(wanted)
         self.prefetch.begin(wanted)
         self._made = {draw: self._made[draw] for draw in draws if draw in self._made}
+
+    def _foreseen(self) -> list[Draw]:
+        count = self.filters.oversampled(self.config.rollout.prompts_per_step)
+        return self.sampler.upcoming(count, self.step + 1) if isinstance(self.sampler, Foreseeing) else []
 
     def _wanted(self, draws: Sequence[Draw], step: int) -> dict[Hashable, Callable[[], Sample]]:
         """What is to be encoded for draws of a step, by key: the samples, and what their variants show."""
@@ -190,7 +230,7 @@ class GroupSource:
             if self._varies and self.prefetch.workers:
                 with contextlib.suppress(Exception):  # `_encoded` meets it again, where it belongs
                     sample = self._sample(draw)
-                    for v in variants_of(self.task, sample, self.config.rollout.group_size, step):
+                    for v in variants_of(self.task.of(sample), sample, self.answering.group_size(draw), step):
                         wanted[draw, step, v.name] = partial(seen_as, sample, v)
         return wanted
 
@@ -199,30 +239,34 @@ class GroupSource:
         try:
             with phase("encode"):
                 sample, prompt = self.prefetch.take(draw, partial(self._sample, draw))
-                variants = variants_of(self.task, sample, self.config.rollout.group_size,
+                variants = variants_of(self.task.of(sample), sample, self.answering.group_size(draw),
                                        self.step) if self._varies else []
                 shown = [(v, self.prefetch.take((draw, self.step, v.name), partial(seen_as, sample, v))[1])
                          for v in variants]
-            return Asked(number, sample, prompt, tuple(shown))
+            return Asked(number, draw, sample, prompt, tuple(shown))
         except DataError as error:
             if not isinstance(error, PromptTooLong) and not self.config.data.quarantine:
                 raise
             self._refused.append(str(error))
             return None
 
-    def _share_outcomes(self, draws: Sequence[Draw], mine: Sequence[tuple[Draw, int]],
-                        groups: dict[int, Group]) -> list[Outcome]:
-        """The outcome of every draw of every process, in draw order."""
-        first = self.drawn - len(draws)
-        share = {number - first: tuple(groups[number].rewards) if number in groups else () for _, number in mine}
+    def _share_outcomes(self, draws: Mapping[int, Draw], drawn: int, groups: Mapping[int, Group]) -> dict[int, Outcome]:
+        """The outcome of every draw of every process by number, in draw order; `drawn` of the draws are new."""
+        share = {number: self._outcome(draws[number], group) for number, group in groups.items()}
         refused, self._refused = self._refused, []
         by_variant = [(r.variant, r.reward) for g in groups.values() for r in (*g.rollouts, *g.aside)]
-        gathered = dist.gather((share, refused, by_variant if self._varies else []))
-        everyone = {k: v for part, *_ in gathered for k, v in part.items()}
+        parts = [len(r.completion.turns) for g in groups.values() for r in g.rollouts]
+        gathered = dist.gather((parts, share, refused, by_variant if self._varies else []))
+        self._parts += [n for counts, *_ in gathered for n in counts]
+        everyone = {k: v for _, part, *_ in gathered for k, v in part.items()}
         for name, reward in (pair for *_, pairs in gathered for pair in pairs):
             self._of_variants.setdefault(name, []).append(reward)
-        self._count([reason for _, reasons, _ in gathered for reason in reasons], len(draws), any(everyone.values()))
-        return [Outcome(draw, everyone[i]) for i, draw in enumerate(draws)]
+        self._count([reason for *_, reasons, _ in gathered for reason in reasons], drawn, bool(everyone or self.held))
+        return {number: everyone.get(number, Outcome(draw, ())) for number, draw in draws.items()
+                if number not in self.held}
+
+    def _outcome(self, draw: Draw, group: Group) -> Outcome:
+        return Outcome(draw, tuple(group.rewards), right(group, self.config.curriculum), _surprise(group))
 
     def _count(self, refused: Sequence[str], drawn: int, accepted: bool) -> None:
         """Notes rejected prompts; TrainingError when they are too many, or when no sample can be used at all."""
@@ -237,8 +281,16 @@ class GroupSource:
 
     def metrics(self) -> dict[str, float]:
         """What the sampler says, and what was generated or drawn in vain; over all processes."""
-        return {**self.sampler.metrics(), "groups/wasted": dist.total(len(self.dropped))[0],
-                "prompts/rejected": float(self.rejected.count), **self._variant_metrics()}
+        return {**dist.on_main(lambda: self.sampler.metrics()), **self.tally.metrics(),
+                "groups/wasted": dist.total(len(self.dropped))[0],
+                "prompts/rejected": float(self.rejected.count), **self._variant_metrics(), **self._partial_metrics()}
+
+    def _partial_metrics(self) -> dict[str, float]:
+        """Groups that go on in the next step, and the steps that an answer of the last one was written in."""
+        if self.config.rollout.step_tokens is None:
+            return {}
+        found = {"partial/held": float(len(self.held))}
+        return found | ({"partial/segments_mean": float(np.mean(self._parts))} if self._parts else {})
 
     def _variant_metrics(self) -> dict[str, float]:
         """Mean reward of each variant's answers, and their share of all answers that were drawn."""
@@ -251,72 +303,29 @@ class GroupSource:
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self.drawn, "sampler": self.sampler.state_dict(),
-                "rejected": self.rejected.count, "offered": self.rejected.drawn}
+        """What a resumed run needs; of the main process, which alone has the sampler."""
+        sampler = self.sampler.state_dict() if dist.is_main() else {}
+        return {"drawn": self.drawn, "sampler": sampler, "filters": self.filters.state_dict(),
+                "history": self.prompts.history.state_dict(), "tally": self.tally.state_dict(),
+                "rejected": self.rejected.count, "offered": self.rejected.drawn,
+                "held": [held.state_dict() for held in self.held.values()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.drawn = int(state["drawn"])
-        self.sampler.load_state_dict(state["sampler"])
+        if dist.is_main():
+            self.sampler.load_state_dict(state["sampler"])
+        self.filters.load_state_dict(state["filters"])
+        self.prompts.history.load_state_dict(state["history"])
+        self.tally.load_state_dict(state["tally"])
         self.rejected = Rejected(drawn=int(state["offered"]), count=int(state["rejected"]))
+        self.held = {held.number: held for held in map(Held.of, state.get("held", ()))}
 
 
-def sampling_of(rollout: RolloutSettings, temperature: float) -> Sampling:
-    """How answers are drawn with the settings of `rollout.*`."""
-    return Sampling(max_new_tokens=rollout.max_new_tokens, temperature=temperature, stop=rollout.stop,
-                    thinking_budget=rollout.thinking_budget, thinking_end=rollout.thinking_end)
-
-
-def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], *, group_id: str,
-               split: str, step: int, variants: Sequence[tuple[Variant, Sequence[Completion]]] = (),
-               reference: Sequence[np.ndarray] | None = None) -> Group:
-    """A scored group. The sample learns its processed size here, so that scoring converts the model's coordinates.
-
-    Answers of `variants` that are trained join the completions, under the unchanged prompt; the others are given to
-    the task and kept aside. `reference` is what the service reference_logprobs says of each answer of the group.
-    Parts that need a service which is not given are left out.
-    """
-    if prompt.media:
-        (width, height), known = prompt.media[0].size, [list(size) for size in prompt.processed_sizes[:1]]
-        sizes = {"width": width, "height": height, **({"processed_size": known[0]} if known else {})}
-        sample = replace(sample, row={**sizes, **sample.row})
-    members = [("", c) for c in completions] + [(v.name, c) for v, made in variants if v.trained for c in made]
-    aside = [(v.name, c) for v, made in variants if not v.trained for c in made]
-    answers = [_answer(c, name, step) for name, c in members]
-    others = [_answer(c, name, step) for name, c in aside]
-    services = Services({v.name: [a for a in others if a.variant == v.name] for v, _ in variants if not v.trained},
-                        {} if reference is None else {"reference_logprobs": looked_up(answers, reference)})
-    task, _ = without_absent(task, sample, answers, services)
-    scored = [*score_group(task, sample, answers, step, services), *score_alone(task, sample, others, step)]
-    rollouts = [Rollout(group_id=group_id, index=i, completion=c, policy_step=step, parts=s.parts, reward=s.reward,
-                        parsed=s.parsed, error=s.error, variant=name, train_prompt=prompt if name else None)
-                for i, ((name, c), s) in enumerate(zip([*members, *aside], scored, strict=True))]
-    return Group(id=group_id, task=task.name, split=split, sample=sample, prompt=prompt,
-                 rollouts=tuple(rollouts[:len(members)]), aside=tuple(rollouts[len(members):]),
-                 weights=task.weights_at(step), target=task_target(task, sample))
-
-
-def _answer(completion: Completion, variant: str, step: int) -> Answer:
-    found = parse_answer(completion.text, n_tokens=len(completion.tokens), truncated=completion.truncated, step=step)
-    return replace(found, variant=variant) if variant else found
-
-
-def _stream(asked: Asked, variant: Variant) -> tuple[int, ...]:
-    """Key of a variant's random stream; that of the group begins with 0, that of an evaluation with 1."""
-    return 4, asked.number, zlib.crc32(variant.name.encode())
-
-
-def _joining(variants: Sequence[tuple[Variant, Prompt]], drawn: Mapping[str, Sequence[Completion]]) -> list[Completion]:
-    """The answers of variants that join the group, in its order."""
-    return [c for v, _ in variants if v.trained for c in drawn[v.name]]
-
-
-def credit(groups: Sequence[Group], advantage: Advantage) -> list[Group]:
-    """The groups with an advantage on every rollout."""
-    def credited(group: Group) -> Group:
-        values = group_advantages(group.rewards, advantage)
-        return replace(group, rollouts=tuple(replace(r, advantage=a) for r, a in
-                                             zip(group.rollouts, values, strict=True)))
-    return [credited(g) for g in groups]
+def _surprise(group: Group) -> float:
+    """Outcome.surprise of a group."""
+    norms = [math.sqrt(float(((1 - np.exp(c.logprobs)) ** 2)[c.loss_mask].sum()))
+             for c in (r.completion for r in group.rollouts)]
+    return float(np.mean(norms)) if norms else 0.0
 
 
 def check_score_errors(groups: Sequence[Group], limit: float, what: str, stored: Path | None = None) -> float:
@@ -337,9 +346,14 @@ def check_score_errors(groups: Sequence[Group], limit: float, what: str, stored:
 
 
 def first_samples(task: Task, split: str, count: int) -> list[Sample]:
-    """The first `count` samples of a split, with their first template. ConfigError when the split is empty."""
+    """The first `count` samples of a split, with the templates of their task in turn. ConfigError when it is empty."""
     samples = task_samples(task, split)
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")
-    templates = task.templates
-    return [replace(samples[i], prompt=templates[i % len(templates)]) for i in range(min(count, len(samples)))]
+    first = [samples[i] for i in range(min(count, len(samples)))]
+    out, seen = [], dict[str, int]()
+    for sample in first:  # each task goes through its templates
+        turn = seen[sample.task] = seen.get(sample.task, -1) + 1
+        templates = task.of(sample).templates
+        out.append(replace(sample, prompt=templates[turn % len(templates)]))
+    return out

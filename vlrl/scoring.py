@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from vlrl.plugins import place
 from vlrl.services import Services, without_absent
 from vlrl.task import Task, check_parts, check_shape
 from vlrl.types import Answer, Parts, Sample
+
+_MOST_MARKS = 1000
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
     """
     if not answers:
         return []
+    task = task.of(sample)
     if services is None:
         services = Services()
         task, _ = without_absent(task, sample, answers, services)
@@ -56,6 +60,7 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
 def score_alone(task: Task, sample: Sample, answers: Sequence[Answer], step: int) -> list[Scored]:
     """Scores answers that are in no group, those of a variant: with the parts of `score`; score_group's are left out.
     """
+    task = task.of(sample)
     weights = task.weights_at(step)
     out = []
     for answer in answers:
@@ -64,6 +69,12 @@ def score_alone(task: Task, sample: Sample, answers: Sequence[Answer], step: int
             check_shape(task, own, "score")
         out.append(_finish(task, sample, answer, own if error is None else None, error, weights))
     return out
+
+
+def overlay_marks(task: Task, sample: Sample, parsed: Any) -> list[Any] | None:
+    """What `task.overlay` draws of a parsed answer and of the target, at most 1,000 marks; None when it fails."""
+    found, error = _guarded(lambda: list(itertools.islice(task.overlay(sample, parsed), _MOST_MARKS)))
+    return None if error else found
 
 
 def sample_metrics(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[dict[str, float], str | None]:

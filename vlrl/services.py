@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from vlrl.errors import ConfigError, TaskError, did_you_mean
+from vlrl.mixture import Mixture
 from vlrl.types import Answer, Sample
 
 if TYPE_CHECKING:
@@ -95,8 +96,9 @@ def looked_up(group: Sequence[Answer], values: Sequence[np.ndarray]) -> Referenc
 def without_absent(task: Task, sample: Sample, answers: Sequence[Answer], services: Services) -> tuple[Task, list[str]]:
     """The task less the parts that it cannot give without the services it `needs`, and their names.
 
-    A task that needs nothing, or nothing that is absent, stays as it is.
+    A task that needs nothing, or nothing that is absent, stays as it is; of a mixture it is the sample's.
     """
+    task = task.of(sample)
     if all(name in services for name in task.needs):
         return task, []
     given: set[str] = set()
@@ -129,6 +131,15 @@ def less(task: Task, left_out: Collection[str]) -> Task:
 
     reduced.score_group = score_group
     return reduced
+
+
+def served(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> Task:
+    """The task, or each of a mixture, less its unserved parts; see `unserved_parts`."""
+    if isinstance(task, Mixture):
+        firsts = {s.task: s for s in samples[:len(task.tasks)]}  # a mixture begins with one of each
+        return task.each(lambda label, one: served(one, available, [firsts[label]]))
+    parts = unserved_parts(task, available, samples)
+    return less(task, parts) if parts else task
 
 
 def unserved_parts(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> list[str]:

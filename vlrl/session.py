@@ -18,6 +18,7 @@ from accelerate import Accelerator
 
 from vlrl import checkpoint, config, dist, families, files
 from vlrl.assemble import Parts
+from vlrl.curriculum.visited import write_visited
 from vlrl.errors import RunError, TrainingError
 from vlrl.evaluate import evaluate
 from vlrl.metrics import peak_gib
@@ -26,7 +27,7 @@ from vlrl.rollout import check_score_errors
 from vlrl.settings import Config
 from vlrl.store import RunFolder
 from vlrl.task import Task
-from vlrl.types import Group
+from vlrl.types import Group, Sample
 from vlrl.update import PerToken
 from vlrl.writer import BackgroundWriter
 
@@ -107,31 +108,45 @@ class Session:
         """Takes the trainer's state from the checkpoint, if there is one, and opens the trackers."""
         self.parts = parts
         self._stack.callback(parts.prefetch.close)
+        parts.source.tell = self.progress.busy
         if self.checkpoint:
             state = checkpoint.load_state(self.checkpoint, check=False)
             parts.optimizer.load_state_dict(state["optimizer"])
             parts.source.load_state_dict(state["source"])
             parts.policy.scaler.load_state_dict(state.get("scaler", {}))
+            parts.algorithm.load_state_dict(state.get("algorithm", {}), parts.policy)
             self.progress.print(f"going on from {self.checkpoint} ({self.start} steps completed)")
             if dist.is_main():
                 self._tell_new_weights(parts.task)
+        dist.on_main(self._write_tokenizer)
         if self.config.log.trackers:
             self.accelerator.init_trackers(self.config.log.project, _flat_settings(self.config))
         trained = sum(p.numel() for _, p in parts.policy.trainable())
-        self.progress.print(f"{self.folder.path}: {self.config.task.name} with {self.config.model.name}, "
+        self.progress.print(f"{self.folder.path}: {self.config.task_name} with {self.config.model.name}, "
                             f"{trained:,} trained parameters on {dist.world()} x {parts.policy.device.type}")
         if said := families.notice(parts.policy.family):
             self.progress.print(said)
         self._beat()
         return parts
 
+    def _write_tokenizer(self) -> None:
+        """For showing token ids as text; a tokenizer that is none of `tokenizers`, or holds own code, is left out."""
+        text, fast = None, getattr(self.parts.policy.processor.tokenizer, "backend_tokenizer", None)
+        if self.config.store.rollouts and fast is not None:
+            with contextlib.suppress(Exception):  # what it raises for own code has no class of its own
+                text = fast.to_str()
+        if text is not None:
+            self.folder.write_tokenizer(text)
+
     def _tell_new_weights(self, task: Task) -> None:
         """Warns when the task's file gives its parts other weights than the last step had: no setting shows that."""
-        last = self.folder.rollouts(self.start - 1, columns=["weights"]).slice(0, 1).to_pylist()
-        before, now = dict(last[0]["weights"]) if last else {}, task.weights_at(self.start - 1)
-        changed = [f"{part} {before.get(part, 0):g} -> {now.get(part, 0):g}" for part in sorted({*before, *now})
-                   if not math.isclose(before.get(part, 0), now.get(part, 0), rel_tol=1e-6)]
-        if last and changed:
+        last = self.folder.rollouts(self.start - 1, columns=["task", "weights"]).to_pylist()
+        changed: list[str] = []
+        for row in {row["task"]: row for row in last}.values():
+            before, now = dict(row["weights"]), task.of(Sample(id="", task=row["task"])).weights_at(self.start - 1)
+            changed += [f"{part} {before.get(part, 0):g} -> {now.get(part, 0):g}" for part in sorted({*before, *now})
+                        if not math.isclose(before.get(part, 0), now.get(part, 0), rel_tol=1e-6)]
+        if changed:
             self.progress.print(f"warning: the task weighs its parts otherwise than the steps before: "
                                 f"{', '.join(changed)}. To start over: resume=never, or another run.dir")
 
@@ -187,7 +202,7 @@ class Session:
             return
         self._tell_rejected(step)
         self.folder.append_metrics(line)
-        supervised = self.config.algo.loss == "supervised"  # the reward of a given answer tells nothing of the model
+        supervised = self.config.algo.loss.name == "supervised"  # a given answer says nothing of the model
         self.progress.update(self.done, {k: v for k, v in line.items()
                                          if not (supervised and k.startswith("reward/"))})
         every = self.config.log.samples_every
@@ -258,11 +273,15 @@ class Session:
     def _save(self) -> None:
         """The checkpoint of `done` steps, unless a whole one is there already. What came before it is on disk then."""
         self._flush()
+        source = self.parts.source
+        with self.parts.clock("store"):
+            dist.on_main(lambda: write_visited(self.folder.path / "prompts.parquet", source.prompts.history,
+                                               source.samples))
         if dist.broadcast(not checkpoint.problems(self.folder.checkpoints / f"step-{self.done:06d}", full=False)):
             return
         parts = self.parts
         state = {"optimizer": parts.optimizer.state_dict(), "source": parts.source.state_dict(),
-                 "scaler": parts.policy.scaler.state_dict()}
+                 "scaler": parts.policy.scaler.state_dict(), "algorithm": parts.algorithm.state_dict(parts.policy)}
         with parts.clock("save"):
             dist.on_main(lambda: checkpoint.save(
                 self.folder.checkpoints, self.done, parts.policy.save, state, self.config.save.keep) and None)
@@ -314,8 +333,10 @@ def _set_aside(path: Path) -> None:
 
 
 def _evaluation_line(record: Mapping[str, Any]) -> str:
+    labels = tuple(k.removesuffix("n") for k in record if k.endswith("/n"))
     words = [f"{k} {v:.3f} [{record[f'{k}/ci95_low']:.3f}, {record[f'{k}/ci95_high']:.3f}]"
-             for k, v in record.items() if f"{k}/ci95_low" in record and not k.startswith("completion/")]
+             for k, v in record.items() if f"{k}/ci95_low" in record and not k.startswith("completion/")
+             and (k.endswith("/reward/mean") or not k.startswith(labels))]
     left_out = f", {record['rejected']} left out" if record["rejected"] else ""
     return f"evaluation of {record['split']} at step {record['step']} (n={record['n']}{left_out}): {', '.join(words)}"
 

@@ -2,52 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-import pydantic
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-Positive = Annotated[int, Field(ge=1, lt=2**63)]
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-NonNegative = Annotated[float, Field(ge=0)]
-Rate = Annotated[float, Field(gt=0)]
-Beta = Annotated[float, Field(ge=0, lt=1)]
+from vlrl.settings_algo import AlgoSettings
+from vlrl.settings_base import Beta, Count, Fraction, NonNegative, Positive, Rate, Settings
+from vlrl.settings_rollout import CurriculumSettings, RolloutSettings
+from vlrl.settings_tasks import TaskEntry, TaskSettings, label_of
+
+__all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "Config", "CurriculumSettings", "DataSettings", "LimitsSettings",
+           "LoraSettings", "ModelSettings", "RolloutSettings", "TaskSettings", "TrainSettings", "label_of"]
 
 RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume")
 """Top-level settings that may differ between a checkpoint and the run that resumes it."""
-
-
-
-class Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_bool_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        return refuse_bool(cls.model_fields[info.field_name or ""].annotation, value)
+SHORT = ("engine", "task", "curriculum")
+"""Top-level settings of which a text alone is the `name`."""
 
 
 class RunSettings(Settings):
     """Where the run lies."""
 
     dir: str = Field(default="", description="The run folder; empty = runs/<config stem>.")
-
-
-class TaskSettings(BaseModel):
-    """`task.name` and what every task understands; further keys are the task's own fields."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str = Field(default="", description="A built-in name (grounding), module:Class or path/file.py:Class.")
-    coordinates: Literal["auto", "original", "processed", "norm1000", "norm999", "norm1"] = Field(
-        default="auto", description="How the model writes boxes and points; auto = the model family's convention.")
-    rewards: dict[str, Any] = Field(
-        default_factory=dict, description="Weight per part: a number, or [[step, weight], ...] joined by lines.")
-    combine: str = Field(
-        default="auto", description="How parts become the reward: sum, product, gate:<part> (the others count where it "
-        "is above 0), max:<a>,<b> (the larger one, plus the rest), or own file.py:function(parts, weights); auto = the "
-        "task's own way, mostly sum.")
 
 
 class DataSettings(Settings):
@@ -65,6 +42,9 @@ class DataSettings(Settings):
     clip_cache_mib: Count = Field(
         default=256, description="Host memory per process for decoded frames of video files, in MiB: a clip that "
         "several prompts or steps show is decoded once, and the least recently used leave first; 0 = off.")
+    difficulty: str = Field(
+        default="", description="Columns for samplers (pass_at_k, difficulty ...) by id (.jsonl, .json), as "
+        "`vlrl data difficulty` writes them; they come before fields of the rows. Empty = those fields alone.")
     workers: Annotated[int, Field(ge=0, le=64)] = Field(
         default=2, description="Threads per process that read and process the media of the next prompts while a step "
         "computes; 0 = none.")
@@ -169,62 +149,6 @@ class EngineSettings(Settings):
         return value
 
 
-class RolloutSettings(Settings):
-    """How many answers a step draws, how they are sampled, and how often they are learned from."""
-
-    prompts_per_step: Positive = Field(default=32, description="Prompts a step, over all processes.")
-    group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="Answers per prompt.")
-    max_new_tokens: Positive = Field(default=512, description="Most tokens of one answer.")
-    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature; training uses the same.")
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        default=(), description="Texts that end an answer; they stay part of it. Evaluations use them too.")
-    thinking_budget: Positive | None = Field(
-        default=None, description="Tokens after which an answer without </think> gets rollout.thinking_end, and goes "
-        "on from there. Evaluations use it too.")
-    thinking_end: str = Field(
-        default="\n</think>\n", description="Text that ends thinking over budget; it is not learned from.")
-    score_ahead: bool = Field(
-        default=True, description="Score finished groups in a thread while others are generated; false for a task that "
-        "works in the main thread only.")
-    updates: Positive = Field(default=1, description="Passes over one batch of rollouts.")
-    minibatches: Positive = Field(default=1, description="Optimizer steps per pass.")
-
-
-    @model_validator(mode="after")
-    def _thinking_ends(self) -> RolloutSettings:
-        if self.thinking_budget is not None and self.thinking_budget >= self.max_new_tokens:
-            raise ValueError(f"rollout.thinking_budget={self.thinking_budget} is not below rollout.max_new_tokens="
-                             f"{self.max_new_tokens}, so it would never apply: lower it, or set it to null")
-        if "</think>" not in self.thinking_end:
-            raise ValueError(f"rollout.thinking_end={self.thinking_end!r} does not hold </think>, so thinking would "
-                             "go on: add it")
-        return self
-
-
-class AlgoSettings(Settings):
-    """From rewards to a loss."""
-
-    advantage: str = Field(default="grpo", description="grpo, dr_grpo, or own module:function.")
-    loss: str = Field(default="ppo_clip", description="ppo_clip, reinforce, or own module:function.")
-    aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
-        default="token_mean", description="token_mean: sum / tokens of the optimizer step; sequence_mean: mean of "
-        "per-answer means; constant: sum / (answers * rollout.max_new_tokens).")
-    clip_low: float = Field(default=0.2, gt=0, lt=1, description="The ratio is clipped below 1 - clip_low.")
-    clip_high: float = Field(default=0.2, gt=0, description="The ratio is clipped above 1 + clip_high.")
-    kl_coef: NonNegative = Field(
-        default=0.0, description="Weight of the KL to the reference; 0 = no reference is kept.")
-    mask_truncated: bool = Field(default=False, description="Leave answers that hit the length limit out of the loss.")
-
-
-class CurriculumSettings(Settings):
-    """Which samples are drawn, and which groups are learned from."""
-
-    name: str = Field(default="uniform", description="uniform, sequential, or own module:Class.")
-    keep: Literal["all", "mixed"] = Field(
-        default="all", description="mixed: groups whose rewards are all equal are dropped and refilled.")
-    max_refills: Count = Field(default=3, description="Most extra rounds of generation in a step when keep=mixed.")
-
-
 class TrainSettings(Settings):
     """The optimizer, and how much it takes at a time."""
 
@@ -271,6 +195,8 @@ class StoreSettings(Settings):
 
     media: Literal["copy", "link", "none"] = Field(default="copy", description="How media enters the run folder.")
     rollouts: bool = Field(default=True, description="Write every rollout.")
+    alternatives: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=0, description="Most probable tokens kept beside each trained one, for the viewer; 0 = none.")
 
 
 class LogSettings(Settings):
@@ -305,6 +231,9 @@ class Config(Settings):
     resume: Literal["auto", "never", "must"] = Field(
         default="auto", description="auto: go on from the newest checkpoint if there is one; never: start over; must: "
         "fail without one.")
+    tasks: tuple[TaskEntry, ...] = Field(
+        default=(), description="Several tasks instead of `task`, each with name, weight, label, data and what `task` "
+        "has (docs/tasks.md).")
     run: RunSettings = RunSettings()
     task: TaskSettings = TaskSettings()
     data: DataSettings = DataSettings()
@@ -323,20 +252,59 @@ class Config(Settings):
     @model_validator(mode="before")
     @classmethod
     def _short_forms(cls, values: Any) -> Any:
-        """`engine: hf` and `task: grounding` are short for their `name`."""
+        """`engine: hf`, `task: grounding` and `curriculum: sec` are short for their `name`; `task: null` takes away
+        what a base says."""
         if isinstance(values, Mapping):
-            named = {k: {"name": values[k]} for k in ("engine", "task") if isinstance(values.get(k), str)}
+            values = {k: v for k, v in values.items() if v is not None or k not in ("task", "tasks")}
+            named = {k: {"name": values[k]} for k in SHORT if isinstance(values.get(k), str)}
             return {**values, **named}
         return values
 
     @model_validator(mode="after")
     def _required(self) -> Config:
-        if not self.task.name:
+        if self.tasks and self.task != TaskSettings():
+            if not self.task.name:
+                given = next(iter(self.task.model_dump(exclude_defaults=True)))
+                raise ValueError(f"task.{given} is set, but this config has several tasks ({self.task_name}): set it "
+                                 f"of one of them, e.g. tasks.0.{given}")
+            raise ValueError(f"task.name={self.task.name!r} and tasks ({self.task_name}) are both set, and a run has "
+                             "one task or several: remove task (task=null), or tasks (tasks=null)")
+        if not self.tasks and not self.task.name:
             raise ValueError("task.name is not set: name a built-in task or a file, e.g. task.name=grounding")
         if not self.model.name:
             raise ValueError("model.name is not set: give a hub name or a folder, e.g. "
                              "model.name=Qwen/Qwen2.5-VL-3B-Instruct")
         return self
+
+    @model_validator(mode="after")
+    def _tasks_apart(self) -> Config:
+        labels = [entry.label for entry in self.tasks]
+        for i, label in enumerate(labels):
+            if label in labels[:i]:
+                first = labels.index(label)
+                raise ValueError(f"tasks.{first}.name={self.tasks[first].name!r} and tasks.{i}.name="
+                                 f"{self.tasks[i].name!r} are both called {label!r}: give one another label, e.g. "
+                                 f"tasks.{i}.label={label}-{i}")
+        if self.tasks and all(entry.weight == 0 for entry in self.tasks):
+            raise ValueError("tasks: every weight is 0, so nothing would be drawn; give one a weight above 0")
+        return self
+
+    @property
+    def each_task(self) -> Sequence[TaskSettings]:
+        """The settings of every task: one, or those of `tasks`."""
+        return self.tasks or (self.task,)
+
+    @property
+    def task_name(self) -> str:
+        """What is trained on, in a word: the task's name, or the labels of several."""
+        return " + ".join(entry.label for entry in self.tasks) or self.task.name
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """label -> weight of each task of several; {} where none has a weight, so that one sampler draws of all."""
+        if all(entry.weight is None for entry in self.tasks):
+            return {}
+        return {entry.label: 1.0 if entry.weight is None else entry.weight for entry in self.tasks}
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
@@ -358,22 +326,3 @@ class Config(Settings):
         if twice:
             raise ValueError(f"eval.splits={list(splits)}: '{twice[0]}' stands there twice; name each split once")
         return self
-
-
-def refuse_bool(kind: Any, value: Any) -> Any:
-    """The value; ValueError when it is, or holds, true or false and the annotation `kind` wants numbers.
-
-    Pydantic would take true as 1: `steps=true` or `betas: [true, false]` are slips of the pen.
-    """
-    kinds = _kinds(kind)
-    held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
-    if kinds & {int, float} and bool not in kinds and any(isinstance(v, bool) for v in held):
-        raise ValueError("give a number, not true or false")
-    return value
-
-
-def _kinds(kind: Any) -> set[Any]:
-    """The plain types that an annotation names, at any depth."""
-    if isinstance(kind, type) and not get_args(kind):
-        return {kind}
-    return {found for part in get_args(kind) for found in _kinds(part)}

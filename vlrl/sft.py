@@ -1,7 +1,8 @@
 """Supervised fine-tuning on the same data, encode, packing, update, evaluation and checkpoints as RL.
 
 `vlrl sft CONFIG [key=value ...]` trains on `solution` of each row, or on the task's oracle answer, with
-cross-entropy on the answer alone; the config is that of an RL run, whose sampling settings are not used.
+cross-entropy on the answer alone; the config is that of an RL run, whose sampling settings and group filters are not
+used.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from vlrl.answering import Asked, make_group
 from vlrl.errors import DataError
 from vlrl.loop import train as train_loop
-from vlrl.rollout import Asked, GroupSource, make_group
+from vlrl.rollout import GroupSource
 from vlrl.session import Session
-from vlrl.settings import Config
+from vlrl.settings import AlgoSettings, Config, CurriculumSettings
+from vlrl.settings_base import Named
 from vlrl.task import task_oracle
 from vlrl.types import Completion, Group, Prompt, Sample, Turn
 
@@ -25,7 +28,7 @@ class SupervisedSource(GroupSource):
 
     generates = False
 
-    def _answers(self, asked: Sequence[Asked]) -> list[Group]:
+    def _answers(self, asked: Sequence[Asked], tokens: int | None) -> list[Group]:
         return [self._given(a.number, a.sample, a.prompt) for a in asked]
 
     def _given(self, number: int, sample: Sample, prompt: Prompt) -> Group:
@@ -45,5 +48,8 @@ class SupervisedSource(GroupSource):
 
 def train(config: Config) -> Session:
     """Runs `config.steps` supervised steps of rollout.prompts_per_step samples; see loop.train."""
-    algo = config.algo.model_copy(update={"loss": "supervised", "kl_coef": 0.0})
-    return train_loop(config.model_copy(update={"algo": algo}), SupervisedSource)
+    algo = AlgoSettings(advantage=Named(name="dr_grpo"), loss=Named(name="supervised"),
+                        aggregation=config.algo.aggregation)
+    everything = {name: CurriculumSettings.model_fields[name].default for name in ("keep", "oversample", "select")}
+    curriculum = config.curriculum.model_copy(update=everything)  # a group of one right answer is never mixed
+    return train_loop(config.model_copy(update={"algo": algo, "curriculum": curriculum}), SupervisedSource)

@@ -1,6 +1,8 @@
 """The run folder: written while training, read at any time, also in mid-run. Imports no torch.
 
     config.yaml  env.json  run.lock  heartbeat.json  metrics.jsonl  eval.jsonl  reward.png
+    prompts.parquet                                   each prompt drawn so far, see curriculum/visited.py
+    tokenizer.json                                    reads the token ids of the rollouts (tokenizers.Tokenizer)
     rollouts/step-000012-rank-00000.parquet           one row a rollout, SCHEMA below
     eval-rollouts/step-000050-heldout-rank-00000.parquet
     media/<sha256>.<ext>                              each image or video once
@@ -50,18 +52,23 @@ SCHEMA = pa.schema({
     "reward": pa.float64(), "advantage": pa.float64(), "parsed": pa.string(), "target": pa.string(),
     "sample": pa.string(), "category": pa.string(), "difficulty": pa.float64(), "error": pa.string(),
     "finish_reason": pa.string(), "truncated": pa.bool_(), "turns": pa.list_(pa.struct(_TURN)),
-    "media": pa.list_(pa.struct(_MEDIA)), "variant": pa.string(),
+    "media": pa.list_(pa.struct(_MEDIA)), "variant": pa.string(), "marks": pa.string(),
+    "top_ids": pa.list_(pa.list_(pa.int32())), "top_logprobs": pa.list_(_FLOATS),
 })
-"""The columns of every rollout file. Lists are per token; parsed, target and sample are JSON; any value may be null.
-`advantage` of a rollout with one advantage per token is the mean over its trained tokens. `variant` names the variant
-that an answer was drawn with; an answer of one that is not trained on has no advantage, and is in no group."""
+"""The columns of every rollout file. Lists are per token; parsed, target, sample and marks (those of Task.overlay, for
+answer and target) are JSON; any value may be null. `advantage` of a rollout with one advantage per token is the mean
+over its trained tokens. `variant` names the variant that an answer was drawn with; an answer of one that is not trained
+on has no advantage, and is in no group. `top_ids` and `top_logprobs` are the store.alternatives most probable tokens at
+the place of each token, in falling order."""
 
-PER_TOKEN = {"trainer_logprobs": np.float32, "entropies": np.float32, "ratio": np.float32, "clipped": np.bool_}
-"""What the update may add to each token, and its type."""
+PER_TOKEN = {"trainer_logprobs": np.float32, "entropies": np.float32, "ratio": np.float32, "clipped": np.bool_,
+             "top_ids": np.int32, "top_logprobs": np.float32}
+"""What the update may add to each token, and its type; those of the top k are [T, k]."""
 
 _SUFFIXES = {"image": {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"},
              "video": {".mp4", ".mkv", ".webm", ".mov", ".avi", ".gif", ".m4v"}}
-_FILE = re.compile(r"step-(\d+)-(?:(.+)-)?rank-\d+\.parquet|steps-(\d+)-(\d+)\.parquet")
+ROLLOUT_FILE = re.compile(r"step-(\d{1,15})-(?:(.+)-)?rank-\d+\.parquet|steps-(\d{1,15})-(\d{1,15})\.parquet")
+"""Name of a rollout file: its step and split, or the first and last step of a file that holds many."""
 
 
 class RunFolder:
@@ -86,6 +93,12 @@ class RunFolder:
         """Writes config.yaml (the resolved config as text) and env.json; what else is in the folder stays."""
         write_text(self.path / "config.yaml", config)
         write_text(self.path / "env.json", json.dumps(environment(seed), indent=2) + "\n")
+
+    def write_tokenizer(self, text: str) -> None:
+        """tokenizer.json, by which token ids can be read without the model; left alone when it is the same."""
+        path = self.path / "tokenizer.json"
+        if not path.is_file() or path.read_bytes() != text.encode():
+            write_text(path, text)
 
     def lock(self) -> AbstractContextManager[None]:
         """Holds the folder for this process; see files.lock. Raises RunError while another one holds it."""
@@ -117,9 +130,11 @@ class RunFolder:
         self._keep_lines("metrics.jsonl", lambda record: record.get("step", 0) < step)
         self._keep_lines("eval.jsonl", lambda record: record.get("step", 0) <= last)
         for folder, first in (("rollouts", step), ("eval-rollouts", last + 1)):
-            for file, steps, _ in self._rollout_files(folder):
+            for file, steps, _ in self.rollout_files(folder):
                 if steps.start >= first:
                     file.unlink()
+        if not step:
+            (self.path / "prompts.parquet").unlink(missing_ok=True)  # of data that may have been others
         for folder in (".", "rollouts", "eval-rollouts", "media"):
             for temporary in (self.path / folder).glob(".*.tmp"):
                 temporary.unlink()
@@ -208,10 +223,10 @@ class RunFolder:
         """
         fields = [SCHEMA.field(name) for name in columns or SCHEMA.names]
         tables = [pa.schema(fields).empty_table()]
-        for file, steps, name in self._rollout_files("eval-rollouts" if split else "rollouts"):
+        for file, steps, name in self.rollout_files("eval-rollouts" if split else "rollouts"):
             if (step is None or step in steps) and (split is None or name == _safe(split)):
                 try:
-                    tables.append(_read_rollouts(file, fields, step))
+                    tables.append(read_rollouts(file, fields, step))
                 except (pa.ArrowException, OSError, ValueError) as error:
                     self.notes.append(f"skipped {file}: {str(error).splitlines()[0]}")
         return pa.concat_tables(tables)
@@ -222,15 +237,15 @@ class RunFolder:
         for number, line in enumerate(lines, 1):
             try:
                 records.append(dict(json.loads(line)))
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 if number < len(lines):
                     self.notes.append(f"skipped line {number} of {path}: not a JSON object")
         return records
 
-    def _rollout_files(self, folder: str) -> Iterator[tuple[Path, range, str | None]]:
-        """(file, the steps it covers, split of an evaluation), in order."""
+    def rollout_files(self, folder: str) -> Iterator[tuple[Path, range, str | None]]:
+        """(file, the steps it covers, split of an evaluation) in "rollouts" or "eval-rollouts", in order."""
         for file in sorted((self.path / folder).glob("*.parquet")):
-            if match := _FILE.fullmatch(file.name):
+            if match := ROLLOUT_FILE.fullmatch(file.name):
                 yield file, range(int(match[1] or match[3]), int(match[1] or match[4]) + 1), match[2]
 
 
@@ -290,6 +305,7 @@ def _rows(step: int, group: Group, media: list[dict[str, Any]]) -> Iterator[dict
             "finish_reason": done.finish_reason, "truncated": done.truncated,
             "turns": [{"start": t.start, "end": t.end, "role": t.role, "media": list(t.media)} for t in done.turns],
             "variant": _text(rollout.variant) or None,
+            "marks": None if rollout.marks is None else _json(rollout.marks),
         }
 
 
@@ -303,22 +319,32 @@ def _add_per_token(rows: list[dict[str, Any]], key: str, arrays: Sequence[np.nda
     if len(arrays) != len(rows):
         raise ValueError(f"per_token[{key!r}] has {len(arrays)} arrays for {len(rows)} rollouts")
     for row, array in zip(rows, arrays, strict=True):
-        if array is not None and np.shape(array) != row["token_ids"].shape:
+        if array is not None and np.shape(array)[:1] != row["token_ids"].shape:
             raise ValueError(f"per_token[{key!r}] of rollout {row['index']} of group {row['group_id']} has shape "
                              f"{np.shape(array)} for {len(row['token_ids'])} tokens")
-        row[key] = None if array is None else np.asarray(array, PER_TOKEN[key])
+        values = None if array is None else np.asarray(array, PER_TOKEN[key])
+        row[key] = list(values) if values is not None and values.ndim > 1 else values
 
 
-def _read_rollouts(file: Path, fields: Sequence[pa.Field], step: int | None) -> pa.Table:
-    """The columns `fields` of one file, null where it has none, and only the rows of `step` when given."""
+def read_rollouts(file: Path, fields: Sequence[pa.Field], step: int | None = None) -> pa.Table:
+    """The columns `fields` of one file, null where it has none, and only the rows of `step` when given.
+
+    Raises ValueError for a file of a newer schema, and what pyarrow raises for one that cannot be read.
+    """
     with pq.ParquetFile(file) as reader:
-        names = reader.schema_arrow.names
-        table = reader.read([n for n in names if n in {"schema", "step", *(f.name for f in fields)}])
-    newest = max(table["schema"].to_pylist(), default=SCHEMA_VERSION) if "schema" in names else 0
-    if newest > SCHEMA_VERSION:
-        raise ValueError(f"written by a newer vlrl (schema {newest}, this one reads up to {SCHEMA_VERSION})")
+        names = {"schema", "step", *(f.name for f in fields)} & set(reader.schema_arrow.names)
+        table = reader.read([n for n in reader.schema_arrow.names if n in names])
     if step is not None:
         table = table.filter(pa.array(np.asarray(table["step"]) == step))
+    return as_schema(table, fields)
+
+
+def as_schema(table: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
+    """The columns `fields` of a table of rollouts, null where it has none. Raises ValueError for a newer schema."""
+    names = table.column_names
+    newest = max((v for v in table["schema"].to_pylist() if v is not None), default=0) if "schema" in names else 0
+    if newest > SCHEMA_VERSION:
+        raise ValueError(f"written by a newer vlrl (schema {newest}, this one reads up to {SCHEMA_VERSION})")
     columns = [table[f.name].cast(f.type) if f.name in names else pa.nulls(len(table), f.type) for f in fields]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 

@@ -20,6 +20,7 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, get_type_hints
 
 import pydantic
@@ -27,7 +28,7 @@ import pydantic
 from vlrl.combine import Weight, checked_weights, make_combine, weight_at
 from vlrl.errors import ConfigError, TaskError, VlrlError, did_you_mean
 from vlrl.plugins import MissingFile, failure, file_module
-from vlrl.settings import refuse_bool
+from vlrl.settings_base import refuse_bool
 from vlrl.types import Answer, Coordinates, Parts, Sample, Variant
 
 
@@ -87,6 +88,13 @@ class Task:
         group; () = none. The same for the same arguments. Evaluations draw none."""
         return ()
 
+    knobs: Mapping[str, tuple[float, float]] = MappingProxyType({})
+    """Of a task that can make training samples at any difficulty: name -> (lowest, highest)."""
+
+    def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
+        """A training sample made with these knobs; the same for the same (index, knobs, self.seed)."""
+        raise NotImplementedError(f"task '{self.name}' has knobs, but no generate()")
+
     # --- what a task may change ----------------------------------------------------------------------------------
 
     @classmethod
@@ -123,9 +131,12 @@ class Task:
         return {}
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
-        """Marks for the viewer, in original pixels: {"kind": "box"|"point"|"path", "at": [...], "label", "role"}.
+        """Marks for the viewer, of the parsed answer and of the target: {"kind", "at", "label", "role"} each.
 
-        A path is at [[x, y], ...]. "media", if given, is the number of the image that a mark lies on; 0 = the first.
+        Kinds, in original pixels and in seconds from the start of the clip: "box" at [x1, y1, x2, y2], "point" at
+        [x, y], "path" at [[x, y], ...], "span" at [start, end], "track" at [[seconds, box], ...]; null seconds where
+        the boxes of a track go one by one with the frames. The role is "answer" or "target". "media", if given, is
+        the number of the image or video that a mark lies on; 0 = the first.
         """
         return []
 
@@ -143,6 +154,20 @@ class Task:
         return sample_from_row(row, root)
 
     # --- what the loop calls -------------------------------------------------------------------------------------
+
+    def of(self, sample: Sample) -> Task:
+        """The task that asks and scores a sample: this one; in a mixture, that of the sample."""
+        return self
+
+    @property
+    def members(self) -> tuple[Task, ...]:
+        """This task; of a mixture, its tasks."""
+        return (self,)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of a mixture, what its tasks are called; else ()."""
+        return ()
 
     @property
     def templates(self) -> tuple[str, ...]:
@@ -200,8 +225,22 @@ def _sequence(found: Any) -> Sequence[Sample]:
     raise TypeError(f"it returned {type(found).__name__}, expected a sequence of Sample")
 
 
+def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
+    """The sample that a task makes. Raises TaskError when `generate` fails or gives anything else."""
+    try:
+        found = task.generate(index, knobs)
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"task '{task.name}': generate({index}, {dict(knobs)}) failed: {failure(error)}") from error
+    if not isinstance(found, Sample):
+        raise TaskError(f"task '{task.name}': generate returned {type(found).__name__}, expected a Sample")
+    return found
+
+
 def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
     """The chat messages of a sample. Raises TaskError when `messages` fails or gives anything else."""
+    task = task.of(sample)
     found = _asked(task, "messages", sample)
     wrong = [m for m in found if not _is_message(m)] if isinstance(found, (list, tuple)) else [found]
     if wrong:
@@ -225,6 +264,7 @@ def task_target(task: Task, sample: Sample) -> Any:
 
 
 def _asked(task: Task, method: str, sample: Sample) -> Any:
+    task = task.of(sample)
     try:
         return getattr(task, method)(sample)
     except VlrlError:
@@ -324,7 +364,7 @@ def setting_names(cls: type[Task]) -> list[str]:
     """The task's own settings and those of every task: what may stand after `task.`, apart from rewards."""
     names = {n for c in cls.__mro__ if issubclass(c, Task) for n, v in vars(c).items()
              if not n.startswith("_") and not callable(v) and not isinstance(v, (property, classmethod, staticmethod))}
-    return sorted(names - {"name", "rewards", "needs"})
+    return sorted(names - {"name", "rewards", "needs", "knobs"})
 
 
 def _checked(cls: type[Task], key: str, value: Any) -> Any:

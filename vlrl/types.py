@@ -8,7 +8,7 @@ are numpy, and the model inputs inside a Prompt are typed as Any.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,6 +74,8 @@ class Sample:
     media: tuple[Media, ...] = ()
     prompt: str = ""
     """The prompt template of this visit, when the task offers several; empty = the task's first."""
+    task: str = ""
+    """The label of its task in a mixture (`tasks:`); empty outside of one."""
 
     def __getitem__(self, key: str) -> Any:
         return self.row[key]
@@ -149,6 +151,15 @@ class Prompt:
         """Position of the first token after the prompt, the same on every row."""
         return int(self.positions.max()) + 1 if self.positions.size else 0
 
+    def followed_by(self, tokens: np.ndarray) -> "Prompt":
+        """The prompt with the first [T] tokens of an answer to it behind."""
+        places = np.arange(self.next_position, self.next_position + len(tokens))
+        beside = {name: np.concatenate([ids, np.full(len(tokens), self.aligned_answer.get(name, 0), ids.dtype)])
+                  for name, ids in self.aligned.items()}
+        return replace(self, ids=np.concatenate([self.ids, tokens]), raw_ids=np.concatenate([self.raw_ids, tokens]),
+                       positions=np.concatenate([self.positions, np.tile(places, (len(self.positions), 1))], axis=1),
+                       aligned=beside)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -166,17 +177,6 @@ class Sampling:
     """Its tokens are part of the answer and count towards `max_new_tokens`; loss_mask is False on them."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Request:
-    """`n` answers to one prompt. Group size may differ per prompt; a greedy baseline is one more request."""
-
-    prompt: Prompt
-    n: int
-    sampling: Sampling
-    key: tuple[int, ...] = (0,)
-    """Names the random stream: rollout i draws from (seed, *key, i), whatever batch or process it runs in."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
     """One turn of an episode: tokens start..end; media shown with an observation."""
@@ -190,14 +190,15 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Completion:
-    """One episode's tokens after the prompt. A plain answer is one turn."""
+    """One episode's tokens after the prompt. A plain answer is one turn, or one for each step it was written in."""
 
     tokens: np.ndarray
     """[T] int64, the end token included when the model wrote one."""
     logprobs: np.ndarray
     """[T] float32 under the sampler, at the sampled temperature with the banned ids removed; of forced tokens too."""
     loss_mask: np.ndarray
-    """[T] bool; False on tokens that were not sampled: observations, a forced end of thinking."""
+    """[T] bool; False on tokens that were not sampled: observations, a forced end of thinking. In a group to be trained
+    on also on what was written in earlier steps."""
     text: str
     """The decoded tokens without the end token; a stop string is part of it."""
     finish_reason: Literal["stop", "length"]
@@ -208,6 +209,31 @@ class Completion:
     @property
     def truncated(self) -> bool:
         return self.finish_reason == "length"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Begun:
+    """An answer that goes on from its own text, in its own random stream."""
+
+    index: int
+    """Its place in the group: rollout `index` of the stream."""
+    written: Completion
+    """All of it so far; without an end token or a stop string."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """`n` answers to one prompt. Group size may differ per prompt; a greedy baseline is one more request."""
+
+    prompt: Prompt
+    n: int
+    sampling: Sampling
+    """Its limits count over whole answers, what was written before included."""
+    key: tuple[int, ...] = (0,)
+    """Names the random stream: rollout i draws from (seed, *key, i), whatever batch or process it runs in."""
+    begun: tuple[Begun, ...] = ()
+    """[n] answers to go on with, instead of n others: with the same weights they become what they would have become
+    unbroken. Their completions hold all of them, and one turn more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,6 +269,8 @@ class Rollout:
     """None = unscorable: left out of the group's statistics, advantage 0."""
     parsed: Any = None
     """JSON-able form of the answer, for the viewer."""
+    marks: list[Any] | None = None
+    """What Task.overlay draws of it and of the target; None when that failed."""
     error: str | None = None
     """Why a part was set to 0."""
     advantage: float | np.ndarray = 0.0
@@ -251,6 +279,8 @@ class Rollout:
     """Trained under this prompt instead of the sampled one."""
     variant: str = ""
     """Name of the Variant that it was drawn with; empty for the sample as it is."""
+    trained: bool = True
+    """False = left out of the update, by algo.batch."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,10 +11,13 @@ from vlrl.plugins import failure
 from vlrl.task import Task
 from vlrl.types import Media, Sample, Variant
 
+GREEDY = "greedy"
+"""Variant of the answer drawn at temperature 0 for an advantage that compares with it; stored beside the group."""
+
 
 def has_variants(task: Task) -> bool:
-    """Whether the task says anything of variants."""
-    return getattr(task.variants, "__func__", None) is not Task.variants
+    """Whether the task, or one of a mixture, says anything of variants."""
+    return any(getattr(one.variants, "__func__", None) is not Task.variants for one in task.members)
 
 
 def variants_of(task: Task, sample: Sample, n: int, step: int) -> list[Variant]:
@@ -48,8 +51,8 @@ def trained_answers(variants: Sequence[Variant]) -> int:
 def _problem(found: Any, sample: Sample) -> str | None:
     if not isinstance(found, Variant):
         return f"gave {type(found).__name__}, expected Variant(name=..., media=..., n=...)"
-    if not isinstance(found.name, str) or not found.name:
-        return f"have the name {found.name!r}, expected a text"
+    if not isinstance(found.name, str) or not found.name or found.name == GREEDY:
+        return f"have the name {found.name!r}, expected a text other than '{GREEDY}'"
     if isinstance(found.n, bool) or not isinstance(found.n, int) or found.n < 0:
         return f"want n={found.n!r} answers of '{found.name}', expected a whole number of at least 0"
     media = found.media

@@ -1,53 +1,207 @@
-"""Advantages against values worked out by hand."""
+"""Advantages against values worked out by hand, and what must hold for any rewards."""
 
-import itertools
 import math
+import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlrl.algo.advantage import dr_grpo, group_advantages, grpo
+from tests.algo.made import scores
+from vlrl.algo import advantage, token_advantage
+from vlrl.algo.advantage import ADVANTAGES, EmaStd
 
-REWARDS = st.lists(st.floats(-10, 10, allow_nan=False), min_size=2, max_size=16)
+ROOT = math.sqrt
+STD = ROOT(14 / 3) + 1e-4  # rewards 1 2 3 6: mean 3, deviations -2 -1 0 3, squares 14, Bessel variance 14/3
+PARTS = {"parts": {"a": [0, 1, 1, 0, 5], "b": [2, 4, 3, 3, None]}, "part_weights": {"a": 1.0, "b": 0.5}}
+S1 = 0.5 / (ROOT(0.5) + 1e-4) + 0.5 * 1 / (ROOT(2) + 1e-4)  # |S| of the first group: both parts differ
+S2 = 0.5 / (ROOT(0.5) + 1e-4)  # of the second one: b is settled
+SSTD = ROOT((2 * S1**2 + 2 * S2**2) / 3) + 1e-4
+
+CASES = {
+    "grpo": ("grpo", {}, [[1, 2, 3, 6]], {}, [-2 / STD, -1 / STD, 0, 3 / STD]),
+    "grpo, eps": ("grpo", {"eps": 1.0}, [[0, 1]], {}, [-0.5 / (ROOT(0.5) + 1), 0.5 / (ROOT(0.5) + 1)]),
+    "dr_grpo": ("dr_grpo", {}, [[1, 2, 3, 6], [1, None, 2]], {}, [-2, -1, 0, 3, -0.5, 0, 0.5]),
+    # 1 2 3 6 0 0: mean 2, squares 1 0 1 16 4 4 = 26, Bessel variance 5.2
+    "batch_std": ("batch_std", {}, [[1, 2, 3, 6], [0, 0]], {}, [d / (ROOT(5.2) + 1e-4) for d in (-2, -1, 0, 3, 0, 0)]),
+    "gdpo": ("gdpo", {}, [[1, 2], [3, 4, None]], PARTS, [-S1 / SSTD, S1 / SSTD, S2 / SSTD, -S2 / SSTD, 0]),
+    # weights 1 and 3 of one part: S = -z, 3z, mean z
+    "gdpo, weights": ("gdpo", {"eps": 0.0}, [[0, 1]], {"parts": {"a": [0, 1]}, "part_weights": {"a": [1, 3]}},
+                      [-2 / ROOT(8), 2 / ROOT(8)]),
+    "rloo": ("rloo", {}, [[1, 2, 3, 6], [1, None, 2]], {}, [-8 / 3, -4 / 3, 0, 4, -1, 0, 1]),
+    "rloo, normalize": ("rloo", {"normalize": True}, [[0, 2], [0, 4]], {},
+                        [d / (ROOT(40 / 3) + 1e-4) for d in (-2, 2, -4, 4)]),
+    # x = -1 on one token, 1 on three: mean 0.5, squares 2.25 + 3 * 0.25 = 3 over 4 - 1
+    "reinforce_pp_baseline": ("reinforce_pp_baseline", {}, [[0, 2]], {"lengths": [1, 3]}, [-1.5, 0.5]),
+    "remax": ("remax", {}, [[1, 0], [1, None]], {"greedy": [0.25, 0.25, None, None]}, [0.75, -0.25, 0, 0]),
+    "gpg": ("gpg", {}, [[0, 1], [1, 1], [2, 2, None]], {}, [-1.5, 1.5, 0, 0, 0, 0, 0]),  # 6 scorable, 2 in valid groups
+    "gpg, unscorable": ("gpg", {}, [[0, 1, None]], {}, [-0.5, 0.5, 0]),
+    "gpg, f_norm": ("gpg", {"f_norm": 2.0}, [[0, 1]], {}, [-0.25, 0.25]),
+    "opo": ("opo", {}, [[0, 1, 1, None]], {"lengths": [1, 1, 2, 9]}, [-0.75, 0.25, 0.25, 0]),
+    "opo, nothing trained": ("opo", {}, [[0, 1]], {"lengths": [0, 0]}, [-0.5, 0.5]),
+    "pass_at_k": ("pass_at_k", {}, [[0.2, 0.9, 0.5], [1, 1, 0], [None, 3]], {}, [0, 0.4, 0, 0, 0, 0, 0, 0]),
+    # 0.2 0.9 0.5: mean 1.6 / 3, squares 0.74 / 3, Bessel variance 0.37 / 3
+    "pass_at_k, normalize": ("pass_at_k", {"normalize": True}, [[0.2, 0.9, 0.5]], {},
+                             [0, 0.4 / (ROOT(0.37 / 3) + 1e-6), 0]),
+    "maxrl": ("maxrl", {}, [[0, 0, 0, 1], [0, 0], [-1, -3]], {}, [-1, -1, -1, 3, 0, 0, 0, 0]),
+    "w_reinforce": ("w_reinforce", {}, [[1, 0, None]], {}, [0.1, -1, 0]),
+    "w_reinforce, options": ("w_reinforce", {"positive": 1.0, "correct": 1.5, "part": "a"}, [[9, 9]],
+                             {"parts": {"a": [2, 1]}}, [1, -1]),
+    "nsr": ("nsr", {}, [[1, 0, None]], {}, [0, -1, 0]),
+}
 
 
-def test_grpo_by_hand():
-    # rewards 1, 2, 3, 6: mean 3, deviations -2 -1 0 3, squares 14, Bessel variance 14/3
-    std = math.sqrt(14 / 3)
-    expected = [d / (std + 1e-4) for d in (-2, -1, 0, 3)]
-    assert group_advantages([1.0, 2.0, 3.0, 6.0], grpo) == pytest.approx(expected, abs=1e-9)
+@pytest.mark.parametrize("case", CASES)
+def test_by_hand(case):
+    name, options, groups, more, expected = CASES[case]
+    found = ADVANTAGES[name](scores(groups, **more), **options)
+    assert found.dtype == torch.float64
+    assert found.tolist() == pytest.approx(expected, abs=1e-7)
 
 
-def test_dr_grpo_by_hand():
-    assert group_advantages([1.0, 2.0, 3.0, 6.0], dr_grpo) == pytest.approx([-2, -1, 0, 3], abs=1e-12)
+def test_reinforce_pp_by_hand():
+    more = {"tokens": [[5, 6], [7]]}
+    # gamma 0.5: returns 0.5 1 | 0; mean 0.5, variance (0 + 0.25 + 0.25) / 2
+    found = token_advantage.reinforce_pp(scores([[1, 0]], **more), gamma=0.5)
+    assert [f.tolist() for f in found] == [pytest.approx([0, 1], abs=1e-6), pytest.approx([-1], abs=1e-6)]
+    # kl 1 2 | 0 at 0.1: paid -0.1 0.8 | 0, returns 0.7 0.8 | 0; mean 0.5, squares 0.04 0.09 0.25 over 2
+    with_kl = scores([[1, 0]], **more, kl=[np.array([1.0, 2.0]), np.zeros(1)], kl_coef=0.1)
+    found = token_advantage.reinforce_pp(with_kl)
+    assert torch.cat(found).tolist() == pytest.approx([d / ROOT(0.19) for d in (0.2, 0.3, -0.5)], abs=1e-6)
 
 
-@pytest.mark.parametrize("advantage", [grpo, dr_grpo])
-def test_equal_rewards_give_exactly_zero(advantage):
-    assert group_advantages([0.1] * 7, advantage) == [0.0] * 7
+def test_reinforce_pp_skips_untrained_tokens_and_unscorable_answers():
+    masks = [np.array([True, False, True]), np.ones(1, bool), np.ones(2, bool)]
+    s = scores([[1, 0, None]], tokens=[[5, 0, 6], [7], [8, 9]], masks=masks)
+    assert [f.tolist() for f in token_advantage.reinforce_pp(s, gamma=0.5)] == [
+        pytest.approx([0, 0, 1], abs=1e-6), pytest.approx([-1], abs=1e-6), [0, 0]]
 
 
-@pytest.mark.parametrize("advantage", [grpo, dr_grpo])
-def test_unscorable_rollouts_are_left_out(advantage):
-    with_none = group_advantages([1.0, None, 2.0, 6.0], advantage)
-    without = group_advantages([1.0, 2.0, 6.0], advantage)
-    assert with_none[1] == 0.0 and [with_none[0], *with_none[2:]] == without
-    assert group_advantages([None, None], advantage) == [0.0, 0.0]
-    assert group_advantages([None, 3.0], advantage) == [0.0, 0.0]
+def test_tempo_by_hand():
+    tokens = [[1, 2, 3], [1, 2, 4], [1, 5], [1, 5]]
+    found = token_advantage.tempo(scores([[1, 0, 0, None]], tokens=tokens))
+    # V: 1/3 at the root and after 1; 1/2 after 1 2; 0 after 1 5; std of 1 0 0 is sqrt(1/3)
+    expected = [[2 / 3, 2 / 3 + 1 / 6, 2 / 3 + 1 / 2], [-1 / 3, -1 / 3 + 1 / 6, -1 / 3 - 1 / 2], [-1 / 3, -2 / 3],
+                [0, 0]]
+    for values, wanted in zip(found, expected, strict=True):
+        assert values.tolist() == pytest.approx([w / (ROOT(1 / 3) + 1e-4) for w in wanted], abs=1e-9)
+    masked = scores([[1, 0]], tokens=[[1, 2], [1, 3]], masks=[np.array([True, False])] * 2)
+    assert [v.tolist() for v in token_advantage.tempo(masked)] == [
+        pytest.approx([s / (ROOT(0.5) + 1e-4), 0]) for s in (0.5, -0.5)]
 
 
-@given(REWARDS)
-def test_sum_is_zero_and_order_is_kept(rewards):
-    out = group_advantages(rewards, grpo)
-    assert abs(sum(out)) < 1e-6
-    assert all(math.isfinite(a) for a in out)
-    pairs = sorted(zip(rewards, out, strict=True))
-    assert all(a <= b + 1e-12 for (_, a), (_, b) in itertools.pairwise(pairs))
-    assert group_advantages(rewards[::-1], grpo) == pytest.approx(out[::-1], abs=1e-9)
+def test_ema_std_by_hand():
+    ema = EmaStd(decay=0.9, eps=0.0)
+    # first step: m1 = m2 = 0.5, std 0.5
+    assert ema(scores([[0, 1], [1, 0, None]])).tolist() == pytest.approx([-1, 1, 1, -1, 0])
+    # 1 1 1 0: m1 = 0.45 + 0.075, m2 the same
+    std = ROOT(0.525 - 0.525**2)
+    found = ema(scores([[1, 1], [1, 0]]))
+    assert found.tolist() == pytest.approx([0, 0, 0.5 / std, -0.5 / std])
+    # rewards 0 and 100: |A| > 5, so its own std, 50
+    assert ema(scores([[0, 100]])).abs().max() < 5
+    wild = EmaStd(decay=0.999999)
+    wild.moments = {"x": (0.0, 0.01)}
+    assert wild(scores([[0, 100], [0.1, 0.3]])).tolist()[:2] == pytest.approx([-1, 1], abs=1e-6)
+    again = EmaStd(decay=0.9, eps=0.0)
+    again.load_state_dict(ema.state_dict())
+    s = scores([[0.3, 0.4]])
+    assert again(s).tolist() == ema(s).tolist() and again.state_dict() == ema.state_dict()
 
 
-def test_same_as_torch_nan_free():
-    r = torch.tensor([0.3, 0.9, 0.1, 0.4])
-    assert torch.allclose(grpo(r), (r - r.mean()) / (r.std(unbiased=True) + 1e-4))
+def test_ema_std_keeps_tasks_apart():
+    s = scores([[0, 1], [0, 10]], task=torch.tensor([0, 0, 1, 1]), task_names=["a", "b"])
+    ema = EmaStd(eps=0.0)
+    assert ema(s).tolist() == pytest.approx([-1, 1, -1, 1])
+    assert {k: round(v[0], 6) for k, v in ema.moments.items()} == {"a": 0.5, "b": 5.0}
+
+
+def test_a_settled_task_has_no_infinite_advantage():
+    ema = EmaStd()
+    assert ema(scores([[0.1] * 3])).tolist() == [0, 0, 0]
+    assert all(math.isfinite(a) for a in ema(scores([[0.1, 0.1, 0.1001]])))
+
+
+# --- what must hold for any rewards ----------------------------------------------------------------------------------
+
+REWARD = st.one_of(st.none(), st.floats(-10, 10), st.sampled_from([0.0, 1.0]))
+GROUPS = st.lists(st.lists(REWARD, min_size=1, max_size=6), min_size=1, max_size=4)
+CENTRED = ("grpo", "dr_grpo", "batch_std", "rloo", "gpg", "ema_std")
+"""Their sum over every group is 0."""
+NO_BASELINE = ("w_reinforce", "nsr", "remax", "reinforce_pp", "reinforce_pp_baseline")
+"""Equal rewards of a group may still have an advantage."""
+
+
+def rollouts(groups, draw=0):
+    """Scores with all that any function looks at."""
+    rng = random.Random(draw)
+    flat = [r for g in groups for r in g]
+    tokens = [[rng.randrange(3) for _ in range(rng.randint(1, 5))] for _ in flat]
+    return scores(groups, lengths=[len(t) for t in tokens], greedy=[0.25] * len(flat), tokens=tokens,
+                  parts={"all": flat}, part_weights={"all": 1.0})
+
+
+def values(name, s):
+    """[R] advantages; the sum over its tokens where they differ."""
+    found = ADVANTAGES[name]
+    found = found()(s) if isinstance(found, type) else found(s)
+    return found.tolist() if isinstance(found, torch.Tensor) else [float(f.sum()) for f in found]
+
+
+@settings(max_examples=8, deadline=None)
+@pytest.mark.parametrize("name", ADVANTAGES)
+@given(groups=GROUPS, seed=st.integers(0, 99))
+def test_for_any_rewards(name, groups, seed):
+    s = rollouts(groups, seed)
+    found = values(name, s)
+    assert all(math.isfinite(a) for a in found)
+    at = 0
+    for group in groups:
+        own, at = found[at:at + len(group)], at + len(group)
+        assert all(a == 0 for a, r in zip(own, group, strict=True) if r is None)
+        if name not in NO_BASELINE and len({r for r in group if r is not None}) < 2:
+            assert not any(own), "a group without preference"
+        if name in CENTRED:
+            assert abs(sum(own)) < 1e-6 * max(1, *map(abs, own)), "the sum of a group"
+    order = random.Random(seed).sample(range(len(found)), len(found))
+    order.sort(key=lambda i: int(s.group[i]))
+    moved = replace(s, rewards=s.rewards[order], lengths=s.lengths[order], tokens=[s.tokens[i] for i in order],
+                    masks=[s.masks[i] for i in order], parts={"all": s.parts["all"][order]})
+    assert values(name, moved) == pytest.approx([found[i] for i in order], rel=1e-6, abs=1e-7)
+
+
+@settings(max_examples=8, deadline=None)
+@given(groups=GROUPS, factor=st.floats(0.5, 20), shift=st.floats(-3, 3))
+def test_scale_and_shift(groups, factor, shift):
+    """Divided by a std, no factor of the rewards is seen; centred, no shift."""
+    def changed(a, b):
+        return scores([[None if r is None else a * round(r, 2) + b for r in g] for g in groups])
+    for function in (advantage.grpo, advantage.batch_std):
+        plain = function(changed(1.0, 0.0), eps=0.0)
+        assert torch.allclose(function(changed(factor, shift), eps=0.0), plain, atol=1e-6)
+    assert torch.allclose(advantage.dr_grpo(changed(factor, shift)), factor * advantage.dr_grpo(changed(1.0, 0.0)),
+                          atol=1e-6)
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10**6), size=st.integers(2, 8))
+def test_tempo_moves_credit_between_answers_but_makes_none(seed, size):
+    """Where all answers are equally long, the corrections of every token sum to 0 over the group."""
+    rng = random.Random(seed)
+    rewards = [rng.choice([0.0, 0.5, 1.0]) for _ in range(size)]
+    s = scores([rewards], tokens=[[rng.randrange(2) for _ in range(4)] for _ in rewards])
+    total = torch.stack(token_advantage.tempo(s)).sum(0)
+    assert total.abs().max() < 1e-6
+
+
+def test_a_step_without_rollouts():
+    empty = scores([], tokens=[], parts={}, greedy=[])
+    assert all(values(name, empty) == [] for name in ADVANTAGES)
+
+
+def test_an_unknown_part_is_named():
+    with pytest.raises(ValueError, match="no reward part 'iou'; there are: a"):
+        advantage.w_reinforce(scores([[1]], parts={"a": [1]}), part="iou")

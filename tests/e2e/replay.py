@@ -24,9 +24,11 @@ def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:
     """Rank r trains on groups r, r + world, ...: with two processes one has images and the other mostly text.
 
     unequal: rank 0 has all groups with media, the other those of text. balanced: these, after some have moved.
-    sharded: these, by FSDP.
+    sharded: these, by FSDP. objectives: `more` is a list of algo settings, and each has its gradient, of one model.
     """
     torch.manual_seed(0)  # fresh adapters
+    if how == "objectives":
+        return objectives(folder, out, json.loads(more))
     config = settings(folder, **json.loads(more))
     policy, encode = load(config)
     groups = mine = credited_groups(policy, encode, config)
@@ -48,6 +50,20 @@ def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:
     if dist.is_main():
         torch.save({"gradients": recorder.steps, "stats": stats, "kept": kept, "lengths": lengths, "before": before,
                     **loads}, out)
+
+
+def objectives(folder: str, out: str, algos: list[dict]) -> None:
+    """Gradient and metrics of the same rollouts under each objective."""
+    policy, encode = load(settings(folder))
+    policy.keep_reference(folder)
+    mine = credited_groups(policy, encode, settings(folder))[dist.rank()::dist.world()]
+    found = []
+    for algo in algos:
+        recorder = Whole(policy)
+        stats, _ = update(policy, recorder, mine, settings(folder, algo=algo), step=0)
+        found.append({"gradients": recorder.steps, "stats": stats})
+    if dist.is_main():
+        torch.save(found, out)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vlrl.rewards import driving
@@ -159,6 +159,8 @@ NUMBERS = st.floats(-2000, 2000)
 
 
 @settings(max_examples=50, deadline=None)
+@example([(0.0, 0.0)], [[[0.0, 0.0], [-1.4e-291, 0.0], [-1.4e-291, 1.0], [-2.3e-309, -1.0]]])
+@example([(0.0, 0.0)], [[[0.0, 0.0], [0.0, 0.0], [-1.4e-291, 0.0]], [[0.0, 0.0], [-1.4e-291, 1.0], [-2.3e-309, -1.0]]])
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=6), st.lists(st.lists(
     st.tuples(NUMBERS, NUMBERS).map(list), min_size=3, max_size=5), min_size=1, max_size=3))
 def test_any_shapes_can_be_compared(points, polygons):

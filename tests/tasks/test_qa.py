@@ -363,7 +363,7 @@ def test_parts_are_bounded(texts):
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(TEXTS, min_size=2, max_size=2))
 def test_parts_are_bounded_over_many_texts(texts):
     bounded(texts)

@@ -273,11 +273,24 @@ def test_metrics():
 def test_marks():
     task = loaded("videochat_r1_track")
     sample = task.sample_from_row(TRACK)
-    found = task.overlay(sample, task.parse(sample, parse_answer(think(RIGHT))))
-    assert [(m["at"], m["label"], m["role"]) for m in found][:2] == [([0, 0, 100, 50], "0", "target"),
-                                                                   ([20, 0, 120, 50], "0.5", "target")]
-    assert [m["label"] for m in found if m["role"] == "answer"] == ["0", "0.5", "2"] and len(found) == 6
-    assert task.overlay(sample, None)[3:] == []
+    target, answer = task.overlay(sample, task.parse(sample, parse_answer(think(RIGHT))))
+    assert target["at"][:2] == [[0, [0, 0, 100, 50]], [0.5, [20, 0, 120, 50]]] and target["role"] == "target"
+    assert [t for t, _ in answer["at"]] == [0, 0.5, 2] and (answer["kind"], answer["role"]) == ("track", "answer")
+    assert task.overlay(sample, None) == [target]
+    untimed = task.sample_from_row({**TRACK, "tracks": [{"boxes": TRACK["tracks"][0]["boxes"]}]})
+    assert [t for t, _ in task.overlay(untimed, None)[0]["at"]] == [None] * 3
+
+
+def test_marks_of_spans():
+    for recipe, text in (("span", "12 to 20"), ("videochat_r1_gqa", glue("B", "[(12, 20)]"))):
+        task = loaded(recipe)
+        sample = task.sample_from_row(ROWS[recipe])
+        found = task.overlay(sample, task.parse(sample, parse_answer(text)))
+        assert {"kind": "span", "at": [12, 20], "label": "span", "role": "answer"} in found, recipe
+        assert [m["at"] for m in found if m["role"] == "target"] == [[*s] for s in ROWS[recipe]["spans"]], recipe
+    task = loaded("onethinker")
+    typed = task.sample_from_row(TYPED)
+    assert all(m["kind"] == "span" for m in task.overlay(typed, task.parse(typed, parse_answer(think("B")))))
 
 
 PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<glue>", "</glue>", "10 to 20", "20 to 10", "[(5, 10)]", "B",

@@ -1,17 +1,18 @@
-"""`vlrl data check`, `convert` and `split`."""
+"""`vlrl data check`, `convert`, `split` and `make`; `vlrl data difficulty` is in difficulty.py."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vlrl.commands import difficulty
 from vlrl.commands.common import AsJson, emit, examples, load
+from vlrl.commands.terminal import bars
 
 if TYPE_CHECKING:
     from vlrl.tools.datacheck import Findings
@@ -35,6 +36,7 @@ Heldout = Annotated[int | None, typer.Option(help="Rows held out, e.g. 100; defa
 Force = Annotated[bool, typer.Option("--force", help="Replace what exists already.")]
 made = typer.Typer(name="make", no_args_is_help=True, help="Make data without a download.")
 app.add_typer(made)
+difficulty.register(app)
 _VALUES = 12  # values of a field that are printed
 
 
@@ -85,13 +87,14 @@ def check(
         raise typer.BadParameter("settings change a config: name one with --config")
     task = scale = None
     if settled:
+        from vlrl.mixture import one_task
         from vlrl.offline import make_task
         from vlrl.tools.pixelbudget import scale_of
 
-        task, scale = make_task(settled), scale_of(settled)
+        task, scale = one_task(make_task(settled), "vlrl data check"), scale_of(settled)
     limits = settled.limits if settled else LimitsSettings()
     own_root = root or (Path(settled.data.root) if settled and settled.data.root else None)
-    with _progress() as tell:
+    with bars() as tell:
         found = run(files, task, limits, own_root, format or (settled.data.format if settled else "auto"), media=media,
                     allow_missing=allow_missing, columns=_pairs(columns), scale=scale, tell=tell)
     if json:
@@ -130,9 +133,10 @@ def convert(
 
     task = None
     if config:
+        from vlrl.mixture import one_task
         from vlrl.offline import make_task
 
-        task = make_task(load(config, None))
+        task = one_task(make_task(load(config, None)), "vlrl data convert --config")
     count, bad = run(file, out, format, root, task, columns=_pairs(columns), keep_going=keep_going, force=force)
     if json:
         emit({"file": str(out), "rows": count, "left_out": [asdict(row) for row in bad]})
@@ -169,7 +173,7 @@ def split(
     """
     from vlrl.tools.datasplit import split_file
 
-    with _progress() as tell:
+    with bars() as tell:
         found = split_file(file, out, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, root=root,
                            format=format, force=force, tell=tell)
     if json:
@@ -214,7 +218,7 @@ def gui(
     """
     from vlrl.tools.makegui import make_gui
 
-    with _progress() as tell:
+    with bars() as tell:
         counts = make_gui(out, seed, samples, pages=pages, browser=browser, force=force, tell=tell)
     _show_made(out, counts, json)
 
@@ -239,7 +243,7 @@ def driving(
     """
     from vlrl.tools.makedriving import make_driving
 
-    with _progress() as tell:
+    with bars() as tell:
         counts = make_driving(out, seed, samples, heldout=heldout, history=history, width=width, force=force, tell=tell)
     _show_made(out, counts, json)
 
@@ -266,7 +270,7 @@ def video(
     """
     from vlrl.tools.makevideo import make_video
 
-    with _progress() as tell:
+    with bars() as tell:
         counts = make_video(out, seed, samples, heldout=heldout, real=real, size=size, fps=fps, kinds=kinds,
                             force=force, tell=tell)
     _show_made(out, counts, json)
@@ -278,25 +282,6 @@ def _show_made(out: Path, counts: dict[str, int], json: bool) -> None:
         return
     for split, count in counts.items():
         typer.echo(f"{out / f'{split}.jsonl'}: {count:,} rows")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar with the time left on standard error; nothing where that is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        tasks: dict[str, Any] = {}
-
-        def tell(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done)
-
-        yield tell
 
 
 def _show_findings(file: str, found: Findings, most: int, labels: bool) -> None:

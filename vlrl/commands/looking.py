@@ -1,4 +1,4 @@
-"""`vlrl status` and `vlrl doctor`."""
+"""`vlrl status`, `vlrl report` and `vlrl doctor`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ def register(app: typer.Typer) -> None:
         "vlrl status                                  every run under runs/, one line each",
         "vlrl status runs/quickstart --watch          until it ends",
         "vlrl status runs/quickstart --json | jq .state"))(status)
+    app.command(epilog=examples(
+        "vlrl report runs/quickstart                  writes runs/quickstart/report.html",
+        "vlrl report runs/quickstart -o /tmp/q.html --open"))(report)
     app.command(epilog=examples(
         "vlrl doctor",
         "vlrl doctor --json | jq '.findings[] | select(.verdict == \"error\")'"))(doctor)
@@ -129,7 +132,7 @@ def _evaluations(run: Status, most: int, bounds: bool = True) -> list[str]:
     lines = []
     for split, record in run.evals.items():
         metrics = [k for k, v in record.items() if f"{k}/ci95_low" in record and isinstance(v, (int, float))
-                   and not k.startswith("completion/")]
+                   and "completion/" not in k]
         words = []
         for name in metrics[:most]:
             low, high = (record.get(f"{name}/ci95_{side}") for side in ("low", "high"))
@@ -137,6 +140,30 @@ def _evaluations(run: Status, most: int, bounds: bool = True) -> list[str]:
             words.append(f"{name} {record[name]:.3f}" + (f" [{low:.3f}, {high:.3f}]" if known else ""))
         lines.append(f"{split} @ {record.get('step')}: {', '.join(words)}")
     return lines
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False,
+                                        help="A run folder, e.g. runs/quickstart; the run may still go on.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False,
+                                                help="Where to write it; report.html in the run folder if left out.")
+                      ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Write one HTML file about a run that opens offline: curves, results before and after, telling answers with their
+    pictures, settings and versions.
+
+    It holds everything itself, asks for nothing over the network and runs no script, so it can be sent or archived.
+    """
+    from vlrl.app.report import write  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
+
+    written = write(run, output)
+    typer.echo(f"{written} ({written.stat().st_size / 1e6:.1f} MB)")
+    if show:
+        import webbrowser
+
+        if not webbrowser.open(written.resolve().as_uri()):
+            typer.echo("no browser could be opened: open the file by hand", err=True)
 
 
 def doctor(

@@ -203,7 +203,7 @@ def _convention(task: Task, question: Question) -> str | None:
     """How boxes are to be written; None where the model's family is not known, which a task without boxes needs not."""
     own = question.sample.get("coordinates")
     try:
-        used = str(own or task.coordinates.convention)
+        used = str(own or task.of(question.sample).coordinates.convention)
     except TaskError:
         return None
     return {"original": "pixels of the image", "processed": "pixels of the image", "norm1000": "0 to 1000 of width and "

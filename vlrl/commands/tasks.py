@@ -131,7 +131,7 @@ def _task(name: str, config: str | None, settings: list[str] | None) -> Task:
     from vlrl.config import shipped
     from vlrl.offline import make_task
 
-    words = [f"task.name={encoder.dumps(name)}", *(settings or ())]
+    words = [f"task.name={encoder.dumps(name)}", *(settings or ())]  # of several tasks it takes the one called so
     return make_task(load(config or str(shipped("tiny.yaml")), words))
 
 

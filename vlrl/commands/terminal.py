@@ -6,9 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from vlrl.errors import DataError
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 
 def printable(text: object, most: int = 2000) -> str:
@@ -50,3 +53,33 @@ def late_bar(what: str, after: float = 2.0) -> Iterator[Callable[[int, int | Non
     finally:
         if bar.live.is_started:
             bar.stop()
+
+
+@contextmanager
+def bars(lines: bool = False, show: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+    """Gives `tell(what, done, total)`: bars with the time left on standard error, nothing with `show=False`.
+
+    Where that is no terminal nothing is shown; with `lines` a line at the start, the end and each tenth between.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from vlrl.progress import duration
+
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not (show and console.is_terminal)) as bar:
+        begun: dict[str, tuple[TaskID, int, float]] = {}
+        tenths: dict[str, int] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in begun:
+                begun[what] = bar.add_task(what, total=total, completed=done), done, time.monotonic()
+            task, first, since = begun[what]
+            bar.update(task, completed=done)
+            if lines and show and not console.is_terminal and tenths.get(what) != 10 * done // max(total, 1):
+                tenths[what] = 10 * done // max(total, 1)
+                left = (time.monotonic() - since) / (done - first) * (total - done) if done > first else None
+                console.print(f"{what} {done}/{total}  ETA {duration(left)}", markup=False, soft_wrap=True)
+
+        yield tell

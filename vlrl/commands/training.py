@@ -1,4 +1,4 @@
-"""`vlrl train`, `sft`, `eval`, `export` and `tiny`."""
+"""`vlrl train`, `sft`, `eval`, `export`, `extrapolate` and `tiny`."""
 
 from __future__ import annotations
 
@@ -47,6 +47,11 @@ EXPORT_EXAMPLES = examples(
     "vlrl export runs/quickstart -o models/quickstart",
     "vlrl export runs/lora/checkpoints/step-000050 -o models/lora --dtype bfloat16",
     "vlrl export runs/lora -o models/lora-adapter --adapter")
+EXTRAPOLATE_EXAMPLES = examples(
+    "vlrl extrapolate runs/lora/checkpoints/step-000050 runs/lora/checkpoints/step-000100 -o models/beyond",
+    "vlrl extrapolate runs/a/checkpoints/step-000100 runs/a -k 0.5 -o models/half",
+    "Then evaluate it, and keep it if it is better:",
+    "vlrl eval configs/quickstart.yaml --model models/half")
 TINY_EXAMPLES = examples(
     "vlrl tiny --out models/tiny",
     "vlrl tiny --family qwen2_5_vl --out /tmp/random --random",
@@ -62,6 +67,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=SFT_EXAMPLES)(sft)
     app.command("eval", epilog=EVAL_EXAMPLES)(evaluate)
     app.command(epilog=EXPORT_EXAMPLES)(export)
+    app.command(epilog=EXTRAPOLATE_EXAMPLES)(extrapolate)
     app.command(epilog=TINY_EXAMPLES)(tiny)
 
 
@@ -337,6 +343,29 @@ def _tell_exported(done: Exported) -> None:
         for token, before, after in zip(done.tokens, done.before, done.after, strict=True):
             typer.echo(f"{printable(token):<16}{before:>12.5f}{after:>12.5f}")
         typer.echo(f"largest difference {done.difference:.1e}; weights and prompt tokens read back are those saved")
+
+
+def extrapolate(
+    earlier: Annotated[Path, typer.Argument(metavar="A", show_default=False,
+                                            help="The earlier run folder, checkpoint or model folder.")],
+    later: Annotated[Path, typer.Argument(metavar="B", show_default=False, help="The later one, of the same model.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", show_default=False,
+                                      help="A new or empty folder, e.g. models/beyond.")],
+    k: Annotated[float, typer.Option("-k", metavar="NUMBER", help="How far beyond B, in steps from A to B.")] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Write the weights B + k (B - A): further along the way that training went from one checkpoint to another.
+
+    Full models and adapters. Config and processor are those of B. k=0 is B itself, -0.5 the average of both.
+    """
+    from vlrl.tools.extrapolate import extrapolate as write
+
+    done = write(earlier, later, out, k)
+    if as_json:
+        emit({name: str(v) if isinstance(v, Path) else v for name, v in asdict(done).items()})
+    else:
+        typer.echo(f"{done.later} + {done.k:g} * (it - {done.earlier}) -> {done.folder}: {done.moved} of "
+                   f"{done.tensors} weights differ, the two are {done.distance:.3g} apart")
 
 
 def tiny(

@@ -6,7 +6,8 @@
     def test_the_contract():
         contract.assert_ok(load("count.py:CountCircles"))
 
-Samples: unique ids, the same every time and in every process, train and held-out apart, JSON-able rows, loadable media.
+Samples: unique ids, the same every time and in every process, train and held-out apart, JSON-able rows, loadable media;
+those that a task makes with knobs too, anywhere inside their bounds.
 Scoring: never raises, stays finite and bounded and fast whatever the text; the perfect answer earns the most, in every
 coordinate convention; answers that are no answer do not pay (`contract.cheats`).
 """
@@ -42,7 +43,7 @@ class Report:
 
     task: str
     samples: int
-    """Samples of the training split that were looked at."""
+    """Training samples that were looked at, those made with knobs included."""
     findings: tuple[Finding, ...]
     cheats: tuple[CheatRow, ...]
     notes: tuple[str, ...]

@@ -20,8 +20,8 @@ from vlrl.types import Answer, Coordinates, Sample
 SLOW = 1.0
 """Seconds of CPU time that one answer may take to score."""
 _BOUND = 10.0
-_KINDS = {"box": 4, "point": 2}
-"""Numbers of a mark. A path has any number of points instead."""
+_KINDS = {"box": 4, "point": 2, "span": 2}
+"""Numbers of a mark. A path has any number of points instead, a track of pairs of seconds and box."""
 
 
 def answer_of(text: str) -> Answer:
@@ -137,13 +137,21 @@ def _numbers(value: Any, count: int) -> bool:
         isinstance(v, (int, float)) and math.isfinite(v) for v in value)
 
 
+def _is_seen(entry: Any) -> bool:
+    return (isinstance(entry, (list, tuple)) and len(entry) == 2 and _numbers(entry[1], 4)
+            and (entry[0] is None or _numbers(entry[:1], 1)))
+
+
 def _mark_problem(mark: Any) -> str | None:
-    if not isinstance(mark, Mapping) or mark.get("kind") not in (*_KINDS, "path"):
-        return f"the mark {str(mark)[:100]} needs kind 'box' or 'point', or 'path'"
+    if not isinstance(mark, Mapping) or mark.get("kind") not in (*_KINDS, "path", "track"):
+        return f"the mark {str(mark)[:100]} needs kind 'box' or 'point', 'path', 'span' or 'track'"
     at, kind = mark.get("at"), mark["kind"]
     if kind == "path":
         if not isinstance(at, (list, tuple)) or len(at) < 2 or not all(_numbers(point, 2) for point in at):
             return f"the path at {str(at)[:100]} must be a list of at least 2 points [x, y] of finite numbers"
+    elif kind == "track":
+        if not isinstance(at, (list, tuple)) or not at or not all(map(_is_seen, at)):
+            return f"the track at {str(at)[:100]} must be a list of [seconds or null, [x1, y1, x2, y2]]"
     elif not _numbers(at, _KINDS[kind]):
         return f"the {kind} at {str(at)[:100]} must be {_KINDS[kind]} finite numbers"
     if not isinstance(mark.get("label"), str) or not isinstance(mark.get("role"), str):

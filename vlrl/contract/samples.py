@@ -1,4 +1,7 @@
-"""Samples: unique, the same every time and in every process, apart between splits, storable, loadable."""
+"""Samples: unique, the same every time and in every process, apart between splits, storable, loadable.
+
+Those that a task makes with knobs (Task.generate) are checked, and scored, as those of its splits are.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import math
 import os
 import re
 import subprocess
@@ -22,9 +26,11 @@ from vlrl.contract.findings import Findings
 from vlrl.errors import ConfigError, TaskError, VlrlError
 from vlrl.plugins import FILE_MODULE
 from vlrl.settings import DataSettings, LimitsSettings
-from vlrl.task import Task, load, setting_names, task_samples
+from vlrl.task import Task, generated, load, setting_names, task_samples
 from vlrl.types import Media, Sample
 
+MADE = "made"
+"""Stands for a split whose places are (index, knobs)."""
 WIDE = 200
 """Samples of a split whose ids and content are compared."""
 _CHILD = ("import json, sys; given = json.load(sys.stdin); sys.path[:] = given['path']; "
@@ -33,7 +39,8 @@ _PLACEHOLDER = re.compile(r"(?<![\w\\])\{(\w+)\}")  # {label}, not \boxed{label}
 
 
 def check_samples(task: Task, found: Findings, count: int, processes: int) -> list[Sample]:
-    """Checks the samples of both splits; returns up to `count` of those for training, evenly spread.
+    """Checks the samples of both splits; returns up to `count` of those for training, evenly spread, and some that the
+    task makes with knobs.
 
     Raises ConfigError and DataError: what they name is the user's data, not the task's code.
     """
@@ -49,13 +56,17 @@ def check_samples(task: Task, found: Findings, count: int, processes: int) -> li
     chosen: dict[str, list[Sample]] = {}
     for split, samples in splits.items():
         chosen[split] = _taken(samples, count, found, split)
-        for sample in chosen[split]:
+    chosen[MADE] = _taken_made(task, found)
+    for samples in chosen.values():
+        for sample in samples:
             _check_sample(task, sample, found)
     with found.guard("samples", "comparing the splits"):
-        _check_apart(task, splits, found)
+        _check_apart(task, splits, chosen[MADE], found)
     if not found.found:  # else the same fault would be told again
-        _check_repeatable(task, chosen, splits, found, processes)
-    return [_sized(sample) for sample in chosen["train"]]
+        where: dict[str, Sequence[Any]] = {split: places(len(samples), len(chosen[split]))
+                                           for split, samples in splits.items()}
+        _check_repeatable(task, chosen, where | {MADE: _spots(task) if chosen[MADE] else ()}, found, processes)
+    return [_sized(sample) for sample in [*chosen["train"], *chosen[MADE]]]
 
 
 def _split(task: Task, found: Findings, split: str) -> Sequence[Sample] | None:
@@ -87,6 +98,28 @@ def _taken(samples: Sequence[Sample], count: int, found: Findings, split: str) -
             else:
                 taken.append(sample)
     return taken
+
+
+def _spots(task: Task) -> list[tuple[int, dict[str, float]]]:
+    """(index, knobs) of the samples that are made: all knobs low, half way and high, and each high alone."""
+    spots = [{name: low + share * (high - low) for name, (low, high) in task.knobs.items()} for share in (0, 0.5, 1)]
+    spots += [{**spots[0], name: float(high)} for name, (_, high) in task.knobs.items() if len(task.knobs) > 1]
+    return [(index, spot) for spot in spots for index in (0, 1)] if task.knobs else []
+
+
+def _taken_made(task: Task, found: Findings) -> list[Sample]:
+    """What a task with knobs makes at the bounds and between them; [] after a finding."""
+    for name, bounds in task.knobs.items():
+        low, high = bounds if len(bounds) == 2 else (math.nan, math.nan)
+        if not -math.inf < low < high < math.inf:
+            found.add("knobs", f"{name!r} goes from (lowest, highest) = {bounds}: give two finite numbers, the lower "
+                      "one first")
+            return []
+    taken: list[Sample] = []
+    for index, knobs in _spots(task):
+        with found.guard("knobs", f"generate({index}, {knobs})"):
+            taken.append(generated(task, index, knobs))
+    return taken if len(taken) == len(_spots(task)) else []
 
 
 # --- one sample -------------------------------------------------------------------------------------------------------
@@ -134,7 +167,7 @@ def _check_messages(task: Task, sample: Sample, found: Findings) -> None:
 # --- splits -----------------------------------------------------------------------------------------------------------
 
 
-def _check_apart(task: Task, splits: Mapping[str, Sequence[Sample]], found: Findings) -> None:
+def _check_apart(task: Task, splits: Mapping[str, Sequence[Sample]], made: Sequence[Sample], found: Findings) -> None:
     """No id twice, and no question about the same picture in both splits."""
     owner: dict[str, str] = {}
     content: dict[str, Sample] = {}
@@ -151,6 +184,12 @@ def _check_apart(task: Task, splits: Mapping[str, Sequence[Sample]], found: Find
                 found.add("leak", f"the same question about the same media is {content[key].id!r} in train: what is "
                           "held out must not be trained on", keys[key].id)
         content |= keys
+    for sample in made:
+        if sample.id in owner:
+            where = "made with other knobs or another index" if owner[sample.id] == MADE else f"in {owner[sample.id]!r}"
+            found.add("ids", f"generate gives an id that is there already, {where}: put index and knobs into it",
+                      sample.id)
+        owner[sample.id] = MADE
 
 
 def _content(task: Task, sample: Sample) -> str:
@@ -196,9 +235,8 @@ def _settings(task: Task) -> dict[str, Any]:
     return {name: vars(task)[name] for name in setting_names(type(task)) if name in vars(task)}
 
 
-def _check_repeatable(task: Task, chosen: Mapping[str, list[Sample]], splits: Mapping[str, Sequence[Sample]],
+def _check_repeatable(task: Task, chosen: Mapping[str, list[Sample]], places_of: Mapping[str, Sequence[Any]],
                       found: Findings, processes: int) -> None:
-    places_of = {split: places(len(splits[split]), len(samples)) for split, samples in chosen.items()}
     first = {split: [fingerprint(task, s) for s in samples] for split, samples in chosen.items()}
 
     def compare(other: Mapping[str, list[str]], what: str) -> bool:
@@ -211,8 +249,7 @@ def _check_repeatable(task: Task, chosen: Mapping[str, list[Sample]], splits: Ma
         return True
 
     def backwards(which: Task) -> dict[str, list[str]]:
-        return {split: [fingerprint(which, which_samples[i]) for i in reversed(at)][::-1]
-                for split, at in places_of.items() for which_samples in [task_samples(which, split)]}
+        return {split: _fingerprints(which, split, at[::-1])[::-1] for split, at in places_of.items()}
 
     with found.guard("deterministic", "a second instance"):
         if compare(backwards(task), "when asked for again, in another order") and \
@@ -222,7 +259,15 @@ def _check_repeatable(task: Task, chosen: Mapping[str, list[Sample]], splits: Ma
                     break
 
 
-def _elsewhere(task: Task, places_of: Mapping[str, list[int]], found: Findings,
+def _fingerprints(task: Task, split: str, at: Sequence[Any]) -> list[str]:
+    """Those of the samples at places of a split; of those made with (index, knobs) for MADE."""
+    if split == MADE:
+        return [fingerprint(task, generated(task, index, knobs)) for index, knobs in at]
+    samples = task_samples(task, split)
+    return [fingerprint(task, samples[i]) for i in at]
+
+
+def _elsewhere(task: Task, places_of: Mapping[str, Sequence[Any]], found: Findings,
                processes: int) -> list[dict[str, list[str]]]:
     """The fingerprints in fresh processes, each with another seed of Python's hash."""
     address = _address(type(task))
@@ -268,7 +313,6 @@ def child(given: Mapping[str, Any]) -> None:
     try:
         task = load(given["name"], given["settings"])
         task.seed, task.data = given["seed"], given["data"] and DataSettings(**given["data"])
-        print(json.dumps({split: [fingerprint(task, task_samples(task, split)[i]) for i in at]
-                          for split, at in given["places"].items()}))
+        print(json.dumps({split: _fingerprints(task, split, at) for split, at in given["places"].items()}))
     except VlrlError as error:
         sys.exit(str(error))

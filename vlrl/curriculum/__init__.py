@@ -1,110 +1,92 @@
-"""Which prompts to train on: samplers with one interface, and group filters apart from them.
-
-A sampler decides from its own state and what it observed; every process holds the same one and sees the same groups,
-so nothing needs to be sent. `next(n)` gives draws, `observe(groups)` tells how they went. A sampler that can tell what
-it will draw has `upcoming(n)` too; its prompts are made ahead.
-"""
+"""Which prompts to train on: samplers with one interface (base), and group filters apart from them (filters)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping
 
-import numpy as np
+from vlrl.algo.named import bind, parameters
+from vlrl.curriculum.bandits import DomainWeighted, Dump, Recap, Sec, Sws
+from vlrl.curriculum.base import Categories, Draw, Foreseeing, Measuring, Outcome, Probing, Prompts, Sampler, right
+from vlrl.curriculum.filters import Filters, Intake
+from vlrl.curriculum.gain import GainRL
+from vlrl.curriculum.gvm import GVM
+from vlrl.curriculum.lifecycle import Lifecycle, Limr
+from vlrl.curriculum.online import Prioritised, Replay, Rlcs
+from vlrl.curriculum.ordered import EasyToHard, Gaussian
+from vlrl.curriculum.plain import Sequential, Uniform
+from vlrl.curriculum.procedural import ALPGMM, Weakness
+from vlrl.curriculum.refocus import ADCL, HardFocus
+from vlrl.curriculum.shares import Shares
+from vlrl.curriculum.staged import Retrospective, Staged
+from vlrl.errors import ConfigError, VlrlError, did_you_mean
+from vlrl.plugins import failure, place, resolve
+from vlrl.settings import CurriculumSettings
+from vlrl.task import Task
 
-from vlrl.plugins import resolve
+__all__ = ["SAMPLERS", "Categories", "Draw", "Filters", "Foreseeing", "Intake", "Measuring", "Outcome", "Probing",
+           "Prompts", "Sampler", "Sequential", "Shares", "Uniform", "check", "make", "right"]
 
-
-@dataclass(frozen=True)
-class Draw:
-    """One visit to one sample."""
-
-    index: int
-    """Place in the training split."""
-    visit: int
-    """How often the sample was drawn before."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a draw: the rewards of its group, None = unscorable; empty = the prompt was rejected."""
-
-    draw: Draw
-    rewards: tuple[float | None, ...]
-
-
-class Sampler(Protocol):
-    def next(self, count: int) -> list[Draw]: ...
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    def metrics(self) -> dict[str, float]: ...
-
-
-@runtime_checkable
-class Foreseeing(Protocol):
-    """A sampler that knows its next draws."""
-
-    def upcoming(self, count: int) -> list[Draw]:
-        """What `next(count)` would give, if nothing observed until then changes it; draws nothing."""
-        ...
-
-
-class Sequential:
-    """In the order of the data, over and over."""
-
-    def __init__(self, size: int, seed: int):
-        self.size, self.seed, self.drawn = size, seed, 0
-
-    def next(self, count: int) -> list[Draw]:
-        draws = self.upcoming(count)
-        self.drawn += count
-        return draws
-
-    def upcoming(self, count: int) -> list[Draw]:
-        """The next `count` draws, without drawing them."""
-        return [Draw(self.order(i // self.size)[i % self.size], i // self.size)
-                for i in range(self.drawn, self.drawn + count)]
-
-    def order(self, epoch: int) -> Sequence[int]:
-        """The sample indices of an epoch."""
-        return range(self.size)
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Nothing is learned."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self.drawn}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.drawn = int(state["drawn"])
-
-    def metrics(self) -> dict[str, float]:
-        return {"curriculum/epoch": self.drawn / self.size}
+SAMPLERS = {
+    "uniform": Uniform, "sequential": Sequential,
+    "adcl": ADCL,
+    "alp_gmm": ALPGMM,
+    "domain_weighted": DomainWeighted,
+    "dump": Dump,
+    "easy_to_hard": EasyToHard,
+    "gain_rl": GainRL,
+    "gaussian": Gaussian,
+    "gvm": GVM,
+    "hard_focus": HardFocus,
+    "lifecycle": Lifecycle,
+    "limr": Limr,
+    "prioritised": Prioritised,
+    "recap": Recap,
+    "replay": Replay,
+    "retrospective": Retrospective,
+    "rlcs": Rlcs,
+    "sec": Sec,
+    "staged": Staged,
+    "sws": Sws,
+    "weakness": Weakness,
+}
 
 
-class Uniform(Sequential):
-    """Every sample once per epoch, in an order of (seed, epoch)."""
-
-    def __init__(self, size: int, seed: int):
-        super().__init__(size, seed)
-        self._epoch: tuple[int, Sequence[int]] = (-1, ())
-
-    def order(self, epoch: int) -> Sequence[int]:
-        if self._epoch[0] != epoch:
-            stream = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, 2, epoch])))
-            self._epoch = (epoch, stream.permutation(self.size).tolist())
-        return self._epoch[1]
+_METHODS = ("next", "observe", "state_dict", "load_state_dict", "metrics")
 
 
-SAMPLERS = {"uniform": Uniform, "sequential": Sequential}
+def check(settings: CurriculumSettings, task: Task) -> None:
+    """ConfigError for filters that are not known or have wrong options, and for a `curriculum.part` of no task."""
+    Filters(settings)
+    parts = [*dict.fromkeys(part for one in task.members for part in one.weights_at(0))]
+    if settings.part is not None and settings.part not in parts:
+        raise ConfigError(f"curriculum.part={settings.part!r} is no part of {task.name}."
+                          f"{did_you_mean(settings.part, parts)} Its parts: {', '.join(parts)}")
 
 
-def make(name: str, size: int, seed: int) -> Sampler:
-    """The sampler of `curriculum.name` over `size` training samples."""
-    return resolve("curriculum.name", name, SAMPLERS)(size, seed)
+def make(settings: CurriculumSettings, prompts: Prompts, shares: Mapping[str, float] | None = None) -> Sampler:
+    """The sampler of `curriculum.name` with its options; with `shares` one for each task of a mixture.
+
+    ConfigError for a name or option that is not known, and for data that lack what it needs.
+    """
+    sampler = settings.sampler
+    known = parameters(resolve("curriculum.name", sampler.name, SAMPLERS), 1)
+    for option, value in sampler.options.items():
+        if option not in known:
+            raise ConfigError(f"curriculum.{option}={value!r} is no setting, and no option of the sampler "
+                              f"'{sampler.name}'.{did_you_mean(option, [*known, *CurriculumSettings.model_fields])} "
+                              f"Its options: {', '.join(known) or 'none'}.")
+
+    def made(some: Prompts) -> Sampler:
+        try:
+            found = bind("curriculum", sampler, SAMPLERS, made_with=(some,)).function
+        except Exception as error:
+            if isinstance(error, VlrlError) or not place(error):
+                raise
+            raise ConfigError(f"curriculum.name={sampler.name!r}: {failure(error)}") from error
+        lacking = [name for name in _METHODS if not callable(getattr(found, name, None))]
+        if lacking:
+            raise ConfigError(f"curriculum.name={sampler.name!r} is no sampler: it is no class with "
+                              f"{', '.join(lacking)}. docs/curriculum.md shows one")
+        return found
+
+    return Shares(prompts, shares, made) if shares else made(prompts)

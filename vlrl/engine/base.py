@@ -9,6 +9,11 @@ from vlrl.types import Completion, Request
 
 Done = Callable[[int, list[Completion]], None]
 """Takes the number of a request and all of its completions."""
+SoFar = Callable[[], dict[tuple[int, int], str]]
+"""Gives what the answers of a batch hold so far, by (number of the request, number of the answer)."""
+Watch = Callable[[SoFar], None]
+"""Called after every token of a batch; the texts are decoded only when it asks for them. What it raises ends the
+generation."""
 
 
 class Engine(Protocol):

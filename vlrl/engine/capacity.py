@@ -119,15 +119,17 @@ def batches(requests: Sequence[Request], fits: Callable[[int, int, int, int], bo
     """Requests in batches of rollouts, in order; a large group is spread over several.
 
     A batch grows while `fits(prompts, tokens of the widest, rollouts, tokens of the longest answer)`, and has one
-    rollout at least.
+    rollout at least. An answer that goes on counts as a prompt, with what it has written.
     """
     batch: list[Job] = []
     size = prompts, widest, rows, longest = (0, 0, 0, 0)
     for i, request in enumerate(requests):
-        width, length = len(request.prompt), request.sampling.max_new_tokens
         for k in range(request.n):
+            begun = len(request.begun[k].written.tokens) if request.begun else 0
+            width, length = len(request.prompt) + begun, request.sampling.max_new_tokens - begun
             first = not batch or batch[-1][0] != i
-            size = (prompts + first, max(widest, width), rows + 1, max(longest, length))
+            more = first or bool(request.begun)
+            size = (prompts + more, max(widest, width), rows + 1, max(longest, length))
             if batch and not fits(*size):
                 yield batch
                 batch, first, size = [], True, (1, width, 1, length)

@@ -8,7 +8,7 @@ request key, index): its answer does not depend on the batch or process it ran i
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vlrl.engine.base import Done
+from vlrl.engine.base import Done, Watch
 from vlrl.engine.cache import CopiedRows, SharedRows, roomy_cache, side_by_side, spread
 from vlrl.engine.capacity import Capacity, Job, automatic, batches, chunks, cut
 from vlrl.engine.rules import Texts
@@ -55,13 +55,17 @@ class HFEngine:
         """Nothing is held."""
 
     @torch.inference_mode()  # a tenth faster than no_grad on small models; nothing of it enters a graph
-    def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """`request.n` completions per request. The model is in evaluation mode meanwhile."""
+    def generate(self, requests: Sequence[Request], done: Done | None = None,
+                 watch: Watch | None = None) -> list[list[Completion]]:
+        """`request.n` completions per request. The model is in evaluation mode meanwhile.
+
+        `watch` follows the answers while they are written, and changes none of them.
+        """
         out: list[list[Completion]] = [[] for _ in requests]
         with self.policy.evaluating(), self.policy.autocast():
             for jobs in batches(requests, lambda *size: self.capacity.fits(*size)):
                 with phase("generate"):
-                    written = self._run(requests, jobs)
+                    written = self._run(requests, jobs, watch)
                 for i, completion in written:
                     out[i].append(completion)
                 whole = [i for i, _ in jobs if len(out[i]) == requests[i].n]
@@ -70,12 +74,15 @@ class HFEngine:
                         done(i, out[i])
         return out
 
-    def _run(self, requests: Sequence[Request], jobs: Sequence[Job]) -> list[tuple[int, Completion]]:
+    def _run(self, requests: Sequence[Request], jobs: Sequence[Job],
+             watch: Watch | None = None) -> list[tuple[int, Completion]]:
         """Completions of a batch with the numbers of their requests, in order; in halves where memory is short."""
         try:
-            written = self._decode([(requests[i], rollouts) for i, rollouts in jobs])
-            owners = [i for i, rollouts in jobs for _ in rollouts]
-            return [(i, self._completion(written, row, requests[i])) for row, i in enumerate(owners)]
+            names = [(i, rollout) for i, rollouts in jobs for rollout in rollouts]
+            seen = watch and (lambda writing: watch(lambda: self._so_far(writing, names)))
+            written = self._decode([(requests[i], rollouts) for i, rollouts in jobs], seen)
+            return [(i, self._completion(written, row, requests[i], _before(requests[i], rollout)))
+                    for row, (i, rollout) in enumerate(names)]
         except torch.OutOfMemoryError as error:
             rows = sum(len(rollouts) for _, rollouts in jobs)
             if rows == 1:
@@ -86,29 +93,41 @@ class HFEngine:
         _log.warning("out of memory with %d answers side by side: from here on %d", rows, rows // 2)
         if self.policy.device.type == "cuda":
             torch.cuda.empty_cache()
-        return [pair for part in cut(jobs, rows // 2) for pair in self._run(requests, part)]
+        return [pair for part in cut(jobs, rows // 2) for pair in self._run(requests, part, watch)]
 
-    def _completion(self, written: Written, row: int, request: Request) -> Completion:
+    def _completion(self, written: Written, row: int, request: Request, before: Completion | None) -> Completion:
         n = int(written.lengths[row])
         tokens, sampled = written.tokens[row, :n], written.sampled[row, :n]
         ended = int(tokens[-1]) in self.policy.eos
         text = self._texts.decode(tokens[:-1] if ended else tokens)
         stopped = ended or any(stop in text for stop in request.sampling.stop)
+        turns = before.turns if before else ()
         return Completion(tokens=tokens, logprobs=written.logprobs[row, :n], loss_mask=sampled, text=text,
-                          finish_reason="stop" if stopped else "length", turns=(Turn(start=0, end=n),))
+                          finish_reason="stop" if stopped else "length",
+                          turns=(*turns, Turn(start=turns[-1].end if turns else 0, end=n)))
 
-    def _decode(self, work: Sequence[tuple[Request, list[int]]]) -> Written:
-        """All rollouts of a batch, a token of each at a time."""
+    def _so_far(self, writing: Writing, names: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
+        """The texts of a batch, without end tokens; a character of which bytes are missing is left out."""
+        written = writing.written()
+        rows = (row[:n] for row, n in zip(written.tokens.tolist(), written.lengths.tolist(), strict=True))
+        ended = [row[:-1] if row and row[-1] in self.policy.eos else row for row in rows]
+        return {name: self._texts.decode(row).rstrip("\ufffd") for name, row in zip(names, ended, strict=True)}
+
+    def _decode(self, work: Sequence[tuple[Request, list[int]]],
+                seen: Callable[[Writing], None] | None = None) -> Written:
+        """All rollouts of a batch, a token of each at a time; `seen` is called after each."""
         sampling = [request.sampling for request, rows in work for _ in rows]
         longest = max(s.max_new_tokens for s in sampling)
         draws = np.stack([self._draws(request, i, longest) for request, rows in work for i in rows])
-        writing = Writing(sampling, draws, self._texts)
+        writing = Writing(sampling, draws, self._texts, [_before(request, i) for request, rows in work for i in rows])
         with phase("prefill"):
             logits, held, position = self._begin(work)
         rows = torch.arange(len(sampling), device=self.policy.device)
         live = torch.ones_like(rows, dtype=torch.bool)
-        for t in range(longest):
-            token, live = writing.write(t, rows, live, logits)
+        for _ in range(writing.steps):
+            token, live = writing.write(rows, live, logits)
+            if seen:
+                seen(writing)
             alive = int(live.sum())
             if not alive:
                 break
@@ -123,10 +142,18 @@ class HFEngine:
     def _begin(self, work: Sequence[tuple[Request, list[int]]]
                ) -> tuple[torch.Tensor, CopiedRows | SharedRows, torch.Tensor]:
         """Logits [R, V] of each row's first token, its cache, and its position [R]."""
-        logits, cache, mask, position = self._prefill_all([request.prompt for request, _ in work])
-        owner = torch.tensor([p for p, (_, rows) in enumerate(work) for _ in rows], device=self.policy.device)
-        held = spread(cache, mask, owner, self._text_config, self.policy.family.shared)
-        return logits[owner], held, position[owner]
+        prompts: list[Prompt] = []
+        owner: list[int] = []
+        for request, rows in work:
+            if not request.begun:
+                prompts.append(request.prompt)
+            for i in rows:
+                if request.begun:  # what an answer wrote before is read as part of a prompt of its own
+                    prompts.append(request.prompt.followed_by(request.begun[i].written.tokens))
+                owner.append(len(prompts) - 1)
+        logits, cache, mask, position = self._prefill_all(prompts)
+        of = torch.tensor(owner, device=self.policy.device)
+        return logits[of], spread(cache, mask, of, self._text_config, self.policy.family.shared), position[of]
 
     def _next(self, token: torch.Tensor, position: torch.Tensor, held: CopiedRows | SharedRows) -> torch.Tensor:
         """Logits [R, V] after one more token [R] of every row: all that a decoding step asks of the model.
@@ -176,5 +203,11 @@ class HFEngine:
 
     def _draws(self, request: Request, index: int, count: int) -> np.ndarray:
         """[count] uniform numbers of one rollout's own stream; a longer call begins with those of a shorter one."""
-        stream = np.random.SeedSequence([self.seed, *request.key, index])
+        place = request.begun[index].index if request.begun else index
+        stream = np.random.SeedSequence([self.seed, *request.key, place])
         return np.random.Generator(np.random.Philox(stream)).random(count, dtype=np.float32)
+
+
+def _before(request: Request, rollout: int) -> Completion | None:
+    """What a rollout of a request has written before."""
+    return request.begun[rollout].written if request.begun else None

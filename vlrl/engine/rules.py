@@ -68,42 +68,54 @@ def _completes(piece: str, stop: str) -> bool:
 
 
 class Rules:
-    """The rules of one batch of R rows. A row's t-th token is written at step t of the batch."""
+    """The rules of one batch of R rows, whose `tokens` [R, N] hold the first `begun` [R] of each row."""
 
-    def __init__(self, sampling: Sequence[Sampling], longest: int, texts: Texts):
+    def __init__(self, sampling: Sequence[Sampling], tokens: torch.Tensor, begun: torch.Tensor, texts: Texts):
         self._sampling, self._texts = sampling, texts
         stops = tuple(dict.fromkeys(stop for s in sampling for stop in s.stop))
         self._may_end = texts.ending(stops) if stops else None
         self._tail = max((len(stop.encode()) for stop in stops), default=0) + 4  # a token has at least one byte
-        self._budgets = {s.thinking_budget for s in sampling}
-        self.forced = torch.full((len(sampling), longest), -1, device=texts.device)
-        """[R, longest] ids that are not sampled; -1 elsewhere."""
-        self._until = 0
+        never = tokens.shape[1]
+        self._budgets = any(s.thinking_budget is not None for s in sampling)
+        self._budget = torch.tensor([never if s.thinking_budget is None else s.thinking_budget for s in sampling],
+                                    device=texts.device)
+        self.forced = torch.full(tokens.shape, -1, device=texts.device)
+        """[R, N] ids that are not sampled; -1 elsewhere."""
+        self._end = torch.zeros_like(self._budget)
+        """[R] place behind the last forced id; 0 without any."""
+        for row in (self._budget < begun).nonzero()[:, 0].tolist():
+            self._close(row, tokens)
 
     @classmethod
-    def of(cls, sampling: Sequence[Sampling], longest: int, texts: Texts) -> Rules | None:
+    def of(cls, sampling: Sequence[Sampling], tokens: torch.Tensor, begun: torch.Tensor, texts: Texts) -> Rules | None:
         """The rules of a batch; None when it has none."""
         needed = any(s.stop or s.thinking_budget is not None for s in sampling)
-        return cls(sampling, longest, texts) if needed else None
+        return cls(sampling, tokens, begun, texts) if needed else None
 
-    def next(self, t: int, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
-        """[rows] ids forced at step t, -1 where the row is free; None when all are. tokens [R, longest]."""
-        if t in self._budgets:
-            for row in rows[live].tolist():
-                sampling = self._sampling[row]
-                if sampling.thinking_budget == t and CLOSING not in self._texts.decode(tokens[row, :t].tolist()):
-                    room = self.forced[row, t:]
-                    ids = self._texts.ids(sampling.thinking_end)[:len(room)]
-                    room[:len(ids)] = ids
-                    self._until = max(self._until, t + len(ids))
-        return self.forced[rows, t] if t < self._until else None
+    def next(self, t: torch.Tensor, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor
+             ) -> torch.Tensor | None:
+        """[rows] ids forced as the t-th tokens [rows], -1 where the row is free; None when all are. tokens [R, N]."""
+        if not self._budgets:
+            return None
+        for row in rows[live & (self._budget[rows] == t)].tolist():
+            self._close(row, tokens)
+        return self.forced[rows, t] if bool((t < self._end[rows]).any()) else None
 
-    def stopped(self, t: int, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """[rows] bool: the t-th token completed a stop string."""
+    def _close(self, row: int, tokens: torch.Tensor) -> None:
+        """Forces the end of thinking where a row has reached its budget without it."""
+        t = int(self._budget[row])
+        if CLOSING not in self._texts.decode(tokens[row, :t].tolist()):
+            room = self.forced[row, t:]
+            ids = self._texts.ids(self._sampling[row].thinking_end)[:len(room)]
+            room[:len(ids)] = ids
+            self._end[row] = t + len(ids)
+
+    def stopped(self, t: torch.Tensor, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """[rows] bool: the t-th token of the row completed a stop string."""
         out = torch.zeros_like(live)
         if self._may_end is not None:
             maybe = (live & self._may_end[tokens[rows, t]]).nonzero()[:, 0]
-            for place, row in zip(maybe.tolist(), rows[maybe].tolist(), strict=True):
-                text = self._texts.decode(tokens[row, max(0, t + 1 - self._tail):t + 1].tolist())
+            for place, row, last in zip(maybe.tolist(), rows[maybe].tolist(), t[maybe].tolist(), strict=True):
+                text = self._texts.decode(tokens[row, max(0, last + 1 - self._tail):last + 1].tolist())
                 out[place] = any(stop in text for stop in self._sampling[row].stop)
         return out

@@ -23,7 +23,9 @@ class ScriptedEngine:
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
         out = []
         for number, r in enumerate(requests):
-            out.append([self._completion(self.script(r.prompt, i), r.sampling.max_new_tokens) for i in range(r.n)])
+            written = [(b.index, b.written.turns) for b in r.begun] or [(i, ()) for i in range(r.n)]
+            out.append([self._completion(self.script(r.prompt, i), r.sampling.max_new_tokens, turns)
+                        for i, turns in written])
             if done and number < len(requests) - 1:
                 done(number, out[-1])
         return out
@@ -32,9 +34,9 @@ class ScriptedEngine:
         pass
 
     @staticmethod
-    def _completion(text: str, most: int) -> Completion:
+    def _completion(text: str, most: int, turns: tuple[Turn, ...]) -> Completion:
         tokens = np.frombuffer(text.encode()[:most], dtype=np.uint8).astype(np.int64)
         return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32),
                           loss_mask=np.ones(len(tokens), bool), text=text,
                           finish_reason="length" if len(text.encode()) > most else "stop",
-                          turns=(Turn(start=0, end=len(tokens)),))
+                          turns=(*turns, Turn(start=turns[-1].end if turns else 0, end=len(tokens))))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vlrl.engine.rules import Rules, Texts
-from vlrl.types import Sampling
+from vlrl.types import Completion, Sampling
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,27 +27,38 @@ class Written:
 
 
 class Writing:
-    """R answers; the t-th token of each is written at step t. draws [R, N] are uniform in [0, 1)."""
+    """R answers; each has a token more after every step. draws [R, N] are uniform in [0, 1), one for each token.
 
-    def __init__(self, sampling: Sequence[Sampling], draws: np.ndarray, texts: Texts):
+    `begun` [R] is what a row wrote before, None for nothing; it goes on from there.
+    """
+
+    def __init__(self, sampling: Sequence[Sampling], draws: np.ndarray, texts: Texts,
+                 begun: Sequence[Completion | None]):
         self._texts, device = texts, texts.device
-        self._rules = Rules.of(sampling, draws.shape[1], texts)
         self._limit = torch.tensor([s.max_new_tokens for s in sampling], device=device)
         self._heat = torch.tensor([s.temperature for s in sampling], device=device)
         self._draws = torch.from_numpy(draws).to(device)
         self._tokens = torch.zeros(draws.shape, dtype=torch.long, device=device)
         self._logprobs = torch.zeros(draws.shape, device=device)
-        self._length = torch.zeros(len(draws), dtype=torch.long, device=device)
+        for row, before in enumerate(begun):
+            if before is not None:
+                n = len(before.tokens)
+                self._tokens[row, :n] = torch.from_numpy(before.tokens).to(device)
+                self._logprobs[row, :n] = torch.from_numpy(before.logprobs).to(device)
+        self._length = torch.tensor([0 if b is None else len(b.tokens) for b in begun], device=device)
+        self._last = draws.shape[1] - 1
+        self.steps = int((self._limit - self._length).max())
+        """Most steps until every row has reached its limit."""
+        self._rules = Rules.of(sampling, self._tokens, self._length, texts)
 
-    def write(self, t: int, rows: torch.Tensor, live: torch.Tensor, logits: torch.Tensor
-              ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The t-th token of each row by its logits [rows, V], and which rows go on; only `live` ones are noted."""
-        rules = self._rules
+    def write(self, rows: torch.Tensor, live: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next token of each row by its logits [rows, V], and which rows go on; only `live` ones are noted."""
+        rules, t = self._rules, self._length[rows].clamp(max=self._last)
         forced = rules.next(t, rows, live, self._tokens) if rules else None
         token, logprob = pick(logits, self._heat[rows], self._draws[rows, t], self._texts.banned, forced)
-        writers = rows[live]
-        self._tokens[writers, t], self._logprobs[writers, t] = token[live], logprob[live]
-        self._length[writers] = t + 1
+        writers, places = rows[live], t[live]
+        self._tokens[writers, places], self._logprobs[writers, places] = token[live], logprob[live]
+        self._length[writers] = places + 1
         live = live & ~torch.isin(token, self._texts.eos) & (self._limit[rows] > t + 1)
         return token, live & ~rules.stopped(t, rows, live, self._tokens) if rules else live
 

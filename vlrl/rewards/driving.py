@@ -159,6 +159,7 @@ def footprints(points: Points, size: Sequence[float], times: np.ndarray) -> np.n
     return _boxes(places[1:], _headings(moved), size)
 
 
+@np.errstate(all="ignore")  # numbers near zero underflow inside GEOS
 def collides(vehicle: np.ndarray, obstacles: Sequence[Mapping[str, Any]], times: np.ndarray) -> bool:
     """Whether footprints [times] touch an obstacle where that is at the same times.
 
@@ -170,6 +171,7 @@ def collides(vehicle: np.ndarray, obstacles: Sequence[Mapping[str, Any]], times:
     return any(bool(shapely.intersects(vehicle, _moving(obstacle, times)).any()) for obstacle in obstacles)
 
 
+@np.errstate(all="ignore")
 def leaves(vehicle: np.ndarray, drivable: Sequence[Points]) -> bool:
     """Whether any of the footprints lies outside of all polygons together by more than a hundredth of its area."""
     import shapely

@@ -59,9 +59,10 @@ def _configs() -> dict[str, list[str]]:
     used: dict[str, list[str]] = {}
     for path in config.shipped_configs():
         try:
-            name = config.load(path).task.name
+            names = [entry.name for entry in config.load(path).each_task]
         except ConfigError:  # a base without a task, such as tiny.yaml
             continue
         folder = next(p for p in path.parents if p.name == "configs")
-        used.setdefault(name, []).append(f"configs/{path.relative_to(folder).as_posix()}")
+        for name in names:
+            used.setdefault(name, []).append(f"configs/{path.relative_to(folder).as_posix()}")
     return used

@@ -18,11 +18,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from vlrl.settings_base import Named
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 COMMAND = "python -m vlrl.tools.docs"
 MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/settings.py or the task instead. -->\n"
 
-_PLAIN = {bool: "true or false", int: "whole number", float: "number", str: "text", Any: "any value", NoneType: "null"}
+_PLAIN = {bool: "true or false", int: "whole number", float: "number", str: "text", Any: "any value", NoneType: "null",
+          Named: "name, or mapping of name and options"}
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _HUGE = 2**63
 """The bounds of a 64-bit integer, which nobody needs to read."""
@@ -32,7 +35,7 @@ def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, st
     """(name, type in words, default, description) of every setting of a model, nested ones included, in order."""
     for name, info in model.model_fields.items():
         kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not Named:
             yield from describe(kind, f"{prefix}{name}.")
         else:
             default = info.get_default(call_default_factory=True)
@@ -55,6 +58,8 @@ def spell(kind: Any, bounds: Sequence[Any] = ()) -> str:
         return f"list of {count}{', '.join(each)}".replace("of one of", "of")
     if origin in (dict, Mapping):
         return f"mapping of {spell(args[0])} to {spell(args[1])}".replace("of one of", "of")
+    if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in _PLAIN:
+        return "mapping"
     return " ".join([_PLAIN.get(kind, getattr(kind, "__name__", str(kind))), *_bounds(bounds)])
 
 
@@ -68,6 +73,8 @@ def shown(value: Any) -> str:
     """A default as one would write it in a config file."""
     if value is None:
         return "null"
+    if isinstance(value, Named):
+        return shown(value.model_dump())
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):

@@ -17,17 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from vlrl import checkpoint, coordinates, curriculum, loading, media, packing
+from vlrl import checkpoint, curriculum, loading, media, packing
 from vlrl import config as configs
 from vlrl.algo.advantage import ADVANTAGES
-from vlrl.algo.loss import LOSSES
+from vlrl.algo.algorithm import Algorithm
+from vlrl.algo.named import bind
+from vlrl.algo.objective import Objective
+from vlrl.answering import make_group
 from vlrl.assemble import check_trackers
 from vlrl.encode import Encoder, PromptTooLong
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
-from vlrl.offline import make_task
-from vlrl.plugins import failure, prints_aside, resolve
+from vlrl.offline import make_task, settle_coordinates
+from vlrl.plugins import failure, prints_aside
 from vlrl.rewards.text import parse_answer
-from vlrl.rollout import make_group
 from vlrl.scoring import Scored, score_group
 from vlrl.settings import Config
 from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
@@ -158,12 +160,15 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
 
     `tell(what)` is called as the work proceeds. Raises ConfigError only where no task can be had at all.
     """
-    found = DryRun(run="", task=config.task.name, model=config.model.name)
+    found = DryRun(run="", task=config.task_name, model=config.model.name)
     task = make_task(config)
-    for named in (lambda: resolve("algo.advantage", config.algo.advantage, ADVANTAGES),
-                  lambda: resolve("algo.loss", config.algo.loss, LOSSES), lambda: check_trackers(config)):
+    for named in (lambda: bind("algo.advantage", config.algo.advantage, ADVANTAGES),
+                  lambda: Objective.of(config.algo), lambda: check_trackers(config)):
         with found.noting():
             named()
+    if not found.problems:
+        with found.noting():
+            Algorithm(config)
     with found.noting():
         found.run = _run_state(config)
     tell("reading the data")
@@ -175,8 +180,10 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
     train = splits.get("train", ())
     if train:
         tell("encoding prompts")
-        with found.noting(), _task_code(task):
-            found.sample = _show(config, task, train[0], encode)
+        for i in range(len(task.members)):  # a mixture begins with a sample of each task
+            with found.noting(), _task_code(task.of(train[i])):
+                shown = _show(config, task.of(train[i]), train[i], encode)
+                found.sample = found.sample or shown
         if encode:
             with found.noting(), _task_code(task):
                 _measure(config, task, train, encode, samples, found)
@@ -226,9 +233,13 @@ def _splits(config: Config, task: Task, found: DryRun) -> dict[str, Sequence[Sam
                 raise ConfigError(f"task '{task.name}' has no samples in split '{name}'")
             out[name] = samples
             found.splits.append(Split(name=name, samples=len(samples), first=samples[0].id))
+    with found.noting():
+        curriculum.check(config.curriculum, task)
     if "train" in out:
         with found.noting():
-            curriculum.make(config.curriculum.name, len(out["train"]), config.seed)
+            curriculum.make(config.curriculum, curriculum.Prompts.of(
+                out["train"], config.seed, config.data.difficulty, config.rollout, task.knobs),
+                            config.shares)
     return out
 
 
@@ -252,8 +263,7 @@ def _open_model(config: Config, task: Task, found: DryRun) -> tuple[Any, Encoder
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     found.parameters = trained, sum(p.numel() for p in model.parameters())
-    if config.task.coordinates == "auto":
-        task.coordinates = coordinates.make(family.coordinates)
+    settle_coordinates(task, config, family.coordinates)
     processor = loading.load_processor(config.model, family)
     return base, Encoder(processor, family, lambda ids, types, mm: family.positions(base, ids, types, mm), config)
 

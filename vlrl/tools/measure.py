@@ -9,19 +9,23 @@ The path is that of a run's own evaluations, so a checkpoint gives the numbers t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import transformers
 
-from vlrl import checkpoint, coordinates, loading, policy
+from vlrl import checkpoint, loading, policy
 from vlrl.assemble import make_accelerator, make_engine, make_reference, seed_everything
 from vlrl.encode import Encoder
+from vlrl.engine.base import Engine
 from vlrl.evaluate import evaluate
-from vlrl.offline import make_task
+from vlrl.offline import make_task, settle_coordinates
 from vlrl.prefetch import Prefetcher
+from vlrl.reference import Reference
 from vlrl.settings import Config, LoraSettings
+from vlrl.task import Task
 from vlrl.types import Group
 
 
@@ -81,22 +85,38 @@ def _instead(config: Config, name: str) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update=changes)})
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ready:
+    """What answers and scores, apart from any run."""
+
+    config: Config
+    task: Task
+    prefetch: Prefetcher
+    engine: Engine
+    reference: Reference | None = None
+
+
 def measure(config: Config, chosen: Chosen, tell: Callable[[str, int, int], None] | None = None) -> Iterator[Result]:
     """Evaluates the chosen model on each of `eval.splits` with the sampling of `eval.*`; see evaluate.evaluate."""
-    settings = chosen.config.model_copy(update={"eval": config.eval, "log": config.log.model_copy(
-        update={"trackers": ()})})
+    with ready(chosen.config.model_copy(update={"eval": config.eval}), chosen) as r:
+        for split in r.config.eval.splits:
+            record, groups = evaluate(r.task, r.prefetch, r.engine, r.config, split, chosen.step, tell, r.reference)
+            yield Result(record=record, groups=groups)
+
+
+@contextmanager
+def ready(config: Config, chosen: Chosen) -> Iterator[Ready]:
+    """The chosen model, loaded with the settings `config`, and the config's task."""
+    settings = config.model_copy(update={"log": config.log.model_copy(update={"trackers": ()})})
     accelerator = make_accelerator(settings)
     transformers.logging.disable_progress_bar()
     seed_everything(settings.seed)
     task = make_task(settings)
     model = policy.load(settings, accelerator, chosen.checkpoint)
-    if settings.task.coordinates == "auto":
-        task.coordinates = coordinates.make(model.family.coordinates)
+    settle_coordinates(task, settings, model.family.coordinates)
     encode = Encoder(model.processor, model.family, model.positions, settings)
     engine = make_engine(settings, model)
     engine.sync(model, chosen.step)
     reference = make_reference(settings, task, model)
     with Prefetcher(encode, task, settings.data.workers) as prefetch:
-        for split in settings.eval.splits:
-            record, groups = evaluate(task, prefetch, engine, settings, split, chosen.step, tell, reference)
-            yield Result(record=record, groups=groups)
+        yield Ready(config=settings, task=task, prefetch=prefetch, engine=engine, reference=reference)

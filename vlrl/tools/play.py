@@ -82,7 +82,7 @@ def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Que
 
     A person answers in pixels of the picture as it is, so without a row's own `processed_size` it is the original one.
     """
-    sample = replace(sample, prompt=sample.prompt or task.templates[0])
+    sample = replace(sample, prompt=sample.prompt or task.of(sample).templates[0])
     shown = tuple(_shown(m, limits, folder / f"{i}.png") for i, m in enumerate(sample.media))
     size = next((s.size for s in shown if s.size), None)
     if size:

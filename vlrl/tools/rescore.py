@@ -28,8 +28,8 @@ from vlrl.store import RunFolder
 from vlrl.task import Task, fill
 from vlrl.types import Answer, Parts, Sample
 
-_COLUMNS = ("group_id", "sample_id", "index", "step", "prompt", "completion", "token_ids", "parts", "reward", "sample",
-            "truncated", "error", "variant", "advantage")
+_COLUMNS = ("group_id", "sample_id", "task", "index", "step", "prompt", "completion", "token_ids", "parts", "reward",
+            "sample", "truncated", "error", "variant", "advantage")
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,7 @@ def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> Rescored:
     aside = [row for row in rows if row["variant"] and row["advantage"] is None]
     rows = [row for row in rows if not (row["variant"] and row["advantage"] is None)]
     first = rows[0]
+    task = task.of(Sample(id=first["sample_id"] or "", task=first["task"] or ""))
     sample, known = _sample(task, first)
     answers = [_answer(row) for row in rows]
     others: dict[str, list[Answer]] = {}

@@ -4,8 +4,9 @@
      "step": 0, "variants": {"shuffled": ["text"]}}
     {"rewards": [{"parts": {...}, "reward": 1.0, "parsed": ..., "error": null}], "weights": {...}, "skipped": []}
 
-`step` and `variants` may be left out. The completions of a row are one group. `variants` holds answers that were drawn
-with other media, by the name of their Variant: `score_group` is given them, and each gets the parts of `score`.
+`step` and `variants` may be left out. With a config of several tasks a row has "task" too, the label of its own. The
+completions of a row are one group. `variants` holds answers that were drawn with other media, by the name of their
+Variant: `score_group` is given them, and each gets the parts of `score`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from vlrl.store import plain
 from vlrl.task import Task
 from vlrl.types import Answer, Coordinates, Sample
 
-_KEYS = ("sample", "completions", "step", "variants")
+_KEYS = ("sample", "completions", "step", "variants", "task")
 _COMPLETION_KEYS = ("text", "n_tokens", "truncated")
 
 
@@ -63,7 +64,8 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path) -> dict[str, Any]:
     sample_row = row.get("sample")
     if not isinstance(sample_row, dict):
         raise DataError(f"sample={_short(sample_row)} must be an object, the data row")
-    sample = sample_from(task, sample_row, root)
+    task, label = _task(task, row)
+    sample = replace(sample_from(task, sample_row, root), task=label)
     with _watched(task, sample):
         services = Services(others)
         task, skipped = without_absent(task, sample, answers, services)
@@ -73,6 +75,17 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path) -> dict[str, Any]:
             found["variants"] = {name: _rewards(score_alone(task, sample, group, step))
                                  for name, group in others.items()}
     return found
+
+
+def _task(task: Task, row: Mapping[str, Any]) -> tuple[Task, str]:
+    """The task of a row and its label; of a config with one task that, and "" as label."""
+    label = row.get("task")
+    if not task.labels:
+        return task, ""
+    if not isinstance(label, str):
+        raise DataError(f"the row has no 'task', and this config has several: write \"task\": {task.labels[0]!r} or "
+                        f"another of {', '.join(task.labels)}, or take one alone with task={task.labels[0]}")
+    return task.of(Sample(id=str(row["sample"].get("id", ""))[:100], task=label)), label
 
 
 def to_json(value: Any) -> str:

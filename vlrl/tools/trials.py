@@ -141,11 +141,12 @@ def batch_shapes() -> str:
     """Whether answers depend on how many are written side by side: the last bits of the logits do, and may tip a draw.
     """
     from vlrl import offline, policy
+    from vlrl.answering import sampling_of
     from vlrl.assemble import make_accelerator
     from vlrl.config import load
     from vlrl.encode import Encoder
     from vlrl.engine.compare import compare
-    from vlrl.rollout import first_samples, sampling_of
+    from vlrl.rollout import first_samples
     from vlrl.types import Request
 
     words = ("model.dtype=float32", "task.count=4", "rollout.max_new_tokens=24", "log.trackers=[]")

@@ -1,0 +1,287 @@
+"""What the playground asks: a task's samples, or an upload with a question; and the settings to ask it with. No torch.
+
+Of a run's config only what asks and scores is used. It may name code of its own, and data outside of RUNS_DIR and the
+current folder, only for `Tasks(..., trust=True)`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vlrl import media, offline
+from vlrl.combine import COMBINE
+from vlrl.config import validate
+from vlrl.data import SPLITS
+from vlrl.settings import Config
+from vlrl.store import plain
+from vlrl.task import Task, builtin_names, load_class, task_messages, task_samples, task_target
+from vlrl.types import LoadedMedia, Media, Sample
+from vlrl.video import VideoSampling
+
+from . import AppError
+from .library import Library
+
+__all__ = ["IMAGES", "MOST_ANSWERS", "MOST_TOKENS", "SPLITS", "VIDEOS", "Ask", "Shown", "Tasks", "run_of"]
+MOST_ANSWERS, MOST_TOKENS, MOST_QUESTION = 64, 8192, 20_000
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
+VIDEOS = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v")
+"""Suffixes of uploads."""
+_MODEL = ("dtype", "max_pixels", "min_pixels", "video_fps", "video_min_frames", "video_max_frames", "video_max_pixels",
+          "video_min_pixels", "video_total_pixels")
+_DATA = ("train", "heldout", "root", "format", "seed", "quarantine")
+_WORDS = ("prompt", "prompts", "system", "name", "combine")
+"""Task settings in which a colon names no code, or that are looked at one by one."""
+_KEPT = 3
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked of which model. Raises AppError for a number out of range."""
+
+    model: str
+    """An entry of `models.listed`, a folder or a name."""
+    task: str
+    """"run:<id>" for the task of a run, or a task's name."""
+    split: str = "heldout"
+    sample: str = "#0"
+    """A sample's id, or # and its place in the split."""
+    upload: Path | None = None
+    """An image or video that is asked about instead ..."""
+    question: str = ""
+    """... in these words."""
+    answers: int = 4
+    temperature: float = 1.0
+    """0 = greedy: one answer is drawn, for all would be the same."""
+    max_new_tokens: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (("answers", self.answers, 1, MOST_ANSWERS), ("seed", self.seed, 0, 2**32 - 1),
+                                         ("temperature", self.temperature, 0, 10),
+                                         ("most new tokens", self.max_new_tokens, 1, MOST_TOKENS)):
+            if not least <= value <= most:
+                raise AppError(f"{name} = {value}: give a number from {least} to {most:,}")
+        if self.upload and not 0 < len(self.question.strip()) <= MOST_QUESTION:
+            raise AppError(f"An upload needs a question, of at most {MOST_QUESTION:,} characters.")
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A sample before it is asked."""
+
+    place: int
+    count: int
+    """Samples of the split."""
+    sample: Sample
+    question: str
+    media: tuple[LoadedMedia, ...]
+    target: Any
+
+
+class Tasks:
+    """The tasks of a library's runs and the built-in ones. Not safe for two threads at once: a task's code is not."""
+
+    def __init__(self, library: Library, trust: bool = False):
+        self.library, self.trust = library, trust
+        self._made: dict[str, tuple[Task, dict[str, Sequence[Sample]]]] = {}
+
+    def listed(self) -> list[tuple[str, str]]:
+        """(label, value) of the tasks of runs, of equal ones the newest, and of the built-in ones."""
+        found: dict[str, tuple[str, str]] = {}
+        for run in self.library.runs():
+            tree = self.tree(run.id)
+            if tasks := tasks_of(tree):
+                same = json.dumps(plain([tasks, _some(tree, "data", _DATA)]), sort_keys=True)
+                found.setdefault(same, (f"{title_of(tasks)}, as in run {run.id}", f"run:{run.id}"))
+        return [*found.values(), *((f"{name}, by its defaults", name) for name in builtin_names())]
+
+    def tree(self, run: str) -> dict[str, Any]:
+        """The settings of a run as nested dictionaries; {} when they cannot be read."""
+        tree: dict[str, Any] = {}
+        for name, value in self.library.settings(run).items():
+            *path, last = name.split(".")
+            place = tree
+            for part in path:
+                place = place.setdefault(part, {})
+                if not isinstance(place, dict):
+                    return {}
+            place[last] = value
+        if isinstance(tree.get("task"), str):
+            tree["task"] = {"name": tree["task"]}
+        return tree
+
+    def usual(self, ask_task: str, model_run: str | None) -> tuple[int, float]:
+        """Most new tokens and temperature of the run that the task, or else the model, comes from."""
+        run = run_of(ask_task) or model_run
+        given = _some(self.tree(run), "rollout", ("max_new_tokens", "temperature")) if run else {}
+        tokens, heat = given.get("max_new_tokens", 64), given.get("temperature", 1.0)
+        return (tokens if isinstance(tokens, int) and 0 < tokens <= MOST_TOKENS else 64,
+                heat if isinstance(heat, (int, float)) and 0 <= heat <= 10 else 1.0)
+
+    def config(self, ask: Ask, name: str, model_run: str | None = None) -> Config:
+        """The settings to ask and score with: of the task's run, the model's run, or the defaults. Nothing learns.
+
+        `name` is what model.name shall be. Raises AppError when they name code or data that is not to be trusted,
+        ConfigError when they are wrong.
+        """
+        run = run_of(ask.task)
+        if not (run or ask.task in builtin_names() or self.trust):
+            raise AppError(f"Task {ask.task[:200]!r}: choose one of the list; a task from a file or module is loaded "
+                           "only when the app was started with --trust-tasks.")
+        tree = self.tree(run) if run else {}
+        tasks = tasks_of(tree) if run else [_builtin(ask.task)]
+        if not tasks:
+            raise AppError(f"Run {run!r} names no task in its config.yaml: choose another task.")
+        for task in tasks:
+            own = {k: v for k, v in task.items() if k != "data"}
+            self._check_trust(run, own, {**_some(tree, "data", _DATA), **_some(task, "data", _DATA)})
+        own = self.tree(model_run) if model_run else tree
+        rollout = {**_some(tree or own, "rollout", ("stop", "thinking_budget", "thinking_end")),
+                   "prompts_per_step": 1, "group_size": max(2, ask.answers), "max_new_tokens": ask.max_new_tokens}
+        budget = rollout.get("thinking_budget")
+        if isinstance(budget, int) and budget >= ask.max_new_tokens:
+            rollout["thinking_budget"] = None
+        config = validate({
+            **({"tasks": tasks} if "label" in tasks[0] else {"task": tasks[0]}),
+            "data": {**_some(tree, "data", _DATA), "workers": 0},
+            "model": {**_some(own, "model", _MODEL), "name": name}, "rollout": rollout,
+            "engine": _some(own, "engine", ("batch_rollouts", "prefill_tokens")),
+            "limits": _some(own, "limits", ("prompt_tokens",)), "eval": {"samples": 1}})
+        return config.model_copy(update={"model": config.model.model_copy(update={"train": ()})})
+
+    def _check_trust(self, run: str | None, task: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+        """Raises AppError when a run's config names code, or data outside of RUNS_DIR and the current folder."""
+        if self.trust or run is None:
+            return
+        way = "Start the app with --trust-tasks if you trust this run."
+        if code := own_code(task):
+            raise AppError(f"Run {run!r} names code of its own ({code[:200]}), which the inspector does not run. {way}")
+        homes = (self.library.root, Path.cwd().resolve())
+        for key in ("train", "heldout", "root"):
+            given = str(data.get(key) or "")
+            if given and not any(Path(given).resolve().is_relative_to(home) for home in homes):
+                raise AppError(f"Run {run!r} reads data.{key}={given[:200]!r}, which lies neither in the folder of "
+                               f"runs nor in the current one, so the inspector does not open it. {way}")
+
+    def find(self, config: Config, ask: Ask) -> tuple[Task, int, Sequence[Sample]]:
+        """The task of a config, the place of the wanted sample in its split, and the split.
+
+        Raises AppError for a sample that is not there, VlrlError for what the task and its data are.
+        """
+        task, splits = self._task(config)
+        if ask.split not in splits:
+            splits[ask.split] = task_samples(task, ask.split)
+        samples, wanted = splits[ask.split], ask.sample.strip()
+        if not len(samples):
+            raise AppError(f"Task '{task.name}' has no samples in split {ask.split!r}.")
+        if wanted.startswith("#") and wanted[1:].isdecimal() and len(wanted) < 20:
+            if int(wanted[1:]) >= len(samples):
+                raise AppError(f"Sample {wanted}: split {ask.split!r} has {len(samples):,} samples, #0 to "
+                               f"#{len(samples) - 1}.")
+            return task, int(wanted[1:]), samples
+        for place in range(len(samples)):
+            if samples[place].id == wanted:
+                return task, place, samples
+        raise AppError(f"No sample of split {ask.split!r} has the id {wanted[:200]!r}; its first is {samples[0].id!r}. "
+                       "Write #12 for the sample at place 12.")
+
+    def shown(self, config: Config, ask: Ask) -> Shown:
+        """A sample to be looked at, its media read. Raises VlrlError for what is not there or cannot be read."""
+        task, place, samples = self.find(config, ask)
+        sample = _asked(task, samples[place])
+        own = config.model
+        frames = VideoSampling(own.video_fps, own.video_max_frames, own.video_min_frames)
+        loaded = tuple(media.load(m, config.limits, frames) for m in sample.media)
+        words = "\n\n".join(_words(m["content"]) for m in task_messages(task, sample))
+        return Shown(place, len(samples), sample, words, loaded, task_target(task, sample))
+
+    def messages(self, config: Config, ask: Ask) -> tuple[Task, Sample, list[dict[str, Any]]]:
+        """A copy of the task, and the sample or upload with its chat messages."""
+        if ask.upload:
+            task = copy.copy(self._task(config)[0].members[0])  # of several tasks the first reads the answers
+            sample = Sample(id="upload", media=(_uploaded(ask.upload),), prompt=ask.question.strip())
+            return task, sample, Task.messages(task, sample)  # these words, whatever the task makes of its rows
+        found, place, samples = self.find(config, ask)
+        sample = _asked(found, samples[place])
+        return copy.copy(found), sample, task_messages(found, sample)
+
+    def _task(self, config: Config) -> tuple[Task, dict[str, Sequence[Sample]]]:
+        """The task of a config and its splits read so far; the last few are kept."""
+        key = json.dumps([config.model_dump(mode="json", include={"task", "tasks", "data"}), config.model.name])
+        if key not in self._made:
+            made = offline.make_task(config)
+            while len(self._made) >= _KEPT:
+                del self._made[next(iter(self._made))]
+            self._made[key] = made, {}
+        return self._made[key]
+
+
+def tasks_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings of a run's task, or of several, which bear labels; [] when it names none."""
+    several, one = tree.get("tasks"), tree.get("task")
+    found = several if isinstance(several, list) and several else [one]
+    named = [t for t in found if isinstance(t, dict) and isinstance(t.get("name"), str) and t["name"]]
+    labelled = found is not several or all(t.get("label") for t in named)
+    return named if len(named) == len(found) and labelled else []
+
+
+def title_of(tasks: Sequence[Mapping[str, Any]]) -> str:
+    """A run's task or tasks in a word."""
+    return " + ".join(str(t.get("label") or t["name"]) for t in tasks)[:60]
+
+
+def run_of(task: str) -> str | None:
+    """The run whose task is meant; None for a task by name."""
+    return task.removeprefix("run:") if task.startswith("run:") else None
+
+
+def own_code(task: Mapping[str, Any]) -> str:
+    """What among a task's settings may name code: `path/file.py:name` or `module:name`; "" when nothing does."""
+    name, combine = str(task.get("name")), str(task.get("combine", "auto"))
+    if name not in builtin_names():
+        return f"task.name={name}"
+    if combine.partition(":")[0] not in (*COMBINE, "auto", "own"):
+        return f"task.combine={combine}"
+    odd = (f"task.{key}={value}" for key, value in task.items() if key not in _WORDS and _has_colon(value))
+    return next(odd, "")
+
+
+def _has_colon(value: Any) -> bool:
+    if isinstance(value, str):
+        return ":" in value
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return any(map(_has_colon, values))
+
+
+def _builtin(name: str) -> dict[str, Any]:
+    """Settings of a task by name that draws its own samples where it can."""
+    drawn = name in builtin_names() and hasattr(load_class(name), "drawn")
+    return {"name": name, **({"drawn": True} if drawn else {})}
+
+
+def _uploaded(path: Path) -> Media:
+    suffix = path.suffix.lower()
+    if suffix not in IMAGES + VIDEOS:
+        raise AppError(f"{path.name[:100]!r} is no image or video that can be read: {', '.join(IMAGES + VIDEOS)}")
+    return Media(kind="video" if suffix in VIDEOS else "image", source=path)
+
+
+def _asked(task: Task, sample: Sample) -> Sample:
+    return replace(sample, prompt=sample.prompt or task.of(sample).templates[0])
+
+
+def _some(tree: Mapping[str, Any], section: str, keys: Sequence[str]) -> dict[str, Any]:
+    """Those settings of a section that are set."""
+    found = tree.get(section)
+    return {k: found[k] for k in keys if found.get(k) is not None} if isinstance(found, Mapping) else {}
+
+
+def _words(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part["text"]) for part in content if part.get("type") == "text")

@@ -1,0 +1,214 @@
+"""One group: what was asked, the pictures with all marks, and every answer side by side. Pure functions to HTML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from . import draw, forms
+from .details import GroupView, RolloutView
+from .html import Html, as_json, chip, el, finite, folded, join, link, note, number
+from .marks import COLORS, color
+
+__all__ = ["COLORS", "card", "color", "group", "head", "strip"]
+_MOST_CARDS = 64
+_LONG_PROMPT = 1200  # characters; a longer one is folded
+_MARKUP = re.compile(r"(<\|\w{1,40}\|>)")  # a chat template's own tokens
+Links = bool | Mapping[str, Any]
+
+
+def group(view: GroupView, addresses: draw.Addresses, chosen: int | None = None, links: Links = True,
+          most_frames: int = draw.FRAMES) -> Html:
+    """The whole group: head, question, pictures, answers. `chosen` is the index of the answer that stands out.
+
+    `links` lead to the app's other pages and keep what a mapping holds of the location; a page read from disk has none
+    (False). See draw.media for the rest.
+    """
+    beside = " v-beside" if len(view.media) == 1 and view.media[0].kind != "video" else ""
+    return el("section", head(view, links), _question(view), draw.media(view, addresses, chosen, most_frames),
+              strip(view, chosen, links), class_=f"v v-group{beside}")
+
+
+def where(view: GroupView, **more: Any) -> dict[str, Any]:
+    """The location of a group: what its link holds."""
+    key = view.key
+    return {"page": "rollouts", "run": key.run, "source": key.source, "split": key.split, "step": key.step,
+            "group": key.group, **more}
+
+
+def _link(links: Links, query: Mapping[str, Any], words: str, title: str) -> Html:
+    if links is False:
+        return el("b", words)
+    return link({**(links if isinstance(links, Mapping) else {}), **query}, words, title=title)
+
+
+def head(view: GroupView, links: Links = True) -> Html:
+    """Which group it is, and its statistics: mean, standard deviation, best and worst, and whether it teaches."""
+    key = view.key
+    history = {"page": "history", "run": key.run, "sample": view.sample_id}
+    sample = _link(links, history, view.sample_id, "this prompt over the steps")
+    facts = [el("span", el("b", view.task)), el("span", "sample ", sample),
+             el("span", f"{'evaluation' if key.source == 'eval' else 'step'} {key.step}"), el("span", key.split),
+             el("span", f"group {key.group}")]
+    facts += [el("span", view.category)] if view.category else []
+    facts += [el("span", f"difficulty {number(view.difficulty)}")] if view.difficulty is not None else []
+    notes = [note(words, kind="warn") for words in view.notes]
+    return el("header", el("div", *facts, class_="v-facts"), el("div", *_tiles(view), class_="v-tiles"), *notes)
+
+
+def _tiles(view: GroupView) -> list[Html]:
+    members = [r for r in view.rollouts if not r.aside]
+    if view.mean is None:
+        return [_tile("answers", str(len(members)))]
+    spread = f"{number(view.mean)} ± {number(view.std)}" if len(members) > 1 else number(view.mean)
+    tiles = [_tile("reward, mean ± std" if len(members) > 1 else "reward", spread),
+             _tile("best", number(view.best)), _tile("worst", number(view.worst)),
+             _tile("answers", str(len(members)))]
+    if len(view.rollouts) > len(members):
+        tiles.append(_tile("beside the group", str(len(view.rollouts) - len(members))))
+    if view.zero_variance and len(members) > 1:
+        tiles.append(chip("zero variance", "warn", "every answer got the same reward: nothing to learn from"))
+    return tiles
+
+
+def _tile(name: str, value: Any) -> Html:
+    return el("div", el("span", name), el("b", value), class_="v-tile")
+
+
+def _question(view: GroupView) -> Html:
+    row = {k: v for k, v in view.sample.items() if v is not None}
+    return el("div", el("div", el("h4", "Prompt"), _prompt(view.prompt), class_="v-half"),
+              el("div", el("h4", "Target"), folded(as_json(view.target), 1200, "pre"),
+                 el("details", el("summary", "Data row"), folded(as_json(row, 0), 20_000, "pre")),
+                 class_="v-half"), class_="v-question")
+
+
+def _prompt(text: str) -> Html:
+    """The prompt as the model reads it; what the chat template adds stands back."""
+    if len(text) > _LONG_PROMPT:
+        return folded(text, _LONG_PROMPT)
+    pieces = [el("code", piece, class_="v-tag") if i % 2 else piece for i, piece in enumerate(_MARKUP.split(text))]
+    return el("div", *pieces, class_="v-text")
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def strip(view: GroupView, chosen: int | None = None, links: Links = True) -> Html:
+    """All answers as cards side by side, in a strip that scrolls by itself; one below the other on a narrow screen."""
+    if not view.rollouts:
+        return el("p", "The group has no answers.", class_="v-dim")
+    most, place = _largest(view), next((i for i, r in enumerate(view.rollouts) if r.index == chosen), 0)
+    first = place - place % _MOST_CARDS  # the chosen answer is among those shown
+    cards = [card(view, rollout, most, rollout.index == chosen, links)
+             for rollout in view.rollouts[first:first + _MOST_CARDS]]
+    return el("div", *cards, _more(view, first, links), class_="v-strip", tabindex="0", role="list",
+              aria_label="Answers of the group")
+
+
+def _more(view: GroupView, first: int, links: Links) -> Html:
+    """What a group of too many answers has before and after those shown, which begin at place `first`."""
+    left = len(view.rollouts) - len(view.rollouts[first:first + _MOST_CARDS])
+    if not left:
+        return Html("")
+    begins = [view.rollouts[at].index for at in (first - _MOST_CARDS, first + _MOST_CARDS)
+              if 0 <= at < len(view.rollouts)] if links is not False else []
+    ways = [_link(links, where(view, rollout=index), f"from #{index} on", "these answers") for index in begins]
+    return el("p", join([f"{left} more answers, too many to show side by side.", *ways], " "), class_="v-dim")
+
+
+def _largest(view: GroupView) -> dict[str, float]:
+    """The largest size of each part in the group, at least 1: what a full bar stands for."""
+    most: dict[str, float] = {}
+    for rollout in view.rollouts:
+        for name, value in rollout.parts.items():
+            most[name] = max(most.get(name, 1.0), abs(finite(value) or 0.0))
+    return most
+
+
+def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None = None, chosen: bool = False,
+         links: Links = True) -> Html:
+    """One answer: reward and its parts, advantage, form, reasoning, answer, what was read from it, error."""
+    others = forms.usual([r.completion for r in view.rollouts])
+    form = forms.read(rollout.completion, view.prompt, rollout.truncated, others)
+    title = _link(links, where(view, rollout=rollout.index), f"#{rollout.index}", "its tokens")
+    given = any(r.advantage is not None or r.aside for r in view.rollouts)  # evaluations and the playground give none
+    advantage = _advantage(rollout) if given and view.key.source == "train" else ""
+    top = el("div", el("i", class_="v-swatch", style=f"background:{color(rollout.index)}"), title,
+             el("b", number(rollout.reward), class_="v-reward", title="reward"), advantage, class_="v-top")
+    broken = [chip(problem, "bad") for problem in form.problems]
+    error = note("Scorer: ", rollout.error, kind="bad") if rollout.error else ""
+    return el("article", top, el("div", *_chips(rollout), class_="v-chips"),
+              _parts(rollout, most or _largest(view)), el("div", *broken, class_="v-chips") if broken else "", error,
+              _text(form), _parsed(view, rollout), class_=f"v-card{' v-chosen' if chosen else ''}", role="listitem",
+              id=f"v-answer-{rollout.index}", style=f"--v-c:{color(rollout.index)}",
+              aria_current="true" if chosen else None)
+
+
+def _advantage(rollout: RolloutView) -> Html:
+    value = finite(rollout.advantage)
+    if value is None:
+        return el("span", "beside the group" if rollout.aside else "no advantage", class_="v-dim")
+    kind = "good" if value > 0 else "bad" if value < 0 else ""
+    return el("span", "A ", number(value, sign=True), class_=f"v-sign {kind}".strip(), title="advantage")
+
+
+def _chips(rollout: RolloutView) -> list[Html]:
+    reasons = {"stop": "ended by itself", "length": "token limit"}
+    found = [chip(f"{len(rollout.token_ids):,} tokens")]
+    if rollout.finish_reason:
+        found.append(chip(reasons.get(rollout.finish_reason, rollout.finish_reason),
+                          "bad" if rollout.finish_reason == "length" else "", "why the answer ended"))
+    if rollout.policy_step is not None:
+        found.append(chip(f"policy {rollout.policy_step}", title="steps completed by the weights that sampled it"))
+    if rollout.variant:
+        found.append(chip(f"variant {rollout.variant}", "warn", "drawn with other media"))
+    if len(rollout.turns) > 1:
+        found.append(chip(f"{len(rollout.turns)} turns"))
+    return found
+
+
+def _parts(rollout: RolloutView, most: Mapping[str, float]) -> Html:
+    """A bar a part: its raw value against the largest of the group (at least 1), with its weight."""
+    rows = []
+    for name, raw in rollout.parts.items():
+        value, weight = finite(raw), finite(rollout.weights.get(name))
+        share = 0.0 if value is None else min(abs(value) / most.get(name, 1.0), 1.0)
+        against = value is not None and value * (1.0 if weight is None else weight) < 0
+        bar = el("i", class_=f"v-fill{' v-minus' if against else ''}{' v-off' if weight == 0 else ''}",
+                 style=f"width:{100 * share:.1f}%")
+        words = "none" if value is None else number(value)
+        times = f" × {number(weight)}" if weight is not None else ""
+        rows.append(el("div", el("span", name, class_="v-name", title=name), el("span", bar, class_="v-track"),
+                       el("span", words, el("span", times, class_="v-dim"), class_="v-num"), class_="v-part"))
+    return el("div", *rows, class_="v-parts") if rows else el("p", "no reward parts", class_="v-dim")
+
+
+def _text(form: forms.Form) -> Html:
+    """Reasoning that opens and closes, then the answer; tags in their places, what does not belong marked."""
+    if not form.pieces:
+        return el("p", "The answer is empty.", class_="v-dim")
+    shown = [p for p in form.pieces if p.tag or p.kind != "outside" or p.bad]  # white space between tags says nothing
+    return el("div", *(_block(kind, list(run)) for kind, run in groupby(shown, key=lambda p: p.kind)), class_="v-said")
+
+
+def _block(kind: str, run: Sequence[forms.Piece]) -> Html:
+    said = [el("code", p.text, class_=f"v-tag{' bad' if p.bad else ''}") if p.tag else folded(p.text, tag="span")
+            for p in run]
+    if kind == "reasoning":
+        return el("details", el("summary", "Reasoning"), el("div", *said, class_="v-text"), class_="v-think", open=True)
+    outside = kind == "outside"
+    return el("div", *said, class_=f"v-text {'v-stray' if outside else 'v-final'}",
+              title="outside of all tags" if outside else None)
+
+
+def _parsed(view: GroupView, rollout: RolloutView) -> Html:
+    """What was read from the answer, beside the target."""
+    same = rollout.parsed is not None and rollout.parsed == view.target
+    mark = chip("same", "good") if same else ""
+    read = folded(as_json(rollout.parsed, 40), 600, "pre") if rollout.parsed is not None else el(
+        "p", "nothing could be read", class_="v-dim")
+    return el("div", el("div", el("h5", "Read ", mark), read), el("div", el("h5", "Target"),
+              folded(as_json(view.target, 40), 600, "pre")), class_="v-pair")

@@ -1,0 +1,108 @@
+"""Forms that change the location: what a page is asked for stands in its address. HTML alone, no Gradio.
+
+    form({"page": "history", "sample": "7"}, pick("run", "Run", "", [("", "every run"), ("a", "a")]))
+
+app.js adds the fields of a `form.go` to the query in `data-keep` when one of them changes, and goes there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from . import AppError
+from .html import Html, el
+from .queries import GroupKey, RolloutKey
+
+
+def form(keep: Mapping[str, Any], *fields: Any, label: str = "What is shown") -> Html:
+    """Fields side by side, wrapping on narrow screens; `keep` is the part of the location that they leave alone."""
+    query = "?" + urlencode({k: v for k, v in keep.items() if v not in (None, "")})
+    return el("form", *fields, class_="go v-form", data_keep=query, aria_label=label)
+
+
+def pick(name: str, label: str, value: Any, options: Iterable[tuple[Any, Any]], **attributes: Any) -> Html:
+    """A choice of (value, words); a value that is none of them is shown as it is, so that it can be seen and left."""
+    offered = [(str(v), words) for v, words in options]
+    chosen = "" if value is None else str(value)
+    if chosen not in dict(offered):
+        offered.append((chosen, f"{chosen} (not there)"))
+    made = [el("option", words, value=v, selected=v == chosen) for v, words in offered]
+    return _labelled(label, el("select", *made, name=name, aria_label=label, **attributes))
+
+
+def field(name: str, label: str, value: Any = "", kind: str = "text", **attributes: Any) -> Html:
+    """A line of input; kinds are those of HTML: text, search, number."""
+    text = "" if value is None else str(value)
+    shown = text if kind != "number" or finite_text(text) else ""  # a browser warns of what is no number
+    return _labelled(label, el("input", type=kind, name=name, value=shown, aria_label=label,
+                               **{"autocomplete": "off", "spellcheck": "false", **attributes}))
+
+
+def finite_text(text: str) -> bool:
+    """Whether a text is a number that is finite."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _labelled(label: str, *inner: Any) -> Html:
+    return el("label", el("span", label), *inner, class_="v-field")
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+def place(key: GroupKey | RolloutKey, page: str = "rollouts") -> dict[str, Any]:
+    """The location of a group or a rollout."""
+    where = {"page": page, "run": key.run, "source": key.source, "split": key.split, "step": key.step,
+             "group": key.group}
+    return where | ({"rollout": key.index} if isinstance(key, RolloutKey) else {})
+
+
+def rollout_of(where: Mapping[str, str]) -> RolloutKey | None:
+    """The rollout that a location names; None when a part is missing. Raises AppError for a number that is none."""
+    if not all(where.get(name) for name in ("run", "step", "group", "rollout")):
+        return None
+    step, index, split = whole(where, "step"), whole(where, "rollout"), where.get("split") or "train"
+    source = where.get("source") or ("train" if split == "train" else "eval")
+    return RolloutKey(where["run"], source, split, step or 0, where["group"], index or 0)
+
+
+def packed(key: RolloutKey) -> str:
+    """A rollout as one value of a location."""
+    return json.dumps(key, separators=(",", ":"))
+
+
+def unpacked(text: str | None) -> RolloutKey | None:
+    """What `packed` made; None for anything else."""
+    try:
+        run, source, split, step, group, index = json.loads(text or "")
+    except (ValueError, TypeError, RecursionError):
+        return None
+    right = all(isinstance(v, str) for v in (run, source, split, group)) and type(step) is type(index) is int
+    return RolloutKey(run, source, split, step, group, index) if right else None
+
+
+def whole(where: Mapping[str, str], name: str) -> int | None:
+    """A whole number of the location, or None. Raises AppError for another text."""
+    text = where.get(name)
+    if not text:
+        return None
+    if not (text.isdecimal() and len(text) < 16):
+        raise AppError(f"{name}={text!r} in the address must be a whole number of at least 0")
+    return int(text)
+
+
+def decimal(where: Mapping[str, str], name: str) -> float | None:
+    """A number of the location, or None. Raises AppError for another text."""
+    text = where.get(name)
+    if not text:
+        return None
+    if not finite_text(text):
+        raise AppError(f"{name}={text!r} in the address must be a number")
+    return float(text)

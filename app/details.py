@@ -1,0 +1,341 @@
+"""Everything about one group, read from its rollout file. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
+
+from vlrl.scoring import overlay_marks
+from vlrl.store import SCHEMA, as_schema, plain
+from vlrl.task import builtin_names, load_class
+from vlrl.types import Sample
+
+from . import AppError
+from .library import Library, finite
+from .queries import SOURCES, GroupKey, RolloutKey
+from .textfiles import first_line
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported, where no type checker sees them
+_ROWS = 1024  # read at once
+_LONGEST = 4_000_000  # characters of a JSON column
+_MARKS = 1000  # of an answer
+MOST_ANSWERS = 4096
+"""Answers of a group that are read."""
+_MARK_DEPTH = 6
+_MARK_ITEMS = 4000  # of a list in a mark
+_FIELDS = list(SCHEMA)
+
+Mark = dict[str, Any]
+"""{"kind": "box"|"point"|"path"|"span"|"track", "at": ..., "label": str, "role": "answer"|"target", "media": int};
+the keys may be missing and the values are not checked."""
+
+
+@dataclass(frozen=True)
+class MediaView:
+    """One image or video of the prompt. Sizes are (width, height) in pixels, None where not stored."""
+
+    name: str | None
+    """For MediaStore: the file's name in the run's media/ folder; None when it was not stored."""
+    hash: str
+    kind: str
+    """"image" or "video"."""
+    size: tuple[int, int] | None
+    processed_size: tuple[int, int] | None
+    visual_tokens: int | None
+    timestamps: tuple[float, ...] = ()
+    """[frames] seconds of the sampled frames of a video."""
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutView:
+    """One answer with every column of its own. T = tokens; a per-token array is None where it was not stored."""
+
+    key: RolloutKey
+    schema: int | None
+    policy_step: int | None
+    completion: str
+    token_ids: np.ndarray
+    """[T] int32."""
+    loss_mask: np.ndarray | None
+    """[T] bool."""
+    logprobs: np.ndarray | None
+    """[T] float32, of the sampler; the next three too."""
+    trainer_logprobs: np.ndarray | None
+    entropies: np.ndarray | None
+    ratio: np.ndarray | None
+    clipped: np.ndarray | None
+    """[T] bool."""
+    top_ids: tuple[np.ndarray, ...] | None
+    """[T][k] int32: the likeliest tokens at each place."""
+    top_logprobs: tuple[np.ndarray, ...] | None
+    """[T][k] float32."""
+    parts: dict[str, float | None]
+    weights: dict[str, float | None]
+    reward: float | None
+    advantage: float | None
+    """None for an answer of a variant that is not trained on."""
+    parsed: Any
+    """Decoded JSON."""
+    error: str | None
+    finish_reason: str | None
+    truncated: bool
+    turns: tuple[dict[str, Any], ...]
+    """{"start", "end", "role", "media": hashes}."""
+    variant: str | None
+    marks: tuple[Mark, ...] | None
+    """None where the file has none."""
+
+    @property
+    def index(self) -> int:
+        return self.key.index
+
+    @property
+    def aside(self) -> bool:
+        """Whether it is an answer of a variant that is not trained on: in no statistic of the group."""
+        return self.variant is not None and self.advantage is None
+
+
+@dataclass(frozen=True, eq=False)
+class GroupView:
+    """One group. Statistics are over its scored answers without those set aside; None when there is none."""
+
+    key: GroupKey
+    task: str
+    sample_id: str
+    category: str | None
+    difficulty: float | None
+    prompt: str
+    weights: dict[str, float | None]
+    target: Any
+    """Decoded JSON, as `sample`."""
+    sample: dict[str, Any]
+    """The data row."""
+    media: tuple[MediaView, ...]
+    rollouts: tuple[RolloutView, ...]
+    """By index; those set aside last."""
+    mean: float | None
+    std: float | None
+    """With Bessel's correction, as the GRPO advantage divides by it; 0 for one answer."""
+    best: float | None
+    worst: float | None
+    zero_variance: bool
+    notes: tuple[str, ...] = ()
+
+
+def group(library: Library, run: str, source: str, step: int, group_id: str, split: str = "") -> GroupView:
+    """Reads one group. Raises AppError when there is none, naming what was looked for.
+
+    `split` "" takes the first split that has it.
+    """
+    if source not in SOURCES:
+        raise AppError(f"source {str(source)[:100]!r} is unknown: one of {', '.join(SOURCES)}")
+    folder = library.folder(run)
+    rows: list[dict[str, Any]] = []
+    for file, steps, told in folder.rollout_files(SOURCES[source]):
+        if step not in steps or len(rows) >= MOST_ANSWERS:
+            continue
+        try:
+            rows += _rows(file, steps.start, step, group_id, told or ("train" if source == "train" else ""))
+        except Exception as error:  # of a broken or hostile file pyarrow may raise anything
+            folder.notes.append(f"skipped {file.name}: {first_line(error)}")
+    if len(rows) >= MOST_ANSWERS:
+        rows = rows[:MOST_ANSWERS]
+        folder.notes.append(f"only the first {MOST_ANSWERS:,} answers of this group were read")
+    splits = [split] if split else sorted({row["split"] for row in rows})[:1]
+    rows = [row for row in rows if row["split"] in splits]
+    if not rows:
+        of_split = f" of split {str(split)[:100]!r}" if split else ""
+        told = f" {'; '.join(folder.notes)[:1000]}." if folder.notes else ""
+        raise AppError(f"run {run!r} has no group {str(group_id)[:200]!r} in its {source} rollouts of step {step}"
+                       f"{of_split}.{told}")
+    return _group_view(GroupKey(run, source, rows[0]["split"], step, group_id), rows, folder.notes)
+
+
+def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupView:
+    """The group with marks made by its task, where the file has none; the same group when that is not possible.
+
+    Only a built-in task is asked, with its default settings; with `trust` also one that config.yaml names by path or
+    module, which runs its code.
+    """
+    if all(rollout.marks is not None for rollout in view.rollouts):
+        return view
+    name = _task_name(library.settings(view.key.run), view.task)
+    if not isinstance(name, str) or not (trust or name in builtin_names()):
+        return view
+    try:
+        task = load_class(name)()
+    except Exception as error:  # anyone's code
+        return replace(view, notes=(*view.notes, f"task {name!r} draws no marks: {first_line(error)}"))
+    sample = Sample(id=view.sample_id, row=view.sample)
+
+    def drawn(rollout: RolloutView) -> RolloutView:
+        found = rollout.marks if rollout.marks is not None else overlay_marks(task, sample, rollout.parsed)
+        return replace(rollout, marks=None if found is None else _checked_marks(plain(found)))
+
+    return replace(view, rollouts=tuple(map(drawn, view.rollouts)))
+
+
+def _task_name(settings: Mapping[str, Any], label: str) -> Any:
+    """What config.yaml names as the task that is called `label` among several, or as the only one."""
+    several = settings.get("tasks")
+    for task in several if isinstance(several, list) else ():
+        if isinstance(task, Mapping) and task.get("label") == label:
+            return task.get("name")
+    return settings.get("task.name")
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _rows(file: Path, first_step: int, step: int, group_id: str, split: str) -> list[dict[str, Any]]:
+    """The rows of one group in a file, arrays as numpy. Of a file with many groups only the part that holds it."""
+    found: list[dict[str, Any]] = []
+    with pq.ParquetFile(file) as reader:
+        wanted = [name for name in reader.schema_arrow.names if name in SCHEMA.names]
+        keys = [name for name in ("step", "group_id") if name in wanted]
+        for number in range(reader.num_row_groups):
+            mask = _of_group(reader.read_row_group(number, keys), first_step, step, group_id)
+            if not mask.any():
+                continue
+            at, last = 0, int(np.flatnonzero(mask)[-1])
+            for batch in reader.iter_batches(_ROWS, [number], wanted):
+                if mask[at:at + len(batch)].any():
+                    table = pa.Table.from_batches([batch]).filter(pa.array(mask[at:at + len(batch)]))
+                    found += _unpacked(as_schema(table, _FIELDS))
+                at += len(batch)
+                if at > last or len(found) >= MOST_ANSWERS:
+                    break
+    return [row | {"split": row["split"] if row["split"] is not None else split} for row in found]
+
+
+def _of_group(keys: pa.Table, first_step: int, step: int, group_id: str) -> np.ndarray:
+    """[rows] bool: which belong to the group; a missing step is that of the file, a missing id is empty."""
+    size = keys.num_rows
+    steps = pc.fill_null(keys["step"].cast(pa.int64()), first_step) if "step" in keys.column_names else None
+    ids = pc.fill_null(keys["group_id"].cast(pa.string()), "") if "group_id" in keys.column_names else None
+    same_step = np.asarray(pc.equal(steps, step)) if steps is not None else np.full(size, step == first_step)
+    same_id = np.asarray(pc.equal(ids, group_id)) if ids is not None else np.full(size, group_id == "")
+    return same_step & same_id
+
+
+def _unpacked(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """One dictionary a row; lists of numbers become arrays (null is NaN), lists of such lists tuples of arrays."""
+    plain_names = [f.name for f in _FIELDS if not _numbers(f.type)]
+    rows = table.select(plain_names).to_pylist()
+    for name in table.column_names:
+        if name not in plain_names:
+            for row, value in zip(rows, table[name], strict=True):
+                row[name] = _array(value)
+    yield from rows
+
+
+def _numbers(kind: pa.DataType) -> bool:
+    """Whether a column holds one number, or one list of numbers, per token."""
+    inner = kind.value_type if pa.types.is_list(kind) else None
+    return inner is not None and (pa.types.is_primitive(inner) or (pa.types.is_list(inner)))
+
+
+def _array(value: Any) -> np.ndarray | tuple[np.ndarray, ...] | None:
+    if not value.is_valid:
+        return None
+    items = value.values
+    if pa.types.is_list(items.type):
+        return tuple(np.zeros(0) if not item.is_valid else _array(item) for item in items)  # type: ignore[misc]
+    array = items.to_numpy(zero_copy_only=False)
+    if pa.types.is_boolean(items.type):
+        return np.asarray([bool(v) for v in array]) if array.dtype == object else array.astype(bool)
+    return np.nan_to_num(array).astype(np.int32) if pa.types.is_integer(items.type) else array.astype(np.float32)
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+
+def _group_view(key: GroupKey, rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> GroupView:
+    told = list(notes)
+    rollouts = sorted((_rollout_view(key, place, row, told) for place, row in enumerate(rows)),
+                      key=lambda r: (r.aside, r.index))
+    rewards = [r.reward for r in rollouts if r.reward is not None and not r.aside]
+    first = rows[0]
+    sample = decoded(first["sample"])
+    return GroupView(
+        key, first["task"] or "", first["sample_id"] or "", first["category"], finite(first["difficulty"]),
+        first["prompt"] or "", _parts(first["weights"]), decoded(first["target"]),
+        sample if isinstance(sample, dict) else {} if sample is None else {"sample": sample}, _media(first["media"]),
+        tuple(rollouts), float(np.mean(rewards)) if rewards else None, _std(rewards), max(rewards, default=None),
+        min(rewards, default=None), len(set(rewards)) < 2, tuple(dict.fromkeys(told)))
+
+
+def _rollout_view(key: GroupKey, place: int, row: Mapping[str, Any], notes: list[str]) -> RolloutView:
+    ids = row["token_ids"] if row["token_ids"] is not None else np.zeros(0, np.int32)
+    index = place if row["index"] is None else row["index"]
+    per_token = {name: row[name] for name in _PER_TOKEN}
+    for name, values in per_token.items():
+        if values is not None and len(values) != len(ids):
+            notes.append(f"answer {index}: {name} has {len(values)} values for {len(ids)} tokens and is not shown")
+            per_token[name] = None
+    return RolloutView(
+        RolloutKey(*key, index), row["schema"], row["policy_step"], row["completion"] or "", ids, **per_token,
+        parts=_parts(row["parts"]), weights=_parts(row["weights"]), reward=finite(row["reward"]),
+        advantage=finite(row["advantage"]), parsed=decoded(row["parsed"]), error=row["error"],
+        finish_reason=row["finish_reason"], truncated=bool(row["truncated"]),
+        turns=tuple(turn for turn in row["turns"] or () if turn), variant=row["variant"], marks=_marks(row["marks"]))
+
+
+_PER_TOKEN = ("loss_mask", "logprobs", "trainer_logprobs", "entropies", "ratio", "clipped", "top_ids", "top_logprobs")
+
+
+def _std(rewards: Sequence[float]) -> float | None:
+    if len(rewards) < 2 or len(set(rewards)) < 2:
+        return 0.0 if rewards else None
+    return float(np.std(rewards, ddof=1))
+
+
+def _parts(found: Any) -> dict[str, float | None]:
+    return {str(name): finite(value) for name, value in found or ()}
+
+
+def _media(found: Any) -> tuple[MediaView, ...]:
+    return tuple(MediaView(m["path"], m["hash"] or "", "video" if m["kind"] == "video" else "image",
+                           _size(m["width"], m["height"]), _size(m["processed_width"], m["processed_height"]),
+                           m["visual_tokens"], tuple(t for t in map(finite, m["timestamps"] or ()) if t is not None))
+                 for m in found or () if m)
+
+
+def _size(width: int | None, height: int | None) -> tuple[int, int] | None:
+    return (width, height) if width and height and 0 < width < 1 << 20 and 0 < height < 1 << 20 else None
+
+
+def decoded(text: str | None) -> Any:
+    """The value of a JSON column, NaN as None, cut off at 50 levels; a text that is no JSON stays a text."""
+    if text is None or len(text) > _LONGEST:
+        return text and text[:1000] + "…"
+    try:
+        return plain(json.loads(text))
+    except (ValueError, RecursionError):
+        return text
+
+
+def _marks(text: str | None) -> tuple[Mark, ...] | None:
+    return None if text is None else _checked_marks(decoded(text))
+
+
+def _checked_marks(found: Any) -> tuple[Mark, ...]:
+    """The mappings in a list, at most 1,000; what is nested deeper than a track needs is cut off."""
+    marks = [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
+    return tuple({key: _cut(value, _MARK_DEPTH) for key, value in mark.items()} for mark in marks[:_MARKS])
+
+
+def _cut(value: Any, depth: int) -> Any:
+    if isinstance(value, dict):
+        return {k: _cut(v, depth - 1) for k, v in value.items()} if depth else None
+    if isinstance(value, list):
+        return [_cut(v, depth - 1) for v in value[:_MARK_ITEMS]] if depth else None
+    return value

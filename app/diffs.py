@@ -1,0 +1,47 @@
+"""What two answers share and where they part, word by word. Pure functions to HTML."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+
+from rapidfuzz.distance import Indel
+
+from .html import MOST, Html, el, esc, join, note
+
+_WORDS = re.compile(r"\w+|\s+|[^\w\s]")
+_MOST_WORDS = 20_000
+"""Of both texts together; what comes after is not compared."""
+
+
+def words(before: str, after: str) -> Html:
+    """`after` with what `before` lacked marked as added, and what it lost struck out."""
+    if before == after:
+        return el("div", el("p", "The same text.", class_="v-dim"), el("div", after[:MOST], class_="v-text"),
+                  class_="v v-diff")
+    old, new = _WORDS.findall(before[:MOST]), _WORDS.findall(after[:MOST])
+    cut = len(old) + len(new) > _MOST_WORDS
+    if cut:
+        old, new = old[:_MOST_WORDS // 2], new[:_MOST_WORDS // 2]
+    pieces: list[Html] = []
+    for same, codes in groupby(Indel.opcodes(old, new), key=lambda code: code.tag == "equal"):
+        gone, came = "", ""  # of one place: first all that went, then all that came
+        for code in codes:
+            gone += "".join(old[code.src_start:code.src_end])
+            came += "".join(new[code.dest_start:code.dest_end])
+        pieces += [esc(came)] if same else [el(tag, text) for tag, text in (("del", gone), ("ins", came)) if text]
+    warning = note(f"Long texts: the first {_MOST_WORDS // 2:,} words of each are compared.") if cut else ""
+    return el("div", warning, el("div", join(pieces), class_="v-text"), class_="v v-diff")
+
+
+def similarity(before: str, after: str) -> float:
+    """The share of words that two texts have in common in the same order, in [0, 1]; 1 for two empty texts."""
+    old, new = (_WORDS.findall(text[:MOST])[:_MOST_WORDS // 2] for text in (before, after))
+    return Indel.normalized_similarity(old, new)
+
+
+def side_by_side(before: str, after: str, names: tuple[str, str] = ("before", "after")) -> Html:
+    """Both texts beside each other under their names, then the differences."""
+    columns = [el("div", el("h4", name), el("div", text[:MOST], class_="v-text"))
+               for name, text in zip(names, (before, after), strict=True)]
+    return el("div", el("div", *columns, class_="v-pair"), words(before, after), class_="v")

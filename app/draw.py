@@ -1,0 +1,322 @@
+"""The media of a prompt with what answers and target mark on them: pictures, clips, timelines. Pure functions to HTML.
+
+Marks are SVG in original pixels over the picture, so they stay right at any size. A click (or the space key) on a
+picture shows it large; boxes to tick hide the marks of single answers. Both work without a script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from .details import GroupView, MediaView
+from .html import Html, el, finite, join, note, number
+from .marks import Shape, at_frame, color, shapes
+
+_LARGE = 1280  # pixels; larger pictures are shown smaller
+_COARSE = 160  # pixels; smaller pictures are shown so large that their pixels are seen
+FRAMES = 64
+"""Sampled frames of a video that are shown."""
+_MOST_LABELS = 60
+_MOST_TOGGLES = 64
+_MOVING = (".webp", ".gif")  # videos that a browser shows as pictures
+
+
+Box = tuple[Any, ...]
+"""x1, y1, x2, y2 in pixels."""
+
+
+class Addresses(Protocol):
+    """Where the browser finds the media of a run: addresses of a server, or `data:` texts. None = nowhere."""
+
+    def picture(self, run: str, name: str, size: int | None) -> str | None:
+        """A picture of at most `size` pixels a side; None = the file as it is."""
+        ...
+
+    def video(self, run: str, name: str) -> str | None: ...
+
+    def frames(self, run: str, name: str, seconds: Sequence[float]) -> Sequence[str | None]:
+        """Of a video the frames shown at `seconds`, one for each."""
+        ...
+
+
+def media(view: GroupView, addresses: Addresses, chosen: int | None = None, most_frames: int = FRAMES) -> Html:
+    """Every image and video of the prompt with the marks of all answers; those of answer `chosen` stand out.
+
+    Of a video at most `most_frames` of the sampled frames are shown, evenly spread.
+    """
+    found, bad = shapes(view)
+    drawn = [_one(view, place, [s for s in found if s.media == place], addresses, chosen, most_frames)
+             for place in range(len(view.media))]
+    lost = [s for s in found if s.media >= len(view.media)]
+    spans = timeline([s for s in lost if s.kind == "span"], _duration(view, None)) if lost and not view.media else ""
+    left = bad + (len(lost) if view.media else sum(s.kind != "span" for s in lost))
+    words = note(f"{left} marks could not be drawn: they are not of a known form, or on a picture that is not there.",
+                 kind="warn") if left else ""
+    if not drawn and not spans:
+        return join([el("p", "The prompt has no picture.", class_="v-dim"), words])
+    return el("div", _toggles(found, chosen), el("div", *drawn, class_="v-media"), spans, words, class_="v-draw")
+
+
+def _toggles(found: Sequence[Shape], chosen: int | None) -> Html:
+    """A box to tick for the target and for each answer with marks, and the rules that make them work. Of too many
+    answers the chosen one has a box, and the others share one."""
+    present = sorted({s.rollout for s in found if s.rollout is not None})
+    if not found:
+        return Html("")
+    marks = [_toggle("t", "target", "v-key-target")] if any(s.rollout is None for s in found) else []
+    single = present if len(present) <= _MOST_TOGGLES else [i for i in present if i == chosen]
+    marks += [_toggle(str(i), f"#{i}", "", color(i)) for i in single]
+    rules = "".join(f".v-draw:has(.v-on-{key}:not(:checked)) .v-of-{key}{{display:none}}" for key in ["t", *single])
+    if len(single) < len(present):
+        others = "".join(f":not(.v-of-{key})" for key in ["t", *single])
+        marks.append(_toggle("others", f"{len(present) - len(single)} {'other ' if single else ''}answers", ""))
+        rules += f".v-draw:has(.v-on-others:not(:checked)) [class*=v-of-]{others}{{display:none}}"
+    return join([el("style", Html(rules)), el("div", *marks, class_="v-keys", role="group", aria_label="Marks shown")])
+
+
+def _toggle(key: str, words: str, class_: str, paint: str = "") -> Html:
+    box = el("input", type="checkbox", checked=True, class_=f"v-on-{key}")
+    swatch = el("i", class_=f"v-swatch {class_}".strip(), style=f"background:{paint}" if paint else None)
+    return el("label", box, swatch, words)
+
+
+def _one(view: GroupView, place: int, found: Sequence[Shape], addresses: Addresses, chosen: int | None,
+         most_frames: int) -> Html:
+    one, many = view.media[place], len(view.media) > 1
+    caption = join([f"{one.kind} {place + 1}" if many else "", *_facts(one)], " · ")
+    if one.kind == "video":
+        shown = frames(view, one, found, addresses, chosen, most_frames)
+        return _video(view, one, found, addresses, el("figcaption", caption), shown)
+    size = _size(view, one, found)
+    source = _source(view.key.run, one, addresses)
+    return el("figure", _framed(source, size, found, chosen, f"image {place + 1} of the prompt"),
+              el("figcaption", caption), class_="v-pic")
+
+
+def _facts(one: MediaView) -> list[str]:
+    """Original and processed size, visual tokens, frames."""
+    found = [f"{one.size[0]} × {one.size[1]} px" if one.size else "size not stored"]
+    if one.processed_size:
+        found.append(f"processed {one.processed_size[0]} × {one.processed_size[1]}")
+    if one.visual_tokens is not None:
+        found.append(f"{one.visual_tokens} visual tokens")
+    if one.kind == "video" and one.timestamps:
+        found.append(f"{len(one.timestamps)} frames sampled")
+    return found
+
+
+def _source(run: str, one: MediaView, addresses: Addresses) -> str | None:
+    if not one.name:
+        return None
+    small = one.size is not None and max(one.size) <= _LARGE
+    return addresses.picture(run, one.name, None if small else _LARGE)
+
+
+def _size(view: GroupView, one: MediaView, found: Sequence[Shape]) -> tuple[float, float]:
+    """Width and height in original pixels: as stored, as the row says, or so that all marks fit."""
+    sides = one.size or (finite(view.sample.get("width")), finite(view.sample.get("height")))
+    if sides[0] and sides[1] and sides[0] > 0 and sides[1] > 0:
+        return float(sides[0]), float(sides[1])
+    points = [p for s in found for p in _corners(s)]
+    return max([64.0, *(x for x, _ in points)]), max([64.0, *(y for _, y in points)])
+
+
+def _corners(shape: Shape) -> list[tuple[float, float]]:
+    boxes = {"box": [shape.at], "track": [box for _, box in shape.at] if shape.kind == "track" else []}
+    if shape.kind in boxes:
+        return [(box[2], box[3]) for box in boxes[shape.kind]]
+    return [shape.at] if shape.kind == "point" else list(shape.at) if shape.kind == "path" else []
+
+
+# --- a picture with marks ---------------------------------------------------------------------------------------------
+
+
+def _framed(source: str | None, size: tuple[float, float], found: Sequence[Shape], chosen: int | None,
+            alt: str, small: bool = False) -> Html:
+    """A picture, or an empty field of its shape, under its marks; ticked it is large."""
+    picture: Any = el("span", "not stored", class_="v-blank")
+    if source:
+        lazy = None if source.startswith("data:") else "lazy"
+        picture = el("img", src=source, alt=alt, loading=lazy, draggable="false",
+                     class_="v-coarse" if max(size) <= _COARSE else None)
+    frame = el("span", picture, overlay(found, size, chosen, small), class_="v-frame",
+               style=f"aspect-ratio:{size[0]:.6g}/{size[1]:.6g};--v-w:{min(size[0], 8192):.6g}px")
+    box = el("input", type="checkbox", class_="v-zoomed", aria_label=f"show {alt} large")
+    return el("label", box, frame, class_="v-zoom", title=None if small else "click: large or small")
+
+
+def overlay(found: Sequence[Shape], size: Box, chosen: int | None = None, small: bool = False) -> Html:
+    """Boxes, points and paths as SVG in the pixels of a picture of `size`; the target dashed; labels that keep apart.
+
+    `small`: without labels.
+    """
+    unit = max(size) / (20 if small else 38)
+    shown = [shape for shape in found if shape.kind in _DRAWN]
+    boxes, taken = [s.at for s in shown if s.kind == "box"], list[Box]()
+    drawn = []
+    for i, shape in enumerate(shown):
+        label = "" if small or i >= _MOST_LABELS else _label(_words(shape), shape, size, unit, taken, boxes)
+        drawn.append(_group(shape, unit, chosen, label))
+    return el("svg", *drawn, class_="v-marks", viewBox=f"0 0 {size[0]:.6g} {size[1]:.6g}", preserveAspectRatio="none",
+              aria_hidden="true", xmlns="http://www.w3.org/2000/svg")
+
+
+def _words(shape: Shape) -> str:
+    words = f"target {shape.label}" if shape.rollout is None else f"#{shape.rollout} {shape.score or shape.label}"
+    return words.strip()
+
+
+def _group(shape: Shape, unit: float, chosen: int | None, label: Any) -> Html:
+    """A mark with its label; one of an answer that is not the chosen one is faint."""
+    key = "t" if shape.rollout is None else str(shape.rollout)
+    faint = chosen is not None and shape.rollout is not None and shape.rollout != chosen
+    lines = [_DRAWN[shape.kind](shape, unit, kind) for kind in ("v-halo", "v-line")]
+    classes = f"v-of-{key}{' v-target' if shape.rollout is None else ''}{' v-faint' if faint else ''}"
+    return el("g", el("title", f"{_words(shape)} · {shape.label}"), *lines, label, data_v_mark=key, class_=classes,
+              style=f"--v-c:{shape.color}")
+
+
+def _box(shape: Shape, unit: float, kind: str) -> Html:
+    x1, y1, x2, y2 = shape.at
+    return el("rect", x=x1, y=y1, width=max(x2 - x1, unit / 50), height=max(y2 - y1, unit / 50), class_=kind)
+
+
+def _point(shape: Shape, unit: float, kind: str) -> Html:
+    x, y = shape.at
+    cross = f"M{x - unit:.6g} {y:.6g}H{x + unit:.6g}M{x:.6g} {y - unit:.6g}V{y + unit:.6g}"
+    return join([el("circle", cx=x, cy=y, r=unit / 2, class_=kind), el("path", d=cross, class_=kind)])
+
+
+def _path(shape: Shape, unit: float, kind: str) -> Html:
+    points = " ".join(f"{x:.6g},{y:.6g}" for x, y in shape.at)
+    line = el("polyline", points=points, class_=kind)
+    dots = "" if kind == "v-halo" else join(el("circle", cx=x, cy=y, r=unit / 5, class_="v-dot") for x, y in shape.at)
+    return join([line, dots])
+
+
+_DRAWN = {"box": _box, "point": _point, "path": _path}
+
+
+def _label(words: str, shape: Shape, size: Box, unit: float, taken: list[Box], boxes: Sequence[Box]) -> Html:
+    """The words beside their mark, where they cover no other label and, if that can be, no box."""
+    words = words if len(words) <= 40 else words[:39] + "…"
+    width, height = 0.58 * unit * len(words) + 0.9 * unit, 1.3 * unit
+    places = [(min(max(x, 0.0), max(size[0] - width, 0.0)), min(max(y, 0.0), max(size[1] - height, 0.0)))
+              for x, y in _beside(shape, width, height)]
+    fields = [(x, y, x + width, y + height) for x, y in places]
+    free = [f for f in fields if not any(_meet(f, other) for other in taken)]
+    field = next((f for f in free if not any(_meet(f, box) for box in boxes)), (free or fields)[0])
+    taken.append(field)
+    x, y = field[0], field[1]
+    plate = el("rect", x=x, y=y, width=width, height=height, rx=unit / 5, class_="v-plate")
+    stripe = el("rect", x=x, y=y, width=unit / 3, height=height, class_="v-dot")
+    text = el("text", words, x=x + 0.6 * unit, y=y + 0.98 * unit, font_size=unit, class_="v-words")
+    return join([plate, stripe, text])
+
+
+def _beside(shape: Shape, width: float, height: float) -> list[tuple[float, float]]:
+    """Where a label may begin, best first: above and below its mark, to its right and left, then further away."""
+    if shape.kind == "box":
+        x1, y1, x2, y2 = shape.at
+    else:  # a point; a path's end
+        x, y = shape.at[-1] if shape.kind == "path" else shape.at
+        x1, y1, x2, y2 = x - height / 2, y - height / 2, x + height / 2, y + height / 2
+    near = [(x1, y1 - height), (x1, y2), (x2, y1), (x1 - width, y1)]
+    return near + [place for k in range(1, 12) for place in (
+        (x1, y1 - (k + 1) * height), (x1, y2 + k * height), (x2, y1 + k * height), (x1 - width, y1 + k * height))]
+
+
+def _meet(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+# --- video ------------------------------------------------------------------------------------------------------------
+
+
+def _video(view: GroupView, one: MediaView, found: Sequence[Shape], addresses: Addresses, caption: Html,
+           shown: Html) -> Html:
+    run, name = view.key.run, one.name
+    width, height = _size(view, one, found)
+    shape = f"--v-ratio:{width / height:.6g}"
+    source = addresses.video(run, name) if name else None
+    if source and name and name.lower().endswith(_MOVING):
+        player = el("img", src=source, alt="the clip", loading="lazy", class_="v-player", style=shape)
+    elif source:
+        player = el("video", src=source, controls=True, preload="metadata", muted=True, playsinline=True,
+                    class_="v-player", style=shape)
+    else:
+        player = ""
+    spans = [s for s in found if s.kind == "span"]
+    line = timeline(spans, _duration(view, one), one.timestamps) if spans else ""
+    return el("figure", player, caption, line, shown, class_="v-pic v-clip")
+
+
+def frames(view: GroupView, one: MediaView, found: Sequence[Shape], addresses: Addresses,
+           chosen: int | None = None, most: int = FRAMES) -> Html:
+    """The sampled frames side by side with their seconds, under the boxes of tracks; other marks on the first."""
+    times = [t for t in one.timestamps if finite(t) is not None]
+    if not times:
+        return Html("")
+    step = max(len(times) / most, 1.0)
+    places = [int(i * step) for i in range(min(len(times), most))]
+    sources = list(addresses.frames(view.key.run, one.name, [times[i] for i in places])) if one.name else []
+    sources += [None] * (len(places) - len(sources))
+    size = _size(view, one, found)
+    shown = []
+    for i, source in zip(places, sources, strict=False):
+        here = [s for s in found if s.kind in _DRAWN] if i == 0 else []
+        here += [Shape("box", box, s.label, s.rollout, s.media, s.score) for s in found
+                 if s.kind == "track" and (box := at_frame(s.at, i, times))]
+        time = f"{number(times[i], '.2f')} s"
+        shown.append(el("figure", _framed(source, size, here, chosen, f"frame at {time}", small=True),
+                        el("figcaption", time), class_="v-still"))
+    scores = [el("span", el("i", class_="v-swatch", style=f"background:{s.color}"), f"#{s.rollout} {s.score}",
+                 class_=f"v-of-{s.rollout}") for s in found if s.kind == "track" and s.rollout is not None]
+    more = f"{len(places)} of {len(times)} frames" if len(places) < len(times) else ""
+    return join([el("div", *shown, more, class_="v-stills v-scroll", tabindex="0"),
+                 el("div", *scores, class_="v-keys") if scores else ""])
+
+
+def _duration(view: GroupView, one: MediaView | None) -> float | None:
+    """Seconds of the clip: as the row says, else one frame beyond the last sampled one."""
+    given = finite(view.sample.get("duration"))
+    if given and given > 0:
+        return given
+    times = [t for t in one.timestamps if finite(t) is not None] if one else []
+    return times[-1] + (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+
+
+def timeline(found: Sequence[Shape], duration: float | None, ticks: Sequence[float] = ()) -> Html:
+    """The spans of target and answers over the seconds of a clip, a row each, with the IoU; `ticks`: sampled frames."""
+    ends = [max(s.at) for s in found if s.kind == "span"]
+    if not ends:
+        return Html("")
+    truth = [max(s.at) for s in found if s.rollout is None]
+    whole = duration or max([1.0, *(truth or ends)]) * 1.05
+    rows = [_row(key, [s for s in found if s.rollout == key], whole)
+            for key in sorted({s.rollout for s in found}, key=lambda k: -1 if k is None else k)]
+    marks = [el("i", style=f"left:{_percent(t, whole):.3f}%") for t in ticks[:500] if finite(t) is not None]
+    axis = [el("span", f"{number(whole * i / 4, '.3g')} s") for i in range(5)]
+    return el("div", *rows, el("div", el("span"), el("div", *marks, class_="v-ticks"), el("span"), class_="v-span-row"),
+              el("div", el("span"), el("div", *axis, class_="v-axis"), el("span"), class_="v-span-row"),
+              class_="v-timeline")
+
+
+def _row(key: int | None, spans: Sequence[Shape], whole: float) -> Html:
+    bars = []
+    for shape in spans:
+        start, end = _percent(shape.at[0], whole), _percent(shape.at[1], whole)
+        kind = " v-target" if key is None else ""
+        late = " v-beyond" if max(shape.at) > whole else ""
+        wrong = " v-inverted" if shape.at[0] >= shape.at[1] else ""
+        words = f"{number(shape.at[0], '.6g')} to {number(shape.at[1], '.6g')} s"
+        bars.append(el("i", class_=f"v-bar-span{kind}{late}{wrong}", title=words, role="img", aria_label=words,
+                       style=f"left:{min(start, end):.3f}%;width:{abs(end - start):.3f}%;--v-c:{shape.color}"))
+    name = "target" if key is None else f"#{key}"
+    return el("div", el("span", name), el("div", *bars, class_="v-lane"), el("span", spans[0].score),
+              class_=f"v-span-row v-of-{'t' if key is None else key}")
+
+
+def _percent(seconds: Any, whole: float) -> float:
+    return min(max(100 * seconds / whole, 0.0), 100.0)

@@ -1,0 +1,264 @@
+"""Chosen rollouts as one file: JSONL, parquet, or a set that `vlrl sft` learns from. Imports no Gradio.
+
+    made = export("sft", library, media, notes.all(flag="good"), folder)
+    made.path, made.rows, made.left_out
+
+Texts stay data: nothing in them is run, and no name from a run folder becomes a name on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from vlrl.data import MEDIA_FIELDS, json_line
+from vlrl.errors import VlrlError
+from vlrl.settings import LimitsSettings
+from vlrl.store import PER_TOKEN, SCHEMA
+
+from . import AppError
+from .library import Library
+from .media import MediaStore
+from .notes import Note
+from .queries import RolloutKey
+
+MOST_ROWS = 20_000
+MOST_BYTES = 4 << 30
+"""Of the media in one set."""
+_HEAVY = {"token_ids", "loss_mask", "logprobs", "turns", "schema", "top_ids", "top_logprobs", *PER_TOKEN}
+_JSON = ("parsed", "target", "sample", "marks")
+_MAPS = ("parts", "weights")
+_ADDED = ("run", "source", "flag", "comment")
+_NOT_CARRIED = {*MEDIA_FIELDS, "split", "solution"}
+"""Fields of a row that the set has its own values for, or none: the user says which side it is."""
+_README = """Answers chosen in vlrl's inspector, as data for supervised fine-tuning: rows.jsonl, its media in media/.
+
+    vlrl data check rows.jsonl --config CONFIG data.format=canonical
+    vlrl sft CONFIG data.train=rows.jsonl data.format=canonical
+
+CONFIG is that of the run the answers come from, for its task and coordinates. The task has to read rows from a file:
+where the run drew its samples, add task.drawn=false; in place of digits take task.name=classification.
+"""
+
+
+@dataclass(frozen=True)
+class Export:
+    """A file that was made."""
+
+    path: Path
+    rows: int
+    left_out: tuple[str, ...] = ()
+    """Which rollouts are not in it and what to beware of, a sentence each."""
+
+
+def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path) -> Export:
+    """Writes the rollouts of `chosen` to a file in `folder`, in one of FORMS.
+
+    Raises AppError for an unknown form, too many rollouts, and when none of them can be written.
+    """
+    if form not in FORMS:
+        raise AppError(f"form {form!r} is not known; take one of {', '.join(FORMS)}")
+    if len(chosen) > MOST_ROWS:
+        raise AppError(f"{len(chosen)} rollouts are chosen; {MOST_ROWS} is the most for one file: narrow the choice")
+    left_out: list[str] = []
+    path, rows = FORMS[form](library, media, chosen, folder, left_out)
+    if not rows:
+        path.unlink(missing_ok=True)
+        why = f": {left_out[0]}" if left_out else ", for none is chosen"
+        raise AppError(f"no rollout can be written{why}")
+    return Export(path, rows, tuple(left_out))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _tables(library: Library, chosen: Sequence[Note], names: Sequence[str],
+            left_out: list[str]) -> Iterator[tuple[list[Note], pa.Table]]:
+    """(notes, their rollouts in the same order), a step of a run at a time."""
+    by_file: dict[tuple, list[Note]] = {}
+    for note in chosen:
+        by_file.setdefault(note.key[:4], []).append(note)
+    for (run, source, split, step), notes in by_file.items():
+        try:
+            table = library.folder(run).rollouts(step, split=split if source == "eval" else None, columns=names)
+            places = {key: i for i, key in enumerate(_places(table))}
+            found = [(note, places[note.key[4:]]) for note in notes if note.key[4:] in places]
+        except (VlrlError, OSError, pa.ArrowException, UnicodeDecodeError) as error:
+            left_out.append(f"{len(notes)} of run {run!r}, step {step}: {error}")
+            continue
+        if len(found) < len(notes):
+            left_out.append(f"{len(notes) - len(found)} of run {run!r}, step {step}: no longer in its files")
+        if found:
+            yield [note for note, _ in found], table.take([place for _, place in found])
+
+
+def _places(table: pa.Table) -> Iterator[tuple[str, int]]:
+    return zip(table["group_id"].to_pylist(), table["index"].to_pylist(), strict=True)
+
+
+def _records(library: Library, chosen: Sequence[Note], left_out: list[str]) -> Iterator[tuple[Note, dict[str, Any]]]:
+    """(note, its rollout without what is per token), with what the files hold as JSON decoded."""
+    names = [name for name in SCHEMA.names if name not in _HEAVY]
+    for notes, table in _tables(library, chosen, names, left_out):
+        for i, note in enumerate(notes):
+            try:
+                row = table.slice(i, 1).to_pylist()[0]
+                yield note, {**row, **{k: _decoded(row[k]) for k in _JSON if k in row},
+                             **{k: dict(row[k] or ()) for k in _MAPS}}
+            except (ValueError, RecursionError) as error:  # text that is not UTF-8, JSON that is none
+                left_out.append(f"{_name(note.key)}: {error}")
+
+
+def _decoded(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def _name(key: RolloutKey) -> str:
+    return f"run {key.run!r}, step {key.step}, group {key.group!r}, answer {key.index}"
+
+
+def _remarks(note: Note) -> dict[str, str]:
+    return dict(zip(_ADDED, (note.key.run, note.key.source, note.flag, note.comment), strict=True))
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+
+def _jsonl(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
+           left_out: list[str]) -> tuple[Path, int]:
+    """A line each: every column but those per token, and run, source, flag and comment."""
+    path, rows = folder / "rollouts.jsonl", 0
+    with open(path, "w", encoding="utf-8") as file:
+        for note, record in _records(library, chosen, left_out):
+            try:
+                file.write(json_line({**_remarks(note), **record}) + "\n")
+                rows += 1
+            except VlrlError as error:
+                left_out.append(f"{_name(note.key)}: {error}")
+    return path, rows
+
+
+def _parquet(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
+             left_out: list[str]) -> tuple[Path, int]:
+    """The columns of store.SCHEMA, per token too, and after them run, source, flag and comment."""
+    path, rows = folder / "rollouts.parquet", 0
+    schema = pa.schema([*SCHEMA, *((name, pa.string()) for name in _ADDED)])
+    with pq.ParquetWriter(path, schema, compression="zstd") as file:
+        for notes, table in _tables(library, chosen, SCHEMA.names, left_out):
+            for name in _ADDED:
+                table = table.append_column(name, pa.array([_remarks(note)[name] for note in notes], pa.string()))
+            file.write_table(table.cast(schema))
+            rows += len(table)
+    return path, rows
+
+
+def _sft(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
+         left_out: list[str]) -> tuple[Path, int]:
+    """A zip of canonical rows with the chosen answers as their `solution`, of their media, and of how to use it."""
+    path, lines, held, ids = folder / "sft.zip", [], {}, set()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # media are compressed already
+        for note, record in _records(library, chosen, left_out):
+            try:
+                files = [_media_file(media, note.key.run, entry) for entry in record["media"] or ()]
+                line = json_line(_row(note, record, files, ids))
+                _keep(archive, held, files)
+                lines.append(line)
+            except (VlrlError, OSError, ValueError, TypeError) as error:
+                left_out.append(f"{_name(note.key)}: {error}")
+        archive.writestr("rows.jsonl", "".join(f"{line}\n" for line in lines))
+        archive.writestr("README.txt", _README)
+    evaluated = sorted({note.key.split for note in chosen if note.key.source == "eval"})
+    if evaluated:
+        left_out.append(f"Beware: some answers come from evaluations of {', '.join(evaluated)}. A model that learns "
+                        "from them can no longer be measured there.")
+    return path, len(lines)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A media file of a set."""
+
+    name: str
+    """In the set."""
+    kind: str
+    path: Path
+    frames: bool
+    """Kept by the run as the sampled frames alone, as animated WebP."""
+
+
+def _media_file(media: MediaStore, run: str, entry: Mapping[str, Any]) -> _File:
+    if not entry.get("path"):
+        raise AppError("its media were not kept (store.media=none)")
+    path = media.resolve(run, str(entry["path"]))
+    frames = entry.get("kind") == "video" and path.suffix.lower() == ".webp"
+    name = re.sub(r"[^0-9a-f]", "", str(entry.get("hash")))[:64] or "unnamed"
+    return _File(f"media/{name}{'.png' if frames else path.suffix.lower()}", str(entry.get("kind")), path, frames)
+
+
+def _row(note: Note, record: Mapping[str, Any], files: Sequence[_File], ids: set[str]) -> dict[str, Any]:
+    """The data row with the chosen answer. A sample that was chosen twice gets numbered ids."""
+    row = record["sample"]
+    if not isinstance(row, dict):
+        raise AppError("its data row was not kept")
+    if not record["completion"] or record["truncated"]:
+        raise AppError("its answer is empty or was cut off: it would teach to end there")
+    kept = {name: value for name, value in row.items() if name not in _NOT_CARRIED}
+    if any(file.frames for file in files):  # frames that were kept alone begin at the clip's start
+        kept = {name: value for name, value in kept.items() if name not in ("video_start", "video_end")}
+    id, number = record["sample_id"], 2
+    while id in ids:
+        id, number = f"{record['sample_id']}-{number}", number + 1
+    ids.add(id)
+    images = [file.name for file in files if file.kind == "image"]
+    videos = [file.name for file in files if file.kind == "video"]
+    shown = {"image": images[0]} if len(images) == 1 else {"images": images} if images else {}
+    shown |= {"video": videos[0] if len(videos) == 1 else videos} if videos else {}
+    came = {"run": note.key.run, "step": note.key.step, "group": note.key.group, "rollout": note.key.index,
+            "reward": record["reward"]}
+    meta = row.get("meta")
+    return {**kept, "id": id, **shown, "solution": record["completion"],
+            "meta": {**(meta if isinstance(meta, dict) else {}), "rollout": came}}
+
+
+def _keep(archive: zipfile.ZipFile, held: dict[str, int], files: Sequence[_File]) -> None:
+    for file in files:
+        size = file.path.stat().st_size
+        if held.setdefault(file.name, size) != size:
+            raise AppError(f"two files of different sizes go by the hash of {file.name}")
+        if file.name in archive.NameToInfo:
+            continue
+        if sum(held.values()) > MOST_BYTES:
+            raise AppError(f"the media of these answers have more than {MOST_BYTES >> 30} GiB: narrow the choice")
+        if file.frames:
+            with archive.open(file.name, "w") as target:
+                _animated_png(file.path, target)
+        else:
+            archive.write(file.path.resolve(), file.name)
+
+
+def _animated_png(path: Path, target: Any) -> None:
+    """Animated WebP, which no video decoder here reads, as animated PNG, which they do; both lossless."""
+    limits = LimitsSettings()
+    with Image.open(path, formats=("WEBP",)) as image:
+        count = getattr(image, "n_frames", 1)
+        if image.width * image.height > limits.image_pixels or \
+                count * image.width * image.height > limits.video_pixels:
+            raise AppError(f"{path.name} has more pixels than limits.video_pixels")
+        frames, shown = [], []
+        for i in range(count):
+            image.seek(i)
+            frames.append(image.convert("RGB"))
+            shown.append(image.info.get("duration", 500))
+    frames[0].save(target, format="PNG", save_all=True, append_images=frames[1:], duration=shown)
+
+
+FORMS: dict[str, Callable[..., tuple[Path, int]]] = {"jsonl": _jsonl, "parquet": _parquet, "sft": _sft}

@@ -1,0 +1,122 @@
+"""The form of an answer: which of its text is reasoning, which the answer, and what is wrong with its tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+_NAMES = ("think", "answer", "glue")
+_TAG = re.compile(r"<(/?)(think|answer|glue)>")
+_KINDS = {"think": "reasoning", "answer": "answer", "glue": "answer"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of an answer. kind: reasoning, answer, or outside (of all tags, where tags are expected)."""
+
+    kind: str
+    text: str
+    tag: bool = False
+    """Whether it is a tag; its kind is that of what it opens or closes."""
+    bad: bool = False
+    """Whether it does not belong where it stands."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """All pieces of an answer in order, and its violations in words."""
+
+    pieces: tuple[Piece, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(p.text for p in self.pieces if p.kind == "reasoning" and not p.tag).strip()
+
+
+def usual(texts: Sequence[str]) -> set[str]:
+    """The tags that at least half of some answers have."""
+    return {name for name in _NAMES if texts and 2 * sum(f"</{name}>" in text for text in texts) >= len(texts)}
+
+
+def read(text: str, prompt: str = "", truncated: bool = False, others: Collection[str] = ()) -> Form:
+    """The pieces of an answer and what is wrong with it.
+
+    Tags are expected where the answer, the prompt or the `others` (see `usual`) have them; a prompt may end with an
+    opened <think>. An answer whose
+    first thinking tag is </think> begins with reasoning, as rewards.text.parse_answer reads it.
+    """
+    end = prompt.rstrip()
+    opened = "think" if end.endswith("<think>") else ""
+    said = {name for name in _NAMES if re.search(f"</?{name}>", text)}
+    asked = {name for name in _NAMES if f"<{name}>" in prompt or name in others}
+    if end.endswith("</think>"):
+        asked -= {"think"}
+    expected = [name for name in _NAMES if name in said | asked]
+    if not expected:
+        pieces = (Piece("answer", text),) if text else ()
+        return Form(pieces, ("cut off before its end",) if truncated else ())
+    pieces, wrong = _pieces(text, opened, expected)
+    problems = [*_counts(text, expected, opened), *wrong, *_outside(pieces)]
+    return Form(tuple(pieces), (*dict.fromkeys(problems), *(("cut off before its end",) if truncated else ())))
+
+
+def _pieces(text: str, opened: str, expected: list[str]) -> tuple[list[Piece], list[str]]:
+    """The pieces, and the tags that stand where they must not."""
+    first = re.search("</?think>", text)
+    inside = opened or ("think" if first and first[0] == "</think>" else "")
+    before = -1 if not inside else expected.index(inside) if inside in expected else -1
+    pieces: list[Piece] = []
+    wrong: list[str] = []
+    at = 0
+    for found in _TAG.finditer(text):
+        _add(pieces, text[at:found.start()], inside)
+        at, name, closing = found.end(), found[2], bool(found[1])
+        fits = inside == name if closing else not inside
+        late = not closing and expected.index(name) < before
+        if late:
+            wrong.append(f"{found[0]} after <{expected[before]}>")
+        elif not fits:
+            wrong.append(f"{found[0]} inside <{inside}>" if inside else f"{found[0]} without an opening tag")
+        pieces.append(Piece(_KINDS[inside or name], found[0], tag=True, bad=late or not fits))
+        if fits:
+            inside, before = ("" if closing else name), max(before, expected.index(name))
+    _add(pieces, text[at:], inside)
+    return pieces, wrong
+
+
+def _add(pieces: list[Piece], text: str, inside: str) -> None:
+    if text:
+        pieces.append(Piece(_KINDS.get(inside, "outside"), text, bad=not inside and bool(text.strip())))
+
+
+def _counts(text: str, expected: list[str], opened: str) -> list[str]:
+    """Tags that are missing or come several times."""
+    problems = []
+    for name in expected:
+        for tag in (f"<{name}>", f"</{name}>"):
+            count = text.count(tag) + (opened == name and tag == f"<{name}>")
+            if count == 0:
+                problems.append(f"{tag} is missing")
+            elif count > 1:
+                problems.append(f"{tag} {count} times")
+    return problems
+
+
+def _outside(pieces: list[Piece]) -> list[str]:
+    """Where text stands outside of all tags."""
+    tags = [i for i, piece in enumerate(pieces) if piece.tag]
+    if not tags:
+        return []
+    problems = []
+    for i, piece in enumerate(pieces):
+        if piece.kind == "outside" and piece.bad:
+            if i < tags[0]:
+                problems.append(f"text before {pieces[tags[0]].text}")
+            elif i > tags[-1]:
+                last = pieces[tags[-1]].text
+                problems.append("text after the answer" if last in ("</answer>", "</glue>") else f"text after {last}")
+            else:
+                problems.append("text between the tags")
+    return problems

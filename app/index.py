@@ -1,0 +1,280 @@
+"""Rollouts of many runs as one table to filter, sort and page through. Imports no torch.
+
+    index = Index(Library("runs"))
+    page = index.groups(Query(runs=("quickstart",), order="mixed"), page=0, size=50)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from .library import Library
+from .queries import (
+    ANY,
+    ORDERS,
+    SORTS,
+    GroupKey,
+    Query,
+    Range,
+    RolloutKey,
+    clean_key,
+    flagged_table,
+    group_order,
+    of_groups,
+    of_rollouts,
+    rollout_order,
+)
+from .table import Table
+
+__all__ = ["ANY", "ORDERS", "SORTS", "Facets", "GroupKey", "GroupRow", "Index", "Page", "Query", "Range", "RolloutKey",
+           "RolloutRow"]
+
+Row = TypeVar("Row")
+SHOWN = 240
+"""Characters of a prompt or an answer in a list."""
+_MOST_ROWS = 500  # on a page
+_MOST_VALUES = 500  # of a facet
+_KEY = "run, source, split, step, group_id"
+
+
+@dataclass(frozen=True)
+class Page(Generic[Row]):
+    """One page of rows."""
+
+    rows: tuple[Row, ...]
+    total: int
+    """Rows on all pages."""
+    page: int
+    """From 0."""
+    size: int
+    pending: int = 0
+    """Files that are not read yet: ask again."""
+    notes: tuple[str, ...] = ()
+    """Files that were skipped, and why."""
+
+    @property
+    def pages(self) -> int:
+        return max(1, -(-self.total // self.size))
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """A group in the list. Statistics are over all its scored answers, also those that the filters hide."""
+
+    key: GroupKey
+    task: str
+    sample_id: str
+    category: str | None
+    difficulty: float | None
+    prompt: str
+    """Its first characters."""
+    n: int
+    """Answers."""
+    hits: int
+    """Answers that the filters keep."""
+    mean: float | None
+    std: float | None
+    best: float | None
+    worst: float | None
+    zero_variance: bool
+    truncated: int
+    errors: int
+    media: str | None = None
+    """Name of the first image or video in the run's media/ folder."""
+    rewards: tuple[float | None, ...] = ()
+    """[n] by index."""
+
+
+@dataclass(frozen=True)
+class RolloutRow:
+    """A rollout in the list."""
+
+    key: RolloutKey
+    task: str
+    sample_id: str
+    category: str | None
+    difficulty: float | None
+    reward: float | None
+    advantage: float | None
+    parts: dict[str, float | None]
+    length: int
+    """Tokens."""
+    truncated: bool
+    error: str | None
+    policy_step: int | None
+    text: str
+    """First characters of the answer."""
+    media: str | None = None
+
+    @property
+    def group(self) -> GroupKey:
+        return GroupKey(*self.key[:5])
+
+
+@dataclass(frozen=True)
+class Facets:
+    """What the filters can be set to."""
+
+    sources: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    steps: tuple[int, int] | None = None
+    """First and last."""
+    rollouts: int = 0
+    pending: int = 0
+    """Files that are not read yet."""
+    notes: tuple[str, ...] = ()
+
+
+class Asked(NamedTuple):
+    """What a query was answered from."""
+
+    runs: list[str]
+    pending: int
+    notes: tuple[str, ...]
+
+
+class Index:
+    """The rollouts below a library's root, read file by file when first asked for. Safe to use from many threads.
+
+    A call reads new files for at most `budget_s` seconds before it answers; what is left then is `Page.pending`.
+    """
+
+    def __init__(self, library: Library, budget_s: float = 0.8):
+        self.library = library
+        self.table = Table(library, budget_s)
+
+    def close(self) -> None:
+        """Gives back memory and temporary files."""
+        self.table.close()
+
+    def refresh(self, runs: Sequence[str] = (), budget_s: float | None = None) -> Asked:
+        """Reads what is new in some runs; () = every run. Raises AppError for a run that is unknown."""
+        names = list(runs) or [info.id for info in self.library.runs()]
+        return Asked(names, *self.table.refresh(names, budget_s))
+
+    # --- lists ----------------------------------------------------------------------------------------------------
+
+    def groups(self, query: Query, page: int = 0, size: int = 50) -> Page[GroupRow]:
+        """One page of the groups of which an answer passes the filters; a page after the last gives the last.
+
+        Raises AppError for a query that cannot be.
+        """
+        asked = self.refresh(query.runs)
+        source, values = _groups(query, asked.runs)
+        order = group_order(query)
+        sql = f"""
+            WITH found AS ({source}), shown AS (SELECT * FROM found ORDER BY {order} LIMIT ? OFFSET ?)
+            SELECT shown.*, more.*, (SELECT count(*) FROM found) AS total
+            FROM shown JOIN (
+                SELECT {_KEY}, {_GROUP_COLUMNS} FROM rollouts SEMI JOIN shown USING ({_KEY}) GROUP BY {_KEY}
+            ) AS more USING ({_KEY}) ORDER BY {order}"""
+        return self._page(query, asked, sql, values, page, size, _group_row)
+
+    def rollouts(self, query: Query, page: int = 0, size: int = 50) -> Page[RolloutRow]:
+        """One page of the answers that pass the filters; a page after the last gives the last.
+
+        Raises AppError for a query that cannot be.
+        """
+        asked = self.refresh(query.runs)
+        groups, rollouts = of_groups(query, asked.runs), of_rollouts(query)
+        order, order_values = rollout_order(query)
+        sql = f"""
+            WITH found AS (SELECT rowid AS row, row_number() OVER (ORDER BY {order}) AS place FROM rollouts
+                           WHERE {groups} AND {rollouts}),
+                 shown AS (SELECT * FROM found ORDER BY place LIMIT ? OFFSET ?)
+            SELECT rollouts.* REPLACE (completion[:{SHOWN}] AS completion), (SELECT count(*) FROM found) AS total
+            FROM shown JOIN rollouts ON rollouts.rowid = shown.row ORDER BY place"""
+        return self._page(query, asked, sql, [*order_values, *groups.values, *rollouts.values], page, size,
+                          _rollout_row)
+
+    def neighbours(self, query: Query, key: GroupKey) -> tuple[GroupKey | None, GroupKey | None]:
+        """The groups before and after `key` in the order of `groups(query)`; None at an end or when it is not there."""
+        asked = self.refresh(query.runs)
+        source, values = _groups(query, asked.runs)
+        sql = f"""
+            WITH found AS ({source}),
+                 placed AS (SELECT {_KEY}, row_number() OVER (ORDER BY {group_order(query)}) AS place FROM found),
+                 here AS (SELECT place AS mine FROM placed WHERE ({_KEY}) = (?, ?, ?, ?, ?))
+            SELECT {_KEY}, place - mine AS side FROM placed, here WHERE place BETWEEN mine - 1 AND mine + 1"""
+        rows = self._fetch(query, sql, [*values, *clean_key(key)])
+        sides = {row["side"]: _group_key(row) for row in rows}
+        return sides.get(-1), sides.get(1)
+
+    def facets(self, runs: Sequence[str] = (), budget_s: float | None = None) -> Facets:
+        """What the filters can be set to for some runs; () = every run. Of each at most the 500 commonest."""
+        asked = self.refresh(runs, budget_s)
+
+        def common(value: str) -> tuple[str, ...]:
+            rows = self.table.fetch(
+                f"SELECT value FROM (SELECT {value} AS value FROM rollouts WHERE run IN (SELECT unnest(?::VARCHAR[])))"
+                f" WHERE value IS NOT NULL GROUP BY value ORDER BY count(*) DESC, value LIMIT {_MOST_VALUES}",
+                [asked.runs])
+            return tuple(sorted(row["value"] for row in rows))
+
+        [span] = self.table.fetch("SELECT min(step) AS first, max(step) AS last, count(*) AS count FROM rollouts "
+                                  "WHERE run IN (SELECT unnest(?::VARCHAR[]))", [asked.runs])
+        steps = None if span["first"] is None else (span["first"], span["last"])
+        return Facets(common("source"), common("split"), common("category"), common("unnest(part_names)"),
+                      common("task"), steps, span["count"], asked.pending, asked.notes)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _fetch(self, query: Query, sql: str, values: list[Any]) -> list[dict[str, Any]]:
+        tables = {} if query.flagged is None else {"flagged": flagged_table(query)}
+        return self.table.fetch(sql, values, tables, query.text)
+
+    def _page(self, query: Query, asked: Asked, sql: str, values: list[Any], page: int, size: int, make: Any) -> Page:
+        size = min(max(1, int(size)), _MOST_ROWS)
+        page = max(0, int(page))
+        rows = self._fetch(query, sql, [*values, size, page * size])
+        if not rows and page:  # after the last one
+            first = self._page(query, asked, sql, values, 0, size, make)
+            last = first.pages - 1
+            return first if last == 0 else self._page(query, asked, sql, values, min(last, page - 1), size, make)
+        total = rows[0]["total"] if rows else 0
+        return Page(tuple(make(row) for row in rows), total, page, size, asked.pending, asked.notes)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+_GROUP_COLUMNS = f"""
+    count(*) FILTER (NOT aside) AS n, max(reward) FILTER (NOT aside) AS best, min(reward) FILTER (NOT aside) AS worst,
+    first(task) AS task, first(sample_id) AS sample_id, first(category) AS category, first(difficulty) AS difficulty,
+    first(prompt)[:{SHOWN}] AS prompt, first(media) AS media, count(*) FILTER (truncated) AS truncated,
+    count(error) AS errors, list(reward ORDER BY idx) FILTER (NOT aside) AS rewards"""
+
+
+def _groups(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
+    """SELECT of the groups with an answer that passes: key, hits and what they are ordered by; and its parameters."""
+    groups, rollouts = of_groups(query, runs), of_rollouts(query)
+    # rounded, so that equal rewards have a spread of 0 whatever the order in which they are added up
+    sql = f"""
+        SELECT {_KEY}, count(*) FILTER ({rollouts}) AS hits, avg(reward) FILTER (NOT aside) AS mean,
+               round(stddev_samp(reward) FILTER (NOT aside), 12) AS std
+        FROM rollouts WHERE {groups} GROUP BY {_KEY} HAVING hits > 0"""
+    return sql, [*rollouts.values, *groups.values]
+
+
+def _group_key(row: dict[str, Any]) -> GroupKey:
+    return GroupKey(row["run"], row["source"], row["split"], row["step"], row["group_id"])
+
+
+def _group_row(row: dict[str, Any]) -> GroupRow:
+    rewards = tuple(row["rewards"] or ())
+    scored = [r for r in rewards if r is not None]
+    std = 0.0 if len(scored) == 1 else row["std"]
+    return GroupRow(_group_key(row), row["task"] or "", row["sample_id"], row["category"], row["difficulty"],
+                    row["prompt"], row["n"], row["hits"], row["mean"], std, row["best"], row["worst"],
+                    len(set(scored)) < 2, row["truncated"], row["errors"], row["media"], rewards)
+
+
+def _rollout_row(row: dict[str, Any]) -> RolloutRow:
+    parts: dict[str, float | None] = dict(zip(row["part_names"] or (), row["part_values"] or (), strict=True))
+    return RolloutRow(RolloutKey(*_group_key(row), row["idx"]), row["task"] or "", row["sample_id"], row["category"],
+                      row["difficulty"], row["reward"], row["advantage"], parts, row["length"], row["truncated"],
+                      row["error"], row["policy_step"], row["completion"], row["media"])

@@ -1,0 +1,373 @@
+"""What many rollouts tell together: a prompt's history, two runs compared, what the curriculum did. No torch.
+
+An answer passes when its reward (or the reward part named by `part`) is at least `threshold`. Without a threshold that
+is half of the largest value seen in the run, over training and evaluations; the largest itself when it is not above 0.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from vlrl.stats import Interval, mean_ci, paired_gain
+
+from . import AppError
+from .index import GroupKey, Index
+from .library import Library, finite
+
+EDGES = (0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0)
+"""Bounds of the classes of pass rate."""
+_KEY = "run, source, split, step, group_id"
+_RUNS = "(SELECT unnest(?::VARCHAR[]))"
+_VALUE = "CASE WHEN ?::VARCHAR IS NULL THEN reward ELSE part_values[list_position(part_names, ?::VARCHAR)] END"
+"""What an answer passes by: its reward, or the part that is named."""
+_EQUAL = 1e-9
+_ANSWER = 4000  # characters of an answer in a history
+_MOST_CATEGORIES = 40
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One group of a sample."""
+
+    key: GroupKey
+    n: int
+    """Answers."""
+    mean: float | None
+    """Of the reward, as the next three; None when no answer was scored."""
+    std: float | None
+    best: float | None
+    worst: float | None
+    pass_rate: float | None
+    """In [0, 1], over the scored answers."""
+    visits: int
+    """Training groups of this sample in the run up to here, this one included."""
+    weight: float | None
+    """visits / mean visits of all samples of the run that were drawn up to here: 1 = drawn as often as the others."""
+    best_answer: str = ""
+
+
+@dataclass(frozen=True)
+class History:
+    """Every group of one sample."""
+
+    sample_id: str
+    visits: tuple[Visit, ...]
+    """By run, then step; evaluations among training."""
+    thresholds: dict[str, float] = field(default_factory=dict)
+    """By run: the reward from which an answer passes."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is compared: the evaluation of a run after `step` completed steps; None = its last one."""
+
+    run: str
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One sample on both sides; rewards are means over its scored answers."""
+
+    sample_id: str
+    category: str | None
+    a: float
+    b: float
+    key_a: GroupKey
+    key_b: GroupKey
+
+    @property
+    def gain(self) -> float:
+        return self.b - self.a
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides over the samples that both have. A win is a sample on which b has the larger mean reward."""
+
+    a: Side
+    b: Side
+    """Both with the step that was found."""
+    split: str
+    n: int
+    wins: int
+    losses: int
+    ties: int
+    mean_a: Interval
+    mean_b: Interval
+    gain: Interval
+    """b - a, paired over the samples, with its 95 % bootstrap interval."""
+    pairs: tuple[Pair, ...]
+    """Largest gain first; its end has the biggest losses."""
+    categories: tuple[tuple[str, int, int, int, int, float], ...] = ()
+    """(category, n, wins, losses, ties, mean gain), by name."""
+    only_a: int = 0
+    """Samples that b does not have."""
+    only_b: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CategoryView:
+    """One category of the training data over the whole run."""
+
+    name: str
+    groups: int
+    rollouts: int
+    mean: float | None
+    pass_rate: float | None
+    zero_variance: float | None
+    """Share of its groups, in [0, 1]."""
+    share: tuple[float, ...]
+    """[bins] of all groups drawn in those steps, in [0, 1]: the weight that the curriculum gave it."""
+    pass_rates: tuple[float | None, ...]
+    """[bins]"""
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """The training groups of a run over bins of steps."""
+
+    run: str
+    threshold: float | None
+    """The reward from which an answer passes."""
+    bins: tuple[tuple[int, int], ...]
+    """First and last step of each."""
+    edges: tuple[float, ...]
+    """[classes + 1] bounds of the classes of pass rate: class i is [edges[i], edges[i + 1]), but the first and the last
+    hold 0 and 1 alone."""
+    counts: tuple[tuple[int, ...], ...]
+    """[bins][classes] groups by pass rate."""
+    wasted: tuple[float | None, ...]
+    """[bins] share of rollouts in groups in which all rewards are equal: they teach nothing."""
+    truncated: tuple[float | None, ...]
+    """[bins] share of rollouts."""
+    errors: tuple[float | None, ...]
+    dropped: tuple[float | None, ...]
+    """[bins] mean of the metric groups/wasted: groups that were generated and not trained on."""
+    categories: tuple[CategoryView, ...]
+    weights: dict[str, tuple[tuple[int, float], ...]]
+    """(step, value) of every metric curriculum/..., by name."""
+    notes: tuple[str, ...] = ()
+
+
+def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str | None = None,
+            threshold: float | None = None) -> History:
+    """Every group of `sample_id` in some runs (() = all). Raises AppError for an unknown run."""
+    asked = index.refresh(runs)
+    limits = _thresholds(index, asked.runs, part, threshold)
+    rows = index.table.fetch(f"""
+        SELECT {_KEY}, count(*) AS n, avg(reward) AS mean, round(stddev_samp(reward), 12) AS std, max(reward) AS best,
+               min(reward) AS worst, list({_VALUE}) AS scored,
+               arg_max(completion, reward)[:{_ANSWER}] AS answer
+        FROM rollouts WHERE sample_id = ? AND run IN {_RUNS} AND NOT aside GROUP BY {_KEY}
+        ORDER BY run, step, source DESC, split, group_id""", [*_value(part), sample_id, asked.runs])
+    drawn = {run: _drawn(index, run) for run in {row["run"] for row in rows}}
+    visits, seen = [], dict[str, int]()
+    for row in rows:
+        run, training = row["run"], row["source"] == "train"
+        seen[run] = seen.get(run, 0) + training
+        usual = drawn[run](row["step"])
+        visits.append(Visit(
+            GroupKey(*(row[name] for name in _KEY.split(", "))), row["n"], row["mean"],
+            0.0 if row["best"] is not None and row["best"] == row["worst"] else row["std"], row["best"], row["worst"],
+            _pass_rate(row["scored"], limits.get(run)), seen[run], seen[run] / usual if training and usual else None,
+            row["answer"] or ""))
+    return History(sample_id, tuple(visits), {run: limits[run] for run in drawn if run in limits}, asked.notes)
+
+
+def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Comparison:
+    """Two evaluations over the samples of both; `split` None takes the first split that both have.
+
+    Raises AppError when a side has no evaluation of it, or no sample is on both sides.
+    """
+    asked = index.refresh(list(dict.fromkeys((a.run, b.run))))
+    split = split or _common_split(index, a, b)
+    (a, first), (b, second) = (_evaluated(index, side, split) for side in (a, b))
+    both = [sample for sample in first if sample in second]
+    if not both:
+        raise AppError(f"the evaluations of {split!r} in run {a.run!r} at step {a.step} and run {b.run!r} at step "
+                       f"{b.step} have no sample in common")
+    pairs = sorted((Pair(sample, first[sample]["category"], first[sample]["mean"], second[sample]["mean"],
+                         _eval_key(a, split, first[sample]), _eval_key(b, split, second[sample])) for sample in both),
+                   key=lambda pair: (-pair.gain, pair.sample_id))
+    categories = sorted({pair.category for pair in pairs if pair.category is not None})
+    return Comparison(
+        a, b, split, len(pairs), *_outcomes(pairs), mean_ci([p.a for p in pairs]), mean_ci([p.b for p in pairs]),
+        paired_gain([p.a for p in pairs], [p.b for p in pairs]), tuple(pairs),
+        tuple(_category_outcomes(name, [p for p in pairs if p.category == name]) for name in categories),
+        len(first) - len(both), len(second) - len(both), asked.notes)
+
+
+def curriculum(index: Index, library: Library, run: str, *, part: str | None = None, threshold: float | None = None,
+               bins: int = 24) -> Curriculum:
+    """What a run was trained on and how it went, over `bins` spans of steps. Raises AppError for an unknown run."""
+    asked = index.refresh([run])
+    limit = _thresholds(index, [run], part, threshold).get(run)
+    rows = index.table.fetch(f"""
+        SELECT step, first(category) AS category, count(*) AS n, sum(reward) AS total, count(reward) AS scored,
+               count(DISTINCT reward) < 2 AS equal, count(*) FILTER (truncated) AS truncated, count(error) AS errors,
+               count({_VALUE}) AS valued, count(*) FILTER ({_VALUE} >= ?) AS passed
+        FROM rollouts WHERE run = ? AND source = 'train' AND NOT aside GROUP BY {_KEY} ORDER BY step""",
+        [*_value(part) * 2, limit, run])
+    metrics = library.metrics(run)
+    names = sorted({name for line in metrics for name in line if name.startswith("curriculum/")})
+    weights = {name: tuple((line["step"], value) for line in metrics if (value := finite(line.get(name))) is not None)
+               for name in names}
+    spans = _spans([row["step"] for row in rows], bins)
+    binned = [[row for row in rows if first <= row["step"] <= last] for first, last in spans]
+    wasted = [(line["step"], value) for line in metrics if (value := finite(line.get("groups/wasted"))) is not None]
+    dropped = [_mean([value for step, value in wasted if first <= step <= last]) for first, last in spans]
+    return Curriculum(
+        run, limit, tuple(spans), EDGES, tuple(_classes(of_bin) for of_bin in binned),
+        tuple(_share(of_bin, lambda row: row["n"] if row["equal"] else 0) for of_bin in binned),
+        tuple(_share(of_bin, lambda row: row["truncated"]) for of_bin in binned),
+        tuple(_share(of_bin, lambda row: row["errors"]) for of_bin in binned), tuple(dropped),
+        tuple(_categories(rows, binned)), weights, asked.notes)
+
+
+# --- passing ----------------------------------------------------------------------------------------------------------
+
+
+def _value(part: str | None) -> list[str | None]:
+    """The parameters of _VALUE."""
+    return [part, part]
+
+
+def _thresholds(index: Index, runs: Sequence[str], part: str | None, given: float | None) -> dict[str, float]:
+    """By run, from which value on an answer passes; a run without a scored answer has none."""
+    rows = index.table.fetch(f"SELECT run, max({_VALUE}) AS best FROM rollouts WHERE run IN {_RUNS} GROUP BY run",
+                             [*_value(part), list(runs)])
+    half = {row["run"]: row["best"] / 2 if row["best"] > 0 else row["best"] for row in rows if row["best"] is not None}
+    return half if given is None else dict.fromkeys(half, float(given))
+
+
+def _pass_rate(values: Sequence[float | None], threshold: float | None) -> float | None:
+    scored = [v for v in values if v is not None]
+    return sum(v >= threshold for v in scored) / len(scored) if scored and threshold is not None else None
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+def _drawn(index: Index, run: str) -> Callable[[int], float]:
+    """Mean training groups of a drawn sample up to a step."""
+    rows = index.table.fetch("""
+        WITH drawn AS (SELECT DISTINCT step, split, group_id, sample_id FROM rollouts
+                       WHERE run = ? AND source = 'train'),
+             first AS (SELECT min(step) AS step, sample_id FROM drawn GROUP BY sample_id)
+        SELECT step, count(*) AS groups, (SELECT count(*) FROM first WHERE first.step = drawn.step) AS fresh
+        FROM drawn GROUP BY step ORDER BY step""", [run])
+    steps = [row["step"] for row in rows]
+    groups = list(accumulate(row["groups"] for row in rows))
+    samples = list(accumulate(row["fresh"] for row in rows))
+
+    def mean(step: int) -> float:
+        place = bisect_right(steps, step) - 1
+        return groups[place] / samples[place] if place >= 0 else 0.0
+
+    return mean
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+
+def _common_split(index: Index, a: Side, b: Side) -> str:
+    rows = index.table.fetch(f"""
+        SELECT split FROM rollouts WHERE source = 'eval' AND run IN {_RUNS}
+        GROUP BY split HAVING count(DISTINCT run) = ? ORDER BY split LIMIT 1""",
+        [[a.run, b.run], len({a.run, b.run})])
+    if not rows:
+        raise AppError(f"runs {a.run!r} and {b.run!r} have no evaluated split in common. A run is evaluated every "
+                       "eval.every steps, before the first and after the last")
+    return rows[0]["split"]
+
+
+def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, dict[str, dict[str, Any]]]:
+    """The side with its step, and mean reward, category and group by sample."""
+    found = index.table.fetch("SELECT DISTINCT step FROM rollouts WHERE source = 'eval' AND run = ? AND split = ? "
+                              "ORDER BY step", [side.run, split])
+    steps = [row["step"] for row in found]
+    step = side.step if side.step is not None else max(steps, default=None)
+    if step not in steps or step is None:
+        told = f"it was evaluated at steps {', '.join(map(str, steps[-20:]))}" if steps else "it has none"
+        raise AppError(f"run {side.run!r} has no evaluation of {split!r}"
+                       f"{'' if step is None else f' at step {step}'}: {told}")
+    rows = index.table.fetch("""
+        SELECT sample_id, avg(reward) AS mean, first(category) AS category, min(group_id) AS group_id FROM rollouts
+        WHERE source = 'eval' AND run = ? AND split = ? AND step = ? AND NOT aside AND reward IS NOT NULL
+        GROUP BY sample_id ORDER BY sample_id""", [side.run, split, step])
+    return Side(side.run, step), {row["sample_id"]: row for row in rows}
+
+
+def _eval_key(side: Side, split: str, row: dict[str, Any]) -> GroupKey:
+    assert side.step is not None
+    return GroupKey(side.run, "eval", split, side.step, row["group_id"])
+
+
+def _outcomes(pairs: Sequence[Pair]) -> tuple[int, int, int]:
+    """Wins, losses and ties of b."""
+    wins, losses = sum(p.gain > _EQUAL for p in pairs), sum(p.gain < -_EQUAL for p in pairs)
+    return wins, losses, len(pairs) - wins - losses
+
+
+def _category_outcomes(name: str, pairs: Sequence[Pair]) -> tuple[str, int, int, int, int, float]:
+    return name, len(pairs), *_outcomes(pairs), sum(p.gain for p in pairs) / len(pairs)
+
+
+# --- the curriculum ---------------------------------------------------------------------------------------------------
+
+
+def _spans(steps: Sequence[int], bins: int) -> list[tuple[int, int]]:
+    """At most `bins` spans of equally many steps that cover `steps`, which ascend."""
+    if not steps:
+        return []
+    width = max(1, math.ceil((steps[-1] - steps[0] + 1) / max(1, bins)))
+    return [(first, min(first + width - 1, steps[-1])) for first in range(steps[0], steps[-1] + 1, width)]
+
+
+def _classes(rows: Sequence[dict[str, Any]]) -> tuple[int, ...]:
+    """[classes] groups by pass rate; a group without a scored answer is in none."""
+    counts = [0] * (len(EDGES) - 1)
+    for row in rows:
+        if row["valued"]:
+            rate = row["passed"] / row["valued"]
+            counts[0 if rate == 0 else len(counts) - 1 if rate == 1 else bisect_right(EDGES, rate) - 1] += 1
+    return tuple(counts)
+
+
+def _share(rows: Sequence[dict[str, Any]], count: Callable[[dict[str, Any]], int]) -> float | None:
+    """Share of the rollouts."""
+    total = sum(row["n"] for row in rows)
+    return sum(map(count, rows)) / total if total else None
+
+
+def _categories(rows: Sequence[dict[str, Any]], binned: Sequence[Sequence[dict[str, Any]]]) -> Iterator[CategoryView]:
+    """The categories with the most groups, by name."""
+    common = Counter(row["category"] for row in rows if row["category"] is not None).most_common(_MOST_CATEGORIES)
+    for name in sorted(name for name, _ in common):
+        own = [row for row in rows if row["category"] == name]
+        of_bins = [[row for row in of_bin if row["category"] == name] for of_bin in binned]
+        scored = sum(row["scored"] for row in own)
+        yield CategoryView(
+            name, len(own), sum(row["n"] for row in own),
+            sum(row["total"] or 0.0 for row in own) / scored if scored else None, _passed(own),
+            sum(row["equal"] for row in own) / len(own),
+            tuple(len(mine) / len(all_) if all_ else 0.0 for mine, all_ in zip(of_bins, binned, strict=True)),
+            tuple(map(_passed, of_bins)))
+
+
+def _passed(rows: Sequence[dict[str, Any]]) -> float | None:
+    valued = sum(row["valued"] for row in rows)
+    return sum(row["passed"] for row in rows) / valued if valued else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

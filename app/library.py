@@ -1,0 +1,360 @@
+"""The runs below one folder: their state, metrics, evaluations and settings. Imports no torch.
+
+A run's id is its path below the root, written with "/": "quickstart", "sweep/a1"; a root that is itself a run folder
+has the one run ".". Nothing outside the root is read, also not through a link. Safe to use from many threads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from vlrl.errors import did_you_mean
+from vlrl.files import read_json
+from vlrl.store import RunFolder
+from vlrl.tools import status
+
+from . import AppError
+from .textfiles import BadFile, JsonLines, flat, read_yaml
+
+STATES = ("running", "finished", "failed", "interrupted", "stale", "unknown")
+_STATE = {"starting": "running", "dead": "stale"}  # status.py's words for it, where they differ
+_DEPTH = 5  # folders below the root in which runs are looked for
+_MOST_FOLDERS = 20_000
+_NOT_WALKED = {"media", "checkpoints", "rollouts", "eval-rollouts", "__pycache__", "node_modules"}
+_SCAN_S = 1.0  # for so long the list of folders holds
+_SMALL = 1 << 20  # bytes of config.yaml, env.json, heartbeat.json and run.lock
+_WATCHED = ("heartbeat.json", "run.lock", "metrics.jsonl", "eval.jsonl", "config.yaml", "env.json")
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One run as the list shows it. Numbers are None where the files do not tell."""
+
+    id: str
+    path: Path
+    state: str
+    """One of STATES; stale: says that it runs, but reports nothing any more or its process is gone."""
+    task: str = ""
+    model: str = ""
+    step: int | None = None
+    """Steps completed."""
+    steps: int | None = None
+    reward: float | None = None
+    """Mean of the last step."""
+    started: float | None = None
+    """Seconds since 1970; of the last start, when a run was resumed."""
+    duration_s: float | None = None
+    """Since then: until now while it runs, else until its last sign of life."""
+    notes: tuple[str, ...] = ()
+    """What of its files could not be read, in words."""
+
+
+class Library:
+    """The run folders at or below `root`. Raises AppError when that is no folder."""
+
+    def __init__(self, root: str | Path):
+        if not os.path.isdir(root):
+            raise AppError(f"{root} is no folder. Name a folder of runs, e.g. `vlrl app runs`.")
+        self.root = Path(root).resolve()
+        self.skipped: tuple[str, ...] = ()
+        """Folders that were not looked into, and why."""
+        self._lock = threading.RLock()
+        self._paths: dict[str, Path] = {}
+        self._scanned = -math.inf
+        self._infos: dict[str, tuple[Any, float, RunInfo]] = {}
+        self._settings: dict[str, tuple[Any, dict[str, Any], str]] = {}
+        self._lines: dict[tuple[str, str], JsonLines] = {}
+
+    # --- which runs there are -------------------------------------------------------------------------------------
+
+    def runs(self) -> list[RunInfo]:
+        """Every run, the one started last first. Cheap to call every two seconds."""
+        with self._lock:
+            paths = self._scan()
+            for cache in (self._infos, self._settings):
+                for id in cache.keys() - paths.keys():
+                    del cache[id]
+            infos = [self._info(id, path) for id, path in paths.items()]
+        return sorted(infos, key=lambda info: (-(info.started or 0.0), info.id))
+
+    def run(self, id: str) -> RunInfo:
+        """One run. Raises AppError for an id that is unknown or leads out of the root."""
+        with self._lock:
+            return self._info(id, self.path(id))
+
+    def path(self, id: str) -> Path:
+        """The run's folder. Raises AppError as `run` does: only an id that `runs` lists is one."""
+        with self._lock:
+            found = (self._scan().get(id) or self._scan(fresh=True).get(id)) if isinstance(id, str) else None
+        if found is None:
+            word = str(id)[:200]
+            raise AppError(f"there is no run {word!r} in {self.root}.{did_you_mean(word, self._paths)}")
+        return found
+
+    def folder(self, id: str) -> RunFolder:
+        """The run's folder for reading, through which nothing outside the root is read. Raises AppError as `run`."""
+        return _Inside(self.path(id), self.root)
+
+    def _scan(self, fresh: bool = False) -> dict[str, Path]:
+        with self._lock:
+            if fresh or time.monotonic() - self._scanned > _SCAN_S:
+                walk = _Walk(self.root)
+                self._paths, self.skipped = dict(walk.runs()), tuple(walk.skipped)
+                self._scanned = time.monotonic()
+            return self._paths
+
+    # --- what one run says ----------------------------------------------------------------------------------------
+
+    def metrics(self, id: str) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl, oldest first: `step` (int) and finite numbers or None by name."""
+        return self._read_lines(id, "metrics.jsonl")
+
+    def evals(self, id: str) -> list[dict[str, Any]]:
+        """The lines of eval.jsonl, oldest first; each has `step` (int) and `split` (str)."""
+        return [record for record in self._read_lines(id, "eval.jsonl") if isinstance(record.get("split"), str)]
+
+    def settings(self, id: str) -> dict[str, Any]:
+        """The settings in config.yaml by flat name, e.g. "train.lr"; {} when it cannot be read."""
+        return dict(self._config(id, self.path(id))[0])
+
+    def diff(self, a: str, b: str) -> list[tuple[str, Any, Any]]:
+        """(name, value in run a, value in run b) of every setting that differs; None where a run has none.
+
+        The folder of the run is left out.
+        """
+        first, second = self.settings(a), self.settings(b)
+        names = [*first, *(name for name in second if name not in first)]
+        return [(name, first.get(name), second.get(name)) for name in names
+                if name != "run.dir" and first.get(name) != second.get(name)]
+
+    def notes(self, id: str) -> tuple[str, ...]:
+        """What of the run's files could not be read, in words."""
+        info = self.run(id)
+        self.metrics(id)
+        self.evals(id)
+        with self._lock:
+            told = [note for (run, _), lines in self._lines.items() if run == id for note in lines.notes]
+        return tuple(dict.fromkeys((*info.notes, *told)))
+
+    def file(self, id: str, name: str) -> Path | None:
+        """The regular file `name` ("tokenizer.json", "checkpoints/step-000050/tokenizer.json") of a run, as it lies
+        inside the root; None when there is none. Raises AppError as `run` does."""
+        return inside(self.path(id) / name, self.root)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _read_lines(self, id: str, name: str) -> list[dict[str, Any]]:
+        path = self.path(id)
+        with self._lock:
+            lines = self._lines.setdefault((id, name), JsonLines(name))
+            return list(lines.read(inside(path / name, self.root)))
+
+    def _config(self, id: str, path: Path) -> tuple[dict[str, Any], str]:
+        """(flat settings, what is wrong with them)."""
+        file = inside(path / "config.yaml", self.root)
+        signature = _signature(file)
+        with self._lock:
+            if id not in self._settings or self._settings[id][0] != signature:
+                found, wrong = {}, ""
+                try:
+                    found = flat(read_yaml(file, _SMALL)) if file else {}
+                except BadFile as error:
+                    wrong = f"config.yaml cannot be read: {error}"
+                if file is None and os.path.lexists(path / "config.yaml"):
+                    wrong = f"config.yaml is not read: it is no regular file inside {self.root}"
+                self._settings[id] = (signature, found, wrong)
+            return self._settings[id][1:]
+
+    def _info(self, id: str, path: Path) -> RunInfo:
+        signature = tuple(_signature(path / name) for name in _WATCHED)
+        known = self._infos.get(id)
+        if known and known[0] == signature:
+            alive = known[2].state in ("running", "stale")  # whether its process lives shows in no file
+            if not alive or time.monotonic() - known[1] < _SCAN_S:
+                return known[2]
+        info = self._read_info(id, path)
+        self._infos[id] = (signature, time.monotonic(), info)
+        return info
+
+    def _read_info(self, id: str, path: Path) -> RunInfo:
+        settings, wrong = self._config(id, path)
+        notes = [wrong] if wrong else []
+        refused = [name for name in _WATCHED if name != "config.yaml" and
+                   os.path.lexists(path / name) and not _readable(inside(path / name, self.root), name)]
+        notes += [f"{name} is not read: it is no regular file of a usual size inside {self.root}" for name in refused]
+        found = status.Status(str(path), "unknown")
+        if not {"heartbeat.json", "run.lock", "metrics.jsonl", "eval.jsonl"} & set(refused):
+            try:
+                found = status.read(path)
+            except Exception as error:  # the files may hold anything, e.g. a process number that is none
+                notes.append(f"its state cannot be read: {type(error).__name__} in heartbeat.json or run.lock")
+            if (path / "heartbeat.json").exists() and read_json(path / "heartbeat.json") is None:
+                notes.append("heartbeat.json is no whole JSON object")
+        state = _STATE.get(found.state, found.state)
+        started = None if "env.json" in refused else _started(path)
+        ended = time.time() if state == "running" else _beat(path) if "heartbeat.json" not in refused else None
+        lasted = ended - started if ended is not None and started is not None and ended >= started else None
+        steps = found.steps if found.steps is not None else _whole(settings.get("steps"))
+        return RunInfo(id, path, state, _task(settings), _word(settings.get("model.name")),
+                       _whole(found.step), _whole(steps), finite(found.reward), started, lasted, tuple(notes))
+
+
+def _task(settings: Mapping[str, Any]) -> str:
+    """The name of the task, or the labels of several."""
+    several = settings.get("tasks")
+    labels = [_word(t.get("label") or t.get("name")) for t in several if isinstance(t, Mapping)] \
+        if isinstance(several, list) else []
+    return " + ".join(labels)[:200] or _word(settings.get("task.name"))
+
+
+class _Walk:
+    """One walk over the folders below a root; links are not followed, and what lies in a run is not walked."""
+
+    def __init__(self, root: Path):
+        self.root, self.skipped, self._left = root, list[str](), _MOST_FOLDERS
+
+    def runs(self) -> Iterator[tuple[str, Path]]:
+        """(id, folder) of every run."""
+        if _is_run(self.root):
+            yield ".", self.root
+        else:
+            yield from self._below(self.root, _DEPTH)
+
+    def _below(self, folder: Path, depth: int) -> Iterator[tuple[str, Path]]:
+        try:
+            with os.scandir(folder) as entries:
+                names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
+        except OSError as error:
+            self.skipped.append(f"{_printable(folder)}: {error.strerror}")
+            return
+        for name in names:
+            path = folder / name
+            self._left -= 1
+            if self._left == 0:
+                self.skipped.append(f"only the first {_MOST_FOLDERS} folders were looked into: name a smaller folder")
+            if self._left <= 0:
+                return
+            if _printable(path) != str(path):
+                self.skipped.append(f"{_printable(path)}: its name is no valid text")
+            elif _is_run(path):
+                yield path.relative_to(self.root).as_posix(), path
+            elif depth > 1 and not name.startswith(".") and name not in _NOT_WALKED:
+                yield from self._below(path, depth - 1)
+
+
+class _Inside(RunFolder):
+    """A run folder of which only files inside `root` are read."""
+
+    def __init__(self, path: Path, root: Path):
+        super().__init__(path)
+        self._root = root
+
+    def last_heartbeat(self) -> dict[str, Any]:
+        return super().last_heartbeat() if _readable(inside(self.path / "heartbeat.json", self._root), "") else {}
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        lines = JsonLines(name)
+        records = lines.read(inside(self.path / name, self._root))
+        self.notes += lines.notes
+        return records
+
+    def rollout_files(self, folder: str) -> Iterator[tuple[Path, range, str | None]]:
+        if not inside_folder(self.path / folder, self._root):
+            return
+        for file, steps, split in super().rollout_files(folder):
+            if inside(file, self._root) if os.path.islink(file) else os.path.isfile(file):
+                yield file, steps, split
+            else:
+                self.notes.append(f"skipped {file.name}: it is no regular file inside {self._root}")
+
+
+# --- files and values -------------------------------------------------------------------------------------------------
+
+
+def inside(path: Path, root: Path) -> Path | None:
+    """`path` with links resolved, if it is a regular file inside `root`; else None. Opens nothing."""
+    try:
+        real = path.resolve(strict=True)
+        return real if real.is_relative_to(root) and stat.S_ISREG(real.stat().st_mode) else None
+    except (OSError, ValueError, RuntimeError):  # missing, a NUL in its name, links in a circle
+        return None
+
+
+def inside_folder(folder: Path, root: Path) -> bool:
+    """Whether a folder, links resolved, lies inside `root`."""
+    try:
+        return folder.resolve().is_relative_to(root)
+    except (OSError, RuntimeError):
+        return False
+
+
+def finite(value: Any) -> float | None:
+    """A finite number as float, anything else None."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _is_run(path: Path) -> bool:
+    return status.is_run(path) or any(_holds_parquet(path / name) for name in ("rollouts", "eval-rollouts"))
+
+
+def _holds_parquet(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.name.endswith(".parquet") for entry in entries)
+    except OSError:
+        return False
+
+
+def _readable(path: Path | None, name: str) -> bool:
+    return path is not None and (name.endswith(".jsonl") or path.stat().st_size <= _SMALL)
+
+
+def _signature(path: Path | None) -> Any:
+    try:
+        found = path.stat() if path else None
+    except (OSError, ValueError):
+        return None
+    return found and (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def _started(path: Path) -> float | None:
+    """When the run was started, by env.json; else when its config was written."""
+    told = (read_json(path / "env.json") or {}).get("started")
+    try:
+        return datetime.strptime(str(told), "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (ValueError, OverflowError, OSError):
+        pass
+    try:
+        return (path / "config.yaml").stat().st_mtime
+    except OSError:
+        return None
+
+
+def _beat(path: Path) -> float | None:
+    return finite((read_json(path / "heartbeat.json") or {}).get("time"))
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 53 else None
+
+
+def _word(value: Any) -> str:
+    return "" if value is None or isinstance(value, (Mapping, list)) else str(value)[:300]
+
+
+def _printable(path: Path) -> str:
+    return str(path).encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,60 @@
+"""Puts the pages of the inspector together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from gradio.utils import get_upload_folder
+from gradio_client.utils import is_file_obj_with_meta, traverse
+
+from . import AppError, pages
+from .html import Html, el, join, link
+from .site import PAGES, Site
+
+KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑", "the row or group before"),
+        ("Enter", "open the row"), ("h ←", "the answer before"), ("l →", "the next answer"),
+        ("u Esc", "back to the list"), ("n p", "next page of the list, the one before"), ("/", "search"),
+        ("?", "these keys"))
+
+
+class Pages(gr.Blocks):
+    """Gradio's pages, to which a request may name no file but an upload: an app that Gradio did not launch itself
+    would copy any file of this machine, or of a web address, into its cache and serve it from there."""
+
+    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *args: Any, **options: Any) -> Any:
+        traverse(inputs, _uploaded, is_file_obj_with_meta)
+        return await super().preprocess_data(block_fn, inputs, *args, **options)
+
+
+def _uploaded(file: dict[str, Any]) -> dict[str, Any]:
+    """The file as it is. Raises AppError when it does not lie in the folder of uploads."""
+    try:
+        inside = Path(file["path"]).resolve().is_relative_to(Path(get_upload_folder()).resolve())
+    except (OSError, ValueError, RuntimeError):
+        inside = False
+    if not inside:
+        raise AppError("A request named a file that was not uploaded.")
+    return file
+
+
+def blocks(site: Site) -> gr.Blocks:
+    """The whole app; which of its pages is in view is decided in the browser (static/app.js)."""
+    with Pages(title="vlrl", analytics_enabled=False, fill_width=True) as made:
+        links = [el("li", link({"page": name}, name.title(), class_=f"v-tab v-tab-{name}")) for name in PAGES]
+        gr.HTML(el("nav", el("ul", *links), class_="v v-nav", aria_label="Pages"), elem_id="v-top",
+                apply_default_css=False)
+        gr.HTML(_keys(), apply_default_css=False)
+        for name in PAGES:
+            with gr.Column(elem_id=f"v-page-{name}", elem_classes="v-screen"):
+                site.begin(name)
+                getattr(pages, name).build(site)
+    return made
+
+
+def _keys() -> Html:
+    lines = [el("tr", el("td", join([el("kbd", key) for key in keys.split()], " ")), el("td", words))
+             for keys, words in KEYS]
+    close = el("form", el("button", "Close"), method="dialog")
+    return el("dialog", el("h3", "Keys"), el("table", *lines), close, id="v-keys", class_="v", aria_label="Keys")

@@ -1,0 +1,179 @@
+"""Marks of Task.overlay made safe to draw, and how well they meet the target. Pure functions.
+
+A mark comes from a file and may be anything; what cannot be drawn is left out and counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vlrl.rewards.boxes import iou
+from vlrl.rewards.spans import union_iou
+
+from .details import GroupView
+from .html import finite, number
+
+COLORS = ("#4c8dff", "#f58518", "#e5484d", "#a46ef5", "#0fa3b8", "#d4a106", "#e052a0", "#a9744f")
+"""Of answers by their index, told apart on light, dark and on pictures; repeated from the ninth on."""
+TARGET = "#22c55e"
+"""Of the target, which is drawn dashed as well."""
+_FARTHEST = 1e6  # pixels or seconds
+_MOST = 2_000  # shapes of a group, points of a path, boxes of a track
+_NUMBERS = {"box": 4, "point": 2, "span": 2}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A mark that can be drawn. Pixels of the original picture, seconds of the clip."""
+
+    kind: str
+    at: tuple[Any, ...]
+    """box (x1, y1, x2, y2), corners in order; point (x, y); path ((x, y), ...); span (start, end), as written; track
+    ((seconds or None, box), ...)."""
+    label: str
+    rollout: int | None
+    """Index of the answer; None = the target."""
+    media: int = 0
+    score: str = ""
+    """How well it meets the target, in words: "IoU 0.82"."""
+
+    @property
+    def color(self) -> str:
+        return TARGET if self.rollout is None else color(self.rollout)
+
+
+def color(index: Any) -> str:
+    """The colour of answer `index`, the same for its card, boxes and curves."""
+    return COLORS[index % len(COLORS)] if isinstance(index, int) else COLORS[0]
+
+
+def shapes(view: GroupView) -> tuple[list[Shape], int]:
+    """The targets (each once), then the marks of each answer with their scores; and how many could not be drawn."""
+    targets: dict[str, Shape] = {}
+    answers: list[Shape] = []
+    bad = 0
+    for rollout in view.rollouts:
+        for mark in rollout.marks or ():
+            shape = _shape(mark, rollout.index)
+            if shape is None or len(targets) + len(answers) >= _MOST:
+                bad += 1
+            elif shape.rollout is None:
+                targets.setdefault(json.dumps([shape.kind, shape.at, shape.media]), shape)
+            else:
+                answers.append(shape)
+    return [*targets.values(), *scored(answers, list(targets.values()))], bad
+
+
+def _shape(mark: Any, index: int) -> Shape | None:
+    if not isinstance(mark, Mapping):
+        return None
+    at = _place(mark.get("kind"), mark.get("at"))
+    media = mark.get("media", 0)
+    if at is None or not isinstance(media, int) or not 0 <= media < 1000:
+        return None
+    label = mark.get("label")
+    return Shape(kind=mark["kind"], at=at, label=label[:80] if isinstance(label, str) else "", media=int(media),
+                 rollout=None if mark.get("role") == "target" else index)
+
+
+def _place(kind: Any, at: Any) -> tuple[Any, ...] | None:
+    """`at` in the form of Shape.at; None when it has another one."""
+    if not isinstance(at, (list, tuple)) or not isinstance(kind, str):
+        return None
+    if kind in _NUMBERS:
+        found = _numbers(at, _NUMBERS[kind])
+        return ordered(found) if found and kind == "box" else found
+    if kind == "path":
+        points = [_numbers(point, 2) for point in at[:_MOST]]
+        return tuple(points) if len(points) > 1 and all(points) else None
+    if kind == "track":
+        seen = [_seen(entry) for entry in at[:_MOST]]
+        return tuple(seen) if seen and all(seen) else None
+    return None
+
+
+def _seen(entry: Any) -> tuple[float | None, tuple[float, ...]] | None:
+    if not isinstance(entry, (list, tuple)) or len(entry) != 2:
+        return None
+    box, seconds = _numbers(entry[1], 4), finite(entry[0])
+    if box is None or (seconds is None and entry[0] is not None) or (seconds or 0.0) > _FARTHEST:
+        return None
+    return seconds, ordered(box)
+
+
+def _numbers(values: Any, count: int) -> tuple[float, ...] | None:
+    if not isinstance(values, (list, tuple)) or len(values) != count:
+        return None
+    found = [finite(value) for value in values]
+    return tuple(v for v in found if v is not None) if all(
+        v is not None and abs(v) <= _FARTHEST for v in found) else None
+
+
+def ordered(box: Sequence[float]) -> tuple[float, ...]:
+    """The box with its corners in order, so that it can be drawn."""
+    x1, y1, x2, y2 = box
+    return min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
+
+
+# --- against the target -----------------------------------------------------------------------------------------------
+
+
+def scored(answers: Iterable[Shape], targets: Sequence[Shape]) -> list[Shape]:
+    """The answers with their scores against targets of the same picture: IoU of boxes (the best), spans (of all of an
+    answer) and tracks (mean over the target's boxes), of points the distance to the nearest target point, or whether
+    they lie in a target box."""
+    answers = list(answers)
+    return [Shape(a.kind, a.at, a.label, a.rollout, a.media,
+                  _score(a, answers, [t for t in targets if t.media == a.media])) for a in answers]
+
+
+def _score(shape: Shape, answers: Sequence[Shape], targets: Sequence[Shape]) -> str:
+    same = [t.at for t in targets if t.kind == shape.kind]
+    boxes = [t.at for t in targets if t.kind == "box"]
+    if shape.kind == "point" and boxes:
+        hit = any(b[0] <= shape.at[0] <= b[2] and b[1] <= shape.at[1] <= b[3] for b in boxes)
+        return "inside" if hit else "outside"
+    if not same:
+        return ""
+    if shape.kind == "point":
+        away = min(((shape.at[0] - x) ** 2 + (shape.at[1] - y) ** 2) ** 0.5 for x, y in same)
+        return f"{number(away, '.0f')} px off"
+    if shape.kind == "box":
+        return _iou(max(iou(shape.at, box) for box in same))
+    if shape.kind == "span":
+        mine = [a.at for a in answers if a.kind == "span" and a.rollout == shape.rollout and a.media == shape.media]
+        return _iou(union_iou(mine, same))
+    return _iou(max(track_iou(shape.at, track) for track in same)) if shape.kind == "track" else ""
+
+
+def _iou(value: float) -> str:
+    return f"IoU {value:.2f}"
+
+
+def track_iou(track: Sequence[Any], truth: Sequence[Any]) -> float:
+    """Mean IoU over the boxes of `truth` [(seconds or None, box), ...]; a box that `track` lacks counts 0.
+
+    Boxes go together by their seconds, without seconds by their place.
+    """
+    if not truth:
+        return 0.0
+    own = {round(t, 3) if t is not None else i: box for i, (t, box) in enumerate(track)}
+    found = [own.get(round(t, 3) if t is not None else i) for i, (t, _) in enumerate(truth)]
+    return sum(iou(box, true) for box, (_, true) in zip(found, truth, strict=True) if box is not None) / len(truth)
+
+
+def at_frame(track: Sequence[Any], frame: int, times: Sequence[float]) -> tuple[float, ...] | None:
+    """The box of a track at frame number `frame` of those at `times` (seconds); None where it has none there.
+
+    Of boxes with seconds the nearest within half the distance of two frames, of others the one at the same place of
+    its list.
+    """
+    if all(t is None for t, _ in track):
+        place = round(frame * (len(track) - 1) / max(len(times) - 1, 1))
+        return track[place][1]
+    gap = (times[-1] - times[0]) / max(len(times) - 1, 1) or 1.0
+    near = min(((abs(t - times[frame]), box) for t, box in track if t is not None), key=lambda found: found[0])
+    return near[1] if near[0] <= gap / 2 + 1e-6 else None

@@ -1,0 +1,229 @@
+"""Images and videos of run folders, as files and as small pictures. Imports no torch.
+
+A file is served only when it lies in the media/ folder of a run, is named like an image or video and begins like one.
+A link there (store.media=link) is followed only when the file it leads to has the content that the name says: the
+store names files by their sha256, so no link can show a file that its maker did not have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+from PIL import Image, ImageSequence
+
+from vlrl import decoders
+from vlrl.errors import DataError
+from vlrl.media import IMAGE_FORMATS, load
+from vlrl.settings import LimitsSettings
+from vlrl.types import Media
+
+from . import AppError
+from .library import Library, inside, inside_folder
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".mp4", ".mkv", ".webm", ".mov", ".avi",
+            ".m4v"}
+VIDEO_SUFFIXES = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"}
+"""Of files that video decoders open; .webp and .gif may move too."""
+_MAGIC = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|BM|II\*\x00|MM\x00\*|RIFF....(?:WEBP|AVI )|"
+                    rb"\x1aE\xdf\xa3|....(?:ftyp|moov|mdat|wide|free|skip)", re.DOTALL)
+_CACHED_BYTES = 64 << 20
+_SMALLEST, _LARGEST = 16, 2048  # sides of a picture
+_MOST_FRAMES = 64
+_LIMITS = LimitsSettings()
+_QUALITY = 85
+
+
+class MediaStore:
+    """Serves what lies in the media/ folders of a library's runs, and nothing else. Safe to use from many threads."""
+
+    def __init__(self, library: Library):
+        self.library = library
+        self._pictures = _Cache()
+        self._links: dict[tuple[Any, ...], str] = {}
+        self._decoding = threading.Semaphore(2)  # so many large pictures in memory
+
+    def resolve(self, run: str, name: str) -> Path:
+        """The file `name` ("<hash>.png" or "media/<hash>.png") of a run. Raises AppError when it is refused."""
+        folder = self.library.path(run) / "media"
+        plain = name.removeprefix("media/") if isinstance(name, str) else ""
+        if not re.fullmatch(r"[^/\\\x00]{1,255}", plain) or plain.startswith("."):
+            raise AppError(f"{str(name)[:200]!r} is not the name of a file in the media folder of a run")
+        path = folder / plain
+        if not inside_folder(folder, self.library.root):
+            raise AppError(f"the media folder of run {run!r} leads out of {self.library.root}")
+        real = self._linked(path) if os.path.islink(path) else inside(path, self.library.root)
+        if real is None:
+            raise AppError(f"run {run!r} has no media file {plain!r}")
+        if not {path.suffix.lower(), real.suffix.lower()} <= SUFFIXES or not _MAGIC.match(_head(real)):
+            raise AppError(f"media file {plain!r} is no image or video of a known kind")
+        return real
+
+    def thumbnail(self, run: str, name: str, size: int = 256) -> bytes:
+        """A picture of at most `size` x `size` pixels (of a video: its first frame), JPEG. Raises AppError."""
+        path, size = self.resolve(run, name), _side(size)
+        return self._cached(path, size, None, lambda: [_first(path)])[0]
+
+    def frames(self, run: str, name: str, timestamps: Sequence[float], size: int = 256) -> list[bytes]:
+        """The frames of a video shown at `timestamps` (seconds from the start of the file), each a JPEG of at most
+        `size` x `size` pixels; at most 64. Raises AppError."""
+        path, size = self.resolve(run, name), _side(size)
+        times = tuple(_seconds(t) for t in list(timestamps)[:_MOST_FRAMES])
+        return self._cached(path, size, times, lambda: _frames(path, times)) if times else []
+
+    def _cached(self, path: Path, size: int, times: Any, read: Callable[[], list[Image.Image]]) -> list[bytes]:
+        try:
+            key = (*_signature(path), size, times)
+            found = self._pictures.get(key)
+            if found is None:
+                with self._decoding:
+                    found = [_jpeg(image, size) for image in read()]
+                self._pictures.put(key, found)
+            return found
+        except (DataError, OSError) as error:
+            raise AppError(f"media file {path.name!r} cannot be shown: {error}") from None
+
+    def _linked(self, path: Path) -> Path | None:
+        """Where a link leads, if that file has the sha256 that its name says."""
+        try:
+            real = path.resolve(strict=True)
+            if not real.is_file() or real.stat().st_size > _LIMITS.media_bytes:
+                return None
+            key = _signature(real)
+            if key not in self._links:
+                with open(real, "rb") as file:
+                    self._links[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            return real if self._links[key] == path.stem else None
+        except (OSError, ValueError, RuntimeError):
+            return None
+
+
+class _Cache:
+    """Pictures by key, those not used for longest leave first."""
+
+    def __init__(self):
+        self._lock, self._bytes = threading.Lock(), 0
+        self._held: OrderedDict[Any, list[bytes]] = OrderedDict()
+
+    def get(self, key: Any) -> list[bytes] | None:
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+            return self._held.get(key)
+
+    def put(self, key: Any, pictures: list[bytes]) -> None:
+        with self._lock:
+            self._bytes += sum(map(len, pictures)) - sum(map(len, self._held.get(key, ())))
+            self._held[key] = pictures
+            while self._bytes > _CACHED_BYTES and len(self._held) > 1:
+                self._bytes -= sum(map(len, self._held.popitem(last=False)[1]))
+
+
+def url(run: str, name: str, size: int | None = None) -> str:
+    """The address that the app's server answers with the file, or with a picture of `size` pixels."""
+    words = {"run": run, "name": name} | ({"size": size} if size else {})
+    return "/vlrl/media?" + urlencode(words, errors="backslashreplace")
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def _first(path: Path) -> Image.Image:
+    if path.suffix.lower() in VIDEO_SUFFIXES:
+        return _frames(path, (0.0,))[0]
+    return load(Media(source=path), _LIMITS).frames[0]
+
+
+def _frames(path: Path, times: Sequence[float]) -> list[Image.Image]:
+    if path.suffix.lower() not in VIDEO_SUFFIXES:
+        return _moving(path, times)
+    if path.stat().st_size > _LIMITS.media_bytes:
+        raise DataError(f"it has more than {_LIMITS.media_bytes} bytes")
+    found = decoders.track(path)
+    _check_size(*found.size)
+    wanted = [int(np.abs(found.times - t).argmin()) for t in times]
+    order = sorted(set(wanted))
+    try:
+        frames, _ = decoders.frames_of(found, order)
+    except decoders.Hidden:
+        found = decoders.counted(found)
+        wanted = [int(np.abs(found.times - t).argmin()) for t in times]
+        order = sorted(set(wanted))
+        frames, _ = decoders.frames_of(found, order)
+    return [frames[order.index(i)] for i in wanted]
+
+
+def _moving(path: Path, times: Sequence[float]) -> list[Image.Image]:
+    """Frames of an animated picture: those shown at `times`, or one each where it has as many as there are times."""
+    try:
+        with Image.open(path, formats=IMAGE_FORMATS) as image:
+            _check_size(*image.size)
+            count = getattr(image, "n_frames", 1)
+            if count * image.width * image.height > _LIMITS.video_pixels:
+                raise DataError(f"its {count} frames have too many pixels")
+            chosen: dict[int, Image.Image] = {}
+            clock = 0.0
+            for number, frame in enumerate(ImageSequence.Iterator(image)):
+                frame.load()
+                end = clock + frame.info.get("duration", 0) / 1000
+                places = ([number] if number < len(times) else []) if count == len(times) else [
+                    i for i, t in enumerate(times) if clock <= t < end or (number == count - 1 and t >= end)]
+                if places:
+                    kept = frame.convert("RGB")
+                    kept.thumbnail((_LARGEST, _LARGEST))
+                    chosen |= dict.fromkeys(places, kept)
+                clock = end
+            return [chosen[i] for i in range(len(times))]
+    except DataError:
+        raise
+    except Exception as error:  # decoders raise anything on broken bytes
+        raise DataError(f"{type(error).__name__}: {str(error)[:200]}") from None
+
+
+def _check_size(width: int, height: int) -> None:
+    if not 0 < width * height <= _LIMITS.image_pixels:
+        raise DataError(f"it is {width}x{height} pixels, more than {_LIMITS.image_pixels}")
+
+
+def _jpeg(image: Image.Image, size: int) -> bytes:
+    small = image.copy()
+    small.thumbnail((size, size), Image.Resampling.LANCZOS)
+    out = io.BytesIO()
+    small.convert("RGB").save(out, format="JPEG", quality=_QUALITY)
+    return out.getvalue()
+
+
+def _signature(path: Path) -> tuple[Any, ...]:
+    found = path.stat()
+    return str(path), found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
+            return file.read(16)
+    except OSError:
+        return b""
+
+
+def _side(size: Any) -> int:
+    try:
+        return min(max(int(size), _SMALLEST), _LARGEST)
+    except (TypeError, ValueError, OverflowError):
+        raise AppError(f"size {str(size)[:50]!r} must be a number of pixels") from None
+
+
+def _seconds(value: Any) -> float:
+    try:
+        return min(max(float(value), 0.0), 1e9)
+    except (TypeError, ValueError):
+        raise AppError(f"time {str(value)[:50]!r} must be a number of seconds") from None

@@ -1,0 +1,230 @@
+"""Models on this machine for the playground: which there are, whether the memory suffices, loading. No Gradio.
+
+torch is imported by the functions that need it. Nothing is fetched from the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlrl import checkpoint, offline
+from vlrl.errors import VlrlError
+from vlrl.files import read_json
+from vlrl.settings import Config
+
+from . import AppError
+from .library import Library
+
+if TYPE_CHECKING:
+    from vlrl.policy import Policy
+
+GIB = 2**30
+_BETWEEN = "/checkpoints/"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A model on this machine."""
+
+    name: str
+    """Its folder, or an embedded name."""
+    label: str
+    run: str | None = None
+    step: int = 0
+    """Steps it was trained for."""
+    stamp: int = 0
+    """Changes when its files do."""
+
+
+def listed(library: Library) -> list[tuple[str, str]]:
+    """(label, value) of the embedded models and of the checkpoints of every run, the newest of each first."""
+    shipped = sorted(p.parent.name for p in (Path(offline.__file__).parent / "assets").glob("*/config.json"))
+    found = [(f"{name}, as shipped", f"embedded/{name}") for name in shipped]
+    for run in library.runs():
+        with contextlib.suppress(VlrlError, OSError):
+            names = sorted((p.name for p in _checkpoints(library, run.id).glob("step-*")), key=_step, reverse=True)
+            found += [(f"{run.id}, step {_step(n)}", f"{run.id}{_BETWEEN}{n}") for n in names if _step(n) >= 0]
+    return found
+
+
+def run_of(library: Library, model: str) -> str | None:
+    """The id of the run whose checkpoint a text means; None for other models."""
+    run, between, name = model.rpartition(_BETWEEN)
+    return run if between and _step(name) >= 0 and any(r.id == run for r in library.runs()) else None
+
+
+def choose(library: Library, model: str) -> Chosen:
+    """The model that a text means: an entry of `listed`, a folder, or a hub name in the local cache.
+
+    Raises AppError when it is not on this machine, or no longer.
+    """
+    run = run_of(library, model)
+    if run is not None:
+        path = _checkpoints(library, run) / model.rpartition(_BETWEEN)[2]
+        if not path.is_dir():
+            raise AppError(gone(model))
+        step = _step(path.name)
+        return Chosen(str(_weights(path)), f"{run}, step {step}", run, step, _stamp(path))
+    if model.startswith("embedded/"):
+        return Chosen(str(offline.embedded(model)), model)
+    path = Path(model).expanduser()
+    if model and _is_dir(path):
+        path = _weights(path)
+        step = checkpoint.step_of(path) if (path / checkpoint.MANIFEST).exists() else 0
+        return Chosen(str(path), str(path), step=step, stamp=_stamp(path))
+    if folder := _cached(model):
+        return Chosen(str(folder), model, stamp=_stamp(folder))
+    raise AppError(f"The model {model[:200]!r} is not on this machine: choose one of the list, or give a folder, or a "
+                   "hub name that was downloaded before. Nothing is fetched from here.")
+
+
+def gone(model: str) -> str:
+    """What is said of a checkpoint that a run has removed."""
+    return (f"The checkpoint {model!r} is gone: a run keeps only its newest ones (save.keep). Look again for models "
+            "and choose another one.")
+
+
+def _checkpoints(library: Library, run: str) -> Path:
+    """The checkpoints folder of a run; AppError when a link leads it out of RUNS_DIR."""
+    path = library.folder(run).checkpoints
+    if not path.resolve().is_relative_to(library.root):
+        raise AppError(f"The checkpoints of run {run!r} lie outside of the folder that is shown.")
+    return path
+
+
+def _step(name: str) -> int:
+    """Of a checkpoint's folder; -1 for other names."""
+    digits = name.removeprefix("step-")
+    return int(digits) if digits != name and digits.isdecimal() and digits.isascii() and len(digits) < 16 else -1
+
+
+def _weights(path: Path) -> Path:
+    """The folder of weights that a path means: itself, or a run's newest checkpoint. Raises AppError without any."""
+    if (path / "checkpoints").is_dir():
+        path = checkpoint.latest(path / "checkpoints").path or path
+    wrong = checkpoint.problems(path, full=False) if (path / checkpoint.MANIFEST).exists() else []
+    if wrong:
+        raise AppError(f"The checkpoint {path} is damaged: {wrong[0]}. Choose another one.")
+    if not any(path.glob("*.safetensors")):
+        raise AppError(f"{path} is neither a model, nor a checkpoint, nor a run with one: it has no *.safetensors.")
+    return path
+
+
+def _is_dir(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or holds a zero byte
+        return False
+
+
+def _stamp(folder: Path) -> int:
+    return max((file.stat().st_mtime_ns for file in folder.glob("*.json")), default=0)
+
+
+def _cached(name: str) -> Path | None:
+    """The folder of a hub name in the local cache; None when it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for file in ("config.json", "adapter_config.json"):
+        try:
+            found = try_to_load_from_cache(name, file)
+        except (ValueError, OSError):  # no name that the hub could have
+            return None
+        if isinstance(found, str):
+            return Path(found).parent
+    return None
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def check_memory(config: Config, loaded: bool) -> int:
+    """Bytes of the weights of a config's model. Raises AppError when loading it and writing the answers, or once it is
+    loaded the latter alone, needs more memory than is free."""
+    import psutil
+    import torch
+
+    from vlrl.engine.capacity import device_bytes
+    from vlrl.loading import compute_dtype, skeleton
+    from vlrl.tools.memory import estimate
+
+    needed = estimate(config, skeleton(config.model)[0].config)
+    weights, cuda = needed.resident, torch.cuda.is_available()
+    own = psutil.Process().memory_info().rss
+    free = max(0, min(psutil.virtual_memory().available, int(device_bytes(torch.device("cpu"))) - own))
+    read = 0 if loaded else weights * 4 // compute_dtype(config.model).itemsize  # weights are read as float32
+    places = [("of main memory", read + (0 if cuda else needed.generation), free)]
+    if cuda:
+        there = torch.cuda.mem_get_info()[0]
+        places.append(("of the GPU's memory", needed.generation + (0 if loaded else weights), there))
+    for what, wants, has in places:
+        if wants > has:
+            raise AppError(f"This needs about {wants / GIB:.1f} GiB {what}, and {has / GIB:.1f} GiB are free. Choose a "
+                           "smaller model, ask for fewer answers or fewer new tokens, or close other programs.")
+    return weights
+
+
+def load(config: Config, weights: int, tell: Callable[[float], None]) -> Policy:
+    """Loads a config's model; tells meanwhile by what share of its weights' bytes this process has grown."""
+    import psutil
+    import transformers
+
+    from vlrl import policy
+    from vlrl.assemble import make_accelerator
+
+    transformers.logging.disable_progress_bar()
+    process = psutil.Process()
+    before = process.memory_info().rss
+    with _ticking(0.2, lambda: tell(min(0.95, max(0, process.memory_info().rss - before) / max(weights, 1)))):
+        return policy.load(config, make_accelerator(config))
+
+
+def stay_local(name: str) -> None:
+    """Switches the hub off, and raises AppError for an adapter whose base model is not on this machine."""
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE = True  # what the environment variable of this name sets
+    for _ in range(8):
+        base = (read_json(Path(name, "adapter_config.json")) or {}).get("base_model_name_or_path")
+        if not base:
+            return
+        name = str(base)
+        if name.startswith("embedded/"):
+            name = str(offline.embedded(name))
+        elif not _is_dir(Path(name)):
+            folder = _cached(name)
+            if folder is None:
+                raise AppError(f"This adapter was trained on {name[:200]!r}, which is not on this machine. Download "
+                               "that model first; nothing is fetched from here.")
+            name = str(folder)
+    raise AppError("This adapter stands on more than eight others.")
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether memory ran out: Python's, a GPU's, or that of torch on a CPU, which raises a RuntimeError."""
+    words = str(error).lower()
+    said = any(phrase in words for phrase in ("can't allocate memory", "not enough memory", "out of memory"))
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and said)
+
+
+@contextlib.contextmanager
+def _ticking(every_s: float, call: Callable[[], None]) -> Iterator[None]:
+    """`call` again and again from another thread."""
+    over = threading.Event()
+
+    def tick() -> None:
+        while not over.wait(every_s):
+            call()
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

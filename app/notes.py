@@ -1,0 +1,202 @@
+"""Flags and comments on rollouts, kept in `notes.sqlite` beside the runs. Imports no Gradio.
+
+    notes = Notes("runs")
+    notes.put(RolloutKey("quickstart", "train", "train", 12, "00000384", 0), flag="good", comment="counts aloud")
+    notes.all(flag="good")
+
+The file appears with the first note. Every call opens and closes it, so threads, tabs and other programs may use it at
+once: it is in WAL mode, and who finds it locked waits up to five seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from . import AppError
+from .queries import RolloutKey
+
+FILE = "notes.sqlite"
+FLAGS = ("good", "bad", "look")
+"""What a rollout may be flagged as; the empty text is no flag."""
+MOST_TEXT = 10_000
+"""Characters of a comment."""
+VERSION = 1
+_WAIT_S = 5.0
+_COLUMNS = ("run", "source", "split", "step", "group_id", "rollout", "flag", "comment", "sample", "reward", "changed")
+_KEYS = _COLUMNS[:6]
+"""As the fields of RolloutKey; `group` and `index` are words of SQL."""
+_TABLE = f"""CREATE TABLE IF NOT EXISTS notes (
+    run TEXT NOT NULL, source TEXT NOT NULL, split TEXT NOT NULL, step INTEGER NOT NULL, group_id TEXT NOT NULL,
+    rollout INTEGER NOT NULL, flag TEXT NOT NULL, comment TEXT NOT NULL, sample TEXT NOT NULL, reward REAL,
+    changed REAL NOT NULL, PRIMARY KEY ({', '.join(_KEYS)})) WITHOUT ROWID"""
+_THIS = " AND ".join(f"{name} = ?" for name in _KEYS)
+
+
+@dataclass(frozen=True)
+class Note:
+    """What someone remarked on one rollout."""
+
+    key: RolloutKey
+    flag: str = ""
+    """One of FLAGS, or empty."""
+    comment: str = ""
+    sample: str = ""
+    """Id of the sample, for the list."""
+    reward: float | None = None
+    changed: float = 0.0
+    """Seconds since 1970."""
+
+
+class Notes:
+    """The notes of a folder of runs. Every method but `problem` raises AppError for a file that cannot be used."""
+
+    def __init__(self, root: str | Path):
+        self.path = Path(root).resolve() / FILE
+
+    def get(self, key: RolloutKey) -> Note | None:
+        """The note on one rollout."""
+        found = self._select(f"WHERE {_THIS}", _values(key))
+        return found[0] if found else None
+
+    def all(self, run: str | None = None, flag: str | None = None, text: str = "") -> list[Note]:
+        """Notes, the last changed first: of one run, with one flag, with a text in comment or sample id."""
+        wanted = {"run = ?": run, "flag = ?": flag, "instr(lower(comment || ' ' || sample), ?)": text.lower() or None}
+        tests = {test: _utf8(value) for test, value in wanted.items() if value is not None}
+        where = f"WHERE {' AND '.join(tests)}" if tests else ""
+        return self._select(f"{where} ORDER BY changed DESC, {', '.join(_KEYS)}", tuple(tests.values()))
+
+    def flagged(self) -> tuple[RolloutKey, ...]:
+        """The rollouts with a flag or a comment: `Query.flagged`."""
+        return tuple(note.key for note in self._select("", ()))
+
+    def put(self, key: RolloutKey, *, flag: str | None = None, comment: str | None = None, sample: str = "",
+            reward: float | None = None) -> Note | None:
+        """Sets the flag or the comment, or both; what is None stays. A note with neither goes; returns what is there.
+
+        Raises AppError for an unknown flag, a comment above MOST_TEXT, and a folder that cannot be written.
+        """
+        if flag is not None and flag not in ("", *FLAGS):
+            raise AppError(f"flag {flag!r} is not known; take one of {', '.join(FLAGS)}")
+        if comment is not None and len(comment) > MOST_TEXT:
+            raise AppError(f"the comment has {len(comment)} characters; {MOST_TEXT} is the most")
+        said = None if comment is None else _utf8(comment.strip())
+        with self._open(write=True) as base:
+            base.execute(f"INSERT INTO notes VALUES ({', '.join('?' * len(_COLUMNS))}) "
+                         f"ON CONFLICT ({', '.join(_KEYS)}) DO UPDATE SET flag = coalesce(?, flag), "
+                         "comment = coalesce(?, comment), changed = excluded.changed",
+                         (*_values(key), flag or "", said or "", _utf8(sample), reward, time.time(), flag, said))
+            base.execute(f"DELETE FROM notes WHERE {_THIS} AND flag = '' AND comment = ''", _values(key))
+        return self.get(key)
+
+    def problem(self) -> str:
+        """Why no note can be written, in words for the page; empty when they can."""
+        try:
+            self._select("LIMIT 1", ())
+        except AppError as error:
+            return str(error)
+        places = [self.path.parent, *([self.path] if self.path.exists() else [])]
+        return "" if all(os.access(place, os.W_OK) for place in places) else _read_only(self.path)
+
+    def _select(self, rest: str, values: tuple) -> list[Note]:
+        if not os.path.lexists(self.path):
+            return []
+        with self._open(write=False) as base:
+            if not _version(base, self.path):
+                return []
+            rows = base.execute(f"SELECT {', '.join(_COLUMNS)} FROM notes {rest}", values)
+            return [_note(row) for row in rows if isinstance(row[3], int) and isinstance(row[5], int)]
+
+    @contextlib.contextmanager
+    def _open(self, write: bool) -> Iterator[sqlite3.Connection]:
+        """The file, opened and looked at; with `write` inside a transaction that ends with the block."""
+        if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
+            raise AppError(f"{self.path} is a link or a folder; notes are kept in a file of their own: move it away")
+        try:
+            with contextlib.closing(self._connect("rwc" if write else "ro")) as base:
+                if write:
+                    with contextlib.suppress(sqlite3.OperationalError):  # where it is not possible, the old mode does
+                        base.execute("PRAGMA journal_mode = WAL")
+                    base.execute("BEGIN IMMEDIATE")
+                    if not _version(base, self.path):
+                        base.execute(_TABLE)
+                        base.execute(f"PRAGMA user_version = {VERSION}")
+                with base:
+                    yield base
+        except (sqlite3.Error, OverflowError) as error:
+            raise AppError(_reason(error, self.path)) from None
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        """A folder that cannot be written has no room for WAL's own files: there the file is read as it lies."""
+        try:
+            return self._connected(f"mode={mode}")
+        except sqlite3.OperationalError as error:
+            if mode != "ro" or not _is_read_only(error):
+                raise
+            return self._connected("mode=ro&immutable=1")
+
+    def _connected(self, options: str) -> sqlite3.Connection:
+        base = sqlite3.connect(f"file:{quote(str(self.path))}?{options}", uri=True, timeout=_WAIT_S,
+                               isolation_level=None)
+        try:
+            base.execute("PRAGMA trusted_schema = OFF")  # the file may come from anyone
+            base.text_factory = lambda text: text.decode("utf-8", "replace")
+            _version(base, self.path)
+        except BaseException:
+            base.close()
+            raise
+        return base
+
+
+def _version(base: sqlite3.Connection, path: Path) -> int:
+    """0 for an empty file, else VERSION. Raises AppError for a file that holds anything but the one table."""
+    version = base.execute("PRAGMA user_version").fetchone()[0]
+    held = base.execute("SELECT type, name FROM sqlite_master").fetchall()
+    if not held and version == 0:
+        return 0
+    if version > VERSION:
+        raise AppError(f"{path} was written by a newer vlrl (version {version}, this one reads {VERSION})")
+    columns = tuple(row[1] for row in base.execute("PRAGMA table_info(notes)"))
+    if held != [("table", "notes")] or columns != _COLUMNS:
+        raise AppError(f"{path} is no file of notes: move it away, and a fresh one is begun with the next note")
+    return version
+
+
+def _is_read_only(error: Exception) -> bool:
+    return "readonly" in str(error) or "unable to open" in str(error)
+
+
+def _reason(error: Exception, path: Path) -> str:
+    if "locked" in str(error) or "busy" in str(error):
+        return f"another program has held {path.name} for {_WAIT_S:g} s; try again"
+    if _is_read_only(error):
+        return _read_only(path)
+    return f"{path} cannot be used ({error}): move it away, and a fresh one is begun with the next note"
+
+
+def _read_only(path: Path) -> str:
+    return (f"No notes can be written, for {path.parent} is read-only to this program; those that are there are shown. "
+            "Make the folder writable, or look at a copy of it.")
+
+
+def _note(row: tuple) -> Note:
+    """A row whose values may be of any type."""
+    texts = {name: str(row[i]) for i, name in enumerate(_COLUMNS)}
+    reward, changed = (value if isinstance(value, float) else None for value in row[9:])
+    key = RolloutKey(texts["run"], texts["source"], texts["split"], row[3], texts["group_id"], row[5])
+    return Note(key, texts["flag"], texts["comment"], texts["sample"], reward, changed or 0.0)
+
+
+def _values(key: RolloutKey) -> tuple:
+    return tuple(_utf8(value) if isinstance(value, str) else int(value) for value in key)
+
+
+def _utf8(text: str) -> str:
+    """Without lone surrogates, which sqlite does not take."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,29 @@
+"""What pages of words, plots and words have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import gradio as gr
+
+from ..html import Html, empty
+from ..site import Site, chart_value, charts, same
+
+Shown = tuple[Html, str, Html]
+"""What stands above the plots, the plots, and what stands below."""
+
+
+def build(site: Site, show: Callable[[Site, Mapping[str, str]], Shown]) -> None:
+    """Adds a page that `show(site, location)` makes, again with every tick."""
+    above = gr.HTML(apply_default_css=False)
+    plots, below = charts(f"v-{site.page}-charts"), gr.HTML(apply_default_css=False)
+    seen = gr.State(None)
+    outputs = [above, plots, below, seen]
+    site.on_location(lambda where: same(None, show(site, where)), outputs)
+    site.on_tick(lambda where, before: same(before, show(site, where)), outputs, [seen])
+
+
+def no_runs() -> Shown:
+    """The page of an empty folder."""
+    return empty("There are no runs yet.", "Start one with `vlrl train CONFIG`, or open the folder that has them: "
+                 "`vlrl app RUNS_DIR`."), chart_value([]), Html("")

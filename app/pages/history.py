@@ -1,0 +1,212 @@
+"""History of a prompt: the rewards of one sample over steps and runs, its weight, and how its answers changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import AppError, controls, details, diffs
+from ..figures import figure, label
+from ..html import Html, el, empty, link, note, number, table
+from ..index import RolloutRow
+from ..insight import History, Visit, history
+from ..marks import color
+from ..queries import GroupKey, Query, RolloutKey
+from ..remarks import remarks_on
+from ..rows import every_rollout
+from ..site import Site, chart_value, query
+from . import charted
+
+MOST_ANSWERS = 5_000
+"""Answers that are drawn."""
+_SUGGESTED = 40
+_OFFERED = 200
+"""Answers to choose two of; of more, the best of each visit."""
+
+
+def build(site: Site) -> None:
+    """Adds the page."""
+    charted.build(site, show)
+
+
+def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
+    """The page at a location."""
+    runs, sample, run = [info.id for info in site.library.runs()], where.get("sample", ""), where.get("run")
+    if not runs:
+        return charted.no_runs()
+    searched = tuple([run] if run else [])
+    asked = controls.form(
+        {"page": "history"}, controls.field("sample", "Sample id", sample, "search"),
+        controls.pick("run", "Run", run, [("", "every run"), *((r, r) for r in runs)]), label="Whose history")
+    try:
+        if not sample:
+            return el("div", asked, _begin(site, searched), class_="v"), chart_value([]), Html("")
+        return _shown(site, where, asked, history(site.index, sample, searched))
+    except AppError as error:
+        return el("div", asked, empty(str(error), "Choose another run or sample."), class_="v"), chart_value(
+            []), Html("")
+
+
+def _shown(site: Site, where: Mapping[str, str], asked: Html, found: History) -> tuple[Html, str, Html]:
+    searched = tuple([where["run"]] if where.get("run") else [])
+    remarks = remarks_on(site, searched, found.notes)
+    if not found.visits:
+        there = f" of run {where['run']}" if searched else ""
+        nothing = empty(f"No answer to the sample {found.sample_id!r} in the rollouts{there}.", "An id is written as "
+                        "in the data, upper and lower case matter. Below are some that are there.")
+        return el("div", asked, *remarks, nothing, _begin(site, searched), class_="v"), chart_value([]), Html("")
+    rows = answers_of(site, found.sample_id, searched)
+    cut = note(f"The first {MOST_ANSWERS:,} of its answers are drawn.") if len(rows) >= MOST_ANSWERS else ""
+    above = el("div", asked, _summary(found), cut, *remarks, class_="v")
+    below = el("div", _two_answers(site, where, rows), _visits(found), class_="v")
+    return above, chart_value(figures(found, rows)), below
+
+
+def samples_of(site: Site, runs: tuple[str, ...]) -> list[str]:
+    """Sample ids to begin with: those whose groups are most mixed."""
+    page = site.index.groups(Query(runs=runs, order="mixed"), size=4 * _SUGGESTED)
+    return list(dict.fromkeys(row.sample_id for row in page.rows))[:_SUGGESTED]
+
+
+def answers_of(site: Site, sample: str, runs: tuple[str, ...]) -> list[RolloutRow]:
+    """Answers to a sample by run, then step."""
+    found = every_rollout(site.index, Query(runs=runs, sample_id=sample, descending=False), MOST_ANSWERS)
+    return sorted(found, key=lambda row: (row.key.run, row.key.step, row.key.source, row.key.group, row.key.index))
+
+
+def _begin(site: Site, runs: tuple[str, ...]) -> Html:
+    known = samples_of(site, runs)
+    if not known:
+        return empty("No rollouts are stored yet.", "They appear here with the first finished step "
+                     "(store.rollouts must not be off).")
+    links = (el("li", link({"page": "history", "sample": sample}, sample)) for sample in known)
+    return el("section", el("h3", "Prompts whose answers differ most"), el("ul", *links, class_="v-list"))
+
+
+def _summary(found: History) -> Html:
+    by_run: dict[str, list[Visit]] = {}
+    for visit in found.visits:
+        if visit.key.source == "train":
+            by_run.setdefault(visit.key.run, []).append(visit)
+    words = [el("li", el("b", run), f": {len(visits)} visit{'s' if len(visits) > 1 else ''} in training, mean reward ",
+                number(visits[0].mean), " → ", number(visits[-1].mean), ", pass rate ", number(visits[-1].pass_rate),
+                _weight(visits[-1])) for run, visits in by_run.items()]
+    words = words or [el("li", "Only evaluations asked it; training has not drawn it.")]
+    return el("section", el("h3", "Sample ", found.sample_id), el("ul", *words, class_="v-list"))
+
+
+def _weight(visit: Visit) -> str:
+    return "" if visit.weight is None else f", drawn {visit.weight:.2g} times as often as the mean sample"
+
+
+# --- plots ------------------------------------------------------------------------------------------------------------
+
+
+def figures(found: History, rows: Sequence[RolloutRow]) -> list[dict[str, Any]]:
+    """Every answer's reward with the mean of each visit, the pass rate, and the weight, over steps; runs coloured."""
+    runs = list(dict.fromkeys(visit.key.run for visit in found.visits))
+    rewards: list[dict[str, Any]] = []
+    passes: list[dict[str, Any]] = []
+    weights: list[dict[str, Any]] = []
+    for i, run in enumerate(runs):
+        tone = color(i)
+        for source, words in (("train", ""), ("eval", " (evaluation)")):
+            mine = [row for row in rows if row.key.run == run and row.key.source == source and row.reward is not None]
+            visits = [visit for visit in found.visits if visit.key.run == run and visit.key.source == source]
+            symbol, dash = ("circle", "solid") if source == "train" else ("diamond", "dot")
+            name = f"{run}{words}"
+            if mine:
+                rewards.append(_trace(name, [(row.key, row.reward) for row in mine], tone, mode="markers",
+                                      showlegend=False, marker={"color": tone, "size": 6, "opacity": 0.55,
+                                                                "symbol": symbol}))
+            if visits:
+                line = {"line": {"color": tone, "dash": dash, "width": 2}, "mode": "lines+markers",
+                        "marker": {"size": 5, "symbol": symbol}}
+                rewards.append(_trace(f"{name}, mean", [(v.key, v.mean) for v in visits], tone, **line))
+                passes.append(_trace(name, [(v.key, v.pass_rate) for v in visits], tone, **line))
+            if any(v.weight is not None for v in visits):
+                weights.append(_trace(name, [(v.key, v.weight) for v in visits], tone, mode="lines+markers",
+                                      line={"color": tone, "shape": "hv"}))
+    made = [figure("history-reward", "Reward of every answer", rewards, "reward"),
+            figure("history-pass", "Pass rate of each visit", passes, "share of answers", range=[-0.04, 1.04])]
+    if weights:
+        made.append(figure("history-weight", "Curriculum weight: visits, against the mean sample", weights, "times"))
+    return made
+
+
+def _trace(name: str, points: Sequence[tuple[Any, float | None]], tone: str, **more: Any) -> dict[str, Any]:
+    return {"type": "scatter", "name": label(name), "x": [key.step for key, _ in points],
+            "y": [value for _, value in points], "customdata": [query(controls.place(key)) for key, _ in points],
+            "marker": {"color": tone}, **more}
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow]) -> Html:
+    """A word diff of two answers: those of the location, else the best of the first visit and of the last."""
+    if not rows:  # a run that is written to took its files away meanwhile
+        return Html("")
+    offered = {row.key: row for row in (rows if len(rows) <= _OFFERED else _best(rows))}
+    usual = _first_and_last(_best(rows))
+    a, b = (controls.unpacked(where.get(name)) or key for name, key in zip("ab", usual, strict=True))
+    keep = {"page": "history", "sample": where.get("sample"), "run": where.get("run")}
+    options = [(controls.packed(key), f"{key.run}, {_when(key)}, #{key.index}: {number(row.reward)}")
+               for key, row in offered.items()]
+    asked = controls.form(keep, controls.pick("a", "First answer", controls.packed(a), options),
+                          controls.pick("b", "Second answer", controls.packed(b), options), label="Which two answers")
+    if a == b:
+        said = note("Both are the same answer: choose another one to see what changed.")
+    else:
+        said = _diff(site, a, b)
+    return el("section", el("h3", "Two answers, word by word"), asked, said)
+
+
+def _first_and_last(best: Sequence[RolloutRow]) -> tuple[RolloutKey, RolloutKey]:
+    """Of the run with the most visits."""
+    visits = Counter(row.key.run for row in best)
+    keys = [row.key for row in best if row.key.run == visits.most_common(1)[0][0]]
+    return keys[0], keys[-1]
+
+
+def _best(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
+    """The best answer of each visit, in the order of the visits."""
+    found: dict[GroupKey, RolloutRow] = {}
+    for row in rows:
+        held = found.get(row.group)
+        if held is None or (row.reward is not None and (held.reward is None or row.reward > held.reward)):
+            found[row.group] = row
+    return list(found.values())
+
+
+def _when(key: RolloutKey) -> str:
+    return f"step {key.step}" if key.source == "train" else f"{key.split} at {key.step}"
+
+
+def _diff(site: Site, a: RolloutKey, b: RolloutKey) -> Html:
+    first, second = (_answer(site, key) for key in (a, b))
+    heads = [el("p", el("span", f"{name}: "), link(controls.place(key), f"{key.run}, {_when(key)}, #{key.index}"),
+                el("span", "reward ", el("b", number(found.reward))),
+                el("span", f"{len(found.token_ids):,} tokens"), class_="v-facts")
+             for name, key, found in (("first", a, first), ("second", b, second))]
+    legend = el("p", el("del", "only in the first"), " ", el("ins", "only in the second"), class_="v-dim")
+    return el("div", *heads, legend if first.completion != second.completion else "",
+              diffs.words(first.completion, second.completion))
+
+
+def _answer(site: Site, key: RolloutKey) -> details.RolloutView:
+    view = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
+    for rollout in view.rollouts:
+        if rollout.index == key.index:
+            return rollout
+    raise AppError(f"group {key.group!r} of run {key.run!r}, step {key.step}, has no answer {key.index}")
+
+
+def _visits(found: History) -> Html:
+    rows = [(visit.key.run, link(controls.place(visit.key), f"{visit.key.step}"),
+             "training" if visit.key.source == "train" else f"evaluation of {visit.key.split}", visit.n,
+             number(visit.mean), number(visit.std), number(visit.best), number(visit.worst), number(visit.pass_rate))
+            for visit in found.visits]
+    head = ("run", "step", "asked in", "answers", "mean", "std", "best", "worst", "pass rate")
+    return el("section", el("h3", "Visits"), table(head, rows, numeric=range(3, 9)))

@@ -1,0 +1,202 @@
+"""Notes: flag and comment on a rollout, the list of all remarks, and chosen rollouts as a file."""
+
+from __future__ import annotations
+
+import datetime
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from gradio.utils import get_upload_folder
+
+from .. import AppError, controls, details, exports, filters
+from ..html import Html, chip, el, empty, folded, join, link, note, number, table
+from ..notes import FLAGS, MOST_TEXT, Note
+from ..queries import RolloutKey
+from ..rows import every_rollout
+from ..site import Site, same
+
+MOST_LISTED = 500
+_KINDS = {"good": "good", "bad": "bad", "look": "warn"}
+_FORMS = [("JSON lines: texts, rewards, parts", "jsonl"), ("Parquet: every column, tokens too", "parquet"),
+          ("A set for vlrl sft: rows with these answers, and their media", "sft")]
+_WHICH = [("the notes listed above", "notes"), ("what the filters of the Rollouts page keep", "filter")]
+
+
+def build(site: Site) -> None:
+    """Adds the page."""
+    fixed = gr.HTML(apply_default_css=False)
+    with gr.Column(visible=False, elem_id="v-note-editor") as editor:
+        what = gr.HTML(apply_default_css=False)
+        flag = gr.Radio([("no flag", ""), *((name, name) for name in FLAGS)], value="", label="Flag")
+        comment = gr.Textbox(label="Comment", lines=3, max_length=MOST_TEXT)
+        save = gr.Button("Save the note", variant="primary", elem_id="v-note-save")
+        saved = gr.HTML(apply_default_css=False)
+    asked = gr.HTML(apply_default_css=False)
+    listed = gr.HTML(elem_id="v-notes", apply_default_css=False)
+    with gr.Accordion("Export", open=False, elem_id="v-export") as export:
+        which = gr.Radio(_WHICH, value="notes", label="Which rollouts")
+        form = gr.Radio(_FORMS, value="jsonl", label="As what")
+        make = gr.Button("Make the file", elem_id="v-export-make")
+        file = gr.DownloadButton("Download", interactive=False, elem_id="v-export-file")
+        told = gr.HTML(apply_default_css=False)
+    place, loaded, before = gr.State({}), gr.State(("", "")), gr.State(None)
+
+    def show(where: dict[str, str]) -> tuple[Any, ...]:
+        found = edited(site, where)
+        words, remark = found or (Html(""), None)
+        held = (remark.flag, remark.comment) if remark else ("", "")
+        head, rows, digests = same(None, shown(site, where))
+        filtered = where.get("pick") == "filter"
+        return (gr.update(visible=found is not None), words, *held, "", _fixed(site), head, rows,
+                gr.update(open=filtered), gr.update(value="filter" if filtered else "notes"), where, held, digests)
+
+    def tick(where: dict[str, str], seen: Any) -> tuple[Any, ...]:
+        return same(seen, shown(site, where))
+
+    def keep(where: dict[str, str], flag: str, comment: str, held: tuple[str, str]) -> tuple[Any, ...]:
+        words, held = saved_note(site, where, flag or "", comment or "", held)
+        head, rows, digests = same(None, shown(site, where))
+        return words, held, head, rows, digests
+
+    def write(where: dict[str, str], which: str, form: str) -> tuple[Any, str]:
+        path, words = exported(site, where, which, form)
+        return gr.update(value=str(path), label=f"Download {path.name}", interactive=True), words
+
+    site.on_location(show, [editor, what, flag, comment, saved, fixed, asked, listed, export, which, place, loaded,
+                            before])
+    site.on_tick(tick, [asked, listed, before], [before])
+    site.on(save.click, keep, [place, flag, comment, loaded], [saved, loaded, asked, listed, before], queue=False)
+    site.on(make.click, write, [place, which, form], [file, told], queue=False)
+
+
+def _fixed(site: Site) -> Html:
+    """Why no note can be written, if so."""
+    words = site.notes.problem()
+    return note(words, kind="bad") if words else Html("")
+
+
+# --- one note ---------------------------------------------------------------------------------------------------------
+
+
+def edited(site: Site, where: Mapping[str, str]) -> tuple[Html, Note | None] | None:
+    """The rollout that the location names, in words, and what is remarked on it; None when it names none.
+
+    Raises AppError when it is not there.
+    """
+    key = controls.rollout_of(where)
+    if key is None:
+        return None
+    view, rollout = _found(site, key)
+    words = el("section", el("h3", "Answer ", link(controls.place(key), f"#{key.index} of group {key.group}"),
+                             f", {key.run}, step {key.step}"),
+               el("p", el("span", "sample ", link({"page": "history", "sample": view.sample_id}, view.sample_id)),
+                  el("span", "reward ", el("b", number(rollout.reward))), class_="v-facts"),
+               folded(rollout.completion, 600), class_="v")
+    return words, _readable(site, key)
+
+
+def _readable(site: Site, key: RolloutKey) -> Note | None:
+    try:
+        return site.notes.get(key)
+    except AppError:  # said at the top of the page
+        return None
+
+
+def _found(site: Site, key: RolloutKey) -> tuple[details.GroupView, details.RolloutView]:
+    view = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
+    for rollout in view.rollouts:
+        if rollout.index == key.index:
+            return view, rollout
+    raise AppError(f"group {key.group!r} of run {key.run!r}, step {key.step}, has no answer {key.index}")
+
+
+def saved_note(site: Site, where: Mapping[str, str], flag: str, comment: str,
+               held: tuple[str, str]) -> tuple[Html, tuple[str, str]]:
+    """Writes what was changed against `held`, so that the other field keeps what another tab wrote; says so."""
+    key = controls.rollout_of(where)
+    if key is None:
+        raise AppError("Open a rollout first: its card on the Rollouts page leads here.")
+    view, rollout = _found(site, key)
+    made = site.notes.put(key, flag=flag if flag != held[0] else None, comment=comment if comment != held[1] else None,
+                          sample=view.sample_id, reward=rollout.reward)
+    back = link(controls.place(key), "Back to the group")
+    return el("p", "Saved. " if made else "The note is empty and gone. ", back, class_="v v-dim", role="status"), (
+        flag, comment)
+
+
+# --- the list ---------------------------------------------------------------------------------------------------------
+
+
+def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
+    """The form and the list. A file of notes that cannot be read is said at the top of the page."""
+    try:
+        every, rows = site.notes.all(), listed_notes(site, where)
+    except AppError:
+        return Html(""), Html("")
+    runs = sorted({remark.key.run for remark in every})
+    asked = controls.form(
+        {"page": "notes"}, controls.field("find", "Find in comments or samples", where.get("find"), "search"),
+        controls.pick("mark", "Flag", where.get("mark"), [("", "any"), *((name, name) for name in FLAGS)]),
+        controls.pick("of", "Run", where.get("of"), [("", "every run"), *((run, run) for run in runs)]),
+        label="Which notes")
+    if not every:
+        return Html(""), empty("There are no notes yet.", "Open an answer on the Rollouts page and follow “note” above "
+                               "it: flag it as good, bad or to look at, and say why.")
+    if not rows:
+        return asked, empty("No note fits these filters.", "Widen them above.")
+    more = len(rows) - MOST_LISTED
+    left = note(f"{more:,} older notes are not listed; exports have them.") if more > 0 else ""
+    head = ("flag", "comment", "sample", "run", "step", "answer", "reward", "changed")
+    lines = [_line(remark) for remark in rows[:MOST_LISTED]]
+    return asked, el("div", table(head, lines, numeric=(4, 6)), left, class_="v")
+
+
+def listed_notes(site: Site, where: Mapping[str, str]) -> list[Note]:
+    """The notes that the location's filters keep."""
+    return site.notes.all(run=where.get("of"), flag=where.get("mark"), text=where.get("find", ""))
+
+
+def _line(remark: Note) -> tuple[Any, ...]:
+    key = remark.key
+    return (chip(remark.flag, _KINDS.get(remark.flag, "")) if remark.flag else "",
+            folded(remark.comment, 300) if remark.comment else "",
+            link({"page": "history", "sample": remark.sample}, remark.sample), key.run, key.step,
+            join([link(controls.place(key), f"open #{key.index}"), link(controls.place(key, "notes"), "edit")], " "),
+            number(remark.reward), _date(remark.changed))
+
+
+def _date(seconds: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, OSError, ValueError):
+        return "–"
+
+
+# --- export -----------------------------------------------------------------------------------------------------------
+
+
+def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tuple[Path, Html]:
+    """Writes the chosen rollouts into the folder that Gradio serves downloads from; the file, and what is in it."""
+    chosen = _kept(site, where) if which == "filter" else listed_notes(site, where)
+    if not chosen:
+        raise AppError("No rollout is chosen: note some first, or widen the filters.")
+    folder = Path(get_upload_folder())
+    folder.mkdir(parents=True, exist_ok=True)
+    made = exports.export(form, site.library, site.media, chosen, Path(tempfile.mkdtemp(dir=folder)))
+    size = made.path.stat().st_size / 2**20
+    lines = [note(words, kind="warn") for words in made.left_out[:20]]
+    more = len(made.left_out) - len(lines)
+    lines += [note(f"and {more:,} more")] if more > 0 else []
+    return made.path, el("div", el("p", f"{made.rows:,} of {len(chosen):,} rollouts, {size:.1f} MiB.", role="status"),
+                         *lines, class_="v")
+
+
+def _kept(site: Site, where: Mapping[str, str]) -> list[Note]:
+    """What the filters of the Rollouts page keep, with the remarks on it."""
+    remarks = {remark.key: remark for remark in site.notes.all()}
+    query = filters.query_of(where, list(remarks) if where.get("flag") == "yes" else None)
+    found = every_rollout(site.index, query, exports.MOST_ROWS + 1)
+    return [remarks.get(row.key) or Note(row.key, sample=row.sample_id, reward=row.reward) for row in found]

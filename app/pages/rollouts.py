@@ -1,0 +1,262 @@
+"""The rollouts: a list of groups or answers, filtered and sorted, and beside it one group with pictures and tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from .. import AppError, cards, details, filters, tokens
+from ..controls import place, whole
+from ..details import GroupView, RolloutView
+from ..html import Html, chip, el, empty, join, link, note, number, visible
+from ..index import GroupKey, GroupRow, Page, Query, RolloutKey, RolloutRow
+from ..media import url
+from ..site import Site, same
+
+SIZE = 50
+"""Rows on a page of the list."""
+_THUMBNAIL = 96  # pixels
+_FRAME = 320
+_MARKUP = re.compile(r"<\|\w{1,40}\|>(?:(?:system|user|assistant)\b)?")  # what a chat template adds to a question
+
+
+def build(site: Site) -> None:
+    """The page, inside its column."""
+    asked = gr.HTML(elem_id="v-filters", apply_default_css=False, js_on_load="vlrl.form(watch)")
+    with gr.Row(elem_id="v-split"):
+        listed = gr.HTML(elem_id="v-list", apply_default_css=False, js_on_load="vlrl.list(element, watch)")
+        opened = gr.HTML(elem_id="v-group", apply_default_css=False)
+    before = gr.State(None)
+
+    def show(where: dict[str, str], seen: Any) -> tuple[Any, ...]:
+        return same(seen, (*beside(site, where), group(site, where)))
+
+    def tick(where: dict[str, str], seen: Any) -> tuple[Any, ...]:
+        form, rows, _, digests = same(seen, (*beside(site, where), None))
+        return form, rows, digests
+
+    site.on_location(show, [asked, listed, opened, before], [before])
+    site.on_tick(tick, [asked, listed, before], [before])
+
+
+def beside(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
+    """The form and the list of a location."""
+    runs = [run.id for run in site.library.runs()]
+    if not runs:
+        return Html(""), empty(f"There is no run in {site.library.root} yet.", join(
+            ["Make one in a minute, on a CPU: ", el("code", "vlrl train configs/quickstart.yaml")]))
+    try:
+        query = filters.query_of(where, site.notes.flagged() if where.get("flag") == "yes" else None)
+        rows = _list(site, query, where)
+        return filters.form(runs, site.index.facets(query.runs, budget_s=0.0)), rows  # one page reads files once
+    except AppError as error:  # a filter that cannot be: the form stays, so that it can be mended
+        return filters.form(runs, site.index.facets()), note(str(error), kind="bad")
+
+
+# --- the list ---------------------------------------------------------------------------------------------------------
+
+
+def _list(site: Site, query: Query, where: Mapping[str, str]) -> Html:
+    number_ = max(0, (whole(where, "at") or 1) - 1)
+    rollouts = where.get("view") == "rollouts"
+    found: Page[Any] = (site.index.rollouts if rollouts else site.index.groups)(query, number_, SIZE)
+    row = _rollout_row if rollouts else _group_row
+    open_key = _open_key(where)
+    rows = [row(one, where, open_key) for one in found.rows]
+    notes = [note(words, kind="warn") for words in found.notes[:5]]
+    notes += [note(f"{len(found.notes) - 5} more files were skipped.", kind="warn")] if len(found.notes) > 5 else []
+    reading = el("p", f"Still reading {found.pending} files …", class_="v-dim") if found.pending else ""
+    count = _count(found, rollouts, where)
+    if not rows:
+        return el("div", count, reading, "" if found.pending else _none(where), *notes, class_="v")
+    return el("div", count, reading, el("div", *rows, class_="v-rows"), _pager(found, where), *notes,
+              class_=f"v v-{'rollouts' if rollouts else 'groups'}")
+
+
+def _none(where: Mapping[str, str]) -> Html:
+    if filters.set_filters(where):
+        kept = {k: where[k] for k in ("run", "kind", "view") if k in where}
+        return empty("Nothing passes these filters.", link({"page": "rollouts", **kept}, "Take the filters away"))
+    return empty("There is no rollout yet.", "A run writes them after each step, unless store.rollouts is off.")
+
+
+def _count(found: Page[Any], rollouts: bool, where: Mapping[str, str]) -> Html:
+    words = f"{found.total:,} {'rollout' if rollouts else 'group'}{'' if found.total == 1 else 's'}"
+    active = filters.set_filters(where)
+    kept = {k: where[k] for k in ("run", "kind", "view", "order", "sort", "dir") if k in where}
+    away = f"take {active} filter{'s' if active > 1 else ''} away"
+    clear = link({"page": "rollouts", **kept}, away) if active else ""
+    keys = el("span", el("kbd", "?"), " keys", class_="v-dim v-hint")
+    export = link({**filters.keeps(where), "page": "notes", "pick": "filter"}, "export", title="these as a file")
+    return el("p", el("b", words), clear, export if found.total else "", keys, class_="v-count")
+
+
+def _pager(found: Page[Any], where: Mapping[str, str]) -> Html:
+    if found.pages < 2:
+        return Html("")
+    kept, here = {**filters.keeps(where), "page": "rollouts"}, found.page + 1
+    steps = (("« first", 1), ("‹ before", here - 1), ("next ›", here + 1), ("last »", found.pages))
+    links = [link({**kept, "at": to}, words, data_key="n" if to == here + 1 else "p" if to == here - 1 else None)
+             if 1 <= to <= found.pages and to != here else el("span", words, class_="v-dim") for words, to in steps]
+    links.insert(2, el("span", f"{here:,} of {found.pages:,}"))
+    return el("nav", *links, class_="v-pager", aria_label="Pages of the list")
+
+
+def _group_row(row: GroupRow, where: Mapping[str, str], open_key: GroupKey | None) -> Html:
+    spread = f"{number(row.mean)} ± {number(row.std)}" if row.n > 1 else number(row.mean)
+    chips = [chip("zero variance", "warn") if row.zero_variance and row.n > 1 else "",
+             chip(f"{row.truncated} cut off", "bad") if row.truncated else "",
+             chip(f"{row.errors} errors", "bad") if row.errors else "",
+             chip(f"{row.hits} of {row.n} fit") if row.hits < row.n else ""]
+    return _row(filters.opened(where, row.key), _same(row.key, open_key), _picture(row.key.run, row.media),
+                row.sample_id, _place(row.key, where), spread, _bars(row.rewards), chips, _MARKUP.sub(" ", row.prompt))
+
+
+def _rollout_row(row: RolloutRow, where: Mapping[str, str], open_key: GroupKey | None) -> Html:
+    part = where.get("part")
+    chips = [chip(f"{part} {number(row.parts.get(part))}") if part else "", chip(f"{row.length:,} tokens"),
+             chip("cut off", "bad") if row.truncated else "",
+             chip("error", "bad", (row.error or "")[:300]) if row.error else ""]
+    advantage = el("span", "A ", number(row.advantage, sign=True), class_="v-dim", title="advantage")
+    advantage = advantage if row.key.source == "train" else Html("")  # an evaluation gives none
+    is_open = _same(row.group, open_key) and where.get("rollout") == str(row.key.index)
+    return _row(filters.opened(where, row.group, row.key.index), is_open, _picture(row.key.run, row.media),
+                f"{row.sample_id} #{row.key.index}", _place(row.group, where), number(row.reward), advantage, chips,
+                row.text)
+
+
+def _row(where: Mapping[str, Any], is_open: bool, picture: Html, name: str, at: str, value: str, bars: Html,
+         chips: Sequence[Any], text: str) -> Html:
+    said = visible(" ".join(text.split()))[:160]
+    middle = el("span", el("span", el("b", name), el("span", at, class_="v-dim"), class_="v-line1"),
+                el("span", said, class_="v-line2 v-dim"), el("span", *chips, class_="v-chips"), class_="v-middle")
+    return link(where, picture, middle, el("span", el("b", value), bars, class_="v-value"),
+                class_=f"v-row{' v-open' if is_open else ''}", aria_current="true" if is_open else None)
+
+
+def _place(key: GroupKey, where: Mapping[str, str]) -> str:
+    run = "" if where.get("run") and where.get("in") != "all" else f"{key.run}, "
+    return f"{run}{f'{key.split} after' if key.source == 'eval' else 'step'} {key.step}"
+
+
+def _picture(run: str, name: str | None) -> Html:
+    source = url(run, name, _THUMBNAIL) if name else None
+    return el("span", el("img", src=source, alt="", loading="lazy") if source else "", class_="v-thumb")
+
+
+def _bars(rewards: Sequence[float | None]) -> Html:
+    """The group's rewards as small bars over each other's range."""
+    known = [r for r in rewards if r is not None]
+    if len(known) < 2:
+        return Html("")
+    low, high = min(0.0, *known), max(*known, 1e-9)
+    made = [el("i", style=f"height:{2 + 16 * (0 if r is None else (r - low) / (high - low or 1)):.0f}px",
+               class_=None if r is not None else "v-off") for r in rewards[:32]]
+    return el("span", *made, class_="v-bars", aria_hidden="true")
+
+
+# --- the group --------------------------------------------------------------------------------------------------------
+
+
+class Served:
+    """Addresses of media on this server, for `vlrl.app.draw`."""
+
+    def picture(self, run: str, name: str, size: int | None) -> str | None:
+        return url(run, name, size)
+
+    def video(self, run: str, name: str) -> str | None:
+        return url(run, name)
+
+    def frames(self, run: str, name: str, seconds: Sequence[float]) -> Sequence[str | None]:
+        return [f"{url(run, name, _FRAME)}&at={t:.4f}" for t in seconds]
+
+
+def group(site: Site, where: Mapping[str, str]) -> Html:
+    """The open group; empty when none is."""
+    key = _open_key(where)
+    if key is None:
+        return Html("")
+    try:
+        found = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
+        view = details.with_marks(site.library, found, site.trust_tasks)
+    except AppError as error:
+        back = link({**filters.keeps(where), "page": "rollouts"}, "‹ to the list", data_key="u")
+        return el("div", el("nav", back, class_="v-bar"), note(str(error), kind="bad"), class_="v")
+    chosen = whole(where, "rollout")
+    present = [r.index for r in view.rollouts]
+    chosen = chosen if chosen in present else None
+    return el("div", _bar(site, view, chosen, where), cards.group(view, Served(), chosen, filters.keeps(where)),
+              _tokens(site, view, chosen, where), class_="v")
+
+
+def _same(key: GroupKey, opened: GroupKey | None) -> bool:
+    """Whether a group is the open one; a deep link may leave the split out."""
+    return opened is not None and key == opened._replace(split=opened.split or key.split)
+
+
+def _open_key(where: Mapping[str, str]) -> GroupKey | None:
+    if not where.get("group") or not where.get("run"):
+        return None
+    split = where.get("split", "")
+    source = where.get("source") or ("eval" if split not in ("", "train") else "train")
+    return GroupKey(where["run"], source, split, whole(where, "step") or 0, where["group"])
+
+
+def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, str]) -> Html:
+    """Ways on from here: to the list, the groups beside this one, the answers of the group."""
+    before, after = _neighbours(site, view.key, where)
+    present = [r.index for r in view.rollouts]
+    at = present.index(chosen) if chosen in present else -1
+    left = present[at - 1] if at > 0 else None
+    right = present[at + 1] if at + 1 < len(present) else None
+    kept = {k: v for k, v in where.items() if k == "tokens"}
+
+    def to(words: str, key: GroupKey | None, rollout: int | None, letter: str, title: str, replace: bool) -> Html:
+        if key is None:
+            return el("span", words, class_="v-dim")
+        return link({**filters.opened(where, key, rollout), **kept}, words, data_key=letter, data_replace=replace,
+                    title=f"{title} ({letter})")
+
+    shown = RolloutKey(*view.key, chosen if chosen is not None else present[0]) if present else None
+    return el("nav", link({**filters.keeps(where), "page": "rollouts"}, "‹ list", data_key="u", title="the list (u)"),
+              to("↑ group", before, None, "k", "the group before", False),
+              to("↓ group", after, None, "j", "the next group", False),
+              to("← answer", view.key if left is not None else None, left, "h", "the answer before", True),
+              to("→ answer", view.key if right is not None else None, right, "l", "the next answer", True),
+              link(place(shown, "notes"), "note", title="flag or comment on it") if shown else "",
+              class_="v-bar", aria_label="Beside this group")
+
+
+def _neighbours(site: Site, key: GroupKey, where: Mapping[str, str]) -> tuple[GroupKey | None, GroupKey | None]:
+    """The groups before and after one in the list; none where the filters cannot be, which the list says."""
+    try:
+        query = filters.query_of(where, site.notes.flagged() if where.get("flag") == "yes" else None)
+        return site.index.neighbours(query, key)
+    except AppError:
+        return None, None
+
+
+def _tokenizer(site: Site, run: str) -> Path | None:
+    """The run's tokenizer.json, else that of its last checkpoint."""
+    if found := site.library.file(run, "tokenizer.json"):
+        return found
+    saved = sorted((path.name for path in site.library.folder(run).checkpoints.glob("step-*")), reverse=True)
+    return next(filter(None, (site.library.file(run, f"checkpoints/{name}/tokenizer.json") for name in saved)), None)
+
+
+def _tokens(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, str]) -> Html:
+    """The tokens of the chosen answer, else of the first."""
+    found: Sequence[RolloutView] = [r for r in view.rollouts if chosen is None or r.index == chosen]
+    if not found:
+        return Html("")
+    by = where.get("tokens", "")
+    by = by if by in tokens.VIEWS else next(iter(tokens.VIEWS))
+    buttons = [link({**where, "tokens": name}, words, class_="v-pick", data_replace=True,
+                    aria_current="true" if name == by else None) for name, (words, _) in tokens.VIEWS.items()]
+    texts = tokens.Texts.read(_tokenizer(site, view.key.run))
+    return el("section", el("h3", f"Tokens of #{found[0].index}"), el("div", *buttons, class_="v-picks"),
+              tokens.answer(found[0], by, texts), class_="v-about-tokens", id="v-tokens")

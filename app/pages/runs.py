@@ -1,0 +1,131 @@
+"""The runs: how each stands, the curves of those chosen, and what two of them were set to differently."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gradio as gr
+
+from vlrl.progress import duration
+
+from .. import plots
+from ..controls import field
+from ..html import Html, as_json, chip, el, empty, join, link, note, number, table
+from ..library import RunInfo
+from ..marks import color
+from ..site import Site, chart_value, charts, packed, same, unpacked
+
+MOST_RUNS = 300
+MOST_CHOSEN = 8
+_SMOOTH = 0.6
+_KINDS = {"running": "good", "failed": "bad", "stale": "warn", "interrupted": "warn"}
+_NUMBERS = ("step", "reward", "duration")
+_HEAD = ("", "run", "state", "task", "model", "step", "reward", "duration", "started")
+
+
+def build(site: Site) -> None:
+    """The page, inside its column."""
+    listed = gr.HTML(elem_id="v-runs", apply_default_css=False)
+    gr.HTML(_form(), elem_id="v-runs-form", apply_default_css=False, js_on_load="vlrl.form(watch)")
+    plots = charts("v-curves")
+    below = gr.HTML(elem_id="v-diff", apply_default_css=False)
+    before = gr.State(None)
+
+    def show(where: dict[str, str], seen: Any) -> tuple[Any, ...]:
+        return same(seen, shown(site, where))
+
+    site.on_location(show, [listed, plots, below, before], [before])
+    site.on_tick(show, [listed, plots, below, before], [before])
+
+
+def shown(site: Site, where: Mapping[str, str]) -> tuple[str, str, str]:
+    """What a location shows: the list, the value of the plots, and what stands below them."""
+    runs = site.library.runs()
+    if not runs:
+        return _nothing(site), "", ""
+    known = [run.id for run in runs]
+    asked = unpacked(where.get("runs"))
+    chosen = [run for run in dict.fromkeys(asked) if run in known][:MOST_CHOSEN] or ([] if asked else known[:1])
+    try:
+        smooth = min(0.99, max(0.0, float(where.get("smooth", _SMOOTH))))
+    except ValueError:
+        smooth = _SMOOTH
+    figures = plots.over_steps(site.library, chosen, smooth, where.get("others") == "yes")
+    return _list(runs, chosen, where), chart_value(figures), _below(site, chosen, bool(figures))
+
+
+def _nothing(site: Site) -> Html:
+    return empty(join([f"There is no run in {site.library.root} yet. Make one in a minute, on a CPU:",
+                       el("pre", "vlrl train configs/quickstart.yaml")]),
+                 "It appears here by itself once it has started.")
+
+
+# --- the list ---------------------------------------------------------------------------------------------------------
+
+
+def _list(runs: Sequence[RunInfo], chosen: Sequence[str], where: Mapping[str, str]) -> Html:
+    words = where.get("find", "").lower().split()
+    found = [r for r in runs
+             if r.id in chosen or all(w in f"{r.id} {r.task} {r.model} {r.state}".lower() for w in words)]
+    lines = [_line(run, chosen, where) for run in found[:MOST_RUNS]]
+    head = el("tr", *(el("th", name, class_="v-num" if name in _NUMBERS else None) for name in _HEAD))
+    grid = el("table", el("thead", head), el("tbody", *lines), class_="v-table v-runs")
+    left = [f"{len(found) - MOST_RUNS} more; find them by name."] if len(found) > MOST_RUNS else []
+    left += ["No run fits what you look for."] if not found else []
+    return el("div", el("div", grid, class_="v-scroll"), *(el("p", w, class_="v-dim") for w in left), class_="v")
+
+
+def _line(run: RunInfo, chosen: Sequence[str], where: Mapping[str, str]) -> Html:
+    on = run.id in chosen
+    others = [r for r in chosen if r != run.id] if on else [*chosen, run.id][-MOST_CHOSEN:]
+    paint = f"background:{color(chosen.index(run.id))}" if on else None
+    toggle = link({**where, "page": "runs", "runs": packed(others) or "-"}, el("i", class_="v-swatch", style=paint),
+                  class_="v-choose", data_replace=True, role="checkbox", aria_checked="true" if on else "false",
+                  aria_label=f"curves of {run.id}", title="show or hide its curves")
+    opens = link({"page": "rollouts", "run": run.id}, run.id if run.id != "." else run.path.name, title="its rollouts")
+    begun = datetime.datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M") if run.started else "–"
+    state = chip(run.state, _KINDS.get(run.state, ""))
+    warned = chip("!", "warn", "\n".join(run.notes[:20])) if run.notes else ""
+    steps = f"{'–' if run.step is None else run.step}/{'–' if run.steps is None else run.steps}"
+    cells = [toggle, opens, join([state, warned], " "), run.task, run.model, steps, number(run.reward),
+             duration(run.duration_s) if run.duration_s is not None else "–", begun]
+    styles = ["", "v-name", "", "", "v-model", "v-num", "v-num", "v-num", "v-began"]
+    return el("tr", *(el("td", cell, class_=style or None) for cell, style in zip(cells, styles, strict=True)),
+              class_="v-on" if on else None)
+
+
+def _form() -> Html:
+    slider = el("label", el("span", "Smoothing"), el("input", type="range", name="smooth", min="0", max="0.98",
+                                                     step="0.02", data_default=str(_SMOOTH), value=str(_SMOOTH)),
+                class_="v-field")
+    more = el("label", el("input", type="checkbox", name="others", value="yes"), " every metric", class_="v-check")
+    return el("form", field("find", "Find a run", "", "search"), slider, more, class_="go v v-form",
+              data_drop="", aria_label="What is shown")
+
+
+# --- below the plots --------------------------------------------------------------------------------------------------
+
+
+def _below(site: Site, chosen: Sequence[str], curves: bool) -> Html:
+    pieces: list[Any] = []
+    if not chosen:
+        pieces.append(empty("No run is chosen.", "Choose one or several in the list to see their curves."))
+    elif not curves:
+        pieces.append(empty("No step is finished yet.", "Curves appear here with the first one."))
+    for run in chosen:
+        pieces += [note(f"{run}: {words}", kind="warn") for words in site.library.notes(run)[:10]]
+    if len(chosen) >= 2:
+        pieces += _diff(site, chosen[0], chosen[1])
+    return el("div", *pieces, class_="v") if pieces else Html("")
+
+
+def _diff(site: Site, a: str, b: str) -> list[Any]:
+    rows = [(name, as_json("–" if x is None else x), as_json("–" if y is None else y)) for name, x, y in
+            site.library.diff(a, b)]
+    title = el("h3", "Settings that differ")
+    answers = el("p", link({"page": "compare", "a": a, "b": b}, "Compare their answers on the same samples"))
+    if not rows:
+        return [title, el("p", f"{a} and {b} have the same settings.", class_="v-dim"), answers]
+    return [title, table(("setting", a, b), rows), answers]

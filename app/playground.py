@@ -1,0 +1,224 @@
+"""Asking a model: a sample or an upload, answers as they are written, rewards. No Gradio.
+
+    play = Playground(library)
+    for progress in play.answer(Ask(model="embedded/tiny-qwen3-vl", task="run:quickstart", sample="#3")).follow():
+        progress.phase, progress.texts, progress.result
+
+torch is imported when a model is loaded. One model is in memory at a time, and one group is written at a time.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlrl.errors import VlrlError
+from vlrl.offline import settle_coordinates
+from vlrl.plugins import prints_aside
+from vlrl.settings import Config
+from vlrl.task import Task
+from vlrl.types import Answer, Completion, Group, Prompt, Request, Sample
+
+from . import AppError, models
+from .asking import Ask, Shown, Tasks
+from .jobs import Job
+from .library import Library
+from .models import Chosen
+
+if TYPE_CHECKING:
+    from vlrl.policy import Policy
+
+_LOOK_S = 0.05
+"""Least seconds between two looks at the texts; they take at most a fifth of the time."""
+_STREAM = 5
+"""First number of the random streams' keys; those of training and evaluations are smaller."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """A group as the model answered it."""
+
+    group: Group
+    chosen: Chosen
+    tokenizer: Any
+    notes: tuple[str, ...] = ()
+    """Remarks, such as why there are no rewards."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    key: tuple[Any, ...]
+    policy: Policy
+
+
+class Playground:
+    """The models and tasks of a library's runs, and the one model in memory."""
+
+    def __init__(self, library: Library, trust_tasks: bool = False):
+        self.library, self.tasks = library, Tasks(library, trust_tasks)
+        self._turn = threading.Lock()
+        """Held by the one job that loads or generates."""
+        self._asking = threading.Lock()
+        """Held around a task's code, which is never called from two threads at once."""
+        self._loaded: _Loaded | None = None
+
+    def sample(self, ask: Ask) -> Shown:
+        """A sample of a split, to be looked at; the model need not be there. Raises VlrlError."""
+        with self._asking, prints_aside():
+            return self.tasks.shown(self.tasks.config(ask, ask.model, models.run_of(self.library, ask.model)), ask)
+
+    def answer(self, ask: Ask) -> Job:
+        """The job that draws a group; its result is an Answered."""
+        return Job(lambda job: self._answer(ask, job))
+
+    def unload(self) -> None:
+        """Takes the model out of memory."""
+        if self._loaded:
+            import torch
+
+            self._loaded = None
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _answer(self, ask: Ask, job: Job) -> Answered:
+        with self._my_turn(job):
+            try:
+                return self._group(ask, job)
+            except Exception as error:
+                if not models.is_shortage(error):
+                    raise
+            self.unload()  # outside of the handler, which keeps the failed batch alive
+            raise AppError("The memory did not suffice. Ask for fewer answers or fewer new tokens, take a smaller "
+                           "picture or model, or close other programs. The model was taken out of memory.")
+
+    @contextmanager
+    def _my_turn(self, job: Job) -> Iterator[None]:
+        """One job at a time; the others say that they wait."""
+        while not self._turn.acquire(timeout=0.1):
+            job.tell("waiting", said="The model is at work for another tab; this one is next.")
+            job.check()
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _group(self, ask: Ask, job: Job) -> Answered:
+        job.tell("preparing")
+        chosen = models.choose(self.library, ask.model)
+        config = self.tasks.config(ask, chosen.name, chosen.run)
+        policy = self._load(config, chosen, job)
+        job.check()
+        job.tell("preparing")
+        task, sample, prompt = self._prompt(ask, config, policy)
+        completions = _write(policy, config, prompt, ask, job)
+        job.tell("scoring")
+        with self._asking, prints_aside():
+            group = _scored(task, sample, prompt, completions, ask, chosen.step)
+        return Answered(group, chosen, policy.processor.tokenizer, tuple(_notes(ask, group)))
+
+    def _load(self, config: Config, chosen: Chosen, job: Job) -> Policy:
+        """The model, loaded unless it is the one in memory, which leaves before another one comes."""
+        models.stay_local(chosen.name)
+        key = (chosen.name, chosen.stamp, config.model.model_dump_json())
+        if self._loaded and self._loaded.key == key:
+            models.check_memory(config, loaded=True)
+            return self._loaded.policy
+        self.unload()
+        job.tell("loading", said=chosen.label)
+        try:
+            weights = models.check_memory(config, loaded=False)
+            self._loaded = _Loaded(key, models.load(config, weights, lambda share: job.tell(done=share)))
+        except VlrlError:
+            if chosen.run and not Path(chosen.name).is_dir():
+                raise AppError(models.gone(ask_name(chosen))) from None
+            raise
+        return self._loaded.policy
+
+    def _prompt(self, ask: Ask, config: Config, policy: Policy) -> tuple[Task, Sample, Prompt]:
+        from vlrl.encode import Encoder
+
+        with self._asking, prints_aside():
+            task, sample, messages = self.tasks.messages(config, ask)
+        settle_coordinates(task, config, policy.family.coordinates)
+        encode = Encoder(policy.processor, policy.family, policy.positions, config)
+        return task, sample, encode.prompt(sample, messages)
+
+
+def ask_name(chosen: Chosen) -> str:
+    """What `Ask.model` calls a run's checkpoint."""
+    return f"{chosen.run}/checkpoints/{Path(chosen.name).name}"
+
+
+def _write(policy: Policy, config: Config, prompt: Prompt, ask: Ask, job: Job) -> list[Completion]:
+    """The completions; the job shows them while they are written, and stops them."""
+    from vlrl.answering import sampling_of
+    from vlrl.engine.hf import HFEngine
+
+    n = ask.answers if ask.temperature else 1
+    texts, due, tokens = [""] * n, 0.0, 0
+    job.tell("writing", texts=tuple(texts))
+
+    def watch(so_far: Any) -> None:
+        nonlocal due, tokens
+        job.check()
+        tokens += 1
+        if (start := time.monotonic()) > due:
+            for (_, answer), text in so_far().items():
+                texts[answer] = text
+            due = time.monotonic() + max(_LOOK_S, 4 * (time.monotonic() - start))
+            job.tell(texts=tuple(texts), done=min(1.0, tokens / ask.max_new_tokens))
+
+    engine = HFEngine(policy, ask.seed, config.engine.batch_rollouts, config.engine.prefill_tokens)
+    sampling = sampling_of(config.rollout, ask.temperature)
+    (made,) = engine.generate([Request(prompt=prompt, n=n, sampling=sampling, key=(_STREAM,))], watch=watch)
+    job.tell(texts=tuple(c.text for c in made), done=1.0)
+    return made
+
+
+class _Unscored(Task):
+    """A task for what has no target: answers are only read, and what they point at is drawn."""
+
+    def __init__(self, task: Task):
+        super().__init__()
+        self._task: Any = task
+        self._task.target = self.target
+
+    def parse(self, sample: Sample, answer: Answer) -> Any:
+        return self._task.parse(sample, answer)
+
+    def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
+        return self._task.overlay(sample, parsed)
+
+    def target(self, sample: Sample) -> None:
+        return None
+
+
+def _scored(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], ask: Ask,
+            step: int) -> Group:
+    """The group as training would score it; of an upload only parsed, with what the answers point at.
+
+    `task` is a copy that may be changed.
+    """
+    from vlrl.answering import make_group
+
+    if not ask.upload:
+        return make_group(task, sample, prompt, completions, group_id="playground", split=ask.split, step=step)
+    group = make_group(_Unscored(task), sample, prompt, completions, group_id="playground", split="upload", step=step)
+    return replace(group, task=task.name, rollouts=tuple(replace(r, reward=None, error=None) for r in group.rollouts))
+
+
+def _notes(ask: Ask, group: Group) -> Iterator[str]:
+    if ask.upload:
+        yield ("No rewards: an upload has no target that an answer could be compared with. What the task reads in an "
+               "answer is drawn all the same.")
+    elif all(reward is None for reward in group.rewards):
+        yield "No rewards: the task cannot score this sample; a row without a target has none."
+    if ask.answers > 1 and not ask.temperature:
+        yield "At temperature 0 every answer would be the same, so one was drawn."

@@ -1,0 +1,147 @@
+"""Curves of runs over their steps, laid over each other, as plotly figures. Imports no Gradio and no plotly.
+
+    figures = over_steps(library, ["quickstart", "other"], smooth=0.6)      # for vlrl.app.site.chart_value
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from .html import esc, finite
+from .library import Library
+from .marks import color
+
+MOST_POINTS = 600
+"""Of one curve; of a longer one every so many steps are averaged."""
+_REWARD = "reward/mean"
+_TITLES = {
+    _REWARD: "Reward", "completion/length_mean": "Answer length (tokens)", "entropy": "Entropy (nats a token)",
+    "kl": "KL to the reference", "mismatch/kl": "Mismatch of sampler and trainer (KL)",
+    "groups/zero_variance_frac": "Share of groups without variance",
+    "completion/truncated_frac": "Share of answers cut off", "clip_frac": "Share of tokens clipped",
+    "grad_norm": "Gradient norm", "loss": "Loss", "lr": "Learning rate", "time/total_s": "Seconds a step",
+    "time/rollout_s": "Seconds generating", "time/train_s": "Seconds learning", "time/score_s": "Seconds scoring",
+    "tokens_per_s": "Tokens a second", "memory/peak_gib": "Peak memory (GiB)",
+}
+"""Metric -> title, in the order shown; parts come after the reward, other metrics at the end."""
+_SYMBOLS = ("circle", "diamond", "square")
+
+
+class Curve(NamedTuple):
+    """Values of one metric of one run."""
+
+    steps: list[int]
+    values: list[float]
+
+
+def over_steps(library: Library, runs: Sequence[str], smooth: float = 0.6, others: bool = False
+               ) -> list[dict[str, Any]]:
+    """One figure a metric with all runs in it, and one for each evaluated metric with its 95 % intervals.
+
+    `smooth` in [0, 1) is the weight of the past in an exponential mean; 0 shows the values alone. `others` adds the
+    metrics that are of use to few. Raises AppError for an unknown run.
+    """
+    metrics, evals = {run: library.metrics(run) for run in runs}, {run: library.evals(run) for run in runs}
+    paints = {run: color(place) for place, run in enumerate(runs)}
+    figures = []
+    for name in _ordered({name for lines in metrics.values() for line in lines for name in line}, others):
+        traces = [t for run in runs for t in _traces(run, paints[run], _curve(metrics[run], name), smooth)]
+        if name == _REWARD:
+            traces += [t for run in runs for t in _evaluated(run, paints[run], evals[run], name)]
+        if traces:
+            figures.append(_figure(name, _title(name), traces))
+    place = 1 + max((i for i, f in enumerate(figures) if f["id"].startswith("reward/")), default=-1)
+    for name in _evaluations(evals):
+        traces = [t for run in runs for t in _evaluated(run, paints[run], evals[run], name)]
+        figures.insert(place, _figure(f"eval/{name}", f"Evaluation: {name}", traces))
+        place += 1
+    return figures
+
+
+def _ordered(found: Iterable[str], others: bool) -> list[str]:
+    names = {n for n in found if n not in ("step", "time")}
+    parts = sorted(n for n in names if n.startswith("reward/") and n not in (_REWARD, "reward/std"))
+    first = [n for n in _TITLES if n in names and n != _REWARD]
+    rest = sorted(names - {_REWARD, *parts, *first}) if others else []
+    return [_REWARD, *parts, *first, *rest]
+
+
+def _title(name: str) -> str:
+    return _TITLES.get(name) or (f"Reward part: {name.removeprefix('reward/')}" if name.startswith("reward/") else name)
+
+
+def _figure(id: str, title: str, traces: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"id": id, "title": title, "data": traces, "layout": {"xaxis": {"title": {"text": "step"}}}}
+
+
+def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
+    """The metric where it is a number; a long curve averaged down to at most MOST_POINTS points."""
+    found = [(line["step"], value) for line in lines if (value := finite(line.get(name))) is not None]
+    width = max(1, -(-len(found) // MOST_POINTS))
+    buckets = [found[i:i + width] for i in range(0, len(found), width)]
+    return Curve([b[len(b) // 2][0] for b in buckets], [sum(v for _, v in b) / len(b) for b in buckets])
+
+
+def smoothed(values: Sequence[float], weight: float) -> list[float]:
+    """Exponential mean without a bias to 0 at the start (Kingma and Ba 2015, arXiv 1412.6980)."""
+    made, mean, share = [], 0.0, 0.0
+    for value in values:
+        mean, share = weight * mean + (1 - weight) * value, weight * share + (1 - weight)
+        made.append(mean / share)
+    return made
+
+
+def _traces(run: str, paint: str, curve: Curve, smooth: float) -> list[dict[str, Any]]:
+    """The values, and over them, paler then, their mean."""
+    if not curve.steps:
+        return []
+    tip = f"%{{y:.4g}}<br>step %{{x}}<extra>{_plain(run)}</extra>"
+    shared = {"type": "scatter", "x": curve.steps, "name": _plain(run), "meta": {"go": opens(run)},
+              "mode": "lines" if len(curve.steps) > 50 else "lines+markers", "marker": {"color": paint, "size": 4}}
+    if not smooth or len(curve.steps) < 3:
+        return [{**shared, "y": curve.values, "line": {"color": paint, "width": 1.8}, "hovertemplate": tip}]
+    raw = {**shared, "y": curve.values, "line": {"color": paint, "width": 1}, "opacity": 0.35,
+           "hovertemplate": f"raw {tip}"}
+    return [raw, {**shared, "y": smoothed(curve.values, smooth), "line": {"color": paint, "width": 2},
+                  "hovertemplate": f"smoothed {tip}"}]
+
+
+def _plain(text: str) -> str:
+    """Text for plotly, which reads tags and %{...} in labels."""
+    return str(esc(text[:80])).replace("%{", "% {")
+
+
+def opens(run: str, source: str = "train", split: str = "") -> str:
+    """The location of one step's rollouts, with {x} for the step."""
+    filters = {"page": "rollouts", "run": run, "kind": source, "set": split}
+    return f"?{urlencode({k: v for k, v in filters.items() if v})}&from={{x}}&to={{x}}"
+
+
+# --- evaluations ------------------------------------------------------------------------------------------------------
+
+
+def _evaluations(evals: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    return sorted({name for lines in evals.values() for line in lines for name in line if f"{name}/ci95_low" in line
+                   and name != _REWARD and "completion/" not in name})
+
+
+def _evaluated(run: str, paint: str, lines: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
+    """One trace a split: the values with their 95 % intervals."""
+    traces = []
+    for place, split in enumerate(dict.fromkeys(line["split"] for line in lines)):
+        found = [(line["step"], value, finite(line.get(f"{name}/ci95_low")), finite(line.get(f"{name}/ci95_high")))
+                 for line in lines if line["split"] == split and (value := finite(line.get(name))) is not None]
+        if not found:
+            continue
+        label = f"{run}, {split}"
+        bars = {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3, "color": paint,
+                "array": [0.0 if high is None else max(0.0, high - value) for _, value, _, high in found],
+                "arrayminus": [0.0 if low is None else max(0.0, value - low) for _, value, low, _ in found]}
+        traces.append({"type": "scatter", "mode": "lines+markers", "x": [f[0] for f in found],
+                       "y": [f[1] for f in found], "error_y": bars, "name": _plain(label),
+                       "line": {"color": paint, "dash": "dot", "width": 1}, "meta": {"go": opens(run, "eval", split)},
+                       "marker": {"color": paint, "size": 7, "symbol": _SYMBOLS[place % len(_SYMBOLS)]},
+                       "hovertemplate": f"%{{y:.4g}} after step %{{x}}<extra>{_plain(label)}</extra>"})
+    return traces

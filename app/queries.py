@@ -1,0 +1,226 @@
+"""What the lists can be asked, and the SQL that it becomes: every value is a parameter, never a part of the text."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from vlrl.errors import did_you_mean
+
+from . import AppError
+
+Range = tuple[float | None, float | None]
+"""Lowest and highest value, both included; None = no bound."""
+ANY: Range = (None, None)
+SOURCES = {"train": "rollouts", "eval": "eval-rollouts"}
+"""Source of a query -> folder of a run."""
+ORDERS = ("step", "best", "worst", "mixed")
+SORTS = ("step", "reward", "advantage", "length", "index", "difficulty", "sample_id", "category", "part")
+_LONGEST = 1000  # characters of a regular expression
+
+_KEY = "run, source, split, step, group_id"
+_KEY_TYPES = {"run": pa.string(), "source": pa.string(), "split": pa.string(), "step": pa.int64(),
+              "group_id": pa.string(), "idx": pa.int64()}
+_PART = "part_values[list_position(part_names, ?)]"
+_GROUP_ORDER = {"step": "step {way}", "best": "mean DESC NULLS LAST, step DESC", "worst": "mean NULLS LAST, step DESC",
+                "mixed": "std DESC NULLS LAST, step DESC"}
+_SORT = {"index": "idx", "part": _PART} | {name: name for name in SORTS if name not in ("index", "part")}
+
+
+class GroupKey(NamedTuple):
+    """Names one group."""
+
+    run: str
+    source: str
+    """"train" or "eval"."""
+    split: str
+    step: int
+    group: str
+
+
+class RolloutKey(NamedTuple):
+    """Names one rollout."""
+
+    run: str
+    source: str
+    split: str
+    step: int
+    group: str
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """What to show. The defaults keep everything."""
+
+    runs: tuple[str, ...] = ()
+    """Ids; () = every run."""
+    source: str | None = None
+    """"train", "eval", or None for both."""
+    split: str | None = None
+    steps: Range = ANY
+    reward: Range = ANY
+    part: str | None = None
+    """A reward part: with `part_range` a filter, with sort="part" what is sorted by."""
+    part_range: Range = ANY
+    advantage: Range = ANY
+    length: Range = ANY
+    """In tokens."""
+    truncated: bool | None = None
+    error: bool | None = None
+    """True: only answers with a scoring error; False: only those without."""
+    category: str | None = None
+    difficulty: Range = ANY
+    sample_id: str | None = None
+    """Exactly this sample."""
+    text: str | None = None
+    """A regular expression (RE2, upper and lower case alike) to be found in the answer, the prompt or the error; in
+    long ones within the first characters, see table.SEARCHED."""
+    flagged: tuple[RolloutKey, ...] | None = None
+    """Only these rollouts (those that notes flag); None = all."""
+    order: str = "step"
+    """Of groups: step (newest first), best, worst (by mean reward), mixed (largest spread first)."""
+    sort: str = "step"
+    """Of rollouts: one of SORTS."""
+    descending: bool = True
+
+
+@dataclass
+class Where:
+    """Conditions joined by AND, and their parameters in order."""
+
+    terms: list[str] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+
+    def add(self, term: str, *values: Any) -> None:
+        self.terms.append(term)
+        self.values += values
+
+    def equal(self, column: str, value: Any) -> None:
+        if value is not None:
+            self.add(f"{column} = ?", _text(value))
+
+    def within(self, expression: str, name: str, bounds: Range, *values: Any) -> None:
+        """`expression` (of which `values` are parameters) lies in `bounds`; null does not."""
+        for sign, bound in zip((">=", "<="), _bounds(name, bounds), strict=True):
+            if bound is not None:
+                self.add(f"{expression} {sign} ?", *values, bound)
+
+    def __str__(self) -> str:
+        return " AND ".join(self.terms) or "true"
+
+
+def of_groups(query: Query, runs: list[str]) -> Where:
+    """What all answers of a group have in common. Raises AppError for a value that cannot be."""
+    where = Where()
+    where.add("run IN (SELECT unnest(?::VARCHAR[]))", runs)
+    for column in ("source", "split", "category", "sample_id"):
+        where.equal(column, getattr(query, column))
+    where.within("step", "steps", query.steps)
+    where.within("difficulty", "difficulty", query.difficulty)
+    return where
+
+
+def of_rollouts(query: Query) -> Where:
+    """What differs between the answers of a group. Raises AppError for a value that cannot be.
+
+    Flagged rollouts are looked up in a table "flagged", see flagged_table.
+    """
+    where = Where()
+    for column in ("reward", "advantage", "length"):
+        where.within(column, column, getattr(query, column))
+    if query.part is not None:
+        where.within(_PART, "part_range", query.part_range, _text(query.part))
+    if query.truncated is not None:
+        where.add("truncated = ?", bool(query.truncated))
+    if query.error is not None:
+        where.add(f"error IS {'NOT ' if query.error else ''}NULL")
+    if query.text:
+        pattern = checked_pattern(query.text)
+        where.add("(regexp_matches(completion, ?, 'i') OR regexp_matches(prompt, ?, 'i') "
+                  "OR coalesce(regexp_matches(error, ?, 'i'), false))", pattern, pattern, pattern)
+    if query.flagged is not None:
+        where.add(f"({_KEY}, idx) IN (SELECT ({_KEY}, idx) FROM flagged)")
+    return where
+
+
+def flagged_table(query: Query) -> pa.Table:
+    """The keys of the flagged rollouts."""
+    columns = list(zip(*(clean_key(key) for key in query.flagged or ()), strict=True)) or [()] * len(_KEY_TYPES)
+    return pa.table({name: pa.array(column, kind) for (name, kind), column
+                     in zip(_KEY_TYPES.items(), columns, strict=True)})
+
+
+def clean_key(key: GroupKey | RolloutKey) -> tuple[Any, ...]:
+    """The parts of a key as they can be looked up. Raises AppError when step or index is no whole number."""
+    try:
+        return tuple(int(v) if name in ("step", "index") else _text(v)
+                     for name, v in zip(key._fields, key, strict=True))
+    except (TypeError, ValueError, OverflowError):
+        raise AppError(f"{str(tuple(key))[:200]} names no group or rollout") from None
+
+
+def group_order(query: Query) -> str:
+    """ORDER BY of groups: no two have the same place."""
+    order = _GROUP_ORDER[_chosen("order", query.order, ORDERS)]
+    return f"{order.format(way=_way(query))}, run, source, split, group_id"
+
+
+def rollout_order(query: Query) -> tuple[str, list[Any]]:
+    """ORDER BY of rollouts, and its parameters: no two have the same place."""
+    column = _SORT[_chosen("sort", query.sort, SORTS)]
+    if query.sort == "part" and query.part is None:
+        raise AppError("to sort by a reward part, choose the part")
+    values = [_text(query.part)] if query.sort == "part" else []
+    return f"{column} {_way(query)} NULLS LAST, step DESC, run, source, split, group_id, idx", values
+
+
+def checked_pattern(pattern: str) -> str:
+    """A regular expression that can be tried. Raises AppError that says where it is wrong."""
+    pattern = _text(pattern)
+    if len(pattern) > _LONGEST:
+        raise AppError(f"the search text has {len(pattern)} characters, more than {_LONGEST}")
+    return pattern
+
+
+def pattern_error(pattern: str, told: str) -> AppError:
+    """The error for a pattern that RE2 refused with the words `told`, which name the part that is wrong."""
+    words = told.split("Error:")[-1].strip().splitlines()[0]
+    at = pattern.find(words.rpartition(": ")[2])
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        at = error.pos if error.pos is not None else at
+    except (RecursionError, OverflowError):
+        pass
+    place = f" at character {at + 1}" if at >= 0 else ""
+    return AppError(f"the search text {pattern!r} is no regular expression{place}: {words}. Put a backslash before a "
+                    "sign that is meant as it is: \\( \\[ \\* \\?; lookahead and back references are not known.")
+
+
+def _way(query: Query) -> str:
+    return "DESC" if query.descending else "ASC"
+
+
+def _chosen(name: str, value: Any, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise AppError(f"{name} {str(value)[:100]!r} is unknown: one of {', '.join(known)}."
+                       f"{did_you_mean(str(value)[:100], known)}")
+    return value
+
+
+def _bounds(name: str, bounds: Any) -> tuple[float | None, float | None]:
+    try:
+        low, high = (None if v is None else float(v) for v in bounds)
+    except (TypeError, ValueError, OverflowError):
+        raise AppError(f"{name} {str(bounds)[:100]} must be a lowest and a highest number") from None
+    return tuple(None if v is None or math.isnan(v) else v for v in (low, high))  # type: ignore[return-value]
+
+
+def _text(value: Any) -> str:
+    """Valid UTF-8, as the store writes it."""
+    return str(value).encode("utf-8", "backslashreplace").decode()

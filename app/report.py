@@ -1,0 +1,219 @@
+"""`vlrl report RUN`: one HTML file that tells what a run did and opens anywhere, without a request or a script.
+
+Curves are SVG drawn by curves.py: plotly's library alone has 4.8 MB and needs scripts, all curves together some 100 kB.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlrl.errors import RunError, VlrlError
+from vlrl.files import read_json, write_text
+from vlrl.progress import duration
+from vlrl.report import Gain, gains
+from vlrl.store import RunFolder
+
+from . import cards, curves, telling
+from .details import GroupView, group, with_marks
+from .html import STYLE, Html, as_json, el, folded, note, number, table
+from .library import Library, RunInfo
+from .media import MediaStore
+from .textfiles import flat
+
+_PIXELS, _FRAME_PIXELS = 512, 200  # of the longest side of a picture
+_FRAMES = 10  # of a video
+_MOST_NOTES = 50
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_RUN = "."  # the id of the run in the library of its own folder
+
+
+class Inlined:
+    """Pictures as `data:` texts, for a page that stands alone; videos are left to their frames."""
+
+    def __init__(self, media: MediaStore):
+        self.media = media
+
+    def picture(self, run: str, name: str, size: int | None) -> str | None:
+        try:
+            return as_data(self.media.thumbnail(run, name, min(size or _PIXELS, _PIXELS)))
+        except VlrlError:
+            return None
+
+    def video(self, run: str, name: str) -> str | None:
+        return None
+
+    def frames(self, run: str, name: str, seconds: Sequence[float]) -> Sequence[str | None]:
+        try:
+            return [as_data(frame) for frame in self.media.frames(run, name, seconds, _FRAME_PIXELS)]
+        except VlrlError:
+            return []
+
+
+def as_data(picture: bytes) -> str:
+    """A JPEG, PNG or WebP as a `data:` address."""
+    kind = "png" if picture.startswith(b"\x89PNG") else "webp" if picture[8:12] == b"WEBP" else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
+
+
+def write(run: str | Path, to: str | Path | None = None) -> Path:
+    """Writes the report of a run folder, also of one that is still written to; returns where: RUN/report.html unless
+    `to` names another file. Raises RunError when the folder is none of a run or the file cannot be written."""
+    path = _run_folder(Path(run))
+    target = Path(to) if to else path / "report.html"
+    if target.is_dir():
+        raise RunError(f"{target} is a folder: name a file for the report, e.g. {target / 'report.html'}")
+    write_text(target, page(path))
+    return target
+
+
+def _run_folder(path: Path) -> Path:
+    from vlrl.tools.status import find, is_run
+
+    if is_run(path):
+        return path
+    below = find(path)  # raises for a path that is no folder or holds no run
+    raise RunError(f"{path} holds {len(below)} runs, and a report is of one: name it, e.g. vlrl report {below[0]}")
+
+
+def page(path: Path) -> str:
+    """The report as the text of an HTML file."""
+    library = Library(path)
+    info, run, name = library.run(_RUN), library.folder(_RUN), path.resolve().name
+    notes: list[str] = []
+    drawn = _section("Curves over the steps", curves.of_run(library.metrics(_RUN), library.evals(_RUN)), "v-curves",
+                     "No step has been finished yet: curves appear with the first one.")
+    sections = [_header(name, info, library), _before_after(run, notes), drawn, _groups(library, run, notes),
+                _origin(path)]
+    told = list(dict.fromkeys([*library.notes(_RUN), *run.notes, *notes]))
+    sections.append(_notes(told))
+    head = el("head", el("meta", charset="utf-8"), el("title", f"{name} · vlrl report"),
+              el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+              el("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+              el("style", Html(STYLE.read_text(encoding="utf-8"))))
+    body = el("body", el("main", *sections, class_="v v-page"))
+    return f"<!doctype html>\n{el('html', head, body, lang='en', class_='v-report')}\n".encode(
+        "utf-8", "replace").decode()
+
+
+def _section(title: str, pieces: Sequence[Html], class_: str, without: str) -> Html:
+    return el("section", el("h2", title), el("div", *pieces, class_=class_) if pieces else note(without))
+
+
+# --- sections ---------------------------------------------------------------------------------------------------------
+
+
+def _header(name: str, info: RunInfo, library: Library) -> Html:
+    """What was trained on what, how it stands, and the settings that are not the defaults."""
+    steps = f"{'?' if info.step is None else info.step} of {'?' if info.steps is None else info.steps}"
+    facts = {"state": info.state, "task": info.task or "?", "model": info.model or "?", "steps": steps,
+             "last reward": number(info.reward), "duration": duration(info.duration_s) if info.duration_s else "–"}
+    tiles = [el("div", el("span", key), el("b", value), class_="v-tile") for key, value in facts.items()]
+    written = el("p", f"A report of a vlrl run, written {time.strftime('%Y-%m-%d %H:%M')}.", class_="v-dim")
+    changed = _changed(library.settings(_RUN))
+    settings = (table(("setting", "value", "default"), changed) if changed else
+                note("Its settings are the defaults, or config.yaml cannot be read."))
+    return el("header", el("h1", name), written, el("div", *tiles, class_="v-tiles"),
+              el("details", el("summary", f"{len(changed)} settings that are not the defaults"), settings,
+                 open=len(changed) <= 4))
+
+
+def _changed(settings: dict[str, Any]) -> list[tuple[Any, Any, Any]]:
+    """(name, value, default) of what differs; the folder of the run says nothing."""
+    from vlrl import config
+
+    known = flat(config.validate({"task": {"name": "-"}, "model": {"name": "-"}}).model_dump(mode="json"))
+    found = []
+    for name, value in settings.items():
+        default = None if name in ("task.name", "model.name") else known.get(name)
+        if name != "run.dir" and as_json(value, 0) != as_json(default, 0):
+            found.append((name, el("code", as_json(value)[:2000]), el("code", as_json(default)[:200])))
+    return found
+
+
+def _before_after(run: RunFolder, notes: list[str]) -> Html:
+    """The first and the last evaluation of each split, and the gain over the same samples."""
+    found = _attempted(lambda: gains(run), [], "the evaluations", notes)
+    rows = [_gain_row(gain) for gain in found if "completion/" not in gain.metric]
+    steps = f", steps {found[0].steps[0]} to {found[0].steps[1]}" if found else ""
+    head = ("split", "metric", "n", "before", "after", "gain, 95 % interval")
+    shown = [table(head, rows, (2, 3, 4, 5))] if rows else []
+    return _section(f"Before and after{steps}", shown, "", "No evaluation yet: eval.every says when there is one.")
+
+
+def _gain_row(row: Gain) -> tuple[Any, ...]:
+    gain = row.gain
+    known = gain.low == gain.low
+    kind = "good" if known and gain.low > 0 else "bad" if known and gain.high < 0 else ""
+    bounds = f" [{number(gain.low, '.3f', True)}, {number(gain.high, '.3f', True)}]" if known else ""
+    words = f"{number(gain.mean, '.3f', True)}{bounds}" if row.steps[0] < row.steps[1] else "–"
+    return (row.split, row.metric, row.n, str(row.before), str(row.after),
+            el("span", words, class_=f"v-sign {kind}".strip()))
+
+
+def _groups(library: Library, run: RunFolder, notes: list[str]) -> Html:
+    """The groups that tell most, each with the reason."""
+    splits = list(dict.fromkeys(record["split"] for record in library.evals(_RUN)))
+    chosen = _attempted(lambda: telling.choose(run, splits), [], "the rollouts", notes)
+    addresses = Inlined(MediaStore(library))
+    shown = []
+    for one in chosen:
+        view = _attempted(lambda one=one: _view(library, one), None, f"group {one.group} of step {one.step}", notes)
+        if view:
+            shown.append(el("article", el("h3", one.why, class_="v-why"),
+                            cards.group(view, addresses, links=False, most_frames=_FRAMES), class_="v-telling"))
+    return _section(f"{len(shown)} telling groups" if shown else "Telling groups", shown, "",
+                    "No rollouts yet: they appear with the first step, unless store.rollouts is off.")
+
+
+def _view(library: Library, one: telling.Telling) -> GroupView:
+    """The group; one of an evaluation with the answers of the first evaluation before its own, without statistics."""
+    split = one.split if one.source == "eval" else ""
+    view = with_marks(library, group(library, _RUN, one.source, one.step, one.group, split))
+    if one.before is None:
+        return view
+    step, name = one.before
+    earlier = group(library, _RUN, one.source, step, name, split)
+    both = [dataclasses.replace(r, key=r.key._replace(index=i))
+            for i, r in enumerate([*earlier.rollouts, *view.rollouts])]
+    return dataclasses.replace(view, rollouts=tuple(both), mean=None, zero_variance=False)
+
+
+def _origin(path: Path) -> Html:
+    """Versions, hardware, command and the resolved config."""
+    env = read_json(path / "env.json") or {}
+    packages = env.get("packages")
+    rows = [(name, as_json(env[name])[:2000]) for name in ("command", "started", "seed", "python", "platform", "git",
+                                                          "hardware") if env.get(name) is not None]
+    rows += [(name, as_json(value)[:200]) for name, value in packages.items()] if isinstance(packages, dict) else []
+    try:
+        config = (path / "config.yaml").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        config = ""
+    pieces = [el("details", el("summary", "Versions and machine"), table(("", ""), rows))] if rows else []
+    pieces += [el("details", el("summary", "config.yaml"), folded(config, 20_000, "pre"))] if config else []
+    return _section("How it was made", pieces, "", "The run has neither env.json nor config.yaml.")
+
+
+def _notes(told: Sequence[str]) -> Html:
+    if not told:
+        return Html("")
+    left = len(told) - _MOST_NOTES
+    lines = [el("li", words) for words in [*told[:_MOST_NOTES], *([f"and {left} more"] if left > 0 else [])]]
+    return el("section", el("h2", "What could not be read"), el("ul", *lines))
+
+
+def _attempted(read: Callable[[], Any], otherwise: Any, what: str, notes: list[str]) -> Any:
+    """What `read` gives; where the run's files hold something else than they should, `otherwise` and a note."""
+    try:
+        return read()
+    except VlrlError as error:
+        notes.append(str(error)[:2000])
+    except Exception as error:  # files of a run may hold anything
+        notes.append(f"{what} cannot be shown: {type(error).__name__}: {json.dumps(str(error)[:300])}")
+    return otherwise

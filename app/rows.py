@@ -1,0 +1,127 @@
+"""Rollouts of the index beyond one page of it; spans of training steps compared, and reward parts of both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from vlrl.stats import Interval, mean_ci, paired_gain
+
+from . import AppError
+from .index import Index, RolloutRow
+from .insight import Comparison, Pair, Side
+from .queries import GroupKey, Query
+
+_PAGE = 500  # rows at a time, the most that an index gives
+_EQUAL = 1e-9  # rewards that are as near are a tie
+
+
+class Span(NamedTuple):
+    """Answers of a run, of training or of evaluations, in some steps; None = no bound."""
+
+    run: str
+    source: str
+    first: int | None = None
+    last: int | None = None
+    split: str | None = None
+
+    @property
+    def filter(self) -> tuple[str, list[Any]]:
+        """The condition in SQL, and its parameters; answers beside their group are left out."""
+        wanted = {"run = ?": self.run, "source = ?": self.source, "step >= ?": self.first, "step <= ?": self.last,
+                  "split = ?": self.split}
+        kept = {test: value for test, value in wanted.items() if value is not None}
+        return " AND ".join([*kept, "NOT aside"]), list(kept.values())
+
+
+def every_rollout(index: Index, query: Query, most: int) -> list[RolloutRow]:
+    """The first `most` rollouts of a query, page by page."""
+    found: list[RolloutRow] = []
+    while len(found) < most:
+        page = index.rollouts(query, len(found) // _PAGE, _PAGE)
+        found += page.rows
+        if not page.rows or len(found) >= page.total:
+            break
+    return found[:most]
+
+
+def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
+    """Two spans of training steps over their common samples, by the mean reward of a sample's answers in the span.
+
+    The group that a pair names is the last one of its sample. Raises AppError when no sample is in both.
+    """
+    asked = index.refresh(list(dict.fromkeys((a.run, b.run))))
+    first, second = (_samples(index, span) for span in (a, b))
+    common = first.keys() & second.keys()
+    if not common:
+        told = [f"steps {span.first or 0} to {'the last' if span.last is None else span.last} of {span.run} "
+                f"({len(side):,} samples)" for span, side in ((a, first), (b, second))]
+        raise AppError(f"No sample is in both: {told[0]} and {told[1]}.")
+    pairs = sorted((_pair(sample, first[sample], second[sample]) for sample in common),
+                   key=lambda pair: (-pair.gain, pair.sample_id))
+    before, after = [pair.a for pair in pairs], [pair.b for pair in pairs]
+    names = sorted({pair.category for pair in pairs if pair.category is not None})
+    categories = [(name, [pair for pair in pairs if pair.category == name]) for name in names]
+    return Comparison(
+        Side(a.run, a.first), Side(b.run, b.first), "train", len(pairs), *_outcomes(pairs), mean_ci(before),
+        mean_ci(after), paired_gain(before, after), tuple(pairs),
+        tuple((name, len(held), *_outcomes(held), sum(p.gain for p in held) / len(held)) for name, held in categories),
+        len(first) - len(pairs), len(second) - len(pairs), asked.notes)
+
+
+def _samples(index: Index, span: Span) -> dict[str, dict[str, Any]]:
+    where, values = span.filter
+    rows = index.table.fetch(f"""
+        SELECT sample_id, avg(reward) AS mean, first(category) AS category,
+               arg_max((run, source, split, step, group_id), step) AS place
+        FROM rollouts WHERE {where} AND reward IS NOT NULL GROUP BY sample_id""", values)
+    return {row["sample_id"]: row for row in rows}
+
+
+def _pair(sample: str, before: dict[str, Any], after: dict[str, Any]) -> Pair:
+    a, b = (GroupKey(*(side["place"].values() if isinstance(side["place"], dict) else side["place"]))
+            for side in (before, after))
+    return Pair(sample, after["category"], before["mean"], after["mean"], a, b)
+
+
+def _outcomes(pairs: Sequence[Pair]) -> tuple[int, int, int]:
+    """Wins, losses and ties of b."""
+    wins, losses = sum(pair.gain > _EQUAL for pair in pairs), sum(pair.gain < -_EQUAL for pair in pairs)
+    return wins, losses, len(pairs) - wins - losses
+
+
+class PartGain(NamedTuple):
+    """One reward part over the samples that have it on both sides."""
+
+    part: str
+    n: int
+    mean_a: float
+    mean_b: float
+    gain: Interval
+    """b - a, paired, with its 95 % interval."""
+
+
+def part_gains(index: Index, a: Span, b: Span) -> list[PartGain]:
+    """The reward parts of both sides over their common samples, by name; a sample counts with its mean."""
+    first, second = (_parts(index, span) for span in (a, b))
+    found = []
+    for part in sorted(first.keys() & second.keys()):
+        both = sorted(first[part].keys() & second[part].keys())
+        if both:
+            before, after = ([side[part][sample] for sample in both] for side in (first, second))
+            found.append(PartGain(part, len(both), sum(before) / len(both), sum(after) / len(both),
+                                  paired_gain(before, after)))
+    return found
+
+
+def _parts(index: Index, span: Span) -> dict[str, dict[str, float]]:
+    """Part -> sample -> mean over its answers with a number for it."""
+    where, values = span.filter
+    rows = index.table.fetch(f"""
+        SELECT part, sample_id, avg(value) AS mean FROM (
+            SELECT sample_id, unnest(part_names) AS part, unnest(part_values) AS value FROM rollouts WHERE {where})
+        WHERE value IS NOT NULL GROUP BY part, sample_id""", values)
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        found.setdefault(row["part"], {})[row["sample_id"]] = row["mean"]
+    return found

@@ -1,0 +1,203 @@
+"""The web server of the inspector: what it answers, to whom, and what a page of it may do.
+
+Every request passes `Guard` first: it knows the address it is served under (a foreign Host header is DNS rebinding, a
+foreign Origin another site's form), asks for the password where there is one, lets only the routes through that the
+pages need, and writes headers under which a page can neither run a script of its content nor ask another server.
+Files come from /vlrl/media alone, as `vlrl.app.media` resolves them, with a type from a fixed table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import importlib.util
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import gradio as gr
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, Response
+
+from vlrl.errors import ConfigError, RunError
+
+from . import AppError
+from .guard import Guard
+from .html import STYLE
+from .main import blocks
+from .site import PAGES, Site
+
+HERE = Path(__file__).parent
+PORT = 7860
+LOCAL = ("127.0.0.1", "localhost", "::1")
+_PORTS = 50  # are tried before giving up
+_FONT = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"]
+_MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
+TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp", ".gif": "image/gif",
+         ".bmp": "image/bmp", ".tif": "image/tiff", ".tiff": "image/tiff", ".mp4": "video/mp4", ".m4v": "video/mp4",
+         ".mkv": "video/x-matroska", ".webm": "video/webm", ".mov": "video/quicktime", ".avi": "video/x-msvideo"}
+"""Suffix -> media type; a file with another suffix is not served."""
+_STATIC = {"app.js": (HERE / "static" / "app.js", "text/javascript"),
+           "app.css": (HERE / "static" / "app.css", "text/css"), "style.css": (STYLE, "text/css")}
+_HEAD = "".join(f'<link rel="stylesheet" href="/vlrl/static/{name}">' for name in ("style.css", "app.css")
+                ) + '<script src="/vlrl/static/app.js"></script>'
+_MEDIA_HEADERS = {"Cache-Control": "private, max-age=3600", "Content-Security-Policy": "default-src 'none'; sandbox"}
+_ABSENT = ('<svg xmlns="http://www.w3.org/2000/svg" width="320" height="200" viewBox="0 0 320 200"><rect width="320" '
+           'height="200" fill="#8884"/><text x="160" y="105" text-anchor="middle" font-family="sans-serif" '
+           'font-size="16" fill="#888">no picture stored</text></svg>')
+
+
+def create(root: str | Path, *, host: str = "127.0.0.1", password: str | None = None, trust_tasks: bool = False
+           ) -> tuple[FastAPI, gr.Blocks]:
+    """The app over a folder of runs, to be served by any ASGI server, and its Gradio part.
+
+    `host` is the address it is reached under. Raises RunError when the folder is missing.
+    """
+    from .index import Index
+    from .library import Library
+    from .media import MediaStore
+    from .notes import Notes
+
+    if not Path(root).is_dir():
+        raise RunError(f"{str(root)!r} is no folder; name the folder that holds the runs, e.g. `vlrl app runs`")
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    library = Library(root)
+    site = Site(library, Index(library), MediaStore(library), Notes(root), trust_tasks)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    _add_files(app, site)
+    with ThreadPoolExecutor(1) as pool:  # this thread may have a running event loop already
+        made = pool.submit(asyncio.run, _mounted(app, site)).result()
+    app.add_middleware(Guard, host=host, password=password, head=_HEAD + _in_view())
+    return app, made
+
+
+def serve(root: str | Path, *, host: str = "127.0.0.1", port: int = PORT, password: str | None = None,
+          trust_tasks: bool = False, started: Callable[[str, int], None] | None = None) -> None:
+    """Serves until Ctrl-C. `started(url, port)` is called once it listens.
+
+    Raises ConfigError for a host of others without a password or one that is not this machine's, RunError when no port
+    is free, and KeyboardInterrupt at the end.
+    """
+    if host not in LOCAL and not password:
+        raise ConfigError(f"--host {host} lets others in: set a password in the environment variable VLRL_APP_PASSWORD "
+                          "or with --password, or leave --host out")
+    with _uploads(), _listening(host, port) as listener:
+        app, _ = create(root, host=host, password=password, trust_tasks=trust_tasks)
+        taken = listener.getsockname()[1]
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False,
+                                               timeout_graceful_shutdown=1))
+        if started:
+            name = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+            started(f"http://{name}:{taken}/", taken)
+        server.run(sockets=[listener])
+
+
+async def _mounted(app: FastAPI, site: Site) -> gr.Blocks:
+    """The Gradio part; without a running event loop Gradio would leave some of its own behind."""
+    made = blocks(site)
+    made.queue(max_size=32, default_concurrency_limit=4, api_open=False)
+    gr.mount_gradio_app(app, made, path="/", footer_links=[], run_history=False, show_error=False, ssr_mode=False,
+                        pwa=False, mcp_server=False, max_file_size="500mb", enable_monitoring=False,
+                        theme=gr.themes.Base(font=_FONT, font_mono=_MONO))
+    return made
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _add_files(app: FastAPI, site: Site) -> None:
+    """The routes for media and for the scripts and styles."""
+
+    @app.get("/vlrl/media")
+    def media(request: Request, run: str = "", name: str = "", size: int | None = None, at: float | None = None
+              ) -> Response:
+        try:
+            if size is not None:
+                most = min(max(size, 16), 2048)
+                small = (site.media.thumbnail(run, name, most) if at is None else
+                         site.media.frames(run, name, [at], most)[0])
+                return Response(small, media_type="image/jpeg", headers=_MEDIA_HEADERS)
+            path = site.media.resolve(run, name)
+            return FileResponse(path, media_type=TYPES[path.suffix.lower()], headers=_MEDIA_HEADERS)
+        except (AppError, KeyError, OSError):
+            return _absent(request.headers.get("sec-fetch-dest", ""))
+
+    @app.get("/vlrl/static/{name}")
+    def own(name: str) -> Response:
+        if name == "plotly.js":
+            return FileResponse(_plotly(), media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
+        if name not in _STATIC:
+            return Response("no such file", status_code=404, media_type="text/plain")
+        path, kind = _STATIC[name]
+        return FileResponse(path, media_type=kind, headers={"Cache-Control": "no-cache"})
+
+
+def _plotly() -> Path:
+    """plotly.min.js of the plotly package, which is not imported for it."""
+    spec = importlib.util.find_spec("plotly")
+    if spec is None or spec.origin is None:
+        raise ConfigError("plotly draws the curves and is not installed: pip install 'vlrl[app]'")
+    return Path(spec.origin).parent / "package_data" / "plotly.min.js"
+
+
+def _absent(destination: str) -> Response:
+    """Nothing to show. A browser writes every 404 into its console, so a page's pictures get an empty one instead."""
+    if destination == "image":
+        return Response(_ABSENT, media_type="image/svg+xml", headers=_MEDIA_HEADERS | {"Cache-Control": "no-store"})
+    if destination == "video":
+        return Response(b"", media_type="video/mp4", headers={"Cache-Control": "no-store"})
+    return Response("no such picture or video", status_code=404, media_type="text/plain")
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+def _in_view() -> str:
+    """The style that shows the one page which app.js names."""
+    shown = ", ".join(f'html[data-page="{page}"] #v-page-{page}' for page in PAGES)
+    return f"<style>.v-screen, .v-hidden {{display: none !important}} {shown} {{display: flex !important}}</style>"
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket on the first free port from `port` on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener, error = None, None
+    for number in range(port, min(port + _PORTS, 65536)):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, number))
+            listener.listen(64)
+            break
+        except OSError as failed:
+            listener.close()
+            listener, error = None, failed
+            if not isinstance(failed, socket.gaierror) and failed.errno in (errno.EADDRINUSE, errno.EACCES):
+                continue
+            raise ConfigError(f"--host {host} --port {port} cannot be used: {failed.strerror or failed}. Name an "
+                              "address of this machine and a port from 1024 on") from None
+    if listener is None:
+        raise RunError(f"no free port from {port} to {port + _PORTS - 1} ({error}); name another with --port")
+    with listener:
+        yield listener
+
+
+@contextmanager
+def _uploads() -> Iterator[None]:
+    """A folder of this process for what the playground is given, removed at the end."""
+    folder, before = tempfile.mkdtemp(prefix="vlrl-app-"), os.environ.get("GRADIO_TEMP_DIR")
+    os.environ["GRADIO_TEMP_DIR"] = folder
+    try:
+        yield
+    finally:
+        os.environ.pop("GRADIO_TEMP_DIR")
+        if before is not None:
+            os.environ["GRADIO_TEMP_DIR"] = before
+        shutil.rmtree(folder, ignore_errors=True)

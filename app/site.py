@@ -1,0 +1,200 @@
+"""What the pages of the inspector share: the runs, the location, and a way to show errors in the page.
+
+A page is a module with `build(site)`, called once inside its own part of the page:
+
+    def build(site: Site) -> None:
+        shown = gr.HTML()
+        site.on_location(lambda where: render(where.get("run")), [shown])
+
+The location is the query of the address as a flat dict of strings, `page` among them. A link `<a class="go"
+href="?page=history&sample=7">` (`vlrl.app.html.link`) changes it without loading the page again; the listeners of the
+page it names run, once. With `data-replace` the address is replaced, not added to the browser's history. A link with
+`data-key="j"` is followed by that key. A `<form class="go">` asks, as its fields change, for the location that they
+make of the query in its `data-keep`, or of the one in view without the names in its `data-drop`. A gr.HTML keeps its
+place on the screen when its value changes: Gradio alters what differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+import gradio as gr
+
+from vlrl.errors import VlrlError
+
+from .html import note
+
+if TYPE_CHECKING:
+    from .index import Index
+    from .library import Library
+    from .media import MediaStore
+
+PAGES = ("runs", "rollouts", "history", "compare", "curriculum", "playground", "notes")
+POLL_S = 3
+"""Seconds between two looks at the run folders while a page is in view."""
+_LONGEST = 8000  # characters of a query
+_log = logging.getLogger("vlrl.app")
+
+
+@dataclass
+class Site:
+    """One inspector over one folder of runs.
+
+    `trust_tasks` says that a task named by a path or module in a run's config may be loaded. `page` is the page that is
+    being built.
+    """
+
+    library: Library
+    index: Index
+    media: MediaStore
+    notes: Any = None
+    trust_tasks: bool = False
+    page: str = PAGES[0]
+    _locations: dict[str, gr.HTML] = field(default_factory=dict)
+    _messages: dict[str, gr.Column] = field(default_factory=dict)
+
+    def begin(self, page: str) -> None:
+        """Starts a page, inside its column: its location, and where its errors appear."""
+        self.page = page
+        name = json.dumps(page)
+        self._locations[page] = gr.HTML("", elem_id=f"v-location-{page}", elem_classes="v-hidden",
+                                        js_on_load=f"vlrl.page({name}, props, trigger, 'tick')")
+        self._messages[page] = gr.Column(elem_id=f"v-messages-{page}", elem_classes="v-messages")
+
+    def on_location(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
+        """Calls `fn(location, *inputs)` when the location names this page; its results go to `outputs`."""
+        place = self._locations[self.page]
+        self._listen(place.change, fn, [place, *inputs], outputs)
+
+    def on_tick(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
+        """Calls `fn(location, *inputs)` every POLL_S seconds while this page is in view."""
+        place = self._locations[self.page]
+        self._listen(place.tick, fn, [place, *inputs], outputs)
+
+    def on(self, event: Callable[..., Any], fn: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any],
+           **options: Any) -> Any:
+        """`event(fn, inputs, outputs)` of a component, such as `button.click`, with errors shown in the page.
+
+        `fn` may be a generator. `options` are Gradio's. Returns what Gradio returns, for `.then`.
+        """
+        wrapped = _shown(fn, len(outputs))
+        with self._messages[self.page]:  # one a listener: what works says nothing about what does not
+            message = gr.HTML("", elem_classes="v-message")
+        return event(wrapped, [*inputs], [*outputs, message], **{"api_visibility": "private", **options})
+
+    def _listen(self, event: Callable[..., Any], fn: Callable[..., Any], inputs: Sequence[Any],
+                outputs: Sequence[Any]) -> None:
+        @wraps(fn)
+        def with_location(query: str, *values: Any) -> Any:
+            return fn(location(query), *values)
+
+        self.on(event, with_location, inputs, outputs, show_progress="hidden", queue=False,
+                trigger_mode="always_last")
+
+
+def charts(elem_id: str) -> gr.HTML:
+    """Plots drawn by plotly.js; its value is what `chart_value` makes."""
+    return gr.HTML("", elem_id=elem_id, html_template='<div class="v-charts"></div>', apply_default_css=False,
+                   js_on_load="vlrl.charts(element, props, watch)")
+
+
+def chart_value(figures: Sequence[Mapping[str, Any]]) -> str:
+    """The value of `charts`: figures of {"id", "title", "data": plotly traces, "layout"}.
+
+    A point whose `customdata` is a query, as `query` makes it, opens that location when it is clicked. Colours of axes
+    and text follow the page. Figures keep their zoom while their id stays the same.
+    """
+    from vlrl.store import plain
+
+    return json.dumps(plain(list(figures)), allow_nan=False).replace("<", "\\u003c")  # Gradio warns of a tag in it
+
+
+def location(query: str | None) -> dict[str, str]:
+    """A query as a dict; of a name that comes twice the last value counts. Never raises."""
+    text = (query or "").partition("#")[0].lstrip("?")[:_LONGEST]
+    found = dict(parse_qsl(text, keep_blank_values=False, errors="replace"))
+    if "page" not in found:
+        found["page"] = "rollouts" if "step" in found or "group" in found else PAGES[0]
+    return found
+
+
+def query(where: Mapping[str, Any], **changes: Any) -> str:
+    """"?page=..&run=.." of a location with changes; a value of None or "" takes the name out."""
+    merged = {**where, **changes}
+    return "?" + urlencode({k: v for k, v in merged.items() if v is not None and v != ""})
+
+
+def packed(names: Sequence[str]) -> str:
+    """Several names as one value of a location."""
+    return ",".join(quote(name, safe="/") for name in names)
+
+
+def unpacked(value: str | None) -> tuple[str, ...]:
+    """What `packed` packed."""
+    return tuple(unquote(name) for name in (value or "").split(",") if name)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def _shown(fn: Callable[..., Any], outputs: int) -> Callable[..., Any]:
+    """`fn` with one more result, the page's message: empty, or what went wrong."""
+    if inspect.isgeneratorfunction(fn):
+        @wraps(fn)
+        def generator(*args: Any) -> Any:
+            try:
+                for result in fn(*args):
+                    yield _results(result, outputs)
+            except Exception as error:
+                yield _failed(error, outputs)
+
+        return generator
+
+    @wraps(fn)
+    def function(*args: Any) -> Any:
+        try:
+            return _results(fn(*args), outputs)
+        except Exception as error:
+            return _failed(error, outputs)
+
+    return function
+
+
+def _results(result: Any, outputs: int) -> tuple[Any, ...]:
+    values = (() if outputs == 0 else (result,) if outputs == 1 and not isinstance(result, tuple) else tuple(result))
+    if len(values) != outputs:
+        raise ValueError(f"a page gave {len(values)} results for {outputs} outputs")
+    return (*values, "")
+
+
+def _failed(error: Exception, outputs: int) -> tuple[Any, ...]:
+    if isinstance(error, VlrlError):
+        text = str(error)
+    else:
+        _log.error("a page failed", exc_info=error)
+        text = f"This cannot be shown: {type(error).__name__}. The terminal that runs `vlrl app` has the details."
+    return (*(gr.skip() for _ in range(outputs)), note(text[:2000], kind="bad"))
+
+
+# --- what has not changed ---------------------------------------------------------------------------------------------
+
+
+def same(seen: Sequence[str] | None, values: Sequence[str | None]) -> tuple[Any, ...]:
+    """The values, those that equal what a browser shows already left out, and what it shows then.
+
+    `seen` is the last element of the result of the call before, kept in a gr.State. None as a value changes nothing.
+    """
+    before = list(seen or [""] * len(values))
+    digests = [old if value is None else hashlib.sha256(value.encode("utf-8", "replace")).hexdigest()
+               for old, value in zip(before, values, strict=True)]
+    shown = [gr.skip() if value is None or old == digest else value
+             for old, digest, value in zip(before, digests, values, strict=True)]
+    return (*shown, digests)

@@ -1,0 +1,291 @@
+// The browser's side of the inspector: location, links, forms, keys and plots. No library but plotly.js.
+"use strict";
+
+window.vlrl = (() => {
+  const PAGES = ["runs", "rollouts", "history", "compare", "curriculum", "playground", "notes"];
+  const POLL_MS = 3000, TYPING_MS = 350;
+  const pages = {};  // name -> {props, trigger} of the page's location component
+  let turn = 0;
+
+  // --- location ---
+
+  function pageOf(query) {
+    const page = query.get("page") || (query.has("step") || query.has("group") ? "rollouts" : "runs");
+    return PAGES.includes(page) ? page : "runs";
+  }
+
+  const here = () => new URLSearchParams(location.search);
+  const root = () => document.getElementById(`v-page-${pageOf(here())}`);
+
+  // `?run=..&step=..` without a group is a filter on that step
+  function settled(query) {
+    if (pageOf(query) !== "rollouts" || query.has("group")) return query;
+    query.set("page", "rollouts");
+    for (const [name, filters] of [["step", ["from", "to"]], ["source", ["kind"]], ["split", ["set"]]]) {
+      if (query.has(name)) for (const filter of filters) query.set(filter, query.get(name));
+      query.delete(name);
+    }
+    return query;
+  }
+
+  function show() {
+    const query = here(), page = pageOf(query);
+    document.documentElement.dataset.page = page;
+    document.documentElement.toggleAttribute("data-group", query.has("group"));
+    document.title = `${query.get("run") || page} · vlrl`;
+    for (const tab of document.querySelectorAll(".v-tab")) {
+      if (!tab.classList.contains(`v-tab-${page}`)) {
+        tab.removeAttribute("aria-current");
+        continue;
+      }
+      tab.setAttribute("aria-current", "page");
+      const row = tab.closest("ul");  // on a phone the tabs scroll
+      row.scrollLeft = tab.offsetLeft - (row.clientWidth - tab.offsetWidth) / 2;
+    }
+    fill(query);
+    if (!pages[page]) return;  // it asks when it is there
+    turn += 1;
+    pages[page].props.value = `?${query}#${turn}`;  // the number makes every visit a change
+  }
+
+  function visit(search, replace) {
+    const before = here(), query = settled(new URLSearchParams(search));
+    const url = `${location.pathname}?${query}`;
+    if (replace || url === location.pathname + location.search) history.replaceState(null, "", url);
+    else history.pushState(null, "", url);
+    if (query.get("group") !== before.get("group") || pageOf(query) !== pageOf(before)) scrollTo(0, 0);
+    show();
+  }
+
+  function page(name, props, trigger) {
+    pages[name] = {props, trigger};
+    if (name === pageOf(here())) setTimeout(show, 0);
+  }
+
+  addEventListener("popstate", show);
+  setInterval(() => {
+    const shown = pages[pageOf(here())];
+    if (shown && shown.props.value && !document.hidden) shown.trigger("tick");
+  }, POLL_MS);
+
+  // --- links and forms ---
+
+  addEventListener("click", event => {
+    const link = event.target.closest && event.target.closest("a.go");
+    if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+    event.preventDefault();
+    visit(link.search, "replace" in link.dataset);
+  });
+
+  const fields = form => [...form.elements].filter(field => field.name);
+  const valueOf = field => field.type === "checkbox" ? (field.checked ? field.value : "") : field.value.trim();
+
+  function ask(form) {
+    const query = "keep" in form.dataset ? new URLSearchParams(form.dataset.keep) : here();
+    for (const name of (form.dataset.drop || "").split(" ")) query.delete(name);
+    for (const field of fields(form)) {
+      const value = valueOf(field);
+      if (value && value !== field.dataset.default) query.set(field.name, value);
+      else query.delete(field.name);
+    }
+    visit(`?${query}`, true);
+  }
+
+  // What the address says goes into the fields, but not under somebody's fingers.
+  function fill(query) {
+    const all = query.get("in") === "all";
+    for (const form of root() ? root().querySelectorAll("form.go[data-drop]") : []) {
+      for (const field of fields(form)) {
+        if (field === document.activeElement && field.type !== "select-one") continue;
+        const said = all && field.name === "run" ? "" : query.get(field.name) || field.dataset.default || "";
+        const value = field.type === "number" && isNaN(said) ? "" : said;
+        if (field.type === "checkbox") field.checked = value === field.value;
+        else if (field.value !== value) field.value = value;
+      }
+    }
+  }
+
+  function form(watch) {
+    watch("value", () => setTimeout(() => fill(here()), 0));
+    fill(here());
+  }
+
+  function list(element, watch) {
+    const reveal = () => {
+      const row = element.querySelector(".v-open"), box = document.getElementById("v-list");
+      if (!row || box.scrollHeight <= box.clientHeight) return;
+      const at = row.getBoundingClientRect(), frame = box.getBoundingClientRect();
+      if (at.top < frame.top || at.bottom > frame.bottom) box.scrollTop += at.top - frame.top - frame.height / 3;
+    };
+    watch("value", () => setTimeout(reveal, 0));
+  }
+
+  // An option that the server chooses is chosen, also where somebody chose another before.
+  new MutationObserver(changes => changes.forEach(({target}) => {
+    if (target.matches("option") && !target.closest("form[data-drop]")) target.selected = target.hasAttribute("selected");
+  })).observe(document.documentElement, {subtree: true, attributes: true, attributeFilter: ["selected"]});
+
+  let typing = 0;
+  addEventListener("input", event => {
+    const form = event.target.form;
+    if (!form || !form.classList.contains("go")) return;
+    clearTimeout(typing);
+    const waits = event.target.matches("input:not([type=checkbox])");
+    typing = setTimeout(() => ask(form), waits ? TYPING_MS : 0);
+  });
+  addEventListener("submit", event => {
+    if (!event.target.classList.contains("go")) return;
+    event.preventDefault();
+    clearTimeout(typing);
+    ask(event.target);
+  });
+
+  // --- keys ---
+
+  const KEYS = {ArrowLeft: "h", ArrowRight: "l", ArrowDown: "j", ArrowUp: "k", Escape: "u"};
+  const writes = node => node.closest && node.closest("input, textarea, select, [contenteditable], [role=listbox]");
+  const seen = node => node.offsetParent !== null;
+
+  function move(rows, by) {
+    const at = rows.indexOf(document.activeElement);
+    const row = rows[at < 0 ? (by > 0 ? 0 : rows.length - 1) : Math.min(rows.length - 1, Math.max(0, at + by))];
+    row.focus({preventScroll: true});
+    row.scrollIntoView({block: "nearest"});
+  }
+
+  function pressed(key, arrow) {
+    const links = [...root().querySelectorAll(`a.go[data-key~="${CSS.escape(key)}"]`)].filter(seen);
+    if (links.length) return links[0].click(), true;
+    const inGroup = here().has("group"), rows = [...root().querySelectorAll("a.v-row")].filter(seen);
+    if ((key === "j" || key === "k") && rows.length && !inGroup) return move(rows, key === "j" ? 1 : -1), true;
+    return false;
+  }
+
+  function alongTokens(event) {
+    const token = event.target.closest && event.target.closest(".v-tokens .v-tok");
+    const by = {ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling"}[event.key];
+    if (!token || !by) return false;
+    if (token[by]) token.tabIndex = -1, token[by].tabIndex = 0, token[by].focus();
+    return true;
+  }
+
+  addEventListener("keydown", event => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || !root()) return;
+    const help = document.getElementById("v-keys");
+    if (help && help.open) return;  // Escape closes it
+    if (writes(event.target)) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    if (alongTokens(event)) return event.preventDefault();
+    const inGroup = here().has("group");
+    if (inGroup && (event.key === "ArrowUp" || event.key === "ArrowDown")) return;  // they scroll
+    if (event.key === "?" && help) help.showModal();
+    else if (event.key === "/" && root().querySelector("input[type=search]")) root().querySelector("input[type=search]").focus();
+    else if (!pressed(KEYS[event.key] || event.key)) return;
+    event.preventDefault();
+  });
+
+  // --- plots ---
+
+  let plotly = null;
+  const drawn = new Map();  // element -> figure, of those on the page
+  const inView = new IntersectionObserver(entries => entries.forEach(e => e.isIntersecting && draw(e.target)),
+                                          {rootMargin: "200px"});
+  const sized = new ResizeObserver(entries => entries.forEach(e => {
+    if (e.target._fullLayout && e.contentRect.width) Plotly.Plots.resize(e.target);
+  }));
+
+  function library() {
+    plotly = plotly || new Promise((resolve, reject) => {
+      const script = document.createElement("script");
+      Object.assign(script, {src: "/vlrl/static/plotly.js", onload: resolve, onerror: reject});
+      document.head.append(script);
+    });
+    return plotly;
+  }
+
+  function look() {
+    const style = getComputedStyle(document.body), read = name => style.getPropertyValue(name).trim();
+    const text = read("--body-text-color") || style.color, grid = read("--border-color-primary") || "#8884";
+    const axis = {gridcolor: grid, zerolinecolor: grid, linecolor: grid, automargin: true};
+    return {axis, layout: {paper_bgcolor: "transparent", plot_bgcolor: "transparent", height: 220, showlegend: false,
+                           font: {color: text, size: 11, family: style.fontFamily}, hovermode: "closest",
+                           margin: {l: 44, r: 10, t: 6, b: 28}, dragmode: "zoom",
+                           hoverlabel: {bgcolor: read("--background-fill-primary") || "#fff", bordercolor: grid,
+                                        font: {color: text}}}};
+  }
+
+  async function draw(plot) {
+    const figure = drawn.get(plot);
+    if (!figure || plot.drawn === figure || !plot.offsetWidth) return;
+    plot.drawn = figure;
+    await library();
+    const {axis, layout} = look(), own = figure.layout || {};
+    const axes = Object.fromEntries(["xaxis", "yaxis", ...Object.keys(own).filter(k => /^[xy]axis\d+$/.test(k))]
+      .map(name => [name, {...axis, ...own[name], title: {font: {size: 11}, standoff: 6, ...(own[name] || {}).title}}]));
+    await Plotly.react(plot, structuredClone(figure.data), {...layout, uirevision: figure.id, ...own, ...axes},
+                       {displaylogo: false, displayModeBar: false, responsive: false});
+    if (!plot.listens) {
+      plot.listens = true;
+      plot.on("plotly_click", click => {
+        const point = click.points[0];
+        const to = typeof point.customdata === "string" ? point.customdata : (point.data.meta || {}).go;
+        if (to) visit(to.replaceAll("{x}", encodeURIComponent(point.x)));
+      });
+      sized.observe(plot);
+    }
+  }
+
+  function card(figure) {
+    const made = document.createElement("figure"), title = document.createElement("figcaption");
+    const plot = document.createElement("div");
+    made.className = "v-chart";
+    made.dataset.id = figure.id;
+    plot.className = "v-plot";
+    made.append(title, plot);
+    inView.observe(plot);
+    return made;
+  }
+
+  function charts(element, props, watch) {
+    const update = () => {
+      const box = element.querySelector(".v-charts"), figures = props.value ? JSON.parse(props.value) : [];
+      const before = new Map([...box.children].map(child => [child.dataset.id, child]));
+      const wanted = figures.map(figure => {
+        const made = before.get(figure.id) || card(figure), plot = made.querySelector(".v-plot");
+        before.delete(figure.id);
+        made.querySelector("figcaption").textContent = figure.title;
+        plot.setAttribute("role", "img");
+        plot.setAttribute("aria-label", figure.title);
+        plot.style.height = `${(figure.layout || {}).height || 220}px`;
+        drawn.set(plot, figure);
+        return made;
+      });
+      for (const gone of before.values()) {
+        const plot = gone.querySelector(".v-plot");
+        drawn.delete(plot);
+        if (plot._fullLayout) Plotly.purge(plot);
+        gone.remove();
+      }
+      wanted.forEach((made, i) => box.children[i] === made || box.insertBefore(made, box.children[i] || null));
+      for (const made of wanted) {
+        const plot = made.querySelector(".v-plot");
+        if (plot.drawn) draw(plot);  // the observer calls for the others
+        else inView.unobserve(plot), inView.observe(plot);
+      }
+    };
+    watch("value", update);
+    update();
+  }
+
+  const again = () => drawn.forEach((figure, plot) => {
+    if (plot.drawn) plot.drawn = null, inView.unobserve(plot), inView.observe(plot);
+  });
+  addEventListener("DOMContentLoaded", () =>
+    new MutationObserver(again).observe(document.body, {attributes: true, attributeFilter: ["class"]}));
+
+  history.replaceState(null, "", `${location.pathname}${location.search && "?" + settled(here())}`);
+  document.documentElement.dataset.page = pageOf(here());
+  return {page, visit, charts, form, list};
+})();

@@ -1,0 +1,394 @@
+"""The rollout files of many runs as one duckdb table of light columns, kept up to date file by file.
+
+Token lists stay in the files. Texts are kept for the search, up to SEARCHED characters of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
+
+from vlrl.store import ROLLOUT_FILE, SCHEMA, as_schema, read_rollouts
+
+from . import AppError
+from .library import Library, inside, inside_folder
+from .queries import SOURCES, pattern_error
+from .textfiles import first_line
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported, where no type checker sees them
+SEARCHED = {"completion": 20_000, "prompt": 4_000, "error": 1_000}
+"""Characters of each text that can be searched and shown in lists; less in files of more than _LONG_FILE bytes."""
+_COLUMNS = ("schema", "group_id", "sample_id", "task", "index", "step", "policy_step", "split", "prompt", "completion",
+            "loss_mask", "parts", "reward", "advantage", "category", "difficulty", "error", "truncated", "variant",
+            "media")
+_FIELDS = [SCHEMA.field(name) for name in _COLUMNS]
+_TABLE = {"run": "VARCHAR", "source": "VARCHAR", "split": "VARCHAR", "step": "BIGINT", "group_id": "VARCHAR",
+          "idx": "INTEGER", "file": "BIGINT", "task": "VARCHAR", "sample_id": "VARCHAR", "policy_step": "INTEGER",
+          "reward": "DOUBLE", "advantage": "DOUBLE", "length": "INTEGER", "truncated": "BOOLEAN", "error": "VARCHAR",
+          "category": "VARCHAR", "difficulty": "DOUBLE", "aside": "BOOLEAN", "part_names": "VARCHAR[]",
+          "part_values": "DOUBLE[]", "media": "VARCHAR", "completion": "VARCHAR", "prompt": "VARCHAR"}
+_SETTINGS: dict[str, Any] = {
+    "memory_limit": "448MB", "threads": 2, "enable_external_access": False, "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False, "preserve_insertion_order": False}
+_BATCH, _BATCH_BYTES = 8192, 24 << 20  # rows that go into the table at once, and bytes
+_TOGETHER = 8  # files that are read before the clock is looked at
+_MOST_ROWS = 400_000  # in the table; above, runs that were not asked for lately leave it
+_MOST_IN_FILE = 2_000_000
+_ROWS_AT_ONCE = 1024  # of a file
+_LONG_FILE = 128 << 20  # bytes; of the rows beyond,
+_OF_LONG_FILE = 240  # so many characters of each text are kept
+_PATIENCE_S = 20.0  # a query that takes longer is stopped
+_NOTES = 20
+_SLOW_S = 0.05  # a folder that takes longer to list is not listed at every call
+
+
+class _Place(NamedTuple):
+    """Where a rollout file lies; what its rows do not say is said by its name."""
+
+    run: str
+    source: str
+    name: str
+    path: Path
+
+    @property
+    def step(self) -> int:
+        """The first that it holds."""
+        told = self._told
+        return int(told[1] or told[3])
+
+    @property
+    def split(self) -> str:
+        return self._told[2] or ("train" if self.source == "train" else "")
+
+    @property
+    def _told(self) -> re.Match[str]:
+        told = ROLLOUT_FILE.fullmatch(self.name)
+        assert told
+        return told
+
+
+@dataclass
+class _File:
+    """One rollout file as it was when it was read."""
+
+    number: int
+    signature: tuple[int, int, int]
+    rows: int = 0
+    note: str = ""
+
+
+@dataclass
+class _Run:
+    """What is known of one run's files, by (source, name)."""
+
+    files: dict[tuple[str, str], _File] = field(default_factory=dict)
+    waiting: dict[tuple[str, str], tuple[_Place, tuple[int, int, int]]] = field(default_factory=dict)
+    """Those that are to be read, and their signatures."""
+    asked: float = 0.0
+    listed: float = -math.inf
+    listing_s: float = 0.0
+
+
+_Batch = list[tuple[_Place, _File, pa.Table]]
+
+
+class Table:
+    """`rollouts` with the columns of _TABLE, filled from the runs that are asked for. Safe to use from many threads."""
+
+    def __init__(self, library: Library, budget_s: float = 0.8):
+        self.library, self.budget_s = library, budget_s
+        self._lock = threading.Lock()
+        self._runs: dict[str, _Run] = {}
+        self._number = 0
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="vlrl-app-reader")
+        spill = tempfile.mkdtemp(prefix="vlrl-app-")
+        self._clean = weakref.finalize(self, shutil.rmtree, spill, ignore_errors=True)
+        self._duckdb = duckdb.connect(":memory:", config={**_SETTINGS, "temp_directory": spill})
+        self._duckdb.execute(f"CREATE TABLE rollouts ({', '.join(f'{k} {v}' for k, v in _TABLE.items())})")
+        self._duckdb.execute("SET lock_configuration = true")
+
+    def close(self) -> None:
+        """Gives back memory and temporary files."""
+        with self._lock:
+            self._duckdb.close()
+            self._readers.shutdown()
+        self._readers.shutdown()
+        self._clean()
+
+    # --- queries --------------------------------------------------------------------------------------------------
+
+    def fetch(self, sql: str, values: Sequence[Any] = (), tables: Mapping[str, pa.Table] | None = None,
+              pattern: str | None = None) -> list[dict[str, Any]]:
+        """The rows of a query. Raises AppError when it takes too long, or when `pattern`, which it holds, is wrong."""
+        with self._lock:
+            cursor = self._duckdb.cursor()
+        timer = threading.Timer(_PATIENCE_S, cursor.interrupt)
+        timer.daemon = True
+        try:
+            if pattern:
+                _try_pattern(cursor, pattern)
+            for name, table in (tables or {}).items():
+                cursor.register(name, table)
+            timer.start()
+            cursor.execute(sql, list(values))
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        except duckdb.InterruptException:
+            raise AppError(f"the search took longer than {_PATIENCE_S:g} s and was stopped: choose fewer runs or a "
+                           "simpler text") from None
+        except duckdb.OutOfMemoryException:
+            raise AppError("the search needs more memory than the inspector takes: choose fewer runs") from None
+        finally:
+            timer.cancel()
+            cursor.close()
+
+    # --- keeping up to date ---------------------------------------------------------------------------------------
+
+    def refresh(self, runs: Iterable[str], budget_s: float | None = None) -> tuple[int, tuple[str, ...]]:
+        """Reads what is new in some runs; returns (files left to read, notes on files that were skipped).
+
+        Reading stops after `budget_s` seconds, newest steps first, and goes on with the next call.
+        """
+        runs = list(dict.fromkeys(runs))
+        paths = {run: self.library.path(run) for run in runs}
+        end = time.monotonic() + (self.budget_s if budget_s is None else budget_s)
+        with self._lock:
+            for run, path in paths.items():
+                self._list(run, path)
+            todo = [item for run in runs for item in self._runs[run].waiting.values()]
+            self._read(sorted(todo, key=lambda item: (item[0].step, item[0].name), reverse=True), end)
+            self._forget(runs)
+            left = sum(len(self._runs[run].waiting) for run in runs)
+            notes = [f.note for run in runs for f in self._runs[run].files.values() if f.note]
+        more = [f"and {len(notes) - _NOTES} more files were skipped"] if len(notes) > _NOTES else []
+        return left, (*notes[:_NOTES], *more)
+
+    def _list(self, run: str, path: Path) -> None:
+        """Takes note of the files that came, changed or went."""
+        known = self._runs.setdefault(run, _Run())
+        known.asked = began = time.monotonic()
+        if known.listing_s > _SLOW_S and began - known.listed < 5 * known.listing_s:
+            return
+        found = {(source, name): (file, signature) for source, folder in SOURCES.items()
+                 for name, file, signature in _listing(path / folder, self.library.root)}
+        gone = [key for key, file in known.files.items() if key not in found or found[key][1] != file.signature]
+        if gone and any(name.startswith("steps-") for _, name in known.files):
+            gone = list(known.files)  # rows may have been dropped for those that go: read all again
+        self._remove(known, gone)
+        known.waiting = {(source, name): (_Place(run, source, name, file), signature)
+                         for (source, name), (file, signature) in found.items() if (source, name) not in known.files}
+        known.listed = time.monotonic()
+        known.listing_s = known.listed - began
+
+    def _remove(self, known: _Run, keys: Sequence[tuple[str, str]]) -> None:
+        numbers = [known.files.pop(key).number for key in keys]
+        if numbers:
+            self._duckdb.execute("DELETE FROM rollouts WHERE file IN (SELECT unnest(?::BIGINT[]))", [numbers])
+
+    def _read(self, todo: Sequence[tuple[_Place, tuple[int, int, int]]], end: float) -> None:
+        """Reads files, in order, until the time `end`; at least one."""
+        batch, touched = _Batch(), set[str]()
+        for first in range(0, len(todo), _TOGETHER):
+            some = todo[first:first + _TOGETHER]
+            for (place, signature), table in zip(some, self._readers.map(_raw, [p.path for p, _ in some]), strict=True):
+                self._number += 1
+                file, known, key = _File(self._number, signature), self._runs[place.run], (place.source, place.name)
+                known.files[key] = file
+                known.waiting.pop(key, None)
+                touched.add(place.run)
+                if isinstance(table, Exception):
+                    file.note = _skipped(place, table)
+                else:
+                    batch.append((place, file, table))
+                if _is_full(batch):
+                    self._insert(batch)
+                    batch = _Batch()
+            if time.monotonic() > end:
+                break
+        self._insert(batch)
+        del batch
+        pa.default_memory_pool().release_unused()
+        for run in touched:
+            if any(name.startswith("steps-") for _, name in self._runs[run].files):
+                self._drop_doubles(run)
+
+    def _insert(self, batch: _Batch) -> None:
+        """Puts files into the table; when that fails, one by one, so that a bad one does not keep out the others."""
+        if not batch:
+            return
+        try:
+            self._duckdb.register("batch", _light(batch))
+            self._duckdb.execute(f"INSERT INTO rollouts SELECT {', '.join(_TABLE)} FROM batch")
+            for _, file, table in batch:
+                file.rows = table.num_rows
+        except Exception as error:
+            for item in batch if len(batch) > 1 else ():
+                self._insert([item])
+            if len(batch) == 1:
+                batch[0][1].note = _skipped(batch[0][0], error)
+        finally:
+            with contextlib.suppress(duckdb.Error):
+                self._duckdb.unregister("batch")
+
+    def _drop_doubles(self, run: str) -> None:
+        """Of rollouts that lie in two files, as while files are put together into one, the first read stays."""
+        self._duckdb.execute("""
+            DELETE FROM rollouts USING (SELECT source, split, step, group_id, idx, min(file) AS first FROM rollouts
+                                        WHERE run = ? GROUP BY ALL HAVING min(file) < max(file)) AS twice
+            WHERE run = ? AND rollouts.source = twice.source AND rollouts.split = twice.split
+              AND rollouts.step = twice.step AND rollouts.group_id = twice.group_id AND rollouts.idx = twice.idx
+              AND rollouts.file > twice.first""", [run, run])
+
+    def _forget(self, runs: Sequence[str]) -> None:
+        """Takes runs out of the table that were not asked for lately, while it is too large."""
+        rows = {run: sum(f.rows for f in known.files.values()) for run, known in self._runs.items()}
+        for run in sorted(self._runs.keys() - set(runs), key=lambda run: self._runs[run].asked):
+            if sum(rows.values()) > _MOST_ROWS:
+                self._remove(self._runs[run], list(self._runs[run].files))
+                del self._runs[run], rows[run]
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _listing(folder: Path, root: Path) -> list[tuple[str, Path, tuple[int, int, int]]]:
+    """(name, file, signature) of the rollout files in a folder that lie inside the root."""
+    found = []
+    try:
+        if not inside_folder(folder, root):
+            return []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not ROLLOUT_FILE.fullmatch(entry.name):
+                    continue
+                file = Path(entry.path)
+                if not entry.is_file(follow_symlinks=False) and inside(file, root) is None:
+                    continue
+                told = entry.stat()
+                found.append((entry.name, file, (told.st_mtime_ns, told.st_size, told.st_ino)))
+    except OSError:  # no such folder; a file that goes while we look
+        pass
+    return found
+
+
+def _raw(path: Path) -> pa.Table | Exception:
+    """The columns of _FIELDS from one file, or why it cannot be read."""
+    try:
+        return _read_light(path)
+    except Exception as error:  # of a broken or hostile file pyarrow may raise anything
+        return error
+
+
+def _read_light(path: Path) -> pa.Table:
+    with pq.ParquetFile(path) as reader:
+        if reader.metadata.num_rows > _MOST_IN_FILE:
+            raise ValueError(f"{reader.metadata.num_rows} rows, more than {_MOST_IN_FILE}")
+        names = [name for name in reader.schema_arrow.names if name in _COLUMNS]
+        tables, size = list[pa.Table](), 0
+        for batch in reader.iter_batches(_ROWS_AT_ONCE, columns=names, use_threads=False):
+            long = size > _LONG_FILE
+            tables.append(_searchable(pa.Table.from_batches([batch]), _OF_LONG_FILE if long else None))
+            size += tables[-1].nbytes
+            if size > 4 * _LONG_FILE:  # compressed, a few kilobytes can stand for any amount of data
+                raise ValueError(f"its columns have more than {4 * _LONG_FILE >> 20} MiB")
+    return pa.concat_tables(tables) if tables else pa.schema(_FIELDS).empty_table()
+
+
+def _searchable(table: pa.Table, most: int | None = None) -> pa.Table:
+    """The columns of _FIELDS, of texts the part that can be searched, at most `most` characters."""
+    table = as_schema(table, _FIELDS)
+    table.validate(full=True)  # e.g. that texts are UTF-8
+    for name, length in SEARCHED.items():
+        place = table.column_names.index(name)
+        table = table.set_column(place, table.field(place), pc.utf8_slice_codeunits(table[name], 0, most or length))
+    return table
+
+
+def _is_full(batch: _Batch) -> bool:
+    return (sum(table.num_rows for _, _, table in batch) >= _BATCH
+            or sum(table.nbytes for _, _, table in batch) >= _BATCH_BYTES)
+
+
+def _light(batch: _Batch) -> pa.Table:
+    """The columns of _TABLE from the rows of some files."""
+    table = pa.concat_tables([table for _, _, table in batch]).combine_chunks()
+    sizes = [table.num_rows for _, _, table in batch]
+
+    def column(name: str) -> Any:
+        return table[name].combine_chunks()
+
+    def of_files(values: list[Any], kind: pa.DataType) -> pa.Array:
+        return pa.array(values, kind).take(pa.array(np.repeat(np.arange(len(batch)), sizes)))
+
+    places = [place for place, _, _ in batch]
+    names, values = _parts(column("parts"))
+    rows = pa.array(np.concatenate([np.arange(size, dtype=np.int32) for size in sizes]))
+    return pa.table({
+        "run": of_files([place.run for place in places], pa.string()),
+        "source": of_files([place.source for place in places], pa.string()),
+        "split": pc.coalesce(column("split"), of_files([place.split for place in places], pa.string())),
+        "step": pc.coalesce(column("step").cast(pa.int64()), of_files([place.step for place in places], pa.int64())),
+        "group_id": pc.fill_null(column("group_id"), ""), "idx": pc.coalesce(column("index"), rows),
+        "file": of_files([file.number for _, file, _ in batch], pa.int64()), "task": column("task"),
+        "sample_id": pc.fill_null(column("sample_id"), ""), "policy_step": column("policy_step"),
+        "reward": _finite(column("reward")), "advantage": _finite(column("advantage")),
+        "length": _lengths(batch, column("loss_mask")), "truncated": pc.fill_null(column("truncated"), False),
+        "error": column("error"), "category": column("category"), "difficulty": _finite(column("difficulty")),
+        "aside": pc.and_(pc.is_valid(column("variant")), pc.is_null(column("advantage"))),
+        "part_names": names, "part_values": values, "media": _first_path(column("media")),
+        "completion": pc.fill_null(column("completion"), ""), "prompt": pc.fill_null(column("prompt"), "")})
+
+
+def _finite(values: Any) -> Any:
+    return pc.if_else(pc.is_finite(values), values, None)
+
+
+def _parts(parts: Any) -> tuple[Any, Any]:
+    """Names and values of the reward parts as two lists a row: a map with a name twice is no map for duckdb."""
+    return (pa.ListArray.from_arrays(parts.offsets, parts.keys),
+            pa.ListArray.from_arrays(parts.offsets, _finite(parts.items)))
+
+
+def _lengths(batch: _Batch, masks: Any) -> Any:
+    """Tokens of each answer: places of its loss mask, which is cheap to read, else of its token ids."""
+    if masks.null_count:
+        ids = [read_rollouts(place.path, [SCHEMA.field("token_ids")])["token_ids"].combine_chunks()
+               for place, _, _ in batch]
+        masks = pa.concat_arrays(ids)
+    return pc.fill_null(pc.list_value_length(masks), 0)
+
+
+def _first_path(media: Any) -> Any:
+    """[N] where the first image or video of each row lies in the run folder; null without one."""
+    offsets = np.asarray(media.offsets)
+    first = pa.array(offsets[:-1], mask=offsets[1:] == offsets[:-1])
+    return pc.struct_field(media.values, "path").take(first)
+
+
+def _skipped(place: _Place, error: Exception) -> str:
+    return f"{place.run}: skipped {SOURCES[place.source]}/{place.name}: {first_line(error)}"
+
+
+def _try_pattern(cursor: duckdb.DuckDBPyConnection, pattern: str) -> None:
+    try:
+        cursor.execute("SELECT regexp_matches('', ?, 'i')", [pattern]).fetchall()
+    except duckdb.Error as error:
+        raise pattern_error(pattern, str(error)) from None

@@ -1,0 +1,159 @@
+"""Reading .jsonl and YAML files that anyone may have written, also while they grow."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_LINE = 1 << 20  # bytes of one line
+_NOTES = 20  # per file
+_NODES = 5000  # of a YAML file
+_DEPTH = 20
+
+
+class BadFile(ValueError):
+    """A file is not what it should be; the message goes into a note."""
+
+
+class JsonLines:
+    """The JSON objects of a .jsonl file that have a whole `step`; what is appended is read when asked again."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.notes: list[str] = []
+        self._start()
+
+    def _start(self, inode: int | None = None) -> None:
+        self.records: list[dict[str, Any]] = []
+        self.notes.clear()
+        self._at, self._number, self._inode, self._changed = 0, 0, inode, 0
+        self._bad, self._noted, self._open = 0, 0, False
+
+    def read(self, path: Path | None) -> list[dict[str, Any]]:
+        """All records so far. A half-written last line is left out until it is whole."""
+        try:
+            if path is None:
+                self._start()
+                return self.records
+            found = path.stat()
+            replaced = found.st_ino != self._inode or found.st_size < self._at
+            if replaced or (found.st_size == self._at and found.st_mtime_ns != self._changed):  # rewritten in place
+                self._start(found.st_ino)
+            self._changed = found.st_mtime_ns
+            if found.st_size > self._at:
+                self._append(path)
+        except OSError as error:
+            self.notes[:] = [f"{self.name} cannot be read: {error.strerror}"]
+        return self.records
+
+    def _append(self, path: Path) -> None:
+        with open(path, "rb") as file:
+            file.seek(self._at)
+            for line, length in _lines(file):
+                whole = line.endswith(b"\n")
+                record = None if self._open else _record(line)
+                if record is None and not whole and length < _LINE:
+                    return  # it is being written
+                self._number += not self._open  # else it is the end of the line before
+                self._open = not whole
+                self._at += length
+                if record is not None:
+                    self.records.append(record)
+                elif line.strip() and self._noted < self._number:
+                    self._skip()
+
+    def _skip(self) -> None:
+        self._bad, self._noted = self._bad + 1, self._number
+        if self._bad <= _NOTES:
+            self.notes.append(f"skipped line {self._number} of {self.name}: no JSON object with a whole step")
+        elif self._bad == _NOTES + 1:
+            self.notes.append(f"skipped more lines of {self.name}")
+
+
+def _lines(file: Any) -> Iterator[tuple[bytes, int]]:
+    """(line, its bytes in the file); of a line that is too long only the end is given, so that it is skipped."""
+    while line := file.readline(_LINE):
+        length = len(line)
+        while not line.endswith(b"\n") and len(line) == _LINE:
+            line = b"#" + file.readline(_LINE - 1)
+            length += len(line) - 1
+        yield line, length
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    step = value.get("step") if isinstance(value, dict) else None
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:
+        return None
+    return {str(key): _scalar(item) for key, item in value.items() if not isinstance(item, (dict, list))}
+
+
+def _scalar(value: Any) -> Any:
+    """NaN and infinities as None; whole numbers too large for a float too."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            return value if math.isfinite(value) else None
+        except OverflowError:
+            return None
+    return value
+
+
+# --- YAML -------------------------------------------------------------------------------------------------------------
+
+
+def read_yaml(path: Path, most_bytes: int) -> Mapping[str, Any]:
+    """The mapping in a YAML file. Raises BadFile for what is none, too large, too deep, or refers to itself."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        if os.path.getsize(path) > most_bytes:
+            raise BadFile(f"it has more than {most_bytes} bytes")
+        text = path.read_text(encoding="utf-8")
+        _check(yaml.parse(text, Loader=loader))
+        value = yaml.load(text, Loader=loader)
+    except yaml.YAMLError as error:
+        raise BadFile(f"no YAML: {str(error).splitlines()[0]}") from None
+    except UnicodeDecodeError:
+        raise BadFile("no UTF-8 text") from None
+    except (OSError, ValueError, RecursionError, TypeError) as error:
+        raise error if isinstance(error, BadFile) else BadFile(f"{type(error).__name__}") from None
+    if not isinstance(value, Mapping):
+        raise BadFile("it holds no settings")
+    return value
+
+
+def _check(events: Iterator[Any]) -> None:
+    """A few lines of YAML with aliases can stand for a tree of any size, so there are none."""
+    depth = 0
+    for nodes, event in enumerate(events):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent):
+            raise BadFile("it refers to other parts of itself by aliases")
+        if depth > _DEPTH or nodes > _NODES:
+            raise BadFile("it has too many settings")
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by flat name ("train.lr"); lists stay lists, and what JSON does not know is its text."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            out |= flat(value, name + ".")
+        else:
+            out[name] = json.loads(json.dumps(value, default=str))
+    return out
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, short enough for a note."""
+    words = str(error).splitlines()
+    return words[0][:300] if words else type(error).__name__

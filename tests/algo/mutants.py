@@ -1,0 +1,472 @@
+"""Mistakes that the goldens must see: each is put into a copy of a module's source, and its tests have to fail.
+
+    python -m tests.algo.mutants [MODULE ...]     tells which mutants live; exit code 1 when one does
+
+A row is (module of vlrl.algo, function or Class.method, text in it, what it becomes). The text stands there once,
+docstring apart.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import io
+import os
+import sys
+import types
+import warnings
+from functools import cache
+from pathlib import Path
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = {"clip": ["terms"], "inputs": ["terms", "group_terms", "aggregation", "weights"], "grouped": ["advantage"],
+         "token_advantage": ["advantage"]}
+"""Whose tests look at a module that has none of its own name."""
+
+MUTANTS: list[tuple[str, str, str, str]] = [
+    # objective, entropy, control, reference, statistics
+    ("objective", "Objective.__call__", "per_token * factor", "per_token + factor"),
+    ("objective", "Objective.__call__", "kl_coef * kl", "kl"),
+    ("objective", "Objective.__call__", "kl * weight(", "kl + weight("),
+    ("objective", "Objective.__call__", "(held * x.mask)", "(held)"),
+    ("objective", "Objective.__call__", "max(x.total_tokens, 1.0)", "max(x.total_sequences, 1.0)"),
+    ("objective", "Objective.__call__", "(kl.detach() * x.mask)", "(kl.detach())"),
+    ("objective", "Objective.of", "algo.kl_coef > 0 and", "True and"),
+    ("objective", "Objective.of", 'and algo.kl_in == "loss"', ""),
+    ("objective", "Objective.of", "kl_weights if in_loss else ()", "kl_weights"),
+    ("objective", "optional", "if named.name !=", "if named.name =="),
+    ("objective", "_refuse_empty", "low > high", "low >= high"),
+    ("objective", "_refuse_empty", "| {**correction.options}", ""),
+    ("inputs", "LossInputs.per_sequence", "values = values * self.mask", "pass"),
+    ("inputs", "LossInputs.sequence_mean", ".clamp(min=1)", ""),
+    ("inputs", "LossInputs.sequence_mean", "(values) / self", "(values) * self"),
+    ("inputs", "LossInputs.group_sum", "index_add(0, group, values)", "index_add(0, group, values / 2)"),
+    ("inputs", "LossInputs.group_sum", "[group]", ""),
+    ("inputs", "LossInputs.log_ratio", "self.logprobs - self.old_logprobs", "self.old_logprobs - self.logprobs"),
+    ("inputs", "LossInputs.log_ratio", "-20, 20", "-90, 90"),
+    ("inputs", "LossInputs.correct", "self.rewards > above", "self.rewards >= above"),
+    ("objective", "_of", "x.prepared.get(place, {})", "{}"),
+    ("entropy", "bonus", "-coef", "coef"),
+    ("entropy", "Adaptive.__call__", "-(self.coef", "(self.coef"),
+    ("entropy", "Adaptive.observe", "entropy <= self.target", "entropy < self.target"),
+    ("entropy", "Adaptive.observe", "else -self.delta", "else self.delta"),
+    ("entropy", "Adaptive.observe", "self.most)", "9.0)"),
+    ("entropy", "Siren.prepare", "1 - self.share", "self.share"),
+    ("entropy", "Siren.prepare", "x.mask > 0", "x.mask >= 0"),
+    ("entropy", "Siren.prepare", "math.isnan(self.anchor)", "True"),
+    ("entropy", "Siren.__call__", "2 * self.coef", "self.coef"),
+    ("entropy", "Siren.__call__", "- self.anchor", "+ self.anchor"),
+    ("entropy", "Siren.__call__", '* p["selected"]', "* x.mask"),
+    ("entropy", "Temperature.observe_step", "1 - entropy", "entropy - 1 + entropy"),
+    ("entropy", "Temperature.observe_step", "self.target or entropy", "entropy"),
+    ("entropy", "Temperature.observe_step", "self.low), self.high", "self.low), 9.0"),
+    ("control", "KLCoefficient.observe", "kl / self.target - 1", "1 - kl / self.target"),
+    ("control", "KLCoefficient.observe", "-0.2), 0.2", "-0.2), 0.5"),
+    ("control", "KLCoefficient.observe", "answers / self.horizon", "1 / self.horizon"),
+    ("reference", "Ema.after_step", "1 - self.decay", "self.decay"),
+    ("reference", "Ema.after_step", "done % self.every == 0", "True"),
+    ("reference", "Reset.after_step", "kl <= self.kl", "kl < self.kl"),
+    ("reference", "Reset.after_step", "if self.optimizer", "if not self.optimizer"),
+    ("statistics", "nucleus_entropy", "- ordered >= p", ">= p"),
+    ("statistics", "nucleus_entropy", "-torch.inf).log_softmax(-1)", "-torch.inf)"),
+    ("statistics", "mean_logprob", "(~none).sum(-1)", "none.shape[-1]"),
+    ("statistics", "_entropy", "-(logprobs", "(logprobs"),
+    # advantage, token_advantage, grouped, shaping, recompose
+    ("advantage", "grpo", "+ eps))", "- eps))"),
+    ("advantage", "dr_grpo", "_zeroed(_", "-_zeroed(_"),
+    ("advantage", "batch_std", "_std(s.rewards)", "grouped.std(s.rewards, s.group)"),
+    ("advantage", "gdpo", "own * weight", "own"),
+    ("advantage", "gdpo", "summed - summed.nanmean()", "summed"),
+    ("advantage", "gdpo", "/ (_std(summed) + eps)", ""),
+    ("advantage", "gdpo", "/ (grouped.std(part, s.group) + eps)", ""),
+    ("advantage", "gdpo", "torch.where(unscorable, torch.nan, s.parts[name])", "s.parts[name]"),
+    ("advantage", "gdpo", "torch.where(unscorable, torch.nan, summed)", "summed"),
+    ("advantage", "rloo", "(n / (n - 1))", "n"),
+    ("advantage", "rloo", "if normalize", "if not normalize"),
+    ("advantage", "rloo", "_std(values) + eps", "1.0"),
+    ("advantage", "reinforce_pp_baseline", "0.0, s.lengths)", "0.0, 1.0)"),
+    ("advantage", "remax", "- s.greedy", "+ s.greedy"),
+    ("advantage", "gpg", "valid.sum()", "(s.rewards != 0).sum()"),
+    ("advantage", "gpg", "/ f_norm)", "* f_norm)"),
+    ("advantage", "gpg", "scorable & ~", "~"),
+    ("advantage", "opo", "s.rewards - baseline", "baseline - s.rewards"),
+    ("advantage", "opo", "lengths, torch.ones_like(lengths))", "torch.ones_like(lengths), lengths)"),
+    ("advantage", "pass_at_k", "best - second", "best"),
+    ("advantage", "pass_at_k", "== 1)", ">= 1)"),
+    ("advantage", "pass_at_k", "if normalize", "if not normalize"),
+    ("advantage", "maxrl", "mean > 0", "mean != 0"),
+    ("advantage", "maxrl", "_centred(s) / mean", "_centred(s)"),
+    ("advantage", "w_reinforce", "right, positive, -torch", "~right, positive, -torch"),
+    ("advantage", "w_reinforce", "-torch.ones_like", "torch.ones_like"),
+    ("advantage", "w_reinforce", ".masked_fill(s.rewards.isnan(), 0.0)", ""),
+    ("advantage", "nsr", "0.0", "0.1"),
+    ("advantage", "EmaStd.__call__", "> self.limit", "> 1e9"),
+    ("advantage", "EmaStd.__call__", "self.eps), values)", "self.eps), values * 2)"),
+    ("advantage", "EmaStd.__call__", "[mine & ~s.rewards.isnan()]", "[~s.rewards.isnan()]"),
+    ("advantage", "EmaStd._std", "self.decay * before[1]", "before[1]"),
+    ("advantage", "EmaStd._std", "m2 - m1 ** 2", "m2"),
+    ("advantage", "EmaStd.load_state_dict", "state[\"moments\"].items()", "{}.items()"),
+    ("advantage", "_zeroed", "0.0, values", "1.0, values"),
+    ("token_advantage", "reinforce_pp", "s.kl_coef * kl", "kl"),
+    ("token_advantage", "reinforce_pp", "bool) & scorable", "bool)"),
+    ("token_advantage", "_returns", "paid[-1] += reward", "paid[0] += reward"),
+    ("token_advantage", "_returns", "(-penalty)", "(penalty)"),
+    ("token_advantage", "_returns", "gamma * later", "later"),
+    ("token_advantage", "_returns", "[::-1]", ""),
+    ("token_advantage", "whitened", "(values - mean)", "values"),
+    ("token_advantage", "whitened", "(total - 1)", "total"),
+    ("token_advantage", "whitened", "mean) ** 2 * weights", "mean) ** 2"),
+    ("token_advantage", "tempo", "values[t] += change", "values[t] -= change"),
+    ("token_advantage", "tempo", "values / scale[i]", "values"),
+    ("token_advantage", "tempo", "torch.where(mask,", "torch.where(mask | True,"),
+    ("token_advantage", "tempo", "if not s.rewards[i].isnan()", "if True"),
+    ("token_advantage", "_branches", "- value", ""),
+    ("token_advantage", "_branches", "/ len(child)", ""),
+    ("token_advantage", "_branches", "len(child) > 1", "len(child) > 2"),
+    ("grouped", "count", "torch.where(values.isnan(), torch.nan, 1.0)", "torch.ones_like(values)"),
+    ("grouped", "std", "- 1)", ")"),
+    ("grouped", "smallest", "values.isnan(), torch.inf", "values.isnan(), 0.0"),
+    ("grouped", "largest", "-smallest(-", "smallest("),
+    ("grouped", "settled", ">=", ">"),
+    ("grouped", "correct", "values > above", "values >= above - 1"),
+    ("shaping", "overlong", "- weight *", "+ weight *"),
+    ("shaping", "overlong", "- (most - room)", "- most"),
+    ("shaping", "overlong", ".clamp(0, 1)", ".clamp(0)"),
+    ("shaping", "overlong", "most / 5", "most / 4"),
+    ("shaping", "kimi_length", "least, 0.5 - ", "least, 1 - "),
+    ("shaping", "kimi_length", ".clamp(max=0)", ""),
+    ("shaping", "kimi_length", "s.step >= after", "s.step > after"),
+    ("shaping", "kimi_length", "torch.where(s.rewards.isnan(), torch.nan, s.lengths)", "s.lengths"),
+    ("shaping", "length_bonus", ">= 2", ">= 1"),
+    ("shaping", "length_bonus", ">= low", "> low"),
+    ("shaping", "length_bonus", "<= high", "< high"),
+    ("shaping", "length_bonus", "= right &", "="),
+    ("shaping", "cosine", "torch.cos(", "torch.sin("),
+    ("shaping", "cosine", "(wrong_short - wrong_long)", "(wrong_long - wrong_short)"),
+    ("shaping", "cosine", "exceed, values", "values, values"),
+    ("shaping", "cosine", "is None else", "is not None else"),
+    ("shaping", "_keep_unscorable", "torch.where(s.rewards.isnan(), torch.nan, values)", "values"),
+    ("shaping", "dast", "(1 - share)", "share"),
+    ("shaping", "dast", "clamp(min=0.1)", "clamp(min=0.0)"),
+    ("shaping", "dast", "clamp(max=-0.1)", "clamp(max=0.1)"),
+    ("shaping", "dast", "- 1\n", "\n"),
+    ("shaping", "step_pruner", "weight * (1 - fewest / steps), s", "weight * (fewest / steps), s"),
+    ("shaping", "step_pruner", "s.rewards.clamp(max=0)", "s.rewards"),
+    ("shaping", "step_pruner", "torch.where(right, steps, torch.nan)", "steps"),
+    ("shaping", "grsp", "s.rewards - weight", "s.rewards + weight"),
+    ("shaping", "grsp", "ratio **", "1 **"),
+    ("shaping", "grsp", "/ share.sum()", ""),
+    ("shaping", "grsp", "torch.where(right,", "torch.where(~right,"),
+    ("shaping", "grsp", "torch.where(s.rewards.isnan(), torch.nan, counts[k])", "counts[k]"),
+    ("shaping", "_reasoning", '.partition("<answer>")[0]', ""),
+    ("shaping", "_reasoning", '.partition("</think>")[0]', ""),
+    ("recompose", "rorecomp", "-s.lengths", "s.lengths"),
+    ("recompose", "rorecomp", "~right & ~s.rewards.isnan()", "~right"),
+    ("recompose", "_compensates", "math.sin(", "math.cos("),
+    ("recompose", "_compensates", "floor * steps", "steps"),
+    ("recompose", "_compensates", "falling / 2", "falling"),
+    ("recompose", "_first", "math.ceil", "math.floor"),
+    ("recompose", "_first", "<= key[own]", "< key[own]"),
+    ("recompose", "_first", "among & (", "("),
+    # clip, terms, group_terms
+    ("clip", "surrogate", "torch.minimum(", "torch.maximum("),
+    ("clip", "surrogate", "ratio.clamp(1 - low, 1 + high)", "ratio"),
+    ("clip", "surrogate", "clamp(1 - low, 1 + high)", "clamp(1 - high, 1 + low)"),
+    ("clip", "surrogate", "ratio > 1 + high", "ratio > 1 + low"),
+    ("clip", "surrogate", "ratio < 1 - low) & (a < 0)", "ratio < 1 - low) & (a > 0)"),
+    ("clip", "surrogate", "ratio.clamp(max=delta)", "ratio.clamp(min=delta)"),
+    ("clip", "surrogate", "ratio > delta", "ratio < delta"),
+    ("clip", "surrogate", "torch.maximum(gain, dual_clip * a)", "torch.minimum(gain, dual_clip * a)"),
+    ("clip", "surrogate", "torch.where(a < 0,", "torch.where(a > 0,"),
+    ("clip", "surrogate", "ratio > dual_clip", "ratio < dual_clip"),
+    ("clip", "surrogate", "return -gain", "return gain"),
+    ("terms", "ppo_clip", "clip_low, clip_high, delta", "clip_high, clip_low, delta"),
+    ("terms", "ppo_clip", "delta, dual_clip)", "dual_clip, delta)"),
+    ("terms", "gspo", "sequence_mean(", "per_sequence("),
+    ("terms", "gspo", "x.log_ratio)", "x.log_ratio.detach())"),
+    ("terms", "gspo", "clip_high: Reach = 4e-4", "clip_high: Reach = 3e-4"),
+    ("terms", "gspo_token", "x.log_ratio.detach()", "x.log_ratio"),
+    ("terms", "gspo_token", "- x.logprobs.detach()", "- x.logprobs"),
+    ("terms", "gspo_token", "clip_low: Reach = 3e-4", "clip_low: Reach = 4e-4"),
+    ("terms", "cispo", "-ratio.clamp", "ratio.clamp"),
+    ("terms", "cispo", "x.log_ratio.detach()", "x.log_ratio"),
+    ("terms", "cispo", "else 1 + clip_high", "else clip_high"),
+    ("terms", "cispo", "1 - clip_low", "clip_low"),
+    ("terms", "cispo", "5.0 if", "1.2 if"),
+    ("terms", "cispo", "min(math.inf", "max(math.inf"),
+    ("terms", "sapo", "-4 / tau", "4 / tau"),
+    ("terms", "sapo", "- 1)", ")"),
+    ("terms", "sapo", "x.advantages > 0", "x.advantages < 0"),
+    ("terms", "gmpo", "sequence_mean(", "per_sequence("),
+    ("terms", "gmpo", "clamp(-clip_low, clip_high)", "clamp(-clip_high, clip_low)"),
+    ("terms", "gmpo", "torch.minimum(free, kept), torch.maximum(free, kept)", "kept, kept"),
+    ("terms", "gmpo", "-x.advantages * x", "x.advantages * x"),
+    ("terms", "vespo", "per_sequence(", "sequence_mean("),
+    ("terms", "vespo", "k_positive, k_negative)", "k_negative, k_positive)"),
+    ("terms", "vespo", "- lam * log_w.exp()", "- log_w.exp()"),
+    ("terms", "vespo", "(lam + k", "(k"),
+    ("terms", "vespo", "-phi *", "phi *"),
+    ("terms", "vespo", "(x.old_logprobs - x.sampler_logprobs)", "(x.sampler_logprobs - x.old_logprobs)"),
+    ("terms", "vespo", "with torch.no_grad():", "if True:"),
+    ("terms", "reinforce", "-x.logprobs", "x.logprobs"),
+    ("terms", "kimi", "tau / 2", "tau"),
+    ("terms", "kimi", "-x.logprobs", "x.logprobs"),
+    ("terms", "kimi", "/ x.lengths.clamp(min=1)", ""),
+    ("terms", "kimi", ") ** 2", ").detach() ** 2"),
+    ("terms", "dppo_tv", "moved <= delta_high", "moved <= delta_low"),
+    ("terms", "dppo_tv", "moved >= -delta_low", "moved <= delta_low"),
+    ("terms", "dppo_tv", ".clamp(max=cap)", ""),
+    ("terms", "dppo_tv", "* keep", ""),
+    ("terms", "dppo_tv", "with torch.no_grad():", "if True:"),
+    ("terms", "dppo_tv", "-ratio", "ratio"),
+    ("terms", "rover", ".detach()", ""),
+    ("terms", "rover", "x.logprobs - x.old_logprobs", "x.logprobs"),
+    ("terms", "rover", "- x.advantages - after", "- x.advantages + after"),
+    ("terms", "rover", "(mean_q * x.mask)", "mean_q"),
+    ("terms", "rover", "len(value) - 1)", "len(value))"),
+    ("terms", "rover", "(x.rollout_id.roll(-1) == x.rollout_id) &", ""),
+    ("terms", "rover", "scale * (value", "(value"),
+    ("terms", "simko", "(1 - smooth) *", ""),
+    ("terms", "simko", ".mean(-1)", ".sum(-1)"),
+    ("terms", "simko", "x.entropy > x", "x.entropy < x"),
+    ("terms", "simko", "& fork) *", ") *"),
+    ("terms", "simko", "fork & first & (", "first & ("),
+    ("terms", "simko", "& first &", "&"),
+    ("terms", "simko", "x.advantages < 0", "x.advantages > 0"),
+    ("terms", "supervised", "-x.logprobs", "x.logprobs"),
+    ("terms", "_sequence_quantile", "& (x.mask > 0)", "& (x.mask < 9)"),
+    ("group_terms", "nft", "clamp(0.02, 0.98)", "clamp(0.0, 1.0)"),
+    ("group_terms", "nft", "1 - q, \"grpo\"", "q, \"grpo\""),
+    ("group_terms", "nft", ".sqrt()", ""),
+    ("group_terms", "nft", "& (hits < counts)", ""),
+    ("group_terms", "nft", "clamp(max=10)", "clamp(max=20)"),
+    ("group_terms", "nft", "/ (1 - q)\n", "\n"),
+    ("group_terms", "nft", "1 - q * log_r.exp()", "1 - log_r.exp()"),
+    ("group_terms", "nft", "rest + (rest.clamp(min=floor) - rest).detach()", "rest.clamp(min=floor)"),
+    ("group_terms", "nft", "return -", "return "),
+    ("group_terms", "nft", "torch.where(good, 1.0, negative)", "torch.where(good, negative, 1.0)"),
+    ("group_terms", "Pacs.prepare", "- (x.group_sum(score) - score) / others", ""),
+    ("group_terms", "Pacs.prepare", "- (x.group_sum(error) - error) / others", ""),
+    ("group_terms", "Pacs.prepare", "(size - 1).clamp(min=1)", "size.clamp(min=1)"),
+    ("group_terms", "Pacs.prepare", "(2 * same", "(same"),
+    ("group_terms", "Pacs.prepare", "torch.sigmoid(z) - y", "y - torch.sigmoid(z)"),
+    ("group_terms", "Pacs.prepare", "hits, size - hits", "size - hits, hits"),
+    ("group_terms", "Pacs.prepare", "~x.rewards.isnan() & (x", "(x"),
+    ("group_terms", "Pacs.prepare", "* (size > 1)", ""),
+    ("group_terms", "Pacs.__call__", "self.beta *", ""),
+    ("group_terms", "Pacs.__call__", "- x.logprobs.detach()", ""),
+    ("group_terms", "Pacs.__call__", "/ x.spread(x.lengths).clamp(min=1)", ""),
+    ("group_terms", "Oreal.prepare", "self.negative /", "1 /"),
+    ("group_terms", "Oreal.prepare", "self.positive /", "1 /"),
+    ("group_terms", "Oreal.prepare", "max(misses, 1.0)", "max(hits, 1.0)"),
+    ("group_terms", "Oreal.prepare", "* x.total_tokens", ""),
+    ("group_terms", "Oreal.prepare", "x.rewards <= self.above", "~good"),
+    ("group_terms", "Oreal.__call__", "-x.logprobs", "x.logprobs"),
+    ("group_terms", "Oreal.__call__", "if self.weighted", "if not self.weighted"),
+    ("group_terms", "StableReinforce.prepare", "(a * mask).sum()", "a.sum()"),
+    ("group_terms", "StableReinforce.prepare", "** 0.5", ""),
+    ("group_terms", "StableReinforce.prepare", "self.sigma *", ""),
+    ("group_terms", "StableReinforce.prepare", "<= reach", ">= reach"),
+    ("group_terms", "StableReinforce.prepare", "((a - mean) ** 2 * mask)", "((a - mean) ** 2)"),
+    ("group_terms", "StableReinforce.__call__", ".clamp(-bound, bound)", ""),
+    ("group_terms", "StableReinforce.__call__", "per_token * keep", "per_token"),
+    ("group_terms", "StableReinforce.__call__", "self.clip_low, self.clip_high", "self.clip_high, self.clip_low"),
+    ("group_terms", "ClipCov.prepare", "cov > self.cov_low", "cov < self.cov_low"),
+    ("group_terms", "ClipCov.prepare", "cov < self.cov_high", "cov > self.cov_high"),
+    ("group_terms", "ClipCov.prepare", "& (x.mask > 0)", ""),
+    ("group_terms", "ClipCov.prepare", "& ~clipped", ""),
+    ("group_terms", "ClipCov.prepare", "ratio < 1 - self.clip_low", "ratio < 0"),
+    ("group_terms", "ClipCov.prepare", "ratio > 1 + self.clip_high", "ratio > 99"),
+    ("group_terms", "ClipCov.__call__", "per_token * keep", "per_token"),
+    ("group_terms", "KlCov.prepare", "-_covariance(x)", "_covariance(x)"),
+    ("group_terms", "KlCov.prepare", "x.mask > 0", "x.mask < 9"),
+    ("group_terms", "KlCov.__call__", "-log_r.exp()", "log_r.exp()"),
+    ("group_terms", "KlCov.__call__", "self.coef *", ""),
+    ("group_terms", "KlCov.__call__", ".abs()", ""),
+    ("group_terms", "_covariance", "a - sum_a", "a + sum_a"),
+    ("group_terms", "_covariance", "(a * mask).sum()", "a.sum()"),
+    ("group_terms", "_covariance", "logp - sum_l / max(n, 1.0)", "logp"),
+    ("group_terms", "_portion", "max(int(share * x.total_tokens), 1)", "int(share * x.total_tokens)"),
+    ("group_terms", "_first", "keys <= key", "keys < key"),
+    ("group_terms", "_first", "values < value", "values > value"),
+    ("group_terms", "token_keys", "place - (", "0 * place + ("),
+    ("group_terms", "_mixed", "2**34 - 1", "2**64 - 1"),
+    # kl, aggregation, correction, weights
+    ("kl", "k1", "-_distance", "_distance"),
+    ("kl", "k2", "/ 2", ""),
+    ("kl", "k3", "- d - 1", "- d"),
+    ("kl", "k3", "clamp(max=limit)", "clamp(min=limit)"),
+    ("kl", "k1_plus", "k2(x, clamp)", "k1(x, clamp)"),
+    ("kl", "k3_plus", "k2(x, clamp)", "k3(x, clamp)"),
+    ("kl", "k3_unbiased", "if level == \"token\"", "if level != \"token\""),
+    ("kl", "k3_unbiased", "log_r.exp()", "log_r.exp().detach()"),
+    ("kl", "k3_score", "anchor = x.logprobs.detach()", "anchor = x.logprobs"),
+    ("kl", "k3_score", "if from_sampler", "if not from_sampler"),
+    ("kl", "_distance", "x.reference_logprobs - x.logprobs", "x.logprobs - x.reference_logprobs"),
+    ("kl", "_distance", ".clamp(-clamp, clamp)", ""),
+    ("kl", "_straight_through", ".detach()", ""),
+    ("aggregation", "token_mean", "total_tokens", "total_sequences"),
+    ("aggregation", "sequence_mean", "/ x.spread(x.lengths).clamp(min=1)", ""),
+    ("aggregation", "sequence_mean", "max(x.total_sequences, 1.0)", "len(x.lengths)**2"),
+    ("aggregation", "constant", "length or x.max_length", "x.max_length"),
+    ("aggregation", "constant", "x.total_sequences *", ""),
+    ("aggregation", "sequence_sum", "total_sequences", "total_tokens"),
+    ("aggregation", "_sum", "* x.mask", ""),
+    ("aggregation", "_sum", "* x.weights", ""),
+    ("correction", "token_truncate", "_gap(x)", "_geometric(x)"),
+    ("correction", "token_mask", "_masked(x, _gap(x),", "_masked(x, _sequence(x),"),
+    ("correction", "sequence_truncate", "_sequence(x)", "_geometric(x)"),
+    ("correction", "sequence_mask", "_masked(x, _sequence(x),", "_masked(x, _geometric(x),"),
+    ("correction", "geometric_truncate", "_geometric(x)", "_sequence(x)"),
+    ("correction", "geometric_mask", "\"token\": _gap(x)", "\"token\": mean"),
+    ("correction", "geometric_mask", "_masked(x, mean,", "_masked(x, _gap(x),"),
+    ("correction", "_gap", "x.old_logprobs - x.sampler_logprobs", "x.sampler_logprobs - x.old_logprobs"),
+    ("correction", "_gap", "torch.where(x.mask > 0, gap, 0)", "gap"),
+    ("correction", "_gap", ".nan_to_num(nan=0.0)", ""),
+    ("correction", "_gap", ".clamp(-20, 20)", ""),
+    ("correction", "_masked", "torch.where(outside, 0,", "torch.where(outside, 1,"),
+    ("correction", "_outside", "weight < (", "weight > ("),
+    ("correction", "_outside", "weight > (", "weight < ("),
+    ("correction", "_told", "(weight * x.mask)", "weight"),
+    ("correction", "_told", "(outside * x.mask)", "outside"),
+    ("weights", "TopEntropy.prepare", "1 - self.share", "self.share"),
+    ("weights", "TopEntropy.prepare", ">= threshold", "> threshold"),
+    ("weights", "TopEntropy.prepare", "& (x.mask > 0)", ""),
+    ("weights", "TopEntropy.prepare", "x.entropy[x.mask > 0]", "x.entropy"),
+    ("weights", "Hicra.__call__", "1 + self.alpha *", "1 - self.alpha *"),
+    ("weights", "Hicra.__call__", "planning, 1", "~planning, 1"),
+    ("weights", "Hicra.__call__", ".sign()", ""),
+    ("weights", "planning_tokens", "r\")(?!\\w)\"", "r\")\""),
+    ("weights", "planning_tokens", "(?<!\\w)", ""),
+    ("weights", "planning_tokens", "re.escape, ", ""),
+    ("weights", "planning_tokens", "t.lower()", "t"),
+    ("weights", "planning_tokens", "key=len, reverse=True", "key=len"),
+    ("weights", "planning_tokens", "ends[i] >= match.end()", "ends[i] > match.end()"),
+    ("weights", "difficulty", "(high - low) * d", "high * d"),
+    ("weights", "difficulty", "d.isnan(), 1.0", "d.isnan(), 0.0"),
+    ("weights", "dads", "-math.e * (1 - d)", "-math.e * d"),
+    ("weights", "dads", "x.advantages > 0", "x.advantages < 0"),
+    ("weights", "dads", "& (d < 1)", ""),
+    ("weights", "dads", "~x.rewards.isnan()", "x.rewards.isnan() | True"),
+    ("weights", "stcr", "2 - torch", "1 - torch"),
+    ("weights", "stcr", "~good &", ""),
+    ("weights", "stcr", "& ~x.rewards.isnan()", ""),
+    ("weights", "stcr", "& (hits > 0)", ""),
+    ("weights", "stcr", "& (excess > 0)", ""),
+    ("weights", "stcr", "x.lengths * good", "x.lengths"),
+    ("weights", "off_policy_sequence_mask", "sampled - x.logprobs", "x.logprobs - sampled"),
+    ("weights", "off_policy_sequence_mask", "x.advantages < 0", "x.advantages > 0"),
+    ("weights", "off_policy_sequence_mask", "away > delta", "away < delta"),
+    ("weights", "off_policy_sequence_mask", "sequence_mean", "per_sequence"),
+    ("weights", "off_policy_sequence_mask", ".nan_to_num(nan=0.0)", ""),
+    ("weights", "off_policy_sequence_mask", "x.old_logprobs if", "x.old_logprobs if True or"),
+]
+
+
+def mutated(module: str, function: str, old: str, new: str) -> str:
+    """The source of a module with one mistake in it. Raises ValueError when the text is not in the function once."""
+    source, tree = _parsed(module)
+    lines = source.splitlines(keepends=True)
+    node = _find(tree, function.split("."))
+    first, last, text = node.lineno - 1, node.end_lineno, node.body[0]  # the docstring is left alone
+    begin, end = (text.lineno - 1, text.end_lineno) if ast.get_docstring(node) else (first, first)
+    head, body = "".join(lines[first:begin]), "".join(lines[end:last])
+    count = head.count(old) + body.count(old)
+    if count != 1:
+        raise ValueError(f"{module}.{function} holds {old!r} {count} times, not once")
+    return "".join([*lines[:first], head.replace(old, new), *lines[begin:end], body.replace(old, new), *lines[last:]])
+
+
+@cache
+def _parsed(module: str) -> tuple[str, ast.Module]:
+    source = (ROOT / "vlrl" / "algo" / f"{module}.py").read_text(encoding="utf-8")
+    return source, ast.parse(source)
+
+
+def _find(tree: ast.Module | ast.ClassDef, path: list[str]) -> ast.FunctionDef | ast.ClassDef:
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == path[0]:
+            if len(path) == 1:
+                return node
+            assert isinstance(node, ast.ClassDef)
+            return _find(node, path[1:])
+    raise ValueError(f"there is no {'.'.join(path)}")
+
+
+def put(module: str, source: str) -> None:
+    """Gives the functions and classes of a loaded module the code of another source, wherever they are known."""
+    loaded = importlib.import_module(f"vlrl.algo.{module}")
+    made = types.ModuleType(loaded.__name__)
+    exec(compile(source, f"{module}.py", "exec"), vars(made))
+    for name, new in vars(made).items():
+        old = getattr(loaded, name, None)
+        if getattr(new, "__module__", None) != loaded.__name__:
+            continue
+        if isinstance(new, types.FunctionType):
+            for part in ("__code__", "__defaults__", "__kwdefaults__"):
+                setattr(old, part, getattr(new, part))
+        elif isinstance(new, type):
+            for part, value in vars(new).items():
+                if part not in ("__dict__", "__weakref__"):
+                    setattr(old, part, value)
+
+
+class Trial:
+    """A pytest plugin: collects once, then runs the tests of a module again for each of its mutants."""
+
+    def __init__(self, modules: list[str]):
+        self.modules, self.alive = modules, []
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for module in self.modules:
+            files = {f"test_{name}" for name in TESTS.get(module, [module])}
+            items = [item for item in session.items if item.path.stem in files]
+            if not _pass(items, module, _parsed(module)[0]):
+                self.alive.append(f"the tests of {module} fail without a mutant")
+                continue
+            for row in (row for row in MUTANTS if row[0] == module):
+                name = row[1].partition(".")[0].lower()
+                first = sorted(items, key=lambda item: name not in item.nodeid)
+                if _pass(first, module, mutated(*row)):
+                    self.alive.append(f"{row[0]}.{row[1]}: {row[2]!r} -> {row[3]!r}")
+        return True
+
+
+def _pass(items: list[pytest.Item], module: str, source: str) -> bool:
+    """Whether the tests pass with that source of the module; in a process of its own, up to the first that fails."""
+    compile(source, module, "exec")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of forks beside threads
+        child = os.fork()
+    if not child:
+        code = 1
+        try:
+            put(module, source)
+            code = int(any(report.failed for i, item in enumerate(items) for report in
+                           runtestprotocol(item, log=False, nextitem=items[i + 1] if i + 1 < len(items) else None)))
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def main(modules: list[str]) -> int:
+    """Tells which mutants of the modules (default: of all) live."""
+    modules = modules or list(dict.fromkeys(row[0] for row in MUTANTS))
+    names = dict.fromkeys(name for module in modules for name in TESTS.get(module, [module]))
+    trial = Trial(modules)
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        code = pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", "-W",
+                            "ignore::pytest.PytestAssertRewriteWarning", f"--rootdir={ROOT}",
+                            *(f"{ROOT}/tests/algo/test_{name}.py" for name in names)], plugins=[trial])
+    if code:
+        print(told.getvalue())
+    print("\n".join(trial.alive) or "every mutant died")
+    return 1 if code or trial.alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

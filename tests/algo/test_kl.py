@@ -1,0 +1,83 @@
+"""KL estimators by hand, and what they estimate."""
+
+import math
+from dataclasses import replace
+from math import exp as E
+
+import pytest
+import torch
+
+from tests.algo.flat import bound, flat, gradient, random_step, run
+from vlrl.algo.kl import KLS
+
+# d = 0.5, -1 | 3; ratios to the old policy e^0.2, 1 | e^-0.4; to the engine e^0.3, e^-0.1 | 1
+LOGP, REFERENCE = [-1.0, -1.0, -4.0], [-0.5, -2.0, -1.0]
+OLD, SAMPLER, IDS = [-1.2, -1.0, -3.6], [-1.3, -0.9, -4.0], [0, 0, 1]
+D = [0.5, -1.0, 3.0]
+K3 = [E(d) - d - 1 for d in D]
+SLOPE = [1 - E(d) for d in D]  # of k3
+
+
+@pytest.mark.parametrize("name, options, value, slope", [
+    ("k1", {}, [-0.5, 1, -3], [1, 1, 1]),
+    ("k1", {"clamp": 2.0}, [-0.5, 1, -2], [1, 1, 0]),
+    ("k2", {}, [0.125, 0.5, 4.5], [-0.5, 1, -3]),
+    ("k2", {"clamp": 2.0}, [0.125, 0.5, 2], [-0.5, 1, 0]),
+    ("k3", {}, K3, SLOPE),
+    ("k3", {"clamp": 2.0}, [*K3[:2], E(2) - 3], [*SLOPE[:2], 0]),
+    ("k3", {"limit": 10.0}, [*K3[:2], 10], [*SLOPE[:2], 0]),
+    ("k1_plus", {}, [-0.5, 1, -3], [-0.5, 1, -3]),
+    ("k3_plus", {}, K3, [-0.5, 1, -3]),
+    ("k3_plus", {"limit": 10.0}, [*K3[:2], 10], [-0.5, 1, -3]),
+    ("k3_unbiased", {}, [E(0.2) * K3[0], K3[1], E(-0.4) * K3[2]],
+     [E(0.2) * (K3[0] + SLOPE[0]), K3[1] + SLOPE[1], E(-0.4) * (K3[2] + SLOPE[2])]),
+    # ratio e^0.1 of the first rollout; each of its two tokens has half of the ratio's gradient
+    ("k3_unbiased", {"level": "sequence"}, [E(0.1) * K3[0], E(0.1) * K3[1], E(-0.4) * K3[2]],
+     [E(0.1) * ((K3[0] + K3[1]) / 2 + SLOPE[0]), E(0.1) * ((K3[0] + K3[1]) / 2 + SLOPE[1]),
+      E(-0.4) * (K3[2] + SLOPE[2])]),
+    ("k3_score", {}, K3, [k + s for k, s in zip(K3, SLOPE, strict=True)]),
+    ("k3_score", {"from_sampler": True}, [E(0.3) * K3[0], E(-0.1) * K3[1], K3[2]],
+     [E(0.3) * (K3[0] + SLOPE[0]), E(-0.1) * (K3[1] + SLOPE[1]), K3[2] + SLOPE[2]])])
+def test_by_hand(name, options, value, slope):
+    x = flat(LOGP, OLD, rollout=IDS, reference_logprobs=REFERENCE, sampler_logprobs=SAMPLER)
+    per_token = run(bound(KLS, name, **options), x)
+    assert per_token.tolist() == pytest.approx(value, abs=1e-5)
+    assert gradient(per_token, x) == pytest.approx(slope, abs=1e-5)
+
+
+def expected(name, logits, reference):
+    """Mean of the estimator over the policy's own samples, by its probabilities, and the mean of its gradient."""
+    logp = logits.log_softmax(-1)
+    x = replace(flat([0.0] * len(logits)), logprobs=logp, old_logprobs=logp.detach(),
+                reference_logprobs=reference.log_softmax(-1))
+    mean = (run(bound(KLS, name), x) * logp.exp().detach()).sum()
+    return mean.item(), torch.autograd.grad(mean, logits)[0]
+
+
+@pytest.mark.parametrize("name, value, slope", [
+    ("k1", True, "none"), ("k2", False, "right"), ("k3", True, "wrong"), ("k1_plus", True, "right"),
+    ("k3_plus", True, "right"), ("k3_unbiased", True, "right"), ("k3_score", True, "right")])
+def test_what_it_estimates(name, value, slope):
+    """Over all tokens of a small vocabulary: its value unbiased or not, its gradient the KL's, none or another."""
+    logits = torch.tensor([0.3, -0.2, 1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.0, 0.5, 0.2, -1.0], dtype=torch.float64)
+    kl = (logits.softmax(-1) * (logits.log_softmax(-1) - reference.log_softmax(-1))).sum()
+    right = torch.autograd.grad(kl, logits)[0]
+    mean, grad = expected(name, logits, reference)
+    assert (abs(mean - kl.item()) < 1e-9) is value
+    assert torch.allclose(grad, right) is (slope == "right")
+    assert (grad.abs().max().item() < 1e-9) is (slope == "none")
+
+
+@pytest.mark.parametrize("name", KLS)
+def test_zero_at_the_reference_and_finite_far_from_it(name):
+    x = random_step(0)
+    same = replace(x, reference_logprobs=x.logprobs.detach())
+    assert run(bound(KLS, name), same).tolist() == pytest.approx([0.0] * len(x.mask), abs=1e-9)
+    for kind in (torch.float32, torch.bfloat16):
+        far = flat([0.0, -900.0], [-900.0, 0.0], reference_logprobs=[-900.0, 0.0], sampler_logprobs=[-900.0, 0.0])
+        far = replace(far, **{k: getattr(far, k).detach().to(kind) for k in
+                              ("logprobs", "old_logprobs", "reference_logprobs", "sampler_logprobs")})
+        far.logprobs.requires_grad_()
+        values = run(bound(KLS, name), far)
+        assert all(map(math.isfinite, [*values.tolist(), *gradient(values, far)]))

@@ -1,0 +1,43 @@
+"""docs/objectives.md tells of every variant, and its example works as it stands."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from vlrl import config
+from vlrl.algo import advantage, aggregation, correction, entropy, kl, recompose, reference, shaping, terms, weights
+from vlrl.algo.algorithm import Algorithm
+from vlrl.algo.named import parameters
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
+TABLES = (advantage.ADVANTAGES, shaping.SHAPINGS, recompose.BATCHES, terms.LOSSES, weights.WEIGHTS,
+          correction.CORRECTIONS, kl.KLS, entropy.ENTROPIES, reference.REFERENCES)
+
+
+def test_every_name_and_option_stands_there():
+    words = set(re.findall(r"`([\w-]+)`", PAGE))
+    assert [name for table in (*TABLES, aggregation.AGGREGATIONS) for name in table if name not in words] == []
+    options = {name: parameters(f) for table in TABLES for name, f in table.items()}
+    assert [(name, o) for name, known in options.items() for o in known if o not in words] == []
+    assert [p.stem for p in (ROOT / "configs" / "algorithms").glob("*.yaml") if p.stem not in words] == []
+
+
+def test_the_example_is_short_and_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = re.findall(r"`([\w.]+)`\n\n```\w+\n(.*?)```", PAGE, re.S)
+    assert [name for name, _ in found] == ["tempered.py", "tempered.yaml", "test_tempered.py"]
+    assert sum(len(text.splitlines()) for _, text in found) < 40
+    for name, text in found:
+        (tmp_path / name).write_text(text)
+    try:
+        importlib.import_module("test_tempered").test_by_hand()
+    finally:
+        for name in ("tempered", "test_tempered"):
+            sys.modules.pop(name, None)
+    bound = Algorithm(config.load(ROOT / "configs" / "quickstart.yaml", ["extends=tempered.yaml"])).objective.term
+    assert bound.options == {"power": pytest.approx(0.25)} and bound.name == "tempered.py:tempered"

@@ -1,0 +1,83 @@
+"""Shaped rewards against values worked out by hand, and what must hold for any answers."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.algo.made import scores
+from vlrl.algo.shaping import SHAPINGS
+
+HALF = (1 + math.cos(math.pi / 2)) / 2  # 0.5
+CASES = {
+    # limit 10, buffer 2: free up to 8 tokens, -1 at 10
+    "overlong": ("overlong", {}, [[1, 1, 0, 1, None]], {"lengths": [8, 9, 10, 4, 9]}, [1, 0.5, -1, 1, None]),
+    "overlong, options": ("overlong", {"weight": 2.0, "limit": 20, "buffer": 8}, [[1, 1]], {"lengths": [16, 30]},
+                          [0, -1]),
+    "kimi_length": ("kimi_length", {}, [[1, 1, 0, 0, None], [1, 1]], {"lengths": [2, 6, 4, 10, 99, 3, 3]},
+                    [1.5, 1, 0, -0.5, None, 1, 1]),
+    "kimi_length, weight": ("kimi_length", {"weight": 0.5}, [[1, 1]], {"lengths": [2, 6]}, [1.25, 0.75]),
+    "kimi_length, not yet": ("kimi_length", {"after": 4}, [[1, 1]], {"lengths": [2, 6], "step": 3}, [1, 1]),
+    "kimi_length, begun": ("kimi_length", {"after": 4}, [[1, 1]], {"lengths": [2, 6], "step": 4}, [1.5, 0.5]),
+    "length_bonus": ("length_bonus", {}, [[1, 0.05, 0.2, 1, None], [1, 0]],
+                     {"lengths": [320, 400, 512, 513, 400, 400, 400]}, [1.2, 0.05, 0.4, 1, None, 1, 0]),
+    "cosine": ("cosine", {"limit": 8}, [[1, 0, 1, 0, None]], {"lengths": [4, 4, 0, 8, 4]}, [1.5, -5, 2, -10, None]),
+    "cosine, truncated": ("cosine", {"limit": 8, "exceed": -3.0}, [[1, 1]],
+                          {"lengths": [8, 4], "truncated": torch.tensor([False, True])}, [1, -3]),
+    # p 0.5, mean length of the correct 4, limit 10: budget 7; l = -3/7 and 1/7 and -6/7
+    "dast": ("dast", {}, [[1, 0], [1, 1], [0, None]], {"lengths": [4, 8, 5, 5, 5, 5]},
+             [1 + 1.5 / 7 + 0.5, -0.1, 1.5, 1.5, 0.9 * -0.5 - 0.1, None]),
+    "dast, long": ("dast", {"limit": 100}, [[1, 1]], {"lengths": [2, 28]}, [1 + 0.5 * 13 / 15 + 0.5, 1.1]),
+    "step_pruner": ("step_pruner", {}, [[1, 1, 0.4, -1, None], [0, 1]],
+                    {"texts": ["a\n\nb<answer>x\n\ny", "a\n\nb\n\n c\n \nd", "a", "a", "a", "", ""]},
+                    [1, 1 - 0.5 * 0.5, 0, -1, None, 0, 1]),
+    # one cluster: 1 and 3 segments, z = -+1/sqrt(2)
+    "grsp": ("grsp", {"clusters": 1}, [[1, 1]], {"texts": ["one two", "one. Wait two. But three"]},
+             [1 + 0.1 / math.sqrt(2), 1 - 0.1 / math.sqrt(2)]),
+    # short segments weigh 2/3, long ones 1/3: (2 short, 0 long) against (0 short, 2 long)
+    "grsp, clusters": ("grsp", {"clusters": 2, "weight": 1.0}, [[1, 1, None]],
+                       {"texts": ["a\n\nb", "a b c d\n\na b c d", "x"]},
+                       [1 - (2 / 3 - 1 / 3) / math.sqrt(2), 1 + (2 / 3 - 1 / 3) / math.sqrt(2), None]),
+    "grsp, wrong answers": ("grsp", {"clusters": 1}, [[0, 1, 0]], {"texts": ["a", "a\n\nb", "a\n\nb\n\nc"]}, [0, 1, 0]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_by_hand(case):
+    name, options, groups, more, expected = CASES[case]
+    found = SHAPINGS[name](scores(groups, **more), **options).tolist()
+    assert found == pytest.approx([math.nan if e is None else e for e in expected], abs=1e-9, nan_ok=True)
+
+
+def test_reasoning_is_what_counts():
+    texts = ["<think>a\n\nb</think>c\n\nd\n\ne<answer>x</answer>", "a\n\nb"]
+    assert SHAPINGS["step_pruner"](scores([[1, 1]], texts=texts)).tolist() == [1, 1]
+
+
+TEXT = st.lists(st.sampled_from(["a", "b", " ", "\n", "\n\n", ".", "but ", "so "]), max_size=20).map("".join)
+
+
+@settings(max_examples=6, deadline=None)
+@pytest.mark.parametrize("name", SHAPINGS)
+@given(rows=st.lists(st.lists(st.tuples(st.one_of(st.none(), st.floats(-2, 2)), st.integers(0, 12), TEXT), min_size=1,
+                              max_size=5), min_size=1, max_size=3), seed=st.integers(0, 99))
+def test_for_any_answers(name, rows, seed):
+    """Finite; unscorable stays unscorable; order inside a group does not matter; other groups do not either."""
+    flat = [row for group in rows for row in group]
+    s = scores([[r for r, _, _ in g] for g in rows], lengths=[n for _, n, _ in flat], texts=[t for *_, t in flat])
+    found = SHAPINGS[name](s)
+    assert torch.equal(found.isnan(), s.rewards.isnan()) and not found.isinf().any()
+    assert (found - s.rewards).nan_to_num().abs().max() < 15
+    order = sorted(random.Random(seed).sample(range(len(flat)), len(flat)), key=lambda i: int(s.group[i]))
+    moved = replace(s, rewards=s.rewards[order], lengths=s.lengths[order], texts=[s.texts[i] for i in order])
+    assert torch.allclose(SHAPINGS[name](moved), found[order], equal_nan=True)
+    first = scores([[r for r, _, _ in rows[0]]], lengths=[n for _, n, _ in rows[0]], texts=[t for *_, t in rows[0]])
+    assert torch.allclose(SHAPINGS[name](first), found[:len(rows[0])], equal_nan=True)
+
+
+def test_a_step_without_rollouts():
+    assert all(len(function(scores([], texts=[]))) == 0 for function in SHAPINGS.values())

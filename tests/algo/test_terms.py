@@ -1,0 +1,218 @@
+"""Policy terms: values and gradients worked out by hand on few tokens, and what holds for all of them."""
+
+import math
+from dataclasses import replace
+from math import exp as E
+from math import log
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.algo.flat import bound, flat, gradient, part, random_step, run, with_prepared
+from vlrl.algo.aggregation import AGGREGATIONS
+from vlrl.algo.terms import LOSSES
+
+
+def sig(v):
+    return 1 / (1 + E(-v))
+
+
+# ratios: e^0.1 = 1.10517, e^0.5 = 1.64872 of the first rollout, e^-0.5 = 0.60653 of the second
+LOGP, OLD, ADV, IDS = [-1.0, -0.5, -2.5], [-1.1, -1.0, -2.0], [2.0, 1.0, -1.0], [0, 0, 1]
+P = [log(0.5), log(0.3), log(0.1), log(0.3), log(0.15)]
+P_OLD = [log(0.2), log(0.2), log(0.4), log(0.4), log(0.005)]
+PHI = (E(3 + 2 * 0.6 - 3 * E(0.6)), E(2 - 3 * 0.5 - 2 * E(-0.5)))
+
+GOLDEN = [  # name, options, logp, old, advantages, rollout, value, gradient of the sum
+    ("ppo_clip", {}, LOGP, OLD, ADV, IDS, [-2 * E(0.1), -1.2, 0.8], [-2 * E(0.1), 0, 0]),
+    ("ppo_clip", {}, [-0.5, -2.5, -1.0], [-1.0, -2.0, -1.0], [-1.0, 1.0, 0.0], IDS,
+     [E(0.5), -E(-0.5), 0], [E(0.5), -E(-0.5), 0]),
+    ("ppo_clip", {"clip_low": 0.1, "clip_high": 0.28}, LOGP, OLD, ADV, IDS, [-2 * E(0.1), -1.28, 0.9],
+     [-2 * E(0.1), 0, 0]),
+    ("ppo_clip", {"dual_clip": 1.5}, [0.5, 0.3, 0.5], [0.0] * 3, [-2.0, -1.0, 1.0], IDS, [3.0, E(0.3), -1.2],
+     [0, E(0.3), 0]),
+    ("ppo_clip", {"delta": 1.5}, [0.5, 0.3, 0.5], [0.0] * 3, [-2.0, -1.0, 1.0], IDS, [3.0, E(0.3), -1.2],
+     [0, E(0.3), 0]),
+    ("ppo_clip", {"delta": 1.05}, [0.1], [0.0], [1.0], [0], [-1.05], [0]),
+    ("ppo_clip", {"dual_clip": 1.05}, [0.1], [0.0], [1.0], [0], [-E(0.1)], [-E(0.1)]),
+    # s = e^0.3 and e^-0.5
+    ("gspo", {"clip_low": 0.2, "clip_high": 0.2}, LOGP, OLD, ADV, IDS, [-2.4, -1.2, 0.8], [0, 0, 0]),
+    ("gspo", {"clip_low": 0.5, "clip_high": 0.5}, LOGP, OLD, ADV, IDS, [-2 * E(0.3), -E(0.3), E(-0.5)],
+     [-1.5 * E(0.3), -1.5 * E(0.3), E(-0.5)]),
+    ("gspo", {}, [5e-4, -4e-4], [0.0, 0.0], [1.0, -1.0], [0, 1], [-1.0004, 0.9997], [0, 0]),
+    ("gspo_token", {"clip_low": 0.5, "clip_high": 0.5}, LOGP, OLD, ADV, IDS, [-2 * E(0.3), -E(0.3), E(-0.5)],
+     [-2 * E(0.3), -E(0.3), E(-0.5)]),
+    ("gspo_token", {}, [5e-4, -4e-4], [0.0, 0.0], [1.0, -1.0], [0, 1], [-1.0004, 0.9997], [0, 0]),
+    # e^2 = 7.39 is above the cap
+    ("cispo", {}, LOGP, [-1.1, -2.5, -2.0], ADV, IDS, [2 * E(0.1), 2.5, -2.5 * E(-0.5)], [-2 * E(0.1), -5, E(-0.5)]),
+    ("cispo", {"cap": 1.5}, LOGP, OLD, ADV, IDS, [2 * E(0.1), 0.75, -2.5 * E(-0.5)], [-2 * E(0.1), -1.5, E(-0.5)]),
+    ("cispo", {"clip_low": 0.2, "clip_high": 0.28}, LOGP, OLD, ADV, IDS, [2 * E(0.1), 0.64, -2.0],
+     [-2 * E(0.1), -1.28, 0.8]),
+    ("cispo", {"clip_high": 6.0}, LOGP, [-1.1, -2.5, -2.0], ADV, IDS, [2 * E(0.1), 3.5, -2.5 * E(-0.5)],
+     [-2 * E(0.1), -7, E(-0.5)]),
+    ("sapo", {}, LOGP, OLD, ADV, IDS,
+     [-8 * sig(E(0.1) - 1), -4 * sig(E(0.5) - 1), 4 / 1.05 * sig(1.05 * (E(-0.5) - 1))],
+     [-8 * sig(E(0.1) - 1) * sig(1 - E(0.1)) * E(0.1), -4 * sig(E(0.5) - 1) * sig(1 - E(0.5)) * E(0.5),
+      4 * sig(1.05 * (E(-0.5) - 1)) * sig(1.05 * (1 - E(-0.5))) * E(-0.5)]),
+    # clipped log-ratios 0.1, 0.4 | -0.4
+    ("gmpo", {}, LOGP, OLD, ADV, IDS, [-2 * E(0.25), -E(0.25), E(-0.4)], [-1.5 * E(0.25), 0, 0]),
+    ("gmpo", {}, [-0.5, 0.5], [0.0, 0.0], [1.0, -1.0], [0, 1], [-E(-0.5), E(0.5)], [-E(-0.5), E(0.5)]),
+    ("gmpo", {"clip_high": 0.2}, LOGP, OLD, ADV, IDS, [-2 * E(0.15), -E(0.15), E(-0.4)], [-1.5 * E(0.15), 0, 0]),
+    ("vespo", {}, LOGP, OLD, ADV, IDS, [2 * PHI[0], 0.5 * PHI[0], -2.5 * PHI[1]], [-2 * PHI[0], -PHI[0], PHI[1]]),
+    ("reinforce", {}, LOGP, OLD, ADV, IDS, [2.0, 0.5, -2.5], [-2, -1, 1]),
+    ("gpg", {}, LOGP, OLD, ADV, IDS, [2.0, 0.5, -2.5], [-2, -1, 1]),
+    # sums of log-ratios 0.6 | -0.5: 0.25 * 0.36 / 2 | 0.25 * 0.25
+    ("kimi", {"tau": 0.5}, LOGP, OLD, ADV, IDS, [2.045, 0.545, -2.4375], [-1.7, -0.7, 0.75]),
+    # moved by 0.3 up, 0.1 up | 0.3 down, 0.1 down | by 0.145 at a ratio of 30
+    ("dppo_tv", {}, P, P_OLD, [1.0, 1.0, -1.0, -1.0, 1.0], [0, 0, 1, 1, 2],
+     [0, -1.5 * P[1], 0, 0.75 * P[3], -20 * P[4]], [0, -1.5, 0, 0.75, -20]),
+    ("dppo_tv", {"delta_low": 0.05, "delta_high": 0.5}, P, P_OLD, [1.0, 1.0, -1.0, -1.0, 1.0], [0, 0, 1, 1, 2],
+     [-2.5 * P[0], -1.5 * P[1], 0, 0, -20 * P[4]], [-2.5, -1.5, 0, 0, -20]),
+    ("supervised", {}, LOGP, OLD, ADV, IDS, [1.0, 0.5, 2.5], [-1, -1, -1]),
+]
+
+
+@pytest.mark.parametrize("name, options, logp, old, adv, ids, value, slope", GOLDEN)
+def test_by_hand(name, options, logp, old, adv, ids, value, slope):
+    x = flat(logp, old, adv, ids)
+    per_token, _ = run(bound(LOSSES, name, **options), x)
+    assert per_token.tolist() == pytest.approx(value, abs=1e-5)
+    assert gradient(per_token, x) == pytest.approx(slope, abs=1e-5)
+
+
+@pytest.mark.parametrize("name, options, clipped", [
+    ("ppo_clip", {}, [False, True, True]), ("ppo_clip", {"clip_high": 0.7}, [False, False, True]),
+    ("gspo", {}, [True, True, True]), ("gspo", {"clip_high": 0.5, "clip_low": 0.5}, [False, False, False]),
+    ("cispo", {"cap": 1.5}, [False, True, False]), ("cispo", {"clip_low": 0.2}, [False, False, True]),
+    ("gmpo", {}, [False, True, True]), ("dppo_tv", {"delta_high": 0.1}, [False, True, False])])
+def test_says_which_tokens_a_bound_takes_hold_of(name, options, clipped):
+    metrics = run(bound(LOSSES, name, **options), flat(LOGP, OLD, ADV, IDS))[1]
+    assert metrics["clipped"].tolist() == clipped and metrics["ratio"].shape == (3,)
+
+
+@pytest.mark.parametrize("options", [{"dual_clip": 1.5}, {"delta": 1.5}])
+def test_tokens_beyond_the_second_clip_are_told(options):
+    metrics = run(bound(LOSSES, "ppo_clip", **options), flat([0.5, 0.3, 0.5], [0.0] * 3, [-2.0, -1.0, 1.0]))[1]
+    assert metrics["clipped"].tolist() == [True, False, True]
+
+
+def test_masked_tokens_are_in_no_mean_or_sum():
+    x = flat([-1.0, -0.5, -2.5], [-1.1, -9.0, -2.0], ADV, IDS, mask=[1, 0, 1])
+    value = {name: run(bound(LOSSES, name), x)[0].tolist()[0] for name in ("gspo", "gmpo", "vespo", "kimi")}
+    assert value == pytest.approx({"gspo": -2 * 1.0004, "gmpo": -2 * E(0.1), "kimi": 2 + 0.05 * 0.01,
+                                   "vespo": 2 * E(3 + 0.2 - 3 * E(0.1))})
+
+
+def test_vespo_takes_the_correction_into_its_ratio():
+    x = flat(LOGP, OLD, ADV, IDS, sampler_logprobs=[-1.2, -1.0, -2.25])  # D = 0.1, 0 | 0.25
+    first, last = E(3 + 2 * 0.7 - 3 * E(0.7)), E(2 - 3 * 0.25 - 2 * E(-0.25))
+    per_token, _ = run(bound(LOSSES, "vespo", from_sampler=True), x)
+    assert per_token.tolist() == pytest.approx([2 * first, 0.5 * first, -2.5 * last], abs=1e-5)
+
+
+def test_rover_by_hand():
+    now = torch.tensor([-5.0, -4.0, -3.0]).double().requires_grad_()
+    x = flat(LOGP, OLD, [0.5, 0.5, -0.25], IDS, stats={"mean_logprob": now},
+             old_stats={"mean_logprob": torch.tensor([-5.5, -4.25, -3.5]).double()})
+    per_token, _ = run(bound(LOSSES, "rover"), x)  # Q = 0.1, 0.5 | -0.5; V' = 0.25, 0 | 0
+    assert per_token.tolist() == pytest.approx([0.65 ** 2, 0, 0.25 ** 2], abs=1e-5)
+    assert gradient(per_token, x) == pytest.approx([-1.3, 0, -0.5], abs=1e-5)
+    assert torch.autograd.grad(per_token.sum(), now, allow_unused=True)[0] is None  # the target has no gradient
+    per_token, _ = run(bound(LOSSES, "rover", scale=2.0), x)  # Q = 0.2, 1 | -1; V' = 0.5
+    assert per_token.tolist() == pytest.approx([0.8 ** 2, 0.25, 0.75 ** 2], abs=1e-5)
+    masked = replace(x, mask=torch.tensor([1.0, 0.0, 1.0]).double())
+    assert run(bound(LOSSES, "rover"), masked)[0].tolist()[0] == pytest.approx(0.4 ** 2, abs=1e-5)
+    fresh = run(bound(LOSSES, "rover"), replace(x, old_stats={}, old_logprobs=x.logprobs.detach()))[0]
+    assert fresh.tolist() == pytest.approx([0.25, 0.25, 0.0625], abs=1e-5)
+
+
+def test_simko_by_hand():
+    # rollout 0 is right: tokens above its median entropy 2.5 give a tenth of their gradient to the two best tokens;
+    # rollout 1 is wrong: of the two above its median the one that is the most probable token counts 1.5 times
+    logp = [-1.0, -1.0, -1.0, -1.0, -0.5, -0.5, -0.5, -2.0]
+    top = torch.tensor([[-0.5, -1.0]] * 8).double().requires_grad_()
+    x = flat(logp, logp, [1.0] * 4 + [-1.0] * 4, [0] * 4 + [1] * 4, entropy=[1.0, 2.0, 3.0, 4.0] * 2,
+             rewards=[1.0, 0.0], stats={"top:2": top})
+    term = bound(LOSSES, "simko", share=0.1, quantile=0.5, penalty=1.5, k=2)
+    assert term.requires == {"entropy", "stat:top:2"}
+    per_token, _ = run(term, x)
+    assert per_token.tolist() == pytest.approx([-1.0] * 4 + [1, 1, 1.5, 1], abs=1e-5)
+    assert gradient(per_token, x) == pytest.approx([-1, -1, -0.9, -0.9, 1, 1, 1.5, 1], abs=1e-5)
+    (grad,) = torch.autograd.grad(per_token.sum(), top)
+    assert grad.flatten().tolist() == pytest.approx([0.0] * 4 + [-0.05] * 4 + [0.0] * 8, abs=1e-5)
+    x = replace(x, mask=torch.tensor([0.0] + [1.0] * 7).double())  # the median of the first is 3
+    assert gradient(run(term, x)[0], x)[:4] == pytest.approx([0, -1, -1, -0.9], abs=1e-5)
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+FROM_REWARDS = {"supervised", "nft", "pacs"}
+"""They do not look at the advantages."""
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.integers(0, 10 ** 6))
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - FROM_REWARDS - {"rover", "kimi", "kl_cov"}))
+def test_no_advantage_no_gradient(name, seed):
+    x = random_step(seed)
+    x = replace(x, advantages=torch.zeros_like(x.advantages))
+    assert gradient(run(bound(LOSSES, name), x)[0], x) == pytest.approx([0.0] * len(x.mask), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["rover", "kimi", "kl_cov"])
+def test_no_advantage_no_gradient_at_the_weights_that_sampled(name):
+    x = random_step(1, gap=0.0)
+    x = replace(x, advantages=torch.zeros_like(x.advantages), old_stats={})
+    assert gradient(run(bound(LOSSES, name), x)[0], x) == pytest.approx([0.0] * len(x.mask), abs=1e-12)
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.integers(0, 10 ** 6), st.randoms(use_true_random=False))
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_order_and_batches_change_nothing(name, seed, random):
+    """One micro-batch, or several in any order: the same gradient, and the same loss."""
+    term, x = bound(LOSSES, name), random_step(seed)
+    whole = with_prepared(term, x)
+    loss = AGGREGATIONS["sequence_sum"](term(whole)[0], whole)
+    (expected,) = torch.autograd.grad(loss, x.logprobs)
+    order = list(range(len(x.lengths)))
+    random.shuffle(order)
+    total, got = 0.0, torch.zeros_like(expected)
+    for rollouts in (order[:5], [], order[5:6], order[6:]):
+        x_part = part(whole, rollouts)
+        share = AGGREGATIONS["sequence_sum"](term(x_part)[0], x_part)
+        total += share.item()
+        got += torch.autograd.grad(share, x.logprobs, allow_unused=True)[0]
+    assert total == pytest.approx(loss.item(), abs=1e-9)
+    assert torch.allclose(got, expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_all_masked_short_and_extreme_stay_finite(name):
+    term = bound(LOSSES, name)
+    for old, mask in (([-900.0, 0.0, -0.1], [1, 1, 1]), ([-1.0, -1.0, -1.0], [0, 0, 0]), (OLD, [1, 0, 0])):
+        x = flat([0.0, -900.0, -0.1], old, [1.0, -1.0, 0.0], IDS, mask=mask, rewards=[1.0, math.nan], group=[0, 0],
+                 entropy=[1.0, 1.0, 1.0], sampler_logprobs=[0.0, -5.0, 0.0],
+                 stats={"mean_logprob": torch.zeros(3).double(), "top:3": torch.zeros(3, 3).double()})
+        per_token, _ = run(term, x)
+        loss = (per_token * x.mask).sum()
+        assert math.isfinite(loss.item()) and all(map(math.isfinite, gradient(per_token, x)))
+        assert loss.item() == 0 or any(mask)
+    assert run(term, part(random_step(0), []))[0].shape == (0,)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_bfloat16_stays_finite(name):
+    x = random_step(5)
+    low = {k: getattr(x, k).bfloat16() for k in ("old_logprobs", "advantages")}
+    x = replace(x, **low, logprobs=x.logprobs.detach().bfloat16().requires_grad_(), mask=x.mask.float(),
+                lengths=x.lengths.float(), rewards=x.rewards.float(),
+                stats={k: v.float() for k, v in x.stats.items()})
+    per_token, _ = run(bound(LOSSES, name), x)
+    assert per_token.isfinite().all() and all(map(math.isfinite, gradient(per_token, x)))
+
+
+def test_log_ratios_are_bounded():
+    assert flat([50.0, -50.0, 3.0], [0.0, 0.0, 1.0]).log_ratio.tolist() == [20, -20, 2]

@@ -1,0 +1,237 @@
+"""Value and gradient of the loss against TRL's own `GRPOTrainer._compute_loss`, for every variant that both have.
+
+TRL sees padded rows, this project flat tokens; both see the same numbers. A last part names what differs on purpose.
+"""
+
+import ast
+import inspect
+import math
+import textwrap
+from collections import defaultdict
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.algo.flat import random_step
+from vlrl.algo.objective import Objective
+from vlrl.settings import AlgoSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+BOUNDS = {"epsilon_low": 0.2, "epsilon_high": 0.28}
+CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+
+
+@pytest.fixture(scope="module")
+def trainer_class():
+    pytest.importorskip("trl")
+    from trl import GRPOTrainer
+    return GRPOTrainer
+
+
+class Rows:
+    """Padded rows [B, L] of flat tokens."""
+
+    def __init__(self, x):
+        self.ids = x.rollout_id
+        self.place = torch.cat([torch.arange(int((self.ids == r).sum())) for r in range(len(x.lengths))])
+        self.shape = (len(x.lengths), int(self.place.max()) + 1)
+
+    def __call__(self, values, fill=0.0):
+        return torch.full(self.shape, fill, dtype=values.dtype).index_put((self.ids, self.place), values)
+
+    def back(self, values):
+        return values.expand(self.shape)[self.ids, self.place]
+
+
+def trl(trainer_class, x, loss_type="dapo", **own):
+    """TRL's loss and its gradient [N]. `own` are attributes of the trainer, or of its arguments."""
+    rows = Rows(x)
+    logps = rows(x.logprobs.detach(), -1.0).requires_grad_()
+    args = {"use_bias_correction_kl": False, "delta": None, "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05,
+            "vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0,
+            "steps_per_generation": 1}
+    args |= {k: own.pop(k) for k in list(own) if k in args}
+    one = SimpleNamespace(num_processes=1, gather=lambda t: t, reduce=lambda t, reduction: t,
+                          pad_across_processes=lambda t, **_: t)
+    state = {"loss_type": loss_type, "beta": 0.0, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None,
+             "importance_sampling_level": "token", "use_vllm": False, "vllm_importance_sampling_correction": False,
+             "aux_loss_enabled": False, "_entropy_bonus_enabled": False, "current_gradient_accumulation_steps": 1,
+             "max_completion_length": x.max_length, **BOUNDS, "model": SimpleNamespace(training=True),
+             "accelerator": one, "args": SimpleNamespace(**args), "_metrics": defaultdict(lambda: defaultdict(list)),
+             "_get_per_token_logps_and_entropies": lambda *_, **__: (logps, rows(x.entropy), None)}
+    trainer = trainer_class.__new__(trainer_class)
+    vars(trainer).update({**state, **own})
+    mask, ids = rows(x.mask), torch.zeros(rows.shape, dtype=torch.int64)
+    first = torch.stack([x.advantages[x.rollout_id == r][0] for r in range(rows.shape[0])])
+    inputs = {"prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1], "completion_ids": ids, "completion_mask": mask,
+              "advantages": first, "old_per_token_logps": rows(x.old_logprobs),
+              "ref_per_token_logps": rows(x.reference_logprobs), "num_items_in_batch": mask.sum()}
+    inputs["sampling_per_token_logps"] = rows(x.sampler_logprobs)
+    if trainer.use_vllm:
+        inputs["importance_sampling_ratio"] = importance(trainer_class, trainer, x, rows)
+    loss = trainer._compute_loss(None, inputs)
+    return loss.item(), rows.back(torch.autograd.grad(loss, logps)[0])
+
+
+def importance(trainer_class, trainer, x, rows):
+    """TRL's weights of the sampler: the block of `_generate_and_score_completions` that computes them."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(trainer_class._generate_and_score_completions)))
+    (block,) = [n for n in ast.walk(tree) if isinstance(n, ast.If) and any(
+        isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) == "per_token_logps_diff" for s in n.body)]
+    names = {"self": trainer, "completion_mask": rows(x.mask), "tool_mask": None, "torch": torch, "math": math,
+             "old_per_token_logps": rows(x.old_logprobs), "sampling_per_token_logps": rows(x.sampler_logprobs)}
+    exec(compile(ast.Module([block], []), "trl", "exec"), names)
+    return names["vllm_importance_sampling_ratio"]
+
+
+def ours(x, **algo):
+    """This project's loss and its gradient [N]."""
+    settings = AlgoSettings(**algo)
+    objective = Objective.of(settings)
+    x = replace(x, prepared=objective.prepare(x))
+    loss, _ = objective(x, settings.kl_coef)
+    return loss.item(), torch.autograd.grad(loss, x.logprobs)[0]
+
+
+def same(a, b):
+    assert a[0] == pytest.approx(b[0], rel=1e-9, abs=1e-9)
+    assert torch.allclose(a[1], b[1], rtol=1e-7, atol=1e-10)
+    assert a[1].abs().max() > 1e-4
+
+
+def vllm(mode, low, high):
+    return {"use_vllm": True, "vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": mode,
+            "vllm_importance_sampling_clip_min": low, "vllm_importance_sampling_clip_max": high}
+
+
+def made(seed):
+    """A ragged step in which every rollout has a trained token, as TRL counts rollouts without one too."""
+    x = random_step(seed, groups=3, size=4, longest=9)
+    starts = torch.unique_consecutive(x.rollout_id, return_counts=True)[1].cumsum(0) - 1
+    mask = x.mask.index_fill(0, starts, 1.0)
+    lengths = torch.zeros_like(x.lengths).index_add(0, x.rollout_id, mask)
+    return replace(x, mask=mask, lengths=lengths, total_tokens=float(mask.sum()), total_sequences=float(len(lengths)),
+                   entropy=x.entropy.float().double())  # TRL's quantile is of float32
+
+
+PPO = {"name": "ppo_clip", **CLIP}
+GSPO = {"name": "gspo", **CLIP}
+
+CASES = {
+    "dapo": ({}, {"loss": PPO}),
+    "bnpo": ({"loss_type": "bnpo"}, {"loss": PPO}),
+    "grpo": ({"loss_type": "grpo"}, {"loss": PPO, "aggregation": "sequence_mean"}),
+    "dr_grpo": ({"loss_type": "dr_grpo"}, {"loss": PPO, "aggregation": "constant"}),
+    "two-sided": ({"delta": 1.4}, {"loss": {**PPO, "delta": 1.4}}),
+    "gspo": ({"loss_type": "grpo", "importance_sampling_level": "sequence"},
+             {"loss": GSPO, "aggregation": "sequence_mean"}),
+    "luspo": ({"loss_type": "luspo", "importance_sampling_level": "sequence"},
+              {"loss": GSPO, "aggregation": "sequence_sum"}),
+    "cispo": ({"loss_type": "cispo", "epsilon_high": 1.2}, {"loss": {"name": "cispo", "cap": 1.2}}),
+    "cispo, ScaleRL": ({"loss_type": "cispo", "epsilon_high": 5.0}, {"loss": "cispo"}),
+    "sapo": ({"loss_type": "sapo"}, {"loss": "sapo", "aggregation": "sequence_mean"}),
+    "sapo, temperatures": ({"loss_type": "sapo", "sapo_temperature_pos": 2.0, "sapo_temperature_neg": 0.5},
+                           {"loss": {"name": "sapo", "tau_positive": 2.0, "tau_negative": 0.5},
+                            "aggregation": "sequence_mean"}),
+    "vespo": ({"loss_type": "vespo"}, {"loss": "vespo"}),
+    "vespo, constants": ({"loss_type": "vespo", "vespo_k_pos": 1.0, "vespo_lambda_neg": 1.5},
+                         {"loss": {"name": "vespo", "k_positive": 1.0, "lambda_negative": 1.5}}),
+    "vespo, sampler in the ratio": ({"loss_type": "vespo", **vllm("token_truncate", None, 1e9)},
+                                    {"loss": {"name": "vespo", "from_sampler": True}}),
+    "top entropy": ({"top_entropy_quantile": 0.3}, {"loss": PPO, "weights": [{"name": "top_entropy", "share": 0.3}]}),
+    "off-policy mask": ({"off_policy_mask_threshold": 0.02},
+                        {"loss": PPO, "weights": [{"name": "off_policy_sequence_mask", "delta": 0.02}]}),
+    "kl": ({"beta": 0.3}, {"loss": PPO, "kl_coef": 0.3}),
+    "kl, sequence mean": ({"beta": 0.3, "loss_type": "grpo"},
+                          {"loss": PPO, "kl_coef": 0.3, "aggregation": "sequence_mean"}),
+    "unbiased kl": ({"beta": 0.3, "use_bias_correction_kl": True},
+                    {"loss": PPO, "kl_coef": 0.3, "kl": "k3_unbiased"}),
+    "unbiased kl, sequence": ({"beta": 0.3, "use_bias_correction_kl": True, "loss_type": "grpo",
+                               "importance_sampling_level": "sequence"},
+                              {"loss": GSPO, "kl_coef": 0.3, "kl": {"name": "k3_unbiased", "level": "sequence"},
+                               "aggregation": "sequence_mean"}),
+    "TIS": (vllm("token_truncate", None, 1.2),
+            {"loss": PPO, "correction": {"name": "token_truncate", "high": 1.2}}),
+    "IcePop": (vllm("token_mask", 0.8, 1.2),
+               {"loss": PPO, "correction": {"name": "token_mask", "low": 0.8, "high": 1.2}}),
+    "sequence truncate": (vllm("sequence_truncate", 0.9, 1.3),
+                          {"loss": PPO, "correction": {"name": "sequence_truncate", "low": 0.9, "high": 1.3}}),
+    "MIS": (vllm("sequence_mask", None, 3.0), {"loss": PPO, "correction": "sequence_mask"}),
+    "everything": ({"beta": 0.1, "top_entropy_quantile": 0.5, "off_policy_mask_threshold": 0.02, "delta": 1.5,
+                    "loss_type": "dr_grpo", **vllm("sequence_mask", 0.5, 2.0)},
+                   {"loss": {**PPO, "delta": 1.5}, "kl_coef": 0.1, "aggregation": "constant",
+                    "weights": [{"name": "off_policy_sequence_mask", "delta": 0.02},
+                                {"name": "top_entropy", "share": 0.5}],
+                    "correction": {"name": "sequence_mask", "low": 0.5, "high": 2.0}}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_loss_and_gradient(trainer_class, name):
+    theirs, mine = CASES[name]
+    for seed in range(4):
+        x = made(seed)
+        same(ours(x, **mine), trl(trainer_class, x, **theirs))
+
+
+def test_gmpo(trainer_class):
+    from trl.experimental.gmpo import GMPOTrainer
+    for seed in range(4):
+        x = made(seed)
+        own = {"epsilon_low": 0.4, "epsilon_high": 0.4}
+        same(ours(x, loss="gmpo", aggregation="sequence_mean"), trl(GMPOTrainer, x, "grpo", **own))
+
+
+# --- what differs on purpose -----------------------------------------------------------------------------------------
+
+
+def test_a_huge_log_ratio_is_kept_at_20(trainer_class):
+    x = made(0)
+    x = replace(x, old_logprobs=x.logprobs.detach() - 30, advantages=-torch.ones_like(x.advantages))
+    assert trl(trainer_class, x)[0] == pytest.approx(math.exp(30))
+    assert ours(x, loss=PPO)[0] == pytest.approx(math.exp(20))
+
+
+def test_a_rollout_without_trained_tokens_is_not_counted(trainer_class):
+    x = made(0)
+    mask = torch.where(x.rollout_id == 2, 0, x.mask)
+    x = replace(x, mask=mask, lengths=torch.zeros_like(x.lengths).index_add(0, x.rollout_id, mask),
+                total_tokens=float(mask.sum()), total_sequences=11.0)
+    theirs = trl(trainer_class, x, loss_type="grpo")
+    mine = ours(x, loss=PPO, aggregation="sequence_mean")
+    same(mine, (theirs[0] * 12 / 11, theirs[1] * 12 / 11))
+
+
+def test_the_default_cap_of_cispo_is_5_not_epsilon_high(trainer_class):
+    x = made(0)
+    assert trl(trainer_class, x, "cispo", epsilon_high=0.2)[0] != pytest.approx(ours(x, loss="cispo")[0], rel=0.1)
+
+
+def test_clip_high_of_cispo_is_a_distance_from_1(trainer_class):
+    x = made(0)
+    same(ours(x, loss={"name": "cispo", "clip_high": 0.28}), trl(trainer_class, x, "cispo", epsilon_high=1.28))
+
+
+def test_the_correction_in_vespos_ratio_is_not_truncated(trainer_class):
+    x = made(0)
+    theirs = trl(trainer_class, x, "vespo", **vllm("token_truncate", None, 1.05))
+    mine = ours(x, loss={"name": "vespo", "from_sampler": True})
+    assert theirs[0] != pytest.approx(mine[0], rel=1e-3)
+
+
+def test_the_kl_far_from_the_reference_is_bounded(trainer_class):
+    x = made(0)
+    x = replace(x, reference_logprobs=x.logprobs.detach() + 30, advantages=torch.zeros_like(x.advantages))
+    assert trl(trainer_class, x, beta=1.0)[0] == pytest.approx(math.exp(30), rel=1e-6)
+    assert ours(x, loss=PPO, kl_coef=1.0)[0] == pytest.approx(math.exp(20), rel=1e-6)
+
+
+def test_a_batch_mean_of_tokens_does_not_depend_on_micro_batches(trainer_class):
+    """TRL's bnpo divides by the tokens of a micro-batch; token_mean by those of the step, whatever batch sees them."""
+    from tests.algo.flat import part
+    x = made(0)
+    halves = [part(x, [0, 1, 2]), part(x, list(range(3, 12)))]
+    assert sum(ours(h, loss=PPO)[0] for h in halves) == pytest.approx(ours(x, loss=PPO)[0])

@@ -1,0 +1,128 @@
+"""Weights on tokens and rollouts by hand."""
+
+from dataclasses import replace
+from math import e, nan
+from math import exp as E
+
+import numpy as np
+import pytest
+import torch
+
+from tests.algo.flat import bound, flat, part, process, random_step, run, side_by_side, with_prepared
+from vlrl.algo.weights import WEIGHTS, planning_tokens
+from vlrl.errors import ConfigError
+
+
+@pytest.mark.parametrize("options, kept", [
+    ({}, [0, 0, 0, 0, 1, 0]), ({"share": 0.5}, [0, 1, 1, 0, 1, 0]), ({"share": 0.6}, [0, 1, 1, 0, 1, 0]),
+    ({"share": 1.0}, [1, 1, 1, 1, 1, 0])])
+def test_top_entropy_by_hand(options, kept):
+    # of 1, 2, 3, 0.5, 4 the quantile 0.8 is 3.2; 0.5 is 2, where both 2 and above stay; the last token is not trained
+    x = flat([-1.0] * 6, rollout=[0, 0, 0, 1, 1, 1], mask=[1, 1, 1, 1, 1, 0], entropy=[1.0, 2.0, 3.0, 0.5, 4.0, 9.0])
+    assert run(bound(WEIGHTS, "top_entropy", **options), x).tolist() == kept
+
+
+def test_top_entropy_is_numpys_quantile_of_the_whole_step():
+    x = random_step(3, groups=6, longest=9)
+    keep = run(bound(WEIGHTS, "top_entropy", share=0.3), x)
+    trained = x.mask > 0
+    threshold = np.quantile(x.entropy[trained].numpy(), 0.7)
+    assert keep.tolist() == ((x.entropy >= threshold) & trained).double().tolist()
+
+
+def test_top_entropy_has_one_threshold_for_all_processes(monkeypatch):
+    x, weight = random_step(3), bound(WEIGHTS, "top_entropy", share=0.3)
+    own = [process(x, [8, 9, 10, 11]), process(x, list(range(8)))]
+    kept = side_by_side(monkeypatch, [lambda p=p: run(weight, p) for p in own])
+    monkeypatch.undo()
+    whole = run(weight, x)
+    assert torch.equal(torch.cat([kept[1], kept[0]]), whole) and 0 < whole.sum() < len(whole)
+
+
+def test_top_entropy_without_a_trained_token():
+    assert run(bound(WEIGHTS, "top_entropy"), flat([-1.0], mask=[0], entropy=[1.0])).tolist() == [0.0]
+
+
+TEXTS = ["So", " Wa", "it", ", let", " me", "  TRY", " again", ".", " await", "", " wait", "let", " me"]
+
+
+def test_planning_tokens_by_hand():
+    found = planning_tokens(TEXTS, [0] * 11 + [1] * 2, ("wait", "let me try"))
+    assert [i for i, planning in enumerate(found) if planning] == [1, 2, 3, 4, 5, 10]
+
+
+def test_planning_tokens_stay_inside_a_rollout_and_take_the_longest_phrase():
+    assert planning_tokens(["hold", " on"], [0, 1], ("hold on",)) == [False, False]
+    assert planning_tokens(["wait", " a", " bit"], [0, 0, 0], ("wait", "wait a bit")) == [True] * 3
+    assert planning_tokens(["xay", " ", "wait", "ing"], [0] * 4, ("x.y", " ", "wait")) == [False] * 4
+    assert planning_tokens(["a", "(b", " c"], [0, 0, 0], ("a(b",)) == [True, True, False]
+    assert planning_tokens([], [], ("a",)) == []
+
+
+def test_hicra_by_hand():
+    x = flat([-1.0] * 4, adv=[2.0, -1.0, 0.0, 2.0], texts=[" wait", "wait ", "wait", " no"], rollout=[0, 1, 2, 2])
+    weight = run(bound(WEIGHTS, "hicra"), x)
+    assert weight.tolist() == pytest.approx([1.2, 0.8, 1, 1])  # A + 0.2 |A|: 2.4, -0.8
+    assert run(bound(WEIGHTS, "hicra", phrases=["no"], alpha=0.5), x).tolist() == pytest.approx([1, 1, 1, 1.5])
+    with pytest.raises(ConfigError, match="phrases is empty"):
+        bound(WEIGHTS, "hicra", phrases=[" "])
+
+
+def test_difficulty_by_hand():
+    x = flat([-1.0] * 4, rollout=[0, 1, 1, 2], difficulty=[1.0, 0.25, nan])
+    assert run(bound(WEIGHTS, "difficulty"), x).tolist() == pytest.approx([1.5, 0.75, 0.75, 1])
+    assert run(bound(WEIGHTS, "difficulty", low=1.0, high=3.0), x).tolist() == pytest.approx([3, 1.5, 1.5, 1])
+
+
+# groups: one of three right (and one unscorable), all right, none right
+REWARDS, GROUP = [1.0, 0.0, 0.0, nan, 1.0, 1.0, 0.0, 0.0], [0, 0, 0, 0, 1, 1, 2, 2]
+
+
+def test_dads_by_hand():
+    x = flat([-1.0] * 8, adv=[1.0, -1.0, 1.0, 0.0, 1.0, 1.0, 1.0, -1.0], rollout=list(range(8)), rewards=REWARDS,
+             group=GROUP)
+    shaped = 1 - E(-e / 3)
+    assert run(bound(WEIGHTS, "dads"), x).tolist() == pytest.approx([shaped, 1, shaped, 1, 1, 1, 1, 1], abs=1e-5)
+    assert run(bound(WEIGHTS, "dads", above=-1.0), x).tolist() == [1.0] * 8
+
+
+def test_stcr_by_hand():
+    # lengths 2 (right), 3 and 1 (wrong), 4 (unscorable), 2 and 2, 3 and 1 without a right one
+    lengths = [2, 3, 1, 4, 2, 2, 3, 1]
+    ids = [r for r, n in enumerate(lengths) for _ in range(n)]
+    x = flat([-1.0] * sum(lengths), rollout=ids, rewards=REWARDS, group=GROUP)
+    expected = [1 + (1 - 2.0 ** -1) if r == 1 else 1.0 for r in ids]
+    assert run(bound(WEIGHTS, "stcr", base=2.0), x).tolist() == pytest.approx(expected, abs=1e-5)
+    two_right = replace(x, rewards=torch.tensor([1.0, 0.0, 1.0, nan, 1.0, 1.0, 0.0, 0.0]).double())  # mean length 1.5
+    assert run(bound(WEIGHTS, "stcr", base=2.0), two_right).tolist()[:6] == pytest.approx(
+        [1, 1, *[2 - 2 ** -1.5] * 3, 1], abs=1e-5)
+    long = replace(x, lengths=torch.tensor([1000.0, 3000, 1, 1, 1, 1, 1, 1]).double())
+    assert run(bound(WEIGHTS, "stcr"), long).tolist()[2] == pytest.approx(2 - 1.00001 ** -2000, abs=1e-7)
+
+
+def test_off_policy_sequence_mask_by_hand():
+    # mean of sampled - current: 0.15 with A of both signs | 0.15, masked outlier | 0.05
+    x = flat([-1.0] * 5, adv=[1.0, -1.0, -1.0, -1.0, -1.0], rollout=[0, 0, 1, 1, 2], mask=[1, 1, 1, 0, 1],
+             old=[-0.9, -0.8, -0.85, -9.0, -0.95])
+    mask = bound(WEIGHTS, "off_policy_sequence_mask")
+    assert run(mask, x).tolist() == [1, 0, 0, 0, 1]
+    assert run(bound(WEIGHTS, "off_policy_sequence_mask", delta=0.2), x).tolist() == [1] * 5
+    sampled = replace(x, sampler_logprobs=torch.tensor([-1.0, -1.0, nan, -1.0, -0.5]).double())
+    assert run(mask, sampled).tolist() == [1, 1, 1, 1, 0]
+    partly = replace(x, sampler_logprobs=torch.tensor([nan, -0.5, -1.0, -1.0, -1.0]).double())  # mean 0.25
+    assert run(mask, partly).tolist() == [1, 0, 1, 1, 1]
+    assert run(mask, replace(x, advantages=-x.advantages)).tolist() == [0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_batches_and_types_change_nothing(name):
+    weight = bound(WEIGHTS, name)
+    x = with_prepared(weight, random_step(8))
+    whole = weight(x)
+    assert whole.shape == x.mask.shape and not whole.requires_grad and (whole >= 0).all()
+    for rollouts in ([], [4], [10, 2, 7]):
+        p = part(x, rollouts)
+        expected = torch.cat([torch.zeros(0).double(), *(whole[x.rollout_id == r] for r in rollouts)])
+        assert torch.equal(weight(p), expected)
+    low = replace(x, logprobs=x.logprobs.detach().bfloat16(), advantages=x.advantages.bfloat16())
+    assert run(weight, low).isfinite().all()

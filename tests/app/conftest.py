@@ -1,0 +1,115 @@
+"""An inspector that is really served, and a real browser that forgives nothing."""
+
+import contextlib
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.app import made_runs
+from vlrl.tools import makegui
+
+UPLOADING = "warning: Method not implemented."
+"""Gradio says so whenever a file was uploaded."""
+HAS_CHROMIUM = any(map(shutil.which, makegui.BROWSERS))
+
+
+def pytest_collection_modifyitems(items) -> None:
+    skip = pytest.mark.skip(reason="no Chromium on the path")
+    for item in items:
+        if item.get_closest_marker("browser") and not HAS_CHROMIUM:
+            item.add_marker(skip)
+
+
+@contextlib.contextmanager
+def serving(root: Path, **options) -> Iterator[str]:
+    """The app over a folder of runs on a free port; its address, ending in "/"."""
+    import uvicorn
+
+    from vlrl.app import server
+
+    with ThreadPoolExecutor(1) as aside:  # playwright's loop runs in this thread
+        app, _ = aside.submit(server.create, root, **options).result()
+    running = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        while not running.started:
+            assert thread.is_alive(), "the server ended"
+            time.sleep(0.02)
+        yield f"http://127.0.0.1:{port}/"
+        running.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory) -> Path:
+    """A folder of finished, running, failed and interrupted runs; only to be read."""
+    root = tmp_path_factory.mktemp("app") / "runs"
+    made_runs.make(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def served(runs) -> Iterator[str]:
+    """The address of an inspector over `runs`."""
+    with serving(runs) as address:
+        yield address
+
+
+# --- the browser ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=60_000)  # of every test: the machine may be busy
+    program = next(filter(None, map(shutil.which, makegui.BROWSERS)), None)
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=[*makegui.FLAGS])
+        yield browser
+        browser.close()
+
+
+@contextlib.contextmanager
+def opened(chromium, **options):
+    """A page; at its end nothing stands in its console and nothing was asked of another host."""
+    context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+    context.set_default_timeout(60_000)
+    said, asked = [], []
+    page = context.new_page()
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}")
+            if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: said.append(f"error: {error}"))
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    try:
+        yield page
+        foreign = [url for url in asked if urlsplit(url).scheme not in ("data", "blob", "file")
+                   and urlsplit(url).hostname != "127.0.0.1"]
+        assert foreign == []
+        assert [line for line in said if line != UPLOADING] == []
+    finally:
+        context.close()
+
+
+@pytest.fixture
+def page(chromium):
+    with opened(chromium) as page:
+        yield page
+
+
+@pytest.fixture
+def phone(chromium):
+    """A narrow page that prefers dark."""
+    with opened(chromium, viewport={"width": 400, "height": 800}, color_scheme="dark") as page:
+        yield page

@@ -1,0 +1,212 @@
+"""The page of rollouts in a real browser."""
+
+import io
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("gradio")
+pytest.importorskip("duckdb")
+from vlrl.app.index import Index, Query
+from vlrl.app.library import Library
+
+expect = pytest.importorskip("playwright.sync_api").expect
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+SORTED = "(values = [...document.querySelectorAll('.v-row .v-value b')].map(b => parseFloat(b.textContent)))"
+"""The rewards in the list, top down, as `values`."""
+OPEN = "?run=boxes&step=1&group=train-1-5"
+
+
+def counted(page, words: str) -> None:
+    expect(page.locator("#v-list .v-count")).to_contain_text(words)
+
+
+def test_filter_and_sort(page, served):
+    page.goto(f"{served}?page=rollouts&run=boxes")
+    counted(page, "28 groups")
+    page.locator("select[name=kind]").select_option("train")
+    counted(page, "16 groups")
+    page.locator("select[name=order]").select_option("worst")
+    expect(page.locator(".v-row").first).to_be_visible()
+    page.wait_for_function("location.search.includes('order=worst')")
+    page.wait_for_function(f"{SORTED} && values.length === 16 && values.every((v, i) => !i || v >= values[i - 1])")
+    page.get_by_text("More filters").click()
+    page.locator("input[name=rmin]").fill("0.9")
+    page.wait_for_function("location.search.includes('rmin=0.9')")
+    expect(page.get_by_role("link", name="take 1 filter away")).to_be_visible()
+    page.locator("select[name=view]").select_option("rollouts")
+    counted(page, "rollouts")
+    page.locator("select[name=sort]").select_option("reward")
+    page.wait_for_function(f"{SORTED} && values.length > 5 && "
+                           "values.every((v, i) => v >= 0.9 && (!i || v <= values[i - 1]))")
+    page.get_by_role("link", name="take 1 filter away").click()
+    counted(page, "64 rollouts")
+    expect(page.locator("input[name=rmin]")).to_have_value("")
+
+
+def test_free_text_is_a_regular_expression(page, served, runs):
+    page.goto(f"{served}?page=rollouts&run=boxes&view=rollouts&kind=train")
+    counted(page, "64 rollouts")
+    page.locator("input[name=text]").press_sequentially("try [01]\\.")
+    wanted = Query(runs=("boxes",), source="train", text="try [01]\\.")
+    total = Index(Library(runs)).rollouts(wanted).total
+    assert 20 < total < 40
+    counted(page, f"{total} rollouts")
+    page.locator("input[name=text]").fill("try [")
+    expect(page.locator("#v-list [role=alert]")).to_contain_text("try [")
+    expect(page.locator("input[name=text]")).to_have_value("try [")
+
+
+def test_a_group_with_its_boxes_and_tokens(page, served):
+    page.goto(f"{served}?page=rollouts&run=boxes&order=mixed&kind=train")
+    page.locator(".v-row").first.click()
+    expect(page.locator(".v-card")).to_have_count(4)
+    assert "group=" in page.url and "order=mixed" in page.url
+    expect(page.locator(".v-group .v-facts")).to_contain_text("grounding")
+    picture = page.locator(".v-frame").first
+    expect(picture.locator("img")).to_have_js_property("complete", True)
+    colours = painted(picture)
+    for index in range(4):  # one colour a rollout
+        colour = page.locator(f"#v-answer-{index}").evaluate("e => getComputedStyle(e).getPropertyValue('--v-c')")
+        if page.locator(f".v-of-{index}.v-answer, .v-marks .v-of-{index}").count():
+            assert near(colours, colour), colour
+    boxes = page.locator(".v-draw input[type=checkbox]")
+    for place in range(boxes.count()):
+        boxes.nth(place).uncheck()
+    assert not near(painted(picture), "#f58518")
+    page.locator("a.v-pick", has_text="Entropy").click()
+    expect(page.locator("a.v-pick[aria-current]")).to_have_text("Entropy")
+    token = page.locator(".v-tokens .v-tok").nth(4)
+    assert "log p" in token.get_attribute("data-tip")
+    assert "entropy" in token.get_attribute("data-tip")
+    page.locator(".v-tokens .v-tok").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement === document.querySelectorAll('.v-tokens .v-tok')[1]")
+
+
+def painted(locator) -> dict[tuple[int, int, int], int]:
+    image = Image.open(io.BytesIO(locator.screenshot())).convert("RGB")
+    return {pixel: count for count, pixel in image.getcolors(image.width * image.height)}
+
+
+def near(colours, wanted: str, least: int = 20) -> bool:
+    """Whether at least so many pixels have about this colour."""
+    rgb = tuple(int(wanted.strip()[i:i + 2], 16) for i in (1, 3, 5))
+    return sum(n for c, n in colours.items() if max(abs(a - b) for a, b in zip(c, rgb, strict=True)) < 12) >= least
+
+
+def test_a_deep_link_opens_the_group(page, served):
+    page.goto(f"{served}{OPEN}&rollout=2")
+    expect(page.locator(".v-card")).to_have_count(4)
+    expect(page.locator(".v-chosen")).to_have_id("v-answer-2")
+    expect(page.locator("#v-tokens h3")).to_have_text("Tokens of #2")
+    expect(page.locator("#v-list .v-open")).to_contain_text("boxes-5")
+
+
+def test_a_step_alone_is_a_filter(page, served):
+    page.goto(f"{served}?run=boxes&step=2")
+    counted(page, "4 groups")
+    expect(page.locator("input[name=from]")).to_have_value("2")
+    page.goto(f"{served}?page=rollouts&run=boxes&source=eval&split=heldout&step=4")
+    counted(page, "6 groups")
+
+
+def test_keys(page, served):
+    page.goto(f"{served}?page=rollouts&run=boxes&kind=train")
+    counted(page, "16 groups")
+    names = page.locator(".v-row .v-line1").all_text_contents()
+    page.keyboard.press("j")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("k")
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.querySelector('.v-line1').textContent") == names[1]
+    page.keyboard.press("Enter")
+    expect(page.locator(".v-row.v-open .v-line1")).to_have_text(names[1])
+    page.keyboard.press("j")
+    expect(page.locator(".v-row.v-open .v-line1")).to_have_text(names[2])
+    page.keyboard.press("k")
+    expect(page.locator(".v-row.v-open .v-line1")).to_have_text(names[1])
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".v-chosen")).to_have_id("v-answer-0")
+    page.keyboard.press("l")
+    expect(page.locator(".v-chosen")).to_have_id("v-answer-1")
+    page.keyboard.press("h")
+    expect(page.locator(".v-chosen")).to_have_id("v-answer-0")
+    page.keyboard.press("?")
+    expect(page.locator("#v-keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#v-keys")).to_be_hidden()
+    page.keyboard.press("/")
+    page.keyboard.type("j")  # into the field
+    expect(page.locator("input[name=text]")).to_have_value("j")
+    page.keyboard.press("Escape")
+    page.keyboard.press("u")
+    expect(page.locator("#v-group")).to_be_hidden()
+
+
+def test_back_and_forward(page, served):
+    page.goto(f"{served}?page=rollouts&run=boxes&kind=train")
+    page.locator(".v-row").nth(3).click()
+    expect(page.locator(".v-card")).to_have_count(4)
+    first = page.locator(".v-facts").text_content()
+    page.locator(".v-row").nth(5).click()
+    expect(page.locator(".v-facts")).not_to_have_text(first)
+    page.go_back()
+    expect(page.locator(".v-facts")).to_have_text(first)
+    page.go_back()
+    expect(page.locator("#v-group")).to_be_hidden()
+    page.go_forward()
+    expect(page.locator(".v-facts")).to_have_text(first)
+    page.get_by_role("link", name="Runs", exact=True).click()
+    expect(page.locator("#v-page-runs")).to_be_visible()
+    page.go_back()
+    expect(page.locator(".v-facts")).to_have_text(first)
+
+
+def test_a_click_is_one_round_trip(page, served):
+    page.goto(f"{served}?page=rollouts&run=boxes&kind=train")
+    counted(page, "16 groups")
+    asked = []
+    page.on("request", lambda request: asked.append(request) if request.method == "POST" and
+            "tick" not in (request.post_data or "") else None)
+    page.locator(".v-row").nth(3).click()
+    expect(page.locator(".v-card")).to_have_count(4)
+    queries = [r.post_data_json["data"][0] for r in asked]
+    assert sum("group=" in query for query in queries) <= 2  # the click, and at most one look at what is new
+
+
+def test_pages_of_the_list(page, served):
+    page.goto(f"{served}?page=rollouts")
+    counted(page, "122 groups")
+    expect(page.locator(".v-pager")).to_contain_text("1 of 3")
+    page.keyboard.press("n")
+    expect(page.locator(".v-pager")).to_contain_text("2 of 3")
+    page.get_by_role("link", name="last »").click()
+    expect(page.locator(".v-row")).to_have_count(22)
+    page.locator(".v-row").last.click()
+    expect(page.locator(".v-card").first).to_be_visible()
+    expect(page.locator("select[name=run]")).to_have_value("")  # the list stays that of every run
+    counted(page, "122 groups")
+
+
+def test_clips_play_and_tracks_lie_over_frames(page, served):
+    page.goto(f"{served}?page=rollouts&run=sweep/clips&kind=train")
+    for place in range(2):
+        page.locator(".v-row").nth(place).click()
+        expect(page.locator(".v-row.v-open")).to_have_count(1)
+        expect(page.locator(".v-still img").first).to_have_js_property("complete", True)
+        assert page.evaluate("[...document.querySelectorAll('.v-still img')].every(i => !i.complete || i.naturalWidth)")
+
+
+def test_narrow_and_dark(phone, served):
+    phone.goto(f"{served}?page=rollouts&run=boxes")
+    counted(phone, "28 groups")
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 400
+    phone.get_by_text("More filters").click()
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 400
+    phone.locator(".v-row").nth(8).click()
+    expect(phone.locator(".v-card")).to_have_count(4)
+    expect(phone.locator("#v-list")).to_be_hidden()
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 400
+    phone.get_by_role("link", name="‹ list").click()
+    counted(phone, "28 groups")

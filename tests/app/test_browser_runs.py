@@ -1,0 +1,167 @@
+"""The page of runs in a real browser."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.app import made_runs
+from tests.app.conftest import opened, serving
+
+pytest.importorskip("gradio")
+pytest.importorskip("duckdb")
+expect = pytest.importorskip("playwright.sync_api").expect
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+PLOTTED = "#v-curves .v-plot .main-svg"
+
+
+def test_the_list_tells_how_each_run_stands(page, runs, served):
+    made_runs.beat(runs / "sweep/clips")
+    page.goto(served)
+    rows = page.locator("#v-runs tbody tr")
+    expect(rows).to_have_count(5)
+    for name, state in (("boxes", "finished"), ("sweep/clips", "running"), ("sweep/points", "interrupted"),
+                        ("sweep/paths", "failed")):
+        row = rows.filter(has=page.get_by_role("link", name=name, exact=True))
+        expect(row.locator(".v-chip").first).to_have_text(state)
+    expect(page.locator(".v-tab[aria-current]")).to_have_text("Runs")
+
+
+def test_chosen_runs_are_laid_over_each_other(page, served):
+    page.goto(f"{served}?page=runs&runs=boxes")
+    expect(page.locator(PLOTTED).first).to_be_visible()
+    page.get_by_role("checkbox", name="curves of boxes-slow").click()
+    expect(page.get_by_role("checkbox", name="curves of boxes-slow")).to_have_attribute("aria-checked", "true")
+    assert page.url.endswith("runs=boxes%2Cboxes-slow")
+    expect(page.locator("#v-diff")).to_contain_text("train.lr")
+    page.wait_for_function("document.querySelector('.v-plot').data.filter(t => t.name === 'boxes-slow').length === 2")
+    colours = page.evaluate("[...new Set(document.querySelector('.v-plot').data.map(t => t.line.color))]")
+    assert len(colours) == 2  # one a run
+    bars = page.evaluate("document.querySelector('.v-plot').data.filter(t => t.error_y).map(t => t.error_y.array)")
+    assert bars and all(len(lengths) == 2 for lengths in bars)  # evaluations before and after, with intervals
+    titles = page.locator(".v-chart figcaption").all_text_contents()
+    for wanted in ("Reward", "Reward part: iou", "Answer length (tokens)", "Entropy (nats a token)", "Tokens a second",
+                   "KL to the reference", "Mismatch of sampler and trainer (KL)", "Share of groups without variance"):
+        assert wanted in titles
+
+
+def test_smoothing(page, served):
+    page.goto(f"{served}?page=runs&runs=boxes")
+    expect(page.locator(PLOTTED).first).to_be_visible()
+    page.locator("input[name=smooth]").fill("0")
+    page.wait_for_function("document.querySelector('.v-plot').data.filter(t => !t.error_y).length === 1")
+    assert page.evaluate("document.querySelector('.v-plot').data.filter(t => !t.error_y)[0].y.length") == 4
+
+
+def test_a_point_opens_the_rollouts_of_its_step(page, served):
+    page.goto(f"{served}?page=runs&runs=boxes&smooth=0")
+    expect(page.locator(PLOTTED).first).to_be_visible()
+    at = page.evaluate("""() => {
+        const plot = document.querySelector('.v-plot'), full = plot._fullLayout, box = plot.getBoundingClientRect();
+        const trace = plot.data.find(t => !t.error_y);
+        return [box.x + full._size.l + full.xaxis.c2p(2), box.y + full._size.t + full.yaxis.c2p(trace.y[2])]; }""")
+    page.evaluate("new Promise(done => setTimeout(done, 300))")
+    page.mouse.move(*at)
+    page.mouse.move(at[0] + 1, at[1])
+    expect(page.locator(".hovertext").first).to_be_visible()
+    page.mouse.click(at[0] + 1, at[1])
+    expect(page.locator("#v-list .v-count")).to_contain_text("4 groups")
+    assert "from=2&to=2" in page.url and "run=boxes" in page.url
+    page.go_back()
+    expect(page.locator(PLOTTED).first).to_be_visible()
+
+
+def test_a_run_that_goes_on_is_followed(chromium, tmp_path):
+    made_runs.write(tmp_path / "one", steps=2, planned=9, state="running")
+    script = ("import sys; from pathlib import Path; from tests.app.made_runs import write_step; "
+              "from vlrl.store import RunFolder; run = RunFolder(Path(sys.argv[1])); write_step(run, 'boxes', 2); "
+              "run.heartbeat({'step': 3, 'steps': 9, 'state': 'running', 'reward': 0.5, 'eta_s': 1})")
+    with serving(tmp_path) as address, opened(chromium) as page:
+        page.goto(f"{address}?page=runs&runs=one")
+        expect(page.locator("#v-runs")).to_contain_text("2/9")
+        expect(page.locator(PLOTTED).first).to_be_visible()
+        page.evaluate("for (const e of [document.querySelector('#v-runs table'), document.querySelector('.v-plot')]) "
+                      "e.same = 1")
+        page.locator("input[name=find]").fill("on")
+        subprocess.run([sys.executable, "-c", script, str(tmp_path / "one")], check=True)
+        expect(page.locator("#v-runs")).to_contain_text("3/9", timeout=20_000)
+        page.wait_for_function("document.querySelector('.v-plot').data[0].x.length === 3")
+        same = page.evaluate("[document.querySelector('#v-runs table').same, document.querySelector('.v-plot').same]")
+        assert same == [1, 1]  # nothing was put there anew: no flicker
+        assert page.locator("input[name=find]").input_value() == "on"
+        expect(page.get_by_role("checkbox", name="curves of one")).to_have_attribute("aria-checked", "true")
+        page.goto(f"{address}?page=rollouts&run=one")
+        expect(page.locator("#v-list .v-count")).to_contain_text("18 groups")
+        made_runs.write_step(made_runs.RunFolder(tmp_path / "one"), "boxes", 3)
+        expect(page.locator("#v-list .v-count")).to_contain_text("22 groups", timeout=20_000)
+
+
+def test_an_empty_folder_says_what_to_do_and_shows_the_first_run(chromium, tmp_path):
+    with serving(tmp_path) as address, opened(chromium) as page:
+        page.goto(address)
+        expect(page.locator("#v-runs")).to_contain_text("vlrl train configs/quickstart.yaml")
+        made_runs.write(tmp_path / "first", steps=1)
+        expect(page.locator("#v-runs tbody tr")).to_have_count(1, timeout=20_000)
+
+
+def test_narrow_and_dark(phone, served):
+    phone.goto(f"{served}?page=runs&runs=boxes,sweep/points")
+    expect(phone.locator(PLOTTED).first).to_be_visible()
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 400
+    ground, text = phone.evaluate("""[getComputedStyle(document.body).backgroundColor,
+                                      document.querySelector('.v-plot .xtick text').style.fill]""")
+    assert max(map(int, re.findall(r"\d+", ground)[:3])) < 60 < min(map(int, re.findall(r"\d+", text)[:3]))
+    phone.emulate_media(color_scheme="light")
+    phone.reload()
+    expect(phone.locator(PLOTTED).first).to_be_visible()
+    ground = phone.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert min(map(int, re.findall(r"\d+", ground)[:3])) > 200
+
+
+def test_an_error_is_shown_in_the_page(page, served):
+    page.goto(f"{served}?page=rollouts&run=none")
+    expect(page.locator("#v-page-rollouts [role=alert]").first).to_contain_text("none")
+    page.goto(f"{served}?page=rollouts&run=boxes&rmin=abc")
+    expect(page.locator("#v-page-rollouts [role=alert]").first).to_contain_text("rmin='abc'")
+
+
+def test_with_a_password(chromium, runs):
+    with serving(runs, password="sesame") as address, opened(chromium) as page:
+        page.goto(f"{address}?page=rollouts&run=boxes&order=best")
+        page.get_by_label("Password").fill("wrong")
+        page.get_by_role("button").click()
+        expect(page.get_by_role("alert")).to_contain_text("not the password")
+        page.get_by_label("Password").fill("sesame")
+        page.get_by_role("button").click()
+        expect(page.locator("#v-list .v-count")).to_contain_text("28 groups")
+        expect(page.locator(".v-row img").first).to_have_js_property("complete", True)
+        assert page.evaluate("document.querySelector('.v-row img').naturalWidth") > 0
+
+
+def test_hostile_texts_are_texts(chromium, tmp_path):
+    root = tmp_path / "runs"
+    root.mkdir()
+    run = made_runs.hostile(root)
+    with serving(root) as address, opened(chromium) as page:
+        page.goto(address)
+        expect(page.locator("#v-runs tbody tr").first).to_be_visible()
+        expect(page.locator(PLOTTED).first).to_be_visible()
+        for view in ("", "&view=rollouts"):
+            page.goto(f"{address}?page=rollouts{view}")
+            expect(page.locator(".v-row").first).to_be_visible()
+        for number in range(3):
+            page.goto(f"{address}?page=rollouts&order=best")
+            page.locator(".v-row").nth(number).click()
+            expect(page.locator(".v-group, #v-group [role=alert]").first).to_be_visible()
+            time.sleep(0.3)
+        assert page.evaluate("window.hacked") is None
+        assert "TOP-SECRET" not in page.content() and run.name
+
+
+def test_location_survives_odd_names(page, served):
+    where = json.dumps("../../etc/passwd")
+    page.goto(f"{served}?page=rollouts&run=boxes&step=1&group={where}&split=%3Cscript%3E")
+    expect(page.locator("#v-group [role=alert]")).to_be_visible()

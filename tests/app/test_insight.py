@@ -1,0 +1,125 @@
+"""app/insight.py: by hand what a few rollouts tell together."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.app import made_runs
+from vlrl.app import AppError
+from vlrl.app.index import Index
+from vlrl.app.insight import Side, compare, curriculum, history
+from vlrl.app.library import Library
+from vlrl.store import RunFolder
+
+
+def group(sample, step, rewards, *, split="train", category=None, parts=None, number=1):
+    """A group of a sample with these rewards."""
+    made = made_runs.made_group("boxes", number, step, split=split, size=len(rewards))
+    rollouts = tuple(replace(r, reward=reward, parts={"iou": part}, error=None) for r, reward, part
+                     in zip(made.rollouts, rewards, parts or rewards, strict=True))
+    row = {**made.sample.row, "category": category}
+    sample_of = replace(made.sample, id=sample, row=row)
+    return replace(made, id=f"{split}-{step}-{sample}", rollouts=rollouts, sample=sample_of)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """Two runs: "a" trains samples x, y, z over four steps; both evaluate samples p, q, r."""
+    root = tmp_path_factory.mktemp("insight")
+    a, b = RunFolder(root / "a"), RunFolder(root / "b")
+    a.write_rollouts(0, 0, [group("x", 0, [0, 0, 0, 2], category="c1"), group("y", 0, [1, 1, 1, 1], category="c2")])
+    a.write_rollouts(1, 0, [group("z", 1, [0, 0, 0, 0], category="c1", parts=[0, 3, 3, None])])
+    a.write_rollouts(2, 0, [group("x", 2, [1, 2, None, 0], category="c1")])
+    a.write_rollouts(3, 0, [group("x", 3, [None, None, None, None], category="c1")])
+    for step in range(4):
+        a.append_metrics({"step": step, "groups/wasted": float(step), "curriculum/weight/c1": 0.5})
+    a.write_rollouts(0, 0, [group(s, 0, [w], split="held", category=c) for s, w, c in
+                            (("p", 0.0, "c1"), ("q", 0.5, "c2"), ("r", 1.0, "c2"))], split="held")
+    a.write_rollouts(4, 0, [group(s, 4, [w], split="held", category=c) for s, w, c in
+                            (("p", 1.0, "c1"), ("q", 0.5, "c2"), ("r", 0.5, "c2"), ("s", 1.0, None))], split="held")
+    b.write_rollouts(2, 0, [group("p", 2, [0.25, 0.75], split="held"), group("q", 2, [None], split="held")],
+                     split="held")
+    b.write_rollouts(2, 0, [group("p", 2, [1.0], split="other")], split="other")
+    return Library(root)
+
+
+@pytest.fixture(scope="module")
+def index(library):
+    index = Index(library, budget_s=60)
+    yield index
+    index.close()
+
+
+def test_history_of_a_sample(index):
+    found = history(index, "x", ("a",))
+    assert found.thresholds == {"a": 1.0}  # half of 2
+    assert [(v.key.step, v.n, v.mean, v.best, v.worst, v.pass_rate, v.visits) for v in found.visits] == [
+        (0, 4, 0.5, 2, 0, 0.25, 1), (2, 4, 1.0, 2, 0, 2 / 3, 2), (3, 4, None, None, None, None, 3)]
+    assert [v.std for v in found.visits[:2]] == [1.0, 1.0] and found.visits[2].std is None
+    # groups per drawn sample: 2 of 2 at step 0, 4 of 3 at step 2, 5 of 3 at step 3
+    assert [v.weight for v in found.visits] == pytest.approx([1.0, 2 * 3 / 4, 3 * 3 / 5])
+    assert found.visits[1].best_answer and found.visits[2].best_answer == ""
+
+
+def test_history_over_runs_and_with_other_thresholds(index):
+    visits = history(index, "p").visits
+    assert [(v.key.run, v.key.source, v.key.step, v.mean) for v in visits] == [
+        ("a", "eval", 0, 0.0), ("a", "eval", 4, 1.0), ("b", "eval", 2, 0.5), ("b", "eval", 2, 1.0)]
+    assert {v.weight for v in visits} == {None} and {v.visits for v in visits} == {0}
+    assert [v.pass_rate for v in history(index, "x", ("a",), threshold=0.0).visits] == [1.0, 1.0, None]
+    assert history(index, "z", ("a",), part="iou").thresholds == {"a": 1.5}
+    assert [v.pass_rate for v in history(index, "z", ("a",), part="iou").visits] == [2 / 3]
+    assert history(index, "'; --").visits == () and history(index, "x", part="none").thresholds == {}
+    with pytest.raises(AppError, match="no run"):
+        history(index, "x", ("none",))
+
+
+def test_compare_two_evaluations_of_a_run(index):
+    found = compare(index, Side("a", 0), Side("a"))
+    assert (found.b.step, found.split, found.n, found.wins, found.losses, found.ties) == (4, "held", 3, 1, 1, 1)
+    assert [(p.sample_id, p.gain) for p in found.pairs] == [("p", 1.0), ("q", 0.0), ("r", -0.5)]
+    assert (found.gain.mean, found.mean_a.mean, found.mean_b.mean) == pytest.approx((1 / 6, 0.5, 2 / 3))
+    assert found.gain.low <= found.gain.mean <= found.gain.high and (found.only_a, found.only_b) == (0, 1)
+    assert found.categories == (("c1", 1, 1, 0, 0, 1.0), ("c2", 2, 0, 1, 1, -0.25))
+    assert found.pairs[0].key_b.group == "held-4-p" and found.pairs[0].key_b.step == 4
+
+
+def test_compare_two_runs(index):
+    found = compare(index, Side("a"), Side("b"), "held")
+    assert (found.n, found.losses, found.pairs[0].b, found.only_a, found.only_b) == (1, 1, 0.5, 3, 0)
+
+
+@pytest.mark.parametrize("a, b, split, words", [
+    (Side("a", 3), Side("a"), "held", "at step 3: it was evaluated at steps 0, 4"),
+    (Side("a"), Side("b"), "other", "run 'a' has no evaluation of 'other': it has none"),
+    (Side("a"), Side("none"), None, "no run"), (Side("a", 0), Side("a"), "';", "it has none")])
+def test_what_cannot_be_compared_is_said(index, a, b, split, words):
+    with pytest.raises(AppError, match=words):
+        compare(index, a, b, split)
+
+
+def test_curriculum(index, library):
+    found = curriculum(index, library, "a")
+    assert found.threshold == 1.0 and found.bins == ((0, 0), (1, 1), (2, 2), (3, 3))
+    #                        0   <1/4 <1/2 <3/4 <1  1
+    assert found.counts == ((0, 0, 1, 0, 0, 1), (1, 0, 0, 0, 0, 0), (0, 0, 0, 1, 0, 0), (0, 0, 0, 0, 0, 0))
+    assert found.wasted == (0.5, 1.0, 0.0, 1.0) and found.dropped == (0.0, 1.0, 2.0, 3.0)
+    assert found.errors == (0.0,) * 4 and len(found.edges) == 7
+    c1, c2 = found.categories
+    assert (c1.name, c1.groups, c1.rollouts, c1.share) == ("c1", 4, 16, (0.5, 1.0, 1.0, 1.0))
+    assert c1.mean == pytest.approx(5 / 11) and c1.pass_rate == pytest.approx(3 / 11)
+    assert c1.pass_rates == pytest.approx((0.25, 0.0, 2 / 3, None)) and c1.zero_variance == 0.5
+    assert (c2.pass_rate, c2.share) == (1.0, (0.5, 0.0, 0.0, 0.0))
+    assert found.weights == {"curriculum/weight/c1": tuple((i, 0.5) for i in range(4))}
+
+
+def test_curriculum_in_bins_and_of_nothing(index, library):
+    found = curriculum(index, library, "a", bins=2, threshold=5)
+    assert found.bins == ((0, 1), (2, 3)) and found.counts == ((3, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0))
+    assert found.wasted == (2 / 3, 0.5) and found.dropped == (0.5, 2.5)
+    of_part = curriculum(index, library, "a", part="iou")
+    assert of_part.threshold == 1.5 and of_part.counts[1] == (0, 0, 0, 1, 0, 0)
+    empty = curriculum(index, library, "b")
+    assert empty.bins == empty.counts == empty.categories == () and empty.threshold == 0.5
+    with pytest.raises(AppError, match="no run"):
+        curriculum(index, library, "none")

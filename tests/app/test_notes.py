@@ -1,0 +1,330 @@
+"""notes.py and exports.py: remarks survive what others do to the file, and what is exported can be used."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.app import made_runs
+from vlrl import store
+from vlrl.app import AppError, notes
+from vlrl.app.exports import export
+from vlrl.app.index import RolloutKey
+from vlrl.app.library import Library
+from vlrl.app.media import MediaStore
+from vlrl.app.notes import Note, Notes
+from vlrl.cli import main
+from vlrl.data import read_rows
+from vlrl.media import load
+from vlrl.settings import LimitsSettings
+from vlrl.store import RunFolder
+from vlrl.task import load as load_task
+from vlrl.types import Group, LoadedMedia, Media, Prompt, Rollout
+from vlrl.video import VideoSampling
+
+KEY = RolloutKey("quickstart", "train", "train", 12, "00000384", 3)
+OTHER = KEY._replace(run="sweep/a1", source="eval", split="heldout", group="heldout-000007")
+
+
+def test_a_note_keeps_what_is_not_given_and_goes_when_it_is_empty(tmp_path):
+    kept = Notes(tmp_path)
+    assert kept.get(KEY) is None and kept.all() == [] and kept.flagged() == ()
+    assert not kept.path.exists()  # looking makes no file
+    kept.put(KEY, flag="good", sample="train-7", reward=0.5)
+    found = kept.put(KEY, comment=" counts aloud ")
+    assert found == Note(KEY, "good", "counts aloud", "train-7", 0.5, found.changed) and found.changed > 1.6e9
+    kept.put(OTHER, comment="only words")
+    assert [note.key for note in kept.all()] == [OTHER, KEY]  # the last changed first
+    assert set(kept.flagged()) == {KEY, OTHER}
+    assert [n.key for n in kept.all(run="sweep/a1")] == [OTHER] == [n.key for n in kept.all(text="WORDS")]
+    assert [n.key for n in kept.all(flag="good", text="train-7")] == [KEY] and kept.all(flag="bad") == []
+    assert kept.put(KEY, flag="") == Note(KEY, "", "counts aloud", "train-7", 0.5, kept.get(KEY).changed)
+    assert kept.put(KEY, comment="") is None and [n.key for n in kept.all()] == [OTHER]
+
+
+def test_many_tabs_write_at_once_and_nobody_is_told_of_a_lock(tmp_path):
+    def write(i):
+        Notes(tmp_path).put(KEY._replace(index=i % 8), **({"flag": "good"} if i % 16 < 8 else {"comment": f"c{i % 8}"}))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(64)))
+    assert {(n.key.index, n.flag, n.comment) for n in Notes(tmp_path).all()} == {(i, "good", f"c{i}") for i in range(8)}
+    with sqlite3.connect(tmp_path / notes.FILE) as base:
+        assert base.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    base.close()
+
+
+def test_a_lock_that_stays_is_said_in_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(notes, "_WAIT_S", 0.05)
+    Notes(tmp_path).put(KEY, flag="good")
+    base = sqlite3.connect(tmp_path / notes.FILE, isolation_level=None)
+    base.execute("BEGIN EXCLUSIVE")
+    try:
+        assert Notes(tmp_path).flagged() == (KEY,)  # readers do not wait for writers
+        with pytest.raises(AppError, match=r"another program has held notes\.sqlite for 0\.05 s; try again"):
+            Notes(tmp_path).put(KEY, flag="bad")
+    finally:
+        base.close()
+
+
+@pytest.mark.parametrize(("put", "words"), [({"flag": "<b>"}, "flag '<b>' is not known"),
+                                            ({"comment": "x" * 10_001}, "10001 characters; 10000 is the most")])
+def test_what_cannot_be_kept_is_refused(tmp_path, put, words):
+    with pytest.raises(AppError, match=words):
+        Notes(tmp_path).put(KEY, **put)
+    assert not (tmp_path / notes.FILE).exists()
+
+
+@hypothesis_settings(max_examples=25, deadline=None)
+@given(words=st.text(st.characters(), max_size=40), number=st.integers(-2**63, 2**63 - 1))
+def test_any_text_comes_back(words, number):
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Notes(folder)
+        key = KEY._replace(run=words, group=words, step=number)
+        found = kept.put(key, flag="look", comment=words, sample=words)
+        plain = words.encode("utf-8", "backslashreplace").decode()
+        assert (found.key.run, found.key.group, found.sample, found.comment) == (plain, plain, plain, plain.strip())
+        assert kept.get(key) == found and kept.all(text=words) is not None
+
+
+def _sql(path, *lines):
+    base = sqlite3.connect(path)
+    for line in lines:
+        base.execute(line)
+    base.commit()
+    base.close()
+
+
+def _newer(path):
+    Notes(path.parent).put(KEY, flag="good")
+    _sql(path, "PRAGMA user_version = 2")
+
+
+def _trap(path):
+    Notes(path.parent).put(KEY, flag="good")
+    _sql(path, "CREATE TRIGGER t AFTER INSERT ON notes BEGIN DELETE FROM notes; END")
+
+
+@pytest.mark.parametrize(("spoil", "words"), [
+    (lambda path: path.write_bytes(b"no database" * 500), "file is not a database"),
+    (lambda path: _sql(path, "CREATE TABLE notes (run TEXT)"), "is no file of notes: move it away"),
+    (_newer, r"newer vlrl \(version 2, this one reads 1\)"), (_trap, "is no file of notes"),
+    (lambda path: path.symlink_to(path.with_name("elsewhere")), "is a link or a folder"),
+    (lambda path: path.mkdir(), "is a link or a folder"),
+], ids=["bytes", "other table", "newer", "trigger", "link", "folder"])
+def test_a_file_of_anyone_is_refused_in_words(tmp_path, spoil, words):
+    spoil(tmp_path / notes.FILE)
+    kept = Notes(tmp_path)
+    for call in (kept.all, lambda: kept.put(KEY, flag="bad")):
+        with pytest.raises(AppError, match=words):
+            call()
+    assert kept.problem()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_rows_of_odd_types_are_texts_or_left_out(tmp_path):
+    kept = Notes(tmp_path)
+    kept.put(KEY, flag="good")
+    _sql(kept.path, "INSERT INTO notes VALUES (x'00', 1, 2, 'three', 'g', 0, '', '', '', NULL, 0)",
+         "INSERT INTO notes VALUES (x'ff', 1, 2, 3, 'g', 0, '<b>', x'61', '', 'high', 'late')")
+    assert kept.all(flag="<b>") == [Note(RolloutKey("b'\\xff'", "1", "2", 3, "g", 0), "<b>", "b'a'", "", None, 0.0)]
+    assert len(kept.all()) == 2
+
+
+def test_notes_of_a_read_only_folder_are_shown_and_said_to_be_fixed(tmp_path):
+    """By a user without the right to write: root may write anywhere."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        Notes(folder).put(KEY, flag="good")
+        for path, mode in ((folder / notes.FILE, 0o444), (folder, 0o555)):
+            path.chmod(mode)
+        code = ("import os; from vlrl.app.notes import *\n"
+                "os.geteuid() or os.setuid(65534)\n"
+                f"kept = Notes({name!r}); print([n.flag for n in kept.all()], kept.problem())\n"
+                "try: kept.put(kept.all()[0].key, flag='bad')\n"
+                "except AppError as error: print(error)")
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        folder.chmod(0o755)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("['good'] No notes can be written") and ran.stdout.count("read-only") == 2
+
+
+
+# --- exports ----------------------------------------------------------------------------------------------------------
+
+
+def answered(folder: Path, texts: dict[str, list[str]], split: str | None = None, **more) -> RunFolder:
+    """A run of the grounding task on its drawn scenes: sample -> its answers, all in step 0."""
+    run, task = RunFolder(folder), load_task("grounding", {"drawn": True, "count": 8})
+    run.create("task: {name: grounding, drawn: true}\nmodel: {name: embedded/tiny-qwen3-vl}\n", 0)
+    samples = {sample.id: sample for sample in task.samples("train")}
+    groups = []
+    for name, answers in texts.items():
+        sample = samples[name]
+        image = sample.media[0].source
+        shown = LoadedMedia(kind="image", frames=(image,), sha256=f"{len(groups):064x}")
+        prompt = Prompt(sample_id=name, text="Where?", ids=np.arange(3), raw_ids=np.arange(3),
+                        positions=np.arange(3)[None], media=(shown,))
+        rollouts = tuple(Rollout(group_id=f"g{len(groups)}", index=i, policy_step=0, parts={"iou": 0.5}, reward=0.5,
+                                 completion=made_runs.completion(text, np.random.default_rng(i)))
+                         for i, text in enumerate(answers))
+        groups.append(Group(id=f"g{len(groups)}", task="grounding", split=split or "train", sample=sample,
+                            prompt=prompt, rollouts=rollouts, weights={"iou": 1.0}))
+    run.write_rollouts(0, 0, groups, split=split)
+    return run
+
+
+def chosen(*places: tuple[int, int], flag="good", run="a", source="train", split="train") -> list[Note]:
+    return [Note(RolloutKey(run, source, split, 0, f"g{group}", index), flag, "<script>") for group, index in places]
+
+
+ANSWERS = {"train-000000": ["[1, 2, 3, 4]", "=cmd|' /C calc'!A0"], "train-000001": ["</script>\u2028é", ""]}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """The library over one run, `a`, and a folder for exports."""
+    answered(tmp_path / "runs/a", ANSWERS)
+    (tmp_path / "out").mkdir()
+    library = Library(tmp_path / "runs")
+    return library, MediaStore(library), tmp_path / "out"
+
+
+def test_jsonl_has_a_line_each_in_the_order_chosen(runs):
+    library, media, out = runs
+    made = export("jsonl", library, media, chosen((1, 0), (0, 1), (0, 0)), out)
+    lines = [json.loads(line) for line in made.path.read_text().split("\n")[:-1]]
+    assert (made.rows, made.left_out, made.path.name) == (3, (), "rollouts.jsonl")
+    assert [line["completion"] for line in lines] == [ANSWERS["train-000001"][0], *ANSWERS["train-000000"][::-1]]
+    first = lines[0]
+    assert (first["run"], first["source"], first["flag"], first["comment"]) == ("a", "train", "good", "<script>")
+    assert first["parts"] == {"iou": 0.5} and first["sample"]["id"] == "train-000001" and "token_ids" not in first
+
+
+def test_parquet_has_every_column_of_the_schema(runs):
+    library, media, out = runs
+    made = export("parquet", library, media, chosen((0, 1), (1, 0)), out)
+    table = pq.read_table(made.path)
+    assert made.rows == 2 and table.schema.names == [*store.SCHEMA.names, "run", "source", "flag", "comment"]
+    written = library.folder("a").rollouts(0)
+    assert table.select(store.SCHEMA.names).equals(written.take([1, 2]))
+    assert table["comment"].to_pylist() == ["<script>"] * 2
+
+
+def test_what_is_gone_is_named_and_the_rest_is_written(runs):
+    library, media, out = runs
+    wanted = [*chosen((0, 0), (7, 0)), *chosen((0, 0), run="../a"), *chosen((0, 0), run="b", source="eval", split="x")]
+    made = export("jsonl", library, media, wanted, out)
+    assert made.rows == 1 and len(made.left_out) == 3
+    assert made.left_out[0] == "1 of run 'a', step 0: no longer in its files"
+    assert "'../a'" in made.left_out[1] and "'b'" in made.left_out[2]
+    with pytest.raises(AppError, match="no rollout can be written: 1 of run 'a', step 0: no longer"):
+        export("parquet", library, media, chosen((7, 0)), out)
+    assert not (out / "rollouts.parquet").exists()
+    with pytest.raises(AppError, match="form 'csv' is not known"):
+        export("csv", library, media, wanted, out)
+
+
+def test_a_set_for_sft_names_its_media_and_leaves_out_what_teaches_nothing(runs):
+    library, media, out = runs
+    made = export("sft", library, media, chosen((0, 0), (0, 1), (1, 0), (1, 1)), out)
+    assert made.rows == 3
+    assert made.left_out == ("run 'a', step 0, group 'g1', answer 1: its answer is empty or was cut off: it would "
+                             "teach to end there",)
+    with zipfile.ZipFile(made.path) as archive:
+        assert archive.namelist() == [f"media/{0:064x}.png", f"media/{1:064x}.png", "rows.jsonl", "README.txt"]
+        archive.extractall(out / "set")
+    rows = read_rows(out / "set/rows.jsonl", "canonical")
+    assert [(row["id"], row["solution"], row["image"]) for row in rows] == [
+        ("train-000000", "[1, 2, 3, 4]", f"media/{0:064x}.png"),
+        ("train-000000-2", "=cmd|' /C calc'!A0", f"media/{0:064x}.png"),
+        ("train-000001", "</script>\u2028é", f"media/{1:064x}.png")]
+    assert rows[0]["meta"]["rollout"] == {"run": "a", "step": 0, "group": "g0", "rollout": 0, "reward": 0.5}
+    assert rows[0]["boxes"] and rows[0]["width"] == 128
+
+
+def test_a_set_of_evaluated_answers_comes_with_a_warning(tmp_path):
+    answered(tmp_path / "a", {"train-000002": ["[1, 2, 3, 4]"]}, split="heldout")
+    library = Library(tmp_path)
+    made = export("sft", library, MediaStore(library), chosen((0, 0), source="eval", split="heldout"), tmp_path)
+    assert made.rows == 1 and made.left_out[0].startswith("Beware: some answers come from evaluations of heldout")
+
+
+def test_media_outside_of_the_run_are_not_packed(tmp_path):
+    made_runs.hostile(tmp_path / "runs")
+    library = Library(tmp_path / "runs")
+    rows = library.folder(library.runs()[0].id).rollouts(3, columns=["group_id", "split", "index"]).to_pylist()
+    wanted = [Note(RolloutKey(library.runs()[0].id, "train", r["split"], 3, r["group_id"], r["index"])) for r in rows]
+    assert len(wanted) == 14
+    try:
+        made = export("sft", library, MediaStore(library), wanted, tmp_path)
+    except AppError:
+        return  # nothing of it could be packed
+    with zipfile.ZipFile(made.path) as archive:
+        *media, rows, readme = archive.namelist()
+        assert (rows, readme) == ("rows.jsonl", "README.txt") and media
+        archive.extractall(tmp_path / "set")
+    for name in media:
+        assert Path(name).parent == Path("media")
+        load(Media(source=tmp_path / "set" / name), LimitsSettings())
+
+
+def test_frames_that_were_kept_alone_come_back_as_the_same_video(tmp_path):
+    frames = [Image.new("RGB", (32, 24), (40 * i, 10, 255 - 40 * i)) for i in range(6)]
+    clip = LoadedMedia(kind="video", frames=tuple(frames), sha256="ab" * 32, timestamps=tuple(i / 2 for i in range(6)))
+    run = answered(tmp_path / "a", {"train-000000": ["[1, 2, 3, 4]"]})
+    row = run.rollouts(0).to_pylist()[0]
+    name = run.write_media(clip)
+    sample = {**json.loads(row["sample"]), "video": "clips/7.mp4", "video_start": 3.0, "video_end": 6.0}
+    entry = {**row["media"][0], "kind": "video", "path": name, "hash": clip.sha256}
+    table = pa.Table.from_pylist([{**row, "sample": json.dumps(sample), "media": [entry]}], store.SCHEMA)
+    pq.write_table(table, tmp_path / "a/rollouts/step-000000-rank-00000.parquet")
+    library = Library(tmp_path)
+    made = export("sft", library, MediaStore(library), chosen((0, 0)), tmp_path)
+    with zipfile.ZipFile(made.path) as archive:
+        archive.extractall(tmp_path / "set")
+    found = read_rows(tmp_path / "set/rows.jsonl", "canonical")[0]
+    assert found["video"] == f"media/{clip.sha256}.png" and "video_start" not in found and "image" not in found
+    back = load(Media(kind="video", source=tmp_path / "set" / found["video"]), LimitsSettings(),
+                VideoSampling(fps=2.0, max_frames=16))
+    assert back.timestamps == clip.timestamps
+    assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(back.frames, frames, strict=True))
+
+
+@pytest.mark.slow
+def test_an_exported_set_passes_the_check_and_trains(tmp_path, capsys):
+    task = load_task("grounding", {"drawn": True, "count": 8})
+    right = {sample.id: [task.oracle(sample)] for sample in task.samples("train")[:4]}
+    answered(tmp_path / "runs/a", right)
+    library = Library(tmp_path / "runs")
+    made = export("sft", library, MediaStore(library), chosen(*((i, 0) for i in range(4))), tmp_path)
+    with zipfile.ZipFile(made.path) as archive:
+        archive.extractall(tmp_path / "set")
+    config = tmp_path / "sft.yaml"
+    config.write_text(f"""task: grounding
+model: {{name: embedded/tiny-qwen3-vl}}
+data: {{train: {tmp_path}/set/rows.jsonl, heldout: {tmp_path}/set/rows.jsonl, format: canonical}}
+rollout: {{prompts_per_step: 4, max_new_tokens: 24}}
+steps: 1
+eval: {{samples: 2}}
+run: {{dir: {tmp_path}/runs/sft}}
+""")
+    assert main(["data", "check", str(tmp_path / "set/rows.jsonl"), "--config", str(config),
+                 "data.format=canonical"]) == 0, capsys.readouterr()
+    assert main(["sft", str(config)]) == 0, capsys.readouterr()
+    trained = RunFolder(tmp_path / "runs/sft")
+    assert trained.metrics()[0]["loss"] > 0
+    assert {row["completion"] for row in trained.rollouts(0).to_pylist()} == {text for text, in right.values()}

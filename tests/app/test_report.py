@@ -1,0 +1,180 @@
+"""report.py: one file that tells what a run did, and asks for nothing."""
+
+import re
+import shutil
+from urllib.parse import urlparse
+
+import numpy as np
+import pytest
+
+from tests.app import made_runs
+from tests.app.markup import Markup
+from vlrl.app import curves, report, telling
+from vlrl.app.library import Library
+from vlrl.cli import main
+from vlrl.errors import RunError
+from vlrl.report import gains
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return made_runs.write(tmp_path_factory.mktemp("runs") / "boxes", steps=4).path
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    return made_runs.hostile(tmp_path_factory.mktemp("hostile"))
+
+
+def read(path):
+    """The report as markup; nothing in it runs or leads outside."""
+    made = Markup(path.read_text(encoding="utf-8"))
+    assert made.odd == ["doctype html"] and not {"script", "iframe", "object", "embed", "link", "base"} & set(made.tags)
+    for attributes in made.attributes:
+        assert not any(name.startswith("on") for name in attributes)
+        for name in ("src", "href", "poster", "srcset", "action"):
+            assert urlparse(attributes.get(name) or "data:").scheme == "data", attributes
+    style = path.read_text(encoding="utf-8")
+    assert "@import" not in style and "url(" not in style.partition("</style>")[0]
+    return made
+
+
+def test_a_whole_run(run):
+    made = read(report.write(run))
+    assert (run / "report.html").exists() and not list(run.glob(".*.tmp"))
+    for words in ("boxes", "grounding", "embedded/tiny-qwen3-vl", "4 of 4", "Before and after, steps 0 to 4", "heldout",
+                  "config.yaml", "IoU", "Reward last"):
+        assert words in made.text, words
+    (row,) = [g for g in gains(Library(run).folder(".")) if g.metric == "reward/mean"]
+    assert str(row.before) in made.text and str(row.after) in made.text
+    assert len(made.all("article")) > 20 and 10 < len(made.all("img")) < 60
+    assert (run / "report.html").stat().st_size < 2e6
+    assert {i["src"][:22] for i in made.all("img")} == {"data:image/jpeg;base64"}
+
+
+def test_changed_settings_alone(run):
+    changed = [Markup("".join(line)).text for line in report._changed(Library(run).settings("."))]
+    assert changed == ["steps4100", "task.namegroundingnull", "model.nameembedded/tiny-qwen3-vlnull"]
+
+
+def test_each_group_says_why(run):
+    found = telling.choose(Library(run).folder("."), ["heldout"])
+    assert len(found) <= 20 and len({t.key for t in found}) == len(found)
+    whys = " ".join(t.why for t in found)
+    assert all(word in whys for word in ("gained", "mixed answers", "best groups", "worst groups"))
+    changes = [float(re.search(r"gained ([\d.]+)", t.why)[1]) for t in found if "gained" in t.why]
+    assert changes[:5] == sorted(changes[:5], reverse=True)
+    first = next(t for t in found if t.source == "eval")
+    assert first.before == (0, first.group.replace("-4-", "-0-")) and first.step == 4
+    assert len(telling.choose(Library(run).folder("."), ["heldout"], most=3)) == 3
+    view = report._view(Library(run), first)
+    assert [r.policy_step for r in view.rollouts] == [0, 4] and [r.index for r in view.rollouts] == [0, 1]
+
+
+def test_hostile_texts_stay_text(hostile):
+    made = read(report.write(hostile))
+    assert "window.hacked=1" in made.text and "TOP-SECRET" not in made.text and "⟨U+202E⟩" in made.text
+    for words in ("What could not be read", "step-000010-rank-00000.parquet", "written by a newer vlrl",
+                  "heartbeat.json"):
+        assert words in made.text, words
+
+
+def test_a_run_in_progress_and_an_empty_one(run, tmp_path):
+    going = tmp_path / "going"
+    shutil.copytree(run / "media", going / "media")
+    (going / "rollouts").mkdir()
+    for name in ("rollouts/step-000000-rank-00000.parquet", "config.yaml"):
+        shutil.copyfile(run / name, going / name)
+    (going / "rollouts/.step-000001-rank-00000.parquet.9-9.tmp").write_bytes(b"PAR1")
+    (going / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text()[:-20])  # the last line is half-written
+    (going / "heartbeat.json").write_text('{"state": "running", "step": 1, "steps": 9, "pid": 1, "host": "elsewhere"}')
+    text = read(report.write(going)).text
+    assert "1 of 9" in text and "No evaluation yet" in text and "4 telling groups" in text and "read" not in text[-20:]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "heartbeat.json").write_text("{}")
+    text = read(report.write(empty)).text
+    for words in ("No step has been finished", "No evaluation yet", "No rollouts yet", "neither env.json nor"):
+        assert words in text, words
+
+
+def test_what_is_no_run(tmp_path, run):
+    with pytest.raises(RunError, match="no folder of a run"):
+        report.write(tmp_path / "nothing")
+    with pytest.raises(RunError, match="no run in"):
+        report.write(tmp_path)
+    with pytest.raises(RunError, match=r"holds 1 runs.*vlrl report .*boxes"):
+        report.write(run.parent)
+    with pytest.raises(RunError, match="is a folder: name a file"):
+        report.write(run, tmp_path)
+
+
+def test_command(tmp_path, capsys, monkeypatch):
+    opened, run = [], tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 0.5}\n')
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
+    assert main(["report", str(run), "-o", str(tmp_path / "r.html"), "--open"]) == 0
+    assert opened == [(tmp_path / "r.html").as_uri()]
+    assert re.fullmatch(r".*r\.html \(\d\.\d MB\)\n", capsys.readouterr().out)
+    assert main(["report", str(tmp_path / "none")]) == 1 and "no folder of a run" in capsys.readouterr().err
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_curve_by_hand():
+    made = Markup(curves.curve("Reward", [(0, 0.0), (10, 1.0)], [curves.Dots("heldout", [(0, 0.5, 0.25, None)])]))
+    (line,) = made.all("polyline")
+    (x0, y0), (x1, y1) = [map(float, p.split(",")) for p in line["points"].split()]
+    assert (x0, x1) == (46, 332) and y0 > y1  # y grows downwards
+    (dot,) = made.all("circle")
+    assert float(dot["cy"]) == pytest.approx((y0 + y1) / 2, abs=0.1) and "last 1" in made.text and not made.odd
+    many = Markup(curves.curve("x", [(i, i) for i in range(5000)]))
+    assert [len(p["points"].split()) for p in many.all("polyline")] == [400, 400]
+
+
+def test_ticks_by_hand():
+    np.testing.assert_allclose(curves.ticks(0, 1), [0, 0.5, 1])
+    np.testing.assert_allclose(curves.ticks(-3, 9), [0, 5])
+    np.testing.assert_allclose(curves.ticks(0, 200, 4), [0, 50, 100, 150, 200])
+
+
+ODD = [[(0, 0)], [(1, 5), (1, 5)], [(0, 1e300), (1, -1e300)], [(0, 1e-300), (1, 2e-300)], [(0, float("nan"))], [],
+       [(5, 1e18), (6, 1e18)], [(0, float("inf")), (1, 1)], [(10 ** 15, 0), (10 ** 15 + 1, 0)]]
+
+
+@pytest.mark.parametrize("points", ODD)
+def test_odd_curves_raise_nothing(points):
+    made = curves.curve("<b>", points, [curves.Dots("<i>", [(0, 1e300, -1e300, 0)])])
+    assert not Markup(made).odd and "nan" not in made and "<b>" not in made
+    assert len(made) < 20_000
+
+
+def test_no_values_no_curves():
+    assert curves.of_run([], []) == [] and curves.of_run([{"step": 1, "loss": None}], [{"step": "x"}]) == []
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 400])
+def test_opens_from_disk(run, hostile, width, chromium):
+    page, wrong = chromium.new_page(viewport={"width": width, "height": 900}), []
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda request: request.url.startswith(("file:", "data:")) or wrong.append(request.url))
+    for path in (hostile, run):
+        page.goto(report.write(path).as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate("window.hacked") is None
+    picture = page.locator(".v-pic .v-frame").first
+    small = picture.bounding_box()["width"]
+    picture.click()
+    assert picture.bounding_box()["width"] > 1.5 * small
+    assert page.locator(".v-marks .v-line").first.evaluate("e => getComputedStyle(e).stroke") == "rgb(34, 197, 94)"
+    page.locator(".v-keys .v-on-t").first.uncheck()
+    assert page.locator(".v-draw").first.locator("g.v-of-t").first.is_hidden()
+    assert wrong == []
+    page.close()

@@ -1,0 +1,148 @@
+"""The inspector's server: what it gives to whom, and how the command starts and ends it."""
+
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from vlrl.cli import main
+
+pytest.importorskip("gradio")
+pytest.importorskip("duckdb")
+pytestmark = pytest.mark.slow  # Gradio alone takes seconds to import
+
+
+@pytest.fixture(scope="module")
+def client(runs):
+    from starlette.testclient import TestClient
+
+    from vlrl.app import server
+
+    app, _ = server.create(runs)
+    with TestClient(app, base_url="http://127.0.0.1:7860") as client:
+        yield client
+
+
+def picture(runs):
+    return next(path for path in sorted((runs / "boxes" / "media").iterdir()) if path.suffix == ".png")
+
+
+def test_the_page_and_what_it_needs(client):
+    answer = client.get("/?page=rollouts&deep_link=/etc/passwd")  # which Gradio would read otherwise
+    assert answer.status_code == 200 and "/vlrl/static/app.js" in answer.text
+    assert client.get("/vlrl/static/x").status_code == client.get("/vlrl/static/..%2fserver.py").status_code == 404
+    policy = answer.headers["content-security-policy"]
+    script = re.search(r"script-src ([^;]*);", policy)[1].split()
+    assert "'self'" in script and "'unsafe-inline'" not in script and not [s for s in script if s.startswith("http")]
+    assert len(re.findall(r"<script[^>]*>[^<]", answer.text)) == sum(s.startswith("'sha256-") for s in script)
+    assert "default-src 'none'" in policy and "connect-src 'self'" in policy and "frame-ancestors 'none'" in policy
+    assert answer.headers["referrer-policy"] == "same-origin"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "fonts.googleapis" not in answer.text + client.get("/theme.css").text
+
+
+def test_no_file_of_the_machine_is_served(client, runs):
+    for path in (runs / "boxes" / "config.yaml", runs / "notes.sqlite", "/etc/passwd", "pyproject.toml",
+                 picture(runs)):
+        assert client.get(f"/gradio_api/file={path}").status_code in (403, 404)
+    for name in ("../config.yaml", "media/../config.yaml", "/etc/passwd", "config.yaml", "..%2fconfig.yaml", ""):
+        assert client.get("/vlrl/media", params={"run": "boxes", "name": name}).status_code == 404
+    for run in ("..", "../..", "/", "", "boxes/..", "sweep"):
+        assert client.get("/vlrl/media", params={"run": run, "name": picture(runs).name}).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/etc/hostname", "config.yaml", "http://127.0.0.1:9/x", "\0"])
+def test_a_request_names_no_file_but_uploads(client, runs, tmp_path, monkeypatch, path):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))  # Gradio copies what a request names to here, and serves it
+    named = {"path": str(runs / "boxes" / path) if path == "config.yaml" else path,
+             "meta": {"_type": "gradio.FileData"}}
+    calls = [call for call in client.get("/config").json()["dependencies"] if len(call["inputs"]) == 2]
+    body = {"data": [named, None], "fn_index": calls[0]["id"], "session_hash": "a"}
+    assert client.post("/gradio_api/run/predict", json=body).status_code == 500
+    assert not any(tmp_path.rglob("*"))
+    (tmp_path / "a.png").write_bytes(b"x")  # as the route for uploads does
+    body["data"][0] = {**named, "path": str(tmp_path / "a.png")}
+    assert client.post("/gradio_api/run/predict", json=body).status_code == 200
+
+
+def test_media_have_fixed_types_and_parts(client, runs):
+    path = picture(runs)
+    where = {"run": "boxes", "name": path.name}
+    whole = client.get("/vlrl/media", params=where)
+    assert whole.content == path.read_bytes() and whole.headers["content-type"] == "image/png"
+    assert whole.headers["x-content-type-options"] == "nosniff"
+    assert "sandbox" in whole.headers["content-security-policy"]
+    part = client.get("/vlrl/media", params=where, headers={"Range": "bytes=1-4"})
+    assert part.status_code == 206 and part.content == path.read_bytes()[1:5]
+    small = client.get("/vlrl/media", params={**where, "size": 32})
+    assert small.headers["content-type"] == "image/jpeg" and len(small.content) < 3000
+    clip = next(p for p in (runs / "sweep" / "clips" / "media").iterdir() if p.suffix == ".webm")
+    where = {"run": "sweep/clips", "name": clip.name}
+    assert client.get("/vlrl/media", params=where).headers["content-type"] == "video/webm"
+    frame = client.get("/vlrl/media", params={**where, "size": 64, "at": 0.5})
+    assert frame.headers["content-type"] == "image/jpeg"
+
+
+def test_a_missing_picture_is_an_empty_one_to_the_page(client):
+    answer = client.get("/vlrl/media", params={"run": "boxes", "name": "0.png"}, headers={"Sec-Fetch-Dest": "image"})
+    assert answer.status_code == 200 and "no picture stored" in answer.text
+    answer = client.get("/vlrl/media", params={"run": "boxes", "name": "0.mp4"}, headers={"Sec-Fetch-Dest": "video"})
+    assert answer.status_code == 200 and answer.content == b""
+
+
+def test_others_are_let_in_with_a_password_alone(runs, capsys, monkeypatch):
+    monkeypatch.delenv("VLRL_APP_PASSWORD", raising=False)
+    assert main(["app", str(runs), "--host", "0.0.0.0", "--no-open"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--host 0.0.0.0" in said and "--password" in said and "VLRL_APP_PASSWORD" in said
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_named(tmp_path, capsys, monkeypatch):
+    assert main(["app", str(tmp_path / "none"), "--no-open"]) == 1
+    assert str(tmp_path / "none") in "".join(capsys.readouterr().err.split())
+    assert main(["app", str(tmp_path), "--host", "203.0.113.7", "--password", "x"]) == 1
+    assert "--host 203.0.113.7" in " ".join(capsys.readouterr().err.split())
+    from vlrl.commands import inspecting
+
+    monkeypatch.setattr(inspecting.importlib.util, "find_spec", lambda name: None)
+    assert main(["app", str(tmp_path)]) == 1
+    assert "pip install 'vlrl[app]'" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_empty_folder_says_what_to_do(tmp_path):
+    from vlrl.app.index import Index
+    from vlrl.app.library import Library
+    from vlrl.app.pages import runs as page
+    from vlrl.app.site import Site
+
+    library = Library(tmp_path)
+    listed, plots, below = page.shown(Site(library, Index(library), None), {"page": "runs"})
+    assert "vlrl train configs/quickstart.yaml" in listed and plots == below == ""
+
+
+def test_the_command_takes_the_next_port_and_ends_with_ctrl_c(tmp_path):
+    import urllib.request
+
+    command = [sys.executable, "-m", "vlrl", "app", str(tmp_path), "--no-open", "--port", "18651"]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    second = None
+    try:
+        said = first.stdout.readline()
+        assert "http://127.0.0.1:18651/" in said
+        second = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert second.stdout.readline() == "port 18651 is taken, so 18652 is used\n"
+        urllib.request.urlopen("http://127.0.0.1:18651/vlrl/static/app.js", timeout=60).close()
+        first.send_signal(signal.SIGINT)
+        assert first.wait(20) == 130 and "Traceback" not in first.communicate()[1]
+        urllib.request.urlopen("http://127.0.0.1:18652/vlrl/static/app.js", timeout=60).close()
+        second.send_signal(signal.SIGTERM)
+        assert second.wait(20) == 130 and "Traceback" not in second.communicate()[1]
+    finally:
+        for process in filter(None, (first, second)):
+            process.kill()
+            process.communicate()

@@ -1,0 +1,202 @@
+"""gain_rl: the angle of prompts against a computation from all hidden states, the moving window, what is measured."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from tests.conftest import SAMPLES
+from tests.e2e.runs import ROOT, run, write_config
+from tests.e2e.test_processes import TORCHRUN
+from tests.helpers import Vowels, load, settings
+from tests.test_rollout import source
+from vlrl import checkpoint, config, curriculum
+from vlrl.angles import Angles, angle, question_span
+from vlrl.curriculum import Draw, Measuring, Outcome, Prompts
+from vlrl.curriculum.gain import GainRL
+from vlrl.errors import ConfigError, DataError
+from vlrl.loop import train
+from vlrl.prefetch import Prefetcher
+from vlrl.settings import CurriculumSettings
+from vlrl.types import Media, Sample
+
+
+def prompts(angles, seed=0):
+    return Prompts(len(angles), seed, lambda name: list(angles) if name == "angle" else [None] * len(angles))
+
+
+def went(draws, *rates):
+    """Outcomes with these pass rates, in quarters."""
+    return [Outcome(d, (0.0, 1.0), tuple(k < 4 * rate for k in range(4))) for d, rate in zip(draws, rates, strict=True)]
+
+
+# --- the sampler ------------------------------------------------------------------------------------------------------
+
+
+def test_the_window_moves_by_accuracy_and_angle():
+    sampler = GainRL(prompts([0.1, 0.9, 0.5, 0.3] * 25))
+    assert not len(sampler.missing()) and sampler.order[:3].tolist() == [1, 5, 9]
+    assert sampler.order[-1] == 96 and sampler.spread == 25
+    sampler.observe(went([Draw(1, 0), Draw(0, 0)], 1.0, 0.5), 0)  # accuracy .75, angle .5
+    first = 2 * (math.tanh(2 * 0.25) + math.tanh(2 * 0.5)) / 2
+    assert sampler.mean == pytest.approx(first, abs=1e-6)
+    sampler.observe([*went([Draw(3, 0)], 0.0), Outcome(Draw(2, 0), ()), Outcome(Draw(2, 0), (1.0,), (None,))], 1)
+    assert sampler.mean == pytest.approx(first, abs=1e-6)  # tanh(-1) + tanh(.6) < 0 moves nothing back
+    for _ in range(200):
+        sampler.observe(went([Draw(1, 0)], 1.0), 2)
+    assert sampler.mean == 99 and sampler.metrics() == {"curriculum/window": 0.99}
+
+
+def test_draws_follow_the_gaussian():
+    sampler = GainRL(prompts(np.linspace(1, 0, 40)), spread=4.0)
+    sampler.mean = 11.0
+    counts = np.bincount([sampler.next(1, 0)[0].index for _ in range(4000)], minlength=40)
+    weights = np.exp(-0.5 * ((np.arange(40) - 11) / 4) ** 2)
+    likely = weights / weights.sum() * 4000 > 5
+    expected = np.append(weights[likely], weights[~likely].sum()) / weights.sum() * 4000
+    assert chisquare(np.append(counts[likely], counts[~likely].sum()), expected).pvalue > 1e-3
+
+
+def test_no_prompt_twice_while_others_are_left():
+    sampler = GainRL(prompts(np.linspace(1, 0, 500)), spread=2.0)
+    draws = sampler.next(500, 0)
+    assert sorted(d.index for d in draws) == list(range(500)) and {d.visit for d in draws} == {0}
+    assert len({d.index for d in sampler.next(40, 1)}) == 40
+    again = sampler.next(600, 2)
+    assert len(again) == 600 and set(np.bincount([d.index for d in again])) == {1, 2}
+
+
+def test_what_was_measured_is_kept(tmp_path):
+    sampler = GainRL(prompts([None, 0.5, None, 2.0]))
+    assert isinstance(sampler, Measuring) and sampler.missing().tolist() == [0, 2]
+    sampler.measured(np.array([0, 2]), np.array([np.nan, 0.7], np.float32))
+    assert not len(sampler.missing()) and sampler.order.tolist() == [3, 2, 1, 0]
+    sampler.observe(went(sampler.next(2, 0), 1.0, 0.0), 0)
+    (tmp_path / "s").mkdir()
+    checkpoint._save_state(tmp_path / "s", sampler.state_dict())
+    other = GainRL(prompts([None] * 4))
+    other.load_state_dict(checkpoint.load_state(tmp_path / "s", check=False))
+    assert not len(other.missing()) and other.mean == sampler.mean
+    other.history.load_state_dict(sampler.history.state_dict())
+    assert other.next(3, 1) == sampler.next(3, 1)
+
+
+def test_prompts_of_which_none_can_be_measured():
+    sampler = GainRL(prompts([None, None]))
+    with pytest.raises(ConfigError, match=r"curriculum\.name='gain_rl'.*2 prompts.*data check"):
+        sampler.measured(np.array([0, 1]), np.full(2, np.nan, np.float32))
+
+
+@pytest.mark.parametrize(("option", "value"), [("spread", 0), ("target", 1.1), ("sensitivity", -1), ("spread", True)])
+def test_options_out_of_range(option, value):
+    with pytest.raises(ConfigError, match=rf"curriculum\.{option}={value}"):
+        curriculum.make(CurriculumSettings(name="gain_rl", **{option: value}), prompts([0.5]))
+
+
+# --- the group source -------------------------------------------------------------------------------------------------
+
+
+def test_the_source_asks_once_before_the_first_draw():
+    asked = []
+
+    def measure(samples, places, tell):
+        asked.append(places.tolist())
+        tell("measuring", 1, 1)
+        return np.array([samples[i]["n"] for i in places], np.float32)
+
+    def made():
+        s = source(lambda prompt, i: "x")
+        s.sampler = GainRL(s.prompts, spread=0.1)
+        s.measures["angle"] = measure
+        return s
+
+    one, two = made(), made()
+    assert one.next_groups(2, 0)[0].sample["n"] == 9 and asked == [list(range(10))]
+    one.next_groups(2, 1)
+    two.load_state_dict(one.state_dict())
+    assert [g.id for g in two.next_groups(3, 2)] == [g.id for g in one.next_groups(3, 2)] and len(asked) == 1
+
+
+# --- angles -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_angle_by_hand():
+    states = torch.tensor([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])
+    assert angle(states, 1, 3) == pytest.approx((1 + 1 + 2 ** 0.5) / 4 + (0 + 0.5 ** 0.5) / 2)
+    assert angle(states, 0, 2) == pytest.approx(0.5)
+
+
+def test_where_the_question_stands():
+    text = dict(enumerate(["<|im|>", "user ", "Wh", "ere?", "<|end|>", "<img>"]))
+    decode = lambda ids: "".join(text[int(i)] for i in ids)  # noqa: E731
+    visual = torch.tensor([5])
+    assert question_span(np.array([0, 1, 5, 5, 2, 3, 4]), "Where?", visual, decode) == (4, 6)
+    assert question_span(np.array([0, 1, 2, 3, 4]), "Where?", visual, decode) == (2, 4)
+    assert question_span(np.array([0, 2, 3, 5, 4]), "Where?", visual, decode) == (4, 5)
+    assert question_span(np.array([0, 1, 5]), "Where?", visual, decode) == (0, 3)
+
+
+def independent(policy, prompt, question):
+    """From all hidden states of a plain pass, token by token, the question found by the tokenizer's offsets."""
+    tokenizer = policy.processor.tokenizer
+    begin = prompt.text.rindex(question)
+    offsets = tokenizer(prompt.text, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
+    inside = [a < begin + len(question) and b > begin for a, b in offsets]
+    behind = len(inside) - inside.index(True)  # from the end: the media stand before it
+    first = len(prompt.ids) - behind
+    inputs = {**prompt.mm, **{k: torch.from_numpy(v)[None] for k, v in prompt.aligned.items()}}
+    if policy.family.mrope:
+        inputs["position_ids"] = torch.from_numpy(prompt.positions)[:, None]
+    with torch.no_grad():
+        states = policy.base(input_ids=torch.from_numpy(prompt.ids)[None], **inputs,
+                             output_hidden_states=True).hidden_states[-1][0].double().numpy()
+    cosine = states @ states.T / np.outer(*[np.linalg.norm(states, axis=1)] * 2)
+    own = range(first, first + sum(inside))
+    return (np.mean([cosine[i, j] for i in own for j in own])
+            + np.mean([cosine[i, j] for i in own for j in range(first)]))
+
+
+@pytest.mark.parametrize(("family", "packing"), [("qwen3_vl", "shared"), ("qwen3_vl", "padded"), ("smolvlm", "shared")])
+def test_angles_of_a_frozen_model(tiny_models, family, packing):
+    given = settings(tiny_models[family], train={"packing": packing, "tokens_per_batch": 300})
+    policy, encode = load(given)
+    policy.model.eval()
+    samples = [SAMPLES["image"], SAMPLES["two images"], SAMPLES["text"], Sample(id="t", row={"q": "Red or blue?"})]
+    measure, told = Angles(policy, given, Vowels(), Prefetcher(encode, Vowels(), 0)), []
+    found = measure(samples, np.array([3, 0, 1, 2]), lambda *words: told.append(words))
+    expected = [independent(policy, encode(Vowels(), samples[i]), samples[i]["q"]) for i in (3, 0, 1, 2)]
+    assert found == pytest.approx(expected, abs=1e-5) and found.dtype == np.float32 and np.ptp(expected) > 1e-3
+    assert told == [("measuring angles of prompts", 4, 4)]
+    assert policy.model.training is False and all(p.grad is None for p in policy.model.parameters())
+
+
+def test_prompts_that_cannot_be_measured(tiny_models):
+    given = settings(tiny_models["qwen3_vl"], limits={"prompt_tokens": 40})
+    policy, encode = load(given)
+    samples = [SAMPLES["text"], Sample(id="long", row={"q": "why " * 60}),
+               Sample(id="gone", row={"q": "?"}, media=(Media(source="gone.png"),))]
+    measure = Angles(policy, given, Vowels(), Prefetcher(encode, Vowels(), 2))
+    with measure.prefetch:
+        assert np.isnan(measure(samples, np.array([0, 1]), lambda *_: None)).tolist() == [False, True]
+        with pytest.raises(DataError, match="gone"):
+            measure(samples, np.array([2]), lambda *_: None)
+        measure.config = settings(tiny_models["qwen3_vl"], data={"quarantine": True})
+        assert np.isnan(measure(samples, np.array([2]), lambda *_: None)).all()
+
+
+@pytest.mark.slow
+def test_one_and_two_processes_order_alike(tiny_models, tmp_path):
+    """The angles are the same bits, and so are the draws."""
+    path = write_config(tmp_path, tiny_models["qwen3_vl"])
+    words = ("steps=1", "eval.samples=0", "save.every=1", "curriculum.name=gain_rl", "curriculum.spread=2")
+    train(config.load(path, [*words, f"run.dir={tmp_path / 'one'}"]))
+    done = run(path, tmp_path / "two", *words, launcher=[*TORCHRUN, "2", str(ROOT / "train.py")],
+               ACCELERATE_USE_CPU="true")
+    assert done.returncode == 0, done.stderr
+    states = [checkpoint.load_state(tmp_path / name / "checkpoints" / "step-000001")["source"]
+              for name in ("one", "two")]
+    one, two = (s["sampler"]["angles"] for s in states)
+    assert np.array_equal(one, two) and len(np.unique(one)) > 30 and not states[0]["sampler"]["unknown"].any()
+    assert np.array_equal(*(s["history"]["visits"] for s in states))

@@ -1,0 +1,199 @@
+"""staged and retrospective: which prompts a stage has, when it ends, what is carried over, and that they go on."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from tests.curriculum.drives import drive, outcome, resumed, told
+from vlrl import curriculum
+from vlrl.curriculum import Foreseeing, Prompts
+from vlrl.curriculum.staged import Retrospective, Staged
+from vlrl.errors import ConfigError
+from vlrl.settings import CurriculumSettings
+
+ROWS = {"form": ["yes_no", "choice", "text", "yes_no", "choice", "number"], "length": [10, 20.5, 30, None, 50, 60],
+        "deep": [True, 1, 0, False, None, "1"], "task": ["qa", "qa", "qa", "video", "video", "video"]}
+FORMS = [{"where": {"form": "yes_no"}, "steps": 2}, {"where": {"form": "choice"}, "steps": 1},
+         {"where": {"form": ["text", "number"]}}]
+CARRYING = [{"where": {"form": ["yes_no", "choice"]}, "pass_rate": 0.4, "steps": 5, "group_size": 4},
+            {"where": {"form": ["text", "number", "choice"]}, "carry": 0.5, "max_new_tokens": 9}]
+
+
+def prompts(seed=0):
+    return Prompts(6, seed, lambda name: ROWS.get(name, [None] * 6))
+
+
+def made(stages, seed=0, **options) -> Any:
+    return curriculum.make(CurriculumSettings(name="staged", stages=stages, **options), prompts(seed))  # pyright: ignore
+
+
+def drawn(sampler, count, step):
+    return sorted(draw.index for draw in sampler.next(count, step))
+
+
+# --- which prompts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("where", "expected"), [
+    ({"form": "choice"}, [1, 4]), ({"form": ["text", "number"]}, [2, 5]), ({"task": "video", "form": "choice"}, [4]),
+    ({"length": {"min": 20.5, "max": 50}}, [1, 2, 4]), ({"length": {"max": 20}}, [0]),
+    ({"deep": True}, [0]), ({"deep": 1}, [1]), ({"deep": [0, "1"]}, [2, 5]), ({}, [0, 1, 2, 3, 4, 5])])
+def test_a_stage_has_the_prompts_that_meet_its_conditions(where, expected):
+    sampler = made([{"where": where}])
+    assert drawn(sampler, len(expected), 0) == expected and sampler.metrics()["curriculum/stage"] == 1
+
+
+@pytest.mark.parametrize(("stages", "said"), [
+    ([], r"curriculum.stages=\[\] is empty"),
+    ([{"steps": 0}, {}], "stage 1: steps=0: Input should be greater"),
+    ([{"steps": True}, {}], "stage 1: steps=True: give a number"),
+    ([{"steps": 1}, {"stpes": 2}], "stage 2: stpes=2: it is no key of a stage. Did you mean 'steps'"),
+    ([{"steps": 1}, {"group_size": 1}], "stage 2: group_size=1"),
+    ([{"where": {"length": {"least": 3}}}], "stage 1: where=.*length=.*a range has min or max"),
+    ([{"where": {"length": {"min": "3"}}}], "stage 1: where=.*a range has min or max"),
+    ([{"where": {"length": None}}], "stage 1: where=.*give a text"),
+    ([{}, {}], "stage 1 never ends: give it steps, reward or pass_rate"),
+    ([{"steps": 3}], "stage 1 is the last one"),
+    ([{"carry": 0.5}], "stage 1: carry=0.5: there is no earlier stage"),
+    ([{"where": {"form": "yes"}}], "stage 1: where={'form': 'yes'} selects none of the 6 training rows. Change"),
+    ([{"steps": 1}, {"where": {"kind": "yes"}}], "stage 2: where=.* selects none .*no row has the field 'kind'"),
+    ("open", "curriculum.stages='open': Input should be a valid list"),
+])
+def test_a_stage_that_is_not_understood_is_refused(stages, said):
+    with pytest.raises(ConfigError, match=said):
+        made(stages)
+
+
+def test_options_out_of_range_are_refused():
+    with pytest.raises(ConfigError, match=r"curriculum.window=0"):
+        made([{}], window=0)
+    with pytest.raises(ConfigError, match=r"curriculum.lowest=0"):
+        made([{}], lowest=0)
+    with pytest.raises(ConfigError, match=r"curriculum.carry=2"):
+        curriculum.make(CurriculumSettings(name="retrospective", carry=2), prompts())  # pyright: ignore
+    with pytest.raises(ConfigError, match=r"needs curriculum.stages"):
+        curriculum.make(CurriculumSettings(name="staged"), prompts())
+
+
+# --- when a stage ends ------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_ends_after_its_steps():
+    sampler = made(FORMS)
+    assert [drawn(sampler, 2, step) for step in (5, 6, 7, 8, 9)] == [[0, 3], [0, 3], [1, 4], [2, 5], [2, 5]]
+    assert sampler.metrics()["curriculum/stage"] == 3
+
+
+def test_a_refill_stays_in_the_stage():
+    sampler = made([{"where": {"form": "yes_no"}, "steps": 1}, {"where": {"form": "choice"}}])
+    assert [drawn(sampler, 2, step) for step in (0, 0, 1)] == [[0, 3], [0, 3], [1, 4]]
+    sampler = made([{"where": {"form": "yes_no"}, "reward": 0.5}, {"where": {"form": "choice"}}], window=2)
+    told(sampler, sampler.prompts, dict.fromkeys(sampler.next(2, 0), 1.0), 0)
+    assert [drawn(sampler, 2, step) for step in (0, 1)] == [[0, 3], [1, 4]]
+
+
+@pytest.mark.parametrize(("key", "value"), [("reward", 0.5), ("pass_rate", 0.5)])
+def test_a_stage_ends_when_its_running_mean_is_reached(key, value):
+    sampler = made([{"where": {"form": "yes_no"}, key: value}, {"where": {"form": "choice"}}], window=4)
+
+    def step(number, *rates):
+        draws = sampler.next(2, number)
+        told(sampler, sampler.prompts, dict(zip(draws, rates, strict=True)), number)
+        return sorted(d.index for d in draws)
+
+    assert step(0, 1.0, 1.0) == [0, 3]  # only two groups: the window is not full
+    assert step(1, 0.0, None) == [0, 3] and sampler.metrics()[f"curriculum/stage_{key}"] == pytest.approx(2 / 3)
+    assert step(2, 0.0, 0.0) == [0, 3]  # 1, 0, 0, 0
+    assert sampler.metrics()[f"curriculum/stage_{key}"] == pytest.approx(0.25)
+    assert step(3, 1.0, 0.95) == [0, 3]  # 0, 0, 1, .95
+    assert step(4, 0.05, 1.0) == [0, 3]  # 1, .95, .05, 1
+    assert step(5, 0.0, 0.0) == [1, 4] and sampler.metrics()[f"curriculum/stage_{key}"] == 0
+
+
+def test_draws_have_the_sizes_of_the_stage():
+    sampler = made([{"max_new_tokens": 64, "group_size": 16, "steps": 1}, {"group_size": 4, "steps": 1}, {}])
+    found = [sampler.next(1, step)[0] for step in range(3)]
+    assert [(d.max_new_tokens, d.group_size) for d in found] == [(64, 16), (None, 4), (None, None)]
+
+
+# --- what is carried over ---------------------------------------------------------------------------------------------
+
+
+def test_carried_prompts_come_by_one_over_their_reward():
+    rows = prompts(3)
+    sampler = Staged(rows, [{"where": {"form": ["yes_no", "choice"]}, "steps": 1},
+                            {"where": {"form": "text"}, "carry": 0.25}], lowest=0.1)
+    draws = {d.index: d for d in sampler.next(4, 0)}
+    rewards = {0: 1.0, 1: 0.5, 3: -2.0}  # 4 was rejected
+    outcomes = [outcome(draws[i], 0.5, r) for i, r in rewards.items()]
+    rows.history.note(outcomes, 0)
+    sampler.observe(outcomes, 0)
+    assert sampler._pool(1).weights() == pytest.approx([1, 2, 0, 10, 0, 0], abs=1e-5)
+    found = np.bincount([d.index for step in range(1, 1501) for d in sampler.next(1, step)], minlength=6)
+    shares = np.array([1, 2, 10]) / 13 * 0.25
+    assert chisquare(found[[0, 1, 3, 2]], 1500 * np.array([*shares, 0.75])).pvalue > 1e-3
+    assert found[[4, 5]].sum() == 0
+
+
+def test_carried_prompts_change_their_weight_and_not_the_running_mean():
+    rows = prompts()
+    sampler = Staged(rows, [{"where": {"form": "yes_no"}, "steps": 1}, {"where": {"form": "choice"}, "carry": 0.5}])
+    told(sampler, rows, dict.fromkeys(sampler.next(2, 0), 0.5), 0)
+    draws = sampler.next(4, 1)
+    assert sorted(d.index for d in draws) == [0, 1, 3, 4]
+    told(sampler, rows, {d: 0.25 if d.index in (0, 3) else 1.0 for d in draws}, 1)
+    assert sampler.metrics()["curriculum/stage_reward"] == 1 and not sampler.state_dict()["own"]
+    assert sampler.pool.weights() == pytest.approx([4, 0, 0, 4, 0, 0], abs=1e-5)
+
+
+def test_retrospective_mixes_seen_prompts_with_the_passes():
+    rows = prompts(1)
+    sampler = Retrospective(rows, carry=0.5, lowest=0.2)
+    draws = sampler.next(4, 0)
+    assert len({d.index for d in draws}) == 4  # nothing is seen yet
+    told(sampler, rows, dict(zip(draws, [0.1, 0.5, 1.0, None], strict=True)), 0)
+    weights = np.zeros(6)
+    weights[[d.index for d in draws[:3]]] = [5, 2, 1]
+    assert sampler.pool.weights() == pytest.approx(weights, abs=1e-5)
+    second = sampler.next(4, 1)
+    assert len({d.index for d in second}) == 4
+    assert {d.index for d in second[2:]} <= {d.index for d in draws[:3]}  # the carried ones come last
+    assert {0, 1, 2, 3, 4, 5} - {d.index for d in draws} <= {d.index for d in second[:2]} | {d.index for d in draws}
+    assert sampler.metrics()["curriculum/epoch"] >= 1
+
+
+def test_retrospective_without_carrying_is_shuffled_passes():
+    sampler = Retrospective(prompts(), carry=0)
+    assert [sorted(d.index for d in sampler.next(3, 0) + sampler.next(3, 0)) for _ in range(3)] == [[*range(6)]] * 3
+
+
+# --- alike ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "options"), [
+    (Staged, {"stages": FORMS}), (Staged, {"stages": CARRYING, "window": 3}), (Retrospective, {"carry": 0.4})])
+def test_it_goes_on_exactly(kind, options, tmp_path):
+    whole = drive(kind, prompts, options, 10, count=3)
+    for at in (1, 3, 6):
+        assert whole == resumed(kind, prompts, options, 10, 3, tmp_path / str(at), at)
+
+
+@given(st.lists(st.integers(1, 8), max_size=6), st.integers(0, 3), st.sampled_from([
+    lambda rows: Staged(rows, FORMS), lambda rows: Staged(rows, CARRYING), Retrospective]))
+def test_upcoming_is_what_next_gives_and_none_twice(counts, seed, make):
+    rows = prompts(seed)
+    sampler: Any = make(rows)
+    assert isinstance(make(rows), Foreseeing)
+    for step, count in enumerate(counts):
+        state, expected = sampler.state_dict(), sampler.upcoming(count, step)
+        assert sampler.state_dict() == state
+        draws = sampler.next(count, step)
+        assert draws == expected
+        told(sampler, rows, dict.fromkeys(draws, 0.5), step)
+        pool = {*sampler.pool.cycle.members.tolist()}
+        fresh = [d.index for d in draws if d.index in pool]
+        assert len({*fresh}) == min(len(fresh), len(pool))

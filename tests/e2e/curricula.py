@@ -1,0 +1,68 @@
+"""Short runs with a curriculum on a tiny model; under torchrun all of them, one after another."""
+
+import sys
+from pathlib import Path
+
+from tests.curriculum import sourced
+from tests.e2e.runs import write_config
+from vlrl import config as configs
+from vlrl.loop import train
+from vlrl.rollout import GroupSource
+from vlrl.session import Session
+
+LEVELS = '''
+class Levels(Shades):
+    """Samples with a category and a difficulty; one is broken."""
+
+    def samples(self, split):
+        found = super().samples(split)[:12]
+        return [Sample(id=s.id, row={**s.row, "category": "ab"[i % 2], "difficulty": i % 5 / 4},
+                       media=(Media(source="gone.png"),) if i == 7 else s.media) for i, s in enumerate(found)]
+'''
+FILTERS = "curriculum.keep=mixed curriculum.oversample=1.5 curriculum.select=most_varied curriculum.max_refills=1"
+CASES = {
+    "partial": "rollout.step_tokens=3 rollout.stop=[e]",
+    "gain_rl": f"curriculum.name=gain_rl {FILTERS}",
+    "adcl": f"curriculum.name=adcl curriculum.probe_size=2 rollout.step_tokens=3 rollout.stop=[e] {FILTERS}",
+    "shares": f"curriculum.name=gvm curriculum.probe=2 rollout.step_tokens=3 rollout.stop=[e] {FILTERS}",
+}
+WORDS = ("steps=5", "save.every=2", "eval.samples=0", "log.samples_every=0", "rollout.group_size=3",
+         "rollout.prompts_per_step=4", "data.quarantine=true", "limits.rejected=0.6", "curriculum.pass_at=0.15")
+
+
+class Killed(BaseException):
+    """Ends a run as a kill does, except that what is being written still is."""
+
+
+def prepare(folder: Path, model: Path) -> None:
+    """Writes the config of each case."""
+    file = write_config(folder, model)
+    task = folder / "shades.py"
+    task.write_text(task.read_text() + LEVELS)
+    tasks = f"tasks: [{{name: '{task}:Levels', weight: 3}}, {{name: '{task}:Shades', label: others}}]"
+    text = file.read_text()
+    for case in CASES:
+        asked = tasks if case == "shares" else f"task: {task}:Levels"
+        (folder / f"{case}.yaml").write_text(text.replace(f"task: {task}:Shades", asked))
+
+
+def go(folder: Path, case: str, name: str, killed_at: int | None = None) -> Session:
+    """The run of a case in `folder`/`case`-`name`; it goes on from a checkpoint that lies there."""
+    class Source(GroupSource):
+        def next_groups(self, count, step):
+            if step == killed_at:
+                raise Killed
+            return super().next_groups(count, step)
+
+    words = [*WORDS, f"run.dir={folder / f'{case}-{name}'}", *CASES[case].split()]
+    return train(configs.load(folder / f"{case}.yaml", words), Source)
+
+
+def main(folder: str) -> None:
+    sourced.main(Path(folder) / "sourced.json")
+    for case in CASES:
+        go(Path(folder), case, "two")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,105 @@
+"""Runs with samplers that probe or measure, filters, shares and answers that go on in later steps: killed and resumed
+they are the same run, two processes do what one does, and prompts.parquet says what the stored rollouts say.
+"""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.curriculum import sourced
+from tests.e2e.curricula import CASES, Killed, go, prepare
+from tests.e2e.runs import ENV, ROOT, metrics, weights
+from vlrl.curriculum import SAMPLERS
+from vlrl.store import RunFolder
+
+pytestmark = pytest.mark.slow
+PARTIAL = [case for case, words in CASES.items() if "step_tokens" in words]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_models, tmp_path_factory):
+    """With a whole run of each case."""
+    folder = tmp_path_factory.mktemp("curricula")
+    prepare(folder, tiny_models["qwen3_vl"])
+    for case in CASES:
+        go(folder, case, "whole")
+    return folder
+
+
+def rollouts(path):
+    return RunFolder(path).rollouts().to_pylist()
+
+
+@pytest.mark.parametrize("case, at", [(case, 2 + i % 3) for i, case in enumerate(CASES)])
+def test_a_killed_run_goes_on_exactly(folder, case, at):
+    with pytest.raises(Killed):
+        go(folder, case, "broken", at)
+    go(folder, case, "broken")
+    whole, broken = folder / f"{case}-whole", folder / f"{case}-broken"
+    assert weights(whole, 5) == weights(broken, 5) and metrics(whole) == metrics(broken)
+    assert RunFolder(whole).rollouts().equals(RunFolder(broken).rollouts())
+    assert pq.read_table(whole / "prompts.parquet").equals(pq.read_table(broken / "prompts.parquet"))
+
+
+@pytest.mark.parametrize("case", PARTIAL)
+def test_what_is_trained_is_what_the_last_step_wrote(folder, case):
+    found = rollouts(folder / f"{case}-whole")
+    assert {len(r["turns"]) for r in found} >= {1, 2}
+    assert all(r["loss_mask"] == [k >= r["turns"][-1]["start"] for k in range(len(r["token_ids"]))] for r in found)
+    assert {r["step"] - r["policy_step"] for r in found} >= {0, 1}
+    assert any(m["partial/held"] for m in metrics(folder / f"{case}-whole"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_prompts_are_those_of_the_rollouts(folder, case):
+    """Visits that are no rollouts: groups held over at the end, and rejected ones; probes of gvm are no visits."""
+    path = folder / f"{case}-whole"
+    groups = {}
+    for r in rollouts(path):
+        groups.setdefault(r["sample_id"], {}).setdefault((r["step"], r["group_id"]), []).append(r["reward"])
+    rows = {r["sample_id"]: r for r in pq.read_table(path / "prompts.parquet").to_pylist()}
+    assert groups.keys() <= rows.keys() and len(groups) > 6
+    for name, row in rows.items():
+        own = groups.get(name, {})
+        assert case == "shares" or row["visits"] >= len(own)
+        assert row["last_step"] == (max(own)[0] if own else None)
+        if own:
+            assert row["reward"] in [pytest.approx(np.mean(own[key]), abs=1e-5) for key in own
+                                     if key[0] == row["last_step"]]
+    last = metrics(path)[-1]
+    if case == "gain_rl":
+        assert sum(r["visits"] for r in rows.values()) == sum(map(len, groups.values())) + last["prompts/rejected"]
+    assert sum(len(of) for own in groups.values() for of in own.values()) == last["rollouts/total"]
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    """With a run of each case by two processes, and what every sampler does there with a scripted engine."""
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m",
+                    "tests.e2e.curricula", str(folder)], check=True, cwd=ROOT, timeout=300,
+                   env={**ENV, "ACCELERATE_USE_CPU": "true"})
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_do_what_one_does(two, case):
+    """In the first steps, before sums in another order can show."""
+    def told(name):
+        return sorted((r["step"], r["group_id"], r["sample_id"], r["index"], r["completion"], r["policy_step"],
+                       tuple(r["loss_mask"])) for r in rollouts(two / f"{case}-{name}") if r["step"] < 2)
+
+    assert told("two") == told("whole")
+    one, both = (metrics(two / f"{case}-{name}")[0] for name in ("whole", "two"))
+    same = [k for k in one if k.startswith(("curriculum/", "groups/", "rollouts/", "partial/", "prompts/"))]
+    assert [both[k] for k in same] == [pytest.approx(one[k], rel=1e-4, abs=1e-6) for k in same]
+
+
+def test_every_sampler_draws_with_two_processes_what_it_draws_with_one(two):
+    found = json.loads((two / "sourced.json").read_text())
+    assert len(found) == len(SAMPLERS) * len(sourced.SHARED)
+    for key, lines in found.items():
+        assert lines == [*sourced.run(*key.split(", "), sourced.STEPS)], key

@@ -1,0 +1,120 @@
+"""All that `algo.*` chooses, bound to its options, with what of it changes from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from vlrl.algo.advantage import ADVANTAGES
+from vlrl.algo.control import KLCoefficient
+from vlrl.algo.named import Bound, bind
+from vlrl.algo.objective import Objective
+from vlrl.algo.recompose import BATCHES
+from vlrl.algo.reference import REFERENCES
+from vlrl.algo.shaping import SHAPINGS
+from vlrl.algo.statistics import statistics
+from vlrl.errors import ConfigError
+from vlrl.policy import Policy
+from vlrl.settings import AlgoSettings, Config
+
+
+class Algorithm:
+    """From rewards to a loss. One for a run: advantage, KL coefficient, entropy and reference may carry a state.
+
+    Raises ConfigError naming the setting when a name or an option is unknown or has a value that it cannot have.
+    """
+
+    def __init__(self, config: Config):
+        algo = config.algo
+        self.config = config
+        self.advantage = bind("algo.advantage", algo.advantage, ADVANTAGES)
+        self.shaping = [bind(f"algo.shaping.{i}", s, SHAPINGS) for i, s in enumerate(algo.shaping)]
+        self.batch = bind("algo.batch", algo.batch, BATCHES)
+        _refuse_idle(self.advantage, self.shaping, algo)
+        self.objective = Objective.of(algo)
+        self._entropy: Any = self.objective.entropy and self.objective.entropy.function
+        self.reference = bind("algo.reference", algo.reference, REFERENCES)
+        self.kl = KLCoefficient(algo.kl_coef, algo.kl_target, algo.kl_horizon)
+        self.statistics = statistics(self.objective.requires)
+        """Of the logits, by name; see logprobs.token_stats."""
+        self.old_statistics = statistics(self.objective.requires, "old_stat:")
+        """At the weights that sampled."""
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """What all functions need; "kl" with a KL in the reward."""
+        before = frozenset[str]().union(*(b.requires for b in (self.advantage, *self.shaping, self.batch)))
+        in_reward = {"kl"} if self.config.algo.kl_coef and self.config.algo.kl_in == "reward" else set()
+        return self.objective.requires | before | in_reward
+
+    @property
+    def needs_reference(self) -> bool:
+        return bool({"reference", "kl"} & self.requires)
+
+    @property
+    def moves_reference(self) -> bool:
+        """Whether the reference is not the model the run began with for good."""
+        return self.reference.function.moves
+
+    @property
+    def temperature(self) -> float:
+        """At which the step samples and trains."""
+        base = self.config.rollout.temperature
+        return self._entropy.temperature(base) if hasattr(self._entropy, "temperature") else base
+
+    def after_optimizer_step(self, entropy: float) -> None:
+        """Takes the mean entropy of the optimizer step's tokens over all processes; see `watches_entropy`."""
+        self._entropy.observe(entropy)
+
+    @property
+    def watches_entropy(self) -> bool:
+        return hasattr(self._entropy, "observe")
+
+    def after_step(self, policy: Policy, optimizer: torch.optim.Optimizer, stats: dict[str, float],
+                   done: int) -> dict[str, float]:
+        """Moves what follows the run, from the metrics of a step (over all processes); returns metrics of it."""
+        tells = {**self.kl.metrics(), **(self._entropy.metrics() if hasattr(self._entropy, "metrics") else {})}
+        if hasattr(self._entropy, "observe_step"):
+            tells["temperature"] = self.temperature
+            self._entropy.observe_step(stats["entropy"], self.config.rollout.temperature)
+        self.kl.observe(stats["kl"], self.config.rollout.prompts_per_step * self.config.rollout.group_size)
+        if self.moves_reference:  # without a reference too: a reset starts the optimizer afresh
+            weights = dict(policy.trainable())
+            with torch.no_grad():
+                reset = self.reference.function.after_step(
+                    policy.moving_reference, weights, optimizer, stats["kl"], done)
+            tells["reference_reset"] = float(reset)
+        return tells
+
+    @property
+    def _functions(self) -> dict[str, Bound]:
+        return {"advantage": self.advantage, "batch": self.batch,
+                **{f"shaping.{i}": s for i, s in enumerate(self.shaping)}, **self.objective.functions}
+
+    def state_dict(self, policy: Policy) -> dict[str, Any]:
+        """What a resumed run needs, the weights of a reference that moves included."""
+        held = {**{place: f.state_dict() for place, f in self._functions.items()}, "kl_coef": self.kl.state_dict(),
+                "reference": dict(policy.moving_reference) if self.moves_reference else {}}
+        return {k: v for k, v in held.items() if v}
+
+    def load_state_dict(self, state: dict[str, Any], policy: Policy) -> None:
+        """Takes what `state_dict` gave."""
+        for place, bound in self._functions.items():
+            bound.load_state_dict(state.get(place, {}))
+        self.kl.load_state_dict(state.get("kl_coef", {}))
+        for name, weight in state.get("reference", {}).items():
+            policy.moving_reference[name].copy_(weight)
+
+
+def _refuse_idle(advantage: Bound, shaping: Sequence[Bound], algo: AlgoSettings) -> None:
+    """Raises ConfigError where the advantage does not look at a reward that other settings change."""
+    if "parts" not in advantage.requires:
+        return
+    if shaping:
+        raise ConfigError(f"algo.advantage={advantage.name!r} reads the reward parts, so algo.shaping="
+                          f"{shaping[0].name!r}, which changes the reward, would do nothing: leave one of them out")
+    if algo.kl_coef and algo.kl_in == "reward":
+        raise ConfigError(f"algo.advantage={advantage.name!r} reads the reward parts, so algo.kl_in=reward would do "
+                          "nothing: set algo.kl_in=loss")

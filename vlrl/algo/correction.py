@@ -1,0 +1,96 @@
+"""Weights against a sampler that computes otherwise than the trainer: `(LossInputs, options) -> ([N], metrics)`.
+
+They come from D = log p(trainer at the weights that sampled) - log p(engine) of the trained tokens, carry no gradient,
+and multiply the policy term after its clip, not the KL. A bound that is null does not exist. A token trained under
+another prompt than the sampled one has D = 0.
+
+Metrics: `correction/weight` the mean weight, `correction/outside` the share of tokens whose weight was out of bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+
+from vlrl.algo.inputs import LossInputs, Metrics
+
+_Bound = Annotated[float, Field(ge=0)] | None
+
+
+def token_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) -> tuple[torch.Tensor, Metrics]:
+    """clip(exp(D), low, high) of each token: truncated importance sampling (TIS, Yao et al. 2025, C = 2). -> [N]."""
+    return _truncated(x, _gap(x), low, high)
+
+
+def token_mask(x: LossInputs, low: _Bound = 0.5, high: _Bound = 5.0) -> tuple[torch.Tensor, Metrics]:
+    """exp(D) of each token, 0 outside the bounds: IcePop (Every Step Evolves, arXiv 2510.18855). -> [N]."""
+    return _masked(x, _gap(x), _gap(x), low, high)
+
+
+def sequence_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 3.0) -> tuple[torch.Tensor, Metrics]:
+    """clip(exp(sum_t D), low, high) of a rollout, on all its tokens. The sum spreads with the length. -> [N]."""
+    return _truncated(x, _sequence(x), low, high)
+
+
+def sequence_mask(x: LossInputs, low: _Bound = None, high: _Bound = 3.0) -> tuple[torch.Tensor, Metrics]:
+    """exp(sum_t D) of a rollout, 0 outside the bounds: masked importance sampling (MIS), TRL's default. -> [N]."""
+    return _masked(x, _sequence(x), _sequence(x), low, high)
+
+
+def geometric_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) -> tuple[torch.Tensor, Metrics]:
+    """clip(exp(mean_t D), low, high) of a rollout, on all its tokens: does not depend on the length; as in ms-swift.
+    -> [N]."""
+    return _truncated(x, _geometric(x), low, high)
+
+
+def geometric_mask(x: LossInputs, low: _Bound = 0.99, high: _Bound = 1.01,
+                   kept: Literal["token", "geometric", "one"] = "token") -> tuple[torch.Tensor, Metrics]:
+    """0 on rollouts whose exp(mean_t D) is outside the bounds (those of SkyRL). -> [N].
+
+    `kept`: a rollout inside them has exp(D) of each token (NeMo-RL, ms-swift), exp(mean_t D), or 1.
+    """
+    mean = _geometric(x)
+    return _masked(x, mean, {"token": _gap(x), "geometric": mean, "one": torch.zeros_like(mean)}[kept], low, high)
+
+
+def _gap(x: LossInputs) -> torch.Tensor:
+    """[N] D within +-20; 0 on tokens that are not trained, or whose log-probability the engine does not know (NaN)."""
+    assert x.sampler_logprobs is not None
+    gap = (x.old_logprobs - x.sampler_logprobs).detach().nan_to_num(nan=0.0).clamp(-20, 20)
+    return torch.where(x.mask > 0, gap, 0)
+
+
+def _sequence(x: LossInputs) -> torch.Tensor:
+    return x.spread(x.per_sequence(_gap(x))).clamp(-20, 20)
+
+
+def _geometric(x: LossInputs) -> torch.Tensor:
+    return x.spread(x.sequence_mean(_gap(x)))
+
+
+def _truncated(x: LossInputs, log_weight: torch.Tensor, low: _Bound, high: _Bound) -> tuple[torch.Tensor, Metrics]:
+    weight, outside = log_weight.exp(), _outside(log_weight, low, high)
+    return _told(x, weight.clamp(0.0 if low is None else low, math.inf if high is None else high), outside)
+
+
+def _masked(x: LossInputs, judged: torch.Tensor, log_weight: torch.Tensor, low: _Bound,
+            high: _Bound) -> tuple[torch.Tensor, Metrics]:
+    outside = _outside(judged, low, high)
+    return _told(x, torch.where(outside, 0, log_weight.exp()), outside)
+
+
+def _outside(log_weight: torch.Tensor, low: _Bound, high: _Bound) -> torch.Tensor:
+    weight = log_weight.exp()
+    return (weight < (0.0 if low is None else low)) | (weight > (math.inf if high is None else high))
+
+
+def _told(x: LossInputs, weight: torch.Tensor, outside: torch.Tensor) -> tuple[torch.Tensor, Metrics]:
+    return weight, {"correction/weight": (weight * x.mask).sum(), "correction/outside": (outside * x.mask).sum()}
+
+
+CORRECTIONS: dict[str, Any] = {
+    "token_truncate": token_truncate, "token_mask": token_mask, "sequence_truncate": sequence_truncate,
+    "sequence_mask": sequence_mask, "geometric_truncate": geometric_truncate, "geometric_mask": geometric_mask}

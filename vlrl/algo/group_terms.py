@@ -1,0 +1,259 @@
+"""Policy terms that look at several rollouts: at their group, or at the whole optimizer step of all processes.
+
+A group is on one process and its rewards are in every micro-batch, so it needs no more. What holds for the whole step
+is made by `prepare`: with one number per token that carries the pull of the other rollouts, the loss of a rollout
+alone has the gradient that it has in the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from vlrl import dist
+from vlrl.algo.clip import AboveOne, Reach, clipping, surrogate
+from vlrl.algo.inputs import LossInputs, Metrics, everywhere, requires
+
+_AboveZero = Annotated[float, Field(gt=0)]
+_NotNegative = Annotated[float, Field(ge=0)]
+_Share = Annotated[float, Field(gt=0, le=1)]
+
+Prepared = dict[str, torch.Tensor]
+
+
+# --- one group -------------------------------------------------------------------------------------------------------
+
+
+def nft(x: LossInputs, above: float = 0.5, floor: _AboveZero = 1.0, negative: _NotNegative = 1.0,
+        like: Literal["dr_grpo", "grpo", "none"] = "dr_grpo") -> tuple[torch.Tensor, Metrics]:
+    """-log r per token of a correct rollout, -log max((1 - q r) / (1 - q), floor) of another one, r = the ratio (at
+    most e^10), q = the group's share of correct rollouts (within 0.02 .. 0.98). -> [N].
+
+    The floor leaves the gradient as it is. Correct: reward > `above`; a group that is all correct or all wrong has no
+    loss. `negative` weighs the second kind; `like` the group, so that on-policy the gradient is Dr. GRPO's (1 - q), or
+    GRPO's (sqrt((1 - q) / q)). It uses rewards, not advantages. NFT (negative-aware, arXiv 2505.18116), with
+    the values of its released training script and algo.aggregation=constant.
+    """
+    assert x.rewards is not None
+    scorable, good = ~x.rewards.isnan(), x.correct(above)
+    counts, hits = x.group_sum(scorable.to(x.logprobs.dtype)), x.group_sum(good.to(x.logprobs.dtype))
+    q = (hits / counts.clamp(min=1)).clamp(0.02, 0.98)
+    weight = {"dr_grpo": 1 - q, "grpo": ((1 - q) / q).sqrt(), "none": torch.ones_like(q)}[like]
+    weight = weight * (scorable & (hits > 0) & (hits < counts)) * torch.where(good, 1.0, negative)
+    log_r, q, good = x.log_ratio.clamp(max=10), x.spread(q), x.spread(good)
+    rest = (1 - q * log_r.exp()) / (1 - q)
+    rest = rest + (rest.clamp(min=floor) - rest).detach()
+    return -torch.where(good, log_r, rest.log()) * x.spread(weight).to(x.logprobs.dtype), {}
+
+
+@requires("step", "{anchor}")
+@dataclass(frozen=True)
+class Pacs:
+    """Binary cross-entropy of a rollout's score against its outcome, spread over its tokens. -> [N].
+
+    Score: z_i = s_i - mean of s_j over the rest of the group, s = beta sum_t (logp - anchor's logp); outcome y = 1 for
+    a reward > `above`. `balanced`: in a group with both outcomes each weighs n / (2 n_outcome). PACS (arXiv
+    2509.02522), with algo.aggregation=sequence_sum. The anchor is the policy that sampled, as in the released code;
+    anchor=reference is the other choice. It uses rewards, not advantages; unscorable and masked rollouts are in no
+    group.
+
+    With e_i = w_i (sigmoid(z_i) - y_i) the pull on s_j is e_j - sum_{i != j} e_i / (G - 1), so the loss of one rollout
+    is this number times s, plus the value.
+    """
+
+    beta: _AboveZero = 1.0
+    above: float = 0.5
+    balanced: bool = True
+    anchor: Literal["old", "reference"] = "old"
+
+    def prepare(self, x: LossInputs) -> Prepared:
+        """pull and value, [N] each, of each token's rollout."""
+        assert x.rewards is not None
+        anchor = x.old_logprobs if self.anchor == "old" else x.reference_logprobs
+        assert anchor is not None
+        member = (~x.rewards.isnan() & (x.lengths > 0)).double()
+        score = self.beta * x.per_sequence((x.logprobs - anchor).clamp(-20, 20).double()) * member
+        size = x.group_sum(member)
+        others = (size - 1).clamp(min=1)
+        z = score - (x.group_sum(score) - score) / others
+        y = x.correct(self.above).double()
+        weight = member * (size > 1)
+        if self.balanced:
+            hits = x.group_sum(y * member)
+            same = torch.where(y > 0, hits, size - hits)
+            weight = torch.where((hits > 0) & (hits < size), weight * size / (2 * same.clamp(min=1)), weight)
+        error = weight * (torch.sigmoid(z) - y)
+        pull = (error - (x.group_sum(error) - error) / others) * member
+        value = weight * binary_cross_entropy_with_logits(z, y, reduction="none")
+        return {name: x.spread(v).to(x.mask.dtype) for name, v in (("pull", pull), ("value", value))}
+
+    def __call__(self, x: LossInputs) -> tuple[torch.Tensor, Metrics]:
+        own = self.beta * (x.logprobs - x.logprobs.detach())
+        return x.prepared["pull"] * own + x.prepared["value"] / x.spread(x.lengths).clamp(min=1), {}
+
+
+# --- the whole optimizer step ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Oreal:
+    """-logp A per token, normalised on its own for correct rollouts (reward > `above`, times `positive`) and for the
+    others (times `negative`): each kind is divided by its own number of trained tokens. -> [N].
+
+    Behaviour cloning on what best-of-N keeps, and a policy gradient with the reward reshaped by the pass rate on the
+    rest: OREAL (arXiv 2502.06781) as in its released trainer without the token-level reward model, with
+    algo.advantage=rloo, algo.aggregation=token_mean and kl_coef=0.01. `weighted`=false: correct rollouts are cloned
+    with weight 1 instead of A. Unscorable rollouts have no loss.
+    """
+
+    positive: _NotNegative = 1.0
+    negative: _NotNegative = 0.5
+    above: float = 0.5
+    weighted: bool = True
+
+    def prepare(self, x: LossInputs) -> Prepared:
+        """share: [N] factor of each token."""
+        assert x.rewards is not None
+        good, bad = x.correct(self.above), x.rewards <= self.above
+        hits, misses = dist.total(float(x.lengths[good].sum()), float(x.lengths[bad].sum()))
+        share = (good * (self.positive / max(hits, 1.0)) + bad * (self.negative / max(misses, 1.0))) * x.total_tokens
+        return {"share": x.spread(share).to(x.mask.dtype)}
+
+    def __call__(self, x: LossInputs) -> tuple[torch.Tensor, Metrics]:
+        a = x.advantages if self.weighted else torch.where(x.spread(x.correct(self.above)), 1.0, x.advantages)
+        return -x.logprobs * a * x.prepared["share"], {}
+
+
+@dataclass(frozen=True)
+class StableReinforce:
+    """PPO's clipped term with the log-ratio kept within +-log(pre_clip) before it is exponentiated, and without the
+    tokens whose advantage is more than `sigma` standard deviations from the mean of the step's. -> [N].
+
+    StableReinforce of R1-Reward (arXiv 2505.02835), as its text means it; mean and deviation (of the population) are
+    over the trained tokens. Its advantages are those of Reinforce++.
+    """
+
+    clip_low: Reach = 0.2
+    clip_high: Reach = 0.2
+    pre_clip: AboveOne = 1e3
+    sigma: _AboveZero = 3.0
+
+    def prepare(self, x: LossInputs) -> Prepared:
+        """keep: [N], 0 where the token is left out."""
+        a, mask = x.advantages.double(), x.mask.double()
+        n, total = dist.total(float(mask.sum()), float((a * mask).sum()))
+        mean = total / max(n, 1.0)
+        (squares,) = dist.total(float(((a - mean) ** 2 * mask).sum()))
+        reach = self.sigma * (squares / max(n, 1.0)) ** 0.5
+        return {"keep": ((a - mean).abs() <= reach * (1 + 1e-9) + 1e-12).to(x.mask.dtype)}
+
+    def __call__(self, x: LossInputs) -> tuple[torch.Tensor, Metrics]:
+        bound = math.log(self.pre_clip)
+        ratio, keep = x.log_ratio.clamp(-bound, bound).exp(), x.prepared["keep"]
+        per_token, metrics = surrogate(x, ratio, self.clip_low, self.clip_high)
+        return per_token * keep, clipping(ratio, metrics["clipped"] | (keep == 0))
+
+
+@requires("step")
+@dataclass(frozen=True)
+class ClipCov:
+    """PPO's clipped term; a few tokens drawn at random among those with a high covariance have no gradient. -> [N].
+
+    Covariance: (A - mean A)(logp - mean logp), means over the trained tokens of the step. Drawn are `share` of all
+    trained tokens (at least one) among those between `cov_low` and `cov_high` that the clip does not take anyway.
+    The draw depends on the seed, the step and the rollout, not on batches or processes. Clip-Cov of The Entropy
+    Mechanism of RL (arXiv 2505.22617).
+    """
+
+    share: _Share = 2e-4
+    cov_low: float = 1.0
+    cov_high: float = 5.0
+    clip_low: Reach = 0.2
+    clip_high: Reach = 0.2
+
+    def prepare(self, x: LossInputs) -> Prepared:
+        """keep: [N], 0 on the tokens drawn."""
+        cov, ratio, a = _covariance(x), x.log_ratio.exp(), x.advantages
+        clipped = ((ratio > 1 + self.clip_high) & (a > 0)) | ((ratio < 1 - self.clip_low) & (a < 0))
+        eligible = (cov > self.cov_low) & (cov < self.cov_high) & (x.mask > 0) & ~clipped
+        drawn = _first(eligible, torch.zeros_like(cov), token_keys(x), _portion(x, self.share))
+        return {"keep": (~drawn).to(x.mask.dtype)}
+
+    def __call__(self, x: LossInputs) -> tuple[torch.Tensor, Metrics]:
+        ratio, keep = x.log_ratio.exp(), x.prepared["keep"]
+        per_token, metrics = surrogate(x, ratio, self.clip_low, self.clip_high)
+        return per_token * keep, clipping(ratio, metrics["clipped"] | (keep == 0))
+
+
+@requires("step")
+@dataclass(frozen=True)
+class KlCov:
+    """-r A per token, not clipped, plus coef |logp - old logp| on the `share` of the step's trained tokens (at least
+    one) with the highest covariance, see clip_cov. -> [N].
+
+    KL-Cov of The Entropy Mechanism of RL (arXiv 2505.22617). While the weights are those that sampled the
+    penalty has no gradient, so it needs rollout.updates or rollout.minibatches above 1.
+    """
+
+    share: _Share = 2e-4
+    coef: _NotNegative = 1.0
+
+    def prepare(self, x: LossInputs) -> Prepared:
+        """held: [N], 1 on the tokens with the penalty."""
+        held = _first(x.mask > 0, -_covariance(x), token_keys(x), _portion(x, self.share))
+        return {"held": held.to(x.mask.dtype)}
+
+    def __call__(self, x: LossInputs) -> tuple[torch.Tensor, Metrics]:
+        log_r = x.log_ratio
+        return -log_r.exp() * x.advantages + self.coef * x.prepared["held"] * log_r.abs(), {}
+
+
+def token_keys(x: LossInputs) -> torch.Tensor:
+    """[N] int64, random by seed, step, rollout and place in it: the same in any batch and on any process."""
+    _, counts = torch.unique_consecutive(x.rollout_id, return_counts=True)
+    place = torch.arange(len(x.rollout_id), device=x.rollout_id.device)
+    place = place - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    rollout = x.rollout_id if x.identity is None else x.spread(x.identity)
+    key = torch.full_like(place, x.seed)
+    for part in (torch.full_like(place, x.step), rollout, place):
+        key = _mixed(key ^ _mixed(part))
+    return key
+
+
+def _mixed(z: torch.Tensor) -> torch.Tensor:
+    """splitmix64 (Steele et al. 2014) of int64; products wrap around."""
+    z = z + (0x9E3779B97F4A7C15 - 2**64)
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * (0xBF58476D1CE4E5B9 - 2**64)
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * (0x94D049BB133111EB - 2**64)
+    return z ^ ((z >> 31) & (2**33 - 1))
+
+
+def _covariance(x: LossInputs) -> torch.Tensor:
+    """[N] float64; see ClipCov."""
+    a, logp, mask = x.advantages.double(), x.logprobs.detach().double(), x.mask.double()
+    n, sum_a, sum_l = dist.total(float(mask.sum()), float((a * mask).sum()), float((logp * mask).sum()))
+    return (a - sum_a / max(n, 1.0)) * (logp - sum_l / max(n, 1.0))
+
+
+def _portion(x: LossInputs, share: float) -> int:
+    return max(int(share * x.total_tokens), 1)
+
+
+def _first(eligible: torch.Tensor, values: torch.Tensor, keys: torch.Tensor, count: int) -> torch.Tensor:
+    """[N] bool: the `count` eligible tokens of all processes with the least value, then the least key."""
+    every_value, every_key = everywhere(values[eligible]), everywhere(keys[eligible])
+    if len(every_key) <= count:
+        return eligible
+    order = every_key.argsort()
+    order = order[every_value[order].argsort(stable=True)]
+    value, key = every_value[order[count - 1]], every_key[order[count - 1]]
+    return eligible & ((values < value) | ((values == value) & (keys <= key)))
+
+
+LOSSES: dict[str, Any] = {"nft": nft, "pacs": Pacs, "oreal": Oreal, "stable_reinforce": StableReinforce,
+                          "clip_cov": ClipCov, "kl_cov": KlCov}

@@ -1,0 +1,66 @@
+"""Statistics of each rollout's group, [R] -> [R]. NaN stands for unscorable and is in none of them."""
+
+from __future__ import annotations
+
+import torch
+
+from vlrl.algo.inputs import Scores
+
+
+def total(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """The sum over each rollout's group."""
+    filled = torch.where(values.isnan(), 0.0, values)
+    return filled.new_zeros(_count(group)).index_add(0, group, filled)[group]
+
+
+def count(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """How many values each rollout's group has, as floats."""
+    return total(torch.where(values.isnan(), torch.nan, 1.0).to(values.dtype), group)
+
+
+def mean(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """NaN in a group without values."""
+    return total(values, group) / count(values, group)
+
+
+def std(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """With Bessel's correction; NaN in a group of fewer than two values."""
+    squares = (values - mean(values, group)) ** 2
+    return (total(squares, group) / (count(values, group) - 1)).sqrt()
+
+
+def smallest(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """Infinite in a group without values."""
+    filled = torch.where(values.isnan(), torch.inf, values)
+    return filled.new_full((_count(group),), torch.inf).scatter_reduce(0, group, filled, "amin")[group]
+
+
+def largest(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """-infinite in a group without values."""
+    return -smallest(-values, group)
+
+
+def settled(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """[R] bool: the group has no two different values, so it carries no preference. Exact."""
+    return smallest(values, group) >= largest(values, group)
+
+
+def centred(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """Value - mean of the group; exactly 0 in a settled group, NaN where the value is."""
+    away = values - mean(values, group)
+    return torch.where(settled(values, group) & ~values.isnan(), 0.0, away)
+
+
+def correct(s: Scores, part: str, above: float) -> torch.Tensor:
+    """[R] bool: the reward, or the raw reward part of that name, is above a value. Unscorable is not correct.
+
+    Raises ValueError when no rollout has the part.
+    """
+    if part and part not in s.parts:
+        raise ValueError(f"there is no reward part '{part}'; there are: {', '.join(s.parts)}")
+    values = s.parts[part] if part else s.rewards
+    return (values > above) & ~s.rewards.isnan()
+
+
+def _count(group: torch.Tensor) -> int:
+    return int(group.max()) + 1 if len(group) else 0

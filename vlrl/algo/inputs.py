@@ -1,0 +1,159 @@
+"""What the functions of the objective see: `Scores` before the advantage, `LossInputs` before the loss.
+
+Both are flat: R rollouts, N answer tokens, never [B, L], so packed and padded batches give the same value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlrl import dist
+
+Metrics = dict[str, torch.Tensor]
+"""Sums over the trained tokens of this micro-batch; divided by the token count later."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The rollouts of one step over all processes, in the order of their groups. R rollouts."""
+
+    rewards: torch.Tensor
+    """[R] float64; NaN = unscorable."""
+    group: torch.Tensor
+    """[R] int64 number of the group, 0, 1, ...; the rollouts of a group stand side by side."""
+    lengths: torch.Tensor
+    """[R] float64, tokens that the model wrote of each answer: all of it, in however many steps."""
+    task: torch.Tensor
+    """[R] int64, place in task_names."""
+    task_names: Sequence[str] = ()
+    parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """[R] raw reward parts by name; NaN = unscorable, or a part that the rollout's task does not have."""
+    part_weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """[R] weight of each part in the reward of the rollout."""
+    greedy: torch.Tensor | None = None
+    """[R] reward of the greedy answer to the rollout's prompt, for functions that require "greedy"."""
+    truncated: torch.Tensor | None = None
+    """[R] bool."""
+    tokens: Sequence[np.ndarray] = ()
+    """[R][T] token ids, for functions that require "tokens"."""
+    masks: Sequence[np.ndarray] = ()
+    """[R][T] bool, the trained tokens, likewise."""
+    texts: Sequence[str] = ()
+    """[R] the answers, for functions that require "texts"."""
+    kl: Sequence[np.ndarray] = ()
+    """[R][T] log p(sampler) - log p(reference) for functions that require "token_kl", where algo.kl_in=reward; else
+    empty. From the rewards of all other functions its sum over the trained tokens of an answer is taken off before."""
+    kl_coef: float = 0.0
+    """Weight of the KL in the reward."""
+    max_length: int = 0
+    """rollout.max_new_tokens."""
+    step: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class LossInputs:
+    """Flat tokens of one micro-batch, or (without gradient) of a whole optimizer step on this process.
+
+    N answer tokens, R rollouts of the optimizer step on this process.
+    """
+
+    logprobs: torch.Tensor
+    """[N] current policy, with gradient."""
+    old_logprobs: torch.Tensor
+    """[N] trainer at the weights that sampled."""
+    advantages: torch.Tensor
+    """[N] each token's advantage."""
+    mask: torch.Tensor
+    """[N] 1.0 on trained tokens, 0.0 on the rest."""
+    weights: torch.Tensor
+    """[N] the sample's weight."""
+    rollout_id: torch.Tensor
+    """[N] number of the rollout, 0..R-1; the tokens of a rollout stand side by side."""
+    lengths: torch.Tensor
+    """[R] trained tokens of each rollout."""
+    total_tokens: float
+    """Trained tokens of the optimizer step over all processes."""
+    total_sequences: float
+    """Rollouts with at least one trained token, likewise."""
+    max_length: int
+    """rollout.max_new_tokens."""
+    sampler_logprobs: torch.Tensor | None = None
+    """[N] of the engine that sampled; those of the trainer where a token was trained under another prompt."""
+    reference_logprobs: torch.Tensor | None = None
+    """[N], for functions that require "reference"."""
+    entropy: torch.Tensor | None = None
+    """[N] nats of the whole distribution at the sampled temperature, without gradient."""
+    tokens: torch.Tensor | None = None
+    """[N] token ids."""
+    texts: Sequence[str] = ()
+    """[N] text of each token, for functions that require "texts"."""
+    rewards: torch.Tensor | None = None
+    """[R]; NaN = unscorable."""
+    group: torch.Tensor | None = None
+    """[R] number of each rollout's group on this process. A group never spans optimizer steps or processes."""
+    difficulty: torch.Tensor | None = None
+    """[R] difficulty of the row in [0, 1], 1 = hardest; NaN = the row does not say."""
+    identity: torch.Tensor | None = None
+    """[R] int64, a number that tells rollouts apart and is the same on whatever process, in whatever order."""
+    stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """[N, ...] statistics of the logits that a function requires ("stat:<name>"), with gradient."""
+    old_stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """The same at the weights that sampled ("old_stat:<name>"); {} where those are the current ones."""
+    prepared: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """[N], [R] or numbers: what the function's own `prepare` made of the whole optimizer step."""
+    step: int = 0
+    """For functions that draw at random: the same on a resumed run."""
+    seed: int = 0
+
+    def per_sequence(self, values: torch.Tensor) -> torch.Tensor:
+        """[N] -> [R] sums over the trained tokens of each rollout; with gradient."""
+        values = values * self.mask
+        return torch.zeros_like(self.lengths, dtype=values.dtype).index_add(0, self.rollout_id, values)
+
+    def sequence_mean(self, values: torch.Tensor) -> torch.Tensor:
+        """[N] -> [R] means over the trained tokens of each rollout; 0 where there is none."""
+        return self.per_sequence(values) / self.lengths.clamp(min=1)
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """[R] -> [N], the value of each token's rollout."""
+        return values[self.rollout_id]
+
+    def group_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """[R] -> [R], the sum over each rollout's group."""
+        assert self.group is not None
+        _, group = torch.unique(self.group, return_inverse=True)
+        return torch.zeros_like(values).index_add(0, group, values)[group]
+
+    @property
+    def log_ratio(self) -> torch.Tensor:
+        """[N] log p - log p(old), within +-20; with gradient."""
+        return (self.logprobs - self.old_logprobs).clamp(-20, 20)
+
+    def correct(self, above: float) -> torch.Tensor:
+        """[R] bool: a reward above `above`; an unscorable rollout is not."""
+        assert self.rewards is not None
+        return self.rewards > above  # NaN is above nothing
+
+
+def everywhere(values: torch.Tensor) -> torch.Tensor:
+    """[n] of this process -> those of all processes, in rank order. Called on all of them, equally often."""
+    return torch.cat([torch.as_tensor(part) for part in dist.gather(values.detach().cpu())]).to(values.device)
+
+
+def requires(*what: str) -> Callable[[Any], Any]:
+    """Says what a function needs beyond the rewards or log-probabilities that are there; braces hold its options.
+
+    "reference", "entropy", "stat:<name>", "old_stat:<name>"; before the loss "greedy", "tokens", "texts", "token_kl",
+    "parts" = reads the reward parts instead of the reward, "local" = the groups of its own process suffice; "step" =
+    its `prepare` needs the current log-probabilities (and entropy, statistics) of the whole optimizer step, which costs
+    a pass without gradient before it. A `prepare` without "step" gets zeros for them and costs nothing.
+    """
+    def mark(function: Any) -> Any:
+        function.requires = frozenset(what)
+        return function
+    return mark

@@ -1,0 +1,82 @@
+"""Estimators of the KL to the reference: `(LossInputs, options) -> per_token [N]`, with d = reference logp - logp.
+
+In the loss they are added after weights and correction. d is kept within +-clamp, so that nothing overflows.
+J. Schulman, Approximating KL Divergence (2020) has k1, k2 and k3; which of them has a useful gradient as a loss is in
+A Comedy of Estimators (arXiv 2506.09477) and in docs/objectives.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+
+from vlrl.algo.inputs import LossInputs
+
+_AboveZero = Annotated[float, Field(gt=0)]
+
+
+def k1(x: LossInputs, clamp: _AboveZero = 20.0) -> torch.Tensor:
+    """-d. Unbiased, but as a loss its gradient is zero in expectation: for the reward. -> [N]."""
+    return -_distance(x, clamp)
+
+
+def k2(x: LossInputs, clamp: _AboveZero = 20.0) -> torch.Tensor:
+    """d^2 / 2. Biased as a value; its gradient is that of the reverse KL. -> [N]."""
+    return _distance(x, clamp) ** 2 / 2
+
+
+def k3(x: LossInputs, clamp: _AboveZero = 20.0, limit: _AboveZero | None = None) -> torch.Tensor:
+    """exp(d) - d - 1, at most `limit`: unbiased and never negative; GRPO (arXiv 2402.03300) eq. 4. -> [N].
+
+    limit=10 is verl's and EasyR1's.
+    """
+    d = _distance(x, clamp)
+    value = d.exp() - d - 1
+    return value if limit is None else value.clamp(max=limit)
+
+
+def k1_plus(x: LossInputs, clamp: _AboveZero = 20.0) -> torch.Tensor:
+    """The value of k1 with the gradient of k2 (straight-through), as in verl. -> [N]."""
+    return _straight_through(k1(x, clamp), k2(x, clamp))
+
+
+def k3_plus(x: LossInputs, clamp: _AboveZero = 20.0, limit: _AboveZero | None = None) -> torch.Tensor:
+    """The value of k3 with the gradient of k2 (straight-through), as in verl. -> [N]."""
+    return _straight_through(k3(x, clamp, limit), k2(x, clamp))
+
+
+def k3_unbiased(x: LossInputs, clamp: _AboveZero = 20.0, level: Literal["token", "sequence"] = "token") -> torch.Tensor:
+    """r * k3, r = the ratio to the policy that sampled, not clipped: unbiased also off-policy, and so is its gradient.
+    -> [N].
+
+    `level` of the ratio: of each token, or exp(mean_t log-ratio) of its rollout. DeepSeek-V3.2 (arXiv 2512.02556).
+    """
+    log_r = x.log_ratio if level == "token" else x.spread(x.sequence_mean(x.log_ratio))
+    return log_r.exp() * k3(x, clamp)
+
+
+def k3_score(x: LossInputs, clamp: _AboveZero = 20.0, from_sampler: bool = False) -> torch.Tensor:
+    """w * k3, w = exp(logp - sg(logp)) = 1: adds the gradient that sampling has, which k3 alone lacks. -> [N].
+
+    `from_sampler`: w = exp(logp - the engine's logp). Arxiv 2506.09477 section 4; the default of NeMo-RL.
+    """
+    anchor = x.logprobs.detach()
+    if from_sampler:
+        assert x.sampler_logprobs is not None
+        anchor = x.sampler_logprobs
+    return (x.logprobs - anchor).clamp(-20, 20).exp() * k3(x, clamp)
+
+
+def _distance(x: LossInputs, clamp: float) -> torch.Tensor:
+    assert x.reference_logprobs is not None
+    return (x.reference_logprobs - x.logprobs).clamp(-clamp, clamp)
+
+
+def _straight_through(value: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+    return slope + (value - slope).detach()
+
+
+KLS: dict[str, Any] = {"k1": k1, "k2": k2, "k3": k3, "k1_plus": k1_plus, "k3_plus": k3_plus,
+                       "k3_unbiased": k3_unbiased, "k3_score": k3_score}

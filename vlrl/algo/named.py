@@ -1,0 +1,111 @@
+"""Settings that name a function -> the function with its options: `bind`.
+
+The functions of the objective are plain functions in tables; the parameters after the first are their options, checked
+against their annotations. An option is a setting like any other: `algo.loss.cap=5`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, get_type_hints
+
+import pydantic
+
+from vlrl.errors import ConfigError, did_you_mean
+from vlrl.plugins import resolve
+from vlrl.settings_base import Named, refuse_bool
+
+_FINITE = pydantic.ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A function of the objective with its options: called with what it looks at alone."""
+
+    name: str
+    function: Any
+    """A function, or an object made with the options where the name stands for a class."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    requires: frozenset[str] = frozenset()
+    """What it needs beyond what is there anyway; see inputs.requires."""
+
+    def __call__(self, *seen: Any) -> Any:
+        return self.function(*seen, **self.options)
+
+    @property
+    def prepare(self) -> Callable[[Any], Mapping[str, Any]] | None:
+        """What it makes of a whole optimizer step first; None for most."""
+        prepare = getattr(self.function, "prepare", None)
+        if prepare is None:
+            return None
+        wanted = inspect.signature(prepare).parameters
+        return partial(prepare, **{k: v for k, v in self.options.items() if k in wanted})
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs; {} for a function."""
+        return self.function.state_dict() if hasattr(self.function, "state_dict") else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            self.function.load_state_dict(state)
+
+
+def bind(setting: str, named: Named, table: Mapping[str, Any], seen: int = 1, made_with: tuple[Any, ...] = (),
+         **shared: Any) -> Bound:
+    """The function or class that a setting names, with its options: the parameters after the first `seen`.
+
+    A class is made with `made_with` and then its options.
+
+    `shared` are settings of several functions (algo.clip_low): those that are not None go to a function that has a
+    parameter of that name, unless the option itself is given. Raises ConfigError that names the setting when the name
+    is unknown, an option is unknown, missing or of the wrong type, or a class refuses its options.
+    """
+    function = resolve(setting, named.name, table)
+    known = parameters(function, len(made_with) if inspect.isclass(function) else seen)
+    given = {**{k: v for k, v in shared.items() if v is not None and k in known}, **named.options}
+    for option, value in named.options.items():
+        if option not in known:
+            listed = ", ".join(known) or "none"
+            raise ConfigError(f"{setting}.{option}={value!r}: '{named.name}' has no option '{option}'."
+                              f"{did_you_mean(option, known)} Its options: {listed}.")
+    options = {k: _checked(f"{setting}.{k}", known[k][0], v) for k, v in given.items()}
+    lacking = [k for k, (_, default) in known.items() if default is inspect.Parameter.empty and k not in options]
+    if lacking:
+        raise ConfigError(f"{setting}={named.name!r} needs {setting}.{lacking[0]}: give it a value")
+    defaults = {k: default for k, (_, default) in known.items()}
+    requires = frozenset(what.format(**{**defaults, **options}) for what in getattr(function, "requires", ()))
+    if not inspect.isclass(function):
+        return Bound(named.name, function, options, requires)
+    try:
+        return Bound(named.name, function(*made_with, **options), {}, requires)
+    except ValueError as error:
+        raise ConfigError(f"{setting}={named.name!r}: {error}") from None
+
+
+def parameters(function: Callable[..., Any], seen: int = 1) -> dict[str, tuple[Any, Any]]:
+    """Annotation and default of each option: the parameters after the first `seen`, of a class those of __init__."""
+    hints = _hints(function.__init__ if inspect.isclass(function) else function)
+    listed = list(inspect.signature(function).parameters.values())
+    named = [p for p in listed[seen:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return {p.name: (hints.get(p.name, Any), p.default) for p in named}
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):  # own code whose annotations are imported for type checkers only
+        return {}
+
+
+def _checked(setting: str, kind: Any, value: Any) -> Any:
+    """The value as its annotation wants it; ConfigError naming the setting."""
+    try:
+        config = None if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel) else _FINITE
+        return pydantic.TypeAdapter(kind, config=config).validate_python(refuse_bool(kind, value))
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{setting}={value!r}: {error.errors()[0]['msg']}") from None
+    except ValueError as error:
+        raise ConfigError(f"{setting}={value!r}: {error}") from None

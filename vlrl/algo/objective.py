@@ -1,0 +1,133 @@
+"""The loss of one micro-batch, composed of functions chosen by name.
+
+    loss = aggregate(term * weights * correction + kl_coef * kl * kl_weights) + token mean of the entropy term
+
+Every share is divided by counts of the whole optimizer step, so its gradient does not depend on micro-batches,
+accumulation, packing or processes. What needs more than one rollout (a quantile, a sum over a group) is made of the
+whole step first: `prepare`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from vlrl.algo.aggregation import AGGREGATIONS
+from vlrl.algo.correction import CORRECTIONS
+from vlrl.algo.entropy import ENTROPIES
+from vlrl.algo.inputs import LossInputs, Metrics
+from vlrl.algo.kl import KLS
+from vlrl.algo.named import Bound, bind, parameters
+from vlrl.algo.terms import LOSSES
+from vlrl.algo.weights import WEIGHTS
+from vlrl.errors import ConfigError
+from vlrl.settings_algo import AlgoSettings
+from vlrl.settings_base import Named
+
+Prepared = dict[str, Mapping[str, torch.Tensor]]
+"""What each function made of the whole optimizer step, by its place in `Objective.functions`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """The functions of one loss, with their options."""
+
+    term: Bound
+    aggregation: Bound
+    weights: Sequence[Bound] = ()
+    correction: Bound | None = None
+    kl: Bound | None = None
+    """None when the KL is not a term of the loss."""
+    kl_weights: Sequence[Bound] = ()
+    entropy: Bound | None = None
+
+    @classmethod
+    def of(cls, algo: AlgoSettings) -> Objective:
+        """Raises ConfigError naming the setting; see named.bind."""
+        clips: dict[str, Any] = {"clip_low": algo.clip_low, "clip_high": algo.clip_high}
+        correction = optional("algo.correction", algo.correction, CORRECTIONS)
+        _refuse_empty(correction)
+        kl = bind("algo.kl", algo.kl, KLS, **clips)
+        kl_weights = [bind(f"algo.kl_weights.{i}", w, WEIGHTS) for i, w in enumerate(algo.kl_weights)]
+        in_loss = algo.kl_coef > 0 and algo.kl_in == "loss"
+        return cls(
+            term=bind("algo.loss", algo.loss, LOSSES, **clips),
+            aggregation=bind("algo.aggregation", algo.aggregation, AGGREGATIONS, seen=2),
+            weights=[bind(f"algo.weights.{i}", w, WEIGHTS) for i, w in enumerate(algo.weights)],
+            correction=correction, kl=kl if in_loss else None, kl_weights=kl_weights if in_loss else (),
+            entropy=optional("algo.entropy", algo.entropy, ENTROPIES))
+
+    @property
+    def functions(self) -> dict[str, Bound]:
+        """By place."""
+        many = {**{f"weights.{i}": w for i, w in enumerate(self.weights)},
+                **{f"kl_weights.{i}": w for i, w in enumerate(self.kl_weights)}}
+        one = {"loss": self.term, "aggregation": self.aggregation, "correction": self.correction, "kl": self.kl,
+               "entropy": self.entropy}
+        return {**{k: v for k, v in one.items() if v is not None}, **many}
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """Of all functions; "reference" with a KL."""
+        own = frozenset[str]().union(*(f.requires for f in self.functions.values()))
+        return own | ({"reference"} if self.kl else set())
+
+    @property
+    def prepares(self) -> bool:
+        """Whether a function makes something of the whole optimizer step."""
+        return any(f.prepare for f in self.functions.values())
+
+    def prepare(self, x: LossInputs) -> Prepared:
+        """What the functions make of a whole optimizer step, without gradient; on every process at the same time."""
+        with torch.no_grad():
+            return {place: made(x) for place, f in self.functions.items() if (made := f.prepare)}
+
+    def __call__(self, x: LossInputs, kl_coef: float = 0.0) -> tuple[torch.Tensor, Metrics]:
+        """This process's share of the loss (summing over micro-batches and processes gives the whole), and metrics:
+        sums over the trained tokens, and what the term says of each token ("clipped", "ratio") as [N]."""
+        per_token, metrics = self.term(_of(x, "loss"))
+        factors = [w(_of(x, f"weights.{i}")) for i, w in enumerate(self.weights)]
+        if self.correction:
+            factor, more = self.correction(_of(x, "correction"))
+            factors, metrics = [*factors, factor], {**metrics, **more}
+        for factor in factors:
+            per_token = per_token * factor
+        if self.kl and kl_coef:
+            kl = self.kl(_of(x, "kl"))
+            for i, weight in enumerate(self.kl_weights):
+                kl = kl * weight(_of(x, f"kl_weights.{i}"))
+            per_token = per_token + kl_coef * kl
+            metrics = {**metrics, "kl": (kl.detach() * x.mask).sum()}
+        loss = self.aggregation(per_token, _of(x, "aggregation"))
+        if self.entropy:
+            held, more = self.entropy(_of(x, "entropy"))
+            loss, metrics = loss + (held * x.mask).sum() / max(x.total_tokens, 1.0), {**metrics, **more}
+        return loss, metrics
+
+
+def optional(setting: str, named: Named, table: Mapping[str, object]) -> Bound | None:
+    """`bind` for a setting that may be "none"."""
+    if named.name != "none":
+        return bind(setting, named, {"none": None, **table})
+    for option, value in named.options.items():
+        raise ConfigError(f"{setting}.{option}={value!r}: 'none' has no options; choose a name: {', '.join(table)}")
+    return None
+
+
+def _refuse_empty(correction: Bound | None) -> None:
+    """Raises ConfigError where no weight is within the bounds."""
+    if correction is not None and not inspect.isclass(correction.function):
+        known = {k: default for k, (_, default) in parameters(correction.function).items()} | {**correction.options}
+        low, high = known.get("low"), known.get("high")
+        if isinstance(low, float) and isinstance(high, float) and low > high:
+            raise ConfigError(f"algo.correction.low={low:g} is above algo.correction.high={high:g}, so no weight is "
+                              "within them: raise high, or lower low")
+
+
+def _of(x: LossInputs, place: str) -> LossInputs:
+    """What a function sees: of what was prepared, its own."""
+    return replace(x, prepared=x.prepared.get(place, {})) if x.prepared else x

@@ -1,0 +1,167 @@
+"""Changes of the rewards before the advantage: `Scores -> [R]` rewards; unscorable rollouts stay NaN.
+
+What is stored as the reward is what the task paid. An answer is correct when its reward, or the raw part named by
+`part`, is above `correct`. All of them look at one group at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import torch
+
+from vlrl.algo import grouped
+from vlrl.algo.inputs import Scores, requires
+from vlrl.settings_base import Count, NonNegative, Positive, Rate
+
+
+@requires("local")
+def overlong(s: Scores, weight: NonNegative = 1.0, limit: Positive | None = None,
+             buffer: Positive | None = None) -> torch.Tensor:
+    """+ weight * (0 up to limit - buffer tokens, falling in a line to -1 at limit, -1 beyond it).
+
+    limit: rollout.max_new_tokens by default; buffer: a fifth of it. DAPO (arXiv 2503.14476) eq. 13, which has 20,480
+    and 4,096.
+    """
+    most = float(limit or s.max_length)
+    room = float(buffer or most / 5)
+    return s.rewards - weight * ((s.lengths - (most - room)) / room).clamp(0, 1)
+
+
+@requires("local")
+def kimi_length(s: Scores, weight: NonNegative = 1.0, after: Count = 0, correct: float = 0.5,
+                part: str = "") -> torch.Tensor:
+    """+ weight * l for a correct answer, + weight * min(0, l) for a wrong one, l = 0.5 - (L - min) / (max - min) over
+    the lengths of the group, 0 where all are equal.
+
+    after: steps before it begins, as the authors warm up without it. Kimi k1.5 (arXiv 2501.12599) section 2.3.3.
+    """
+    lengths = torch.where(s.rewards.isnan(), torch.nan, s.lengths)
+    least, most = grouped.smallest(lengths, s.group), grouped.largest(lengths, s.group)
+    share = torch.where(most > least, 0.5 - (lengths - least) / (most - least), 0.0)
+    bonus = torch.where(grouped.correct(s, part, correct), share, share.clamp(max=0))
+    return s.rewards + (weight if s.step >= after else 0.0) * bonus
+
+
+@requires("local")
+def length_bonus(s: Scores, bonus: float = 0.2, low: Count = 320, high: Count = 512, correct: float = 0.1,
+                 part: str = "") -> torch.Tensor:
+    """+ bonus for a correct answer of low to high tokens, in a group with at least two correct ones.
+
+    Video-R1 (arXiv 2503.21776) eq. 4; constants of its code.
+    """
+    right = grouped.correct(s, part, correct)
+    enough = grouped.total(right.to(s.rewards.dtype), s.group) >= 2
+    within = right & enough & (s.lengths >= low) & (s.lengths <= high)
+    return s.rewards + bonus * within.to(s.rewards.dtype)
+
+
+@requires("local")
+def cosine(s: Scores, correct_short: float = 2.0, correct_long: float = 1.0, wrong_short: float = -10.0,
+           wrong_long: float = 0.0, exceed: float = -10.0, limit: Positive | None = None, correct: float = 0.5,
+           part: str = "") -> torch.Tensor:
+    """Replaces the reward by long + (short - long) * (1 + cos(pi L / limit)) / 2, of the pair for correct or wrong
+    answers; `exceed` for a truncated answer.
+
+    Short correct answers earn most, short wrong ones lose most. limit: rollout.max_new_tokens by default. Demystifying
+    long chain-of-thought (arXiv 2502.03373) section 4.2.
+    """
+    most = float(limit or s.max_length)
+    right = grouped.correct(s, part, correct)
+    fall = (1 + torch.cos(torch.pi * (s.lengths / most).clamp(max=1))) / 2
+    values = torch.where(right, correct_long + (correct_short - correct_long) * fall,
+                         wrong_long + (wrong_short - wrong_long) * fall)
+    over = s.lengths >= most if s.truncated is None else s.truncated
+    return _keep_unscorable(s, torch.where(over, exceed, values))
+
+
+@requires("local")
+def dast(s: Scores, slope: float = -0.5, offset: float = 0.5, limit: Positive | None = None, correct: float = 0.5,
+         part: str = "") -> torch.Tensor:
+    """+ max(slope * l + offset, 0.1) for a correct answer, + min(0.9 * l - 0.1, -0.1) for a wrong one.
+
+    l = (L - B) / B, and the budget B = p * mean length of the correct ones + (1 - p) * limit with the share p of
+    correct answers: hard prompts may think longer. limit: rollout.max_new_tokens by default. DAST (arXiv 2503.04472)
+    as in UI-R1-E (arXiv 2503.21620).
+    """
+    right = grouped.correct(s, part, correct)
+    share = grouped.total(right.to(s.rewards.dtype), s.group) / grouped.count(s.rewards, s.group)
+    length = grouped.mean(torch.where(right, s.lengths, torch.nan), s.group)
+    budget = torch.where(share > 0, share * length, 0.0) + (1 - share) * float(limit or s.max_length)
+    away = s.lengths / budget.clamp(min=1) - 1
+    return s.rewards + torch.where(right, (slope * away + offset).clamp(min=0.1), (0.9 * away - 0.1).clamp(max=-0.1))
+
+
+@requires("local", "texts")
+def step_pruner(s: Scores, weight: NonNegative = 0.5, correct: float = 0.5, part: str = "") -> torch.Tensor:
+    """- weight * (1 - fewest / steps) for a correct answer, fewest = steps of the shortest correct answer of the group;
+    what a wrong answer earned above 0 is withheld.
+
+    Steps are paragraphs, so that merging sentences saves nothing. Step Pruner (arXiv 2510.03805), as described there:
+    the size of the penalty is ours, and its halt at overlong steps is left to who watches the run.
+    """
+    right = grouped.correct(s, part, correct)
+    steps = torch.tensor([max(1, len(_paragraphs(text))) for text in s.texts], dtype=s.rewards.dtype)
+    fewest = grouped.smallest(torch.where(right, steps, torch.nan), s.group)
+    return torch.where(right, s.rewards - weight * (1 - fewest / steps), s.rewards.clamp(max=0))
+
+
+@requires("local", "texts")
+def grsp(s: Scores, weight: NonNegative = 0.1, clusters: Positive = 4, ratio: Rate = 0.5, correct: float = 0.5,
+         part: str = "") -> torch.Tensor:
+    """- weight * sum_k w_k z_k for a correct answer: z_k = (c_k - mean) / std over the group, of the count c_k of its
+    segments in cluster k.
+
+    Reasoning is cut into segments at paragraphs and at words that turn it (but, wait, so, ...); the segments of a group
+    form clusters of equal size by length in words. w_k falls by `ratio` from the shortest cluster to the longest and
+    sums to 1: many short segments are a meandering thought. z is clipped to +-3.
+    Mitigating overthinking through reasoning shaping (GRSP, arXiv 2510.09535), as described there; the constants are
+    ours.
+    """
+    right = grouped.correct(s, part, correct)
+    segments = [[len(piece.split()) for piece in _segments(text)] for text in s.texts]
+    counts = torch.zeros(clusters, len(segments), dtype=s.rewards.dtype)
+    members: dict[int, list[int]] = defaultdict(list)
+    for i, number in enumerate(s.group.tolist()):
+        members[number].append(i)
+    for rollouts in members.values():
+        lengths = torch.tensor([n for i in rollouts for n in segments[i]], dtype=torch.float64)
+        if not len(lengths):
+            continue
+        bounds = torch.quantile(lengths, torch.arange(1, clusters, dtype=torch.float64) / clusters)
+        for i in rollouts:
+            own = torch.bucketize(torch.tensor(segments[i], dtype=torch.float64), bounds)
+            counts[:, i] = torch.bincount(own, minlength=clusters).to(counts.dtype)
+    share = ratio ** torch.arange(clusters, dtype=s.rewards.dtype)
+    penalty = torch.zeros_like(s.rewards)
+    for k in range(clusters):
+        known = torch.where(s.rewards.isnan(), torch.nan, counts[k])
+        z = grouped.centred(known, s.group) / grouped.std(known, s.group)
+        penalty += share[k] / share.sum() * torch.where(z.isnan(), 0.0, z.clamp(-3, 3))
+    return torch.where(right, s.rewards - weight * penalty, s.rewards)
+
+
+SHAPINGS = {"overlong": overlong, "kimi_length": kimi_length, "length_bonus": length_bonus, "cosine": cosine,
+            "dast": dast, "step_pruner": step_pruner, "grsp": grsp}
+
+_TURNS = re.compile(r"\n\s*\n|(?=\b(?:but|wait|however|alternatively|hmm|so|therefore|thus|hence|then|next|also|first|"
+                    r"second|third|finally|let me|let's)\b)", re.IGNORECASE)
+"""Where a segment of reasoning ends."""
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Those of the reasoning: what stands before the answer tag or after a think tag."""
+    return [p for p in re.split(r"\n\s*\n", _reasoning(text)) if p.strip()]
+
+
+def _segments(text: str) -> list[str]:
+    return [p for p in _TURNS.split(_reasoning(text)) if p.strip()]
+
+
+def _reasoning(text: str) -> str:
+    return text.partition("<answer>")[0].replace("<think>", "").partition("</think>")[0]
+
+
+def _keep_unscorable(s: Scores, values: torch.Tensor) -> torch.Tensor:
+    return torch.where(s.rewards.isnan(), torch.nan, values)

@@ -1,0 +1,92 @@
+"""Statistics of a token's whole distribution, by name: "entropy", "nucleus_entropy:0.8", "top:5".
+
+A function of the objective asks for one with `requires("stat:<name>")`. Each is computed on the logits of a chunk of
+tokens, before they are dropped (logprobs.token_stats), and is differentiable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from vlrl.errors import ConfigError, did_you_mean
+from vlrl.logprobs import Statistic
+
+
+def entropy() -> Statistic:
+    """-sum_v p log p of the whole distribution, nats. -> [n]."""
+    return lambda logits, targets: _entropy(logits.log_softmax(-1))
+
+
+def nucleus_entropy(p: float) -> Statistic:
+    """Entropy of the distribution renormalised over its nucleus: the fewest most probable tokens that together have
+    at least probability p. -> [n] nats; 0 where one token has it. SIREN (arXiv 2509.25133), as described there."""
+    if not 0 < p <= 1:
+        raise ValueError(f"a nucleus has a probability above 0 and up to 1, not {p:g}")
+
+    def statistic(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logprobs = logits.log_softmax(-1)
+        with torch.no_grad():
+            ordered, places = logprobs.exp().sort(-1, descending=True)
+            beyond = ordered.cumsum(-1) - ordered >= p  # what comes before it suffices already
+            outside = torch.zeros_like(beyond).scatter(-1, places, beyond)
+        return _entropy(logprobs.masked_fill(outside, -torch.inf).log_softmax(-1))
+    return statistic
+
+
+def mean_logprob() -> Statistic:
+    """Mean log-probability of all tokens that can be sampled. -> [n]."""
+    def statistic(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logprobs = logits.log_softmax(-1)
+        none = logprobs == -torch.inf
+        return logprobs.masked_fill(none, 0).sum(-1) / (~none).sum(-1)
+    return statistic
+
+
+def top(k: float) -> Statistic:
+    """Log-probabilities of the k most probable tokens, in falling order. -> [n, k]."""
+    return lambda logits, targets: logits.log_softmax(-1).gather(-1, _most(logits, k))
+
+
+def top_ids(k: float) -> Statistic:
+    """Ids of the k most probable tokens, in falling order; int64 without gradient. -> [n, k]."""
+    return lambda logits, targets: _most(logits, k)
+
+
+STATISTICS: dict[str, Callable[..., Statistic]] = {
+    "entropy": entropy, "nucleus_entropy": nucleus_entropy, "mean_logprob": mean_logprob, "top": top,
+    "top_ids": top_ids}
+
+
+def statistics(required: Iterable[str], kind: str = "stat:") -> dict[str, Statistic]:
+    """Those among what is required, by their names without "stat:" (or "old_stat:"). Raises ConfigError for one that
+    does not exist."""
+    return {name: _statistic(name) for name in sorted(r.removeprefix(kind) for r in required if r.startswith(kind))}
+
+
+def alternatives(k: int) -> dict[str, Statistic]:
+    """Ids and log-probabilities of the k most probable tokens under the names that the store has for them; without
+    gradient. {} for k = 0."""
+    ids, logprobs = top_ids(k), top(k)
+    return {"top_ids": ids, "top_logprobs": lambda logits, targets: logprobs(logits.detach(), targets)} if k else {}
+
+
+def _statistic(name: str) -> Statistic:
+    word, colon, number = name.partition(":")
+    if word not in STATISTICS:
+        raise ConfigError(f"there is no statistic {word!r} (required as 'stat:{name}').{did_you_mean(word, STATISTICS)}"
+                          f" Known: {', '.join(STATISTICS)}.")
+    try:
+        return STATISTICS[word](float(number)) if colon else STATISTICS[word]()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the statistic 'stat:{name}' cannot be had: {error}") from None
+
+
+def _most(logits: torch.Tensor, k: float) -> torch.Tensor:
+    return logits.detach().topk(min(int(k), logits.shape[-1]), -1).indices
+
+
+def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
+    """[n, V] log-probabilities, -inf where there is none -> [n]."""
+    return -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0)).sum(-1)

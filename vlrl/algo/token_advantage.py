@@ -1,0 +1,110 @@
+"""Advantages that differ from token to token: `Scores -> list of [T]`, 0 on tokens that are not trained."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from vlrl.algo import grouped
+from vlrl.algo.inputs import Scores, requires
+from vlrl.settings_base import Fraction, NonNegative
+
+
+@requires("tokens", "token_kl")
+def reinforce_pp(s: Scores, gamma: Fraction = 1.0, eps: NonNegative = 1e-8) -> list[torch.Tensor]:
+    """Returns G_t = sum_{u >= t} gamma^(u - t) r_u over the trained tokens of an answer, then
+    (G - mean) / sqrt(var + eps) over all trained tokens of the step, Bessel's correction.
+
+    r is -kl_coef * k1 on every token where the KL is in the reward, and the reward besides on the last one. No
+    baseline of the group. REINFORCE++ (arXiv 2501.03262) section 3, whitened as in verl.
+    """
+    known = (~s.rewards.isnan()).tolist()
+    trained = [np.asarray(mask, bool) & scorable for mask, scorable in zip(s.masks, known, strict=True)]
+    penalties = [s.kl_coef * kl for kl in s.kl] or [np.zeros(len(mask)) for mask in trained]
+    returns = [_returns(reward, penalty[mask], gamma) for reward, penalty, mask in
+               zip(s.rewards.tolist(), penalties, trained, strict=True)]
+    flat = torch.cat([torch.zeros(0, dtype=torch.float64), *returns])
+    white = whitened(flat, torch.ones_like(flat), eps).split([len(r) for r in returns])
+    out = []
+    for mask, values in zip(trained, white, strict=True):
+        out.append(torch.zeros(len(mask), dtype=torch.float64))
+        out[-1][torch.from_numpy(mask)] = values
+    return out
+
+
+def _returns(reward: float, penalty: np.ndarray, gamma: float) -> torch.Tensor:
+    """[L] discounted sums from each token to the last; penalty [L] is taken off every token."""
+    paid = (-penalty).tolist()
+    if paid:
+        paid[-1] += reward
+    return torch.tensor([*accumulate(reversed(paid), lambda later, now: now + gamma * later)][::-1],
+                        dtype=torch.float64)
+
+
+def whitened(values: torch.Tensor, weights: torch.Tensor, eps: float) -> torch.Tensor:
+    """(x - mean) / sqrt(var + eps) with values [n] counted `weights` [n] times each, Bessel's correction.
+
+    Exactly 0 where all that count are equal. NaN among those that do not count stay NaN.
+    """
+    counted = values[weights > 0]
+    total = weights.sum()
+    if not len(counted) or total <= 1 or bool((counted == counted[0]).all()):
+        return torch.zeros_like(values)
+    filled = torch.where(weights > 0, values, 0.0)
+    mean = (filled * weights).sum() / total
+    variance = ((filled - mean) ** 2 * weights).sum() / (total - 1)
+    return (values - mean) * (variance + eps).rsqrt()
+
+
+@requires("local", "tokens")
+def tempo(s: Scores, eps: NonNegative = 1e-4) -> list[torch.Tensor]:
+    """(R - mean + V_{t+1} - V_t) / (std + eps): V_t is the mean reward of the answers of the group that begin with the
+    tokens before t, V_{t+1} that of those that share token t too.
+
+    The answers of a group form a tree of prefixes. Where it does not branch the correction is 0, and this is grpo.
+    TEMPO: Exploiting Tree Structure for Credit Assignment in RL Training of LLMs (arXiv 2509.18314), read so that
+    values are divided like the reward.
+    """
+    base = grouped.centred(s.rewards, s.group)
+    scale, settled = grouped.std(s.rewards, s.group) + eps, grouped.settled(s.rewards, s.group).tolist()
+    out = [torch.zeros(len(tokens), dtype=torch.float64) for tokens in s.tokens]
+    members: dict[int, list[int]] = defaultdict(list)
+    for i, number in enumerate(s.group.tolist()):
+        if not s.rewards[i].isnan():
+            members[number].append(i)
+    for rollouts in members.values():
+        if settled[rollouts[0]]:
+            continue
+        for i, steps in _branches(rollouts, s.tokens, s.rewards.tolist()).items():
+            mask = torch.from_numpy(np.asarray(s.masks[i], bool))
+            values = torch.full((len(mask),), float(base[i]), dtype=torch.float64)
+            for t, change in steps:
+                values[t] += change
+            out[i] = torch.where(mask, values / scale[i], 0.0)
+    return out
+
+
+def _branches(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Sequence[float]
+              ) -> dict[int, list[tuple[int, float]]]:
+    """V_{t+1} - V_t of each rollout where the tree of their tokens branches: rollout -> [(t, change)]."""
+    found: dict[int, list[tuple[int, float]]] = {i: [] for i in rollouts}
+    nodes = [(0, list(rollouts))]
+    while nodes:
+        t, through = nodes.pop()
+        value = sum(rewards[i] for i in through) / len(through)
+        children: dict[int, list[int]] = defaultdict(list)
+        for i in through:
+            if t < len(tokens[i]):
+                children[int(tokens[i][t])].append(i)
+        for child in children.values():
+            if len(child) < len(through):
+                change = sum(rewards[i] for i in child) / len(child) - value
+                for i in child:
+                    found[i].append((t, change))
+            if len(child) > 1:
+                nodes.append((t + 1, child))
+    return found

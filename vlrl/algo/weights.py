@@ -1,0 +1,155 @@
+"""Weights on tokens or rollouts: `(LossInputs, options) -> [N]`, without gradient.
+
+In algo.weights they multiply the policy term, in algo.kl_weights the KL; the counts that the aggregation divides by
+stay as they are. For a term that is proportional to the advantage, as nearly all are, a positive weight scales it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from vlrl.algo.inputs import LossInputs, everywhere, requires
+
+_NotNegative = Annotated[float, Field(ge=0)]
+_Share = Annotated[float, Field(gt=0, le=1)]
+
+
+@requires("entropy", "step")
+@dataclass(frozen=True)
+class TopEntropy:
+    """1 on the `share` of tokens with the highest entropy, 0 on the others. -> [N].
+
+    At or above the quantile 1 - share of all trained tokens of the optimizer step, over all processes. Beyond the 80/20
+    Rule (arXiv 2506.01939).
+    """
+
+    share: _Share = 0.2
+
+    def prepare(self, x: LossInputs) -> dict[str, torch.Tensor]:
+        """keep: [N]."""
+        assert x.entropy is not None
+        every = everywhere(x.entropy[x.mask > 0].double()).cpu().numpy()
+        threshold = float(np.quantile(every, 1 - self.share)) if len(every) else math.inf
+        return {"keep": ((x.entropy.double() >= threshold) & (x.mask > 0)).to(x.mask.dtype)}
+
+    def __call__(self, x: LossInputs) -> torch.Tensor:
+        return x.prepared["keep"]
+
+
+STRATEGIC_GRAMS = (
+    "let's try", "let me try", "let's think", "let me think", "let's check", "let me check", "let's verify",
+    "let me verify", "let's consider", "let me consider", "we need to", "we can use", "first, i", "next, i", "wait",
+    "alternatively", "on the other hand", "another approach", "another way", "to solve this", "this means that",
+    "going back", "looking again", "hold on")
+"""Words of planning, checking and turning back in English; a start for a list of one's own."""
+
+
+@requires("texts")
+@dataclass(frozen=True)
+class Hicra:
+    """1 + alpha on planning tokens with A > 0, 1 - alpha on those with A < 0, 1 elsewhere: A + alpha |A| on tokens that
+    belong to one of `phrases`. -> [N].
+
+    Phrases are found as whole words in the text of an answer, in any case, whatever its tokens are. HICRA (Emergent
+    Hierarchical Reasoning, arXiv 2509.03646); there the strategic grams are mined from the model's own answers.
+    """
+
+    alpha: _NotNegative = 0.2
+    phrases: tuple[str, ...] = STRATEGIC_GRAMS
+
+    def __post_init__(self) -> None:
+        if not any(p.strip() for p in self.phrases):
+            raise ValueError("phrases is empty: name at least one, e.g. phrases=['wait']")
+
+    def __call__(self, x: LossInputs) -> torch.Tensor:
+        planning = torch.tensor(planning_tokens(x.texts, x.rollout_id.tolist(), self.phrases),
+                                dtype=torch.bool, device=x.mask.device)
+        return torch.where(planning, 1 + self.alpha * x.advantages.sign(), 1.0)
+
+
+def planning_tokens(texts: Any, rollout_id: list[int], phrases: tuple[str, ...]) -> list[bool]:
+    """[N] whether the token is part of a phrase; a phrase does not reach over the end of a rollout."""
+    words = ["\\s+".join(map(re.escape, p.lower().split())) for p in phrases if p.strip()]
+    pattern = re.compile(r"(?<!\w)(?:" + "|".join(sorted(words, key=len, reverse=True)) + r")(?!\w)")
+    lower = [t.lower() for t in texts]
+    found = [False] * len(lower)
+    for first, last in _runs(rollout_id):
+        ends = list(accumulate(len(t) for t in lower[first:last]))
+        place = 0
+        for match in pattern.finditer("".join(lower[first:last])):
+            while ends[place] <= match.start():
+                place += 1
+            for i in range(place, last - first):
+                found[first + i] = found[first + i] or bool(lower[first + i])
+                if ends[i] >= match.end():
+                    break
+    return found
+
+
+def _runs(ids: list[int]) -> list[tuple[int, int]]:
+    """Begin and end of each run of equal ids."""
+    edges = [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]]
+    return list(pairwise([*edges, len(ids)]))
+
+
+def difficulty(x: LossInputs, low: _NotNegative = 0.5, high: _NotNegative = 1.5) -> torch.Tensor:
+    """low + (high - low) * difficulty of the row, in [0, 1], 1 = hardest; 1 for a row without one. -> [N].
+
+    Harder samples weigh more, as in GUI-G1 (arXiv 2505.15810), whose own weight (by relative box size) is
+    made with the data: there it is the row's `weight`, which always counts.
+    """
+    assert x.difficulty is not None
+    d = x.difficulty.to(x.mask.dtype)
+    return x.spread(torch.where(d.isnan(), 1.0, low + (high - low) * d))
+
+
+def dads(x: LossInputs, above: float = 0.5) -> torch.Tensor:
+    """1 - exp(-e (1 - d)) where A > 0, d = the group's share of rollouts that are not correct; 1 elsewhere, and for
+    d = 0 or 1. -> [N].
+
+    For algo.kl_weights: the harder the sample, the less the KL holds what it does right. Correct: reward > `above`.
+    Difficulty-adaptive divergence shaping of APO (arXiv 2506.21655), as in its released code; e = 2.718...
+    """
+    assert x.rewards is not None
+    count, hits = (x.group_sum(v.to(x.mask.dtype)) for v in (~x.rewards.isnan(), x.correct(above)))
+    d = x.spread(1 - hits / count.clamp(min=1))
+    return torch.where((x.advantages > 0) & (d > 0) & (d < 1), 1 - torch.exp(-math.e * (1 - d)), 1.0)
+
+
+def stcr(x: LossInputs, base: Annotated[float, Field(gt=1)] = 1.00001, above: float = 0.5) -> torch.Tensor:
+    """2 - base^-(L - L_c) on rollouts that are not correct and longer than L_c, the mean length of the correct ones of
+    their group; 1 elsewhere, and in groups without a correct one. -> [N].
+
+    Wrong answers that ramble count more. Correct: reward > `above`; unscorable rollouts have weight 1. Suboptimal
+    trajectory complexity regularization of APO (arXiv 2506.21655), as in its released code.
+    """
+    assert x.rewards is not None
+    good = x.correct(above)
+    hits, total = x.group_sum(good.to(x.lengths.dtype)), x.group_sum(x.lengths * good)
+    excess = x.lengths - total / hits.clamp(min=1)
+    longer = ~good & ~x.rewards.isnan() & (hits > 0) & (excess > 0)
+    return x.spread(torch.where(longer, 2 - torch.exp(-math.log(base) * excess), 1.0)).to(x.mask.dtype)
+
+
+def off_policy_sequence_mask(x: LossInputs, delta: float = 0.1) -> torch.Tensor:
+    """0 on tokens with A < 0 of a rollout with mean_t (logp(sampled) - logp) > delta, 1 elsewhere. -> [N].
+
+    logp(sampled) is the engine's where it is known, else the trainer's at the weights that sampled. DeepSeek-V3.2
+    (arXiv 2512.02556) eq. 9; the paper names no value for delta.
+    """
+    sampled = x.old_logprobs if x.sampler_logprobs is None else x.sampler_logprobs
+    away = x.sequence_mean((sampled - x.logprobs.detach()).nan_to_num(nan=0.0))
+    return (~(x.spread(away > delta) & (x.advantages < 0))).to(x.mask.dtype)
+
+
+WEIGHTS: dict[str, Any] = {
+    "top_entropy": TopEntropy, "hicra": Hicra, "difficulty": difficulty, "dads": dads, "stcr": stcr,
+    "off_policy_sequence_mask": off_policy_sequence_mask}

@@ -1,0 +1,344 @@
+"""Samplers over categories: each category has a share of the draws, and learns from how its prompts went.
+
+A category is a value of a field of the rows (`by`; "task" in a mixture), or one of `bins` ranges of a number. All
+answered groups count, also those that are not trained on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from vlrl.curriculum.base import Categories, Outcome, Prompts
+from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, softmax
+from vlrl.errors import ConfigError
+from vlrl.settings_base import Beta, Fraction, Positive, Rate
+
+FieldName = Annotated[str, Field(min_length=1)]
+Bins = Annotated[int, Field(ge=2, le=100)]
+Window = Annotated[int, Field(ge=1, le=10_000)]
+
+MOST_CATEGORIES = 1000
+_SHOWN = 50
+"""Categories in the metrics."""
+_RISE = 1e-3
+"""Below the least rise of a pass rate, above rounding."""
+
+
+# --- drawing ----------------------------------------------------------------------------------------------------------
+
+
+class ByCategory(Adaptive):
+    """Base: `shares` of the categories; how many draws each gets is multinomial, which prompts of it a shuffled pass.
+
+    No prompt comes twice in one call while others are left: what a category has too few prompts for goes to the others.
+    Rejected prompts do not count there, so a category of them alone is drawn last.
+    ConfigError where the field tells no two prompts apart, or too many.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = ()
+    """The arrays that `learn` changes."""
+
+    def __init__(self, prompts: Prompts, by: str, bins: int):
+        super().__init__(prompts)
+        self.categories = categories(prompts, by, bins)
+        self.names, self.sizes = self.categories.names, np.array([len(m) for m in self.categories.members])
+        self.cycles = [Cycle(members, prompts.seed, 4, c) for c, members in enumerate(self.categories.members)]
+
+    def shares(self) -> np.ndarray:
+        """[C] how likely each category is, summing to 1."""
+        raise NotImplementedError
+
+    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+        whole, rest = divmod(count, self.prompts.size)
+        parts = [draw.permutation(self.prompts.size) for _ in range(whole)]
+        counts = self.counts(rest, draw)
+        found = [distinct(cycle, n, set()) for cycle, n in zip(self.cycles, counts.tolist(), strict=True) if n]
+        return np.concatenate([*parts, draw.permutation(np.concatenate(found))] if found else parts)
+
+    def counts(self, count: int, draw: np.random.Generator) -> np.ndarray:
+        """[C] how many of `count` draws each category gets, at most as many as it has prompts."""
+        counts, shares = np.zeros(len(self.names), dtype=np.int64), self.shares()
+        room = self.sizes - np.bincount(self.categories.of[self.history.rejected], minlength=len(self.names))
+        while missing := count - int(counts.sum()):
+            open_ = np.where(counts < room, shares, 0.0)
+            if not open_.sum():
+                room = room if (counts < room).any() else self.sizes
+                open_ = (room - counts).astype(np.float64)
+            counts = np.minimum(counts + draw.multinomial(missing, open_ / open_.sum()), room)
+        return counts
+
+    def means(self, outcomes: Sequence[Outcome], values: Sequence[float]) -> dict[int, float]:
+        """Of each category met: the mean of the values [n] of its groups, each counted as often as it has answers."""
+        of = self.categories.of[np.array([o.draw.index for o in outcomes], dtype=np.int64)]
+        answers = np.array([len(o.scored) for o in outcomes])
+        total, count = np.bincount(of, answers * np.array(values)), np.bincount(of, answers)
+        return {int(c): float(total[c] / count[c]) for c in np.flatnonzero(count)}
+
+    def state(self) -> dict[str, Any]:
+        return {"drawn": [cycle.drawn for cycle in self.cycles], **{name: getattr(self, name) for name in self.kept}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for cycle, drawn in zip(self.cycles, state["drawn"], strict=True):
+            cycle.drawn = int(drawn)
+        for name in self.kept:
+            getattr(self, name)[...] = np.asarray(state[name])
+
+    def metrics(self) -> dict[str, float]:
+        """The shares of the largest categories."""
+        return weight_metrics(self.names, self.shares(), self.sizes)
+
+
+def categories(prompts: Prompts, by: str, bins: int) -> Categories:
+    """The categories that have prompts. ConfigError when they are fewer than 2 or more than MOST_CATEGORIES."""
+    found = prompts.categories(by, bins)
+    sizes = np.bincount(found.of, minlength=len(found.names))
+    filled = np.flatnonzero(sizes)
+    if len(filled) < 2:
+        only = found.names[filled[0]] if len(filled) else "none"
+        said = "no row has that field" if only == "none" else f"it is {only[:40]!r} in every row"
+        raise ConfigError(f"curriculum.by={by!r} does not tell the {prompts.size} prompts apart: {said}. Name a field "
+                          "in which rows differ ('task' in a mixture whose tasks have no weights), or a column of the "
+                          "file that data.difficulty names")
+    if len(filled) > MOST_CATEGORIES:
+        raise ConfigError(f"curriculum.by={by!r} makes {len(filled)} categories of {prompts.size} prompts, more than "
+                          f"{MOST_CATEGORIES}: name a field that many rows share")
+    place = np.zeros(len(sizes), dtype=np.int32)
+    place[filled] = np.arange(len(filled))
+    return Categories(tuple(found.names[c] for c in filled), place[found.of])
+
+
+def weight_metrics(names: tuple[str, ...], shares: np.ndarray, sizes: np.ndarray) -> dict[str, float]:
+    """curriculum/weight/<category> for the largest categories; in names, what is no letter or digit is "_"."""
+    shown = np.sort(np.argsort(-sizes, kind="stable")[:_SHOWN])
+    out: dict[str, float] = {}
+    for c in shown.tolist():
+        key = "curriculum/weight/" + re.sub(r"[^\w.+-]+", "_", names[c][:40])
+        out[key] = out.get(key, 0.0) + float(shares[c])
+    return out
+
+
+# --- by advantage -----------------------------------------------------------------------------------------------------
+
+
+class Sec(ByCategory):
+    """Self-evolving curriculum: categories are the arms of a non-stationary bandit, paid by |advantage|.
+
+        Q(d) <- alpha r(d) + (1 - alpha) Q(d)        share(d) proportional to exp(Q(d) / tau)
+
+    r(d) is the mean |A| of the answers to category d; a category that was not drawn keeps its Q, which begins at 0.
+    Q is renewed after each round of generation. "Self-Evolving Curriculum for LLM Reasoning" (2505.14970), TD(0); the
+    defaults of alpha and tau are ours.
+
+    alpha   in [0, 1], how much the last round counts
+    tau     > 0, higher = more even; with 1 a share is at most e times as large as another
+    scale   whether A is divided by the standard deviation of its group. With graded rewards (IoU, a format part) false
+            is better: divided, a difference of 0.01 pays as much as one of 1
+    """
+
+    kept = ("values",)
+
+    def __init__(self, prompts: Prompts, by: FieldName = "category", bins: Bins = 5, alpha: Fraction = 0.5,
+                 tau: Rate = 1.0, scale: bool = True):
+        super().__init__(prompts, by, bins)
+        self.alpha, self.tau, self.scale = alpha, tau, scale
+        self.values = np.zeros(len(self.names))
+
+    def shares(self) -> np.ndarray:
+        return softmax(self.values, self.tau)
+
+    def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
+        for c, paid in self.means(outcomes, [o.advantage(self.scale) for o in outcomes]).items():
+            self.values[c] += self.alpha * (paid - self.values[c])
+
+
+class Dump(ByCategory):
+    """Upper confidence bound on the learnability of each distribution.
+
+        UCB(d) = L(d) + sqrt(2 ln(n + 1) / (n_d + 1))        share(d) proportional to exp(UCB(d) / tau)
+
+    L(d) is the mean |A| of the last `window` answers to category d (0 before the first; every answer counts with the
+    mean of its group), n_d the groups answered in it, n their sum. "DUMP: Automated Distribution-Level Curriculum
+    Learning for RL-based LLM Post-training" (2504.09710); the defaults of window and tau are ours.
+
+    window  1..10,000 answers
+    tau     > 0; at 0.1 a difference of 0.1 in UCB makes a share e times as large
+    scale   see sec
+    """
+
+    kept = ("window", "answers", "groups")
+
+    def __init__(self, prompts: Prompts, by: FieldName = "category", bins: Bins = 5, window: Window = 300,
+                 tau: Rate = 0.1, scale: bool = True):
+        super().__init__(prompts, by, bins)
+        self.tau, self.scale = tau, scale
+        self.window = np.zeros((len(self.names), window))
+        self.answers, self.groups = (np.zeros(len(self.names), dtype=np.int64) for _ in range(2))
+
+    def bounds(self) -> np.ndarray:
+        """[C] UCB of each category."""
+        mean = self.window.sum(axis=1) / np.clip(self.answers, 1, self.window.shape[1])
+        return mean + np.sqrt(2 * np.log(self.groups.sum() + 1) / (self.groups + 1))
+
+    def shares(self) -> np.ndarray:
+        return softmax(self.bounds(), self.tau)
+
+    def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
+        for o in outcomes:
+            c, n = self.categories.of[o.draw.index], len(o.scored)
+            self.window[c, (self.answers[c] + np.arange(n)) % self.window.shape[1]] = o.advantage(self.scale)
+            self.answers[c] += n
+            self.groups[c] += 1
+
+
+# --- by reward --------------------------------------------------------------------------------------------------------
+
+
+class DomainWeighted(ByCategory):
+    """Domain-aware dynamic sampling: domains that are far from the target reward are drawn more often.
+
+        v(d) <- alpha r(d) + (1 - alpha) v(d)        share(d) proportional to exp((target - v(d)) / tau) + epsilon
+
+    r(d) is the mean reward of the answers to domain d; the first one is v(d), before it v(d) = 0. "RuleReasoner:
+    Reinforced Rule-based Reasoning via Domain-aware Dynamic Sampling" (2506.08672); the constants are those of its
+    released configuration. A domain that cannot be learned keeps the largest share.
+
+    alpha    in [0, 1], how much the last round counts
+    tau      > 0, higher = more even
+    target   the reward of a right answer
+    epsilon  >= 0, makes shares more even; the paper has 0.1 for up to 10 domains, 1 / number of domains for more
+    """
+
+    kept = ("values", "seen")
+
+    def __init__(self, prompts: Prompts, by: FieldName = "category", bins: Bins = 5, alpha: Fraction = 0.5,
+                 tau: Rate = 0.8, target: float = 1.0, epsilon: Annotated[float, Field(ge=0)] = 0.1):
+        super().__init__(prompts, by, bins)
+        self.alpha, self.tau, self.target, self.epsilon = alpha, tau, target, epsilon
+        self.values, self.seen = np.zeros(len(self.names)), np.zeros(len(self.names), dtype=bool)
+
+    def shares(self) -> np.ndarray:
+        weights = np.exp(np.minimum((self.target - self.values) / self.tau, 100.0)) + self.epsilon
+        total = weights.sum()
+        return weights / total if total else self.sizes / self.sizes.sum()
+
+    def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
+        for c, reward in self.means(outcomes, [o.reward for o in outcomes]).items():
+            self.values[c] += (self.alpha if self.seen[c] else 1.0) * (reward - self.values[c])
+            self.seen[c] = True
+
+
+class Recap(ByCategory):
+    """Objectives weighted by how they converge and how unstable they are; those that are solved lose their weight.
+
+        gap(d)   = max(0, target - fast(d)) / target, fast and slow being averages of the objective's reward
+        score(d) = gap(d) (convergence(d) + instability(d))        share(d) proportional to exp(score(d) / tau)
+
+    convergence = (target - fast) / (target - slow), in [0, 2]: below 1 while the reward rises, 1 where it stalls, above
+    1 where it is being forgotten. instability = standard deviation of the reward of a round about its slow average,
+    over target. An objective that was not met yet has score 1. The signals are those of "Beyond Reasoning Gains:
+    Mitigating General Capabilities Forgetting in Large Reasoning Models" (RECAP, 2510.21978), which weighs loss terms
+    with them; their form, the constants and the use for draws are ours.
+
+    fast, slow  in [0, 1), share of the old average that each round keeps; fast < slow
+    tau         > 0, higher = more even
+    target      > 0, the reward of a perfect answer
+    """
+
+    kept = ("fast", "slow", "variance", "seen")
+
+    def __init__(self, prompts: Prompts, by: FieldName = "task", bins: Bins = 5, fast: Beta = 0.5, slow: Beta = 0.9,
+                 tau: Rate = 0.5, target: Rate = 1.0):
+        if fast >= slow:
+            raise ValueError(f"curriculum.fast={fast} must be below curriculum.slow={slow}")
+        super().__init__(prompts, by, bins)
+        self.decays, self.tau, self.target = (fast, slow), tau, target
+        self.fast, self.slow, self.variance = (np.zeros(len(self.names)) for _ in range(3))
+        self.seen = np.zeros(len(self.names), dtype=bool)
+
+    def scores(self) -> np.ndarray:
+        """[C], about 0 (solved) to 2 and more (far from solved, being forgotten, unstable)."""
+        gap, before = (np.maximum(self.target - v, 0.0) for v in (self.fast, self.slow))
+        ratio = np.divide(gap, before, out=np.full_like(gap, 2.0), where=before > 0)
+        score = gap / self.target * (np.minimum(ratio, 2.0) + np.sqrt(self.variance) / self.target)
+        return np.where(self.seen, score, 1.0)
+
+    def shares(self) -> np.ndarray:
+        return softmax(self.scores(), self.tau)
+
+    def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
+        fast, slow = self.decays
+        for c, reward in self.means(outcomes, [o.reward for o in outcomes]).items():
+            if not self.seen[c]:
+                self.fast[c] = self.slow[c] = reward
+                self.seen[c] = True
+            away = reward - self.slow[c]
+            self.variance[c] += (1 - slow) * (away ** 2 - self.variance[c])
+            self.fast[c] += (1 - fast) * (reward - self.fast[c])
+            self.slow[c] += (1 - slow) * away
+
+
+# --- by weakness ------------------------------------------------------------------------------------------------------
+
+
+class Sws(ByCategory):
+    """Weakness-driven shares: a category is drawn in proportion to how many of its items fail consistently.
+
+    An item is judged after `visits` answered groups. It is a weakness while its pass rate never reached one half and
+    does not rise (slope of the least-squares line through its pass rates at most 0).
+
+        F(d) = (weaknesses + 1) / (judged items + 2)
+        share(d) = (1 - floor) F(d) / sum F + floor * (size of d) / (all prompts)
+
+    "SwS: Self-aware Weakness-driven Problem Synthesis in Reinforcement Learning for LLM Reasoning" (2506.08989) makes
+    new problems by category in proportion to F; here the category's share of the draws grows, which for drawn samples
+    is the same. It judges after several epochs; `visits`, the two added items (a category that is not judged yet has
+    F = 1/2) and the floor are ours. A category that cannot be learned keeps a large share.
+
+    visits  >= 1; with 1 an item is a weakness until a group reaches one half or a later one is better
+    floor   in [0, 1]
+    """
+
+    kept = ("times", "best", "total", "tilted", "weak", "judged")
+
+    def __init__(self, prompts: Prompts, by: FieldName = "category", bins: Bins = 5, visits: Positive = 1,
+                 floor: Fraction = 0.1):
+        super().__init__(prompts, by, bins)
+        self.visits, self.floor = visits, floor
+        self.times = np.zeros(prompts.size, dtype=np.int32)
+        self.best = np.zeros(prompts.size, dtype=np.float32)
+        self.total, self.tilted = np.zeros(prompts.size), np.zeros(prompts.size)
+        self.weak, self.judged = (np.zeros(len(self.names), dtype=np.int64) for _ in range(2))
+
+    def failures(self) -> np.ndarray:
+        """[C] F of each category, in (0, 1)."""
+        return (self.weak + 1) / (self.judged + 2)
+
+    def shares(self) -> np.ndarray:
+        failures = self.failures()
+        return (1 - self.floor) * failures / failures.sum() + self.floor * self.sizes / self.prompts.size
+
+    def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
+        known = [(o.draw.index, o.pass_rate) for o in outcomes if o.pass_rate == o.pass_rate]
+        touched = np.unique(np.array([index for index, _ in known], dtype=np.int64))
+        self._count(touched, -1)
+        for index, rate in known:
+            self.tilted[index] += self.times[index] * rate
+            self.total[index] += rate
+            self.best[index] = max(self.best[index], rate)
+            self.times[index] += 1
+        self._count(touched, 1)
+
+    def _count(self, items: np.ndarray, sign: int) -> None:
+        """Adds items to, or takes them from, the weaknesses and the judged ones of their categories."""
+        items = items[self.times[items] >= self.visits]
+        n = self.times[items]
+        slope = n * self.tilted[items] - n * (n - 1) / 2 * self.total[items]
+        weak = (self.best[items] < 0.5) & (slope <= _RISE)
+        of = self.categories.of[items]
+        self.judged += sign * np.bincount(of, minlength=len(self.names))
+        self.weak += sign * np.bincount(of[weak], minlength=len(self.names))

@@ -1,0 +1,265 @@
+"""What travels between the group source and a sampler, and what a sampler knows of the training split.
+
+A sampler lives on the main process alone: it decides there, and its draws are broadcast. `next(count, step)` gives
+draws, `observe(outcomes, step)` tells how they went. A sampler that can tell what it will draw has `upcoming` too: its
+prompts are made ahead. One that wants answers for its own information first, to be counted and never trained on, has
+`probes`. One that must know something of every prompt that the policy alone can tell has `missing` and `measured`.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from vlrl.curriculum.columns import Columns
+from vlrl.curriculum.history import History
+from vlrl.mixture import Turns
+from vlrl.rewards.boxes import is_number
+from vlrl.settings import CurriculumSettings, RolloutSettings
+from vlrl.types import Group, Sample
+
+_LARGEST = 1e30
+"""A number beyond is taken for none: ranges of float32 are computed of it."""
+_LONGEST = 200
+"""Characters of a category's name."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One visit to one sample."""
+
+    index: int
+    """Place in the training split."""
+    visit: int
+    """How often the sample was drawn before."""
+    group_size: int | None = None
+    """Answers; None = rollout.group_size."""
+    max_new_tokens: int | None = None
+    """Most tokens of an answer; None = rollout.max_new_tokens."""
+    knobs: tuple[tuple[str, float], ...] = ()
+    """For a task that makes its samples: the sample is `task.generate(index, knobs)`."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a draw: the rewards of its group, None = unscorable; empty = the prompt was rejected."""
+
+    draw: Draw
+    rewards: tuple[float | None, ...]
+    passed: tuple[bool | None, ...] = ()
+    """Whether each answer counts as right: its curriculum.part is at least curriculum.pass_at."""
+    surprise: float = 0.0
+    """Mean over the answers of sqrt(sum over tokens of (1 - p(token))^2), p by the sampler: what gvm takes for the norm
+    of the gradient."""
+
+    @cached_property
+    def scored(self) -> tuple[float, ...]:
+        """The rewards that there are."""
+        return tuple(r for r in self.rewards if r is not None)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the rewards differ; equality is exact, on raw rewards."""
+        return len(set(self.scored)) > 1
+
+    @property
+    def reward(self) -> float:
+        """Mean reward; nan without any."""
+        return sum(self.scored) / len(self.scored) if self.scored else float("nan")
+
+    @property
+    def pass_rate(self) -> float:
+        """Share of the scorable answers that are right, in [0, 1]; nan without any."""
+        known = [p for p in self.passed if p is not None]
+        return sum(known) / len(known) if known else float("nan")
+
+    def advantage(self, scale: bool = True) -> float:
+        """Mean |A| of the answers, A = reward - mean of the group, divided by its standard deviation (over n) with
+        `scale`, as in GRPO; 0 where all rewards are equal; nan without any reward."""
+        if not self.mixed:
+            return 0.0 if self.scored else float("nan")
+        mean, count = self.reward, len(self.scored)
+        away = [abs(r - mean) for r in self.scored]
+        spread = math.sqrt(sum(a * a for a in away) / count) if scale else 1.0
+        return sum(away) / count / spread if spread else 0.0
+
+
+def right(group: Group, settings: CurriculumSettings) -> tuple[bool | None, ...]:
+    """Whether each answer of a group counts as right: curriculum.part (default: the part with the largest weight in
+    force, the first of equal ones; also where a task of a mixture lacks that part) is at least curriculum.pass_at; None
+    where the answer could not be scored."""
+    part = settings.part
+    if group.weights and (part is None or (group.sample.task and part not in group.weights)):
+        part = max(group.weights, key=lambda name: group.weights[name])
+    paid = [None if r.reward is None else r.parts.get(part or "") for r in group.rollouts]
+    return tuple(None if value is None else value >= settings.pass_at for value in paid)
+
+
+@dataclass(frozen=True, eq=False)
+class Categories:
+    """A partition of the prompts."""
+
+    names: tuple[str, ...]
+    of: np.ndarray
+    """[N] int32: the category of each prompt."""
+
+    @cached_property
+    def members(self) -> tuple[np.ndarray, ...]:
+        """The prompts of each category, in order."""
+        order = np.argsort(self.of, kind="stable").astype(np.int32)
+        return tuple(np.split(order, np.cumsum(np.bincount(self.of, minlength=len(self.names)))[:-1]))
+
+
+class Prompts:
+    """What samplers know of the training split: its size, the fields of its rows, and how its prompts went so far.
+
+    `read(name)` gives a field of every row, None where a row lacks it.
+    """
+
+    def __init__(self, size: int, seed: int, read: Callable[[str], Sequence[Any]] | None = None,
+                 rollout: RolloutSettings | None = None, knobs: Mapping[str, tuple[float, float]] | None = None):
+        self.size, self.seed = size, seed
+        rollout = rollout or RolloutSettings()
+        self.per_step, self.group_size = rollout.prompts_per_step, rollout.group_size
+        self.knobs = dict(knobs or {})
+        """Of the task, if it makes samples at any difficulty: name -> (lowest, highest)."""
+        self._read = read or (lambda name: [None] * size)
+        self._fields: dict[str, Sequence[Any]] = {}
+        self.history = History(size)
+        """Kept up to date by the group source."""
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], seed: int, columns: str = "", rollout: RolloutSettings | None = None,
+           knobs: Mapping[str, tuple[float, float]] | None = None) -> Prompts:
+        """Those of a training split; its rows are read when a sampler first asks for a field.
+
+        `columns` names a file whose columns come before the rows' own fields: the setting data.difficulty.
+        """
+        beside = Columns(columns) if columns else None
+
+        def read(name: str) -> Sequence[Any]:
+            if name == "task" and isinstance(samples, Turns):
+                return samples.tasks
+            drawn = (samples[i] for i in range(len(samples)))
+            if beside is None:
+                return [_field(sample, name) for sample in drawn]
+            return beside.over(name, [(sample.id, _field(sample, name)) for sample in drawn])
+
+        return cls(len(samples), seed, read, rollout, knobs)
+
+    def part(self, name: str, places: np.ndarray, share: float) -> Prompts:
+        """Some of the prompts [n] by themselves, numbered from 0, with random streams of their own; `share` of the
+        draws of a step are theirs."""
+        seed = zlib.crc32(f"{self.seed}/{name}".encode())
+        part = copy.copy(self)
+        part.size, part.seed, part._fields, part.history = len(places), seed, {}, self.history.part(places)
+        part.per_step = max(1, round(share * self.per_step))
+        part.knobs = {k.removeprefix(f"{name}/"): v for k, v in self.knobs.items() if k.startswith(f"{name}/")}
+        part._read = lambda name: _taken(self.field(name), places)
+        return part
+
+    def field(self, name: str) -> Sequence[Any]:
+        """A field of every row ("task": the task's name in a mixture); None where a row lacks it."""
+        if name not in self._fields:
+            self._fields[name] = self._read(name)
+        return self._fields[name]
+
+    def numbers(self, name: str) -> np.ndarray:
+        """[N] float32; nan where a row lacks the field or it holds no number."""
+        values = self.field(name)
+        if isinstance(values, np.ndarray) and values.dtype.kind in "fiu":
+            return values.astype(np.float32)
+        return np.array([v if is_number(v) and abs(v) <= _LARGEST else math.nan for v in values], dtype=np.float32)
+
+    def categories(self, name: str, bins: int = 5) -> Categories:
+        """The prompts by a field; rows without it make a category of their own, "none".
+
+        Numbers with more than `bins` different values are cut into `bins` ranges of equal width.
+        """
+        values = self.field(name)
+        numbers = self.numbers(name)
+        known = numbers[~np.isnan(numbers)]
+        if len(known) and len(np.unique(known)) > bins:
+            return _ranges(numbers, bins)
+        texts = ["none" if v is None or v != v else str(v)[:_LONGEST] for v in values]
+        names = sorted({*texts})
+        place = {name: i for i, name in enumerate(names)}
+        return Categories(tuple(names), np.array([place[text] for text in texts], dtype=np.int32))
+
+
+def _taken(values: Sequence[Any], places: np.ndarray) -> Sequence[Any]:
+    every: Any = values
+    return every[places] if isinstance(values, np.ndarray) else [values[i] for i in places.tolist()]
+
+
+def _field(sample: Sample, name: str) -> Any:
+    return sample.task if name == "task" else sample.row.get(name)
+
+
+def _ranges(numbers: np.ndarray, bins: int) -> Categories:
+    edges = np.linspace(np.nanmin(numbers), np.nanmax(numbers), bins + 1)
+    of = np.clip(np.searchsorted(edges, numbers, side="right") - 1, 0, bins - 1)
+    lacking = np.isnan(numbers)
+    names = [f"{low:.3g}-{high:.3g}" for low, high in itertools.pairwise(edges)]
+    of = np.where(lacking, bins, of).astype(np.int32)
+    return Categories((*names, *(["none"] if lacking.any() else [])), of)
+
+
+class Sampler(Protocol):
+    """Decides which prompts are answered; made with (prompts, **options), the options being settings `curriculum.*`."""
+
+    def next(self, count: int, step: int) -> list[Draw]:
+        """`count` draws for a step; called again in the same step when groups are refilled."""
+        ...
+
+    def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
+        """How draws went, kept for training or not; `prompts.history` knows it already."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def metrics(self) -> dict[str, float]: ...
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """A sampler that knows its next draws."""
+
+    def upcoming(self, count: int, step: int) -> list[Draw]:
+        """What `next(count, step)` would give, if nothing observed until then changes it; draws nothing."""
+        ...
+
+
+@runtime_checkable
+class Probing(Protocol):
+    """A sampler that wants to know how prompts go before it draws."""
+
+    def probes(self, step: int) -> list[Draw]:
+        """Draws to be answered and observed before the next draws of this step, and not trained on; [] = none."""
+        ...
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """A sampler that must know something of prompts, measured by the policy before its first draw."""
+
+    measures: str
+    """What, by its name in GroupSource.measures: "angle"."""
+
+    def missing(self) -> np.ndarray:
+        """[n] prompts of which it is not known; a resumed sampler knows what was measured before."""
+        ...
+
+    def measured(self, indices: np.ndarray, values: np.ndarray) -> None:
+        """Takes the value of each of these prompts, [n] float32; nan where the prompt cannot be used."""
+        ...

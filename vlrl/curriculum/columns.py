@@ -1,0 +1,80 @@
+"""Columns of a file, such as what `vlrl data difficulty` wrote, beside the rows of the training split: joined by id.
+
+    {"id": "train-7", "pass_at_k": 0.25, "difficulty": 0.75, "reward_mean": 0.31, "answers_scored": 8}
+
+Samplers alone see them, through Prompts.field; the samples stay what they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlrl.data import check_suffix
+from vlrl.errors import ConfigError, DataError
+from vlrl.formats.files import records
+
+log = logging.getLogger(__name__)
+
+_SINGLE = (str, int, float, bool)
+
+
+class Columns:
+    """The columns of `data.difficulty`. ConfigError when there is no such file; it is read when first asked."""
+
+    def __init__(self, name: str):
+        self.path = Path(name)
+        if not os.path.isfile(self.path):
+            raise ConfigError(f"data.difficulty={name!r}: this file does not exist; `vlrl data difficulty` writes one")
+        self._read: tuple[dict[str, int], dict[str, dict[int, Any]]] | None = None
+        self._told = False
+
+    def over(self, name: str, own: Sequence[tuple[str, Any]]) -> list[Any]:
+        """A field of every sample, of which `own` has (id, value): that of the file, else the sample's own.
+
+        Says once how many samples and lines of the file do not belong together; ConfigError when none do.
+        """
+        places, columns = self._read = self._read or _columns(self.path)
+        found, column = [places.get(id) for id, _ in own], columns.get(name, {})
+        self._tell(found, len(places))
+        return [value if place is None else column.get(place, value)
+                for place, (_, value) in zip(found, own, strict=True)]
+
+    def _tell(self, found: Sequence[int | None], lines: int) -> None:
+        if self._told:
+            return
+        self._told, known = True, {place for place in found if place is not None}
+        lacking = sum(place is None for place in found)
+        if not known:
+            raise ConfigError(f"data.difficulty={str(self.path)!r}: none of its {lines:,} ids is that of a training "
+                              "sample. Measure these samples: vlrl data difficulty CONFIG")
+        if lacking or len(known) < lines:
+            log.warning("data.difficulty=%s: %d of %d training samples have no line there, and %d of its %d lines "
+                        "belong to none", self.path, lacking, len(found), lines - len(known), lines)
+
+
+def _columns(path: Path) -> tuple[dict[str, int], dict[str, dict[int, Any]]]:
+    """Line by id, and value by line for each column of single values. DataError for a line that cannot be read."""
+    check_suffix(path)
+    places: dict[str, int] = {}
+    columns: dict[str, dict[int, Any]] = {}
+    for place, (where, _, record) in enumerate(records(path)):
+        if isinstance(record, DataError):
+            raise DataError(f"{where}: {record}")
+        id = _id(where, record)
+        if places.setdefault(id, place) != place:
+            raise DataError(f"{where}: the id {id[:100]!r} occurs before; a prompt has one line in data.difficulty")
+        for name, value in record.items():
+            if name != "id" and isinstance(value, _SINGLE):
+                columns.setdefault(name, {})[place] = value
+    return places, columns
+
+
+def _id(where: str, record: Mapping[str, Any]) -> str:
+    id = record.get("id")
+    if isinstance(id, bool) or not isinstance(id, (str, int)):
+        raise DataError(f"{where}: a line of data.difficulty needs the 'id' of its sample")
+    return str(id)

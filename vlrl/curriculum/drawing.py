@@ -1,0 +1,167 @@
+"""Picking prompts: random streams, weighted draws without repetition, shuffled passes; and the base of samplers that
+learn from what they observe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vlrl.curriculum.base import Draw, Outcome, Prompts
+
+_ROUNDS = 8
+_BLOCK = 64
+"""Weights are summed in blocks of so many: a draw is sought among the blocks, then inside of one."""
+
+
+def stream(*key: int) -> np.random.Generator:
+    """The random stream of a key, the same on every machine."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([abs(k) for k in key])))
+
+
+def softmax(values: np.ndarray, temperature: float) -> np.ndarray:
+    """[C] shares proportional to exp(value / temperature)."""
+    heat = (values - values.max()) / temperature
+    weights = np.exp(heat)
+    return weights / weights.sum()
+
+
+def weighted(weights: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
+    """[count] places drawn one after another, each proportional to its weight [N] among those not drawn yet.
+
+    When all with a weight above 0 are drawn, it begins again. ValueError when no weight is above 0 or one is negative.
+    """
+    below = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64))
+    positive = int(np.count_nonzero(weights))
+    if not positive or not np.isfinite(below[-1]) or weights.min() < 0:
+        raise ValueError("the weights must be finite, none negative, and one above 0")
+    whole, rest = divmod(count, positive)
+    if not whole:
+        return _distinct(weights, below, rest, draw)
+    passes = [_distinct(weights, below, positive, draw) for _ in range(whole)]
+    return np.concatenate([*passes, _distinct(weights, below, rest, draw)])
+
+
+def _distinct(weights: np.ndarray, below: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
+    """Rejecting what was drawn before is drawing among the rest; where that takes long, by exponential keys
+    (Efraimidis and Spirakis, 2006), which is the same distribution."""
+    found: dict[int, None] = {}
+    for _ in range(_ROUNDS if count else 0):
+        reach = draw.random(2 * (count - len(found))) * below[-1]
+        for place in _reached(weights, below, reach).tolist():
+            if weights[place] > 0 and len(found) < count:
+                found[place] = None
+        if len(found) == count:
+            return np.fromiter(found, dtype=np.int64, count=count)
+    if not count:
+        return np.zeros(0, dtype=np.int64)
+    taken = np.fromiter(found, dtype=np.int64, count=len(found))
+    left = weights.astype(np.float64, copy=True)
+    left[taken] = 0
+    with np.errstate(divide="ignore"):
+        keys = np.where(left > 0, draw.exponential(size=len(left)) / left, np.inf)
+    rest = np.argpartition(keys, count - len(found) - 1)[:count - len(found)]
+    return np.concatenate([taken, rest[np.argsort(keys[rest])]])
+
+
+def _reached(weights: np.ndarray, below: np.ndarray, reach: np.ndarray) -> np.ndarray:
+    """[n] the first place where the running sum of the weights [N] exceeds each of `reach` [n], up to rounding; `below`
+    [B] is that sum at the end of each block."""
+    block = np.minimum(np.searchsorted(below, reach, side="right"), len(below) - 1)
+    inside = np.minimum(block[:, None] * _BLOCK + np.arange(_BLOCK), len(weights) - 1)
+    sums = np.cumsum(weights[inside], axis=1, dtype=np.float64)
+    wanted = reach - np.where(block > 0, below[block - 1], 0.0)
+    place = np.minimum((sums <= wanted[:, None]).sum(axis=1), _BLOCK - 1)
+    return inside[np.arange(len(reach)), place]
+
+
+class Cycle:
+    """Shuffled passes over some prompts, each pass in an order of (key, pass)."""
+
+    def __init__(self, members: np.ndarray, *key: int):
+        self.members, self.key, self.drawn = members, key, 0
+        self._order: tuple[int, np.ndarray] = (-1, members)
+
+    def take(self, count: int) -> np.ndarray:
+        """The next `count` prompts."""
+        found = self.peek(count)
+        self.drawn += count
+        return found
+
+    def peek(self, count: int) -> np.ndarray:
+        """The next `count` prompts, which stay the next ones."""
+        places = np.arange(self.drawn, self.drawn + count)
+        parts = [self._pass(int(k))[places[places // len(self.members) == k] % len(self.members)]
+                 for k in np.unique(places // len(self.members))]
+        return np.concatenate(parts) if parts else self.members[:0]
+
+    def _pass(self, number: int) -> np.ndarray:
+        if self._order[0] != number:
+            self._order = (number, stream(*self.key, number).permutation(self.members))
+        return self._order[1]
+
+
+def distinct(cycle: Cycle, count: int, taken: set[int]) -> np.ndarray:
+    """[count] the next prompts of a cycle without those of `taken`, none twice while others are left."""
+    found: list[int] = []
+    while len(found) < count:
+        if len(taken) >= len(cycle.members) and taken >= {*cycle.members.tolist()}:
+            taken = set()
+        for index in cycle.take(count - len(found)).tolist():
+            if index not in taken:
+                taken.add(index)
+                found.append(index)
+    return np.array(found, dtype=np.int64)
+
+
+class Adaptive:
+    """Base of samplers that learn: `pick` chooses prompts, `learn` takes what became of them.
+
+    Every call of `next` has a random stream of its own, named by the seed and the number of the call. `state` and
+    `restore` are what `pick` and `learn` change; `prompts.history` is saved by the group source.
+    """
+
+    def __init__(self, prompts: Prompts):
+        self.prompts, self.calls = prompts, 0
+
+    @property
+    def history(self):
+        return self.prompts.history
+
+    def next(self, count: int, step: int) -> list[Draw]:
+        self.calls += 1
+        return self.draws(self.pick(count, step, stream(self.prompts.seed, 3, self.calls)))
+
+    def draws(self, indices: np.ndarray | Sequence[int], **more: Any) -> list[Draw]:
+        """Draws of prompts, which are counted as visits; `more` are fields of Draw."""
+        indices = np.asarray(indices).tolist()
+        return [Draw(i, v, **more) for i, v in zip(indices, self.history.visit(indices), strict=True)]
+
+    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+        """[count] prompts."""
+        raise NotImplementedError
+
+    def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
+        self.learn([o for o in outcomes if len(o.scored)], step)
+
+    def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
+        """Takes the outcomes that have a reward."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes what `state` gave."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls, **self.state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = int(state["calls"])
+        self.restore(state)
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers for metrics.jsonl, named curriculum/..."""
+        return {}

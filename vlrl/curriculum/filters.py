@@ -1,0 +1,187 @@
+"""Which of a step's groups are trained on, apart from any sampler: what is kept, how many are drawn, which are chosen.
+
+    keep        outcome -> bool: a group that is not kept is refilled, up to curriculum.max_refills rounds
+    oversample  how many groups are drawn for each one wanted, in the first round of a step
+    select      among the kept groups, when they are more than are wanted
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from vlrl.algo.named import bind
+from vlrl.curriculum.base import Outcome
+from vlrl.errors import ConfigError
+from vlrl.settings import CurriculumSettings
+from vlrl.settings_base import Beta, Fraction
+
+Factor = Annotated[float, Field(ge=1)]
+
+
+# --- keep -------------------------------------------------------------------------------------------------------------
+
+
+def keep_all(outcome: Outcome) -> bool:
+    """Every group."""
+    return True
+
+
+def mixed(outcome: Outcome) -> bool:
+    """Groups whose raw rewards are not all equal: dynamic sampling (DAPO, 2503.14476, eq. 11)."""
+    return outcome.mixed
+
+
+class PassRange:
+    """Groups with low <= pass rate <= high: online difficulty filtering (2504.03380), there balanced about one half."""
+
+    def __init__(self, low: Fraction = 0.25, high: Fraction = 0.75):
+        if low > high:
+            raise ValueError(f"low={low} is more than high={high}, so no group would be kept")
+        self.low, self.high = low, high
+
+    def __call__(self, outcome: Outcome) -> bool:
+        return self.low <= outcome.pass_rate <= self.high
+
+
+KEEP = {"all": keep_all, "mixed": mixed, "pass_range": PassRange}
+
+
+# --- select -----------------------------------------------------------------------------------------------------------
+
+
+def first(outcomes: Sequence[Outcome], count: int) -> list[int]:
+    """Those that were drawn first."""
+    return list(range(min(count, len(outcomes))))
+
+
+def nearest_half(outcomes: Sequence[Outcome], count: int) -> list[int]:
+    """Those whose pass rate is nearest one half (GLM-4.1V-Thinking, 2507.01006); of equal ones the first."""
+    away = [abs(o.pass_rate - 0.5) if o.pass_rate == o.pass_rate else math.inf for o in outcomes]
+    return sorted(sorted(range(len(outcomes)), key=lambda i: (away[i], i))[:count])
+
+
+def most_varied(outcomes: Sequence[Outcome], count: int) -> list[int]:
+    """Those whose rewards vary most; of equal ones the first."""
+    spread = [float(np.std(o.scored)) if o.scored else -1.0 for o in outcomes]
+    return sorted(sorted(range(len(outcomes)), key=lambda i: (-spread[i], i))[:count])
+
+
+SELECT = {"first": first, "nearest_half": nearest_half, "most_varied": most_varied}
+
+
+# --- oversample -------------------------------------------------------------------------------------------------------
+
+
+class Fixed:
+    """Always as many."""
+
+    def __init__(self, factor: Factor = 1.0):
+        self.factor = factor
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Nothing is learned."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is none."""
+
+
+class Ema:
+    """Ratio EMA of GLM-4.1V-Thinking (2507.01006): e = 1 / (1 - share of groups that are all right or all wrong), and
+    the factor is (1 - decay) e + decay * factor, at most `most`; 1 at the start."""
+
+    def __init__(self, decay: Beta = 0.9, most: Factor = 4.0):
+        self.decay, self.most, self.factor = decay, most, 1.0
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        rates = [o.pass_rate for o in outcomes if o.pass_rate == o.pass_rate]
+        if rates:
+            valid = sum(0 < rate < 1 for rate in rates) / len(rates)
+            wanted = min(self.most, 1 / valid) if valid else self.most
+            self.factor = (1 - self.decay) * wanted + self.decay * self.factor
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"factor": self.factor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.factor = float(state["factor"])
+
+
+OVERSAMPLE = {"fixed": Fixed, "ema": Ema}
+
+
+# --- together ---------------------------------------------------------------------------------------------------------
+
+
+class Filters:
+    """The filters of `curriculum.*`. ConfigError for a name or option that they do not know."""
+
+    def __init__(self, settings: CurriculumSettings):
+        self.keep = bind("curriculum.keep", settings.keep, KEEP)
+        self.select = bind("curriculum.select", settings.select, SELECT, seen=2)
+        self.oversample: Any = bind("curriculum.oversample", settings.oversample, OVERSAMPLE).function
+        self.max_refills = settings.max_refills
+
+    def oversampled(self, count: int) -> int:
+        """How many groups are drawn for `count` wanted ones."""
+        return math.ceil(round(count * self.oversample.factor, 9))  # 100 * 1.1 is a little above 110
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.oversample.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            self.oversample.load_state_dict(state)
+
+
+class Intake:
+    """The groups of one step, until there are enough: `while intake.wanted: intake.take(...)`; then `chosen`."""
+
+    def __init__(self, filters: Filters, count: int):
+        self.filters, self.count = filters, count
+        self.outcomes: dict[int, Outcome] = {}
+        """Every answered group by its number."""
+        self.kept: list[int] = []
+        self.rounds = 0
+        """Rounds of generation; one in which every prompt was rejected does not count."""
+        self.asked = 0
+        self.underway = 0
+        """Groups with unfinished answers, which come in a later step."""
+
+    @property
+    def wanted(self) -> int:
+        """How many draws the next round is to have; 0 = no further round."""
+        missing = self.count - len(self.kept) - self.underway
+        if missing <= 0 or self.rounds > self.filters.max_refills:
+            return 0
+        return missing if self.asked else self.filters.oversampled(missing)
+
+    @property
+    def refills(self) -> int:
+        """Rounds after the first."""
+        return max(0, self.rounds - 1)
+
+    def take(self, outcomes: Mapping[int, Outcome], underway: int = 0) -> None:
+        """The outcomes of a round by the number of the group, and how many groups of the step are underway by now."""
+        self.underway = underway
+        self.asked += len(outcomes)
+        answered = {number: o for number, o in outcomes.items() if o.rewards}
+        self.outcomes |= answered
+        self.rounds += bool(answered)
+        self.kept += [number for number, o in answered.items() if self.filters.keep(o)]
+
+    def chosen(self) -> list[int]:
+        """Numbers of the groups to train on, at most `count`, in order."""
+        places = self.filters.select([self.outcomes[n] for n in self.kept], self.count)
+        if not {*places} <= {*range(len(self.kept))} or len({*places}) != len(places) or len(places) > self.count:
+            raise ConfigError(f"curriculum.select={self.filters.select.name!r} gave {places!r:.200} for "
+                              f"{len(self.kept)} groups of which at most {self.count} are wanted: give different "
+                              "places, counted from 0")
+        return [self.kept[i] for i in places]

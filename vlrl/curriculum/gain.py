@@ -1,0 +1,91 @@
+"""GAIN-RL: prompts in the order of their angle, under a window that moves on as the policy learns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vlrl.curriculum.base import Outcome, Prompts
+from vlrl.curriculum.drawing import Adaptive, weighted
+from vlrl.errors import ConfigError
+from vlrl.settings_base import Fraction, NonNegative, Rate
+
+_REACH = 6
+"""The window is cut off at so many standard deviations."""
+_LEAST = 1e-300
+"""Weight of the farthest prompts: below all others, and above 0 so that they can be drawn when nothing else is left."""
+
+
+class GainRL(Adaptive):
+    """Draws by a Gaussian over the order of falling angle ("Angles Don't Lie", 2506.02281, section 3):
+
+        weight of the k-th prompt = exp(-(k - m)^2 / (2 s^2)),   m = 0 at the start
+        m <- m + n/2 tanh(sensitivity (accuracy - target)) + n/2 tanh(angle_sensitivity angle), by 0 to n
+
+    with the mean pass rate and the mean angle of the n prompts that were answered. s is `spread` places, at most a
+    quarter of the prompts (the bound is ours). A row may bring its `angle`; the others are measured with the policy
+    that the run begins with (vlrl/angles.py), and a prompt that cannot be used comes last. The paper's policy measures
+    the angle of what it trains on anew; here each prompt has one angle. Constants are those of the released code.
+    """
+
+    measures = "angle"
+
+    def __init__(self, prompts: Prompts, spread: Rate = 1000.0, target: Fraction = 0.5,
+                 sensitivity: NonNegative = 2.0, angle_sensitivity: NonNegative = 2.0):
+        super().__init__(prompts)
+        self.spread = min(spread, prompts.size / 4)
+        self.target, self.sensitivity, self.angle_sensitivity = target, sensitivity, angle_sensitivity
+        self.mean = 0.0
+        """Of the window: a place in the order."""
+        self.angles = prompts.numbers("angle")
+        self._unknown = np.isnan(self.angles)
+        self._order: np.ndarray | None = None
+
+    def missing(self) -> np.ndarray:
+        return np.flatnonzero(self._unknown)
+
+    def measured(self, indices: np.ndarray, values: np.ndarray) -> None:
+        self.angles[indices], self._unknown[indices] = values, False
+        self._order = None
+        if np.isnan(self.angles).all():
+            raise ConfigError(f"curriculum.name='gain_rl' orders prompts by their angle, but of all {len(self.angles)} "
+                              "prompts none can be measured: each is too long (limits.prompt_tokens) or its media "
+                              "cannot be read. `vlrl data check` names them.")
+
+    @property
+    def order(self) -> np.ndarray:
+        """[N] the prompts by falling angle."""
+        if self._order is None:
+            self._order = np.argsort(-self.angles, kind="stable")  # nan goes last
+        return self._order
+
+    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+        reach = max(_REACH * self.spread, count)
+        first, end = max(0, math.floor(self.mean - reach)), min(self.prompts.size, math.ceil(self.mean + reach) + 1)
+        away = (np.arange(first, end) - self.mean) / self.spread
+        places, weights = self.order[first:end], np.maximum(np.exp(-0.5 * away * away), _LEAST)
+        weights[self.history.rejected[places]] = _LEAST
+        return places[weighted(weights, count, draw)]
+
+    def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
+        known = [o for o in outcomes if not math.isnan(o.pass_rate)]
+        if known:
+            accuracy = float(np.mean([o.pass_rate for o in known]))
+            angle = float(np.nan_to_num(self.angles[[o.draw.index for o in known]]).mean())
+            move = 0.5 * (math.tanh(self.sensitivity * (accuracy - self.target)) +
+                          math.tanh(self.angle_sensitivity * angle))
+            self.mean = min(self.mean + len(known) * min(max(move, 0.0), 1.0), self.prompts.size - 1.0)
+
+    def state(self) -> dict[str, Any]:
+        return {"mean": self.mean, "angles": self.angles, "unknown": self._unknown}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.mean, self._order = float(state["mean"]), None
+        self.angles = np.array(state["angles"], dtype=np.float32)
+        self._unknown = np.array(state["unknown"], dtype=bool)
+
+    def metrics(self) -> dict[str, float]:
+        return {"curriculum/window": self.mean / self.prompts.size}

@@ -1,0 +1,121 @@
+"""GVM: more answers where they make the gradient more certain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from vlrl.curriculum.base import Draw, Outcome, Prompts
+from vlrl.curriculum.plain import Uniform
+from vlrl.settings_base import Count, Fraction, NonNegative, Positive
+
+_HALVINGS = 200
+_NEVER = 1e-6
+"""In the place of a pass rate of 0, whose weight is 0 anyway."""
+_LEAST_SHARE = 1e-9
+"""Of the largest weight: prompts without any weight get answers when all others have the most they may have."""
+
+
+class GVM(Uniform):
+    """Every prompt once per epoch, shuffled, with a group of its own size (GVM-RAFT, 2505.02391, section 3):
+
+        n_i proportional to g_i / sqrt(p_i + alpha / p_i^(beta - 1)),   0 where p_i = 0
+        sum of n_i = prompts * rollout.group_size,   least <= n_i <= most
+
+    rounded by largest remainder. p_i is the pass rate of the prompt's last group and g_i stands for the norm of its
+    gradient: Outcome.surprise, sqrt(sum over tokens of (1 - p(token))^2), which is within a constant of the norm with
+    respect to the logits; the paper takes the norm of the whole gradient. Of a prompt not seen so far p_i is `prior`
+    and g_i the mean of those known. With `probe`, so many answers to each prompt that comes next tell both before its
+    group is drawn: they are counted and not trained on, as in the paper's first stage.
+
+    alpha and beta are those of the released code; least, most (null = 4 * rollout.group_size) and prior are ours.
+    """
+
+    def __init__(self, prompts: Prompts, alpha: NonNegative = 1e-3, beta: NonNegative = 2.0, probe: Count = 0,
+                 least: Positive = 2, most: Positive | None = None, prior: Fraction = 0.5):
+        super().__init__(prompts)
+        self.alpha, self.beta, self.probe, self.prior = alpha, beta, probe, prior
+        self.least, self.most = least, 4 * prompts.group_size if most is None else most
+        if not self.least <= prompts.group_size <= self.most:
+            raise ValueError(f"least={least} <= rollout.group_size={prompts.group_size} <= most={self.most} must hold: "
+                             "it is the mean size of the groups")
+        self.surprise = np.full(prompts.size, np.nan, dtype=np.float32)
+        """[N] of each prompt's last group; nan = never answered."""
+        self._sizes: tuple[int, int] | None = None
+        """The smallest and the largest group of the last draws."""
+
+    def next(self, count: int, step: int) -> list[Draw]:
+        draws = self._sized(super().upcoming(count, step))
+        self.drawn += count
+        self.prompts.history.visit([d.index for d in draws])
+        sizes = [d.group_size or 0 for d in draws]
+        self._sizes = (min(sizes), max(sizes)) if sizes else self._sizes
+        return draws
+
+    def upcoming(self, count: int, step: int) -> list[Draw]:
+        """The next draws, unless they are probed first: then their sizes cannot be known."""
+        return [] if self.probe else self._sized(super().upcoming(count, step))
+
+    def probes(self, step: int) -> list[Draw]:
+        """The next prompts with `probe` answers each; no visit of theirs."""
+        count = self.prompts.per_step if self.probe else 0
+        return [replace(draw, group_size=self.probe) for draw in super().upcoming(count, step)]
+
+    def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
+        for outcome in outcomes:
+            if len(outcome.scored):
+                self.surprise[outcome.draw.index] = outcome.surprise
+
+    def weights(self, indices: np.ndarray) -> np.ndarray:
+        """[n] what the group sizes of prompts [n] are proportional to."""
+        rate = self.prompts.history.pass_rate[indices].astype(np.float64)
+        rate = np.where(np.isnan(rate), self.prior, rate)
+        right = np.maximum(rate, _NEVER)
+        known = ~np.isnan(self.surprise)
+        typical = float(self.surprise[known].mean(dtype=np.float64)) if known.any() else 1.0
+        norm = self.surprise[indices].astype(np.float64)
+        norm = np.where(np.isnan(norm), typical, norm)
+        return np.where(rate > 0, norm / np.sqrt(right + self.alpha * right ** (1 - self.beta)), 0.0)
+
+    def _sized(self, draws: Sequence[Draw]) -> list[Draw]:
+        weights = self.weights(np.array([d.index for d in draws], dtype=np.int64))
+        sizes = apportion(weights, len(draws) * self.prompts.group_size, self.least, self.most)
+        return [replace(d, group_size=n) for d, n in zip(draws, sizes.tolist(), strict=True)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "surprise": self.surprise, "sizes": self._sizes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.surprise, self._sizes = np.array(state["surprise"], dtype=np.float32), state["sizes"]
+
+    def metrics(self) -> dict[str, float]:
+        sizes = {} if self._sizes is None else {"curriculum/group_size/min": float(self._sizes[0]),
+                                                "curriculum/group_size/max": float(self._sizes[1])}
+        return {**super().metrics(), **sizes}
+
+
+def apportion(weights: np.ndarray, total: int, least: int, most: int) -> np.ndarray:
+    """[n] whole numbers from `least` to `most` that add up to `total`, as near as can be to c * weight for one c:
+    c is such that the numbers cut off at both bounds add up, and the largest remainders are rounded up, the first of
+    equal ones. n * least <= total <= n * most; all weights 0 count as equal."""
+    count = len(weights)
+    if not count:
+        return np.zeros(0, dtype=np.int64)
+    top = float(weights.max())
+    shares = np.maximum(weights / top, _LEAST_SHARE) if top > 0 else np.ones(count)
+    low, high = 0.0, most / float(shares.min())
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if np.clip(middle * shares, least, most).sum() < total:
+            low = middle
+        else:
+            high = middle
+    exact = np.round(np.clip(high * shares, least, most), 9)
+    sizes = np.floor(exact).astype(np.int64)
+    short = total - int(sizes.sum())
+    sizes[np.argsort(sizes - exact, kind="stable")[:short]] += 1
+    return sizes

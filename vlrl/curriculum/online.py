@@ -1,0 +1,282 @@
+"""Samplers that weigh every prompt by how it went so far.
+
+With many prompts and a small budget most are seen once at most, so what is known of a prompt alone says little. `Rates`
+therefore shrinks a prompt's pass rate to what is known of its kind (a category, an offline tier). All answered groups
+count, also those that are not trained on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from vlrl.curriculum.bandits import Bins, FieldName, categories, weight_metrics
+from vlrl.curriculum.base import Categories, Outcome, Prompts
+from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, weighted
+from vlrl.curriculum.ordered import LEAST
+from vlrl.errors import ConfigError
+from vlrl.settings_base import Beta, Fraction
+
+Buffer = Annotated[int, Field(ge=1, le=100_000)]
+Power = Annotated[float, Field(ge=0, le=100)]
+Strength = Annotated[float, Field(ge=0, le=1e6)]
+Tiers = Annotated[int, Field(ge=1, le=100)]
+_FIELDS = ("mean", "count", "drift")
+_LEVEL_DECAY = 0.9
+"""Share of a kind's old drift that each of its groups keeps."""
+
+
+# --- pass rates -------------------------------------------------------------------------------------------------------
+
+
+class Rates:
+    """Estimated pass rate of every prompt.
+
+        rate_i = (count_i mean_i + strength * (start_i + drift(kind of i))) / (count_i + strength)
+
+    mean_i is the mean pass rate of the prompt's groups, count_i their number, at most `most`: from then on it is an
+    average with decay 1 - 1 / most. The drift of a kind is an average of how far its groups were from start_i, with
+    decay 0.9 per group; without `kinds` there is none. 24 bytes per prompt.
+    """
+
+    def __init__(self, start: np.ndarray, kinds: Categories | None, strength: float, most: float = math.inf):
+        self.start, self.kinds, self.strength, self.most = start.astype(np.float32), kinds, strength, most
+        self.mean, self.count = (np.zeros(len(start), dtype=np.float32) for _ in range(2))
+        self.drift = np.zeros(len(kinds.names) if kinds else 1)
+        self.sizes = np.bincount(kinds.of, minlength=len(kinds.names)) if kinds else np.zeros(1)
+        self._own, self._open = (np.zeros(len(start), dtype=np.float32) for _ in range(2))
+        self._weigh(slice(None))
+
+    def _weigh(self, places: Any) -> None:
+        """Splits rate_i into what the prompt's own groups say, and how much what is expected of it counts."""
+        known = self.count[places] + np.float32(self.strength)
+        self._own[places] = self.count[places] * self.mean[places] / np.maximum(known, 1e-30)
+        self._open[places] = np.where(known > 0, self.strength / np.maximum(known, 1e-30), 1.0)
+
+    def expected(self) -> np.ndarray:
+        """[N] in [0, 1]: of prompts that were not seen."""
+        if self.kinds is None:
+            return self.start.copy()
+        found = self.drift.astype(np.float32)[self.kinds.of]
+        found += self.start
+        return np.clip(found, 0, 1, out=found)
+
+    def values(self) -> np.ndarray:
+        """[N] float32 in [0, 1]."""
+        found = self.expected()
+        found *= self._open
+        found += self._own
+        return found
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        """Takes the pass rates of some groups."""
+        known = [(o.draw.index, o.pass_rate) for o in outcomes if o.pass_rate == o.pass_rate]
+        for index, rate in known:
+            self.count[index] = min(self.count[index] + 1, self.most)
+            self.mean[index] += (rate - self.mean[index]) / self.count[index]
+        if not known:
+            return
+        index, rate = (np.array(part) for part in zip(*known, strict=True))
+        self._weigh(index)
+        if self.kinds is not None:
+            groups = np.bincount(self.kinds.of[index], minlength=len(self.drift))
+            away = np.bincount(self.kinds.of[index], rate - self.start[index], minlength=len(self.drift))
+            met = groups > 0
+            self.drift[met] += (1 - _LEVEL_DECAY ** groups[met]) * (away[met] / groups[met] - self.drift[met])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in _FIELDS:
+            getattr(self, name)[...] = np.asarray(state[name])
+        self._weigh(slice(None))
+
+
+class Rated(Adaptive):
+    """Base: prompts drawn by a weight that is a function of their estimated pass rate; rejected ones when no other is
+    left."""
+
+    def __init__(self, prompts: Prompts, rates: Rates):
+        super().__init__(prompts)
+        self.rates = rates
+
+    def weights(self, rates: np.ndarray) -> np.ndarray:
+        """[N], at least 0, of pass rates [N]."""
+        raise NotImplementedError
+
+    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+        return weighted(self._weighed(self.rates.values()), count, draw)
+
+    def _weighed(self, rates: np.ndarray) -> np.ndarray:
+        found = np.maximum(self.weights(rates), np.float32(LEAST))
+        found[self.history.rejected] = LEAST
+        return found
+
+    def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
+        self.rates.learn(outcomes)
+
+    def state(self) -> dict[str, Any]:
+        return self.rates.state_dict()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.rates.load_state_dict(state)
+
+    def metrics(self) -> dict[str, float]:
+        """The mean estimated pass rate of all prompts, and the shares of the kinds in the next draws."""
+        rates, kinds = self.rates.values(), self.rates.kinds
+        found = {"curriculum/expected_pass_rate": float(rates.mean())}
+        if kinds and len(kinds.names) > 1:
+            shares = np.bincount(kinds.of, self._weighed(rates), minlength=len(kinds.names))
+            found |= weight_metrics(kinds.names, shares / shares.sum(), self.rates.sizes)
+        return found
+
+
+class Prioritised(Rated):
+    """Prompts drawn in proportion to how often they fail.
+
+        weight_i = max(1 - s_i, floor)        s_i = (sum of pass rates + strength * prior) / (groups + strength)
+
+    "Kimi k1.5: Scaling Reinforcement Learning with LLMs" (2501.12599), section 2.3.4: weights 1 - s_i; the prior, its
+    strength and the floor are ours. Prompts that cannot be learned are drawn most.
+
+    prior     in [0, 1], the success rate of prompts that were not seen
+    strength  0..1e6, how many groups the prior counts for
+    floor     in [0, 1], the least weight, so that solved prompts can come back
+    by        a field of the rows (ours; not in the paper): the prior of a prompt moves with the success rate of its
+              category, so that prompts that were not seen are weighed too; numbers are cut into `bins`
+    """
+
+    def __init__(self, prompts: Prompts, prior: Fraction = 0.5, strength: Strength = 1.0, floor: Fraction = 0.0,
+                 by: FieldName | None = None, bins: Bins = 5):
+        kinds = categories(prompts, by, bins) if by else None
+        super().__init__(prompts, Rates(np.full(prompts.size, prior), kinds, strength))
+        self.floor = floor
+
+    def weights(self, rates: np.ndarray) -> np.ndarray:
+        return np.maximum(1 - rates, np.float32(self.floor))
+
+
+class Rlcs(Rated):
+    """Reinforcement learning with curriculum sampling: prompts of middle difficulty for the policy as it is.
+
+        weight_i = max(4 p_i (1 - p_i), floor)
+
+    p_i merges the prompt's offline pass rate with what is observed: it is its own average pass rate, shrunk to the
+    offline rate (by `strength` groups), and that moves with the drift of its tier, so that a tier which the policy has
+    outgrown loses its weight also where prompts were not seen. Weights are renewed at every draw. Rows without the
+    offline field start at the mean of the others, or one half, and move with the rest of them or with their category.
+    "GLM-4.1V-Thinking" (2507.01006), section on RLCS, names the signals; the form of the weight and the constants are
+    ours. Its expansion ratio and its choice of groups are curriculum.oversample=ema and curriculum.select=nearest_half.
+
+    tier_by   pass_at_k: a field in [0, 1]; difficulty: a number, higher = harder, scaled to [0, 1] if it is not in it
+    tiers     1..100 tiers of equal width
+    decay     in [0, 1), of a prompt's average pass rate
+    strength  0..1e6, how many groups the offline rate counts for
+    floor     in [0, 1], the least weight, so that no prompt is lost
+    by        a field of the rows: kinds of the rows without the offline field; numbers are cut into `bins`
+    """
+
+    def __init__(self, prompts: Prompts, tier_by: Literal["pass_at_k", "difficulty"] = "pass_at_k", tiers: Tiers = 5,
+                 decay: Beta = 0.5, strength: Strength = 1.0, floor: Fraction = 0.05, by: FieldName | None = None,
+                 bins: Bins = 5):
+        offline = offline_rates(prompts, tier_by)
+        lacking = np.isnan(offline)
+        kinds = _kinds(offline, lacking, tiers, categories(prompts, by, bins) if by and lacking.any() else None)
+        middle = 0.5 if lacking.all() else float(np.nanmean(offline))
+        super().__init__(prompts, Rates(np.where(lacking, middle, offline), kinds, strength, 1 / (1 - decay)))
+        self.floor = floor
+
+    def weights(self, rates: np.ndarray) -> np.ndarray:
+        found = 1 - rates
+        found *= rates
+        found *= 4
+        return np.maximum(found, np.float32(self.floor), out=found)
+
+
+def offline_rates(prompts: Prompts, tier_by: str) -> np.ndarray:
+    """[N] pass rate that the rows state, nan where one lacks it. ConfigError for a pass_at_k outside [0, 1]."""
+    numbers = prompts.numbers(tier_by)
+    numbers[~np.isfinite(numbers)] = np.nan
+    outside = np.flatnonzero((numbers < 0) | (numbers > 1))
+    if not len(outside):
+        return numbers if tier_by == "pass_at_k" else 1 - numbers
+    if tier_by == "pass_at_k":
+        raise ConfigError(f"curriculum.tier_by='pass_at_k': {len(outside)} of {prompts.size} rows have a value outside "
+                          f"[0, 1], the first is {numbers[outside[0]]:g} in row {outside[0]}; measure it with "
+                          "`vlrl data difficulty`, or use curriculum.tier_by=difficulty")
+    low, high = np.nanmin(numbers), np.nanmax(numbers)
+    return (high - numbers) / (high - low) if high > low else np.where(np.isnan(numbers), np.nan, 0.5)
+
+
+def _kinds(offline: np.ndarray, lacking: np.ndarray, tiers: int, untiered: Categories | None) -> Categories:
+    """The tiers of offline pass rates, and after them the categories of the prompts that lack one."""
+    edges = np.linspace(0, 1, tiers + 1)
+    names = [f"pass_{low:.3g}-{high:.3g}" for low, high in itertools.pairwise(edges)]
+    tier = np.minimum((np.where(lacking, 0, offline) * tiers).astype(np.int32), tiers - 1)
+    of = np.where(lacking, tiers + (untiered.of if untiered else 0), tier)
+    every = (*names, *(untiered.names if untiered else ("untiered",)))
+    met, of = np.unique(of, return_inverse=True)
+    return Categories(tuple(every[kind] for kind in met), of.astype(np.int32))
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+class Replay(Adaptive):
+    """A share of each draw comes from prompts whose answers differed lately, the rest from shuffled passes over all.
+
+        P(j) proportional to |A_j| ^ alpha, over the buffer
+
+    |A_j| is the mean |advantage| of the prompt's last group. A prompt enters the buffer, or moves to its end, when its
+    group has an advantage other than 0, and leaves it when it has none or `buffer` others entered later. Selective
+    sample replay of "VL-Rethinker" (2504.08837). The paper replays the stored answers; here a prompt that is drawn
+    again is answered anew by the policy as it is, so replay costs rollouts and needs no correction.
+
+    share   in [0, 1], of the draws; what the buffer is too small for is drawn from the passes
+    alpha   0..100; 0 = evenly
+    buffer  1..100,000 prompts
+    scale   whether A is divided by the standard deviation of its group; false is better with graded rewards
+    """
+
+    def __init__(self, prompts: Prompts, share: Fraction = 0.5, alpha: Power = 1.0, buffer: Buffer = 1024,
+                 scale: bool = True):
+        super().__init__(prompts)
+        self.share, self.alpha, self.most, self.scale = share, alpha, buffer, scale
+        self.held: dict[int, float] = {}
+        """|A| of the prompts of the buffer, the oldest first."""
+        self.passes = Cycle(np.arange(prompts.size, dtype=np.int32), prompts.seed, 5)
+
+    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+        wanted = min(int(self.share * count + draw.random()), len(self.held))
+        again: list[int] = []
+        if wanted:
+            paid = np.array([*self.held.values()])
+            weights = np.maximum((paid / paid.max()) ** self.alpha, LEAST)
+            again = np.array([*self.held])[weighted(weights, wanted, draw)].tolist()
+        return draw.permutation([*again, *distinct(self.passes, count - wanted, {*again})])
+
+    def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
+        for o in outcomes:
+            self.held.pop(o.draw.index, None)
+            if paid := o.advantage(self.scale):
+                self.held[o.draw.index] = paid
+        for index in [*itertools.islice(self.held, max(0, len(self.held) - self.most))]:
+            del self.held[index]
+
+    def state(self) -> dict[str, Any]:
+        return {"drawn": self.passes.drawn, "held": np.array([*self.held], dtype=np.int64),
+                "paid": np.array([*self.held.values()])}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.passes.drawn = int(state["drawn"])
+        self.held = dict(zip(np.asarray(state["held"]).tolist(), np.asarray(state["paid"]).tolist(), strict=True))
+
+    def metrics(self) -> dict[str, float]:
+        """Prompts in the buffer, and passes over all prompts."""
+        return {"curriculum/buffer": float(len(self.held)), "curriculum/epoch": self.passes.drawn / self.prompts.size}

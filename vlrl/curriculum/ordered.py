@@ -1,0 +1,115 @@
+"""Samplers by a difficulty of each prompt: from easy to hard, and about one difficulty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vlrl.curriculum.base import Outcome, Prompts
+from vlrl.curriculum.drawing import Adaptive, weighted
+from vlrl.curriculum.plain import Sequential
+from vlrl.errors import ConfigError
+from vlrl.settings_base import Fraction, Rate
+
+LEAST = 1e-12
+"""Least weight of a prompt that is not dropped, so that one far from the mean can still be drawn."""
+
+
+def needed(prompts: Prompts, by: str, name: str, otherwise: str = "") -> np.ndarray:
+    """[N] float32 of a field, nan where a row lacks it; ConfigError when no row has it."""
+    values = prompts.numbers(by)
+    if prompts.size and np.isnan(values).all():
+        raise ConfigError(f"curriculum.by={by!r}: none of the {prompts.size} training rows has a number in that field, "
+                          f"by which curriculum.name={name} orders them. Let `vlrl data difficulty CONFIG` write "
+                          f"it and name its file in data.difficulty, or name another field{otherwise}.")
+    return values
+
+
+class EasyToHard(Sequential):
+    """Sorted by a static field, pass after pass in the same order; equal ones in the order of the data.
+
+    The label curriculum of Kimi k1.5 (2501.12599, section 2.3.4) and SARI (2504.15900). Rows without the field come
+    last, in the order of the data.
+
+    by: the field, a number; difficulty is 1 for the hardest. descending: the largest first.
+    ConfigError when no row has the field.
+    """
+
+    def __init__(self, prompts: Prompts, by: str = "difficulty", descending: bool = False):
+        super().__init__(prompts)
+        values = needed(prompts, by, "easy_to_hard")
+        self._order = np.argsort(-values if descending else values, kind="stable").astype(np.int32)  # nan is last
+
+    def order(self, epoch: int) -> np.ndarray:
+        return self._order
+
+
+class Gaussian(Adaptive):
+    """Draws proportional to exp(-(d - mean)^2 / (2 std^2)) in the difficulty d; after each epoch those that are solved
+    are dropped, and when all are, all come back.
+
+    d is the field where a row has it; else 1 - pass rate of the last visit, and `mean` before the first. An epoch has
+    as many draws as there are prompts that are not dropped. Solved: the pass rate of the last visit is at least
+    `solved`. Rejected prompts are dropped too, and drawn before when no other is left.
+
+    Time-R1 (2503.13377, TimeRFT) with std .2: there the mean is .3 in the start model's tIoU, which is .7 in the
+    difficulty 1 - tIoU; its code drops what has a tIoU above .7 after each epoch (curriculum.pass_at=0.7).
+
+    mean: any number, std: above 0, both in the field's unit. solved: in [0, 1].
+    """
+
+    def __init__(self, prompts: Prompts, mean: float = 0.7, std: Rate = 0.2, by: str = "difficulty",
+                 solved: Fraction = 1.0):
+        super().__init__(prompts)
+        self.mean, self.std, self.solved = mean, std, solved
+        self.field = prompts.numbers(by)
+        self.left = np.ones(prompts.size, dtype=bool)
+        """[N] which prompts are not dropped."""
+        self.epoch, self.drawn, self.length = 0, 0, prompts.size
+        """Whole epochs; draws in this one, and how many it has."""
+        self._weights: np.ndarray | None = None
+
+    def weigh(self, indices: np.ndarray) -> np.ndarray:
+        """The weights of some prompts by what is known of them."""
+        known = self.field[indices].astype(np.float64)
+        observed = np.where(np.isnan(known), 1.0 - self.history.pass_rate[indices].astype(np.float64), known)
+        away = (np.where(np.isnan(observed), self.mean, observed) - self.mean) / self.std
+        weights = np.maximum(np.exp(-0.5 * away * away), LEAST) * self.left[indices]
+        return np.where(self.history.rejected[indices], np.minimum(weights, LEAST), weights)
+
+    def weights(self) -> np.ndarray:
+        """[N], 0 for the dropped ones."""
+        if self._weights is None:
+            self._weights = self.weigh(np.arange(self.prompts.size))
+        return self._weights
+
+    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+        if self.drawn >= self.length:
+            self._next_epoch()
+        self.drawn += count
+        return weighted(self.weights(), count, draw)
+
+    def _next_epoch(self) -> None:
+        self.left &= ~(self.history.pass_rate >= self.solved)
+        self.left[self.history.rejected] = False
+        if not self.left.any():
+            self.left[:] = True
+        self.epoch, self.drawn, self.length = self.epoch + 1, 0, int(self.left.sum())
+        self._weights = None
+
+    def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
+        seen = np.unique(np.array([o.draw.index for o in outcomes], dtype=np.int64))
+        self.weights()[seen] = self.weigh(seen)
+
+    def state(self) -> dict[str, Any]:
+        return {"left": self.left, "epoch": self.epoch, "drawn": self.drawn, "length": self.length}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.left[:] = np.asarray(state["left"])
+        self.epoch, self.drawn, self.length = (int(state[k]) for k in ("epoch", "drawn", "length"))
+        self._weights = None
+
+    def metrics(self) -> dict[str, float]:
+        return {"curriculum/epoch": self.epoch + self.drawn / self.length, "curriculum/left": float(self.left.mean())}

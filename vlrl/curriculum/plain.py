@@ -1,0 +1,64 @@
+"""Samplers that learn nothing: in order, and shuffled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vlrl.curriculum.base import Draw, Outcome, Prompts
+from vlrl.curriculum.drawing import stream
+
+
+class Sequential:
+    """In the order of the data, over and over."""
+
+    def __init__(self, prompts: Prompts):
+        self.prompts, self.drawn = prompts, 0
+
+    def next(self, count: int, step: int) -> list[Draw]:
+        draws = self.upcoming(count, step)
+        self.drawn += count
+        self.prompts.history.visit([d.index for d in draws])
+        return draws
+
+    def upcoming(self, count: int, step: int) -> list[Draw]:
+        """The next `count` draws, without drawing them."""
+        size, draws, at = self.prompts.size, [], self.drawn
+        while len(draws) < count:
+            epoch, begin = divmod(at, size)
+            places = self.order(epoch)[begin:begin + count - len(draws)]
+            draws += [Draw(index, epoch) for index in np.asarray(places).tolist()]
+            at += len(places)
+        return draws
+
+    def order(self, epoch: int) -> Sequence[int] | np.ndarray:
+        """The sample indices of an epoch."""
+        return range(self.prompts.size)
+
+    def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
+        """Nothing is learned."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.drawn = int(state["drawn"])
+
+    def metrics(self) -> dict[str, float]:
+        return {"curriculum/epoch": self.drawn / self.prompts.size}
+
+
+class Uniform(Sequential):
+    """Every sample once per epoch, in an order of (seed, epoch)."""
+
+    def __init__(self, prompts: Prompts):
+        super().__init__(prompts)
+        self._epoch: tuple[int, np.ndarray] = (-1, np.zeros(0))
+
+    def order(self, epoch: int) -> np.ndarray:
+        if self._epoch[0] != epoch:
+            order = stream(self.prompts.seed, 2, epoch).permutation(self.prompts.size)
+            self._epoch = (epoch, order.astype(np.int32))
+        return self._epoch[1]

@@ -1,0 +1,256 @@
+"""Samplers for tasks that make their samples (Task.knobs, Task.generate): how difficult the next ones are to be.
+
+Every draw is a sample of its own, made with knobs that the sampler chooses; the place in the training split is a
+running number. Inside, knobs are numbers in [0, 1] of the way from lowest to highest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from vlrl.curriculum.base import Draw, Outcome, Prompts
+from vlrl.curriculum.drawing import stream
+from vlrl.errors import ConfigError
+from vlrl.settings_base import Fraction, Positive, Rate
+
+_DIGITS = 6
+"""Decimal places of a knob."""
+_MOST_CELLS = 10_000
+
+Components = Annotated[int, Field(ge=2, le=50)]
+
+
+class Procedural:
+    """Base: `points` chooses knobs, `learn` takes what became of them. ConfigError for a task without knobs.
+
+    Every call of `next` has a random stream of its own, named by the seed and the number of the call.
+    """
+
+    def __init__(self, prompts: Prompts):
+        if not prompts.knobs:
+            raise ConfigError("curriculum.name: this sampler chooses the difficulty of samples that a task makes, but "
+                              "the task has no knobs. Give it Task.knobs and Task.generate (docs/tasks.md), use a task "
+                              "that has them, such as task.name=grounding with task.drawn=true, or choose another "
+                              "sampler.")
+        wrong = [(k, v) for k, v in prompts.knobs.items() if len(v) != 2 or not -np.inf < v[0] < v[1] < np.inf]
+        if wrong:
+            raise ConfigError(f"knob '{wrong[0][0]}' of the task goes from (lowest, highest) = {wrong[0][1]}: give two "
+                              "finite numbers, the lower one first")
+        self.prompts, self.calls, self.drawn = prompts, 0, 0
+        self.names = tuple(prompts.knobs)
+        self.low, high = np.array(list(prompts.knobs.values()), dtype=np.float64).T
+        self.width = high - self.low
+        self._means: list[float] = []
+        """Of each knob in the last draws."""
+
+    def next(self, count: int, step: int) -> list[Draw]:
+        self.calls += 1
+        points = self.points(count, stream(self.prompts.seed, 5, self.calls))
+        settings = self.settings(points)
+        self._means = settings.mean(0).tolist() if count else self._means
+        visits, places = np.divmod(np.arange(self.drawn, self.drawn + count), self.prompts.size)
+        self.drawn += count
+        self.prompts.history.visit(places)
+        return [Draw(i, v, knobs=tuple(zip(self.names, values, strict=True))) for i, v, values in
+                zip(places.tolist(), visits.tolist(), settings.tolist(), strict=True)]
+
+    def settings(self, points: np.ndarray) -> np.ndarray:
+        """[n, K] the knobs at points [n, K]."""
+        return np.clip(np.round(self.low + points * self.width, _DIGITS), self.low, self.low + self.width)
+
+    def points_of(self, outcomes: Sequence[Outcome]) -> np.ndarray:
+        """[n, K] where the knobs of draws are."""
+        values = np.array([[v for _, v in o.draw.knobs] for o in outcomes], dtype=np.float64)
+        return (values.reshape(len(outcomes), len(self.names)) - self.low) / self.width
+
+    def points(self, count: int, draw: np.random.Generator) -> np.ndarray:
+        """[count, K] in [0, 1]."""
+        raise NotImplementedError
+
+    def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
+        answered = [o for o in outcomes if len(o.scored) and o.draw.knobs]
+        if answered:
+            self.learn(answered)
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        """Takes the outcomes that have a reward."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes what `state` gave."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls, "drawn": self.drawn, "means": self._means, **self.state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls, self.drawn, self._means = int(state["calls"]), int(state["drawn"]), list(state["means"])
+        self.restore(state)
+
+    def metrics(self) -> dict[str, float]:
+        """The mean of each knob in the last draws."""
+        return {f"curriculum/knob/{name}": mean for name, mean in zip(self.names, self._means, strict=False)}
+
+
+class ALPGMM(Procedural):
+    """Where rewards change most (ALP-GMM, 1910.07224, algorithm 1). The absolute learning progress of a draw is
+
+        ALP = |mean reward of its group - that of the nearest earlier draw|,   0 for the first
+
+    by the distance of their knobs in [0, 1]. Every `fit_every` draws, mixtures of 2 to `components` Gaussians are
+    fitted over (knobs, ALP) of the last `fit_every` draws, and the one with the best AIC is kept. A draw takes a
+    Gaussian proportional to its mean ALP and knobs from it, cut off at the bounds; a share `explore` is uniform, and so
+    are all before the first fit, and where nothing changes. Constants are the paper's, apart from `memory`: the nearest
+    draw is sought among so many latest ones, there among all. A fit takes about .3 s of one core.
+    """
+
+    def __init__(self, prompts: Prompts, fit_every: Annotated[int, Field(ge=4, le=10_000)] = 250,
+                 components: Components = 10, explore: Fraction = 0.2,
+                 memory: Annotated[int, Field(ge=1, le=100_000)] = 5000):
+        super().__init__(prompts)
+        _need_sklearn()
+        self.fit_every, self.components, self.explore, self.memory = fit_every, components, explore, memory
+        self.kept = max(memory, fit_every)
+        self.past = np.zeros((0, len(self.names) + 2))
+        """[n, K + 2] the latest draws: knobs, reward, ALP."""
+        self.fits, self.since = 0, 0
+        self.mixture: dict[str, np.ndarray] = {}
+        """Of the last fit: `means` [C, K + 1], `covariances` [C, K + 1, K + 1]."""
+
+    def points(self, count: int, draw: np.random.Generator) -> np.ndarray:
+        found = draw.random((count, len(self.names)))
+        if not self.mixture or self.mixture["means"][:, -1].max() <= 0:
+            return found
+        means, covariances = self.mixture["means"], self.mixture["covariances"]
+        progress = np.maximum(means[:, -1], 0)
+        chosen = draw.choice(len(means), size=count, p=progress / progress.sum())
+        chosen[draw.random(count) < self.explore] = -1
+        for c in np.unique(chosen[chosen >= 0]).tolist():
+            here = chosen == c
+            found[here] = draw.multivariate_normal(means[c, :-1], covariances[c, :-1, :-1], size=int(here.sum()),
+                                                   method="eigh")
+        return np.clip(found, 0, 1)
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        points, rewards = self.points_of(outcomes), np.array([o.reward for o in outcomes])
+        progress = self._progress(points, rewards)
+        self.past = np.concatenate([self.past, np.column_stack([points, rewards, progress])])[-self.kept:]
+        self.since += len(outcomes)
+        if self.since >= self.fit_every:
+            self.since, self.fits = 0, self.fits + 1
+            recent = np.delete(self.past[-self.fit_every:], -2, axis=1)
+            self.mixture = fit(recent, self.components, int(stream(self.prompts.seed, 6, self.fits).integers(2**31)))
+
+    def _progress(self, points: np.ndarray, rewards: np.ndarray) -> np.ndarray:
+        """[n] ALP of each draw [n, K], those before it in the same call included; the earliest of equally near."""
+        from scipy.spatial.distance import cdist
+
+        size, before = len(self.names), self.past[-self.memory:]
+        known = np.concatenate([before[:, size], rewards])
+        away = cdist(points, np.concatenate([before[:, :size], points]))
+        away[:, len(before):][np.triu_indices(len(points))] = np.inf
+        nearest = away.argmin(1)
+        found = np.abs(rewards - known[nearest])
+        return np.where(np.isfinite(away[np.arange(len(points)), nearest]), found, 0.0)
+
+    def state(self) -> dict[str, Any]:
+        return {"past": self.past, "fits": self.fits, "since": self.since, "mixture": dict(self.mixture)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.past, self.mixture = np.asarray(state["past"]), dict(state["mixture"])
+        self.fits, self.since = int(state["fits"]), int(state["since"])
+
+    def metrics(self) -> dict[str, float]:
+        recent = self.past[-self.fit_every:, -1]
+        return {**super().metrics(), **({"curriculum/progress": float(recent.mean())} if len(recent) else {})}
+
+
+def fit(rows: np.ndarray, components: int, seed: int) -> dict[str, np.ndarray]:
+    """`means` [C, D] and `covariances` [C, D, D] of the mixture of 2 to `components` Gaussians with the lowest AIC over
+    rows [n, D]; of equal ones that with the fewest."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.mixture import GaussianMixture
+    from threadpoolctl import threadpool_limits
+
+    found = []
+    with warnings.catch_warnings(), threadpool_limits(1):  # matrices this small are slower in many threads
+        warnings.simplefilter("ignore", ConvergenceWarning)  # few different rows
+        for count in range(2, min(components, len(rows)) + 1):
+            made = GaussianMixture(count, random_state=seed).fit(rows)
+            found.append((float(made.aic(rows)), count, made))
+    best = min(found, key=lambda f: f[:2])[2]
+    return {"means": np.array(best.means_), "covariances": np.array(best.covariances_)}
+
+
+def _need_sklearn() -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("sklearn") is None:
+        raise ConfigError("curriculum.name=alp_gmm fits its mixtures with scikit-learn, which is not installed: "
+                          "pip install scikit-learn")
+
+
+class Weakness(Procedural):
+    """More of what fails: samples are made where the policy is weak (SwS, 2506.08989, section 3, for a task that makes
+    them itself). Each knob is cut into `cells` equal ranges, and the share of a cell of the grid is
+
+        (1 - explore) F_c / sum F + explore / cells,   F_c <- F_c + rate (1 - mean pass rate of its draws - F_c)
+
+    where F begins with the first failure rate of the cell, and 1 stands for a cell never tried. Knobs are uniform
+    inside of it. The paper names weak categories once, by items failed throughout a first run, and shares out problems
+    written by another model; the moving average, `explore` and the constants are ours.
+    """
+
+    def __init__(self, prompts: Prompts, cells: Positive = 4, rate: Annotated[Rate, Field(le=1)] = 0.2,
+                 explore: Fraction = 0.1):
+        super().__init__(prompts)
+        self.cells, self.rate, self.explore = cells, rate, explore
+        if cells ** len(self.names) > _MOST_CELLS:
+            raise ValueError(f"cells={cells} of each of {len(self.names)} knobs make more than {_MOST_CELLS} cells")
+        self.failure = np.full(cells ** len(self.names), np.nan)
+        """[cells ** K] F of each cell, the last knob fastest; nan = never tried."""
+
+    @property
+    def shares(self) -> np.ndarray:
+        """[cells ** K] how likely each cell is."""
+        failure = np.where(np.isnan(self.failure), 1.0, self.failure)
+        even = np.full(len(failure), 1 / len(failure))
+        return (1 - self.explore) * failure / failure.sum() + self.explore * even if failure.sum() > 0 else even
+
+    def points(self, count: int, draw: np.random.Generator) -> np.ndarray:
+        chosen = draw.choice(len(self.failure), size=count, p=self.shares)
+        corner = np.array(np.unravel_index(chosen, (self.cells,) * len(self.names))).T
+        return (corner + draw.random(corner.shape)) / self.cells
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        known = [o for o in outcomes if o.pass_rate == o.pass_rate]
+        corner = np.clip((self.points_of(known) * self.cells).astype(int), 0, self.cells - 1)
+        cell = np.ravel_multi_index(tuple(corner.T), (self.cells,) * len(self.names))
+        tries = np.bincount(cell, minlength=len(self.failure))
+        failed = np.bincount(cell, [1 - o.pass_rate for o in known], minlength=len(self.failure))
+        at = tries > 0
+        mean, before = failed[at] / tries[at], self.failure[at]
+        self.failure[at] = np.where(np.isnan(before), mean, before + self.rate * (mean - before))
+
+    def state(self) -> dict[str, Any]:
+        return {"failure": self.failure}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.failure = np.array(state["failure"])
+
+    def metrics(self) -> dict[str, float]:
+        """The share of each range of each knob."""
+        grid, out = self.shares.reshape((self.cells,) * len(self.names)), super().metrics()
+        edges = self.low + np.linspace(0, 1, self.cells + 1)[:, None] * self.width
+        for k, name in enumerate(self.names):
+            shares = grid.sum(tuple(d for d in range(len(self.names)) if d != k))
+            out |= {f"curriculum/weight/{name}={low:.3g}-{high:.3g}": float(share)
+                    for (low, high), share in zip(itertools.pairwise(edges[:, k].tolist()), shares, strict=True)}
+        return out

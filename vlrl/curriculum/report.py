@@ -1,0 +1,53 @@
+"""What a run tells of its draws: how prompts went, and what was answered in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vlrl.curriculum.base import Outcome
+from vlrl.curriculum.filters import Intake
+
+BINS = ("0", "0-25", "25-50", "50-75", "75-100", "100")
+"""Of pass rates in percent; 25, 50 and 75 belong to the range that begins there."""
+
+
+class Tally:
+    """Of the last step, over all processes; and how many answers were drawn since the run began."""
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self._last: dict[str, float] = {}
+
+    def note(self, intake: Intake, chosen: Sequence[int], probes: Sequence[Outcome] = ()) -> None:
+        """Takes a finished step: its intake, the numbers of the groups that are trained on, and what was probed."""
+        outcomes = list(intake.outcomes.values())
+        trained = [intake.outcomes[number] for number in chosen]
+        drawn, used = (sum(len(o.rewards) for o in of) for of in ((*outcomes, *probes), trained))
+        self.answers += drawn
+        self._last = {"rollouts/wasted": float(drawn - used), "curriculum/refills": float(intake.refills),
+                      "curriculum/oversampling": len(outcomes) / intake.count if intake.count else 0.0}
+        rates = np.array([o.pass_rate for o in outcomes])
+        rates = rates[~np.isnan(rates)]
+        if len(rates):
+            self._last["curriculum/pass_rate/mean"] = float(rates.mean())
+            shares = np.bincount(bins(rates), minlength=len(BINS)) / len(rates)
+            self._last |= {f"curriculum/pass_rate/{name}": float(v) for name, v in zip(BINS, shares, strict=True)}
+        if trained:
+            self._last["groups/trained_zero_variance_frac"] = float(np.mean([not o.mixed for o in trained]))
+
+    def metrics(self) -> dict[str, float]:
+        return {**self._last, "rollouts/total": float(self.answers)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"answers": self.answers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.answers = int(state["answers"])
+
+
+def bins(rates: np.ndarray) -> np.ndarray:
+    """The place of each pass rate in BINS."""
+    return np.where(rates <= 0, 0, np.where(rates >= 1, len(BINS) - 1, 1 + np.minimum(rates * 4, 3).astype(int)))

@@ -1,0 +1,118 @@
+"""Fixed shares of the draws for the tasks of a mixture, each with a sampler of its own over its own samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from vlrl.curriculum.base import Draw, Foreseeing, Measuring, Outcome, Probing, Prompts, Sampler
+from vlrl.errors import ConfigError
+
+
+class Shares:
+    """Each draw goes to the task that is furthest behind its share of all draws of the run, the first of equal ones.
+
+    `weights` says how much each task (prompts.field("task")) gets, relative to the others; `make(prompts)` gives the
+    sampler of one, which sees its own samples alone. It foresees, probes and measures as these do.
+    """
+
+    def __init__(self, prompts: Prompts, weights: Mapping[str, float], make: Callable[[Prompts], Sampler]):
+        found = prompts.categories("task")
+        self.labels = tuple(weights)
+        at = [found.names.index(label) for label in self.labels]
+        self.shares = np.array([*weights.values()], dtype=np.float64) / sum(weights.values())
+        self.members = [found.members[k] for k in at]
+        self._of = np.argsort(np.array(at, dtype=np.int32)).astype(np.int32)[found.of]
+        self.prompts = [prompts.part(label, places, float(share)) for label, places, share in
+                        zip(self.labels, self.members, self.shares, strict=True)]
+        self.samplers = [_made(label, make, part) for label, part in zip(self.labels, self.prompts, strict=True)]
+        self.drawn = np.zeros(len(self.labels), dtype=np.int64)
+        first: Any = self.samplers[0]
+        if isinstance(first, Foreseeing):  # one class makes all samplers, so what one can, all can
+            self.upcoming = self._upcoming
+        if isinstance(first, Probing):
+            self.probes = self._probes
+        if isinstance(first, Measuring):
+            self.measures, self.missing, self.measured = first.measures, self._missing, self._measured
+
+    def next(self, count: int, step: int) -> list[Draw]:
+        turns = self._turns(count)
+        self.drawn += np.bincount(turns, minlength=len(self.labels))
+        return self._dealt(turns, lambda sampler, wanted: sampler.next(wanted, step))
+
+    def _upcoming(self, count: int, step: int) -> list[Draw]:
+        return self._dealt(self._turns(count), lambda sampler, wanted: sampler.upcoming(wanted, step))
+
+    def _turns(self, count: int) -> np.ndarray:
+        """[count] whose turn each of the next draws is."""
+        drawn, turns = self.drawn.astype(np.float64), np.zeros(count, dtype=np.int64)
+        for i in range(count):
+            turns[i] = np.argmax(self.shares * (drawn.sum() + 1) - drawn)
+            drawn[turns[i]] += 1
+        return turns
+
+    def _dealt(self, turns: np.ndarray, ask: Callable[[Any, int], list[Draw]]) -> list[Draw]:
+        """The draws of the samplers in the order of the turns, as places in the whole split."""
+        asked = [iter(ask(sampler, int(n)) if n else ()) for sampler, n in
+                 zip(self.samplers, np.bincount(turns, minlength=len(self.labels)), strict=True)]
+        return [self._whole(k, draw) for k in turns.tolist() for draw in [next(asked[k], None)] if draw is not None]
+
+    def _whole(self, k: int, draw: Draw) -> Draw:
+        """A sampler's own draw as one of the whole split."""
+        knobs = tuple((f"{self.labels[k]}/{name}", value) for name, value in draw.knobs)
+        return replace(draw, index=int(self.members[k][draw.index]), knobs=knobs)
+
+    def _part(self, k: int, number: int, draw: Draw) -> Draw:
+        knobs = tuple((name.removeprefix(f"{self.labels[k]}/"), value) for name, value in draw.knobs)
+        return replace(draw, index=number, knobs=knobs)
+
+    def _own(self, places: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """(task, which of these places are its own, its own numbers of them) for each task that has any."""
+        of = self._of[places]
+        which = [np.flatnonzero(of == k) for k in range(len(self.labels))]
+        return [(k, own, np.searchsorted(self.members[k], places[own])) for k, own in enumerate(which) if len(own)]
+
+    def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
+        for k, which, numbers in self._own(np.array([o.draw.index for o in outcomes], dtype=np.int64)):
+            mine = [replace(outcomes[i], draw=self._part(k, n, outcomes[i].draw))
+                    for i, n in zip(which.tolist(), numbers.tolist(), strict=True)]
+            self.prompts[k].history.note(mine, step)
+            self.samplers[k].observe(mine, step)
+
+    def _probes(self, step: int) -> list[Draw]:
+        samplers: list[Any] = self.samplers
+        return [self._whole(k, draw) for k, sampler in enumerate(samplers) for draw in sampler.probes(step)]
+
+    def _missing(self) -> np.ndarray:
+        samplers: list[Any] = self.samplers
+        return np.concatenate([own[s.missing()] for own, s in zip(self.members, samplers, strict=True)])
+
+    def _measured(self, indices: np.ndarray, values: np.ndarray) -> None:
+        samplers: list[Any] = self.samplers
+        for k, which, numbers in self._own(np.asarray(indices)):
+            samplers[k].measured(numbers, values[which])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": {label: int(n) for label, n in zip(self.labels, self.drawn, strict=True)},
+                "samplers": {label: s.state_dict() for label, s in zip(self.labels, self.samplers, strict=True)}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.drawn = np.array([int(state["drawn"][label]) for label in self.labels], dtype=np.int64)
+        for label, sampler in zip(self.labels, self.samplers, strict=True):
+            sampler.load_state_dict(state["samplers"][label])
+
+    def metrics(self) -> dict[str, float]:
+        """Those of each sampler as `curriculum/<label>/...`."""
+        return {f"curriculum/{label}/{name.removeprefix('curriculum/')}": value
+                for label, sampler in zip(self.labels, self.samplers, strict=True)
+                for name, value in sampler.metrics().items()}
+
+
+def _made(label: str, make: Callable[[Prompts], Sampler], prompts: Prompts) -> Sampler:
+    try:
+        return make(prompts)
+    except ConfigError as error:
+        raise ConfigError(f"task '{label}' of the mixture: {error}") from None

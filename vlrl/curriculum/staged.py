@@ -1,0 +1,318 @@
+"""Stages, one after another; and prompts of before that come back, the ones of low reward most often."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import pydantic
+from pydantic import Field, field_validator
+
+from vlrl.curriculum.base import Draw, Outcome, Prompts
+from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, stream, weighted
+from vlrl.curriculum.history import History
+from vlrl.errors import ConfigError, did_you_mean
+from vlrl.settings_base import Fraction, Positive, Rate, Settings
+
+# --- prompts of before ------------------------------------------------------------------------------------------------
+
+
+class Pool:
+    """Shuffled passes over `members`; `carry` of the draws are prompts of `before` that were answered already, with
+    weight 1 / max(mean reward of the last visit, lowest)."""
+
+    def __init__(self, history: History, members: np.ndarray, key: Sequence[int], before: np.ndarray | None = None,
+                 carry: float = 0.0, lowest: float = 0.1):
+        self.history, self.before, self.carry, self.lowest = history, before, carry, lowest
+        self.cycle = Cycle(members, *key)
+        self._weights: np.ndarray | None = None
+
+    def weights(self) -> np.ndarray:
+        """[N], 0 for what was never answered or is not of before."""
+        if self._weights is None:
+            self._weights = np.zeros(len(self.history.visits))
+            self._note(np.flatnonzero(self.history.seen))
+        return self._weights
+
+    def take(self, count: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """`count` prompts: those of the pass, and those of before."""
+        return self._take(self.cycle, count, draw)
+
+    def peek(self, count: int, draw: np.random.Generator) -> np.ndarray:
+        """What `take` would give, together."""
+        return np.concatenate(self._take(copy.copy(self.cycle), count, draw))
+
+    def note(self, outcomes: Sequence[Outcome]) -> None:
+        """Takes what became of prompts; the history knows it already."""
+        if self.carry:
+            self._note(np.array([o.draw.index for o in outcomes], dtype=np.int64))
+
+    def restart(self, drawn: int) -> None:
+        """Goes on after so many draws of the passes; the weights are made of the history when they are next used."""
+        self.cycle.drawn, self._weights = drawn, None
+
+    def _take(self, cycle: Cycle, count: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        old = np.zeros(0, dtype=np.int64)
+        wanted = int(count * self.carry + draw.random()) if self.carry else 0  # on average the exact share
+        if wanted:
+            weights = self.weights()
+            there = min(wanted, int(np.count_nonzero(weights)))
+            old = weighted(weights, there, draw) if there else old
+        return distinct(cycle, count - len(old), {*old.tolist()}), old
+
+    def _note(self, indices: np.ndarray) -> None:
+        weights = self.weights()
+        again = indices if self.before is None else indices[self.before[indices]]
+        weights[again] = 1.0 / np.maximum(self.history.reward[again].astype(np.float64), self.lowest)
+
+
+class Retrospective(Adaptive):
+    """Shuffled passes over all prompts, mixed with answered ones: each draw of the share `carry` takes one of those
+    with probability proportional to 1 / max(mean reward of its last visit, lowest).
+
+    So unseen prompts come by the passes, and seen ones come back the sooner the less they earned. The weight 1 / mean
+    reward is that of the difficulty-aware retrospective sampling of QwenLong-L1 (2505.17667), there between phases (see
+    Staged); the share and the lowest reward, which caps the weight, are ours.
+
+    carry: in [0, 1]; lowest: above 0, in the unit of the reward.
+    """
+
+    def __init__(self, prompts: Prompts, carry: Fraction = 0.25, lowest: Rate = 0.1):
+        super().__init__(prompts)
+        every = np.arange(prompts.size, dtype=np.int32)
+        self.pool = Pool(prompts.history, every, (prompts.seed, 4), None, carry, lowest)
+
+    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+        return np.concatenate(self.pool.take(count, draw))
+
+    def upcoming(self, count: int, step: int) -> list[Draw]:
+        """What `next(count, step)` would give, if nothing were observed until then."""
+        return foreseen(self.history, self.pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1)))
+
+    def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
+        self.pool.note(outcomes)
+
+    def state(self) -> dict[str, Any]:
+        return {"drawn": self.pool.cycle.drawn}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.pool.restart(int(state["drawn"]))
+
+    def metrics(self) -> dict[str, float]:
+        return {"curriculum/epoch": self.pool.cycle.drawn / self.prompts.size}
+
+
+def foreseen(history: History, indices: np.ndarray, **more: Any) -> list[Draw]:
+    """Draws of prompts, without counting them as visits."""
+    before: dict[int, int] = {}
+    out = []
+    for index in indices.tolist():
+        again = before[index] = before.get(index, -1) + 1
+        out.append(Draw(index, int(history.visits[index]) + again, **more))
+    return out
+
+
+# --- stages -----------------------------------------------------------------------------------------------------------
+
+
+class Stage(Settings):
+    """One of `curriculum.stages`."""
+
+    where: dict[str, Any] = {}
+    """Its prompts: field -> a value, a list of values, or {min, max}, both included; "task" is the task's name in a
+    mixture. Several fields hold at once; without any it has all prompts."""
+    steps: Positive | None = None
+    """At most so many training steps."""
+    reward: float | None = None
+    """It ends when the running mean of the reward is at least this."""
+    pass_rate: Fraction | None = None
+    """It ends when the running mean of the pass rate is at least this."""
+    max_new_tokens: Positive | None = None
+    """None = rollout.max_new_tokens."""
+    group_size: Annotated[int, Field(ge=2)] | None = None
+    """None = rollout.group_size."""
+    carry: Fraction = 0.0
+    """The share of its draws that are answered prompts of earlier stages."""
+
+    @field_validator("where")
+    @classmethod
+    def _conditions(cls, where: dict[str, Any]) -> dict[str, Any]:
+        for name, wanted in where.items():
+            values = list(wanted.values()) if isinstance(wanted, Mapping) else wanted
+            values = values if isinstance(values, list) else [values]
+            if isinstance(wanted, Mapping) and (not wanted or {*wanted} - {"min", "max"}
+                                                or any(type(v) not in (int, float) for v in values)):
+                raise ValueError(f"{name}={wanted!r}: a range has min or max or both, which are numbers")
+            if not all(isinstance(v, (str, int, float)) for v in values):
+                raise ValueError(f"{name}={wanted!r}: give a text, number, true or false, a list of these, or a range")
+        return where
+
+    def ends(self) -> bool:
+        """Whether anything can end it."""
+        return any(v is not None for v in (self.steps, self.reward, self.pass_rate))
+
+
+def read_stages(given: Sequence[Mapping[str, Any]]) -> list[Stage]:
+    """The stages of `curriculum.stages`; ConfigError that names the stage, counted from 1, and the key."""
+    if not given:
+        raise ConfigError("curriculum.stages=[] is empty: give at least one stage")
+    stages = []
+    for number, found in enumerate(given, 1):
+        try:
+            stages.append(Stage.model_validate(dict(found)))
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            key, text = ".".join(map(str, first["loc"])), str(first["msg"]).removeprefix("Value error, ")
+            if first["type"] == "extra_forbidden":
+                text = f"it is no key of a stage.{did_you_mean(key, Stage.model_fields)} " \
+                       f"Its keys: {', '.join(Stage.model_fields)}."
+            raise ConfigError(f"curriculum.stages: stage {number}: {key}={first['input']!r}: {text}") from None
+        if number < len(given) and not stages[-1].ends():
+            raise ConfigError(f"curriculum.stages: stage {number} never ends: give it steps, reward or pass_rate")
+    if stages[-1].ends():
+        raise ConfigError(f"curriculum.stages: stage {len(stages)} is the last one, which goes on for ever: leave out "
+                          "its steps, reward and pass_rate, or add a stage")
+    if stages[0].carry:
+        raise ConfigError(f"curriculum.stages: stage 1: carry={stages[0].carry}: there is no earlier stage to carry "
+                          "prompts from; leave it out")
+    return stages
+
+
+class Staged(Adaptive):
+    """Stages one after another: each has its prompts, in shuffled passes, its limit of tokens and its group size.
+
+    A stage ends, before the draws of a step, after `steps` training steps, or when the mean reward (or pass rate) of
+    its last `window` groups is at least `reward` (or `pass_rate`); the last one goes on for ever. Of the draws of a
+    stage, the share `carry` are answered prompts of earlier stages, with weight 1 / max(mean reward, lowest); they are
+    not in the running means, nor is what an earlier stage drew.
+
+    Published forms, in configs/curricula/: Curr-ReFT (2503.07065), yes/no, then choice, then open answers; progressive
+    thinking suppression of Vision-R1 (2503.06749), answers of 4K, 8K, 16K tokens in groups of 16, 8, 4; QwenLong-L1
+    (2505.17667), phases of growing context with difficulty-aware retrospective sampling. The window is ours.
+
+    stages: mappings with the keys of Stage. window: groups, at least 1. lowest: above 0, in the unit of the reward.
+    ConfigError for a stage that is not understood, or that has no prompt. What a stage's limit of tokens is above
+    rollout.max_new_tokens is not known to what takes that for the longest answer (algo.shaping=[overlong]).
+    """
+
+    def __init__(self, prompts: Prompts, stages: list[dict[str, Any]], window: Positive = 64, lowest: Rate = 0.1):
+        super().__init__(prompts)
+        self.stages, self.lowest = read_stages(stages), lowest
+        self.members = [members(prompts, stage, number) for number, stage in enumerate(self.stages, 1)]
+        """The prompts of each stage."""
+        self.began = -1
+        """The step in which the stage began; -1 = no step yet."""
+        self.last = -1
+        """The last step with draws."""
+        self.rewards, self.passes = deque[float](maxlen=window), deque[float](maxlen=window)
+        """Of the stage's last groups."""
+        self._own: set[tuple[int, int]] = set()
+        """Prompt and visit of each draw of the stage's own prompts that has no outcome yet."""
+        self._fresh = 0
+        """How many draws of the last call are of its own prompts."""
+        self.at, self.pool = 0, self._pool(0)
+
+    @property
+    def stage(self) -> Stage:
+        """That which is being trained."""
+        return self.stages[self.at]
+
+    def _pool(self, at: int) -> Pool:
+        before = np.zeros(self.prompts.size, dtype=bool)
+        for earlier in self.members[:at]:
+            before[earlier] = True
+        return Pool(self.history, self.members[at], (self.prompts.seed, 4, at), before, self.stages[at].carry,
+                    self.lowest)
+
+    def _due(self, step: int) -> bool:
+        """Whether the stage has ended when the draws of a step begin."""
+        if self.at + 1 == len(self.stages) or self.began < 0 or step == self.last:
+            return False
+        reached = [wanted is not None and len(seen) == seen.maxlen and float(np.mean(seen)) >= wanted
+                   for wanted, seen in ((self.stage.reward, self.rewards), (self.stage.pass_rate, self.passes))]
+        return any(reached) or (self.stage.steps is not None and step - self.began >= self.stage.steps)
+
+    def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
+        if self._due(step):
+            self.at, self.began = self.at + 1, step
+            self.pool = self._pool(self.at)
+            for of_the_last in (self.rewards, self.passes, self._own):
+                of_the_last.clear()
+        self.began = step if self.began < 0 else self.began
+        self.last = step
+        fresh, old = self.pool.take(count, draw)
+        self._fresh = len(fresh)
+        return np.concatenate([fresh, old])
+
+    def draws(self, indices: np.ndarray | Sequence[int], **more: Any) -> list[Draw]:
+        made = super().draws(indices, **sizes(self.stage), **more)
+        self._own |= {(d.index, d.visit) for d in made[:self._fresh]}
+        return made
+
+    def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
+        super().observe(outcomes, step)
+        self._own -= {(o.draw.index, o.draw.visit) for o in outcomes}
+
+    def upcoming(self, count: int, step: int) -> list[Draw]:
+        """What `next(count, step)` would give, if nothing were observed until then."""
+        at = self.at + self._due(step)
+        pool = self.pool if at == self.at else self._pool(at)
+        found = pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1))
+        return foreseen(self.history, found, **sizes(self.stages[at]))
+
+    def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
+        self.pool.note(outcomes)
+        own = [o for o in outcomes if (o.draw.index, o.draw.visit) in self._own]
+        self.rewards.extend(o.reward for o in own)
+        self.passes.extend(o.pass_rate for o in own if o.pass_rate == o.pass_rate)
+
+    def state(self) -> dict[str, Any]:
+        return {"stage": self.at, "began": self.began, "last": self.last, "drawn": self.pool.cycle.drawn,
+                "rewards": list(self.rewards), "passes": list(self.passes), "own": sorted(map(list, self._own))}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.at, self.began, self.last = (int(state[k]) for k in ("stage", "began", "last"))
+        self.pool = self._pool(self.at)
+        self.pool.restart(int(state["drawn"]))
+        self._own = {(int(index), int(visit)) for index, visit in state["own"]}
+        for name in ("rewards", "passes"):
+            getattr(self, name).clear()
+            getattr(self, name).extend(map(float, state[name]))
+
+    def metrics(self) -> dict[str, float]:
+        means = {name: float(np.mean(seen)) for name, seen in (("reward", self.rewards), ("pass_rate", self.passes))
+                 if seen}
+        return {"curriculum/stage": self.at + 1.0, **{f"curriculum/stage_{k}": v for k, v in means.items()}}
+
+
+def sizes(stage: Stage) -> dict[str, int | None]:
+    """What a stage says of each draw."""
+    return {"group_size": stage.group_size, "max_new_tokens": stage.max_new_tokens}
+
+
+def members(prompts: Prompts, stage: Stage, number: int) -> np.ndarray:
+    """The prompts of a stage, int32, in order; ConfigError naming the stage when it has none."""
+    chosen = np.ones(prompts.size, dtype=bool)
+    for name, wanted in stage.where.items():
+        chosen &= matching(prompts, name, wanted)
+    if not chosen.any():
+        lacking = [n for n in stage.where if all(v is None for v in prompts.field(n))]
+        why = f": no row has the field {lacking[0]!r}" if lacking else ""
+        raise ConfigError(f"curriculum.stages: stage {number}: where={stage.where!r} selects none of the "
+                          f"{prompts.size} training rows{why}. Change the stage or leave it out.")
+    return np.flatnonzero(chosen).astype(np.int32)
+
+
+def matching(prompts: Prompts, name: str, wanted: Any) -> np.ndarray:
+    """[N] bool: whether each row meets a condition; true is no 1."""
+    if isinstance(wanted, Mapping):
+        numbers = prompts.numbers(name).astype(np.float64)
+        low, high = wanted.get("min", -np.inf), wanted.get("max", np.inf)
+        with np.errstate(over="ignore"):  # the limits as coarse as the numbers, so that .7 is .7
+            return (numbers >= np.float32(low)) & (numbers <= np.float32(high))
+    known = [(isinstance(w, bool), w) for w in (wanted if isinstance(wanted, list) else [wanted])]
+    return np.fromiter(((isinstance(v, (bool, np.bool_)), v) in known for v in prompts.field(name)), dtype=bool,
+                       count=prompts.size)

@@ -1,0 +1,59 @@
+"""prompts.parquet of a run folder: a row for each prompt that was drawn so far, SCHEMA below, in order of its index.
+
+It is made of `Prompts.history` and the training split, so a resumed run writes what an undisturbed one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlrl.curriculum.history import History
+from vlrl.files import replacing
+from vlrl.types import Sample
+
+_NAMES = {"index": pa.int32(), "sample_id": pa.string(), "category": pa.string(), "task": pa.string()}
+SCHEMA = pa.schema({**_NAMES, "visits": pa.int32(), "last_step": pa.int32(), "pass_rate": pa.float32(),
+                    "reward": pa.float32()})
+"""`index` is the place in the training split, `task` the label in a mixture. `last_step`, and pass rate and mean reward
+of the group of that step, are null for a prompt that was drawn and never scored."""
+
+
+def write_visited(path: Path, history: History, samples: Sequence[Sample]) -> None:
+    """Replaces the file. What it says of a prompt's name is kept, so that only samples drawn since are looked at."""
+    visited = np.flatnonzero(history.visits > 0).astype(np.int32)
+    names = _named(path, visited, samples)
+    last, rate, reward = (getattr(history, name)[visited] for name in ("last", "pass_rate", "reward"))
+    table = pa.table([*names.columns, pa.array(history.visits[visited]), pa.array(last, mask=last < 0),
+                      pa.array(rate, mask=np.isnan(rate)), pa.array(reward, mask=np.isnan(reward))], schema=SCHEMA)
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def _named(path: Path, visited: np.ndarray, samples: Sequence[Sample]) -> pa.Table:
+    """The columns of _NAMES for the visited prompts, in order."""
+    known = _written(path, visited)
+    fresh = np.setdiff1d(visited, np.asarray(known["index"]), assume_unique=True).tolist()
+    drawn = (samples[i] for i in fresh)
+    rows = [{"index": i, "sample_id": _text(s.id), "category": None if s.category is None else _text(str(s.category)),
+             "task": _text(s.task)} for i, s in zip(fresh, drawn, strict=True)]
+    table = pa.concat_tables([known, pa.Table.from_pylist(rows, pa.schema(_NAMES))])
+    return table.take(pa.array(np.argsort(np.asarray(table["index"]))))
+
+
+def _written(path: Path, visited: np.ndarray) -> pa.Table:
+    """What an earlier file says of visited prompts; nothing where it cannot be read."""
+    try:
+        table = pq.read_table(path, columns=list(_NAMES)).cast(pa.schema(_NAMES))
+    except (OSError, ValueError, pa.ArrowException):
+        return pa.schema(_NAMES).empty_table()
+    index, first = np.unique(np.asarray(table["index"]), return_index=True)
+    return table.take(pa.array(first[np.isin(index, visited)]))
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,72 @@
+"""What the settings are built of: number types with limits, the strict base class, and functions chosen by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, get_args
+
+import pydantic
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_serializer, model_validator
+
+Positive = Annotated[int, Field(ge=1, lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        return refuse_bool(cls.model_fields[info.field_name or ""].annotation, value)
+
+
+class Named(BaseModel):
+    """A function chosen by name, with options of its own: `cispo`, or `{name: cispo, cap: 5}`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        if isinstance(value, Mapping | Named):
+            return value
+        if isinstance(value, str):
+            return {"name": value}
+        raise ValueError("give a name, or a mapping with 'name' and its options")
+
+    @model_serializer
+    def _short(self) -> Any:
+        return {"name": self.name, **self.options} if self.options else self.name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that are given."""
+        return dict(self.model_extra or {})
+
+
+Names = Annotated[tuple[Named, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+
+
+def refuse_bool(kind: Any, value: Any) -> Any:
+    """The value; ValueError when it is, or holds, true or false and the annotation `kind` wants numbers.
+
+    Pydantic would take true as 1: `steps=true` or `betas: [true, false]` are slips of the pen.
+    """
+    kinds = _kinds(kind)
+    held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
+    if kinds & {int, float} and bool not in kinds and any(isinstance(v, bool) for v in held):
+        raise ValueError("give a number, not true or false")
+    return value
+
+
+def _kinds(kind: Any) -> set[Any]:
+    """The plain types that an annotation names, at any depth."""
+    if isinstance(kind, type) and not get_args(kind):
+        return {kind}
+    return {found for part in get_args(kind) for found in _kinds(part)}

@@ -1,0 +1,106 @@
+"""The settings `rollout.*` and `curriculum.*`: how answers are drawn, to which prompts, and which are learned from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from vlrl.settings_base import Count, Named, NonNegative, Positive, Rate, Settings
+
+
+def _factor(value: Any) -> Any:
+    """A number as the fixed factor of curriculum.oversample."""
+    return {"name": "fixed", "factor": value} if isinstance(value, (int, float)) else value
+
+
+class ForgetSettings(Settings):
+    """Half of each group is sampled, then made less likely for the other half (EEPO); undone before the update."""
+
+    lr: NonNegative = Field(
+        default=0.0, description="Size of the one step that makes the first answers of a group less likely; 0 = off. "
+        "A few times train.lr.")
+    entropy: Rate | None = Field(
+        default=None, description="Only where the first answers have at most this mean entropy a token, in nats; null "
+        "= in every step.")
+
+    @model_validator(mode="after")
+    def _takes_place(self) -> ForgetSettings:
+        if self.entropy is not None and not self.lr:
+            raise ValueError(f"rollout.forget.entropy={self.entropy} would never apply with rollout.forget.lr=0: give "
+                             "it a size, or leave rollout.forget.entropy out")
+        return self
+
+
+class RolloutSettings(Settings):
+    """How many answers a step draws, how they are sampled, and how often they are learned from."""
+
+    prompts_per_step: Positive = Field(default=32, description="Prompts a step, over all processes.")
+    group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="Answers per prompt.")
+    max_new_tokens: Positive = Field(default=512, description="Most tokens of one answer.")
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature; training uses the same.")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="Texts that end an answer; they stay part of it. Evaluations use them too.")
+    thinking_budget: Positive | None = Field(
+        default=None, description="Tokens after which an answer without </think> gets rollout.thinking_end, and goes "
+        "on from there. Evaluations use it too.")
+    thinking_end: str = Field(
+        default="\n</think>\n", description="Text that ends thinking over budget; it is not learned from. "
+        "</think><answer> forces an answer as GLM-4.1V-Thinking does (2507.01006).")
+    step_tokens: Positive | None = Field(
+        default=None, description="Most tokens of an answer that one step writes: a longer one goes on in the next "
+        "step, and its group waits for it. Only what its last step wrote is learned from. Evaluations write whole "
+        "answers.")
+    score_ahead: bool = Field(
+        default=True, description="Score finished groups in a thread while others are generated; false for a task that "
+        "works in the main thread only.")
+    forget: ForgetSettings = ForgetSettings()
+    updates: Positive = Field(default=1, description="Passes over one batch of rollouts.")
+    minibatches: Positive = Field(default=1, description="Optimizer steps per pass.")
+
+
+    @model_validator(mode="after")
+    def _limits_apply(self) -> RolloutSettings:
+        if self.thinking_budget is not None and self.thinking_budget >= self.max_new_tokens:
+            raise ValueError(f"rollout.thinking_budget={self.thinking_budget} is not below rollout.max_new_tokens="
+                             f"{self.max_new_tokens}, so it would never apply: lower it, or set it to null")
+        if self.step_tokens is not None and self.step_tokens >= self.max_new_tokens:
+            raise ValueError(f"rollout.step_tokens={self.step_tokens} is not below rollout.max_new_tokens="
+                             f"{self.max_new_tokens}, so every answer ends in its first step: lower it, or set it to "
+                             "null")
+        if self.step_tokens is not None and self.forget.lr:
+            raise ValueError(f"rollout.step_tokens={self.step_tokens} lets answers go on in the next step, where "
+                             f"rollout.forget.lr={self.forget.lr:g} would suppress halves of groups that are not "
+                             "written together: set one of them to its default")
+        if "</think>" not in self.thinking_end:
+            raise ValueError(f"rollout.thinking_end={self.thinking_end!r} does not hold </think>, so thinking would "
+                             "go on: add it")
+        return self
+
+
+class CurriculumSettings(Settings):
+    """Which samples are drawn, and which groups are learned from. Further keys are options of the sampler."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+    name: str = Field(default="uniform", min_length=1, description="What draws the prompts: uniform, sequential, sec, "
+                      "... (docs/curriculum.md) or own module:Class. Its options stand beside: `curriculum.alpha=0.5`.")
+    keep: Named = Field(
+        default=Named(name="all"), description="Which groups are trained on; others are refilled. all; mixed: those "
+        "whose rewards differ; pass_range: pass rates from low to high; or own module:function.")
+    max_refills: Count = Field(default=3, description="Most extra rounds of generation in a step to replace groups "
+                               "that are not kept.")
+    oversample: Annotated[Named, BeforeValidator(_factor)] = Field(
+        default=Named(name="fixed"), description="Groups drawn for each one wanted: a number from 1 on, or ema: 1 / "
+        "the share of groups that were neither all right nor all wrong, smoothed.")
+    select: Named = Field(
+        default=Named(name="first"), description="Which of more kept groups than are wanted are trained on: first, "
+        "nearest_half (pass rate), most_varied (rewards), or own module:function.")
+    part: str | None = Field(
+        default=None, min_length=1, description="The reward part that says whether an answer is right; null = the one "
+        "with the largest weight, the first of equal ones.")
+    pass_at: float = Field(default=0.5, description="An answer is right when that part is at least this much.")
+
+    @property
+    def sampler(self) -> Named:
+        """The sampler with its options."""
+        return Named(name=self.name, **(self.model_extra or {}))

@@ -1,0 +1,216 @@
+"""How hard each prompt of a split is for a model: its answers drawn as in training, and the share of right ones.
+
+    found = measured(ready, Asked(answers=8), Path("rows.difficulty.part.jsonl"), facts(config, chosen, asked))
+
+What is answered goes to a side file at once, a line for each chunk of prompts, so that a killed measurement goes on.
+Chunks are fixed by place in the split: neither a kill nor the number of processes changes an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vlrl import dist
+from vlrl.answering import make_group, sampling_of
+from vlrl.curriculum import right
+from vlrl.data import write_rows
+from vlrl.encode import PromptTooLong
+from vlrl.errors import ConfigError, DataError
+from vlrl.files import append_line, write_text
+from vlrl.rollout import check_score_errors
+from vlrl.settings import Config
+from vlrl.store import plain
+from vlrl.task import Task, task_samples
+from vlrl.tools.measure import Chosen, Ready
+from vlrl.tools.prompttable import COLUMNS, Measured, Places, Summary, joined, plot, summary
+from vlrl.types import Group, Request, Sample
+
+_TOGETHER = 256
+"""Answers drawn side by side at most: those of a chunk of prompts."""
+_STREAM = 7
+"""First number of the key of the random streams; those of training, evaluation and variants begin with others."""
+_ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinking_end")
+_NOT_DATA = {"difficulty", "clip_cache_mib", "workers"}
+
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is to be measured."""
+
+    answers: int = 8
+    """k, answers to each prompt."""
+    split: str = "train"
+    limit: int | None = None
+    """Only the first so many prompts; None = all."""
+
+
+def facts(config: Config, chosen: Chosen, asked: Asked) -> dict[str, Any]:
+    """What the answers depend on, as JSON: a measurement goes on only where all of it is the same."""
+    dumped = config.model_dump(mode="json")
+    return {"model": {**dumped["model"], "name": chosen.config.model.name,
+                      "checkpoint": str(chosen.checkpoint or "") or None, "step": chosen.step},
+            "split": asked.split, "answers": asked.answers, "seed": config.seed, "task": plain(dumped["task"]),
+            "tasks": plain(dumped["tasks"]), "data": {k: v for k, v in dumped["data"].items() if k not in _NOT_DATA},
+            "rollout": {name: dumped["rollout"][name] for name in _ROLLOUT},
+            "curriculum": {name: dumped["curriculum"][name] for name in ("part", "pass_at")}}
+
+
+def measured(ready: Ready, asked: Asked, part: Path, known: Mapping[str, Any], tell: Tell) -> list[Measured]:
+    """Every prompt of the split in order, those that could not be answered too; what `part` holds is not asked again.
+
+    `known` are the facts. Each process answers its share, and all return the same. Prompts that are too long are left
+    out, and with data.quarantine those whose data are bad. Raises ConfigError when the split is empty or `part` is of
+    another measurement, TrainingError when scoring fails too often (limits.score_errors).
+    """
+    samples = task_samples(ready.task, asked.split)
+    if len(samples) == 0:
+        raise ConfigError(f"task '{ready.task.name}' has no samples in split '{asked.split}'")
+    count, size = min(asked.limit or len(samples), len(samples)), max(1, _TOGETHER // asked.answers)
+    chunks = [range(first, min(first + size, count)) for first in range(0, count, size)]
+    found: dict[int, Measured] = dist.on_main(lambda: open_part(part, known))
+    left = [chunk for chunk in chunks if not all(number in found for number in chunk)]
+    mine = [*left[dist.rank()::dist.world()], range(0), range(0)]
+    for i in range(math.ceil(len(left) / dist.world())):  # in step: a reference policy needs all processes at once
+        tell(f"answering {asked.split}", sum(number in found for number in range(count)), count)
+        groups, records = dist.together(partial(_answered, ready, asked, samples, mine[i], mine[i + 1]))
+        check_score_errors(groups, ready.config.limits.score_errors,
+                           f"prompts from number {left[i * dist.world()].start} on")
+        shares = dist.gather(records)
+        dist.on_main(partial(_append, part, shares))
+        found |= {m.number: m for share in shares for m in share}
+    tell(f"answering {asked.split}", count, count)
+    return [found[number] for number in range(count)]
+
+
+def _answered(ready: Ready, asked: Asked, samples: Sequence[Sample], numbers: Sequence[int],
+              following: Sequence[int]) -> tuple[list[Group], list[Measured]]:
+    """The groups of some prompts, and how each of the prompts went."""
+    config, prefetch = ready.config, ready.prefetch
+    wanted, soon = ({n: partial(_sample, ready.task, samples, n) for n in some} for some in (numbers, following))
+    prompts, records = [], []
+    prefetch.begin(wanted)
+    for number, sample_of in wanted.items():
+        try:
+            prompts.append((number, *prefetch.take(number, sample_of)))
+        except DataError as error:
+            if not isinstance(error, PromptTooLong) and not config.data.quarantine:
+                raise
+            records.append(Measured(number=number, id=_id(sample_of), left_out=str(error)))
+    prefetch.begin(soon)
+    sampling = sampling_of(config.rollout, config.rollout.temperature)
+    made = ready.engine.generate([Request(prompt=prompt, n=asked.answers, sampling=sampling, key=(_STREAM, number))
+                                  for number, _, prompt in prompts])
+    values = (ready.reference([(p, answers) for (*_, p), answers in zip(prompts, made, strict=True)])
+              if ready.reference else [None] * len(prompts))
+    groups = [make_group(ready.task, sample, prompt, answers, group_id=f"{asked.split}-{number:06d}", split=asked.split,
+                         step=0, reference=known)
+              for (number, sample, prompt), answers, known in zip(prompts, made, values, strict=True)]
+    records += [_record(config, number, group) for (number, *_), group in zip(prompts, groups, strict=True)]
+    return groups, sorted(records, key=lambda m: m.number)
+
+
+def _sample(task: Task, samples: Sequence[Sample], number: int) -> Sample:
+    """A sample as its first visit asks it."""
+    sample = samples[number]
+    return replace(sample, prompt=task.of(sample).template(sample, 0))
+
+
+def _id(sample_of: Callable[[], Sample]) -> str:
+    """The id of a sample whose prompt failed; "" where the sample itself cannot be made."""
+    try:
+        return sample_of().id
+    except DataError:
+        return ""
+
+
+def _record(config: Config, number: int, group: Group) -> Measured:
+    sample = group.sample
+    return Measured(number=number, id=sample.id, category=None if sample.category is None else str(sample.category),
+                    task=sample.task, passed=right(group, config.curriculum), rewards=tuple(group.rewards))
+
+
+# --- the side file ----------------------------------------------------------------------------------------------------
+
+
+def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, Measured]:
+    """What a side file holds, by number; it is begun with the facts when there is none.
+
+    Raises ConfigError when its facts are others, or it is no such file.
+    """
+    lines = list(_objects(part)) if os.path.lexists(part) else []
+    before = next((line["facts"] for line in lines if isinstance(line.get("facts"), dict)), None)
+    if before is None:
+        if lines:
+            raise ConfigError(f"{part} is no measurement that was begun: remove it, or name another file with --out")
+        write_text(part, json.dumps({"facts": known}) + "\n")
+        return {}
+    changed = sorted(_changes(before, json.loads(json.dumps(known))))
+    if changed:
+        raise ConfigError(f"{part} holds a measurement begun with other settings:\n  " + "\n  ".join(changed) +
+                          "\nSet them back, remove that file to start over, or name another file with --out.")
+    try:
+        records = [Measured(**{**m, "passed": tuple(m["passed"]), "rewards": tuple(m["rewards"])})
+                   for line in lines for m in line.get("prompts", ())]
+    except (TypeError, KeyError) as error:
+        raise ConfigError(f"{part} cannot be read ({error}): remove it to start over") from None
+    return {m.number: m for m in records}
+
+
+def _append(part: Path, shares: Sequence[Sequence[Measured]]) -> None:
+    """A line for each process's chunk: all of it or nothing."""
+    for share in shares:
+        if share:
+            append_line(part, json.dumps({"prompts": [asdict(m) for m in share]}))
+
+
+def _objects(part: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a side file; half a line that a killed process left is passed over."""
+    for line in part.read_bytes().splitlines():
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            yield found
+
+
+def _changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
+    """`rollout.temperature was 1.0, is 0.5` for each leaf in which two trees differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in before.keys() | after.keys():
+            yield from _changes(before.get(key), after.get(key), f"{name}.{key}" if name else key)
+    elif before != after:
+        yield f"{name} was {json.dumps(before)[:200]}, is {json.dumps(after)[:200]}"
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def write(places: Places, rows: Sequence[Mapping[str, Any]], found: Sequence[Measured], known: Mapping[str, Any]
+          ) -> tuple[Summary, bool]:
+    """Writes rows with columns, facts and picture, each whole or not at all, and removes the side file.
+
+    Returns the summary, and whether the file holds the rows of the data file or columns by id alone. Raises DataError
+    when no prompt could be measured.
+    """
+    numbers = summary(found, known["answers"])
+    if not numbers.measured:
+        raise DataError(f"no prompt could be measured; the first, {found[0].id!r}: {found[0].reason}")
+    lines, whole = joined(rows, found)
+    name = known["model"]["checkpoint"] or known["model"]["name"]
+    plot(numbers, places.picture, f"{os.path.basename(name)}: {numbers.measured:,} prompts, {known['answers']} answers "
+                                  "each")
+    about = {"file": places.out.name, "columns": COLUMNS, "measured_with": known, **asdict(numbers)}
+    write_text(places.about, json.dumps(plain(about), indent=1) + "\n")
+    write_rows(places.out, lines)
+    places.part.unlink(missing_ok=True)
+    return numbers, whole

@@ -1,0 +1,142 @@
+"""Weights beyond a checkpoint, along the way that training went: `vlrl extrapolate`.
+
+    theta* = theta_B + k (theta_B - theta_A), A the earlier checkpoint and B the later one (arXiv 2601.04537)
+
+k = 0 is B, k = -1 is A, between them lie averages. Full models and LoRA adapters, file by file and tensor by tensor, so
+neither model is in memory as a whole. Of an adapter the two factors are extrapolated each on its own. Everything else
+(config, processor) is B's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from vlrl import checkpoint
+from vlrl.checkpoint import MANIFEST, STATE, TENSORS
+from vlrl.errors import ConfigError, RunError
+
+ADAPTER = "adapter_config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extrapolated:
+    """What was written."""
+
+    earlier: Path
+    later: Path
+    folder: Path
+    k: float
+    tensors: int
+    moved: int
+    """Tensors that differ between the two."""
+    distance: float
+    """Euclidean distance of the two, over all weights."""
+
+
+def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> Extrapolated:
+    """Writes theta_later + k (theta_later - theta_earlier) into the folder `out`, loadable as the later one is.
+
+    Both are run folders (their newest checkpoint), checkpoints or model folders. Raises RunError when they are not of
+    one model, when one is damaged, or when `out` holds files.
+    """
+    if not math.isfinite(k):
+        raise ConfigError(f"k={k} is no finite number")
+    a, b = (_found(path) for path in (earlier, later))
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError(f"{out} is not an empty folder, and nothing is overwritten: name another, or remove it first")
+    _same_kind(a, b)
+    theirs = _places(a)
+    lacking = theirs.keys() ^ _places(b).keys()
+    if lacking:
+        raise RunError(f"{a} and {b} are not of one model: only one of them has the weight {min(lacking)!r}")
+    temporary = out.with_name(f".tmp-{out.name}-{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        found = _write(theirs, b, temporary, k)
+        if out.is_dir():
+            out.rmdir()
+        temporary.rename(out)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"cannot write {out}: {getattr(error, 'strerror', None) or error}. Free space there, or name "
+                       "another folder.") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    tensors, moved, square = found
+    return Extrapolated(earlier=a, later=b, folder=out, k=k, tensors=tensors, moved=moved, distance=math.sqrt(square))
+
+
+def _found(path: Path) -> Path:
+    found = checkpoint.find(path).path
+    assert found
+    return found
+
+
+def _same_kind(a: Path, b: Path) -> None:
+    kinds = [(path / ADAPTER).is_file() for path in (a, b)]
+    if kinds[0] != kinds[1]:
+        raise RunError(f"{a} holds {'an adapter' if kinds[0] else 'a whole model'} and {b} "
+                       f"{'an adapter' if kinds[1] else 'a whole model'}: both must be of one kind; vlrl export makes "
+                       "a whole model of an adapter")
+    if not kinds[0]:
+        return
+    settings = [json.loads((path / ADAPTER).read_text(encoding="utf-8")) for path in (a, b)]
+    for key in ("base_model_name_or_path", "r", "lora_alpha"):
+        if settings[0].get(key) != settings[1].get(key):
+            raise RunError(f"the adapters have another {key}: {settings[0].get(key)!r} in {a}, "
+                           f"{settings[1].get(key)!r} in {b}")
+
+
+def _weights(path: Path) -> list[Path]:
+    return sorted(f for f in path.glob("*.safetensors") if f.name != TENSORS)
+
+
+def _places(path: Path) -> dict[str, Path]:
+    """The file of each weight."""
+    out: dict[str, Path] = {}
+    try:
+        for file in _weights(path):
+            with safe_open(file, "pt") as tensors:
+                out |= dict.fromkeys(tensors.keys(), file)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"cannot read the weights of {path}: {error}") from error
+    return out
+
+
+def _write(theirs: Mapping[str, Path], b: Path, out: Path, k: float) -> tuple[int, int, float]:
+    """All files of `b` with other weights; how many tensors there are, how many moved, and their squared distance."""
+    count, moved, square = 0, 0, 0.0
+    for file in sorted(b.iterdir()):
+        if file.is_file() and file.suffix != ".safetensors" and file.name not in (MANIFEST, STATE):
+            shutil.copyfile(file, out / file.name)
+    for file in _weights(b):
+        made = {}
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  # no dictionary
+                new = tensors.get_tensor(name)
+                with safe_open(theirs[name], "pt") as others:
+                    old = others.get_tensor(name)
+                if old.shape != new.shape:
+                    raise RunError(f"the weight {name!r} has shape {list(old.shape)} in {theirs[name]} and "
+                                   f"{list(new.shape)} in {file}")
+                made[name], gap = _beyond(old, new, k)
+                count, moved, square = count + 1, moved + (gap > 0), square + gap
+        save_file(made, out / file.name, metadata={"format": "pt"})
+    return count, moved, square
+
+
+def _beyond(old: torch.Tensor, new: torch.Tensor, k: float) -> tuple[torch.Tensor, float]:
+    """new + k (new - old) in float32, rounded to new's type; and the squared distance of the two."""
+    if not new.is_floating_point():
+        return new, 0.0
+    step = new.float() - old.float()
+    return (new.float() + k * step).to(new.dtype).contiguous(), float(step.double().square().sum())
