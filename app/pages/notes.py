@@ -44,14 +44,13 @@ def build(site: Site) -> None:
         told = gr.HTML(apply_default_css=False)
     place, loaded, before = gr.State({}), gr.State(("", "")), gr.State(None)
 
-    def show(where: dict[str, str]) -> tuple[Any, ...]:
+    def show(where: dict[str, str], last: dict[str, str]) -> tuple[Any, ...]:
         found = edited(site, where)
         words, remark = found or (Html(""), None)
         held = (remark.flag, remark.comment) if remark else ("", "")
         head, rows, digests = same(None, shown(site, where))
-        filtered = where.get("pick") == "filter"
         return (gr.update(visible=found is not None), words, *held, "", _fixed(site), head, rows,
-                gr.update(open=filtered), gr.update(value="filter" if filtered else "notes"), where, held, digests)
+                *_opened(where.get("pick"), last.get("pick")), where, held, digests)
 
     def tick(where: dict[str, str], seen: Any) -> tuple[Any, ...]:
         return same(seen, shown(site, where))
@@ -66,10 +65,18 @@ def build(site: Site) -> None:
         return gr.update(value=str(path), label=f"Download {path.name}", interactive=True), words
 
     site.on_location(show, [editor, what, flag, comment, saved, fixed, asked, listed, export, which, place, loaded,
-                            before])
+                            before], [place])
     site.on_tick(tick, [asked, listed, before], [before])
     site.on(save.click, keep, [place, flag, comment, loaded], [saved, loaded, asked, listed, before], queue=False)
     site.on(make.click, write, [place, which, form], [file, told], queue=False)
+
+
+def _opened(pick: str | None, last: str | None) -> tuple[Any, Any]:
+    """The export's fold and its choice, as the link that led here asks; left as the user set them by any other."""
+    if pick == last:
+        return gr.skip(), gr.skip()
+    filtered = pick == "filter"
+    return gr.update(open=filtered), gr.update(value="filter" if filtered else "notes")
 
 
 def _fixed(site: Site) -> Html:

@@ -7,6 +7,8 @@ from urllib.parse import urlencode
 
 import pytest
 
+from app.notes import Notes
+from app.queries import RolloutKey
 from tests.app import made_runs
 from tests.app.conftest import opened, serving
 
@@ -22,6 +24,7 @@ def mine(tmp_path_factory):
     made_runs.write(root / "slow", "boxes", steps=4, seed=1, gain=0.2)
     made_runs.hostile(root)
     with serving(root) as address:
+        Notes(root).put(RolloutKey("slow", "train", "train", 0, "train-0-0", 1), flag="bad", sample=SAMPLE)
         yield address, root
     shutil.rmtree(root)
 
@@ -112,7 +115,7 @@ def test_a_note_is_kept_listed_found_and_exported(mine, page, tmp_path):
     here.get_by_label("Comment", exact=True).fill("<b>bold</b> & right")
     page.get_by_role("button", name="Save the note").click()
     here.get_by_text("Saved.").wait_for()
-    line = here.locator("#v-notes tbody tr")
+    line = here.locator("#v-notes tbody tr", has_text="bold")
     assert line.locator("td").nth(1).inner_text() == "<b>bold</b> & right" and line.count() == 1
     page.goto(f"{address}?page=notes")  # without a rollout there is nothing to edit
     line.wait_for()
@@ -123,10 +126,13 @@ def test_a_note_is_kept_listed_found_and_exported(mine, page, tmp_path):
     line.wait_for()
     line.get_by_role("link", name="open #2").click()
     page.wait_for_url("**page=rollouts**rollout=2")
-    page.goto(f"{address}?page=rollouts&view=rollouts&flag=yes")
+    page.goto(f"{address}?page=rollouts&view=rollouts&flag=yes&run=boxes")
     page.locator("#v-list").get_by_text("1 rollout").wait_for()
     page.goto(f"{address}?page=notes")
     here.get_by_role("button", name="Export").click()
+    here.get_by_label("Find in comments").fill("bold")  # a filter leaves the fold as the user set it
+    page.wait_for_url("**find=bold**")
+    here.locator("#v-notes tbody tr", has_text="slow").wait_for(state="detached")
     for form, name in (("JSON lines", "rollouts.jsonl"), ("A set for vlrl sft", "sft.zip")):
         here.get_by_label(form).check()
         here.get_by_role("button", name="Make the file").click()
