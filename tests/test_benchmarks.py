@@ -112,3 +112,23 @@ def test_gpu_update_tiny_from_the_command_line(tmp_path):
     for said in ("## lora", "## full", "| padded |", "| packed, merged |", "aten::mm", torch.__version__, "MFU over"):
         assert said in text
     assert "failed" not in text and "exit code" not in text
+
+
+@pytest.mark.slow
+def test_engines_are_compared_and_runs_are_kept(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    engines = module("engines")
+    words = ["--engines", "hf", "--seeds", "1", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out.md"),
+             "steps=2", "rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples=4"]
+    monkeypatch.setattr(sys, "argv", ["engines.py", *words])
+    with patch.dict(os.environ):
+        engines.main()
+        first = (tmp_path / "out.md").read_text()
+        monkeypatch.setattr(engines, "run", lambda *_: pytest.fail("a finished run is not repeated"))
+        engines.main()
+    assert (tmp_path / "out.md").read_text() == first
+    row, single = (line.strip("| ").split(" | ") for line in first.splitlines() if line.startswith("| hf "))
+    assert len(row) == 9 and float(row[4]) >= float(row[5]) > 0 and float(row[8]) < 1e-6
+    assert single[:3] == ["hf", "0", "4"]
+    assert engines.command(engines.argparse.Namespace(config="c", settings=[], runs=Path("r")), "vllm", 3, ["a=1"])[
+        2:] == ["c", "engine=vllm", "a=1", "seed=3", "log.samples_every=0", "run.dir=r/vllm-3"]

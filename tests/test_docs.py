@@ -314,7 +314,8 @@ def test_every_key_of_metrics_is_documented(run):
                                     "balance/imbalance", "variants/<name>/reward", "variants/<name>/share",
                                     "reward/shaped", "correction/weight", "correction/outside", "phi", "kl_coef",
                                     "entropy_coef", "entropy_anchor", "temperature", "reference_reset", "partial/held",
-                                    "partial/segments_mean"}
+                                    "partial/segments_mean", "async/staleness_mean", "async/staleness_max",
+                                    "time/ahead_s"}
 
 
 def test_every_key_of_eval_is_documented(run):

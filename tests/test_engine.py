@@ -34,7 +34,7 @@ def request(prompt, n=1, temperature=1.0, length=12, key=(0,)):
     return Request(prompt=prompt, n=n, sampling=Sampling(max_new_tokens=length, temperature=temperature), key=key)
 
 
-def test_greedy_equals_plain_generate(parts):
+def test_greedy_equals_plain_generate(parts, monkeypatch):
     policy, prompts = parts
     engine = HFEngine(policy, seed=0, batch_rollouts=64)
     ours = engine.generate([request(p, temperature=0) for p in prompts.values()])  # left-padded side by side
@@ -43,6 +43,9 @@ def test_greedy_equals_plain_generate(parts):
         known, more = policy.base.config, {}
         if policy.family.mrope:
             more["mm_token_type_ids"] = (ids == known.image_token_id).long() + 2 * (ids == known.video_token_id).long()
+            delta = torch.tensor([[prompt.next_position - len(prompt)]])  # its own are wrong behind videos
+            at = torch.from_numpy(prompt.positions)[:, None], delta
+            monkeypatch.setattr(policy.base.model, "get_rope_index", lambda *_, at=at, **__: at)
         with torch.no_grad(), policy.evaluating():
             out = policy.base.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **more,
                                        **prompt.mm, do_sample=False, max_new_tokens=12,

@@ -232,7 +232,7 @@ def measured(folder, model, **more):
     found = memory.estimate(config, policy.base.config, len(prompt), sum(prompt.visual_tokens), device="cpu")
     optimizer = make_optimizer(policy, config)
     training = peak(lambda: [update(policy, optimizer, groups, config, step) for step in range(2)])
-    engine = make_engine(config, policy)
+    engine = make_engine(config, policy, folder / "engine")
     requests = [Request(prompt=prompt, n=config.rollout.group_size, key=(i,),
                         sampling=Sampling(max_new_tokens=config.rollout.max_new_tokens)) for i in range(len(groups))]
     generation = peak(lambda: engine.generate(requests))

@@ -71,7 +71,7 @@ def test_three_steps(tiny_models, dtype, mismatch):
     stats = train(policy, encode, config)
     assert_trained(policy, before)
     assert all(math.isfinite(v) for s in stats for v in s.values())
-    assert all(s["grad_norm"] > 0 and 0 < s["mismatch/kl"] < mismatch for s in stats)
+    assert all(s["grad_norm"] > 0 and 0 <= s["mismatch/kl"] < mismatch for s in stats)  # 0 on some processors
     scaled = [(s.get("loss_scale"), s.get("skipped")) for s in stats]
     assert scaled == [(2**16, 0)] * 3 if dtype == "float16" else [(None, None)] * 3
 

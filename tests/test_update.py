@@ -70,9 +70,32 @@ def test_on_policy_ratio_is_one_and_mismatch_is_tiny(scene):
     _, stats, per_token = gradients(policy, groups, settings(folder))
     rollouts = [r for g in groups for r in g.rollouts]
     assert stats["clip_frac"] == 0 and stats["mismatch/kl"] < 1e-9 and stats["entropy"] > 0
+    assert 0 < stats["mismatch/gap_mean"] <= stats["mismatch/gap_max"] < 2e-5
     for r, logp, ratio in zip(rollouts, per_token["trainer_logprobs"], per_token["ratio"], strict=True):
         assert len(logp) == len(r.completion.tokens) and np.abs(logp - r.completion.logprobs).max() < 2e-5
         assert (ratio == 1).all()
+
+
+def test_mismatch_says_how_far_the_sampler_is_off(scene):
+    policy, groups, folder = scene
+    lengths = [len(r.completion.tokens) for g in groups for r in g.rollouts]
+
+    def off(by):
+        """The groups, with `by` [T] added to the sampler's log-probabilities of the first answer."""
+        first, *others = groups[0].rollouts
+        moved = dataclasses.replace(first.completion, logprobs=first.completion.logprobs + by)
+        rollouts = (dataclasses.replace(first, completion=moved), *others)
+        return [dataclasses.replace(groups[0], rollouts=rollouts), *groups[1:]]
+
+    by = np.zeros(lengths[0], np.float32)
+    by[-1] = 0.5
+    _, stats, _ = gradients(policy, off(by), settings(folder))
+    assert stats["mismatch/gap_max"] == pytest.approx(0.5, abs=1e-4)
+    assert stats["mismatch/gap_mean"] == pytest.approx(0.5 / sum(lengths), abs=1e-5)
+    assert stats["mismatch/kl"] == pytest.approx((np.exp(-0.5) + 0.5 - 1) / sum(lengths), rel=1e-3)
+    by[-1] = np.nan  # the engine does not know: left out, and no other metric is touched
+    _, stats, _ = gradients(policy, off(by), settings(folder))
+    assert stats["mismatch/gap_max"] < 2e-5 and stats["mismatch/kl"] < 1e-9
 
 
 def test_several_passes_use_the_old_logprobs(tiny_models):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -57,6 +58,22 @@ class Answering:
         self.forget: Forgetting | None = None
         """Suppresses the first half of each group for the second; see rollout.forget."""
         self.step = 0
+        self.policy_step: int | None = None
+        """Steps completed by the weights of the engine; None = `step`."""
+        self._temperature: float | None = None
+
+    def apart(self, engine: Engine, clock: Clock, policy_step: int, temperature: float) -> Answering:
+        """The same with another engine, whose weights and temperature stay as given: for use beside this one."""
+        other = copy.copy(self)
+        other.engine, other.clock, other.policy_step, other._temperature = engine, clock, policy_step, temperature
+        return other
+
+    @property
+    def temperature(self) -> float:
+        """At which the policy samples."""
+        if self._temperature is not None:
+            return self._temperature
+        return self.algorithm.temperature if self.algorithm else self.config.rollout.temperature
 
     @property
     def collective(self) -> bool:
@@ -75,21 +92,17 @@ class Answering:
         the reference policy is asked first. Variants are generated apart from the rest: what runs side by side decides
         the last bits of the logits, and answers to the samples as they are do not depend on any variant.
         """
-        self.step, rollout = step, self.config.rollout
-        temperature = self.algorithm.temperature if self.algorithm else rollout.temperature
-        soon = rollout.score_ahead and self.reference is None
-        sampling = [sampling_of(rollout, temperature, a.draw.max_new_tokens) for a in asked]
-        requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_answers([v for v, _ in a.variants]),
-                            sampling=s, key=(0, a.number)) for a, s in zip(asked, sampling, strict=True)]
-        others = [(i, v, Request(prompt=prompt, n=v.n, sampling=sampling[i], key=_stream(a, v)))
-                  for i, a in enumerate(asked) for v, prompt in a.variants]
+        self.step = step
+        soon = self.config.rollout.score_ahead and self.reference is None
+        requests, others = self._requests(asked)
+        most = [r.sampling.max_new_tokens for r in requests]
         if tokens is not None:
             requests = [in_one_step(r, a.held, tokens) for r, a in zip(requests, asked, strict=True)]
         drawn: list[dict[str, Sequence[Completion]]] = [{} for _ in asked]
         reference: list[list[np.ndarray]] = []
 
         def so_far(i: int, made: Sequence[Completion]) -> Held:
-            return asked[i].answered(made, sampling[i].max_new_tokens, step)
+            return asked[i].answered(made, most[i], step)
 
         def score(i: int, made: Sequence[Completion]) -> Group | Held:
             held = so_far(i, made)
@@ -104,7 +117,7 @@ class Answering:
                 ahead.begin(i, completions[i])
 
         with Ahead(score, self.clock, "score") as ahead:
-            completions = self._drawn(requests, temperature, ahead.begin if soon and not others else None)
+            completions = self._drawn(requests, ahead.begin if soon and not others else None)
             varied = self.engine.generate([request for *_, request in others], done) if others else []
             for (i, variant, _), made in zip(others, varied, strict=True):
                 drawn[i][variant.name] = made
@@ -116,14 +129,31 @@ class Answering:
             groups = ahead.results(completions)
         return self._beside_greedy(asked, groups)
 
-    def _drawn(self, requests: Sequence[Request], temperature: float, done: Done | None) -> list[list[Completion]]:
+    def write(self, asked: Sequence[Asked]) -> None:
+        """Has the engine write all that `groups` would ask of it for new groups, and scores none of it."""
+        requests, others = self._requests(asked)
+        self.engine.generate(requests)
+        if others:
+            self.engine.generate([request for *_, request in others])
+        if self._with_greedy:
+            self.engine.generate(self._greedy(asked))
+
+    def _requests(self, asked: Sequence[Asked]) -> tuple[list[Request], list[tuple[int, Variant, Request]]]:
+        """What is asked of the engine: one request for each group, and those of variants by the group's place."""
+        sampling = [sampling_of(self.config.rollout, self.temperature, a.draw.max_new_tokens) for a in asked]
+        requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_answers([v for v, _ in a.variants]),
+                            sampling=s, key=(0, a.number)) for a, s in zip(asked, sampling, strict=True)]
+        return requests, [(i, v, Request(prompt=prompt, n=v.n, sampling=sampling[i], key=_stream(a, v)))
+                          for i, a in enumerate(asked) for v, prompt in a.variants]
+
+    def _drawn(self, requests: Sequence[Request], done: Done | None) -> list[list[Completion]]:
         """The answers to each request; with rollout.forget, half of them by a policy that has forgotten the others."""
         if self.forget is None:
             return self.engine.generate(requests, done)
         firsts = self.engine.generate([replace(r, n=(r.n + 1) // 2) for r in requests])
         rests = [replace(r, n=r.n - len(made), key=(6, *r.key[1:])) for r, made in zip(requests, firsts, strict=True)]
         sampled = [(r.prompt, made) for r, made in zip(requests, firsts, strict=True)]
-        with self.forget(sampled, self.step, temperature):
+        with self.forget(sampled, self.step, self.temperature):
             self.engine.sync(self.forget.policy, self.step)
             rest = self.engine.generate(rests, (lambda i, made: done(i, [*firsts[i], *made])) if done else None)
         self.engine.sync(self.forget.policy, self.step)
@@ -134,26 +164,33 @@ class Answering:
 
         It is scored as a group of one, drawn apart from the rest, and in no statistic of its group.
         """
-        if not (self.algorithm and "greedy" in self.algorithm.requires):
+        if not self._with_greedy:
             return list(groups)
-        made = self.engine.generate([
-            Request(prompt=a.prompt, n=1, sampling=sampling_of(self.config.rollout, 0.0, a.draw.max_new_tokens),
-                    key=(5, a.number)) for a in asked])
+        made = self.engine.generate(self._greedy(asked))
         out: list[Group | Held] = []
         for a, group, answers in zip(asked, groups, made, strict=True):
             assert isinstance(group, Group)  # partial.check
             alone = make_group(self.task, a.sample, a.prompt, answers, group_id=group.id, split=group.split,
-                               step=self.step)
+                               step=self.step, policy_step=self.policy_step)
             greedy = replace(alone.rollouts[0], index=len(group.rollouts) + len(group.aside), variant=GREEDY)
             out.append(replace(group, aside=(*group.aside, greedy)))
         return out
+
+    @property
+    def _with_greedy(self) -> bool:
+        return self.algorithm is not None and "greedy" in self.algorithm.requires
+
+    def _greedy(self, asked: Sequence[Asked]) -> list[Request]:
+        return [Request(prompt=a.prompt, n=1, sampling=sampling_of(self.config.rollout, 0.0, a.draw.max_new_tokens),
+                        key=(5, a.number)) for a in asked]
 
     def _group(self, asked: Asked, held: Held, drawn: Mapping[str, Sequence[Completion]],
                reference: Sequence[np.ndarray] | None) -> Group:
         variants = [(v, drawn[v.name]) for v, _ in asked.variants]
         answers = [last_part(c) for c in held.answers] if asked.held else held.answers
         group = make_group(self.task, asked.sample, asked.prompt, answers, group_id=f"{asked.number:08d}",
-                           split="train", step=self.step, variants=variants, reference=reference)
+                           split="train", step=self.step, variants=variants, reference=reference,
+                           policy_step=self.policy_step)
         return held.told(group) if asked.held else group
 
 
@@ -167,12 +204,13 @@ def sampling_of(rollout: RolloutSettings, temperature: float, max_new_tokens: in
 
 def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], *, group_id: str,
                split: str, step: int, variants: Sequence[tuple[Variant, Sequence[Completion]]] = (),
-               reference: Sequence[np.ndarray] | None = None) -> Group:
-    """A scored group. The sample learns its processed size here, so that scoring converts the model's coordinates.
+               reference: Sequence[np.ndarray] | None = None, policy_step: int | None = None) -> Group:
+    """A scored group of a step, sampled by the weights of `policy_step` completed steps; None = as many as `step`.
 
-    Answers of `variants` that are trained join the completions, under the unchanged prompt; the others are given to
-    the task and kept aside. `reference` is what the service reference_logprobs says of each answer of the group.
-    Parts that need a service which is not given are left out.
+    The sample learns its processed size here, so that scoring converts the model's coordinates. Answers of `variants`
+    that are trained join the completions, under the unchanged prompt; the others are given to the task and kept aside.
+    `reference` is what the service reference_logprobs says of each answer of the group. Parts that need a service which
+    is not given are left out.
     """
     task = task.of(sample)
     if prompt.media:
@@ -187,9 +225,10 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
                         {} if reference is None else {"reference_logprobs": looked_up(answers, reference)})
     task, _ = without_absent(task, sample, answers, services)
     scored = [*score_group(task, sample, answers, step, services), *score_alone(task, sample, others, step)]
-    rollouts = [Rollout(group_id=group_id, index=i, completion=c, policy_step=step, parts=s.parts, reward=s.reward,
+    rollouts = [Rollout(group_id=group_id, index=i, completion=c, parts=s.parts, reward=s.reward,
                         parsed=s.parsed, error=s.error, variant=name, train_prompt=prompt if name else None,
-                        marks=overlay_marks(task, sample, s.parsed))
+                        marks=overlay_marks(task, sample, s.parsed),
+                        policy_step=step if policy_step is None else policy_step)
                 for i, ((name, c), s) in enumerate(zip([*members, *aside], scored, strict=True))]
     return Group(id=group_id, task=task.name, split=split, sample=sample, prompt=prompt,
                  rollouts=tuple(rollouts[:len(members)]), aside=tuple(rollouts[len(members):]),

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import logging
 import random
+import shutil
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,17 +18,19 @@ import transformers
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 
-from vlrl import curriculum, dist, partial, policy
+from vlrl import curriculum, dist, partial, pipeline, policy
 from vlrl.algo.algorithm import Algorithm
 from vlrl.angles import Angles
 from vlrl.credit import Credit
 from vlrl.eepo import Forgetting
 from vlrl.encode import Encoder
 from vlrl.engine.base import Engine
+from vlrl.engine.copied import CopiedEngine
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
 from vlrl.metrics import Clock
 from vlrl.offline import make_task, settle_coordinates
+from vlrl.pipeline import Pipelined
 from vlrl.policy import Policy
 from vlrl.prefetch import Prefetcher
 from vlrl.reference import Reference
@@ -32,6 +39,8 @@ from vlrl.services import SERVICES, served
 from vlrl.settings import Config
 from vlrl.task import Task, task_samples
 from vlrl.update import make_optimizer
+
+_log = logging.getLogger(__name__)
 
 OFFERED = ("reference_logprobs",)
 """The services that a run has."""
@@ -70,12 +79,23 @@ def check_trackers(config: Config) -> None:
             raise ConfigError(f"log.trackers={name!r}: the package is not installed; pip install {name}")
 
 
+def check_engine(config: Config) -> None:
+    """Raises ConfigError when the package of the engine is not installed. A server's is installed where it runs."""
+    if config.engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ConfigError("engine.name=vllm: vLLM is not installed. pip install 'vlrl[vllm]' on a machine with an "
+                          "NVIDIA GPU; on one without, requirements-vllm.txt of a checkout has its CPU build. Or set "
+                          "engine.name=hf")
+
+
 def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None = None,
              make_source: type[GroupSource] = GroupSource, algorithm: Algorithm | None = None) -> Parts:
     """Builds every part of a run; `checkpoint` is the folder whose weights are taken instead of model.name's.
 
     `algorithm` is made of the config where none is given.
     """
+    if config.asynchronous.max_staleness and make_source is GroupSource:
+        make_source = Pipelined
+    check_engine(config)
     algorithm = algorithm or Algorithm(config)
     if not dist.is_main():
         transformers.logging.set_verbosity_error()
@@ -91,6 +111,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     curriculum.check(config.curriculum, task)
     prompts = curriculum.Prompts.of(samples, config.seed, config.data.difficulty, config.rollout, task.knobs)
     sampler = dist.on_main_alone(lambda: curriculum.make(config.curriculum, prompts, config.shares))
+    dist.on_main(lambda: pipeline.check(config, sampler))
     model = policy.load(config, accelerator, checkpoint)
     settle_coordinates(task, config, model.family.coordinates)
     reference = make_reference(config, task, model) if make_source.generates else None
@@ -102,15 +123,16 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     clock = Clock()
     encode = Encoder(model.processor, model.family, model.positions, config)
     prefetch = Prefetcher(encode, task, config.data.workers)
-    engine = make_engine(config, model)
-    source = make_source(config, task, encode, engine, sampler, samples, clock, prefetch, reference, prompts)
-    source.answering.algorithm = algorithm
-    source.measures["angle"] = Angles(model, config, task, prefetch)
-    if config.rollout.forget.lr and make_source.generates:
-        source.answering.forget = Forgetting(model, config)
-    credit = Credit(algorithm, config, model, task)
-    return Parts(config, task, model, encode, prefetch, engine, source, credit,
-                 make_optimizer(model, config), algorithm, clock)
+    engine = make_engine(config, model, engine_folder(config), apart=issubclass(make_source, Pipelined))
+    with closed_on_error(engine):
+        source = make_source(config, task, encode, engine, sampler, samples, clock, prefetch, reference, prompts)
+        source.answering.algorithm = algorithm
+        source.measures["angle"] = Angles(model, config, task, prefetch)
+        if config.rollout.forget.lr and make_source.generates:
+            source.answering.forget = Forgetting(model, config)
+        credit = Credit(algorithm, config, model, task)
+        return Parts(config, task, model, encode, prefetch, engine, source, credit,
+                     make_optimizer(model, config), algorithm, clock)
 
 
 def make_reference(config: Config, task: Task, model: Policy) -> Reference | None:
@@ -121,10 +143,55 @@ def make_reference(config: Config, task: Task, model: Policy) -> Reference | Non
     return Reference(model, config)
 
 
-def make_engine(config: Config, model: Policy) -> Engine:
-    """The engine of `engine.name`."""
+def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False) -> Engine:
+    """The engine of `engine.name`, to be closed by whoever asks for it.
+
+    `folder` is this process's own and is made anew, by engines that keep files alone. `apart`: it is to generate while
+    the policy learns, so it has weights of its own.
+    """
     settings = config.engine
-    return {"hf": HFEngine}[settings.name](model, config.seed, settings.batch_rollouts, settings.prefill_tokens)
+    if settings.name == "hf":
+        kind = CopiedEngine if apart else HFEngine
+        return kind(model, config.seed, settings.batch_rollouts, settings.prefill_tokens)
+    if settings.renormalises and dist.is_main():
+        _log.warning("engine.top_p=%g and engine.top_k=%d: answers are sampled from a part of the tokens, and their "
+                     "log-probabilities are those among these. The trainer's are those among all tokens, so "
+                     "mismatch/kl is larger and algo.correction weighs the difference.", settings.top_p, settings.top_k)
+    shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
+    folder.mkdir(parents=True)
+    if settings.name == "vllm_server":
+        from vlrl.engine.vllm_server import ServerEngine
+
+        return ServerEngine(model, config, folder)
+    from vlrl.engine.vllm import VLLMEngine
+
+    return VLLMEngine(model, config, folder)
+
+
+def engine_folder(config: Config) -> Path:
+    """Where the engine of this process may keep files: in the run folder, or below engine.scratch."""
+    run, rank = Path(config.run.dir).absolute(), f"rank-{dist.rank():05d}"
+    if config.engine.scratch:
+        return Path(config.engine.scratch) / f"vlrl-{run.name}-{zlib.crc32(str(run).encode()):08x}" / rank
+    return run / "engine" / rank
+
+
+def remove_engine_folder(config: Config) -> None:
+    """Removes this process's folder, and the one around it when it was the last."""
+    folder = engine_folder(config)
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
+
+
+@contextlib.contextmanager
+def closed_on_error(engine: Engine) -> Iterator[None]:
+    """Closes the engine when what is done meanwhile fails."""
+    try:
+        yield
+    except BaseException:
+        engine.close()
+        raise
 
 
 def seed_everything(seed: int) -> None:

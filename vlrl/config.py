@@ -23,8 +23,9 @@ from yaml.composer import ComposerError
 
 import vlrl
 from vlrl.errors import ConfigError, did_you_mean
-from vlrl.settings import RESUMABLE, SHORT, AlgoSettings, Config, CurriculumSettings, label_of
+from vlrl.settings import SHORT, AlgoSettings, Config, CurriculumSettings, EngineSettings, label_of, resumable
 from vlrl.settings_base import Named, Settings
+from vlrl.settings_engine import merge_engine
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
@@ -55,9 +56,10 @@ def validate(tree: Mapping[str, Any]) -> Config:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """Lines `name: old -> new` for the settings whose change forbids a resume (contracts: all but RESUMABLE)."""
-    a, b = (_flatten(c.model_dump(mode="json", exclude=set(RESUMABLE))) for c in (old, new))
-    return [f"{k}: {a.get(k)!r} -> {b.get(k)!r}" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
+    """Lines `name: old -> new` for the settings whose change forbids a resume (settings.RESUMABLE names the others)."""
+    a, b = (_flatten(c.model_dump(mode="json")) for c in (old, new))
+    return [f"{k}: {a.get(k)!r} -> {b.get(k)!r}" for k in sorted({*a, *b})
+            if a.get(k) != b.get(k) and not resumable(k)]
 
 
 def dump(config: Config) -> str:
@@ -164,8 +166,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config)
     """`over` laid on `base`; dictionaries are merged, everything else is replaced. A dictionary of places, as
     {"0": {...}}, changes these items of a list.
 
-    `model` has the settings that these are. Where it wants a Named, or the curriculum, another name drops the options
-    of the old one.
+    `model` has the settings that these are. Where it wants a Named, the curriculum or the engine, another name drops
+    the options of the old one.
     """
     out = dict(base)
     for key, value in over.items():
@@ -174,6 +176,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config)
             out[key] = _merge_named(old, value)
         elif kind is CurriculumSettings and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
             out[key] = _merge_curriculum(old, value)
+        elif kind is EngineSettings and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
+            out[key] = merge_engine(old, value)
         elif isinstance(old, list) and isinstance(value, Mapping) and value and all(map(_is_place, value)):
             out[key] = _merge_items(key, old, value)
         else:
@@ -258,7 +262,7 @@ def _names_first(words: Sequence[str]) -> list[str]:
     """A name drops the options of the old one, so `algo.loss.cap=5 algo.loss=cispo` is taken as if turned round."""
     names = {f"{section}.{key}{end}" for section, model in (("algo", AlgoSettings), ("curriculum", CurriculumSettings))
              for key in model.model_fields for end in ("", ".name") if _kind_of(model, key) is Named}
-    names |= {"extends", "curriculum", "curriculum.name"}
+    names |= {"extends", "curriculum", "curriculum.name", "engine", "engine.name"}
     return sorted(words, key=lambda word: word.partition("=")[0] not in names)
 
 
@@ -282,11 +286,11 @@ def _names_at(loc: Sequence[str]) -> list[str]:
     for part in loc:
         if part.isdecimal():  # a place in a list
             continue
-        info = model.model_fields.get(part)
+        info = next((info for name, info in model.model_fields.items() if part == (info.alias or name)), None)
         model = info.annotation if info else Settings
         if not isinstance(model, type):
             model = next((a for a in get_args(model) if isinstance(a, type) and issubclass(a, BaseModel)), Settings)
-    return list(model.model_fields)
+    return [info.alias or name for name, info in model.model_fields.items()]
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

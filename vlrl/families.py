@@ -120,7 +120,7 @@ class Family:
             return np.broadcast_to(np.arange(ids.shape[1], dtype=np.int64), (rows, ids.shape[1])).copy()
         inner = getattr(model, "model", model)
         positions, _ = inner.get_rope_index(ids, mm_token_type_ids=types, **grids)
-        return positions[:, 0].numpy().astype(np.int64)
+        return _text_after_media(positions[:, 0].numpy().astype(np.int64), types)
 
     def processed_sizes(self, processor: Any, mm: Mapping[str, torch.Tensor],
                         kinds: Sequence[str]) -> tuple[tuple[int, int], ...]:
@@ -135,6 +135,20 @@ class Family:
             _, h, w = next(grids[kind])
             out.append((w * unit.patch_size, h * unit.patch_size))
         return tuple(out)
+
+
+def _text_after_media(positions: np.ndarray, types: torch.Tensor | None) -> np.ndarray:
+    """[3, T] positions in which the token after a video follows the video's last moment, as Qwen2-VL was taught.
+
+    transformers 5.19 lets it follow the largest side of a frame, so that text after a long video lies inside of it.
+    """
+    if types is None:
+        return positions
+    kinds, out = types[0].numpy(), positions.copy()
+    for end in np.flatnonzero((kinds[1:] == 0) & (kinds[:-1] != 0)) + 1:
+        begin = int(np.flatnonzero(kinds[:end] == 0)[-1]) + 1 if (kinds[:end] == 0).any() else 0
+        out[:, end:] += max(0, int(out[:, begin:end].max()) + 1 - int(out[:, end].min()))
+    return out
 
 
 def set_pixel_limits(processor: Any, family: Family, settings: ModelSettings) -> None:

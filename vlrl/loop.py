@@ -6,6 +6,7 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.assemble import assemble, make_accelerator
 from vlrl.balance import share_out
 from vlrl.metrics import group_metrics
+from vlrl.pipeline import refuse_stale
 from vlrl.rollout import GroupSource, check_score_errors
 from vlrl.session import Session
 from vlrl.settings import Config
@@ -23,10 +24,10 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
     algorithm = Algorithm(config)
     with make_session(config, accelerator) as session:
         parts = session.resume(assemble(config, accelerator, session.checkpoint, make_source, algorithm))
-        policy, engine, source, clock = parts.policy, parts.engine, parts.source, parts.clock
+        policy, source, clock = parts.policy, parts.source, parts.clock
         for step in range(session.start, config.steps):
             with clock("sync"):
-                engine.sync(policy, step)
+                source.sync(policy, step, session.evaluation_due(step))
             session.evaluate_if_due(step)
             with clock("rollout"):
                 groups = parts.credit(source.next_groups(config.rollout.prompts_per_step, step), step)
@@ -34,6 +35,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
                 groups, loads = share_out(groups, policy.cost, config)
             drawn = [*groups, *source.dropped]
             with session.keeping_failed(step, drawn):
+                refuse_stale(groups, step, config)
                 errors = check_score_errors(drawn, config.limits.score_errors, f"step {step}")
                 with clock("train"):
                     stats, per_token = update(policy, parts.optimizer, groups, config, step, algorithm)

@@ -40,6 +40,9 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.spans: list[tuple[str, float, float]] = []
+        """(phase, start, end) since `take_spans`, in seconds since 1970; a phase inside another is in both."""
+        self._epoch = time.time() - time.perf_counter()
         self._inner = [0.0]
         self._started = time.perf_counter()
 
@@ -54,6 +57,16 @@ class Clock:
             spent, inner = time.perf_counter() - start, self._inner.pop()
             self._inner[-1] += spent
             self.seconds[name] = self.seconds.get(name, 0.0) + spent - inner
+            self.span(name, start, start + spent)
+
+    def span(self, name: str, start: float, end: float) -> None:
+        """Notes when something took place, by time.perf_counter."""
+        self.spans.append((name, self._epoch + start, self._epoch + end))
+
+    def take_spans(self) -> list[tuple[str, float, float]]:
+        """The spans since the last call."""
+        out, self.spans = self.spans, []
+        return out
 
     def beside(self, name: str, seconds: float) -> None:
         """Counts seconds of another thread as a phase, and not in the phase that they ran beside."""

@@ -55,21 +55,34 @@ class Held:
                                              for r, step in zip(group.rollouts, self.steps, strict=True)))
 
     def state_dict(self) -> dict[str, Any]:
-        draw = {**vars(self.draw), "knobs": [list(knob) for knob in self.draw.knobs]}
-        return {"number": self.number, "draw": draw, "steps": list(self.steps), "most": self.most,
-                "answers": [{"tokens": c.tokens, "logprobs": c.logprobs, "loss_mask": c.loss_mask, "text": c.text,
-                             "finish_reason": c.finish_reason, "ends": [t.end for t in c.turns]}
-                            for c in self.answers]}
+        return {"number": self.number, "draw": draw_state(self.draw), "steps": list(self.steps), "most": self.most,
+                "answers": [*map(completion_state, self.answers)]}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Held:
         """The group of a `state_dict`."""
-        draw = Draw(**{**state["draw"], "knobs": tuple((name, value) for name, value in state["draw"]["knobs"])})
-        return cls(state["number"], draw, tuple(_completion(**answer) for answer in state["answers"]),
+        return cls(state["number"], draw_of(state["draw"]), tuple(completion_of(**a) for a in state["answers"]),
                    tuple(state["steps"]), state["most"])
 
 
-def _completion(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int], **more: Any) -> Completion:
+def draw_state(draw: Draw) -> dict[str, Any]:
+    """A draw as a checkpoint holds it."""
+    return {**vars(draw), "knobs": [list(knob) for knob in draw.knobs]}
+
+
+def draw_of(state: Mapping[str, Any]) -> Draw:
+    """The draw of a `draw_state`."""
+    return Draw(**{**state, "knobs": tuple((name, value) for name, value in state["knobs"])})
+
+
+def completion_state(c: Completion) -> dict[str, Any]:
+    """An answer as a checkpoint holds it."""
+    return {"tokens": c.tokens, "logprobs": c.logprobs, "loss_mask": c.loss_mask, "text": c.text,
+            "finish_reason": c.finish_reason, "ends": [t.end for t in c.turns]}
+
+
+def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int], **more: Any) -> Completion:
+    """The answer of a `completion_state`."""
     turns = tuple(Turn(start=start, end=end) for start, end in zip([0, *ends], ends, strict=False))
     return Completion(tokens=np.asarray(tokens), logprobs=np.asarray(logprobs), loss_mask=np.asarray(loss_mask),
                       turns=turns, **more)

@@ -59,6 +59,20 @@ class Rejected:
         return out
 
 
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """A round of draws that is to be answered."""
+
+    draws: Mapping[int, Draw]
+    """Those of all processes by number, groups that go on included."""
+    fresh: int
+    """How many of them are new."""
+    asked: Sequence[Asked]
+    """The accepted ones of this process, encoded."""
+    refused: Sequence[str]
+    """Why others of this process were rejected."""
+
+
 class GroupSource:
     """Draws samples, has their groups answered and scored; the same on every process, each doing its share.
 
@@ -113,13 +127,11 @@ class GroupSource:
         """
         self.step, self._of_variants, self._parts = step, {}, []
         self._measure()
-        intake, groups, tokens = Intake(self.filters, count), {}, self.config.rollout.step_tokens
+        intake, groups = Intake(self.filters, count), {}
         probed, probes = self._round(dist.on_main(self._probes))
         held, self.held = self.held, {}
         while wanted := intake.wanted:
-            fresh = max(0, wanted - len(held))
-            draws = dist.on_main(partial(self._next, fresh)) if fresh else []
-            mine, outcomes = self._round(draws, held, tokens)
+            mine, outcomes = self._wanted_round(wanted, held)
             intake.take(outcomes, len(self.held))
             groups, held = groups | mine, {}
         chosen = intake.chosen()
@@ -127,6 +139,13 @@ class GroupSource:
         self.filters.oversample.observe([*intake.outcomes.values()])
         self.tally.note(intake, chosen, [*probes.values()])
         return [groups[number] for number in chosen if number in groups]
+
+    def sync(self, policy: Any, step: int, now: bool = True) -> None:
+        """Hands the weights to the engine before a step; `now`: it is to be used by others too."""
+        self.engine.sync(policy, step)
+
+    def close(self) -> None:
+        """Ends what goes on beside the loop; the engine and the prefetcher are closed by others."""
 
     def _measure(self) -> None:
         """Before the first draw: what the sampler must know of prompts, measured by all processes together."""
@@ -154,23 +173,41 @@ class GroupSource:
     def _probes(self) -> list[Draw]:
         return self.sampler.probes(self.step) if isinstance(self.sampler, Probing) else []
 
+    def _wanted_round(self, wanted: int, held: Mapping[int, Held]) -> tuple[dict[int, Group], dict[int, Outcome]]:
+        """A round of `wanted` groups: those held over, and new draws for the others."""
+        fresh = max(0, wanted - len(held))
+        draws = dist.on_main(partial(self._next, fresh)) if fresh else []
+        return self._round(draws, held, self.config.rollout.step_tokens)
+
     def _round(self, draws: Sequence[Draw], held: Mapping[int, Held] | None = None,
                tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
         """This process's groups of some draws by number, and the outcomes of all draws, which the sampler observes.
 
         `held` groups go on beside. Groups of which an answer has not ended after `tokens` more have no outcome yet.
         """
-        all_of = {**{h.number: h.draw for h in (held or {}).values()}, **dict(enumerate(draws, self.drawn))}
-        if not all_of:
+        if not draws and not held:
             return {}, {}
+        drawn = self._begun(draws, held or {})
+        return self._finished(drawn, dist.together(lambda: self._collect(drawn.asked, tokens)))
+
+    def _begun(self, draws: Sequence[Draw], held: Mapping[int, Held]) -> Drawn:
+        """New draws numbered, beside groups that go on; this process's share encoded."""
+        all_of = {**{h.number: h.draw for h in held.values()}, **dict(enumerate(draws, self.drawn))}
         self.drawn += len(draws)
-        mine = list(all_of.items())[dist.rank()::dist.world()]
-        asked = dist.together(lambda: self._asked(mine, held or {}))
+        return self._encoded_share(all_of, len(draws), held)
+
+    def _encoded_share(self, draws: Mapping[int, Draw], fresh: int, held: Mapping[int, Held]) -> Drawn:
+        mine = list(draws.items())[dist.rank()::dist.world()]
+        asked = dist.together(lambda: self._asked(mine, held))
+        refused, self._refused = self._refused, []
         self._look_ahead()
-        found = dist.together(lambda: self._collect(asked, tokens))
+        return Drawn(draws, fresh, asked, refused)
+
+    def _finished(self, drawn: Drawn, found: Mapping[int, Group | Held]) -> tuple[dict[int, Group], dict[int, Outcome]]:
+        """Of what became of a round on this process: its groups, and all outcomes, which the sampler observes."""
         groups = {number: group for number, group in found.items() if isinstance(group, Group)}
         self._share_held([h for h in found.values() if isinstance(h, Held)])
-        outcomes = self._share_outcomes(all_of, len(draws), groups)
+        outcomes = self._share_outcomes(drawn, groups)
         dist.on_main(lambda: self._observe([*outcomes.values()]))
         return groups, outcomes
 
@@ -250,19 +287,19 @@ class GroupSource:
             self._refused.append(str(error))
             return None
 
-    def _share_outcomes(self, draws: Mapping[int, Draw], drawn: int, groups: Mapping[int, Group]) -> dict[int, Outcome]:
-        """The outcome of every draw of every process by number, in draw order; `drawn` of the draws are new."""
-        share = {number: self._outcome(draws[number], group) for number, group in groups.items()}
-        refused, self._refused = self._refused, []
+    def _share_outcomes(self, drawn: Drawn, groups: Mapping[int, Group]) -> dict[int, Outcome]:
+        """The outcome of every draw of every process by number, in draw order."""
+        share = {number: self._outcome(drawn.draws[number], group) for number, group in groups.items()}
         by_variant = [(r.variant, r.reward) for g in groups.values() for r in (*g.rollouts, *g.aside)]
         parts = [len(r.completion.turns) for g in groups.values() for r in g.rollouts]
-        gathered = dist.gather((parts, share, refused, by_variant if self._varies else []))
+        gathered = dist.gather((parts, share, drawn.refused, by_variant if self._varies else []))
         self._parts += [n for counts, *_ in gathered for n in counts]
         everyone = {k: v for _, part, *_ in gathered for k, v in part.items()}
         for name, reward in (pair for *_, pairs in gathered for pair in pairs):
             self._of_variants.setdefault(name, []).append(reward)
-        self._count([reason for *_, reasons, _ in gathered for reason in reasons], drawn, bool(everyone or self.held))
-        return {number: everyone.get(number, Outcome(draw, ())) for number, draw in draws.items()
+        self._count([reason for *_, reasons, _ in gathered for reason in reasons], drawn.fresh,
+                    bool(everyone or self.held))
+        return {number: everyone.get(number, Outcome(draw, ())) for number, draw in drawn.draws.items()
                 if number not in self.held}
 
     def _outcome(self, draw: Draw, group: Group) -> Outcome:

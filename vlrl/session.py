@@ -17,7 +17,7 @@ import yaml
 from accelerate import Accelerator
 
 from vlrl import checkpoint, config, dist, families, files
-from vlrl.assemble import Parts
+from vlrl.assemble import Parts, remove_engine_folder
 from vlrl.curriculum.visited import write_visited
 from vlrl.errors import RunError, TrainingError
 from vlrl.evaluate import evaluate
@@ -57,6 +57,7 @@ class Session:
 
     def __enter__(self) -> Session:
         path, warnings = dist.on_main(self._open)
+        self._stack.callback(remove_engine_folder, self.config)
         self.checkpoint = path
         self.start = self.done = checkpoint.step_of(path) if path else 0
         self.progress = self._stack.enter_context(
@@ -108,6 +109,8 @@ class Session:
         """Takes the trainer's state from the checkpoint, if there is one, and opens the trackers."""
         self.parts = parts
         self._stack.callback(parts.prefetch.close)
+        self._stack.callback(parts.engine.close)
+        self._stack.callback(parts.source.close)
         parts.source.tell = self.progress.busy
         if self.checkpoint:
             state = checkpoint.load_state(self.checkpoint, check=False)
@@ -178,9 +181,13 @@ class Session:
 
     def evaluate_if_due(self, done: int) -> None:
         """Evaluates before the first step and every eval.every steps; `done` steps are completed."""
-        every = self.config.eval.every
-        if done == 0 or (every and done % every == 0):
+        if self.evaluation_due(done):
             self._evaluate()
+
+    def evaluation_due(self, done: int) -> bool:
+        """Whether `evaluate_if_due` evaluates."""
+        every = self.config.eval.every
+        return done == 0 or (every > 0 and done % every == 0)
 
     def write(self, step: int, groups: Sequence[Group], per_token: PerToken) -> None:
         """Writes the step's rollouts in the background; those after the trained ones have no per-token values."""
@@ -191,7 +198,7 @@ class Session:
 
     def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
         """One line of metrics.jsonl; progress, heartbeat and trackers."""
-        times = self.parts.clock.take()
+        times, spans = self.parts.clock.take(), self.parts.clock.take_spans()
         work = metrics.get("tokens/prompt", 0.0) + metrics.get("tokens/completion", 0.0)
         features = self.parts.policy.features
         cached = {} if features is None else features.metrics()
@@ -202,6 +209,8 @@ class Session:
             return
         self._tell_rejected(step)
         self.folder.append_metrics(line)
+        if self.config.asynchronous.max_staleness:
+            self.folder.append_timeline(step, spans)
         supervised = self.config.algo.loss.name == "supervised"  # a given answer says nothing of the model
         self.progress.update(self.done, {k: v for k, v in line.items()
                                          if not (supervised and k.startswith("reward/"))})

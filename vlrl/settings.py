@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from vlrl.settings_algo import AlgoSettings
 from vlrl.settings_base import Beta, Count, Fraction, NonNegative, Positive, Rate, Settings
-from vlrl.settings_rollout import CurriculumSettings, RolloutSettings
+from vlrl.settings_engine import PLACES, EngineSettings
+from vlrl.settings_rollout import AsyncSettings, CurriculumSettings, RolloutSettings
 from vlrl.settings_tasks import TaskEntry, TaskSettings, label_of
 
-__all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "Config", "CurriculumSettings", "DataSettings", "LimitsSettings",
-           "LoraSettings", "ModelSettings", "RolloutSettings", "TaskSettings", "TrainSettings", "label_of"]
+__all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AsyncSettings", "Config", "CurriculumSettings", "DataSettings",
+           "EngineSettings", "LimitsSettings", "LoraSettings", "ModelSettings", "RolloutSettings", "TaskSettings",
+           "TrainSettings", "label_of", "resumable"]
 
-RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume")
-"""Top-level settings that may differ between a checkpoint and the run that resumes it."""
+RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", *(f"engine.{name}" for name in PLACES))
+"""Settings, and sections of them, that may differ between a checkpoint and the run that resumes it."""
 SHORT = ("engine", "task", "curriculum")
 """Top-level settings of which a text alone is the `name`."""
+
+
+def resumable(name: str) -> bool:
+    """Whether the setting `name`, e.g. engine.servers, may differ between a checkpoint and the run that resumes it."""
+    return any(name == one or name.startswith(f"{one}.") for one in RESUMABLE)
 
 
 class RunSettings(Settings):
@@ -131,24 +138,6 @@ class ModelSettings(Settings):
         return self
 
 
-class EngineSettings(Settings):
-    """What generates the answers."""
-
-    name: Literal["hf"] = Field(default="hf", description="What generates the answers.")
-    batch_rollouts: Positive | Literal["auto"] = Field(
-        default="auto", description="Answers generated side by side; auto = as many as the memory of the device "
-        "allows, at most 256.")
-    prefill_tokens: Positive = Field(
-        default=16384, description="Most prompt tokens computed at once before generating; a longer prompt alone.")
-
-    @field_validator("batch_rollouts", mode="before")
-    @classmethod
-    def _number_or_auto(cls, value: Any) -> Any:
-        if value != "auto" and not (isinstance(value, int) and 1 <= value < 2**63):
-            raise ValueError("give a whole number from 1 on, or auto")
-        return value
-
-
 class TrainSettings(Settings):
     """The optimizer, and how much it takes at a time."""
 
@@ -226,6 +215,7 @@ class LimitsSettings(Settings):
 class Config(Settings):
     """All settings of a run."""
 
+    model_config = ConfigDict(serialize_by_alias=True)
     steps: Count = Field(default=100, description="Training steps in all, those before a resume included.")
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of sampling, data order and dropout.")
     resume: Literal["auto", "never", "must"] = Field(
@@ -240,6 +230,7 @@ class Config(Settings):
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
     rollout: RolloutSettings = RolloutSettings()
+    asynchronous: AsyncSettings = Field(default=AsyncSettings(), alias="async")
     algo: AlgoSettings = AlgoSettings()
     curriculum: CurriculumSettings = CurriculumSettings()
     train: TrainSettings = TrainSettings()
@@ -289,6 +280,12 @@ class Config(Settings):
             raise ValueError("tasks: every weight is 0, so nothing would be drawn; give one a weight above 0")
         return self
 
+    @model_validator(mode="after")
+    def _stale_answers_fit(self) -> Config:
+        if problem := self.asynchronous.problem(self.rollout, self.algo):
+            raise ValueError(problem)
+        return self
+
     @property
     def each_task(self) -> Sequence[TaskSettings]:
         """The settings of every task: one, or those of `tasks`."""
@@ -321,6 +318,10 @@ class Config(Settings):
         if low and low > self.limits.image_pixels:
             raise ValueError(f"model.min_pixels={low} enlarges every image beyond limits.image_pixels="
                              f"{self.limits.image_pixels}: lower it")
+        most = self.engine.max_model_len
+        if most is not None and most <= self.rollout.max_new_tokens:
+            raise ValueError(f"engine.max_model_len={most} leaves no room for a prompt beside rollout.max_new_tokens="
+                             f"{self.rollout.max_new_tokens}: raise the one, or lower the other")
         splits = self.eval.splits
         twice = [name for i, name in enumerate(splits) if name in splits[:i]]
         if twice:

@@ -1,4 +1,5 @@
-"""The settings `rollout.*` and `curriculum.*`: how answers are drawn, to which prompts, and which are learned from."""
+"""The settings `rollout.*`, `async.*` and `curriculum.*`: how and when answers are drawn, to which prompts, and which
+are learned from."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from vlrl.settings_algo import AlgoSettings
 from vlrl.settings_base import Count, Named, NonNegative, Positive, Rate, Settings
 
 
@@ -76,6 +78,36 @@ class RolloutSettings(Settings):
             raise ValueError(f"rollout.thinking_end={self.thinking_end!r} does not hold </think>, so thinking would "
                              "go on: add it")
         return self
+
+
+class AsyncSettings(Settings):
+    """Generation beside the update: answers of later steps are drawn while a step learns (docs/asynchronous.md)."""
+
+    max_staleness: Count = Field(
+        default=0, description="Most steps between the weights that sample an answer and those that learn from it. 0 = "
+        "generate, then learn; 1 = the answers of a step are drawn while the step before it learns; more = so many "
+        "steps are drawn ahead, and the engine takes new weights as rarely. Needs algo.correction; the hf engine keeps "
+        "a copy of the model for it.")
+
+    def problem(self, rollout: RolloutSettings, algo: AlgoSettings) -> str:
+        """Why other settings forbid it, and the way out; "" where nothing does."""
+        if not self.max_staleness:
+            return ""
+        most, off = self.max_staleness, "set async.max_staleness=0"
+        if rollout.step_tokens is not None:
+            return (f"async.max_staleness={most} draws a step's answers before it is known which of "
+                    f"rollout.step_tokens={rollout.step_tokens} go on from the step before: leave "
+                    f"rollout.step_tokens out, or {off}")
+        if rollout.forget.lr:
+            return (f"async.max_staleness={most} generates while the weights learn, and rollout.forget.lr="
+                    f"{rollout.forget.lr:g} changes them between two halves of a group: set rollout.forget.lr=0, or "
+                    f"{off}")
+        own = ":" in algo.loss.name or algo.loss.options.get("from_sampler") is True
+        if algo.correction.name == "none" and not own:
+            return (f"async.max_staleness={most} learns from answers of older weights, and with algo.correction=none "
+                    f"algo.loss={algo.loss.name} takes them for answers of its own. Set algo.correction=token_truncate "
+                    f"(extends=algorithms/decoupled_ppo.yaml is the decoupled objective), or {off}")
+        return ""
 
 
 class CurriculumSettings(Settings):

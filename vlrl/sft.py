@@ -1,8 +1,8 @@
 """Supervised fine-tuning on the same data, encode, packing, update, evaluation and checkpoints as RL.
 
 `vlrl sft CONFIG [key=value ...]` trains on `solution` of each row, or on the task's oracle answer, with
-cross-entropy on the answer alone; the config is that of an RL run, whose sampling settings and group filters are not
-used.
+cross-entropy on the answer alone; the config is that of an RL run, whose sampling settings, group filters and engine
+are not used: only evaluations generate, with the training model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vlrl.errors import DataError
 from vlrl.loop import train as train_loop
 from vlrl.rollout import GroupSource
 from vlrl.session import Session
-from vlrl.settings import AlgoSettings, Config, CurriculumSettings
+from vlrl.settings import AlgoSettings, AsyncSettings, Config, CurriculumSettings, EngineSettings
 from vlrl.settings_base import Named
 from vlrl.task import task_oracle
 from vlrl.types import Completion, Group, Prompt, Sample, Turn
@@ -52,4 +52,6 @@ def train(config: Config) -> Session:
                         aggregation=config.algo.aggregation)
     everything = {name: CurriculumSettings.model_fields[name].default for name in ("keep", "oversample", "select")}
     curriculum = config.curriculum.model_copy(update=everything)  # a group of one right answer is never mixed
-    return train_loop(config.model_copy(update={"algo": algo, "curriculum": curriculum}), SupervisedSource)
+    engine = config.engine if config.engine.name == "hf" else EngineSettings()
+    return train_loop(config.model_copy(update={"algo": algo, "curriculum": curriculum, "engine": engine,
+                                                "asynchronous": AsyncSettings()}), SupervisedSource)

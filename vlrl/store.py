@@ -112,6 +112,12 @@ class RunFolder:
         """One line of eval.jsonl: one evaluation of one split."""
         append_line(self.path / "eval.jsonl", _json(record))
 
+    def append_timeline(self, step: int, spans: Sequence[tuple[str, float, float]]) -> None:
+        """Lines of timeline.jsonl: the phases of a step, with their start and end in seconds since 1970."""
+        if spans:
+            append_line(self.path / "timeline.jsonl", "\n".join(
+                _json({"step": step, "phase": name, "start": start, "end": end}) for name, start, end in spans))
+
     def heartbeat(self, record: Mapping[str, Any]) -> None:
         """Replaces heartbeat.json; adds time (seconds since 1970), pid and host.
 
@@ -128,6 +134,7 @@ class RunFolder:
         """
         last = step if evaluated else step - 1
         self._keep_lines("metrics.jsonl", lambda record: record.get("step", 0) < step)
+        self._keep_lines("timeline.jsonl", lambda record: record.get("step", 0) < step)
         self._keep_lines("eval.jsonl", lambda record: record.get("step", 0) <= last)
         for folder, first in (("rollouts", step), ("eval-rollouts", last + 1)):
             for file, steps, _ in self.rollout_files(folder):

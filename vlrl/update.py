@@ -156,6 +156,8 @@ class _Meter:
         self.sums: dict[str, float] = {}
         self.entropy = 0.0
         """Summed over this process's trained tokens of the optimizer step."""
+        self.widest = 0.0
+        """Largest difference between sampler and trainer of a token's log-probability."""
         self.grad_norm, self.passes, self.skipped = 0.0, 0, 0
         self.also = alternatives(k)
         """Statistics for the store, at the weights that sampled: of the old pass, or else of the first one."""
@@ -172,15 +174,19 @@ class _Meter:
         now = {"loss": loss, "tokens": x.mask.sum(), "clip_frac": (fresh["clipped"] * x.mask).sum(),
                "entropy now": (x.entropy * x.mask).sum(), **{k: v for k, v in metrics.items() if k not in said}}
         if on_first_pass:
-            same = _under_the_same_prompt(part, order).to(x.mask.device) * x.mask
-            gap = (x.old_logprobs - x.sampler_logprobs).clamp(-20, 20)
+            # an engine may not know a token's log-probability (NaN)
+            same = _under_the_same_prompt(part, order).to(x.mask.device) * x.mask * x.sampler_logprobs.isfinite()
+            gap = torch.where(same > 0, x.old_logprobs - x.sampler_logprobs, 0).clamp(-20, 20)
             now |= {"entropy": now["entropy now"], "mismatch/tokens": same.sum(),
-                    "mismatch/kl": ((gap.exp() - gap - 1) * same).sum()}
+                    "mismatch/kl": (gap.expm1() - gap).clamp_min(0).sum(), "mismatch/gap_mean": gap.abs().sum(),
+                    "widest": gap.abs().amax() if gap.numel() else gap.sum()}
             fresh |= {"trainer_logprobs": x.old_logprobs, "entropies": x.entropy,
                       **{name: (x.old_stats if part.old else x.stats)[name] for name in self.also}}
-        for key, value in zip(now, torch.stack([v.detach().float() for v in now.values()]).tolist(), strict=True):
+        values = dict(zip(now, torch.stack([v.detach().float() for v in now.values()]).tolist(), strict=True))
+        self.widest = max(self.widest, values.pop("widest", 0.0))
+        for key, value in values.items():
             self.sums[key] = self.sums.get(key, 0.0) + value
-        self.entropy += float(now["entropy now"])
+        self.entropy += values["entropy now"]
         self._keep(part, order, fresh)
 
     def _keep(self, part: Minibatch, order: Sequence[int], fresh: Mapping[str, torch.Tensor]) -> None:
@@ -191,7 +197,7 @@ class _Meter:
 
     def summary(self, config: Config, rate: float) -> dict[str, float]:
         """Step metrics over all processes."""
-        everyone = dist.gather(self.sums)
+        everyone, widest = zip(*dist.gather((self.sums, self.widest)), strict=True)
         total = {k: sum(s.get(k, 0.0) for s in everyone) for k in sorted({k for s in everyone for k in s})}
         tokens = max(total.pop("tokens", 0.0), 1.0)
         first_pass = max(tokens / max(self.passes, 1), 1.0)
@@ -200,7 +206,9 @@ class _Meter:
         loss, entropy, known = (total.pop(k, 0.0) for k in ("loss", "entropy", "mismatch/tokens"))
         return {
             "loss": loss / max(steps, 1), "grad_norm": self.grad_norm, "lr": rate, "kl": 0.0, "clip_frac": 0.0,
-            "entropy": entropy / first_pass, "mismatch/kl": total.pop("mismatch/kl", 0.0) / max(known, 1.0),
+            "entropy": entropy / first_pass,
+            **{k: total.pop(k, 0.0) / max(known, 1.0) for k in ("mismatch/kl", "mismatch/gap_mean")},
+            "mismatch/gap_max": max(widest),
             **{k: v / tokens for k, v in total.items()}}
 
 

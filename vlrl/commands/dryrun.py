@@ -95,6 +95,8 @@ def _rows(found: DryRun) -> Iterator[tuple[str, str]]:
                             "answer has rollout.max_new_tokens")
     if found.memory:
         yield "memory", "\n".join(memory.table(found.memory))
+    if found.engine:
+        yield "engine", found.engine
 
 
 def _sample(sample: Shown) -> Iterator[tuple[str, str]]:

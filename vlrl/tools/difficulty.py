@@ -26,6 +26,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.files import append_line, write_text
 from vlrl.rollout import check_score_errors
 from vlrl.settings import Config
+from vlrl.settings_engine import PLACES
 from vlrl.store import plain
 from vlrl.task import Task, task_samples
 from vlrl.tools.measure import Chosen, Ready
@@ -56,7 +57,8 @@ class Asked:
 def facts(config: Config, chosen: Chosen, asked: Asked) -> dict[str, Any]:
     """What the answers depend on, as JSON: a measurement goes on only where all of it is the same."""
     dumped = config.model_dump(mode="json")
-    return {"model": {**dumped["model"], "name": chosen.config.model.name,
+    other = {} if config.engine.name == "hf" else {"engine": config.engine.model_dump(mode="json", exclude={*PLACES})}
+    return {**other, "model": {**dumped["model"], "name": chosen.config.model.name,
                       "checkpoint": str(chosen.checkpoint or "") or None, "step": chosen.step},
             "split": asked.split, "answers": asked.answers, "seed": config.seed, "task": plain(dumped["task"]),
             "tasks": plain(dumped["tasks"]), "data": {k: v for k, v in dumped["data"].items() if k not in _NOT_DATA},

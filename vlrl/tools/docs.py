@@ -33,7 +33,7 @@ _HUGE = 2**63
 
 def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
     """(name, type in words, default, description) of every setting of a model, nested ones included, in order."""
-    for name, info in model.model_fields.items():
+    for name, info in ((info.alias or name, info) for name, info in model.model_fields.items()):
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not Named:
             yield from describe(kind, f"{prefix}{name}.")
@@ -93,13 +93,14 @@ def page(text: str) -> str:
 def tables() -> str:
     """Every setting in Markdown, by section; then the fields of the built-in tasks."""
     from vlrl.config import describe
-    from vlrl.settings import RESUMABLE, Config
+    from vlrl.settings import Config, resumable
 
-    rows = [(f"`{name}`", kind, _code(default), "may change" if name.split(".")[0] in RESUMABLE else "", text)
+    rows = [(f"`{name}`", kind, _code(default), "may change" if resumable(name) else "", text)
             for name, kind, default, text in describe()]
+    sections = {info.alias or name: info.annotation for name, info in Config.model_fields.items()}
     out = []
     for section, group in groupby(rows, key=lambda row: row[0].strip("`").rpartition(".")[0].split(".")[0]):
-        model = Config.model_fields[section].annotation if section else None
+        model = sections[section] if section else None
         out += [f"## {section or 'The run as a whole'}", _purpose(model), _table(
             ("setting", "value", "default", "on resume", "meaning"), list(group))]
     return "\n\n".join([*out, "## Fields of the built-in tasks", *_tasks()]) + "\n"

@@ -24,7 +24,7 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import bind
 from vlrl.algo.objective import Objective
 from vlrl.answering import make_group
-from vlrl.assemble import check_trackers
+from vlrl.assemble import check_engine, check_trackers
 from vlrl.encode import Encoder, PromptTooLong
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
 from vlrl.offline import make_task, settle_coordinates
@@ -143,6 +143,8 @@ class DryRun:
     parameters: tuple[int, int] | None = None
     """Trained, all (an adapter included)."""
     memory: Any = None
+    engine: str = ""
+    """What generates, and what of the device it takes beside `memory`; "" = the training model."""
     problems: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -160,10 +162,10 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
 
     `tell(what)` is called as the work proceeds. Raises ConfigError only where no task can be had at all.
     """
-    found = DryRun(run="", task=config.task_name, model=config.model.name)
+    found = DryRun(run="", task=config.task_name, model=config.model.name, engine=_engine(config))
     task = make_task(config)
     for named in (lambda: bind("algo.advantage", config.algo.advantage, ADVANTAGES),
-                  lambda: Objective.of(config.algo), lambda: check_trackers(config)):
+                  lambda: Objective.of(config.algo), lambda: check_trackers(config), lambda: check_engine(config)):
         with found.noting():
             named()
     if not found.problems:
@@ -190,6 +192,8 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
     if skeleton is not None and found.lengths:
         tell("estimating memory")
         found.memory = memory.estimate(config, skeleton.config, found.lengths.most, found.lengths.visual)
+        if config.engine.name != "hf":  # what vLLM takes is set, or lies on another machine
+            found.memory = replace(found.memory, cache=0, prefill=0, token=0)
     return found
 
 
@@ -212,6 +216,17 @@ def _run_state(config: Config) -> str:
         raise ConfigError(f"run.dir={str(folder)!r} holds a run with other settings, so its checkpoint cannot go on: "
                           f"{'; '.join(changed)}. Set them back, choose another run.dir, or set resume=never.")
     return f"{folder}: goes on from {newest.name}"
+
+
+def _engine(config: Config) -> str:
+    """The engine in words; "" for the training model."""
+    settings = config.engine
+    if settings.name == "vllm":
+        return (f"vLLM in the training process: takes engine.memory={settings.memory:g} of a GPU (or of main "
+                f"memory, on a CPU) beside the memory above{', but not during the update' if settings.sleep else ''}")
+    if settings.name == "vllm_server":
+        return f"vLLM servers: {', '.join(settings.servers) or 'those of `vlrl serve` on this machine'}; not asked here"
+    return ""
 
 
 def _check_writable(folder: Path) -> None:

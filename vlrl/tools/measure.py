@@ -8,16 +8,18 @@ The path is that of a run's own evaluations, so a checkpoint gives the numbers t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import transformers
 
 from vlrl import checkpoint, loading, policy
-from vlrl.assemble import make_accelerator, make_engine, make_reference, seed_everything
+from vlrl.assemble import check_engine, make_accelerator, make_engine, make_reference, seed_everything
 from vlrl.encode import Encoder
 from vlrl.engine.base import Engine
 from vlrl.evaluate import evaluate
@@ -104,10 +106,23 @@ def measure(config: Config, chosen: Chosen, tell: Callable[[str, int, int], None
             yield Result(record=record, groups=groups)
 
 
+def _scratch(config: Config) -> Path | None:
+    """Where an engine may keep files: apart from the run folder, which may be that of a run that goes on meanwhile.
+    Servers read weights below engine.scratch and beside the run folder alone. None = the system's temporary folder."""
+    if config.engine.scratch:
+        return Path(config.engine.scratch)
+    if config.engine.name != "vllm_server":
+        return None
+    around = Path(config.run.dir).absolute().parent
+    around.mkdir(parents=True, exist_ok=True)
+    return around
+
+
 @contextmanager
 def ready(config: Config, chosen: Chosen) -> Iterator[Ready]:
     """The chosen model, loaded with the settings `config`, and the config's task."""
     settings = config.model_copy(update={"log": config.log.model_copy(update={"trackers": ()})})
+    check_engine(settings)
     accelerator = make_accelerator(settings)
     transformers.logging.disable_progress_bar()
     seed_everything(settings.seed)
@@ -115,8 +130,10 @@ def ready(config: Config, chosen: Chosen) -> Iterator[Ready]:
     model = policy.load(settings, accelerator, chosen.checkpoint)
     settle_coordinates(task, settings, model.family.coordinates)
     encode = Encoder(model.processor, model.family, model.positions, settings)
-    engine = make_engine(settings, model)
-    engine.sync(model, chosen.step)
     reference = make_reference(settings, task, model)
-    with Prefetcher(encode, task, settings.data.workers) as prefetch:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="vlrl-engine-", dir=_scratch(settings)))
+        engine = stack.enter_context(contextlib.closing(make_engine(settings, model, Path(folder) / "files")))
+        engine.sync(model, chosen.step)
+        prefetch = stack.enter_context(Prefetcher(encode, task, settings.data.workers))
         yield Ready(config=settings, task=task, prefetch=prefetch, engine=engine, reference=reference)

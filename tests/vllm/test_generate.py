@@ -1,0 +1,238 @@
+"""vLLM in this process against the HF engine and the trainer: the same policy, the same meaning of every setting."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from tests.vllm.conftest import trainer_logprobs
+from vlrl.errors import ConfigError, TrainingError
+from vlrl.types import Begun, Request, Sampling
+
+pytestmark = pytest.mark.vllm
+LENGTH = 12
+PLAIN = Sampling(max_new_tokens=LENGTH)
+
+
+def ask(prompt, n=1, key=(0,), **sampling):
+    return Request(prompt=prompt, n=n, sampling=dataclasses.replace(PLAIN, **sampling), key=key)
+
+
+def texts(tiny):
+    return tiny.vllm.rules.texts
+
+
+def close_to_trainer(tiny, requests, answers, temperature=1.0):
+    pairs = [(r.prompt, c) for r, group in zip(requests, answers, strict=True) for c in group]
+    found = np.concatenate([c.logprobs for _, c in pairs])
+    return np.abs(trainer_logprobs(tiny.policy, pairs, temperature) - found).max() < 1e-5
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampler_and_trainer_agree(tiny, temperature):
+    """Image, two images, text and video; siblings differ, and the same seed draws the same answers."""
+    requests = [ask(p, 4, (0, i), temperature=temperature) for i, p in enumerate(tiny.prompts.values())]
+    answers = tiny.vllm.generate(requests)
+    assert [len(group) for group in answers] == [4] * len(requests)
+    assert close_to_trainer(tiny, requests, answers, temperature)
+    assert all(len({tuple(c.tokens) for c in group}) > 1 for group in answers)
+    again = tiny.vllm.generate(requests)
+    assert [[c.tokens.tolist() for c in g] for g in again] == [[c.tokens.tolist() for c in g] for g in answers]
+
+
+def test_greedy_answers_are_the_hf_engines(tiny):
+    requests = [ask(p, temperature=0.0) for p in tiny.prompts.values()]
+    ours, theirs = tiny.vllm.generate(requests), tiny.hf.generate(requests)
+    for (a,), (b,) in zip(ours, theirs, strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist() and np.abs(a.logprobs - b.logprobs).max() < 1e-5
+        assert (a.text, a.finish_reason, a.turns) == (b.text, b.finish_reason, b.turns)
+        assert a.tokens.dtype == b.tokens.dtype and a.logprobs.dtype == b.logprobs.dtype
+        assert a.loss_mask.tolist() == b.loss_mask.tolist()
+
+
+def test_greedy_and_sampled_side_by_side(tiny):
+    """A greedy row keeps the log-probabilities of temperature 1 beside rows of another temperature."""
+    prompt = tiny.prompts["image"]
+    requests = [ask(prompt, temperature=0.0), ask(prompt, 3, temperature=0.5)]
+    greedy, sampled = tiny.vllm.generate(requests)
+    assert close_to_trainer(tiny, requests[:1], [greedy]) and close_to_trainer(tiny, requests[1:], [sampled], 0.5)
+    assert greedy[0].tokens.tolist() == tiny.vllm.generate(requests[:1])[0][0].tokens.tolist()
+
+
+def test_answers_do_not_depend_on_what_runs_beside(tiny):
+    requests = [ask(p, 3, (0, i)) for i, p in enumerate(tiny.prompts.values())]
+    together = tiny.vllm.generate(requests)
+    alone = [tiny.vllm.generate([r])[0] for r in requests]
+    pairs = [(a, b) for x, y in zip(together, alone, strict=True) for a, b in zip(x, y, strict=True)]
+    # the last bits of the logits may in principle tip a draw; nearly all are equal
+    assert sum(a.tokens.tolist() == b.tokens.tolist() for a, b in pairs) >= len(pairs) - 1
+    other = tiny.vllm.generate([ask(tiny.prompts["text"], 3, (0, 99))])
+    assert [c.tokens.tolist() for c in other[0]] != [c.tokens.tolist() for c in together[2]]
+
+
+def test_end_tokens_and_limits(tiny):
+    """The end token is part of the tokens and not of the text."""
+    requests = [ask(tiny.prompts["text"], 40, max_new_tokens=30), ask(tiny.prompts["image"], 3, max_new_tokens=2)]
+    answers = tiny.vllm.generate(requests)
+    assert all(len(c.tokens) <= 2 for c in answers[1])
+    ended = [int(c.tokens[-1]) in tiny.policy.eos for c in answers[0]]
+    assert any(ended) and not all(ended)
+    for c, has_end in zip(answers[0], ended, strict=True):
+        assert c.finish_reason == ("stop" if has_end else "length") and c.loss_mask.all()
+        assert len(c.tokens) == len(c.logprobs) and (has_end or len(c.tokens) == 30)
+        assert c.text == texts(tiny).decode(c.tokens[:-1] if has_end else c.tokens)
+    assert close_to_trainer(tiny, requests, answers)
+
+
+def test_loved_vision_tokens_are_never_sampled(tiny):
+    """Nor do they take probability from the others."""
+    policy, prompt = tiny.policy, tiny.prompts["text"]
+    head = policy.base.get_output_embeddings().weight
+    pad = policy.base.config.image_token_id
+    before = head.data.clone()
+    with torch.no_grad(), policy.evaluating():
+        inputs = {"input_ids": torch.from_numpy(prompt.ids)[None], "position_ids": torch.from_numpy(prompt.positions)}
+        inputs["position_ids"] = inputs["position_ids"][:, None]
+        h = policy.base.model(**inputs).last_hidden_state[0, -1]
+        head.data[pad] = 300 * h / h.square().sum()
+        assert policy.base(**inputs).logits[0, -1].argmax() == pad
+    try:
+        tiny.vllm.sync(policy, 1)
+        requests = [ask(prompt, 16), ask(prompt, temperature=0.0)]
+        answers = tiny.vllm.generate(requests)
+        assert not any(np.isin(c.tokens, policy.banned.numpy()).any() for group in answers for c in group)
+        assert close_to_trainer(tiny, requests, answers)
+        assert answers[1][0].tokens.tolist() == tiny.hf.generate(requests[1:])[0][0].tokens.tolist()
+    finally:
+        head.data.copy_(before)
+        tiny.vllm.sync(policy, 2)
+
+
+def test_an_answer_ends_with_the_token_that_completes_a_stop_string(tiny):
+    def cut_at(tokens, stops):
+        counts = (t for t in range(1, len(tokens) + 1) if any(s in texts(tiny).decode(tokens[:t]) for s in stops))
+        return next(counts, len(tokens))
+
+    prompt = tiny.prompts["image"]
+    (plain,) = tiny.vllm.generate([ask(prompt, 6, max_new_tokens=24)])
+    words = [c.text[len(c.text) // 3:][:width] for c, width in zip(plain, (1, 2, 3, 5, 8, 13), strict=True)]
+    stops = tuple(word for word in words if word and "\ufffd" not in word)
+    cuts = [cut_at(c.tokens, stops) for c in plain]
+    assert any(1 < cut < len(c.tokens) for c, cut in zip(plain, cuts, strict=True))
+    (found,) = tiny.vllm.generate([ask(prompt, 6, max_new_tokens=24, stop=stops)])
+    for c, whole, cut in zip(found, plain, cuts, strict=True):
+        assert c.tokens.tolist() == whole.tokens[:cut].tolist() and c.loss_mask.all()
+        ended = int(c.tokens[-1]) in tiny.policy.eos
+        assert c.text == texts(tiny).decode(c.tokens[:-1] if ended else c.tokens)
+        assert c.finish_reason == ("stop" if ended or any(s in c.text for s in stops) else "length")
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_thinking_over_budget_is_ended(tiny, temperature):
+    closing = tiny.vllm.rules.closing(PLAIN)
+    forced = slice(5, 5 + len(closing))
+    requests = [ask(tiny.prompts[kind], 4, (0, i), max_new_tokens=20, temperature=temperature, thinking_budget=5)
+                for i, kind in enumerate(("image", "text"))]
+    free = tiny.vllm.generate([dataclasses.replace(r, sampling=dataclasses.replace(r.sampling, thinking_budget=None))
+                               for r in requests])
+    found = tiny.vllm.generate(requests)
+    for c, plain in zip([c for g in found for c in g], [c for g in free for c in g], strict=True):
+        assert c.tokens[:5].tolist() == plain.tokens[:5].tolist()
+        if len(plain.tokens) <= 5:
+            assert c.tokens.tolist() == plain.tokens.tolist() and c.loss_mask.all()
+            continue
+        assert c.tokens[forced].tolist() == closing and len(c.tokens) <= 20 and len(c.turns) == 1
+        assert np.flatnonzero(~c.loss_mask).tolist() == list(range(forced.start, forced.stop))
+    assert any(len(c.tokens) > forced.stop for group in found for c in group)
+    assert close_to_trainer(tiny, requests, found, temperature)  # of forced tokens too: the model's own
+
+
+def test_a_greedy_budget_is_the_hf_engines(tiny):
+    """With the closing text cut by the limit, ending the answer itself, and in the middle."""
+    ends = [{"max_new_tokens": 7}, {"stop": ("</think>",)}, {"max_new_tokens": 20}]
+    requests = [ask(tiny.prompts["image"], temperature=0.0, thinking_budget=5, **end) for end in ends]
+    for (a,), (b,) in zip(tiny.vllm.generate(requests), tiny.hf.generate(requests), strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist() and a.loss_mask.tolist() == b.loss_mask.tolist()
+        assert (a.text, a.finish_reason) == (b.text, b.finish_reason)
+        assert np.abs(a.logprobs - b.logprobs).max() < 1e-5
+
+
+def test_answers_go_on_from_their_own_text(tiny):
+    """Greedy ones become what they would have become; sampled ones keep what they have."""
+    prompt = tiny.prompts["video"]
+    whole = ask(prompt, temperature=0.0, thinking_budget=4, max_new_tokens=16)
+    (unbroken,), = tiny.vllm.generate([whole])
+    first, key = dataclasses.replace(whole.sampling, max_new_tokens=5), (0, 7)  # within the closing text
+    (begun,), = tiny.vllm.generate([dataclasses.replace(whole, sampling=first)])
+    assert len(begun.tokens) == 5 and begun.truncated
+    (after,), = tiny.vllm.generate([dataclasses.replace(whole, begun=(Begun(index=0, written=begun),))])
+    assert after.tokens.tolist() == unbroken.tokens.tolist() and [t.end for t in after.turns] == [5, len(after.tokens)]
+    assert after.loss_mask.tolist() == unbroken.loss_mask.tolist()
+    (parts,) = tiny.vllm.generate([ask(prompt, 6, key, max_new_tokens=4)])
+    rest = [Begun(index=i, written=c) for i, c in enumerate(parts) if c.truncated]
+    request = dataclasses.replace(ask(prompt, len(rest), key), begun=tuple(rest))
+    (grown,) = tiny.vllm.generate([request])
+    for c, b in zip(grown, rest, strict=True):
+        assert c.tokens[:4].tolist() == b.written.tokens.tolist() and len(c.tokens) > 4
+        assert [(t.start, t.end) for t in c.turns] == [(0, 4), (4, len(c.tokens))]
+    assert close_to_trainer(tiny, [request], [grown])
+    assert len({tuple(c.tokens[4:]) for c in grown}) > 1
+
+
+def test_whole_requests_are_handed_on_while_others_are_written(tiny):
+    prompts = list(tiny.prompts.values())
+    calls = []
+    requests = [ask(prompts[0], 2, max_new_tokens=14), ask(prompts[1], 3, max_new_tokens=2), ask(prompts[2], 0)]
+    answers = tiny.vllm.generate(requests, lambda i, made: calls.append((i, made)))
+    assert [i for i, _ in calls] == [2, 1] and answers[2] == []
+    assert calls[1][1] is answers[1]
+
+
+def test_what_cannot_be_is_named_and_the_engine_goes_on(tiny):
+    prompt = tiny.prompts["image"]
+    with pytest.raises(ConfigError, match=r"engine\.max_model_len=256 .*Set it to \d+ or more"):
+        tiny.vllm.generate([ask(prompt, max_new_tokens=256)])
+    with pytest.raises(ConfigError, match=r"temperature is 3.*lower rollout\.temperature"):
+        tiny.vllm.generate([ask(prompt), ask(prompt, temperature=3.0)])
+    other = dataclasses.replace(prompt, ids=np.append(prompt.ids, 5))
+    with pytest.raises(TrainingError, match=rf"makes {len(prompt)} tokens of the prompt.* makes {len(prompt) + 1}"):
+        tiny.vllm.generate([ask(prompt, 2), ask(other, max_new_tokens=1)])
+
+    def fail(i, made):
+        raise RuntimeError("scoring failed")
+
+    with pytest.raises(RuntimeError, match="scoring failed"):
+        tiny.vllm.generate([ask(prompt, 2), ask(prompt, max_new_tokens=1)], fail)
+    assert not tiny.vllm.llm.llm_engine.has_unfinished_requests()
+    assert len(tiny.vllm.generate([ask(prompt, 2)])[0]) == 2
+
+
+def test_global_random_states_are_left_alone(tiny):
+    torch.manual_seed(5)
+    np.random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state(legacy=True)
+    tiny.vllm.generate([ask(tiny.prompts["text"], 3)])
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert str(np.random.get_state(legacy=True)) == str(before[1])
+    assert torch.set_num_threads.__name__ == "set_num_threads" and "vllm" not in torch.set_num_threads.__module__
+
+
+def test_top_k_keeps_one_token(tiny, monkeypatch):
+    """Its probability among the kept ones is 1."""
+    monkeypatch.setattr(tiny.vllm, "rules", dataclasses.replace(tiny.vllm.rules, top_k=1))
+    prompt = tiny.prompts["text"]
+    sampled, greedy = tiny.vllm.generate([ask(prompt, 2), ask(prompt, temperature=0.0)])
+    assert all(c.tokens.tolist() == greedy[0].tokens.tolist() and not c.logprobs.any() for c in sampled)
+
+
+def test_a_start_that_fails_names_the_setting(tiny, tmp_path):
+    from vlrl.engine.vllm import VLLMEngine
+
+    config = tiny.config.model_copy(
+        update={"engine": tiny.config.engine.model_copy(update={"max_model_len": 10**6})})
+    with pytest.raises(ConfigError, match=r"engine\.max_model_len=1000000 \(lower it"):
+        VLLMEngine(tiny.policy, config, tmp_path)
+    config = tiny.config.model_copy(update={"engine": tiny.config.engine.model_copy(update={"memory": 50.0})})
+    with pytest.raises(ConfigError, match=r"engine\.memory=50"):
+        VLLMEngine(tiny.policy, config, tmp_path)

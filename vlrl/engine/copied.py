@@ -1,0 +1,67 @@
+"""Generation with a copy of the training model, so that answers are drawn while the policy learns (async.*)."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from vlrl import dist
+from vlrl.engine.base import Done, SoFar, Watch
+from vlrl.engine.hf import HFEngine
+from vlrl.errors import VlrlError
+from vlrl.features import FeatureCache
+from vlrl.policy import Policy
+from vlrl.types import Completion, Request
+
+
+class Abandoned(VlrlError, RuntimeError):
+    """A generation was given up because the run ends."""
+
+
+class CopiedEngine(HFEngine):
+    """HFEngine over a model, a processor and a feature cache of its own; `sync` copies what learns.
+
+    Its answers are those of an HFEngine up to the last bits of the logits, and the same bit for bit whenever its
+    weights are the same. One thread may generate while another trains the policy; none may while `sync` copies.
+    """
+
+    def __init__(self, policy: Policy, seed: int, batch_rollouts: int | Literal["auto"] = "auto",
+                 prefill_tokens: int = 16384):
+        super().__init__(copied(policy), seed, batch_rollouts, prefill_tokens)
+        self._abandoned = threading.Event()
+
+    def sync(self, policy: Policy, step: int) -> None:
+        """Copies the weights that learn. Called on every process."""
+        self.step = step
+        own = dict(self.policy.model.named_parameters())
+        with torch.no_grad():
+            for name, weight in policy.trainable():
+                own[name].copy_(dist.whole(weight))
+
+    def generate(self, requests: Sequence[Request], done: Done | None = None,
+                 watch: Watch | None = None) -> list[list[Completion]]:
+        """As HFEngine. Raises Abandoned after `abandon`."""
+        def watching(so_far: SoFar) -> None:
+            if self._abandoned.is_set():
+                raise Abandoned("the run ends, so what is being generated is given up")
+            if watch:
+                watch(so_far)
+
+        return super().generate(requests, done, watching)
+
+    def abandon(self) -> None:
+        """Ends what another thread generates after its next token."""
+        self._abandoned.set()
+
+
+def copied(policy: Policy) -> Policy:
+    """A policy with weights, a processor and a feature cache of its own; none of it learns."""
+    other: Any = copy.copy(policy)
+    other.model = copy.deepcopy(policy.model).requires_grad_(False)
+    other.processor = copy.deepcopy(policy.processor)  # a tokenizer cannot be used by two threads at once
+    other.features = None if policy.features is None else FeatureCache(policy.features.limit)
+    return other

@@ -1,0 +1,152 @@
+"""Proof that an engine samples from the policy: after a sync both read the same answer to the same image.
+
+The check is cheap, a prompt and a few tokens. Where it fails, the weights of both sides are compared by name, and the
+error names the parameter that differs. The first two syncs are compared in full whatever the answer says: what a sync
+leaves out shows as soon as the policy has moved, also by a step too small for a log-probability.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+
+from vlrl import packing
+from vlrl.encode import Encoder
+from vlrl.errors import TrainingError
+from vlrl.policy import Policy
+from vlrl.task import Task
+from vlrl.types import Media, Prompt, Sample
+
+Read = Callable[[Prompt, np.ndarray], Sequence[float] | np.ndarray]
+"""[T] log-probabilities of an answer's tokens in the engine, at temperature 1 and with no token banned."""
+Pairs = Iterable[tuple[str, torch.Tensor, torch.Tensor]]
+"""(name, the policy's tensor, the engine's tensor)."""
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.05}
+_ANSWER = "The circle is red."
+_WHOLE = 2
+"""The first checks that compare every weight."""
+_ULPS = 4
+"""Most that a weight may differ by, in units of the last place of the tensor's largest number."""
+
+
+class Describe(Task):
+    """The question of the probe."""
+
+    prompt = "What is in this picture?"
+
+
+class Proof:
+    """Reads an answer under the policy and in an engine, and compares.
+
+    prompt: with an image. answer: [T] token ids. tolerance: the largest difference of a log-probability that is allowed
+    (engine.proof), None = by the type that is computed in (`dtype`, else the policy's). text: the question without
+    the image, which tells where to look when weights cannot be compared.
+    """
+
+    def __init__(self, prompt: Prompt, answer: np.ndarray, tolerance: float | None = None, text: Prompt | None = None,
+                 dtype: torch.dtype | None = None):
+        self.prompt, self.answer, self.tolerance, self.text, self.dtype = prompt, answer, tolerance, text, dtype
+        self.checks = 0
+
+    @classmethod
+    def of(cls, encode: Encoder, tolerance: float | None = None, dtype: torch.dtype | None = None) -> Proof:
+        """With a drawn image and a fixed answer."""
+        image = Image.new("RGB", (160, 120), "white")
+        ImageDraw.Draw(image).ellipse((40, 20, 100, 80), fill="red")
+        task = Describe()
+        prompt = encode(task, Sample(id="proof", media=(Media(source=image),)))
+        return cls(prompt, encode.answer_ids(_ANSWER), tolerance, encode(task, Sample(id="proof text")), dtype)
+
+    def allowed(self, policy: Policy) -> float:
+        """The tolerance."""
+        return TOLERANCE[self.dtype or policy.dtype] if self.tolerance is None else self.tolerance
+
+    def check(self, policy: Policy, read: Read, parameters: Callable[[], Pairs] | None = None) -> float:
+        """The largest difference of a log-probability; a call of all processes under FSDP.
+
+        `parameters()` gives the weights of both sides by name; without it none can be named. Raises TrainingError when
+        the answer or, in the first checks, a weight differs.
+        """
+        self.checks += 1
+        found = self._difference(policy, read, self.prompt)
+        if not found <= self.allowed(policy):  # nan too
+            raise TrainingError(self._explained(policy, read, parameters, found))
+        if parameters is not None and self.checks <= _WHOLE:
+            stale = differing(parameters())
+            if stale:
+                raise TrainingError(f"the engine does not hold the policy's weights: {_listed(stale)}. The answer of "
+                                    f"the probe differs by {found:.1e} only, and will by more. {_ADVICE}")
+        return found
+
+    def _difference(self, policy: Policy, read: Read, prompt: Prompt) -> float:
+        theirs = np.asarray(read(prompt, self.answer), dtype=np.float64)
+        gaps = np.abs(trainer_logprobs(policy, prompt, self.answer) - theirs)
+        return float(gaps.max()) if np.isfinite(gaps).all() else math.inf
+
+    def _explained(self, policy: Policy, read: Read, parameters: Callable[[], Pairs] | None, found: float) -> str:
+        allowed = self.allowed(policy)
+        said = (f"engine and trainer are not the same policy after a sync: log-probabilities of a fixed answer differ "
+                f"by {found:.2g}, more than {allowed:g}")
+        count = itertools.count()
+        stale = differing(pair for pair, _ in zip(parameters() if parameters else (), count, strict=False))
+        compared = next(count)
+        if stale:
+            return f"{said}. {_listed(stale)}. {_ADVICE}"
+        if compared:
+            return (f"{said}, though all {compared} weights that could be compared are equal. Then they are computed "
+                    "with differently: another type (engine.dtype), attention or image size; or the weight is one "
+                    f"that could not be compared. {_TOLERATE}")
+        if self.text is not None:
+            alike = self._difference(policy, read, self.text) <= allowed
+            said += ("; an answer to a text alone does not, so look at the vision tower and the merger" if alike else
+                     "; an answer to a text alone does too, so look at the language model")
+        return f"{said}. The engine is in another process, so its weights are not compared by name. {_ADVICE}"
+
+
+_TOLERATE = "If such a difference is meant, raise engine.proof."
+_ADVICE = (f"The sync left it out or brought it over wrongly. Set engine.name=hf to go on without this engine. "
+           f"{_TOLERATE}")
+
+
+@torch.no_grad()
+def trainer_logprobs(policy: Policy, prompt: Prompt, answer: np.ndarray) -> np.ndarray:
+    """[T] log-probabilities of an answer under the policy, at temperature 1 and with no token banned."""
+    free = copy.copy(policy)
+    free.banned = policy.banned[:0]
+    (batch,) = packing.pack(packing.pieces_of([prompt], [answer], 10**9), 10**9, policy.layout("shared"))
+    with policy.evaluating():
+        return free.logprobs(batch, 1.0).logprobs.double().cpu().numpy()
+
+
+def differing(pairs: Pairs) -> list[tuple[str, float, float]]:
+    """(name, largest difference, largest number) of each tensor that the engine holds otherwise, worst first.
+
+    Compared in the engine's type, up to a few units in the last place: merging an adapter rounds.
+    """
+    out: list[tuple[str, float, float]] = []
+    for name, ours, theirs in pairs:
+        own = ours.detach().to(device=theirs.device, dtype=theirs.dtype)
+        size = float(own.abs().max()) if own.numel() else 0.0
+        gap = (own.double() - theirs.detach().double()).abs()
+        gap = float(gap.max()) if gap.isfinite().all() else math.inf
+        if gap > _ULPS * torch.finfo(theirs.dtype).eps * size:
+            out.append((name, gap, size))
+    return sorted(out, key=_relative, reverse=True)
+
+
+def _relative(entry: tuple[str, float, float]) -> float:
+    _, gap, size = entry
+    return gap / size if size else math.inf
+
+
+def _listed(stale: Sequence[tuple[str, float, float]]) -> str:
+    shown = ", ".join(f"{name} differs by {gap:.2g} (its largest number is {size:.2g})"
+                      for name, gap, size in stale[:3])
+    more = len(stale) - 3
+    return f"{shown} and {more} more" if more > 0 else shown

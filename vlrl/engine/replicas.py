@@ -1,0 +1,398 @@
+"""A pool of servers that answer the same requests: who gets what, and what happens when one of them dies.
+
+A request goes to the server with the fewest answers outstanding. What fails, on a broken connection, a time-out or an
+error of the server, is asked again, of another server where there is one, after a pause that doubles. The server is
+dropped meanwhile and comes back once `admit` lets it: a restarted one must get the current weights first.
+
+All decisions are made in the caller's thread. Other threads only wait for servers and report; a report on an attempt
+that was given up is dropped, so every request is answered exactly once.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Generic, TypeVar
+
+import httpx
+
+from vlrl.errors import ConfigError, TrainingError, VlrlError
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+CONNECT_S = 10.0
+"""Seconds to wait for a connection, and for the answer to a health check."""
+_PAUSES = (0.25, 10.0)
+"""Seconds before the first repetition and the longest."""
+
+
+class Unavailable(Exception):
+    """A server did not do what it was asked, and another one may. `status` is 0 when it said nothing."""
+
+    def __init__(self, said: str, status: int = 0):
+        super().__init__(said)
+        self.status = status
+
+
+@dataclass(eq=False)
+class Call:
+    """One HTTP request. `body` makes its content, in another thread; `weight` is its number of answers."""
+
+    path: str
+    body: Callable[[], bytes]
+    weight: int = 1
+    failures: int = 0
+    not_before: float = 0.0
+    avoid: Replica | None = None
+    """Who failed at it last."""
+
+
+Steps = Generator[list[Call], list[Any], T]
+"""Work in steps: yields calls, is sent their results in order, and returns what it made of them all."""
+
+
+@dataclass(eq=False)
+class Replica:
+    """One server."""
+
+    address: str
+    ready: bool = False
+    awaited: bool = True
+    """Whether `admit_all` waits for it: it was ready before, or has not been asked yet."""
+    problem: str = "not asked yet"
+    """Why it is not ready."""
+    asked: int = 0
+    """Requests it got so far."""
+    retry_at: float = 0.0
+    pause: float = _PAUSES[0]
+    heard: float = 0.0
+    """When it last answered anything; time.monotonic."""
+
+
+@dataclass(eq=False)
+class _Task(Generic[T]):
+    number: int
+    steps: Steps[T]
+    results: list[Any] = field(default_factory=list)
+    missing: int = 0
+
+
+class Client:
+    """HTTP to servers with one key. timeout_s: most seconds that an answer may take."""
+
+    def __init__(self, key: str, timeout_s: float):
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.Client(headers=headers, trust_env=False,  # a proxy has no business between these
+                                  timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S), pool=None),
+                                  limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
+
+    def get(self, address: str, path: str) -> Any:
+        """The JSON of a page that answers soon. Raises as `post`."""
+        return self._ask("GET", address, path, timeout=CONNECT_S)
+
+    def post(self, address: str, path: str, body: bytes) -> Any:
+        """The JSON that a server answers. Raises Unavailable where another server, or a later time, may do better;
+        ConfigError for a wrong key and TrainingError for a request that no server will take."""
+        return self._ask("POST", address, path, content=body)
+
+    def _ask(self, method: str, address: str, path: str, **more: Any) -> Any:
+        try:
+            answer = self._http.request(method, address + path, **more)
+            status = answer.status_code
+            if status == HTTPStatus.OK:
+                return answer.json() if answer.content else None
+        except (httpx.HTTPError, OSError, ValueError) as error:
+            raise Unavailable(f"{type(error).__name__}: {error}".rstrip(": ")) from None
+        said = f"{status} {_said(answer)}"
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED):
+            raise ConfigError(f"{address} refuses the key: set engine.key_file to the file that `vlrl serve` wrote, or "
+                              "VLRL_ENGINE_KEY to the key that the server was started with")
+        if status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in (HTTPStatus.CONFLICT,
+                                                                        HTTPStatus.TOO_MANY_REQUESTS):
+            raise TrainingError(f"the server {address} refuses {path}: {said}")
+        raise Unavailable(said, status)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._http.close()
+
+
+def _said(answer: httpx.Response) -> str:
+    try:
+        found = answer.json()
+        return str(found.get("error", found) if isinstance(found, dict) else found)[:2000]
+    except ValueError:
+        return answer.text[:2000]
+
+
+class Replicas:
+    """The pool. `admit(address)` is called in other threads and raises Unavailable for a server that is not to be used
+    yet; any other error stops the run.
+
+    most: answers outstanding at one server. retries: how often a request is asked again. wait_s: longest time without
+    any server. patience_s: a server with work that answers no health check for so long is given up.
+    """
+
+    def __init__(self, addresses: Sequence[str], client: Client, admit: Callable[[str], None], *, most: int = 512,
+                 retries: int = 3, wait_s: float = 600.0, patience_s: float = 60.0):
+        self.replicas = [Replica(address) for address in addresses]
+        self._client, self._admit = client, admit
+        self._most, self._retries, self._wait_s, self._patience_s = most, retries, wait_s, patience_s
+        self._abandoned: VlrlError | None = None
+
+    def abandon(self, error: VlrlError) -> None:
+        """Ends a `run` in another thread, within a second, and every later one: it raises `error`."""
+        self._abandoned = error
+
+    def doubt(self) -> None:
+        """No server gets anything more before it has been admitted again."""
+        for replica in self.replicas:
+            replica.awaited = replica.ready
+            replica.ready, replica.problem, replica.retry_at, replica.pause = False, "not asked yet", 0.0, _PAUSES[0]
+
+    def admit_all(self) -> list[Replica]:
+        """Asks every server once more; those that are ready. Waits for all that were before, and until there is one,
+        `wait_s` seconds at most."""
+        return _Run(self, [], None).admit_all()
+
+    def run(self, tasks: Iterable[Steps[T]], done: Callable[[int, T], None] | None = None) -> list[T]:
+        """The results of all tasks, in order. `done(number, result)` is called for each but the last to finish.
+
+        Raises TrainingError when a request failed too often, or no server was there for too long.
+        """
+        return _Run(self, tasks, done).all()
+
+
+class _Run(Generic[T]):
+    """What goes on during one call of `Replicas.run`."""
+
+    def __init__(self, pool: Replicas, tasks: Iterable[Steps[T]], done: Callable[[int, T], None] | None):
+        self._pool, self._done = pool, done
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._waiting: list[tuple[_Task[T], int, Call]] = []
+        self._attempts: dict[int, tuple[_Task[T], int, Call, Replica]] = {}
+        self._numbers = 0
+        self._load = dict.fromkeys(pool.replicas, 0)
+        self._checking: set[Replica] = set()
+        self._pinging: set[Replica] = set()
+        self._none_since = time.monotonic()
+        self._tasks = [_Task(i, steps) for i, steps in enumerate(tasks)]
+        self._results: dict[int, T] = {}
+
+    def all(self) -> list[T]:
+        """Runs until every task has its result."""
+        for task in self._tasks:
+            self._advance(task, None)
+        while len(self._results) < len(self._tasks):
+            if self._pool._abandoned:
+                raise self._pool._abandoned
+            self._revive()
+            self._dispatch()
+            self._ping()
+            self._next_event()
+            self._check_alive()
+        return [self._results[i] for i in range(len(self._tasks))]
+
+    def admit_all(self) -> list[Replica]:
+        for replica in self._pool.replicas:
+            replica.retry_at = 0.0
+        self._revive()
+        while any(r.awaited for r in self._checking) or not self._ready():
+            self._next_event()
+            self._check_alive()
+            if not self._ready():
+                self._revive()
+        return self._ready()
+
+    # --- tasks and their calls ---------------------------------------------------------------------------------------
+
+    def _advance(self, task: _Task[T], results: list[Any] | None) -> None:
+        """Gives a task the results of its calls and takes its next ones."""
+        try:
+            calls = next(task.steps) if results is None else task.steps.send(results)
+            while not calls:
+                calls = task.steps.send([])
+        except StopIteration as end:
+            self._results[task.number] = end.value
+            if self._done and len(self._results) < len(self._tasks):
+                self._done(task.number, end.value)
+            return
+        task.results, task.missing = [None] * len(calls), len(calls)
+        self._waiting += [(task, place, call) for place, call in enumerate(calls)]
+
+    def _dispatch(self) -> None:
+        """Hands calls to servers that have room, in order."""
+        now, later = time.monotonic(), []
+        for entry in self._waiting:
+            replica = self._choose(entry[2]) if entry[2].not_before <= now else None
+            if replica is None:
+                later.append(entry)
+            else:
+                self._send(*entry, replica)
+        self._waiting = later
+
+    def _choose(self, call: Call) -> Replica | None:
+        ready = self._ready()
+        others = [r for r in ready if r is not call.avoid] or ready
+        free = [r for r in others if not self._load[r] or self._load[r] + call.weight <= self._pool._most]
+        return min(free, key=lambda r: (self._load[r], r.asked), default=None)
+
+    def _send(self, task: _Task[T], place: int, call: Call, replica: Replica) -> None:
+        number = self._numbers = self._numbers + 1
+        self._attempts[number] = task, place, call, replica
+        self._load[replica] += call.weight
+        if self._load[replica] == call.weight:
+            replica.heard = time.monotonic()  # it had nothing to say before
+        replica.asked += 1
+
+        def work() -> Callable[[], None]:
+            try:
+                result = self._pool._client.post(replica.address, call.path, call.body())
+            except Unavailable as error:
+                said = str(error)
+                return lambda: self._failed(number, said)
+            return lambda: self._answered(number, result)
+
+        self._thread(work)
+
+    def _answered(self, number: int, result: Any) -> None:
+        found = self._attempts.pop(number, None)
+        if found is None:  # given up before
+            return
+        task, place, call, replica = found
+        self._load[replica] -= call.weight
+        replica.heard = time.monotonic()
+        task.results[place] = result
+        task.missing -= 1
+        if not task.missing:
+            self._advance(task, task.results)
+
+    def _failed(self, number: int, said: str) -> None:
+        if number not in self._attempts:
+            return
+        task, place, call, replica = self._attempts.pop(number)
+        self._load[replica] -= call.weight
+        self._drop(replica, said)
+        call.failures += 1
+        call.avoid = replica
+        if call.failures > self._pool._retries:
+            raise TrainingError(f"a request failed {call.failures} times, the last time at {replica.address}: {said}. "
+                                "See what the server printed; engine.retries and engine.timeout_s set the limits.")
+        call.not_before = time.monotonic() + min(_PAUSES[0] * 2 ** (call.failures - 1), _PAUSES[1])
+        self._waiting.insert(0, (task, place, call))  # it has waited longest
+
+    # --- servers -----------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> list[Replica]:
+        return [r for r in self._pool.replicas if r.ready]
+
+    def _drop(self, replica: Replica, said: str) -> None:
+        if replica.ready:
+            _log.warning("%s is dropped until it answers again: %s", replica.address, said)
+            replica.ready, replica.problem, replica.pause = False, said, _PAUSES[0]
+            replica.retry_at = time.monotonic()
+            if not self._ready():
+                self._none_since = time.monotonic()
+
+    def _revive(self) -> None:
+        """Asks servers that are not ready whether they are; each by itself."""
+        now = time.monotonic()
+        for replica in self._pool.replicas:
+            if not replica.ready and replica not in self._checking and replica.retry_at <= now:
+                self._checking.add(replica)
+                self._thread(lambda replica=replica: self._examine(replica))
+
+    def _examine(self, replica: Replica) -> Callable[[], None]:
+        try:
+            self._pool._admit(replica.address)
+        except Unavailable as error:
+            said = str(error)
+            return lambda: self._still_away(replica, said)
+        return lambda: self._admitted(replica)
+
+    def _still_away(self, replica: Replica, said: str) -> None:
+        self._checking.discard(replica)
+        replica.problem = said
+        replica.retry_at = time.monotonic() + replica.pause
+        replica.pause = min(2 * replica.pause, _PAUSES[1])
+
+    def _admitted(self, replica: Replica) -> None:
+        if replica.problem != "not asked yet":
+            _log.warning("%s is back", replica.address)
+        self._checking.discard(replica)
+        replica.ready, replica.awaited, replica.problem = True, True, ""
+        replica.pause, replica.heard = _PAUSES[0], time.monotonic()
+
+    def _ping(self) -> None:
+        """Health checks of servers with work: one whose host is gone breaks no connection."""
+        now = time.monotonic()
+        for replica in self._ready():
+            quiet = now - replica.heard
+            if not self._load[replica]:
+                continue
+            if quiet > self._pool._patience_s:
+                self._give_up(replica, f"no answer to health checks for {quiet:.0f} s")
+            elif quiet > self._pool._patience_s / 6 and replica not in self._pinging:
+                self._pinging.add(replica)
+                self._thread(lambda replica=replica: self._pinged(replica))
+
+    def _pinged(self, replica: Replica) -> Callable[[], None]:
+        try:
+            self._pool._client.get(replica.address, "/health")
+            heard = True
+        except Unavailable:
+            heard = False
+
+        def report() -> None:
+            self._pinging.discard(replica)
+            replica.heard = time.monotonic() if heard else replica.heard
+        return report
+
+    def _give_up(self, replica: Replica, said: str) -> None:
+        for number in [n for n, (_, _, _, who) in self._attempts.items() if who is replica]:
+            self._failed(number, said)
+
+    def _check_alive(self) -> None:
+        """Raises TrainingError when no server has been there for too long."""
+        if self._ready():
+            self._none_since = time.monotonic()
+        elif time.monotonic() - self._none_since > self._pool._wait_s:
+            found = "; ".join(f"{r.address}: {r.problem}" for r in self._pool.replicas)
+            raise TrainingError(f"no server of engine.servers was there for {self._pool._wait_s:g} s ({found}). Start "
+                                "`vlrl serve` again and go on with the same command; engine.timeout_s sets the limit.")
+
+    # --- threads -----------------------------------------------------------------------------------------------------
+
+    def _thread(self, work: Callable[[], Callable[[], None]]) -> None:
+        """Runs `work` in a thread of its own; what it returns, or the error it raises, happens in the caller's."""
+        def run() -> None:
+            try:
+                event = work()
+            except BaseException as error:
+                event = _raising(error)
+            self._events.put(event)
+        threading.Thread(target=run, daemon=True, name="vlrl-replica").start()
+
+    def _next_event(self) -> None:
+        """Waits for the next report, or until a pause is over."""
+        now, ends = time.monotonic(), [time.monotonic() + 1.0]
+        ends += [call.not_before for _, _, call in self._waiting if call.not_before > now]
+        ends += [r.retry_at for r in self._pool.replicas if not r.ready and r not in self._checking]
+        try:
+            event = self._events.get(timeout=max(min(ends) - now, 0.001))
+        except queue.Empty:
+            return
+        event()
+
+
+def _raising(error: BaseException) -> Callable[[], None]:
+    def event() -> None:
+        if isinstance(error, VlrlError):
+            raise error.with_traceback(None)
+        raise error
+    return event

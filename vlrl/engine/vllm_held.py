@@ -1,0 +1,100 @@
+"""What a vLLM in this process computes with, by the names of a policy's weights: for comparing the two.
+
+Fused layers are read by their slices. vLLM's CPU build keeps only packed copies of most weights; what such a copy
+stands for is what the layer makes of an identity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlrl.engine.weights import gathered
+
+Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
+"""(name, the policy's tensor, the engine's tensor)."""
+
+
+class Held:
+    """What an engine in this process computes with, by the names of a policy's weights."""
+
+    def __init__(self, llm: Any):
+        self.model: Any = llm.apply_model(_itself)[0]
+        self._dtype = next((p.dtype for p in self.model.parameters() if p.dim() == 2), torch.float32)
+        mapper = getattr(self.model, "hf_to_vllm_mapper", None)
+        self._rename: Callable[[str], str | None] = mapper.get_rename_mapper().map_name if mapper else str
+        self._fused = {part: (whole, i) for whole, parts in getattr(self.model, "packed_modules_mapping", {}).items()
+                       for i, part in enumerate(parts) if parts != [whole]}
+        self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
+
+    def of(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
+        """The engine's tensor for a saved weight of this shape; None where it is not found."""
+        path, _, kind = (self._rename(name) or "").rpartition(".")
+        module, part = self._module(path)
+        if module is None:
+            return None
+        whole = self._read(path if part is None else f"{path} fused", module, kind)
+        if whole is None:
+            return None
+        if part is not None:
+            sizes = list(module.output_sizes)
+            whole = whole.split(sizes)[part] if sum(sizes) == len(whole) else whole[:0]
+        elif whole.dim() and len(whole) > shape[0]:  # the vocabulary is padded
+            whole = whole[:shape[0]]
+        if whole.numel() != np.prod(shape):
+            return None
+        return whole.reshape(tuple(shape)).to(self._dtype)  # some CPU kernels keep a bias wider than it was loaded
+
+    def adapter(self, path: str, layer: Any, name: str) -> Pairs:
+        """The pairs of one adapted layer: A, and B with the scaling that vLLM multiplies it with."""
+        module, part = self._module((self._rename(f"{path}.weight") or "").rpartition(".")[0], wrapped=True)
+        if module is None or not hasattr(module, "lora_a_stacked"):
+            return
+        for side, stacked, factor in (("lora_A", module.lora_a_stacked, 1.0),
+                                      ("lora_B", module.lora_b_stacked, layer.scaling[name])):
+            ours = gathered(getattr(layer, side)[name].weight).float() * factor
+            theirs = stacked[part or 0][0, 0, :ours.shape[0], :ours.shape[1]]
+            yield f"{path}.{side}.{name}.weight", ours, theirs
+
+    def _module(self, path: str, wrapped: bool = False) -> tuple[Any, int | None]:
+        """The module at a path, or the fused one that it is a part of, with the part's number; (None, None)."""
+        parent, _, last = path.rpartition(".")
+        whole, part = self._fused.get(last, (last, None))
+        for candidate, number in ((last, None), (whole, part)):
+            with contextlib.suppress(AttributeError):
+                module = self.model.get_submodule(f"{parent}.{candidate}" if parent else candidate)
+                return (module if wrapped else getattr(module, "base_layer", module)), number
+        return None, None
+
+    def _read(self, path: str, module: Any, kind: str) -> torch.Tensor | None:
+        """A parameter as it is computed with; the last one is remembered, as fused layers are read for each part."""
+        found = getattr(module, kind, None)
+        if not isinstance(found, torch.Tensor):
+            return None
+        packed = kind == "weight" and hasattr(module, "cpu_linear") and (found.numel() == 0 or _is_head(module))
+        if not packed:
+            return found.detach()
+        key = f"{path} {id(module)}"
+        if self._last[0] != key:
+            self._last = key, _unpacked(module, found.dtype)
+        return self._last[1]
+
+
+def _itself(model: Any) -> Any:
+    return model
+
+
+def _is_head(module: Any) -> bool:
+    return type(module).__name__ == "ParallelLMHead"
+
+
+def _unpacked(module: Any, dtype: torch.dtype, rows: int = 1024) -> torch.Tensor:
+    """[N, K] what a CPU engine's packed copy of a weight stands for: what it makes of the rows of an identity."""
+    width = getattr(module, "input_size_per_partition", None) or module.embedding_dim
+    out = [module.cpu_linear(torch.eye(width, dtype=dtype)[i:i + rows], module.weight, None)
+           for i in range(0, width, rows)]
+    return torch.cat(out).T

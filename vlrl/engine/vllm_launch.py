@@ -1,0 +1,287 @@
+"""Starts vLLM servers for a config and keeps them running: what `vlrl serve` does.
+
+A server begins with weights of zeros and without a version; the trainer brings the real ones, those below an adapter
+too. So nothing is downloaded or copied here but config and processor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import torch
+
+from vlrl import files
+from vlrl.engine.vllm_process import EMPTY, PARENT
+from vlrl.engine.vllm_routes import KEY, WEIGHTS
+from vlrl.engine.vllm_server import EXTENSION
+from vlrl.errors import ConfigError, TrainingError
+from vlrl.loading import compute_dtype, load_processor, skeleton
+from vlrl.settings import Config
+
+MIDDLEWARE = "vlrl.engine.vllm_routes.Routes"
+_POLL_S = 0.5
+_HEALTH_S = 5.0
+_GRACE_S = 30.0
+"""Seconds that servers have to end by themselves."""
+_MOST_DEATHS = 5
+"""A server that dies so often without having answered once is not started again."""
+_LAST_LINES = 15
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Served:
+    """One server process."""
+
+    address: str
+    command: list[str]
+    environment: dict[str, str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    healthy: bool = False
+    deaths: int = 0
+    """In a row, without an answer between them."""
+    start_at: float = 0.0
+    checked: float = 0.0
+
+
+@dataclass(eq=False)
+class Servers:
+    """The servers of a config. `say` prints what happens to them."""
+
+    servers: list[Served]
+    key_file: Path
+    say: Callable[[str], None]
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _signal: int = signal.SIGTERM
+
+    @property
+    def addresses(self) -> list[str]:
+        return [s.address for s in self.servers]
+
+    def start(self, timeout_s: float) -> bool:
+        """Starts all and waits for them; False when `stop` was called meanwhile. TrainingError when one dies or does
+        not answer in time."""
+        for server in self.servers:
+            _launch(server)
+        deadline = time.monotonic() + timeout_s
+        while not self._stop.is_set():
+            for server in self.servers:
+                server.healthy = server.healthy or _health(server.address) == 200
+                if _dead(server):
+                    raise TrainingError(f"the server {server.address} ended while it started:\n{_tail(server.log)}")
+            if all(s.healthy for s in self.servers):
+                return True
+            if time.monotonic() > deadline:
+                slow = ", ".join(s.address for s in self.servers if not s.healthy)
+                raise TrainingError(f"no answer from {slow} after {timeout_s:g} s; its log: {self.servers[0].log}")
+            self._stop.wait(_POLL_S)
+        return False
+
+    def watch(self) -> None:
+        """Keeps them running until `stop`. TrainingError when one dies again and again."""
+        while not self._stop.wait(_POLL_S):
+            for server in self.servers:
+                self._look_after(server)
+
+    def _look_after(self, server: Served) -> None:
+        now = time.monotonic()
+        if server.process is None:
+            if now >= server.start_at:
+                _launch(server)
+        elif _dead(server):
+            self._bury(server, f"ended ({_ending(server.process.returncode)})")
+        elif now - server.checked > _HEALTH_S:
+            server.checked, status = now, _health(server.address)
+            if status == 200 and not server.healthy:
+                server.healthy, server.deaths = True, 0
+                self.say(f"{server.address} answers again; the trainer brings it the current weights")
+            elif status == 503 and server.healthy:
+                self._bury(server, "lost its engine")
+
+    def _bury(self, server: Served, what: str) -> None:
+        """Ends what is left of a server, and sets when to start it again."""
+        _kill(server, signal.SIGKILL)
+        server.process, server.deaths = None, server.deaths + (not server.healthy)
+        server.healthy = False
+        if server.deaths >= _MOST_DEATHS:
+            raise TrainingError(f"the server {server.address} {what} {server.deaths} times in a row:\n"
+                                f"{_tail(server.log)}")
+        pause = 2.0 ** server.deaths - 1
+        server.start_at = time.monotonic() + pause
+        self.say(f"{server.address} {what}; it is started again" + (f" in {pause:g} s" if pause else ""))
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Ends `start` and `watch`; `close` then hands the signal on. May be called by a signal handler."""
+        self._signal = number
+        self._stop.set()
+
+    def close(self) -> None:
+        """Hands the signal on, waits, and kills what is left."""
+        for server in self.servers:
+            _kill(server, self._signal)
+        deadline = time.monotonic() + _GRACE_S
+        for server in self.servers:
+            if server.process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    server.process.wait(max(deadline - time.monotonic(), 0.1))
+            _kill(server, signal.SIGKILL)
+
+
+def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127.0.0.1", port: int = 8000,
+            weights: Sequence[str] = (), say: Callable[[str], None] = print) -> Servers:
+    """The servers of a config, not started; their files go to `folder`.
+
+    Raises ConfigError for a port that is taken and for too few GPUs.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    policy = _blueprint(config)
+    devices = _devices(policy, config.engine.tensor_parallel, replicas)
+    arguments = _arguments(policy, config, folder / "model")
+    key_file = write_key(folder / "key", config.engine.key_file)
+    run = Path(config.run.dir).absolute().parent
+    roots = [str(run), *(str(Path(p).absolute()) for p in (*weights, config.engine.scratch) if p)]
+    shared = os.environ | {KEY: key_file.read_text().strip(), WEIGHTS: os.pathsep.join(roots), PARENT: str(os.getpid()),
+                           "VLLM_NO_USAGE_STATS": "1"}
+    servers = []
+    for i in range(replicas):
+        _check_free(host, port + i)
+        command = [sys.executable, "-m", "vlrl.engine.vllm_process", *arguments, "--host", host, "--port",
+                   str(port + i)]
+        servers.append(Served(f"http://{_reached(host)}:{port + i}", command, shared | devices[i],
+                              folder / f"server-{port + i}.log"))
+    return Servers(servers, key_file, say)
+
+
+def _blueprint(config: Config) -> Any:
+    """As much of a Policy as tells what the servers are: no weights are read."""
+    model, family = skeleton(config.model)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    on_gpu = torch.cuda.device_count() > 0
+    return SimpleNamespace(model=model, base=base, family=family, lora=config.model.lora.rank > 0,
+                           processor=load_processor(config.model, family), dtype=compute_dtype(config.model),
+                           device=torch.device("cuda" if on_gpu else "cpu"))
+
+
+def _arguments(policy: Any, config: Config, folder: Path) -> list[str]:
+    """The command line of a server, without its address."""
+    from vlrl import _torchcodec
+
+    _torchcodec.hide_broken()
+    from vlrl.engine import vllm
+    from vlrl.engine.vllm_inputs import model_length
+    from vlrl.engine.vllm_sync import lora_options
+
+    vllm.write_config(policy, folder)
+    options = vllm.options(policy, config, folder, model_length(config, policy.base.config)) | lora_options(policy)
+    options.pop("enable_sleep_mode", None)  # of an engine that shares its GPU with the trainer
+    options.pop("distributed_executor_backend", None)
+    options |= {"load_format": EMPTY, "middleware": MIDDLEWARE, "worker_extension_cls": EXTENSION,
+                "disable_uvicorn_access_log": True}
+    words: list[str] = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if value is True:
+            words.append(f"--{flag}")
+        elif value is not False:
+            words += [f"--{flag}", str(value)]
+    return words
+
+
+def _devices(policy: Any, each: int, replicas: int) -> list[dict[str, str]]:
+    """The environment that gives each server its GPUs, or its threads on a CPU."""
+    if policy.device.type != "cuda":
+        return [{"VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")}] * replicas
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = [d for d in seen.split(",") if d] if seen is not None else [*map(str, range(torch.cuda.device_count()))]
+    if len(found) < replicas * each:
+        raise ConfigError(f"--replicas {replicas} with engine.tensor_parallel={each} takes {replicas * each} GPUs, and "
+                          f"{len(found)} are visible: start fewer, or make more visible (CUDA_VISIBLE_DEVICES)")
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(found[i * each:(i + 1) * each])} for i in range(replicas)]
+
+
+def write_key(path: Path, given: str = "") -> Path:
+    """The file of the servers' key: the one given, or `path` with a random key, which only its owner can read."""
+    if given and Path(given).exists():
+        return Path(given).absolute()
+    target = Path(given) if given else path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_urlsafe(32) + "\n")
+    return target.absolute()
+
+
+def describe(servers: Servers, path: Path) -> None:
+    """Writes where the servers are, as JSON: servers, key_file, pid."""
+    files.write_text(path, json.dumps({"servers": servers.addresses, "key_file": str(servers.key_file),
+                                       "pid": os.getpid()}, indent=1) + "\n")
+
+
+def _reached(host: str) -> str:
+    """The name under which others reach a server that listens on `host`."""
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+def _check_free(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error}. Choose another --port, or end what listens "
+                              "there.") from None
+
+
+def _launch(server: Served) -> None:
+    server.process, server.checked, server.healthy = None, time.monotonic(), False
+    with server.log.open("ab") as log:  # a session of its own: Ctrl-C reaches it through us alone
+        server.process = subprocess.Popen(server.command, env=server.environment, stdin=subprocess.DEVNULL, stdout=log,
+                                          stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def _dead(server: Served) -> bool:
+    return server.process is not None and server.process.poll() is not None
+
+
+def _kill(server: Served, number: int) -> None:
+    """Sends a signal to a server and the processes that it started."""
+    if server.process is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(server.process.pid, number)
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+
+def _health(address: str) -> int:
+    """The status of its health page; 0 without an answer."""
+    try:
+        return httpx.get(f"{address}/health", timeout=_HEALTH_S, trust_env=False).status_code
+    except (httpx.HTTPError, OSError):
+        return 0
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return "\n".join([*lines[-_LAST_LINES:], f"(all of it: {log})"])

@@ -1,0 +1,81 @@
+"""`python -m vlrl.engine.vllm_process ...` is vLLM's `python -m vllm.entrypoints.openai.api_server ...`.
+
+Importing vlrl first is what makes transformers and vLLM importable beside a CPU-only torch, in this process and in
+those that vLLM starts from it. On Linux the server ends with whoever started it, so that no GPU stays taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vlrl import _torchcodec
+
+PARENT = "VLRL_PARENT"
+"""Environment variable: the process id of who started the server."""
+EMPTY = "vlrl_empty"
+"""The load format of weights that are still to come. vLLM's "dummy" would also fill buffers that no checkpoint holds,
+such as the means that pixels are normalised by."""
+_PR_SET_PDEATHSIG = 1
+
+_torchcodec.hide_broken()  # at import: the processes that vLLM starts import this module too
+
+
+def end_with(parent: int) -> None:
+    """Ends this process when its `parent` has gone; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it went before this was set
+            sys.exit(1)
+
+
+def register(arguments: Sequence[str]) -> None:
+    """Loads the model's class here; vLLM would start a process, without vlrl, for a look at it."""
+    from vllm import ModelRegistry
+
+    folder = Path(dict(itertools.pairwise(arguments)).get("--model", ""))
+    for name in json.loads((folder / "config.json").read_text()).get("architectures", ()):
+        if name in ModelRegistry.models:
+            ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
+
+
+def prepare() -> None:
+    """What this process and those that vLLM starts afresh must know before they load a model."""
+    from vllm.model_executor.model_loader import register_model_loader
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    from vlrl.engine.vllm_heads import widen
+
+    widen()
+
+    @register_model_loader(EMPTY)
+    class Empty(BaseModelLoader):
+        def download_model(self, model_config: Any) -> None:
+            pass
+
+        def load_weights(self, model: Any, model_config: Any) -> None:
+            for parameter in model.parameters():
+                parameter.data.zero_()
+
+
+def main() -> None:
+    """Runs vLLM's server as this process."""
+    if parent := os.environ.pop(PARENT, ""):
+        end_with(int(parent))
+    prepare()
+    register(sys.argv[1:])
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
+
+
+if __name__ == "__mp_main__":
+    prepare()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""What vlrl adds to the HTTP side of a vLLM server: `--middleware vlrl.engine.vllm_routes.Routes`.
+
+    GET  /vlrl/state      what is served, and the version of its weights
+    POST /vlrl/generate   n answers to one prompt, drawn from the weights of the version that the request names
+    POST /vlrl/load       takes over weights or an adapter from a folder, and forgets whatever older ones computed
+    POST /vlrl/compare    names of weights that are not those of a folder
+
+Every path but /health needs the key in VLLM_API_KEY; vLLM itself guards only some. Weights are read from folders under
+VLRL_WEIGHTS alone, as safetensors. A server that was just started has no version, so it gives no answer before it has
+been synced. No development mode of vLLM is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from vlrl.engine import vllm_wire
+
+KEY, WEIGHTS = "VLLM_API_KEY", "VLRL_WEIGHTS"
+"""Environment variables of a server: its key, and the folders (joined by os.pathsep) that weights may come from."""
+_NO_CACHE = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+
+
+class Refused(Exception):
+    """Why a request gets no result, and the HTTP status of the answer."""
+
+    def __init__(self, status: HTTPStatus, reason: str):
+        super().__init__(reason)
+        self.status = status
+
+
+class Routes:
+    """An ASGI layer around vLLM's own application."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]]):
+        self.app = app
+        key = os.environ.get(KEY)
+        if not key:
+            raise ValueError(f"set {KEY}: a server without a key would load weights for anyone who reaches it")
+        self._key = hashlib.sha256(key.encode()).digest()
+        self._roots = [Path(p).resolve() for p in os.environ.get(WEIGHTS, "").split(os.pathsep) if p]
+        self.version = ""
+        self._lora: Any = None
+        self._base = ""
+        self._loads = 0
+        self._loading = asyncio.Lock()
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] not in ("http", "websocket") or scope["path"] == "/health":
+            return await self.app(scope, receive, send)
+        if not self._known(scope) or scope["type"] == "websocket":
+            return await _reply(send, HTTPStatus.UNAUTHORIZED, {"error": "wrong key, or none"})
+        own = {("GET", "/vlrl/state"): self._state, ("POST", "/vlrl/generate"): self._generate,
+               ("POST", "/vlrl/load"): self._load, ("POST", "/vlrl/compare"): self._compare}
+        handler = own.get((scope["method"], scope["path"]))
+        if handler is None:
+            return await self.app(scope, receive, send)
+        body = await _body(receive)
+        if body is not None:
+            await self._answer(handler, scope["app"].state, body, receive, send)
+
+    def _known(self, scope: dict[str, Any]) -> bool:
+        given = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
+        return secrets.compare_digest(hashlib.sha256(given.removeprefix(b"Bearer ")).digest(), self._key)
+
+    async def _answer(self, handler: Callable[..., Awaitable[Any]], state: Any, body: bytes, receive: Any,
+                      send: Any) -> None:
+        """Runs a handler, and ends it when the client has gone or newer weights arrive."""
+        work = asyncio.ensure_future(handler(state, body))
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                return
+            try:
+                status, value = HTTPStatus.OK, work.result()
+            except asyncio.CancelledError:
+                status, value = HTTPStatus.CONFLICT, {"error": "newer weights have come"}
+            except Refused as refused:
+                status, value = refused.status, {"error": str(refused)}
+            except Exception as error:
+                status = _status(error)
+                value = {"error": f"{type(error).__name__}: {error}"}
+            await _reply(send, status, value)
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    # --- what is served ----------------------------------------------------------------------------------------------
+
+    async def _state(self, state: Any, body: bytes) -> dict[str, Any]:
+        """What a trainer checks before it sends anything."""
+        await state.engine_client.check_health()
+        config = state.vllm_config
+        model, lora = config.model_config, config.lora_config
+        return {"protocol": vllm_wire.PROTOCOL, "version": self.version, "model": model.model,
+                "dtype": str(model.dtype).removeprefix("torch."), "max_model_len": model.max_model_len,
+                "logprobs_mode": str(model.logprobs_mode), "vocabulary": model.get_vocab_size(),
+                "lora_rank": lora.max_lora_rank if lora else 0, "max_seqs": config.scheduler_config.max_num_seqs,
+                "extension": config.parallel_config.worker_extension_cls,
+                "roots": [str(root) for root in self._roots]}
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    async def _generate(self, state: Any, body: bytes) -> dict[str, Any]:
+        """Answers to {"version", "input": prompt of vLLM, "options": of SamplingParams}."""
+        asked = await asyncio.to_thread(vllm_wire.unpack, body)
+        self._check(asked["version"])
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            options = SamplingParams(**asked["options"], output_kind=RequestOutputKind.FINAL_ONLY)
+            name = f"vlrl-{secrets.token_hex(8)}"
+            found = [output async for output in state.engine_client.generate(asked["input"], options, name,
+                                                                             lora_request=self._lora)]
+        finally:
+            self._running.discard(task)
+        self._check(asked["version"])
+        last = found[-1]
+        ends = {o.finish_reason for o in last.outputs} - {"stop", "length"}
+        if ends:
+            raise Refused(HTTPStatus.CONFLICT, f"an answer ended by {ends.pop()}")
+        return {"prompt": list(last.prompt_token_ids), "prompt_logprobs": _prompt_logprobs(last),
+                "outputs": [_output(o, asked["options"].get("logprob_token_ids")) for o in last.outputs]}
+
+    def _check(self, version: str) -> None:
+        if not version or version != self.version:
+            raise Refused(HTTPStatus.CONFLICT, f"the weights here are of version {self.version!r}, not {version!r}")
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    async def _load(self, state: Any, body: bytes) -> dict[str, Any]:
+        """Takes over {"version", "base": [version, folder], "adapter": folder or None}: whole weights, where those here
+        are others, and an adapter on them. The same version twice is taken once."""
+        asked = json.loads(body)
+        name, base = asked["base"][0], self._own(asked["base"][1])
+        adapter = self._own(asked["adapter"]) if asked["adapter"] else None
+        async with self._loading:
+            if asked["version"] != self.version:
+                self.version = ""  # no answer from here on, should anything below fail
+                await self._stop_answers()
+                await asyncio.shield(self._take(state.engine_client, name, base, adapter))
+                self.version = asked["version"]
+        return {"version": self.version}
+
+    async def _compare(self, state: Any, body: bytes) -> dict[str, Any]:
+        """Which weights differ from those of the folder {"path"}, worst first: name, difference, largest number."""
+        path = self._own(json.loads(body)["path"])
+        found = await state.engine_client.collective_rpc("vlrl_differing", args=(str(path),))
+        return {"differing": [entry for worker in found for entry in worker]}
+
+    async def _stop_answers(self) -> None:
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def _take(self, engine: Any, name: str, base: Path, adapter: Path | None) -> None:
+        from vllm.lora.request import LoRARequest
+
+        old, self._lora = self._lora, None
+        if name != self._base:
+            self._base = ""
+            await engine.collective_rpc("vlrl_reload", args=(str(base),))
+            self._base = name
+        if old is not None:
+            await engine.remove_lora(old.lora_int_id)
+        if adapter is not None:
+            self._loads += 1
+            self._lora = LoRARequest(f"vlrl-{self._loads}", self._loads, str(adapter))
+            if not await engine.add_lora(self._lora):
+                raise RuntimeError(f"vLLM did not load the adapter in {adapter}")
+        for _ in range(600):  # what was stopped before may still hold blocks for a moment
+            if await engine.reset_prefix_cache():
+                break
+            await asyncio.sleep(0.05)
+        else:
+            raise RuntimeError("the prefix cache could not be reset: requests of someone else are running")
+        await engine.reset_mm_cache()
+        await engine.reset_encoder_cache()
+
+    def _own(self, given: str) -> Path:
+        path = Path(given).resolve()
+        if not any(path.is_relative_to(root) for root in self._roots):
+            raise Refused(HTTPStatus.FORBIDDEN, f"{path} lies in none of the folders of {WEIGHTS}: "
+                          f"{', '.join(map(str, self._roots)) or 'none is set'}")
+        if not path.is_dir():
+            raise Refused(HTTPStatus.NOT_FOUND, f"{path} does not exist here: trainer and server must see one folder")
+        return path
+
+
+def _output(output: Any, measured: list[int] | None) -> dict[str, Any]:
+    """Token ids, their log-probabilities (or those of other ids, `measured` in the first place) and how it ended."""
+    ids, places = list(output.token_ids), output.logprobs or []
+    wanted = [measured] if measured else [[i] for i in ids]
+    logprobs = [float(at[i].logprob) for at, of in zip(places, wanted, strict=False) for i in of]
+    return {"tokens": ids, "logprobs": logprobs, "finish": output.finish_reason}
+
+
+def _prompt_logprobs(last: Any) -> list[float | None] | None:
+    """The log-probability of each prompt token, where they were asked for; None for the first."""
+    if last.prompt_logprobs is None:
+        return None
+    return [None if at is None else float(at[i].logprob)
+            for i, at in zip(last.prompt_token_ids, last.prompt_logprobs, strict=True)]
+
+
+def _status(error: Exception) -> HTTPStatus:
+    """400 for what vLLM refuses of a request, 503 for a dead engine, else 500."""
+    if type(error).__name__ == "EngineDeadError":
+        return HTTPStatus.SERVICE_UNAVAILABLE
+    return HTTPStatus.BAD_REQUEST if isinstance(error, (ValueError, TypeError, KeyError)) else (
+        HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+async def _body(receive: Any) -> bytes | None:
+    """A request's whole body; None when the client has gone."""
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def _gone(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _reply(send: Any, status: HTTPStatus, value: Any) -> None:
+    body = json.dumps(value).encode()
+    with contextlib.suppress(OSError):
+        await send({"type": "http.response.start", "status": int(status),
+                    "headers": [*_NO_CACHE, (b"content-length", str(len(body)).encode())]})
+        await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,319 @@
+"""Generation by vLLM servers on this or other hosts, which `vlrl serve` starts.
+
+A group is one request: its prompt as unexpanded ids beside raw pixels (PNGs, so nothing is lost), n answers with their
+token ids and log-probabilities back. Which server gets it, and what happens when one dies, is replicas.py's.
+
+Of vLLM's own endpoints none would do. Chat completions render and tokenize the prompt again, and take videos as files
+or JPEGs, with times of their own; /inference/v1/generate takes ids, but its media lose processor settings and a
+video's times in the same way, or must come as tensors of vLLM's own processor; both leave the development endpoints,
+which swap weights, open to anyone. So the servers have a small layer of vlrl's around vLLM's own application
+(vllm_routes), which hands vLLM the very prompt and parameters that the in-process engine does.
+
+Weights go through a folder that trainer and servers see (engine.scratch, else the run folder). Each sync has a version,
+which every request names: a server that was restarted, or missed a sync, answers nothing until it has loaded the
+current weights and has read the probe's answer as the trainer does.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlrl import dist
+from vlrl.encode import Encoder
+from vlrl.engine import vllm_wire
+from vlrl.engine.base import Done
+from vlrl.engine.copied import Abandoned
+from vlrl.engine.proof import Proof, trainer_logprobs
+from vlrl.engine.replicas import Call, Client, Replicas, Steps, Unavailable
+from vlrl.engine.vllm_inputs import (
+    Draft,
+    Rules,
+    check_length,
+    check_prompt,
+    checked,
+    model_length,
+    prompt_input,
+    sampling_options,
+    seed_of,
+)
+from vlrl.engine.weights import saved_tensors, write_adapter, write_weights
+from vlrl.errors import ConfigError, TrainingError
+from vlrl.metrics import phase
+from vlrl.policy import Policy
+from vlrl.settings import Config
+from vlrl.types import Completion, Prompt, Request
+
+KEY = "VLRL_ENGINE_KEY"
+"""Environment variable with the servers' key, where engine.key_file is empty."""
+DEFAULT = ("http://127.0.0.1:8000",)
+EXTENSION = "vlrl.engine.vllm_worker.Extension"
+_BANNED = float("-inf")
+_FAILED = 500
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The weights that servers must have, and what the trainer reads of the probe with them."""
+
+    version: str
+    base: tuple[str, str]
+    """Version and folder of whole weights."""
+    adapter: str | None
+    """Folder of the adapter on them."""
+    probe: tuple[float, ...]
+    """[T] log-probabilities of the probe's answer."""
+    allowed: float
+
+
+class ServerEngine:
+    """Engine over servers.
+
+    folder: of this process; weights on their way to the servers lie there. Waits until a server is there, and raises
+    ConfigError for one that was started with other settings.
+    """
+
+    def __init__(self, policy: Policy, config: Config, folder: Path):
+        self.policy, self.config, self.seed, self.step, self.folder = policy, config, config.seed, 0, folder
+        settings = config.engine
+        self.max_model_len = model_length(config, policy.base.config)
+        self.rules = Rules.of(policy, settings.top_p, settings.top_k, _BANNED)
+        self._dtype = settings.dtype or str(policy.dtype).removeprefix("torch.")
+        self._proof = Proof.of(Encoder(policy.processor, policy.family, policy.positions, config), settings.proof,
+                               getattr(torch, self._dtype))
+        self._target: Target | None = None
+        self._run = dist.broadcast(secrets.token_hex(4))  # versions of two runs are never alike
+        self._syncs = 0
+        self._refusals: dict[str, int] = {}
+        self._client = Client(read_key(settings.key_file), settings.timeout_s)
+        self.pool = Replicas(settings.servers or DEFAULT, self._client, self._admit, most=2 * settings.max_seqs,
+                             retries=settings.retries, wait_s=settings.timeout_s)
+        self.way = "full"
+        self._slots = min(dist.gather(dist.together(self._meet)))
+        self.way = self._way()
+
+    def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
+        """`request.n` completions per request; `done` is called as whole requests come in."""
+        if self._target is None:
+            self.sync(self.policy, self.step)
+        for request in requests:
+            check_length(self.max_model_len, request.prompt, request.sampling,
+                         self.config.engine.max_model_len is not None)
+        with phase("generate"):
+            return self.pool.run([self._steps(request) for request in requests], done)
+
+    def abandon(self) -> None:
+        """Ends what another thread generates."""
+        self.pool.abandon(Abandoned("the run ends, so what is being generated is given up"))
+
+    def close(self) -> None:
+        """Leaves the servers, which go on running."""
+        self._client.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _steps(self, request: Request) -> Steps[list[Completion]]:
+        """One request as calls of servers, each part of an answer after the one before."""
+        drafts = _drafts(request, self.rules)
+        prompt, sampling = request.prompt, request.sampling
+        if drafts and not request.begun:
+            options = sampling_options(sampling, len(drafts), seed_of(self.seed, request.key), self.rules,
+                                       drafts[0].room())
+            (found,) = yield [self._call(prompt, (), options)]
+            check_prompt(prompt, found["prompt"])
+            for draft, output in zip(drafts, found["outputs"], strict=True):
+                _add(draft, output)
+        while True:
+            calls, takes = [], []
+            for draft in drafts:
+                for place in draft.force():
+                    options = sampling_options(sampling, 1, 0, self.rules, 1) | {
+                        "logprob_token_ids": [draft.tokens[place]], "logprobs": None, "stop": []}
+                    calls.append(self._call(prompt, draft.tokens[:place], options))
+                    takes.append(functools.partial(_measure, draft, place))
+                if not draft.ended:
+                    seed = seed_of(self.seed, request.key, draft.place, len(draft.tokens))
+                    options = sampling_options(sampling, 1, seed, self.rules, draft.room())
+                    calls.append(self._call(prompt, draft.tokens, options))
+                    takes.append(functools.partial(_add, draft))
+            if not calls:
+                return checked(drafts, prompt)
+            for take, found in zip(takes, (yield calls), strict=True):
+                take(found["outputs"][0])
+
+    def _call(self, prompt: Prompt, written: Sequence[int], options: dict[str, Any]) -> Call:
+        assert self._target is not None
+        asked = {"version": self._target.version, "options": options | {"detokenize": bool(options["stop"])}}
+        written = tuple(written)
+
+        def body() -> bytes:  # made when it is sent: the pixels of all requests at once would fill the memory
+            return vllm_wire.pack({**asked, "input": prompt_input(prompt, written)})
+        return Call("/vlrl/generate", body, weight=options["n"])
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def sync(self, policy: Policy, step: int) -> None:
+        """Brings the policy's weights to the servers, which then read the probe as the trainer does; a call of all
+        processes, when none of them generates.
+
+        The main process writes and pushes. A server that does not answer is left out until it does.
+        """
+        self.policy, self.step = policy, step
+        dist.barrier()  # none generates with the weights before
+        old, new = self._target, dist.broadcast(dist.together(lambda: self._write(policy)))
+        self._target = new
+        self.pool.doubt()
+        dist.on_main_alone(self.pool.admit_all)
+        if not dist.is_main():
+            self.pool.admit_all()
+        dist.barrier()
+        if old is not None and dist.is_main():
+            for path in {old.base[1], old.adapter} - {new.base[1], None}:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _write(self, policy: Policy) -> Target:
+        """Writes the weights (the main process does; under FSDP the others help) and reads the probe."""
+        self._syncs += 1
+        version = f"{self._run}-{self._syncs}"
+        base, adapter = (version, str(self.folder / f"weights-{version}")), None
+        if self.way == "adapter" and self._target is not None:
+            base = self._target.base
+        elif dist.is_main():
+            write_weights(policy, Path(base[1]), merge=self.way != "adapter", dtype=getattr(torch, self._dtype))
+        elif _sharded(policy):
+            for _ in saved_tensors(policy, self.way != "adapter"):
+                pass
+        if self.way == "adapter" and (dist.is_main() or _sharded(policy)):
+            adapter = str(self.folder / f"adapter-{version}")
+            write_adapter(policy, Path(adapter))
+        probe = trainer_logprobs(policy, self._proof.prompt, self._proof.answer)
+        return Target(version, base, adapter, tuple(map(float, probe)), self._proof.allowed(policy))
+
+    def _admit(self, address: str) -> None:
+        """Brings a server to the current weights; Unavailable while it does not answer. Runs in a thread of its own."""
+        target, state = self._target, self._state(address)
+        if target is None or state["version"] == target.version:
+            return
+        body = json.dumps({"version": target.version, "base": target.base, "adapter": target.adapter}).encode()
+        try:
+            self._client.post(address, "/vlrl/load", body)
+            self._prove(address, target)
+        except Unavailable as error:
+            refusals = self._refusals[address] = self._refusals.get(address, 0) + (error.status == _FAILED)
+            if refusals > self.config.engine.retries:
+                raise TrainingError(f"the server {address} does not take the weights of the policy: {error}") from None
+            raise
+        self._refusals[address] = 0
+
+    def _prove(self, address: str, target: Target) -> None:
+        """Raises TrainingError when a server reads the probe otherwise than the trainer."""
+        gap = self._gap(address, target)
+        if gap <= target.allowed:
+            return
+        body = json.dumps({"path": target.base[1]}).encode()
+        found = self._client.post(address, "/vlrl/compare", body)["differing"]
+        named = ", ".join(f"{name} differs by {by:.2g} (its largest number is {size:.2g})"
+                          for name, by, size in found[:3]) or "no weight that could be compared differs"
+        raise TrainingError(
+            f"the server {address} and the trainer are not the same policy after a sync: log-probabilities of a fixed "
+            f"answer differ by {gap:.2g}, more than {target.allowed:g}; {named}. Set engine.name=hf to go on without "
+            "servers. If such a difference is meant, raise engine.proof.")
+
+    def _gap(self, address: str, target: Target) -> float:
+        prompt, answer = self._proof.prompt, self._proof.answer
+        options = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+        found = self._client.post(address, "/vlrl/generate", vllm_wire.pack(
+            {"version": target.version, "options": options, "input": prompt_input(prompt, answer)}))
+        check_prompt(prompt, found["prompt"], len(answer))
+        gaps = np.abs(np.array(found["prompt_logprobs"][-len(answer):], dtype=np.float64) - np.array(target.probe))
+        return float(gaps.max()) if np.isfinite(gaps).all() else float("inf")
+
+    # --- what the servers are ----------------------------------------------------------------------------------------
+
+    def _meet(self) -> int:
+        """Waits for servers; the LoRA rank that all which are there have room for."""
+        return min(self._state(replica.address)["lora_rank"] for replica in self.pool.admit_all())
+
+    def _way(self) -> str:
+        """How weights travel: full, adapter or merged (see vllm_sync)."""
+        if not self.policy.lora:
+            return "full"
+        from vlrl.engine.vllm_sync import why_merged
+
+        reason = why_merged(self.policy, taken=self._slots > 0)  # a server with slots has a model that takes adapters
+        if not reason and self._slots < self._rank():
+            reason = f"the servers have room for adapters of rank {self._slots} at most"
+        if reason and dist.is_main():
+            _log.warning("every sync carries all weights, with the adapter added: %s", reason)
+        return "merged" if reason else "adapter"
+
+    def _rank(self) -> int:
+        return self.policy.model.peft_config[self.policy.model.active_adapter].r
+
+    def _state(self, address: str) -> dict[str, Any]:
+        """What a server says of itself. Raises ConfigError when it was started with other settings."""
+        try:
+            state = self._client.get(address, "/vlrl/state")
+        except TrainingError:
+            raise ConfigError(f"engine.servers: {address} is a server, but none that `vlrl serve` started: stop it and "
+                              "start `vlrl serve` with this config") from None
+        mine = {"protocol": vllm_wire.PROTOCOL, "dtype": self._dtype, "logprobs_mode": "processed_logprobs",
+                "extension": EXTENSION, "vocabulary": self.policy.base.config.get_text_config().vocab_size}
+        wrong = [f"{name} is {state.get(name)} instead of {value}" for name, value in mine.items()
+                 if state.get(name) != value]
+        if state.get("max_model_len", 0) < self.max_model_len:
+            wrong.append(f"engine.max_model_len is {state.get('max_model_len')}, less than {self.max_model_len}")
+        if self.way == "adapter" and state.get("lora_rank", 0) < self._rank():
+            wrong.append(f"model.lora.rank has to be at most {state.get('lora_rank', 0)}")
+        if not any(self.folder.resolve().is_relative_to(root) for root in state.get("roots", ())):
+            wrong.append(f"it takes weights from {', '.join(state.get('roots', ())) or 'nowhere'}, and not from "
+                         f"{self.folder} (engine.scratch, else run.dir)")
+        if wrong:
+            raise ConfigError(f"the server {address} was started with other settings: {'; '.join(wrong)}. Start `vlrl "
+                              "serve` with the config and settings of this run.")
+        return state
+
+
+def _drafts(request: Request, rules: Rules) -> list[Draft]:
+    if request.begun:
+        return [Draft(request.sampling, rules, b.index, b.written) for b in request.begun]
+    return [Draft(request.sampling, rules, i) for i in range(request.n)]
+
+
+def _add(draft: Draft, output: dict[str, Any]) -> None:
+    draft.add(output["tokens"], output["logprobs"], output["finish"] == "stop")
+
+
+def _measure(draft: Draft, place: int, output: dict[str, Any]) -> None:
+    draft.logprobs[place] = output["logprobs"][0]
+
+
+def _sharded(policy: Policy) -> bool:
+    """Whether every process takes part in reading the policy's weights (FSDP)."""
+    return any(hasattr(p, "full_tensor") for p in policy.model.parameters())
+
+
+def read_key(file: str) -> str:
+    """The servers' key: of engine.key_file, else of VLRL_ENGINE_KEY; "" for none. ConfigError for an unreadable file.
+    """
+    if not file:
+        return os.environ.get(KEY, "")
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"engine.key_file={file!r} cannot be read: {error.strerror}. `vlrl serve` writes it; copy it "
+                          "to this host where the servers run on another.") from None
+

@@ -1,0 +1,278 @@
+"""The trainer's weights in an in-process `vllm.LLM`, after every update.
+
+What is brought over depends on what learns (`way`):
+
+- **full**: every weight, under its saved name, by vLLM's own reload in place;
+- **adapter**: the LoRA matrices alone, as an adapter with a new id, the one before it removed. The engine is made with
+  the keywords of `lora_options` over the weights below the adapter;
+- **merged**: every weight with the adapter added, where vLLM cannot take the adapter as it is.
+
+Weights reach the engine by an iterator when it lives in this process, by CUDA IPC when it was made with the keywords of
+`transfer_options` (its workers are other processes; not tested here, it needs GPUs), else by files in shared memory.
+Then every cache is emptied, as keys, values and image features of old weights must not be used: with images that the
+engine has seen, it would even fail. On CPUs the output layer has a packed copy that is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from vlrl.engine.vllm_held import Held, Pairs
+from vlrl.engine.vllm_worker import repack_heads
+from vlrl.engine.weights import adapted, gathered, saved_tensors, write_adapter, write_weights
+from vlrl.errors import TrainingError
+from vlrl.policy import Policy
+from vlrl.types import Prompt
+
+Way = Literal["full", "adapter", "merged"]
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM makes room for."""
+_SHARED = Path("/dev/shm")
+_PLAIN = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices", "target_parameters", "use_qalora",
+          "layer_replication", "alora_invocation_tokens", "rank_pattern", "alpha_pattern")
+"""Fields of a LoraConfig that vLLM must not find set."""
+
+
+def why_merged(policy: Policy, taken: bool | None = None) -> str:
+    """Why vLLM cannot take the policy's adapter as it is; empty when it can.
+
+    taken: whether vLLM takes adapters for the model; None = ask the vLLM that is installed here.
+    """
+    config = policy.model.peft_config[policy.model.active_adapter]
+    used = [name for name in _PLAIN if getattr(config, name, None)]
+    if used:
+        return f"its adapter uses {', '.join(used)}"
+    if config.r > _RANKS[-1]:
+        return f"its rank {config.r} is above {_RANKS[-1]}"
+    parts = {policy.family.part_of(name) for name in adapted(policy)} - {"language"}
+    if parts:
+        return f"it adapts the {' and the '.join(sorted(parts))}"
+    taken = _takes_adapters(policy) if taken is None else taken
+    return "" if taken else "vLLM takes no adapters for this model"
+
+
+def way(policy: Policy) -> Way:
+    """How the weights of a policy are brought over."""
+    if not policy.lora:
+        return "full"
+    return "merged" if why_merged(policy) else "adapter"
+
+
+def lora_options(policy: Policy) -> dict[str, Any]:
+    """Keywords of vllm.LLM for a policy whose adapter is swapped; {} for others."""
+    if way(policy) != "adapter":
+        return {}
+    rank = policy.model.peft_config[policy.model.active_adapter].r
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(r for r in _RANKS if r >= rank)}
+
+
+def transfer_options(policy: Policy, inside: bool) -> dict[str, Any]:
+    """Keywords of vllm.LLM for weights by CUDA IPC: of an engine on the trainer's GPUs with workers of its own.
+
+    Such an engine also needs VLLM_ALLOW_INSECURE_SERIALIZATION=1.
+    """
+    if inside or policy.device.type != "cuda" or way(policy) == "adapter":
+        return {}
+    return {"weight_transfer_config": {"backend": "ipc"}}
+
+
+class Weights:
+    """Brings the policy's weights into an engine.
+
+    folder: a scratch folder of this process. `seconds` is how long the last push took.
+    """
+
+    def __init__(self, llm: Any, policy: Policy, folder: Path):
+        self.llm, self.folder, self.pushes, self.seconds = llm, folder, 0, 0.0
+        self.way: Way = way(policy)
+        has_slots = llm.llm_engine.vllm_config.lora_config is not None
+        if self.way == "adapter" and not has_slots:
+            self.way = "merged"
+        self._request: Any = None
+        self._sender: Any = None
+
+    @property
+    def lora_request(self) -> Any:
+        """What `llm.generate` must pass along; None without an adapter, and before the first push."""
+        return self._request
+
+    @property
+    def inside(self) -> bool:
+        """Whether the engine's only worker is this process."""
+        engine = self.llm.llm_engine
+        return hasattr(engine, "model_executor") and engine.vllm_config.parallel_config.world_size == 1
+
+    @torch.no_grad()
+    def push(self, policy: Policy) -> None:
+        """Brings the weights over and empties every cache; a call of all processes under FSDP.
+
+        Raises TrainingError when vLLM refuses them. Nothing may be in generation.
+        """
+        begun = time.perf_counter()
+        try:
+            with _quiet("vllm.model_executor.model_loader.reload.layerwise"):  # layers without weights of their own
+                (self._swap if self.way == "adapter" else self._reload)(policy)
+        except (ValueError, RuntimeError, KeyError, OSError) as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise TrainingError(f"vLLM does not take the weights of the policy: {first.rstrip('.')}. Set "
+                                "engine.name=hf, or look for the model in vLLM's list of models.") from error
+        reset_caches(self.llm)
+        self.pushes += 1
+        self.seconds = time.perf_counter() - begun
+
+    def close(self) -> None:
+        """Removes the files of the last push."""
+        shutil.rmtree(self.folder / "adapters", ignore_errors=True)
+
+    def _reload(self, policy: Policy) -> None:
+        if self.inside:
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": saved_tensors(policy)})
+        elif self.llm.llm_engine.vllm_config.weight_transfer_config is not None:
+            self._sender = self._sender or _ipc_sender(self.llm, policy)
+            self._sender.send_weights()
+        else:
+            config = self.llm.llm_engine.vllm_config.model_config
+            own = config.model  # a reload sets it to a folder that will be gone
+            with shared_folder(self.folder) as folder:
+                write_weights(policy, folder, dtype=config.dtype)
+                self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+            config.model = own
+        if _on_cpu():
+            self.llm.apply_model(repack_heads)
+
+    def _swap(self, policy: Policy) -> None:
+        from vllm.lora.request import LoRARequest
+
+        number = self.pushes + 1
+        folder = self.folder / "adapters" / str(number)
+        write_adapter(policy, folder)
+        engine, before = self.llm.llm_engine, self._request
+        if before is not None:
+            engine.remove_lora(before.lora_int_id)
+        self._request = LoRARequest(f"step-{number}", number, str(folder))
+        if not engine.add_lora(self._request):
+            raise RuntimeError(f"it did not load the adapter in {folder}")
+        if before is not None:
+            shutil.rmtree(before.lora_path, ignore_errors=True)
+
+    def logprobs(self, prompt: Prompt, answer: Sequence[int] | np.ndarray) -> np.ndarray:
+        """[T] log-probabilities of an answer's tokens in the engine: temperature 1, no token banned."""
+        from vllm import SamplingParams
+
+        from vlrl.engine.vllm_inputs import prompt_input
+
+        sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        asked = prompt_input(prompt, [int(i) for i in answer])
+        (out,) = self.llm.generate([asked], sampling, use_tqdm=False, lora_request=self._request)
+        found = out.prompt_logprobs[-len(answer):]
+        return np.array([at[int(i)].logprob for at, i in zip(found, answer, strict=True)], dtype=np.float64)
+
+    def compare(self, policy: Policy) -> Pairs:
+        """(name, the policy's tensor, the engine's tensor) of all weights that can be found in the engine.
+
+        The engine's are those that it computes with: slices of fused layers, and what packed copies stand for. Several
+        workers are not compared: nothing is yielded.
+        """
+        if not self.inside:
+            return
+        held = Held(self.llm)
+        for name, tensor in saved_tensors(policy, merge=self.way == "merged"):
+            theirs = held.of(name, tensor.shape)
+            if theirs is not None:
+                yield name, tensor, theirs
+        embedding = policy.base.get_input_embeddings().weight
+        head = policy.base.get_output_embeddings()
+        if head is not None and head.weight is embedding:
+            theirs = held.of("lm_head.weight", embedding.shape)
+            if theirs is not None:
+                yield "lm_head.weight (tied to the embedding)", gathered(embedding), theirs
+        if self.way == "adapter":
+            for path, layer in adapted(policy).items():
+                for name in layer.active_adapters:
+                    yield from held.adapter(path, layer, name)
+
+
+def reset_caches(llm: Any) -> None:
+    """Empties what an engine remembers of earlier weights: keys and values, processed media, image features.
+
+    Raises TrainingError while answers are in generation, whose keys and values would stay.
+    """
+    if not llm.reset_prefix_cache():
+        raise TrainingError("vLLM keeps keys and values of the old weights, as answers are still being written. Sync "
+                            "an engine only when it has finished or aborted all requests.")
+    llm.reset_mm_cache()
+    llm.llm_engine.reset_encoder_cache()
+
+
+@contextlib.contextmanager
+def shared_folder(otherwise: Path) -> Iterator[Path]:
+    """A new folder in shared memory (in `otherwise` where there is none), removed at the end."""
+    parent = _SHARED if _SHARED.is_dir() and shutil.disk_usage(_SHARED).free > 2**30 else otherwise
+    with tempfile.TemporaryDirectory(prefix="vlrl-weights-", dir=parent) as folder:
+        yield Path(folder)
+
+
+def _ipc_sender(llm: Any, policy: Policy) -> Any:
+    """vLLM's own sender of weights between processes on one GPU. Not tested: it needs GPUs."""
+    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+    from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
+
+    class Source(WeightSource):
+        def metadata(self) -> list[Any]:
+            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
+
+        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            dtype = llm.llm_engine.vllm_config.model_config.dtype
+            return ((name, tensor.to(dtype)) for name, tensor in saved_tensors(policy))
+
+    class Client:
+        def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+            llm.init_weight_transfer_engine({"init_info": init_info})
+
+        def start_weight_update(self) -> None:
+            llm.start_weight_update()
+
+        def update_weights(self, update_info: Any) -> None:
+            llm.update_weights({"update_info": update_info})
+
+        def finish_weight_update(self, weight_version: str | None = None) -> None:
+            llm.finish_weight_update(weight_version)
+
+    info = IPCTrainerInitInfo(rank=policy.accelerator.process_index, packed=True)
+    return IPCTrainerWeightTransferEngine.trainer_init(info, client=Client(), source=Source())
+
+
+def _takes_adapters(policy: Policy) -> bool:
+    from vllm.model_executor.models import ModelRegistry, supports_lora
+
+    names = policy.base.config.architectures or [type(policy.base).__name__]
+    known = [ModelRegistry.models[name] for name in names if name in ModelRegistry.models]
+    return bool(known) and supports_lora(known[0].load_model_cls())
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return current_platform.is_cpu()
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Without the warnings of one of vLLM's loggers."""
+    log = logging.getLogger(name)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,177 @@
+"""A policy's weights as other programs read them: under the names that save_pretrained gives them, adapters merged.
+
+Nothing here changes a tensor of the policy. Under FSDP every process iterates, in the same order: each tensor is
+gathered when its turn comes.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from vlrl.policy import Policy
+
+SHARD = 4 * 2**30
+"""Most bytes of one weights file."""
+_LAYER = re.compile(r".*?\.\d+\.")
+Named = Iterator[tuple[str, torch.Tensor]]
+
+
+def adapted(policy: Policy) -> dict[str, Any]:
+    """The layers that an adapter is laid on, by their names in the transformers model; {} without an adapter."""
+    if not policy.lora:
+        return {}
+    from peft.tuners.lora import LoraLayer
+
+    return {name: module for name, module in policy.base.named_modules() if isinstance(module, LoraLayer)}
+
+
+def saved_tensors(policy: Policy, merge: bool = True) -> Named:
+    """(name, tensor) of every weight, without gradient; with `merge` adapters are added to what they adapt.
+
+    Tensors that need no change are the policy's own: read them, never write to them. Tied weights come once, and 4-bit
+    weights as what they stand for. A layer's tensors are named together, which keeps memory low.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    for _, part in itertools.groupby(_tensors(policy, merge), key=lambda pair: _layer_of(pair[0])):
+        yield from revert_weight_conversion(policy.base, dict(part)).items()
+
+
+@torch.no_grad()
+def _tensors(policy: Policy, merge: bool) -> Named:
+    """As saved_tensors, under the names that the model has in memory."""
+    base, layers = policy.base, adapted(policy)
+    for name, tensor in itertools.chain(base.named_parameters(), _kept_buffers(base)):
+        owner = next((layers[prefix] for prefix in _prefixes(name) if prefix in layers), None)
+        if owner is None:
+            yield name, _plain(tensor, policy)
+        elif ".base_layer." in name:
+            plain = _plain(tensor, policy)
+            is_weight = merge and name.endswith(".base_layer.weight")
+            yield name.replace(".base_layer.", "."), merged(owner, plain) if is_weight else plain
+
+
+@torch.no_grad()
+def merged(layer: Any, weight: torch.Tensor) -> torch.Tensor:
+    """A new tensor: the weight of a layer with its active adapters added, in float32 before it is rounded by others."""
+    total = weight.float()
+    if layer.merged or layer.disable_adapters:
+        return total
+    for name in layer.active_adapters:
+        variant = layer.lora_variant.get(name)
+        if variant is not None:  # such as DoRA
+            total = variant.merge_safe(layer, name, total)
+            layer._caches.pop(f"{name}-weight_norm", None)
+        elif name in layer.lora_A:
+            a, b = (gathered(side[name].weight).float() for side in (layer.lora_A, layer.lora_B))
+            delta = layer.scaling[name] * (b @ a)
+            total = total + (delta.T if getattr(layer, "fan_in_fan_out", False) else delta)
+    return total
+
+
+def gathered(tensor: Any) -> torch.Tensor:
+    """The whole of a tensor that FSDP may have sharded, without gradient; a call of all processes."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def write_model(policy: Policy, folder: Path, merge: bool = True) -> None:
+    """Writes config, processor and weights into a folder that vLLM (or from_pretrained) reads.
+
+    Files of an earlier call are replaced. With merge=False the weights are those below the adapter.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = copy.deepcopy(policy.base.config)
+    config.architectures = config.architectures or [type(policy.base).__name__.removeprefix("FSDP")]
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # written in full
+    config.save_pretrained(folder)
+    if policy.base.can_generate():
+        policy.base.generation_config.save_pretrained(folder)
+    policy.processor.save_pretrained(folder)
+    write_weights(policy, folder, merge)
+
+
+def write_weights(policy: Policy, folder: Path, merge: bool = True, dtype: torch.dtype | None = None) -> list[Path]:
+    """Writes safetensors of at most SHARD bytes each and their index; returns the files.
+
+    dtype: of the floating-point weights; None = float32 where they learn, else as the policy keeps them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    where: dict[str, str] = {}
+    shard: dict[str, torch.Tensor] = {}
+    files: list[Path] = []
+
+    def flush() -> None:
+        if not shard:
+            return
+        path = folder / f"model-{len(files) + 1:05d}.safetensors"
+        temporary = path.with_suffix(".part")
+        save_file(shard, temporary, metadata={"format": "pt"})
+        temporary.replace(path)
+        files.append(path)
+        where.update(dict.fromkeys(shard, path.name))
+        shard.clear()
+
+    size = 0
+    for name, tensor in saved_tensors(policy, merge):
+        kept = tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
+        size += kept.nbytes
+        if size > SHARD:
+            flush()
+            size = kept.nbytes
+        kept = kept.cpu().contiguous()
+        alone = kept.untyped_storage().nbytes() == kept.nbytes
+        shard[name] = kept if alone else kept.clone()  # safetensors refuses views of one memory
+    flush()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    return files
+
+
+def write_adapter(policy: Policy, folder: Path) -> None:
+    """Writes the adapter as PEFT does, whole also under FSDP."""
+    from peft import get_peft_model_state_dict
+
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: gathered(p).cpu() for name, p in policy.model.named_parameters() if ".lora_" in name}
+    state = get_peft_model_state_dict(policy.model, state_dict=state, save_embedding_layers=False)
+    save_file({name: t.contiguous() for name, t in state.items()}, folder / "adapter_model.safetensors")
+    policy.model.peft_config[policy.model.active_adapter].save_pretrained(str(folder))
+
+
+def _plain(tensor: Any, policy: Policy) -> torch.Tensor:
+    state = getattr(tensor, "quant_state", None)
+    if state is not None:
+        from bitsandbytes.functional import dequantize_4bit
+
+        return dequantize_4bit(tensor.data, state).to(policy.dtype)
+    return gathered(tensor)
+
+
+def _kept_buffers(base: Any) -> Named:
+    """Buffers that are saved with a model."""
+    for path, module in base.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{path}.{name}" if path else name, buffer
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """a.b.c -> a.b, a."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _layer_of(name: str) -> str:
+    found = _LAYER.match(name)
+    return found[0] if found else ""
