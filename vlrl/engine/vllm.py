@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# vLLM is not installed where the rest is checked
 """Generation by vLLM inside the training process, on the same device.
 
 Each prompt and its media go in once per group and are computed once (prefix caching); vLLM expands them itself, to the

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Attention heads of any size in vLLM's CPU build, whose kernels know some sizes alone (32, 64, 80, ...).
 
 Tiny models have smaller ones, as the model that is shipped with vlrl (24). Queries, keys and values are widened with

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """`python -m vlrl.engine.vllm_process ...` is vLLM's `python -m vllm.entrypoints.openai.api_server ...`.
 
 Importing vlrl first is what makes transformers and vLLM importable beside a CPU-only torch, in this process and in

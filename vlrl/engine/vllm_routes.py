@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """What vlrl adds to the HTTP side of a vLLM server: `--middleware vlrl.engine.vllm_routes.Routes`.
 
     GET  /vlrl/state      what is served, and the version of its weights

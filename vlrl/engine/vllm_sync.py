@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """The trainer's weights in an in-process `vllm.LLM`, after every update.
 
 What is brought over depends on what learns (`way`):

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """What vlrl adds to each worker process of a vLLM server: `--worker-extension-cls vlrl.engine.vllm_worker.Extension`.
 
 vLLM mixes the class into its own worker, whose methods and `model_runner` are those used here.
