@@ -71,6 +71,14 @@ def test_answers_do_not_depend_on_what_runs_beside(tiny):
     assert [c.tokens.tolist() for c in other[0]] != [c.tokens.tolist() for c in together[2]]
 
 
+def test_more_prompts_than_are_computed_at_once(tiny):
+    """None is cut in pieces: the random stream of its answer could not be turned back on a CPU."""
+    pick = np.random.default_rng(0)
+    longer = [tiny.prompts["text"].followed_by(pick.integers(100, 200, 180)) for _ in range(64)]
+    requests = [ask(p, 1, (0, i), max_new_tokens=4) for i, p in enumerate(longer)]
+    assert close_to_trainer(tiny, requests, tiny.vllm.generate(requests))
+
+
 def test_end_tokens_and_limits(tiny):
     """The end token is part of the tokens and not of the text."""
     requests = [ask(tiny.prompts["text"], 40, max_new_tokens=30), ask(tiny.prompts["image"], 3, max_new_tokens=2)]

@@ -306,6 +306,8 @@ def options(policy: Policy, config: Config, folder: Path, max_model_len: int) ->
         "gpu_memory_utilization": settings.memory}  # on a CPU too, where it is the share of main memory
     if on_gpu:
         out["enable_sleep_mode"] = settings.sleep
+    else:  # a prompt in pieces turns back its answers' random streams, which vLLM can do on a GPU alone
+        out |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_model_len, 8192)}
     if torch.distributed.is_initialized():  # each process has an engine of its own
         out["distributed_executor_backend"] = "external_launcher"
     return out
