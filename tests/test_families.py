@@ -212,3 +212,18 @@ def test_a_text_model_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match="a model of type 'qwen2' takes no images"):
         families.family_of(Qwen2Config())
+
+
+def test_text_behind_media_follows_their_last_position():
+    """Two text tokens, a medium, two more: by hand, for a long video, a short one and an image."""
+    def text_behind(kind: int, times: list[int], sides: list[int]) -> list[int]:
+        side = max(sides) + 1  # where transformers goes on
+        rows = [[0, 1, *row, side, side + 1] for row in (times, sides, sides)]
+        types = torch.tensor([[0, 0, *[kind] * len(times), 0, 0]])
+        found = families._text_after_media(np.array(rows), types)
+        assert found[:, :-2].tolist() == [row[:-2] for row in rows] and (found[:, -2:] == found[0, -2:]).all()
+        return found[0, -2:].tolist()
+
+    assert text_behind(2, [2, 6, 10], [2, 2, 2]) == [11, 12]
+    assert text_behind(2, [2, 3], [2, 4]) == [5, 6]
+    assert text_behind(1, [2, 2, 2, 2], [2, 2, 3, 3]) == [4, 5]
