@@ -112,8 +112,8 @@ class Family:
                   mm: Mapping[str, torch.Tensor]) -> np.ndarray:
         """[R, T] int64 positions of one sequence by the model's own rope index, corrected for text behind a video.
 
-        R = 3 with M-RoPE, else 1. `ids`, `types` are [1, T]; types mark image (1) and video (2) tokens. Media may stand anywhere
-        in the sequence.
+        R = 3 with M-RoPE, else 1. `ids`, `types` are [1, T]; types mark image (1) and video (2) tokens. Media may
+        stand anywhere in the sequence.
         """
         rows = 3 if self.mrope else 1
         grids = {k: v for k, v in mm.items() if k.endswith("grid_thw") or k == "second_per_grid_ts"}
