@@ -197,9 +197,9 @@ def _arguments(policy: Any, config: Config, folder: Path) -> list[str]:
     words: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")
-        if value is True:
-            words.append(f"--{flag}")
-        elif value is not False:
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
             words += [f"--{flag}", str(value)]
     return words
 
