@@ -33,8 +33,8 @@ def serve(
     replicas: Annotated[int, typer.Option(min=1, help="Servers; each takes engine.tensor_parallel GPUs.")] = 1,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for trainers on other hosts.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first server; the others follow.")] = 8000,
-    folder: Annotated[Path | None, typer.Option(help="Where key, logs and servers.json go, of one `vlrl serve` "
-                                                     "alone; by default run.dir with -servers.", show_default=False)] = None,
+    folder: Annotated[Path | None, typer.Option(show_default=False, help="Where key, logs and servers.json go, of one "
+                                                "`vlrl serve` alone; by default run.dir with -servers.")] = None,
     weights: Annotated[list[str] | None, typer.Option(help="A further folder that weights may come from, beside the "
                                                            "one around run.dir and engine.scratch.")] = None,
     wait: Annotated[float, typer.Option(help="Most seconds until the servers answer.")] = 1800.0,

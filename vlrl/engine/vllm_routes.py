@@ -192,8 +192,6 @@ class Routes:
         await asyncio.gather(*running, return_exceptions=True)
 
     async def _take(self, engine: Any, version: str, name: str, base: Path, adapter: Path | None) -> None:
-        from vllm.lora.request import LoRARequest
-
         old, self._lora = self._lora, None
         if name != self._base:
             self._base = ""
@@ -202,6 +200,8 @@ class Routes:
         if old is not None:
             await engine.remove_lora(old.lora_int_id)
         if adapter is not None:
+            from vllm.lora.request import LoRARequest
+
             self._loads += 1
             self._lora = LoRARequest(f"vlrl-{self._loads}", self._loads, str(adapter))
             if not await engine.add_lora(self._lora):
