@@ -1,4 +1,4 @@
-"""What a server lets in and how it changes weights, against a stand-in for vLLM; how `vlrl serve` keeps its processes."""
+"""What a server lets in and how it changes weights, with a stand-in for vLLM; how `vlrl serve` keeps its processes."""
 
 import asyncio
 import contextlib
