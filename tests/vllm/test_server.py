@@ -341,7 +341,9 @@ def test_servers_of_other_settings_are_refused(served, engines):
 @one_kind
 def test_a_killed_server_loses_no_answer_and_comes_back_with_the_weights(served, engines):
     it = engines("full")
-    it.engine.sync(it.policy, 5)
+    small = [Request(prompt=it.prompts["image"], n=1, sampling=Sampling(max_new_tokens=2), key=(10,))]
+    until(lambda: it.engine.generate(small) and all(r.ready for r in it.engine.pool.replicas), served.said())
+    it.engine.sync(it.policy, 5)  # waits for both, as both were there before
     address = served.servers[1]
     port = address.rpartition(":")[2]
     (victim,) = [p for p in psutil.Process(served.pid).children() if port in p.cmdline()]
@@ -372,7 +374,6 @@ def test_a_killed_server_loses_no_answer_and_comes_back_with_the_weights(served,
 
     fresh = until(state, served.said())
     assert fresh["version"] == "" and not dead.ready  # up again, and nothing gets in before a sync
-    small = [Request(prompt=it.prompts["image"], n=1, sampling=Sampling(max_new_tokens=2), key=(10,))]
 
     def back():
         it.engine.generate(small)
