@@ -55,3 +55,18 @@ def trainer_logprobs(policy, pairs, temperature: float = 1.0) -> np.ndarray:
     (batch,) = pack(pieces, 10**6)
     with torch.no_grad():
         return policy.logprobs(batch, temperature).logprobs.numpy()
+
+
+def untied(model, folder):
+    """The folder of a model like one in another folder, with an output layer of its own."""
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+
+    config = AutoConfig.from_pretrained(model)
+    config.tie_word_embeddings = config.text_config.tie_word_embeddings = False
+    whole = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
+    head = whole.get_output_embeddings().weight.detach().clone()
+    whole = AutoModelForImageTextToText.from_pretrained(model, config=config, dtype=torch.float32)
+    whole.get_output_embeddings().weight.data = head.flip(0).contiguous()
+    whole.save_pretrained(folder)
+    AutoProcessor.from_pretrained(model).save_pretrained(folder)
+    return folder

@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +19,9 @@ import torch
 
 from tests.conftest import SAMPLES
 from tests.helpers import Vowels, load, settings
-from tests.vllm.conftest import trainer_logprobs
+from tests.test_proof import perturb
+from tests.vllm.conftest import trainer_logprobs, untied
+from vlrl.engine import vllm_server
 from vlrl.engine.replicas import Client, Unavailable
 from vlrl.engine.vllm_server import ServerEngine, read_key
 from vlrl.errors import ConfigError, TrainingError
@@ -26,7 +31,10 @@ pytestmark = pytest.mark.vllm
 PATIENT = 900
 """Seconds; starting two servers takes one minute on a quiet machine."""
 LORA = {"rank": 4, "target": "language"}
-LEARNS = {"full": {"train": ["language", "merger", "vision"]}, "lora": {"lora": LORA}}
+LEARNS = {"full": {"train": ["language", "merger", "vision"]}, "lora": {"lora": LORA},
+          "merged": {"lora": LORA | {"target": "vision_language"}}}
+WAYS = {"full": "full", "lora": "adapter", "merged": "merged"}
+planted = "tests.vllm.planted.Extension"
 
 
 def until(true, what):
@@ -50,53 +58,94 @@ def free_ports() -> int:
     raise AssertionError("no free port")
 
 
+KINDS = {"qwen3_vl": ("qwen3_vl", True), "qwen3_vl untied": ("qwen3_vl", False),
+         "qwen2_5_vl": ("qwen2_5_vl", True), "qwen2_5_vl untied": ("qwen2_5_vl", False)}
+"""Family, and whether embeddings are tied."""
+ENDS = {"qwen3_vl": "SIGTERM", "qwen3_vl untied": "SIGHUP", "qwen2_5_vl": "SIGKILL", "qwen2_5_vl untied": "SIGKILL"}
+"""What `vlrl serve` ends by; the last one's server is killed too, and its workers must not be left behind."""
+every_kind = pytest.mark.parametrize("served", KINDS, indirect=True)
+one_kind = pytest.mark.parametrize("served", ["qwen3_vl"], indirect=True)
+SERVE = (f"from vlrl.engine import vllm_launch; vllm_launch.EXTENSION = {planted!r}; from vlrl.cli import main; "
+         "raise SystemExit(main())")
+
+
 @pytest.fixture(scope="module")
-def served(installed, tiny_models, tmp_path_factory):
-    """Two servers of a tiny Qwen3-VL; they take adapters and whole weights."""
-    root = tmp_path_factory.mktemp("served")
-    config = root / "run.json"  # JSON is YAML
-    config.write_text(json.dumps({"task": "x", "model": {"name": str(tiny_models["qwen3_vl"]), "lora": LORA},
+def served(request, installed, tiny_models, tmp_path_factory):
+    """Servers of a tiny model, two of the first kind; they take adapters and whole weights, and stale ones as told."""
+    root, kind = tmp_path_factory.mktemp("served"), request.param
+    family, tied = KINDS[kind]
+    model = tiny_models[family] if tied else untied(tiny_models[family], root / "untied")
+    config = root / "run.yaml"  # JSON is YAML
+    config.write_text(json.dumps({"task": "x", "model": {"name": str(model), "lora": LORA},
                                   "engine": {"name": "vllm_server", "max_model_len": 256, "max_seqs": 32},
                                   "rollout": {"max_new_tokens": 64}, "run": {"dir": str(root / "run")}}))
-    config = config.rename(root / "run.yaml")
     port, about = free_ports(), root / "run-servers" / "servers.json"
     environment = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    environment |= {"VLRL_PLANTED": str(root / "planted"), "PYTHONPATH": str(Path(__file__).parents[2])}
     with (root / "serve.log").open("wb") as log:
-        serve = subprocess.Popen([sys.executable, "-m", "vlrl", "serve", str(config), "--replicas", "2", "--port",
-                                  str(port)], stdout=log, stderr=subprocess.STDOUT, env=environment)
+        serve = subprocess.Popen([sys.executable, "-c", SERVE, "serve", str(config), "--replicas",
+                                  "2" if kind == "qwen3_vl" else "1", "--port", str(port)], stdout=log,
+                                 stderr=subprocess.STDOUT, env=environment)
     said = lambda: (root / "serve.log").read_text()  # noqa: E731
     try:
         until(lambda: about.exists() or serve.poll() is not None, "the servers do not start")
         assert serve.poll() is None, said()
-        yield SimpleNamespace(root=root, said=said, **json.loads(about.read_text()))
+        yield SimpleNamespace(root=root, said=said, model=model, **json.loads(about.read_text()))
     finally:
-        serve.send_signal(signal.SIGTERM)
+        of = psutil.Process(serve.pid)
+        family = of.children(recursive=True)
+        if kind == "qwen2_5_vl untied":
+            for server in of.children():
+                server.kill()
+        serve.send_signal(signal.Signals[ENDS[kind]])
         code = serve.wait(120)
-    assert code == 130, said()
-    assert not about.exists()
+        gone, left = psutil.wait_procs(family, timeout=120)
+        for orphan in left:
+            orphan.kill()
+    assert not left and len(gone) >= 2, left
+    assert code == (130 if ENDS[kind] != "SIGKILL" else -signal.SIGKILL), said()
+    assert about.exists() == (ENDS[kind] == "SIGKILL")  # the next `vlrl serve` removes it
+
+
+@pytest.fixture(scope="module", autouse=True)
+def allowed():
+    """Engines that accept servers with the planted extension."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm_server, "EXTENSION", planted)
+        yield
 
 
 @pytest.fixture(scope="module")
-def engines(served, tiny_models):
-    """A ServerEngine by what learns, made when first asked for."""
+def engines(served):
+    """A ServerEngine by what learns, made when first asked for; each time with the policy as it was at first."""
     made = {}
 
     def make(learns):
         if learns not in made:
-            config = settings(tiny_models["qwen3_vl"], model={"name": str(tiny_models["qwen3_vl"]), **LEARNS[learns]},
+            config = settings(served.model, model={"name": str(served.model), **LEARNS[learns]},
                               engine={"name": "vllm_server", "max_model_len": 256, "max_seqs": 32, "servers":
                                       served.servers, "key_file": served.key_file, "timeout_s": PATIENT})
             policy, encode = load(config)
             folder = served.root / learns
             folder.mkdir()
             prompts = {kind: encode(Vowels(), sample) for kind, sample in SAMPLES.items()}
-            made[learns] = SimpleNamespace(policy=policy, config=config, prompts=prompts,
+            start = {name: t.clone() for name, t in policy.model.state_dict().items()}
+            made[learns] = SimpleNamespace(policy=policy, config=config, prompts=prompts, start=start,
                                            engine=ServerEngine(policy, config, folder))
+        made[learns].policy.model.load_state_dict(made[learns].start)
         return made[learns]
 
     yield make
     for it in made.values():
         it.engine.close()
+
+
+@pytest.fixture
+def plant(served):
+    """Has the servers keep a stale weight from now on, or none."""
+    path = served.root / "planted"
+    yield path.write_text
+    path.write_text("")
 
 
 @torch.no_grad()
@@ -113,10 +162,11 @@ def gap(policy, requests, answers, temperature=1.0):
     return np.abs(trainer_logprobs(policy, pairs, temperature) - sampled).max()
 
 
+@every_kind
 @pytest.mark.parametrize("learns", ["full", "lora"])
 def test_servers_sample_from_the_policy_after_every_sync(engines, learns):
     it = engines(learns)
-    assert it.engine.way == {"full": "full", "lora": "adapter"}[learns]
+    assert it.engine.way == WAYS[learns]
     seen = []
     for step in range(3):
         it.engine.sync(it.policy, step)
@@ -126,7 +176,7 @@ def test_servers_sample_from_the_policy_after_every_sync(engines, learns):
         assert [len(group) for group in answers] == [3] * 4
         assert gap(it.policy, requests, answers, 0.7) < 1e-5
         assert not {t for group in answers for c in group for t in c.tokens.tolist()} & {*it.policy.banned.tolist()}
-        again = it.engine.generate(requests)
+        again = it.engine.generate(requests) if not step else answers
         assert sum(a.tokens.tolist() == b.tokens.tolist() for x, y in zip(answers, again, strict=True)
                    for a, b in zip(x, y, strict=True)) >= 11  # seeds; a tie may tip with the batch
         seen.append(np.concatenate([c.logprobs for c in answers[0]])[:3])
@@ -135,6 +185,7 @@ def test_servers_sample_from_the_policy_after_every_sync(engines, learns):
     it.engine.sync(it.policy, 3)
 
 
+@one_kind
 def test_stops_budgets_and_answers_that_go_on(engines):
     it = engines("full")
     it.engine.sync(it.policy, 0)
@@ -163,34 +214,122 @@ def test_stops_budgets_and_answers_that_go_on(engines):
     assert len(stopped[0].tokens) < len(free[0].tokens)
 
 
-def test_a_wrong_weight_is_found(engines, monkeypatch):
-    it = engines("full")
-    from vlrl.engine import vllm_server
+STALE = {"language": ("full", "model.language_model.layers.1.self_attn.k_proj.weight"),
+         "vision": ("full", "model.visual.blocks.0.mlp.linear_fc1.weight"),
+         "merged": ("merged", "model.visual.blocks.0.mlp.linear_fc1.weight"),
+         "adapter": ("lora", "base_model.model.model.language_model.layers.1.mlp.up_proj.lora_B.weight")}
 
-    write, name = vllm_server.write_weights, "model.visual.blocks.0.mlp.linear_fc1.weight"
+
+@every_kind
+def test_every_weight_is_compared(served, engines):
+    """Files against servers: fused layers, what packed copies stand for, a tied head, an adapter."""
+    for learns in ("full", "lora"):
+        it = engines(learns)
+        perturb(it.policy, 1, by=0.1)
+        it.engine.sync(it.policy, 0)
+        target, tied = it.engine._target, it.policy.base.config.tie_word_embeddings
+        found = it.engine._client.post(served.servers[0], "/vlrl/compare", json.dumps(
+            {"version": target.version, "base": target.base[1], "adapter": target.adapter}).encode())
+        assert found == {"compared": len(list(it.policy.model.named_parameters())) + tied, "differing": []}
+
+
+@one_kind
+@pytest.mark.parametrize("what", STALE)
+@pytest.mark.parametrize("step", [0.2, 1e-6], ids=["seen by the probe", "too small for it"])
+def test_a_stale_weight_is_named(engines, plant, what, step):
+    learns, name = STALE[what]
+    it = engines(learns)
+    assert it.engine.way == WAYS[learns]
+    perturb(it.policy, 2, by=0.1)
+    it.engine.sync(it.policy, 0)
+    perturb(it.policy, 3, by=step)
+    if step < 1e-3:
+        it.engine._checks.clear()  # as after a start: every weight is compared
+    else:
+        it.engine._checks.update(dict.fromkeys(it.engine.config.engine.servers, 9))
+    plant(name)
+    with pytest.raises(TrainingError, match="not the same policy") as error:
+        it.engine.sync(it.policy, 1)
+    assert f"; {name} differs by" in str(error.value) and str(error.value).count("differs by") == 1
+    plant("")
+    it.engine.sync(it.policy, 2)
+    requests = [Request(prompt=it.prompts["image"], n=2, sampling=Sampling(max_new_tokens=4), key=(1,))]
+    assert gap(it.policy, requests, it.engine.generate(requests)) < 1e-5
+
+
+@one_kind
+def test_a_stale_tied_head_is_named(engines, plant):
+    """Its packed copy is that of the embedding before, as vLLM's own reload leaves it on CPUs."""
+    it = engines("full")
+    it.engine.sync(it.policy, 0)
+    perturb(it.policy, 4, by=0.2)
+    plant("head")
+    with pytest.raises(TrainingError, match=r"; lm_head\.weight \(tied to the embedding\) differs by") as error:
+        it.engine.sync(it.policy, 1)
+    assert str(error.value).count("differs by") == 1
+    plant("")
+    it.engine.sync(it.policy, 2)
+
+
+@one_kind
+@pytest.mark.parametrize("first", [True, False])
+def test_a_weight_that_did_not_reach_its_file_is_named(engines, monkeypatch, first):
+    it, name = engines("full"), "model.visual.blocks.0.mlp.linear_fc1.weight"
+    it.engine.sync(it.policy, 3)
+    it.engine._syncs = 0 if first else 9
+    it.engine._run = secrets.token_hex(4)
+    perturb(it.policy, 5, by=0.2)
+    write, changed = vllm_server.write_weights, dict(it.policy.base.named_parameters())[name]
 
     def forgetful(policy, *args, **kwargs):
-        weight = dict(policy.base.named_parameters())[name]
-        kept = weight.detach().clone()
-        with torch.no_grad():
-            weight.add_(1.0)
+        now = changed.detach().clone()
+        changed.data.add_(1.0)
         try:
             return write(policy, *args, **kwargs)
         finally:
-            weight.data.copy_(kept)
+            changed.data.copy_(now)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(vllm_server, "write_weights", forgetful)
-        with pytest.raises(TrainingError, match="not the same policy"):
-            it.engine.sync(it.policy, 4)
-    it.engine.sync(it.policy, 4)
+    monkeypatch.setattr(vllm_server, "write_weights", forgetful)
+    with pytest.raises(TrainingError, match=r"files for the servers d.*" + re.escape(name)) as error:
+        it.engine.sync(it.policy, 4)
+    assert str(error.value).count("differs by") == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(vllm_server, "EXTENSION", planted)
+    it.engine.sync(it.policy, 5)
 
 
+@one_kind
+def test_no_server_is_used_before_the_proof(engines, plant, monkeypatch):
+    """It has loaded the weights, and the connection breaks before it is asked for the probe."""
+    it, prove, cut = engines("full"), ServerEngine._prove, []
+    it.engine.sync(it.policy, 0)
+    perturb(it.policy, 6, by=0.2)
+    plant(STALE["vision"][1])
+
+    def broken(self, address, *args, **kwargs):
+        if address not in cut:
+            cut.append(address)
+            raise Unavailable("the connection broke")
+        return prove(self, address, *args, **kwargs)
+
+    monkeypatch.setattr(ServerEngine, "_prove", broken)
+    with pytest.raises(TrainingError, match="not the same policy"):
+        it.engine.sync(it.policy, 1)
+    assert cut
+    plant("")
+    it.engine.sync(it.policy, 2)
+
+
+@one_kind
 def test_servers_of_other_settings_are_refused(served, engines):
     it = engines("full")
     longer = it.config.model_copy(update={"engine": it.config.engine.model_copy(update={"max_model_len": 512})})
     with pytest.raises(ConfigError, match=r"engine\.max_model_len is 256, less than 512.*vlrl serve"):
         ServerEngine(it.policy, longer, served.root / "full")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm_server, "EXTENSION", "vlrl.engine.vllm_worker.Extension")
+        with pytest.raises(ConfigError, match=r"extension is tests\.vllm\.planted"):
+            ServerEngine(it.policy, it.config, served.root / "full")
     elsewhere = served.root.parent / "elsewhere"
     with pytest.raises(ConfigError, match="takes weights from"):
         ServerEngine(it.policy, it.config, elsewhere)
@@ -199,9 +338,12 @@ def test_servers_of_other_settings_are_refused(served, engines):
         ServerEngine(it.policy, other, served.root / "full")
 
 
+@one_kind
 def test_a_killed_server_loses_no_answer_and_comes_back_with_the_weights(served, engines):
     it = engines("full")
-    it.engine.sync(it.policy, 5)
+    small = [Request(prompt=it.prompts["image"], n=1, sampling=Sampling(max_new_tokens=2), key=(10,))]
+    until(lambda: it.engine.generate(small) and all(r.ready for r in it.engine.pool.replicas), served.said())
+    it.engine.sync(it.policy, 5)  # waits for both, as both were there before
     address = served.servers[1]
     port = address.rpartition(":")[2]
     (victim,) = [p for p in psutil.Process(served.pid).children() if port in p.cmdline()]
@@ -232,7 +374,6 @@ def test_a_killed_server_loses_no_answer_and_comes_back_with_the_weights(served,
 
     fresh = until(state, served.said())
     assert fresh["version"] == "" and not dead.ready  # up again, and nothing gets in before a sync
-    small = [Request(prompt=it.prompts["image"], n=1, sampling=Sampling(max_new_tokens=2), key=(10,))]
 
     def back():
         it.engine.generate(small)

@@ -10,6 +10,7 @@ import torch
 from tests.conftest import SAMPLES
 from tests.helpers import load, settings
 from tests.test_proof import perturb
+from tests.vllm.conftest import untied
 from vlrl.engine.proof import Proof, trainer_logprobs
 from vlrl.errors import TrainingError
 from vlrl.task import Task
@@ -87,20 +88,6 @@ def both(tiny_models, tmp_path_factory, family, tied, **more):
     yield made
     if made in OPEN:
         made.close()
-
-
-def untied(model, folder):
-    from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
-
-    config = AutoConfig.from_pretrained(model)
-    config.tie_word_embeddings = config.text_config.tie_word_embeddings = False
-    whole = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
-    head = whole.get_output_embeddings().weight.detach().clone()
-    whole = AutoModelForImageTextToText.from_pretrained(model, config=config, dtype=torch.float32)
-    whole.get_output_embeddings().weight.data = head.flip(0).contiguous()
-    whole.save_pretrained(folder)
-    AutoProcessor.from_pretrained(model).save_pretrained(folder)
-    return folder
 
 
 FULL = [("qwen2_5_vl", True), ("qwen2_5_vl", False), ("qwen3_vl", True), ("qwen3_vl", False)]

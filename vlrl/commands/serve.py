@@ -14,9 +14,11 @@ from vlrl.errors import ConfigError
 
 EXAMPLES = examples(
     "vlrl serve configs/quickstart.yaml",
+    "Two servers, on ports 8000 and 8001:",
     "vlrl serve configs/quickstart.yaml --replicas 2 engine.max_seqs=64",
-    "vlrl serve configs/quickstart.yaml --host 0.0.0.0 engine.scratch=/shared/weights",
-    "Then, with the same settings, what it printed:",
+    "For trainers on other hosts; weights come through a folder that all of them see:",
+    "vlrl serve configs/quickstart.yaml --host 0.0.0.0 engine.scratch=/shared/weights engine.key_file=/shared/key",
+    "When it says ready, train with the same settings and what it printed:",
     "vlrl train configs/quickstart.yaml engine=vllm_server engine.servers=[http://127.0.0.1:8000] "
     "engine.key_file=runs/quickstart-servers/key")
 
@@ -31,16 +33,23 @@ def serve(
     replicas: Annotated[int, typer.Option(min=1, help="Servers; each takes engine.tensor_parallel GPUs.")] = 1,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for trainers on other hosts.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first server; the others follow.")] = 8000,
-    folder: Annotated[Path | None, typer.Option(help="Where key, logs and servers.json go; by default run.dir with "
-                                                     "-servers.", show_default=False)] = None,
+    folder: Annotated[Path | None, typer.Option(show_default=False, help="Where key, logs and servers.json go, of one "
+                                                "`vlrl serve` alone; by default run.dir with -servers.")] = None,
     weights: Annotated[list[str] | None, typer.Option(help="A further folder that weights may come from, beside the "
                                                            "one around run.dir and engine.scratch.")] = None,
     wait: Annotated[float, typer.Option(help="Most seconds until the servers answer.")] = 1800.0,
 ) -> None:
     """Start vLLM servers that write the answers of a run with engine=vllm_server.
 
-    They take the model, its type and the limits from the config, and the weights from the trainer, at every sync. A
-    server that dies is started again. Ctrl-C or SIGTERM ends them all, with exit code 130.
+    Give it the config and the key=value of the run. Model, type and limits come from there; the weights come from the
+    trainer, at every sync, through a folder that both see (engine.scratch, else run.dir). Once the servers answer, the
+    command that trains with them is printed; leave this one running beside it.
+
+    Whoever has the key in engine.key_file (by default `key` in --folder) commands the servers: only its owner can read
+    the file, and it stays when they are started again, so that a run in progress goes on with them. A server that dies
+    or hangs is started again. One run at a time: a second one waits until no answers are written for the first.
+
+    Ctrl-C, SIGTERM or the end of the terminal end them all, with exit code 130; so does kill -9 of this command.
     """
     loaded = load(config, ["engine.name=vllm_server", *(settings or ())])
     if importlib.util.find_spec("vllm") is None:
@@ -48,20 +57,22 @@ def serve(
                           "on one without (`make test-vllm` does it)")
     from vlrl.engine import vllm_launch
 
-    target = folder or Path(f"{loaded.run.dir}-servers")
-    servers = vllm_launch.prepare(loaded, target, replicas=replicas, host=host, port=port, weights=weights or (),
-                                  say=typer.echo)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: servers.stop(number))
-    typer.echo(f"starting {replicas} server{'s' * (replicas > 1)}; logs: {target}/server-*.log")
-    try:
-        if servers.start(wait):
-            vllm_launch.describe(servers, target / "servers.json")
-            _tell(config, settings or [], servers)
-            servers.watch()
-    finally:
-        servers.close()
-        (target / "servers.json").unlink(missing_ok=True)
+    target = (folder or Path(f"{loaded.run.dir}-servers")).absolute()
+    with vllm_launch.alone(target):
+        servers = vllm_launch.prepare(loaded, target, replicas=replicas, host=host, port=port, weights=weights or (),
+                                      say=typer.echo)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, lambda number, _: servers.stop(number))
+        typer.echo(f"starting {replicas} server{'s' * (replicas > 1)}; logs: {target}/server-*.log")
+        try:
+            if servers.start(wait):
+                vllm_launch.describe(servers, target / "servers.json")
+                _tell(config, settings or [], servers)
+                servers.watch()
+        finally:
+            servers.close()
+            (target / "servers.json").unlink(missing_ok=True)
     raise typer.Exit(130)
 
 

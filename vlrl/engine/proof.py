@@ -29,10 +29,12 @@ Pairs = Iterable[tuple[str, torch.Tensor, torch.Tensor]]
 """(name, the policy's tensor, the engine's tensor)."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.05}
 _ANSWER = "The circle is red."
-_WHOLE = 2
+WHOLE = 2
 """The first checks that compare every weight."""
 _ULPS = 4
 """Most that a weight may differ by, in units of the last place of the tensor's largest number."""
+_SLICE = 2**22
+"""Numbers that are compared at once: an engine leaves little memory on its device."""
 
 
 class Describe(Task):
@@ -77,11 +79,11 @@ class Proof:
         found = self._difference(policy, read, self.prompt)
         if not found <= self.allowed(policy):  # nan too
             raise TrainingError(self._explained(policy, read, parameters, found))
-        if parameters is not None and self.checks <= _WHOLE:
+        if parameters is not None and self.checks <= WHOLE:
             stale = differing(parameters())
             if stale:
-                raise TrainingError(f"the engine does not hold the policy's weights: {_listed(stale)}. The answer of "
-                                    f"the probe differs by {found:.1e} only, and will by more. {_ADVICE}")
+                raise TrainingError(f"the engine does not hold the policy's weights: {listed(stale)}. The answer of "
+                                    f"the probe differs by {found:.1e} only, and will by more. {ADVICE}")
         return found
 
     def _difference(self, policy: Policy, read: Read, prompt: Prompt) -> float:
@@ -97,21 +99,21 @@ class Proof:
         stale = differing(pair for pair, _ in zip(parameters() if parameters else (), count, strict=False))
         compared = next(count)
         if stale:
-            return f"{said}. {_listed(stale)}. {_ADVICE}"
+            return f"{said}. {listed(stale)}. {ADVICE}"
         if compared:
             return (f"{said}, though all {compared} weights that could be compared are equal. Then they are computed "
                     "with differently: another type (engine.dtype), attention or image size; or the weight is one "
-                    f"that could not be compared. {_TOLERATE}")
+                    f"that could not be compared. {TOLERATE}")
         if self.text is not None:
             alike = self._difference(policy, read, self.text) <= allowed
             said += ("; an answer to a text alone does not, so look at the vision tower and the merger" if alike else
                      "; an answer to a text alone does too, so look at the language model")
-        return f"{said}. The engine is in another process, so its weights are not compared by name. {_ADVICE}"
+        return f"{said}. The engine is in another process, so its weights are not compared by name. {ADVICE}"
 
 
-_TOLERATE = "If such a difference is meant, raise engine.proof."
-_ADVICE = (f"The sync left it out or brought it over wrongly. Set engine.name=hf to go on without this engine. "
-           f"{_TOLERATE}")
+TOLERATE = "If such a difference is meant, raise engine.proof."
+ADVICE = (f"The sync left it out or brought it over wrongly. Set engine.name=hf to go on without this engine. "
+           f"{TOLERATE}")
 
 
 @torch.no_grad()
@@ -131,10 +133,13 @@ def differing(pairs: Pairs) -> list[tuple[str, float, float]]:
     """
     out: list[tuple[str, float, float]] = []
     for name, ours, theirs in pairs:
-        own = ours.detach().to(device=theirs.device, dtype=theirs.dtype)
-        size = float(own.abs().max()) if own.numel() else 0.0
-        gap = (own.double() - theirs.detach().double()).abs()
-        gap = float(gap.max()) if gap.isfinite().all() else math.inf
+        size = gap = 0.0
+        slices = zip(ours.detach().flatten().split(_SLICE), theirs.detach().flatten().split(_SLICE), strict=True)
+        for own, other in slices if ours.numel() else ():
+            own = own.to(device=theirs.device, dtype=theirs.dtype)
+            away = (own.double() - other.double()).abs()
+            size = max(size, float(own.abs().max()))
+            gap = max(gap, float(away.max()) if away.isfinite().all() else math.inf)
         if gap > _ULPS * torch.finfo(theirs.dtype).eps * size:
             out.append((name, gap, size))
     return sorted(out, key=_relative, reverse=True)
@@ -145,7 +150,8 @@ def _relative(entry: tuple[str, float, float]) -> float:
     return gap / size if size else math.inf
 
 
-def _listed(stale: Sequence[tuple[str, float, float]]) -> str:
+def listed(stale: Sequence[tuple[str, float, float]]) -> str:
+    """What `differing` found, in words."""
     shown = ", ".join(f"{name} differs by {gap:.2g} (its largest number is {size:.2g})"
                       for name, gap, size in stale[:3])
     more = len(stale) - 3

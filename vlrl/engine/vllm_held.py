@@ -15,6 +15,7 @@ import torch
 
 from vlrl.engine.weights import gathered
 
+HEAD, SIDES = "lm_head.weight", ("lora_A", "lora_B")
 Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
 """(name, the policy's tensor, the engine's tensor)."""
 
@@ -51,14 +52,28 @@ class Held:
 
     def adapter(self, path: str, layer: Any, name: str) -> Pairs:
         """The pairs of one adapted layer: A, and B with the scaling that vLLM multiplies it with."""
+        for side in SIDES:
+            ours = gathered(getattr(layer, side)[name].weight).float()
+            theirs = self.matrix(path, side, ours.shape)
+            if theirs is not None:
+                yield f"{path}.{side}.{name}.weight", ours * (1.0 if side == "lora_A" else layer.scaling[name]), theirs
+
+    def matrix(self, path: str, side: str, shape: Sequence[int]) -> torch.Tensor | None:
+        """The A or B (`side`) of the one adapter on a layer, B with the scaling; None where there is none."""
         module, part = self._module((self._rename(f"{path}.weight") or "").rpartition(".")[0], wrapped=True)
-        if module is None or not hasattr(module, "lora_a_stacked"):
-            return
-        for side, stacked, factor in (("lora_A", module.lora_a_stacked, 1.0),
-                                      ("lora_B", module.lora_b_stacked, layer.scaling[name])):
-            ours = gathered(getattr(layer, side)[name].weight).float() * factor
-            theirs = stacked[part or 0][0, 0, :ours.shape[0], :ours.shape[1]]
-            yield f"{path}.{side}.{name}.weight", ours, theirs
+        stacked = getattr(module, f"{side.lower()}_stacked", None)
+        return None if stacked is None else stacked[part or 0][0, 0, :shape[0], :shape[1]]
+
+    def tied_head(self, embedding: torch.Tensor) -> Pairs:
+        """The pair of a head that shares the embedding's weights, and may have a packed copy of its own."""
+        theirs = self.of(HEAD, embedding.shape)
+        if theirs is not None:
+            yield f"{HEAD} (tied to the embedding)", embedding, theirs
+
+    def embeds(self, name: str) -> bool:
+        """Whether a saved weight is an embedding of the vocabulary."""
+        module, _ = self._module((self._rename(name) or "").rpartition(".")[0])
+        return type(module).__name__ == "VocabParallelEmbedding"
 
     def _module(self, path: str, wrapped: bool = False) -> tuple[Any, int | None]:
         """The module at a path, or the fused one that it is a part of, with the part's number; (None, None)."""

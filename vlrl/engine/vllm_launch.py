@@ -15,10 +15,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,10 +28,11 @@ import torch
 from vlrl import files
 from vlrl.engine.vllm_process import EMPTY, PARENT
 from vlrl.engine.vllm_routes import KEY, WEIGHTS
-from vlrl.engine.vllm_server import EXTENSION
-from vlrl.errors import ConfigError, TrainingError
+from vlrl.engine.vllm_server import EXTENSION, read_key
+from vlrl.errors import ConfigError, RunError, TrainingError
 from vlrl.loading import compute_dtype, load_processor, skeleton
 from vlrl.settings import Config
+from vlrl.settings_engine import EngineSettings
 
 MIDDLEWARE = "vlrl.engine.vllm_routes.Routes"
 _POLL_S = 0.5
@@ -41,6 +41,8 @@ _GRACE_S = 30.0
 """Seconds that servers have to end by themselves."""
 _MOST_DEATHS = 5
 """A server that dies so often without having answered once is not started again."""
+_SILENT_S = 600.0
+"""Seconds without an answer after which a server that did answer is started again."""
 _LAST_LINES = 15
 _log = logging.getLogger(__name__)
 
@@ -50,6 +52,9 @@ class Served:
     """One server process."""
 
     address: str
+    """For the trainers."""
+    local: str
+    """The same on this host."""
     command: list[str]
     environment: dict[str, str]
     log: Path
@@ -59,6 +64,7 @@ class Served:
     """In a row, without an answer between them."""
     start_at: float = 0.0
     checked: float = 0.0
+    heard: float = 0.0
 
 
 @dataclass(eq=False)
@@ -68,7 +74,8 @@ class Servers:
     servers: list[Served]
     key_file: Path
     say: Callable[[str], None]
-    _stop: threading.Event = field(default_factory=threading.Event)
+    silent_s: float = _SILENT_S
+    _stopped: bool = False  # no threading.Event: a signal handler that sets it may wait for ever for its lock
     _signal: int = signal.SIGTERM
 
     @property
@@ -81,9 +88,9 @@ class Servers:
         for server in self.servers:
             _launch(server)
         deadline = time.monotonic() + timeout_s
-        while not self._stop.is_set():
+        while not self._stopped:
             for server in self.servers:
-                server.healthy = server.healthy or _health(server.address) == 200
+                server.healthy = server.healthy or _health(server.local) == 200
                 if _dead(server):
                     raise TrainingError(f"the server {server.address} ended while it started:\n{_tail(server.log)}")
             if all(s.healthy for s in self.servers):
@@ -91,14 +98,15 @@ class Servers:
             if time.monotonic() > deadline:
                 slow = ", ".join(s.address for s in self.servers if not s.healthy)
                 raise TrainingError(f"no answer from {slow} after {timeout_s:g} s; its log: {self.servers[0].log}")
-            self._stop.wait(_POLL_S)
+            time.sleep(_POLL_S)
         return False
 
     def watch(self) -> None:
         """Keeps them running until `stop`. TrainingError when one dies again and again."""
-        while not self._stop.wait(_POLL_S):
+        while not self._stopped:
             for server in self.servers:
                 self._look_after(server)
+            time.sleep(_POLL_S)
 
     def _look_after(self, server: Served) -> None:
         now = time.monotonic()
@@ -108,16 +116,22 @@ class Servers:
         elif _dead(server):
             self._bury(server, f"ended ({_ending(server.process.returncode)})")
         elif now - server.checked > _HEALTH_S:
-            server.checked, status = now, _health(server.address)
+            server.checked, status = now, _health(server.local)
+            server.heard = now if status or not server.heard else server.heard
             if status == 200 and not server.healthy:
                 server.healthy, server.deaths = True, 0
                 self.say(f"{server.address} answers again; the trainer brings it the current weights")
             elif status == 503 and server.healthy:
                 self._bury(server, "lost its engine")
+            elif server.healthy and now - server.heard > self.silent_s:
+                self._bury(server, f"gave no sign of life for {self.silent_s:g} s")
 
     def _bury(self, server: Served, what: str) -> None:
         """Ends what is left of a server, and sets when to start it again."""
         _kill(server, signal.SIGKILL)
+        if server.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.process.wait(_GRACE_S)  # what stops responding may take a while to die
         server.process, server.deaths = None, server.deaths + (not server.healthy)
         server.healthy = False
         if server.deaths >= _MOST_DEATHS:
@@ -129,8 +143,7 @@ class Servers:
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Ends `start` and `watch`; `close` then hands the signal on. May be called by a signal handler."""
-        self._signal = number
-        self._stop.set()
+        self._signal, self._stopped = number, True
 
     def close(self) -> None:
         """Hands the signal on, waits, and kills what is left."""
@@ -148,24 +161,25 @@ def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127
             weights: Sequence[str] = (), say: Callable[[str], None] = print) -> Servers:
     """The servers of a config, not started; their files go to `folder`.
 
-    Raises ConfigError for a port that is taken and for too few GPUs.
+    Raises ConfigError for a port that is taken and for too few GPUs, or too little memory for the servers of a CPU.
     """
+    for i in range(replicas):
+        _check_free(host, port + i)
     folder.mkdir(parents=True, exist_ok=True)
     policy = _blueprint(config)
-    devices = _devices(policy, config.engine.tensor_parallel, replicas)
+    devices = _devices(policy, config.engine, replicas)
     arguments = _arguments(policy, config, folder / "model")
     key_file = write_key(folder / "key", config.engine.key_file)
     run = Path(config.run.dir).absolute().parent
     roots = [str(run), *(str(Path(p).absolute()) for p in (*weights, config.engine.scratch) if p)]
-    shared = os.environ | {KEY: key_file.read_text().strip(), WEIGHTS: os.pathsep.join(roots), PARENT: str(os.getpid()),
+    shared = os.environ | {KEY: _key_of(key_file), WEIGHTS: os.pathsep.join(roots), PARENT: str(os.getpid()),
                            "VLLM_NO_USAGE_STATS": "1"}
     servers = []
     for i in range(replicas):
-        _check_free(host, port + i)
         command = [sys.executable, "-m", "vlrl.engine.vllm_process", *arguments, "--host", host, "--port",
                    str(port + i)]
-        servers.append(Served(f"http://{_reached(host)}:{port + i}", command, shared | devices[i],
-                              folder / f"server-{port + i}.log"))
+        servers.append(Served(f"http://{_reached(host)}:{port + i}", f"http://{_reached(host, here=True)}:{port + i}",
+                              command, shared | devices[i], folder / f"server-{port + i}.log"))
     return Servers(servers, key_file, say)
 
 
@@ -204,9 +218,14 @@ def _arguments(policy: Any, config: Config, folder: Path) -> list[str]:
     return words
 
 
-def _devices(policy: Any, each: int, replicas: int) -> list[dict[str, str]]:
+def _devices(policy: Any, engine: EngineSettings, replicas: int) -> list[dict[str, str]]:
     """The environment that gives each server its GPUs, or its threads on a CPU."""
+    each = engine.tensor_parallel
     if policy.device.type != "cuda":
+        if replicas * engine.memory > 1 and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+            raise ConfigError(f"--replicas {replicas} with engine.memory={engine.memory:g} each take more than the "
+                              "main memory: lower one of them, or set VLLM_CPU_KVCACHE_SPACE to the GiB that each may "
+                              "fill with keys and values")
         return [{"VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")}] * replicas
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = [d for d in seen.split(",") if d] if seen is not None else [*map(str, range(torch.cuda.device_count()))]
@@ -217,16 +236,45 @@ def _devices(policy: Any, each: int, replicas: int) -> list[dict[str, str]]:
 
 
 def write_key(path: Path, given: str = "") -> Path:
-    """The file of the servers' key: the one given, or `path` with a random key, which only its owner can read."""
-    if given and Path(given).exists():
-        return Path(given).absolute()
-    target = Path(given) if given else path
+    """The file of the servers' key: the one given, or `path`, with a random key where there is none yet.
+
+    A key that is there stays, so that a run goes on with servers that were started again. Only its owner can read the
+    file.
+    """
+    target = Path(given or path).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_urlsafe(32) + "\n")
-    return target.absolute()
+    if not given and target.exists() and target.stat().st_mode & 0o077:
+        target.unlink()  # others may have read it
+    with contextlib.suppress(FileExistsError):  # also when another host makes it at the same time
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+    return target
+
+
+def _key_of(file: Path) -> str:
+    key = read_key(str(file))
+    if not key:
+        raise ConfigError(f"engine.key_file={str(file)!r} is empty: write a key to it, or remove it and have one made")
+    return key
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Holds the folder of the servers. ConfigError while another `vlrl serve` does, whose key and logs lie there."""
+    path = folder / "serve.lock"
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(files.lock(path))
+        except RunError as error:
+            owner = files.read_json(path)
+            if owner is None:
+                raise
+            raise ConfigError(f"{folder} belongs to the servers that process {owner.get('pid')} on {owner.get('host')} "
+                              "started: end it, or choose another --folder (and --port) for these. If that process is "
+                              f"gone, delete {path}.") from error
+        (folder / "servers.json").unlink(missing_ok=True)  # of one that was killed
+        yield
 
 
 def describe(servers: Servers, path: Path) -> None:
@@ -235,10 +283,10 @@ def describe(servers: Servers, path: Path) -> None:
                                        "pid": os.getpid()}, indent=1) + "\n")
 
 
-def _reached(host: str) -> str:
-    """The name under which others reach a server that listens on `host`."""
+def _reached(host: str, here: bool = False) -> str:
+    """The name under which others, or this host, reach a server that listens on `host`."""
     if host in ("0.0.0.0", "::"):
-        return socket.gethostname()
+        return ("127.0.0.1" if host == "0.0.0.0" else "[::1]") if here else socket.gethostname()
     return f"[{host}]" if ":" in host else host
 
 
@@ -253,7 +301,7 @@ def _check_free(host: str, port: int) -> None:
 
 
 def _launch(server: Served) -> None:
-    server.process, server.checked, server.healthy = None, time.monotonic(), False
+    server.process, server.checked, server.heard, server.healthy = None, time.monotonic(), 0.0, False
     with server.log.open("ab") as log:  # a session of its own: Ctrl-C reaches it through us alone
         server.process = subprocess.Popen(server.command, env=server.environment, stdin=subprocess.DEVNULL, stdout=log,
                                           stderr=subprocess.STDOUT, start_new_session=True)

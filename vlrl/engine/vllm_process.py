@@ -2,7 +2,8 @@
 """`python -m vlrl.engine.vllm_process ...` is vLLM's `python -m vllm.entrypoints.openai.api_server ...`.
 
 Importing vlrl first is what makes transformers and vLLM importable beside a CPU-only torch, in this process and in
-those that vLLM starts from it. On Linux the server ends with whoever started it, so that no GPU stays taken.
+those that vLLM starts from it. On Linux the server ends with whoever started it, and its workers with the server, so
+that no GPU stays taken.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,12 +32,23 @@ _PR_SET_PDEATHSIG = 1
 _torchcodec.hide_broken()  # at import: the processes that vLLM starts import this module too
 
 
-def end_with(parent: int) -> None:
-    """Ends this process when its `parent` has gone; on Linux only."""
+def end_with(parent: int, number: int = signal.SIGTERM) -> None:
+    """Sends this process a signal when its `parent` has gone; on Linux only."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # it went before this was set
             sys.exit(1)
+
+
+def lead() -> None:
+    """What this process forks from here on is killed when it has gone: vLLM's engine would wait for it for ever.
+
+    Not what is forked in a thread, whose end would kill it too.
+    """
+    lasting = [True]
+    os.register_at_fork(
+        before=lambda: lasting.__setitem__(0, threading.current_thread() is threading.main_thread()),
+        after_in_child=lambda: lasting[0] and end_with(os.getppid(), signal.SIGKILL))
 
 
 def register(arguments: Sequence[str]) -> None:
@@ -71,12 +84,15 @@ def main() -> None:
     """Runs vLLM's server as this process."""
     if parent := os.environ.pop(PARENT, ""):
         end_with(int(parent))
+    lead()
     prepare()
     register(sys.argv[1:])
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
 
 if __name__ == "__mp_main__":
+    end_with(os.getppid(), signal.SIGKILL)
+    lead()
     prepare()
 if __name__ == "__main__":
     main()

@@ -8,7 +8,8 @@
 
 Every path but /health needs the key in VLLM_API_KEY; vLLM itself guards only some. Weights are read from folders under
 VLRL_WEIGHTS alone, as safetensors. A server that was just started has no version, so it gives no answer before it has
-been synced. No development mode of vLLM is needed.
+been synced. Runs that share a server take turns: nothing is loaded for one while answers are written for another. No
+development mode of vLLM is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ from vlrl.engine import vllm_wire
 
 KEY, WEIGHTS = "VLLM_API_KEY", "VLRL_WEIGHTS"
 """Environment variables of a server: its key, and the folders (joined by os.pathsep) that weights may come from."""
+ADAPTER = "adapter_model.safetensors"
+"""Where vLLM finds none it would read a pickle."""
+MOST_BYTES = 2**30
+"""Of a request: a thousand large frames."""
 _NO_CACHE = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
 
 
@@ -54,7 +59,8 @@ class Routes:
         self._base = ""
         self._loads = 0
         self._loading = asyncio.Lock()
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: dict[asyncio.Task[Any], str] = {}
+        """What writes answers, and the version that it was asked of."""
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] not in ("http", "websocket") or scope["path"] == "/health":
@@ -66,7 +72,10 @@ class Routes:
         handler = own.get((scope["method"], scope["path"]))
         if handler is None:
             return await self.app(scope, receive, send)
-        body = await _body(receive)
+        try:
+            body = await _body(scope["headers"], receive)
+        except Refused as refused:
+            return await _reply(send, refused.status, {"error": str(refused)})
         if body is not None:
             await self._answer(handler, scope["app"].state, body, receive, send)
 
@@ -116,20 +125,20 @@ class Routes:
 
     async def _generate(self, state: Any, body: bytes) -> dict[str, Any]:
         """Answers to {"version", "input": prompt of vLLM, "options": of SamplingParams}."""
-        asked = await asyncio.to_thread(vllm_wire.unpack, body)
+        asked = _object(await asyncio.to_thread(vllm_wire.unpack, body))
         self._check(asked["version"])
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         task = asyncio.current_task()
         assert task is not None
-        self._running.add(task)
+        self._running[task] = asked["version"]
         try:
             options = SamplingParams(**asked["options"], output_kind=RequestOutputKind.FINAL_ONLY)
             name = f"vlrl-{secrets.token_hex(8)}"
             found = [output async for output in state.engine_client.generate(asked["input"], options, name,
                                                                              lora_request=self._lora)]
         finally:
-            self._running.discard(task)
+            del self._running[task]
         self._check(asked["version"])
         last = found[-1]
         ends = {o.finish_reason for o in last.outputs} - {"stop", "length"}
@@ -140,29 +149,41 @@ class Routes:
 
     def _check(self, version: str) -> None:
         if not version or version != self.version:
-            raise Refused(HTTPStatus.CONFLICT, f"the weights here are of version {self.version!r}, not {version!r}")
+            other = self.version and _run_of(self.version) != _run_of(str(version))
+            raise Refused(HTTPStatus.CONFLICT, f"the weights here are of version {self.version!r}, not {version!r}"
+                          + (", as another run uses this server: give each run servers of its own" if other else ""))
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
     async def _load(self, state: Any, body: bytes) -> dict[str, Any]:
         """Takes over {"version", "base": [version, folder], "adapter": folder or None}: whole weights, where those here
         are others, and an adapter on them. The same version twice is taken once."""
-        asked = json.loads(body)
-        name, base = asked["base"][0], self._own(asked["base"][1])
-        adapter = self._own(asked["adapter"]) if asked["adapter"] else None
+        asked = _object(json.loads(body))
+        version, (name, folder), adapter = _text(asked["version"]), asked["base"], asked["adapter"]
+        base, adapter = self._own(folder), self._own(adapter, ADAPTER) if adapter else None
         async with self._loading:
-            if asked["version"] != self.version:
+            if version != self.version:
+                self._check_alone(version)
                 self.version = ""  # no answer from here on, should anything below fail
                 await self._stop_answers()
-                await asyncio.shield(self._take(state.engine_client, name, base, adapter))
-                self.version = asked["version"]
+                await _to_the_end(self._take(state.engine_client, version, _text(name), base, adapter))
         return {"version": self.version}
 
     async def _compare(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Which weights differ from those of the folder {"path"}, worst first: name, difference, largest number."""
-        path = self._own(json.loads(body)["path"])
-        found = await state.engine_client.collective_rpc("vlrl_differing", args=(str(path),))
-        return {"differing": [entry for worker in found for entry in worker]}
+        """How many tensors of {"version", "base": folder, "adapter": folder or None} can be compared with what is
+        computed with, and which of them differ, worst first: name, difference, largest number."""
+        asked = _object(json.loads(body))
+        base, adapter = self._own(asked["base"]), self._own(asked["adapter"], ADAPTER) if asked["adapter"] else ""
+        async with self._loading:
+            self._check(asked["version"])
+            found = await state.engine_client.collective_rpc("vlrl_differing", args=(str(base), str(adapter)))
+        return {"compared": sum(count for count, _ in found), "differing": [entry for _, own in found for entry in own]}
+
+    def _check_alone(self, version: str) -> None:
+        """Raises Refused while answers are written for another run, whose versions begin otherwise."""
+        if any(_run_of(other) != _run_of(version) for other in self._running.values()):
+            raise Refused(HTTPStatus.CONFLICT, "it writes answers for another run, and takes your weights afterwards: "
+                          "give each run servers of its own")
 
     async def _stop_answers(self) -> None:
         running = list(self._running)
@@ -170,9 +191,7 @@ class Routes:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _take(self, engine: Any, name: str, base: Path, adapter: Path | None) -> None:
-        from vllm.lora.request import LoRARequest
-
+    async def _take(self, engine: Any, version: str, name: str, base: Path, adapter: Path | None) -> None:
         old, self._lora = self._lora, None
         if name != self._base:
             self._base = ""
@@ -181,6 +200,8 @@ class Routes:
         if old is not None:
             await engine.remove_lora(old.lora_int_id)
         if adapter is not None:
+            from vllm.lora.request import LoRARequest
+
             self._loads += 1
             self._lora = LoRARequest(f"vlrl-{self._loads}", self._loads, str(adapter))
             if not await engine.add_lora(self._lora):
@@ -193,15 +214,55 @@ class Routes:
             raise RuntimeError("the prefix cache could not be reset: requests of someone else are running")
         await engine.reset_mm_cache()
         await engine.reset_encoder_cache()
+        self.version = version
 
-    def _own(self, given: str) -> Path:
-        path = Path(given).resolve()
+    def _own(self, given: str, needed: str = "*.safetensors") -> Path:
+        """The folder of weights at a path. Refused where it, or a file in it, lies outside of all roots."""
+        path = Path(_text(given)).resolve()
+        self._check_inside(path)
+        if not path.is_dir():
+            raise Refused(HTTPStatus.NOT_FOUND, f"{path} does not exist here: trainer and server must see one folder")
+        for file in path.iterdir():
+            self._check_inside(file.resolve())
+        if not any(path.glob(needed)):
+            raise Refused(HTTPStatus.BAD_REQUEST, f"{path} holds no {needed}, and nothing else is read")
+        return path
+
+    def _check_inside(self, path: Path) -> None:
         if not any(path.is_relative_to(root) for root in self._roots):
             raise Refused(HTTPStatus.FORBIDDEN, f"{path} lies in none of the folders of {WEIGHTS}: "
                           f"{', '.join(map(str, self._roots)) or 'none is set'}")
-        if not path.is_dir():
-            raise Refused(HTTPStatus.NOT_FOUND, f"{path} does not exist here: trainer and server must see one folder")
-        return path
+
+
+def _run_of(version: str) -> str:
+    return version.rpartition("-")[0]
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"an object is asked for, and this is a {type(value).__name__}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"a text is asked for, and this is {value!r:.40}")
+    return value
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Waits for what must not be left half done; who is cancelled meanwhile is so afterwards."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled:
+        with contextlib.suppress(Exception):
+            task.result()
+        raise cancelled
+    task.result()
 
 
 def _output(output: Any, measured: list[int] | None) -> dict[str, Any]:
@@ -224,20 +285,23 @@ def _status(error: Exception) -> HTTPStatus:
     """400 for what vLLM refuses of a request, 503 for a dead engine, else 500."""
     if type(error).__name__ == "EngineDeadError":
         return HTTPStatus.SERVICE_UNAVAILABLE
-    return HTTPStatus.BAD_REQUEST if isinstance(error, (ValueError, TypeError, KeyError)) else (
-        HTTPStatus.INTERNAL_SERVER_ERROR)
+    malformed = (ValueError, TypeError, KeyError, RecursionError)
+    return HTTPStatus.BAD_REQUEST if isinstance(error, malformed) else HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-async def _body(receive: Any) -> bytes | None:
-    """A request's whole body; None when the client has gone."""
-    parts: list[bytes] = []
-    while True:
+async def _body(headers: Iterable[tuple[bytes, bytes]], receive: Any) -> bytes | None:
+    """A request's whole body; None when the client has gone. Refused where it is larger than MOST_BYTES."""
+    length = dict(headers).get(b"content-length", b"")
+    parts, left = [], MOST_BYTES
+    while left >= 0 and (not length.isdigit() or int(length) <= MOST_BYTES):
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
         parts.append(message.get("body", b""))
-        if not message.get("more_body"):
+        left -= len(parts[-1])
+        if left >= 0 and not message.get("more_body"):
             return b"".join(parts)
+    raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request of more than {MOST_BYTES:,} bytes")
 
 
 async def _gone(receive: Any) -> None:

@@ -17,6 +17,7 @@ current weights and has read the probe's answer as the trainer does.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
 import os
@@ -35,8 +36,9 @@ from vlrl.encode import Encoder
 from vlrl.engine import vllm_wire
 from vlrl.engine.base import Done
 from vlrl.engine.copied import Abandoned
-from vlrl.engine.proof import Proof, trainer_logprobs
+from vlrl.engine.proof import ADVICE, TOLERATE, WHOLE, Pairs, Proof, differing, listed, trainer_logprobs
 from vlrl.engine.replicas import Call, Client, Replicas, Steps, Unavailable
+from vlrl.engine.vllm_held import SIDES
 from vlrl.engine.vllm_inputs import (
     Draft,
     Rules,
@@ -48,7 +50,8 @@ from vlrl.engine.vllm_inputs import (
     sampling_options,
     seed_of,
 )
-from vlrl.engine.weights import saved_tensors, write_adapter, write_weights
+from vlrl.engine.vllm_worker import saved
+from vlrl.engine.weights import adapted, gathered, saved_tensors, write_adapter, write_weights
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.metrics import phase
 from vlrl.policy import Policy
@@ -78,6 +81,10 @@ class Target:
     allowed: float
 
 
+class Unlike(TrainingError):
+    """A server computes with other weights than the policy's, or otherwise."""
+
+
 class ServerEngine:
     """Engine over servers.
 
@@ -86,7 +93,7 @@ class ServerEngine:
     """
 
     def __init__(self, policy: Policy, config: Config, folder: Path):
-        self.policy, self.config, self.seed, self.step, self.folder = policy, config, config.seed, 0, folder
+        self.policy, self.config, self.seed, self.step, self.folder = policy, config, config.seed, 0, folder.absolute()
         settings = config.engine
         self.max_model_len = model_length(config, policy.base.config)
         self.rules = Rules.of(policy, settings.top_p, settings.top_k, _BANNED)
@@ -97,6 +104,10 @@ class ServerEngine:
         self._run = dist.broadcast(secrets.token_hex(4))  # versions of two runs are never alike
         self._syncs = 0
         self._refusals: dict[str, int] = {}
+        self._proved: dict[str, str] = {}
+        """The version that each server was last found to be alike with."""
+        self._checks: dict[str, int] = {}
+        """How often the weights of each server were proved since it was started."""
         self._client = Client(read_key(settings.key_file), settings.timeout_s)
         self.pool = Replicas(settings.servers or DEFAULT, self._client, self._admit, most=2 * settings.max_seqs,
                              retries=settings.retries, wait_s=settings.timeout_s)
@@ -175,8 +186,9 @@ class ServerEngine:
         dist.barrier()  # none generates with the weights before
         old, new = self._target, dist.broadcast(dist.together(lambda: self._write(policy)))
         self._target = new
+        self._refusals.clear()
         self.pool.doubt()
-        dist.on_main_alone(self.pool.admit_all)
+        dist.on_main_alone(lambda: self._admit_all(policy))
         if not dist.is_main():
             self.pool.admit_all()
         dist.barrier()
@@ -185,7 +197,10 @@ class ServerEngine:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _write(self, policy: Policy) -> Target:
-        """Writes the weights (the main process does; under FSDP the others help) and reads the probe."""
+        """Writes the weights (the main process does; under FSDP the others help) and reads the probe.
+
+        In the first syncs what was written is read again: TrainingError where it is not what the policy holds.
+        """
         self._syncs += 1
         version = f"{self._run}-{self._syncs}"
         base, adapter = (version, str(self.folder / f"weights-{version}")), None
@@ -200,37 +215,78 @@ class ServerEngine:
             adapter = str(self.folder / f"adapter-{version}")
             write_adapter(policy, Path(adapter))
         probe = trainer_logprobs(policy, self._proof.prompt, self._proof.answer)
-        return Target(version, base, adapter, tuple(map(float, probe)), self._proof.allowed(policy))
+        target = Target(version, base, adapter, tuple(map(float, probe)), self._proof.allowed(policy))
+        if self._syncs <= WHOLE and (dist.is_main() or _sharded(policy)):
+            stale = differing(self._written(policy, target))
+            if stale:
+                raise TrainingError(f"the files for the servers do not hold the policy's weights: {listed(stale)}. "
+                                    "Is the disk of engine.scratch (else run.dir) sound?")
+        return target
+
+    def _written(self, policy: Policy, target: Target) -> Pairs:
+        """(name, the policy's tensor, what its file holds, NaN without one); only the main process has pairs."""
+        files = dict(saved(Path(target.base[1]))) if dist.is_main() else {}
+        own = saved_tensors(policy, merge=self.way != "adapter")
+        if target.adapter is not None:
+            files |= saved(Path(target.adapter)) if dist.is_main() else {}
+            own = itertools.chain(own, ((f"base_model.model.{path}.{side}.weight", gathered(part.weight))
+                                        for path, layer in adapted(policy).items() for side in SIDES
+                                        for part in [getattr(layer, side)[policy.model.active_adapter]]))
+        for name, tensor in own:
+            if dist.is_main():
+                yield name, tensor, files.get(name, torch.full(tensor.shape, torch.nan))
+
+    def _admit_all(self, policy: Policy) -> None:
+        """Brings all servers to the current weights, and says where those of one that is unlike the policy got lost."""
+        try:
+            self.pool.admit_all()
+        except Unlike as error:
+            assert self._target is not None
+            stale = [] if _sharded(policy) else differing(self._written(policy, self._target))
+            lost = f" Already the files for the servers differ: {listed(stale)}." if stale else ""
+            raise TrainingError(f"{error}{lost}") from None
 
     def _admit(self, address: str) -> None:
         """Brings a server to the current weights; Unavailable while it does not answer. Runs in a thread of its own."""
         target, state = self._target, self._state(address)
-        if target is None or state["version"] == target.version:
+        if target is None or state["version"] == target.version == self._proved.get(address):
             return
+        if not state["version"]:
+            self._checks[address] = 0
+        mine = dist.is_main() or state["version"] != target.version
         body = json.dumps({"version": target.version, "base": target.base, "adapter": target.adapter}).encode()
         try:
             self._client.post(address, "/vlrl/load", body)
-            self._prove(address, target)
+            self._prove(address, target, whole=mine and self._checks.get(address, 0) < WHOLE)
         except Unavailable as error:
             refusals = self._refusals[address] = self._refusals.get(address, 0) + (error.status == _FAILED)
             if refusals > self.config.engine.retries:
                 raise TrainingError(f"the server {address} does not take the weights of the policy: {error}") from None
             raise
-        self._refusals[address] = 0
+        self._refusals[address], self._proved[address] = 0, target.version
+        self._checks[address] = self._checks.get(address, 0) + 1
 
-    def _prove(self, address: str, target: Target) -> None:
-        """Raises TrainingError when a server reads the probe otherwise than the trainer."""
+    def _prove(self, address: str, target: Target, whole: bool) -> None:
+        """Raises Unlike when a server reads the probe otherwise than the trainer, or, with `whole`, when a weight that
+        it computes with is not the one in its file."""
         gap = self._gap(address, target)
-        if gap <= target.allowed:
+        alike = gap <= target.allowed
+        if alike and not whole:
             return
-        body = json.dumps({"path": target.base[1]}).encode()
-        found = self._client.post(address, "/vlrl/compare", body)["differing"]
-        named = ", ".join(f"{name} differs by {by:.2g} (its largest number is {size:.2g})"
-                          for name, by, size in found[:3]) or "no weight that could be compared differs"
-        raise TrainingError(
-            f"the server {address} and the trainer are not the same policy after a sync: log-probabilities of a fixed "
-            f"answer differ by {gap:.2g}, more than {target.allowed:g}; {named}. Set engine.name=hf to go on without "
-            "servers. If such a difference is meant, raise engine.proof.")
+        body = json.dumps({"version": target.version, "base": target.base[1], "adapter": target.adapter}).encode()
+        found = self._client.post(address, "/vlrl/compare", body)
+        stale, compared = [(name, by, size) for name, by, size in found["differing"]], found["compared"]
+        if alike and not stale:
+            return
+        if stale:
+            named = f"{listed(stale)}. {ADVICE}"
+        elif compared:
+            named = (f"all {compared} weights that could be compared are those of the files. Then they are computed "
+                     f"with differently: another type (engine.dtype), attention or image size. {TOLERATE}")
+        else:
+            named = f"a server on several devices holds slices, which are not compared. {ADVICE}"
+        raise Unlike(f"the server {address} and the trainer are not the same policy after a sync: log-probabilities of "
+                     f"a fixed answer differ by {gap:.2g}, where {target.allowed:g} is allowed; {named}")
 
     def _gap(self, address: str, target: Target) -> float:
         prompt, answer = self._proof.prompt, self._proof.answer
@@ -267,6 +323,8 @@ class ServerEngine:
         """What a server says of itself. Raises ConfigError when it was started with other settings."""
         try:
             state = self._client.get(address, "/vlrl/state")
+            if not isinstance(state, dict):
+                raise TrainingError("no object")
         except TrainingError:
             raise ConfigError(f"engine.servers: {address} is a server, but none that `vlrl serve` started: stop it and "
                               "start `vlrl serve` with this config") from None

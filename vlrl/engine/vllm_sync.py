@@ -194,9 +194,7 @@ class Weights:
         embedding = policy.base.get_input_embeddings().weight
         head = policy.base.get_output_embeddings()
         if head is not None and head.weight is embedding:
-            theirs = held.of("lm_head.weight", embedding.shape)
-            if theirs is not None:
-                yield "lm_head.weight (tied to the embedding)", gathered(embedding), theirs
+            yield from held.tied_head(gathered(embedding))
         if self.way == "adapter":
             for path, layer in adapted(policy).items():
                 for name in layer.active_adapters:

@@ -25,8 +25,11 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """What `pack` was given; sequences come back as lists where they were no tuples."""
-    return _restored(json.loads(data))
+    """What `pack` was given; sequences come back as lists where they were no tuples. ValueError for anything else."""
+    try:
+        return _restored(json.loads(data))
+    except (TypeError, KeyError, OSError, RecursionError, Image.DecompressionBombError) as error:
+        raise ValueError(f"what was sent is damaged: {error or type(error).__name__}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -78,8 +81,10 @@ def _restored(value: Any) -> Any:
     if "$frames" in value:
         return np.stack([np.asarray(_image(frame)) for frame in value["$frames"]])
     if "$array" in value:
-        flat = np.frombuffer(base64.b64decode(value["$array"]), dtype=np.dtype(value["dtype"]))
-        return flat.reshape(value["shape"]).copy()
+        dtype = np.dtype(value["dtype"])
+        if dtype.kind not in "biuf":
+            raise ValueError(f"an array of {dtype} is not taken")
+        return np.frombuffer(base64.b64decode(value["$array"]), dtype=dtype).reshape(value["shape"]).copy()
     if "$tuple" in value:
         return tuple(_restored(v) for v in value["$tuple"])
     if "$pairs" in value:

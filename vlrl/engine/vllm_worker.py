@@ -6,11 +6,16 @@ vLLM mixes the class into its own worker, whose methods and `model_runner` are t
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from vlrl.engine.vllm_held import Held, Pairs
 
 
 class Extension:
@@ -24,11 +29,12 @@ class Extension:
         from vllm.platforms import current_platform
 
         worker: Any = self
-        worker.reload_weights(weights_iterator=_saved(Path(path)))
+        worker.reload_weights(weights_iterator=saved(Path(path)))
         return repack_heads(worker.model_runner.get_model()) if current_platform.is_cpu() else []
 
-    def vlrl_differing(self, path: str) -> list[tuple[str, float, float]]:
-        """(name, largest difference, largest number) of weights that are not those of a folder, worst first.
+    def vlrl_differing(self, base: str, adapter: str) -> tuple[int, list[tuple[str, float, float]]]:
+        """How many tensors are compared, and (name, largest difference, largest number) of those that are not what the
+        folders hold, worst first: weights, a tied head, the matrices of an `adapter` ("" for none).
 
         Nothing with several workers, which hold slices.
         """
@@ -37,10 +43,38 @@ class Extension:
 
         worker: Any = self
         if worker.vllm_config.parallel_config.world_size > 1:
-            return []
-        held = Held(_Engine(worker.model_runner.get_model()))
-        found = ((name, tensor, held.of(name, tensor.shape)) for name, tensor in _saved(Path(path)))
-        return differing((name, ours, theirs) for name, ours, theirs in found if theirs is not None)
+            return 0, []
+        held, count = Held(_Engine(worker.model_runner.get_model())), itertools.count()
+        pairs = itertools.chain(_of_weights(held, Path(base)), _of_adapter(held, Path(adapter)) if adapter else ())
+        found = differing(pair for pair, _ in zip(pairs, count, strict=False))
+        return next(count), found
+
+
+def _of_weights(held: Held, folder: Path) -> Pairs:
+    from vlrl.engine.vllm_held import HEAD
+
+    embedding, has_head = None, False
+    for name, tensor in saved(folder):
+        theirs = held.of(name, tensor.shape)
+        if theirs is not None:
+            yield name, tensor, theirs
+        has_head |= name == HEAD
+        embedding = tensor if held.embeds(name) else embedding
+    if embedding is not None and not has_head:
+        yield from held.tied_head(embedding)
+
+
+def _of_adapter(held: Held, folder: Path) -> Pairs:
+    """As PEFT saves it: base_model.model.LAYER.SIDE.weight, and the scaling of B in the config."""
+    from vlrl.engine.vllm_held import SIDES
+
+    config = json.loads((folder / "adapter_config.json").read_text())
+    scaling = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
+    for name, tensor in saved(folder):
+        layer, _, side = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
+        theirs = held.matrix(layer, side, tensor.shape) if side in SIDES else None
+        if theirs is not None:
+            yield name, tensor.float() * (scaling if side == "lora_B" else 1.0), theirs
 
 
 class _Engine:
@@ -53,7 +87,7 @@ class _Engine:
         return [function(self._model)]
 
 
-def _saved(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def saved(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, tensor) of all weights in a folder, on the CPU."""
     from safetensors import safe_open
 

@@ -1,0 +1,378 @@
+"""What a server lets in and how it changes weights, with a stand-in for vLLM; how `vlrl serve` keeps its processes."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.helpers import settings
+from vlrl.engine import vllm_launch, vllm_routes, vllm_wire
+from vlrl.engine.vllm_routes import KEY, WEIGHTS, Routes
+from vlrl.errors import ConfigError
+
+PATIENT = 60
+FOREIGN = b'{"version": "b-1", "input": {}, "options": {}}'
+
+
+class Engine:
+    """As much of vLLM's engine as routes ask for; `held` weights come when they are let in."""
+
+    def __init__(self):
+        self.calls, self.held, self.inside, self.most = [], {}, 0, 0
+
+    async def collective_rpc(self, name, args):
+        self.calls.append((name, *args))
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        with contextlib.suppress(KeyError):
+            await self.held[os.path.basename(args[0])].wait()
+        self.inside -= 1
+        return [(3, [("w", 1.0, 2.0)])]
+
+    async def reset_prefix_cache(self):
+        return True
+
+    async def reset_mm_cache(self):
+        pass
+
+    reset_encoder_cache = check_health = reset_mm_cache
+
+
+class Server:
+    """Routes under a key, with folders of weights."""
+
+    def __init__(self, root):
+        self.root, self.engine = root, Engine()
+        self.routes = Routes(None)
+
+    def folder(self, name, *files):
+        (self.root / name).mkdir(exist_ok=True)
+        for file in files or ("model.safetensors",):
+            (self.root / name / file).touch()
+        return str(self.root / name)
+
+    def load(self, version, **more):
+        return {"version": version, "base": [version, self.folder(version)], "adapter": None} | more
+
+    async def ask(self, path, value, gone=None, headers=(), key=b"secret"):
+        """(status, value) of a request whose client leaves when `gone` is set; None where nobody was left to answer."""
+        sent, chunks = [], [value] if isinstance(value, bytes) else [json.dumps(value).encode()]
+        state = SimpleNamespace(engine_client=self.engine, vllm_config=None)
+        scope = {"type": "http", "method": "POST", "path": path, "app": SimpleNamespace(state=state),
+                 "headers": [(b"authorization", b"Bearer " + key), *headers]}
+
+        async def receive():
+            if chunks:
+                return {"type": "http.request", "body": chunks.pop(), "more_body": False}
+            await (gone or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append(message)
+
+        await self.routes(scope, receive, send)
+        return (sent[0]["status"], json.loads(sent[1]["body"])) if sent else None
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    monkeypatch.setenv(KEY, "secret")
+    monkeypatch.setenv(WEIGHTS, str(tmp_path / "ours"))
+    (tmp_path / "ours").mkdir()
+    return Server(tmp_path / "ours")
+
+
+async def until(true):
+    async with asyncio.timeout(PATIENT):
+        while not true():
+            await asyncio.sleep(0.001)
+
+
+@contextlib.contextmanager
+def writing(routes, version):
+    """Answers are being written, as a task that may be cancelled."""
+    async def write():
+        await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(write())
+    routes._running[task] = version
+    try:
+        yield task
+    finally:
+        del routes._running[task]
+        task.cancel()
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_load_whose_trainer_was_killed_ends_before_the_next_begins(server):
+    async def run():
+        gone, held = asyncio.Event(), asyncio.Event()
+        server.engine.held["a-1"] = held
+        first = asyncio.ensure_future(server.ask("/vlrl/load", server.load("a-1"), gone))
+        await until(lambda: server.engine.inside)
+        gone.set()  # its connection breaks in the middle of the load
+        second = asyncio.ensure_future(server.ask("/vlrl/load", server.load("b-1")))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(server.engine.calls) == 1 and server.routes.version == ""
+        assert (await server.ask("/vlrl/generate", FOREIGN))[0] == 409
+        held.set()
+        assert await first is None and await second == (200, {"version": "b-1"})
+        assert server.engine.most == 1
+        assert [os.path.basename(call[1]) for call in server.engine.calls] == ["a-1", "b-1"]
+        assert server.routes._base == server.routes.version == "b-1"
+
+    asyncio.run(run())
+
+
+def test_a_load_that_only_waits_ends_with_its_trainer(server):
+    async def run():
+        gone, held = asyncio.Event(), asyncio.Event()
+        server.engine.held["a-1"] = held
+        first = asyncio.ensure_future(server.ask("/vlrl/load", server.load("a-1")))
+        await until(lambda: server.engine.inside)
+        second = asyncio.ensure_future(server.ask("/vlrl/load", server.load("b-1"), gone))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        gone.set()
+        assert await second is None
+        held.set()
+        assert await first == (200, {"version": "a-1"}) and len(server.engine.calls) == 1
+
+    asyncio.run(run())
+
+
+def test_weights_that_could_not_be_taken_leave_no_version(server):
+    async def run():
+        assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
+
+        async def fail(*args, **kwargs):
+            raise RuntimeError("no memory")
+
+        working, server.engine.collective_rpc = server.engine.collective_rpc, fail
+        assert await server.ask("/vlrl/load", server.load("a-2")) == (500, {"error": "RuntimeError: no memory"})
+        assert server.routes.version == server.routes._base == ""
+        server.engine.collective_rpc = working
+        assert (await server.ask("/vlrl/load", server.load("a-1", base=["a-1", server.folder("a-1")])))[0] == 200
+        assert len(server.engine.calls) == 2  # whole weights are taken anew
+
+    asyncio.run(run())
+
+
+def test_two_runs_at_one_server_take_turns(server):
+    async def run():
+        assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
+        with writing(server.routes, "a-1") as task:
+            status, said = await server.ask("/vlrl/load", server.load("b-1"))
+            assert status == 409 and "another run" in said["error"] and not task.cancelled()
+            assert server.routes.version == "a-1"
+        assert (await server.ask("/vlrl/load", server.load("b-1")))[0] == 200
+        body = {"version": "a-1", "input": {}, "options": {}}
+        status, said = await server.ask("/vlrl/generate", body)
+        assert status == 409 and "another run uses this server" in said["error"]
+
+    asyncio.run(run())
+
+
+def test_newer_weights_of_a_run_end_what_it_wrote_before(server):
+    async def run():
+        assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
+        with writing(server.routes, "a-1") as task:
+            assert (await server.ask("/vlrl/load", server.load("a-2")))[0] == 200
+            assert task.cancelled()
+
+    asyncio.run(run())
+
+
+def test_only_current_weights_are_compared(server):
+    async def run():
+        assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
+        asked = {"version": "a-1", "base": server.folder("a-1"), "adapter": None}
+        assert await server.ask("/vlrl/compare", asked) == (200, {"compared": 3, "differing": [["w", 1.0, 2.0]]})
+        assert (await server.ask("/vlrl/compare", asked | {"version": "a-2"}))[0] == 409
+
+    asyncio.run(run())
+
+
+def test_no_file_from_outside_and_no_pickle(server, tmp_path):
+    async def run():
+        (tmp_path / "secret.safetensors").touch()
+        (server.root / "linked").mkdir()
+        (server.root / "linked" / "model.safetensors").symlink_to(tmp_path / "secret.safetensors")
+        for path, value in (("/vlrl/load", server.load("a-1", base=["a-1", str(server.root / "linked")])),
+                            ("/vlrl/load", server.load("a-1", adapter=str(server.root / "linked"))),
+                            ("/vlrl/compare", {"version": "", "base": str(server.root / "linked"), "adapter": None})):
+            status, said = await server.ask(path, value)
+            assert status == 403 and "none of the folders" in said["error"]
+        pickled = server.folder("pickled", "adapter_model.bin", "other.safetensors")
+        status, said = await server.ask("/vlrl/load", server.load("a-1", adapter=pickled))
+        assert status == 400 and "adapter_model.safetensors" in said["error"]
+        bare = server.folder("bare", "model.bin")
+        assert (await server.ask("/vlrl/load", server.load("a-1", base=["a-1", bare])))[0] == 400
+        assert not server.engine.calls and server.routes.version == ""
+
+    asyncio.run(run())
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+MALFORMED = [b"", b"\xff", b"[]", b"null", b"7", b"{}", b"[" * 100_000, b'{"version": 1}']
+
+
+@pytest.mark.parametrize("path", ["/vlrl/generate", "/vlrl/load", "/vlrl/compare"])
+def test_malformed_requests_are_refused(server, path):
+    async def run():
+        for body in MALFORMED:
+            status, said = await server.ask(path, body)
+            assert status == 400 or (path, body) == ("/vlrl/generate", MALFORMED[-1]), (body[:20], status, said)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("more", [{"base": []}, {"base": "/etc"}, {"base": [1, 2]}, {"base": ["a", "\0"]},
+                                  {"version": ""}, {"version": ["a-1"]}, {"adapter": {"a": 1}}])
+def test_malformed_loads_are_refused(server, more):
+    status, _ = asyncio.run(server.ask("/vlrl/load", server.load("a-1") | more))
+    assert status == 400 and not server.engine.calls
+
+
+def test_too_large_a_request_is_not_read(server, monkeypatch):
+    async def run():
+        length = (b"content-length", str(vllm_routes.MOST_BYTES + 1).encode())
+        status, said = await server.ask("/vlrl/generate", b"{", headers=[length])
+        assert status == 413 and "bytes" in said["error"]
+        monkeypatch.setattr(vllm_routes, "MOST_BYTES", 10)
+        assert (await server.ask("/vlrl/generate", b" " * 11))[0] == 413  # without saying how long it is
+        assert (await server.ask("/vlrl/generate", b"[]" + b" " * 8))[0] == 400
+        assert (await server.ask("/vlrl/load", b"{", headers=[length], key=b"other"))[0] == 401
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("sent", [
+    b'{"$image": "AAAA"}', b'{"$image": 5}', b'{"$frames": []}', b'{"$frames": ["AAAA"]}', b"[" * 100_000,
+    b'{"$array": "AAAA", "dtype": "O", "shape": [1]}', b'{"$array": "AAAA", "dtype": "float32"}',
+    b'{"$array": "AAAA", "dtype": "float32", "shape": [7]}', b'{"$array": "!", "dtype": "V1", "shape": [1]}',
+    b'{"$pairs": [[[1], 2]]}', b'{"$pairs": [1]}', b'{"$tuple": 3}'])
+def test_damaged_prompts_are_value_errors(sent):
+    with pytest.raises(ValueError):
+        vllm_wire.unpack(sent)
+
+
+def test_an_image_like_a_bomb_is_a_value_error(monkeypatch):
+    sent = vllm_wire.pack({"i": vllm_wire.Image.fromarray(np.zeros((64, 64, 3), dtype=np.uint8))})
+    monkeypatch.setattr(vllm_wire.Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ValueError, match="damaged"):
+        vllm_wire.unpack(sent)
+
+
+# --- vlrl serve -------------------------------------------------------------------------------------------------------
+
+
+def test_the_key_outlives_the_servers(tmp_path):
+    path = vllm_launch.write_key(tmp_path / "key")
+    key = path.read_text()
+    assert len(key) > 30 and path.stat().st_mode & 0o777 == 0o600
+    assert vllm_launch.write_key(tmp_path / "key").read_text() == key  # a run goes on with servers that start again
+    path.chmod(0o644)
+    assert vllm_launch.write_key(tmp_path / "key").read_text() != key and path.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "own").write_text("mine\n")
+    assert vllm_launch.write_key(tmp_path / "key", str(tmp_path / "own")) == tmp_path / "own"
+    assert (tmp_path / "own").read_text() == "mine\n"
+    made = vllm_launch.write_key(tmp_path / "key", str(tmp_path / "deep" / "made"))
+    assert made.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "own").write_text("\n")
+    with pytest.raises(ConfigError, match=r"engine\.key_file.*is empty"):
+        vllm_launch._key_of(tmp_path / "own")
+
+
+def test_a_folder_belongs_to_one_serve(tmp_path):
+    (tmp_path / "servers.json").write_text("{}")  # of one that was killed
+    code = ("import sys; from pathlib import Path; from vlrl import files\n"
+            "with files.lock(Path(sys.argv[1]) / 'serve.lock'): print('held', flush=True); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=rf"process {other.pid} on .*--folder"), vllm_launch.alone(tmp_path):
+            pass
+        assert (tmp_path / "servers.json").exists()
+        other.kill()
+    with vllm_launch.alone(tmp_path):
+        assert not (tmp_path / "servers.json").exists()
+    assert not (tmp_path / "serve.lock").exists()
+
+
+def test_what_cannot_be_served_is_said_before_a_model_is_read(tmp_path, monkeypatch):
+    config = settings("no such model", engine={"name": "vllm_server"})
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*--port"):
+            vllm_launch.prepare(config, tmp_path / "a", replicas=2, port=port - 1)
+    with pytest.raises(ConfigError, match="--port"):
+        vllm_launch.prepare(config, tmp_path / "a", replicas=2, port=65535)
+    with pytest.raises(ConfigError, match="--port"):
+        vllm_launch.prepare(config, tmp_path / "a", host="no.such.host.invalid", port=port)
+    assert not (tmp_path / "a").exists()
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    cpu = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+    assert len(vllm_launch._devices(cpu, config.engine, 3)) == 3
+    with pytest.raises(ConfigError, match=r"--replicas 4 with engine\.memory=0\.3.*VLLM_CPU_KVCACHE_SPACE"):
+        vllm_launch._devices(cpu, config.engine, 4)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    assert len(vllm_launch._devices(cpu, config.engine, 4)) == 4
+
+
+def test_a_server_for_all_hosts_is_watched_from_this_one(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-name-that-only-others-know")
+    assert vllm_launch._reached("0.0.0.0") == "a-name-that-only-others-know"
+    assert vllm_launch._reached("0.0.0.0", here=True) == "127.0.0.1"
+    assert vllm_launch._reached("::", here=True) == "[::1]"
+    assert vllm_launch._reached("10.0.0.2", here=True) == "10.0.0.2"
+
+
+PAGE = ("import http.server, sys\n"
+        "class Page(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self): self.send_response(200); self.end_headers()\n"
+        "http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Page).serve_forever()")
+
+
+def test_a_server_that_hangs_is_started_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm_launch, "_HEALTH_S", 0.2)
+    monkeypatch.setattr(vllm_launch, "_POLL_S", 0.05)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    at, said = f"http://127.0.0.1:{port}", []
+    one = vllm_launch.Served(at, at, [sys.executable, "-c", PAGE, str(port)], {**os.environ}, tmp_path / "log")
+    servers = vllm_launch.Servers([one], tmp_path / "key", said.append, silent_s=1.0)
+    assert servers.start(PATIENT)
+    hung = one.process
+    os.kill(hung.pid, signal.SIGSTOP)
+    watching = threading.Thread(target=servers.watch, daemon=True)
+    watching.start()
+    try:
+        end = time.monotonic() + PATIENT
+        while not any("answers again" in line for line in said):
+            assert time.monotonic() < end, said
+            time.sleep(0.02)
+        assert "no sign of life for 1 s" in said[0] and hung.returncode == -signal.SIGKILL
+        assert one.process.pid != hung.pid
+    finally:
+        servers.stop()
+        watching.join(PATIENT)
+        servers.close()
+    assert one.process.returncode == -signal.SIGTERM
