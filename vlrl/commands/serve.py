@@ -16,6 +16,7 @@ EXAMPLES = examples(
     "vlrl serve configs/quickstart.yaml",
     "vlrl serve configs/quickstart.yaml --replicas 2 engine.max_seqs=64",
     "vlrl serve configs/quickstart.yaml --host 0.0.0.0 engine.scratch=/shared/weights",
+    "vlrl serve configs/quickstart.yaml --vllm distributed-executor-backend=ray engine.tensor_parallel=16",
     "Then, with the same settings, what it printed:",
     "vlrl train configs/quickstart.yaml engine=vllm_server engine.servers=[http://127.0.0.1:8000] "
     "engine.key_file=runs/quickstart-servers/key")
@@ -35,6 +36,8 @@ def serve(
                                                      "-servers.", show_default=False)] = None,
     weights: Annotated[list[str] | None, typer.Option(help="A further folder that weights may come from, beside the "
                                                            "one around run.dir and engine.scratch.")] = None,
+    vllm: Annotated[list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="A further argument of vLLM's server, "
+                                                   "e.g. distributed-executor-backend=ray.")] = None,
     wait: Annotated[float, typer.Option(help="Most seconds until the servers answer.")] = 1800.0,
 ) -> None:
     """Start vLLM servers that write the answers of a run with engine=vllm_server.
@@ -50,7 +53,7 @@ def serve(
 
     target = folder or Path(f"{loaded.run.dir}-servers")
     servers = vllm_launch.prepare(loaded, target, replicas=replicas, host=host, port=port, weights=weights or (),
-                                  say=typer.echo)
+                                  further=vllm or (), say=typer.echo)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: servers.stop(number))
     typer.echo(f"starting {replicas} server{'s' * (replicas > 1)}; logs: {target}/server-*.log")

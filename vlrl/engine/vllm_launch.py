@@ -42,6 +42,10 @@ _GRACE_S = 30.0
 _MOST_DEATHS = 5
 """A server that dies so often without having answered once is not started again."""
 _LAST_LINES = 15
+_SET_BY = {"--tensor-parallel-size": "engine.tensor_parallel", "--max-model-len": "engine.max_model_len",
+           "--gpu-memory-utilization": "engine.memory", "--max-num-seqs": "engine.max_seqs", "--dtype": "engine.dtype",
+           "--enforce-eager": "engine.eager", "--seed": "seed", "--host": "--host", "--port": "--port"}
+"""What says the value of an argument that vlrl hands to vLLM."""
 _log = logging.getLogger(__name__)
 
 
@@ -145,15 +149,18 @@ class Servers:
 
 
 def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127.0.0.1", port: int = 8000,
-            weights: Sequence[str] = (), say: Callable[[str], None] = print) -> Servers:
+            weights: Sequence[str] = (), further: Sequence[str] = (), say: Callable[[str], None] = print) -> Servers:
     """The servers of a config, not started; their files go to `folder`.
 
-    Raises ConfigError for a port that is taken and for too few GPUs.
+    `further` are arguments of vLLM, NAME=VALUE or NAME. Raises ConfigError for one that vlrl sets itself, for a port
+    that is taken and for too few GPUs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     policy = _blueprint(config)
-    devices = _devices(policy, config.engine.tensor_parallel, replicas)
     arguments = _arguments(policy, config, folder / "model")
+    added = further_arguments(further, arguments)
+    devices = _devices(policy, config.engine.tensor_parallel, replicas, added)
+    arguments += [word for name, value in added.items() for word in (name, value) if word]
     key_file = write_key(folder / "key", config.engine.key_file)
     run = Path(config.run.dir).absolute().parent
     roots = [str(run), *(str(Path(p).absolute()) for p in (*weights, config.engine.scratch) if p)]
@@ -204,15 +211,32 @@ def _arguments(policy: Any, config: Config, folder: Path) -> list[str]:
     return words
 
 
-def _devices(policy: Any, each: int, replicas: int) -> list[dict[str, str]]:
-    """The environment that gives each server its GPUs, or its threads on a CPU."""
+def further_arguments(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
+    """{"--name": "value"} of NAME=VALUE or NAME. ConfigError for a name among `taken`, which vlrl sets itself."""
+    found: dict[str, str] = {}
+    for text in given:
+        word, _, value = text.partition("=")
+        name = "--" + word.strip().lstrip("-").replace("_", "-")
+        if name in taken or name in _SET_BY:
+            raise ConfigError(f"--vllm {text}: vlrl sets {name} itself, by {_SET_BY.get(name, 'what trainers need')}. "
+                              "Leave it out" + (f", or set {_SET_BY[name]}" if name in _SET_BY else ""))
+        found[name] = value
+    return found
+
+
+def _devices(policy: Any, tensor_parallel: int, replicas: int, added: dict[str, str]) -> list[dict[str, str]]:
+    """The environment that gives each server its GPUs, or its threads on a CPU. Ray gives GPUs out by itself."""
+    if added.get("--distributed-executor-backend") == "ray":
+        return [{}] * replicas
+    each = tensor_parallel * int(added.get("--pipeline-parallel-size", 1))
     if policy.device.type != "cuda":
         return [{"VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")}] * replicas
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = [d for d in seen.split(",") if d] if seen is not None else [*map(str, range(torch.cuda.device_count()))]
     if len(found) < replicas * each:
-        raise ConfigError(f"--replicas {replicas} with engine.tensor_parallel={each} takes {replicas * each} GPUs, and "
-                          f"{len(found)} are visible: start fewer, or make more visible (CUDA_VISIBLE_DEVICES)")
+        raise ConfigError(f"--replicas {replicas} with engine.tensor_parallel={tensor_parallel} takes "
+                          f"{replicas * each} GPUs, and {len(found)} are visible: start fewer, make more visible "
+                          "(CUDA_VISIBLE_DEVICES), or spread one over several hosts (--vllm distributed-executor-backend=ray)")
     return [{"CUDA_VISIBLE_DEVICES": ",".join(found[i * each:(i + 1) * each])} for i in range(replicas)]
 
 
@@ -222,10 +246,16 @@ def write_key(path: Path, given: str = "") -> Path:
         return Path(given).absolute()
     target = Path(given) if given else path
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    own = target.with_name(f"{target.name}.{socket.gethostname()}-{os.getpid()}")
+    descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_urlsafe(32) + "\n")
+    if not given:
+        own.replace(target)
+    else:
+        with contextlib.suppress(FileExistsError):  # another host has made it meanwhile: all take that one
+            os.link(own, target)
+        own.unlink()
     return target.absolute()
 
 
