@@ -27,9 +27,10 @@ import httpx
 import torch
 
 from vlrl import files
-from vlrl.engine.vllm_process import EMPTY, PARENT
+from vlrl.engine.vllm_process import PARENT
 from vlrl.engine.vllm_routes import KEY, WEIGHTS
 from vlrl.engine.vllm_server import EXTENSION
+from vlrl.engine.vllm_worker import EMPTY
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.loading import compute_dtype, load_processor, skeleton
 from vlrl.settings import Config
@@ -236,7 +237,7 @@ def _devices(policy: Any, tensor_parallel: int, replicas: int, added: dict[str, 
     if len(found) < replicas * each:
         raise ConfigError(f"--replicas {replicas} with engine.tensor_parallel={tensor_parallel} takes "
                           f"{replicas * each} GPUs, and {len(found)} are visible: start fewer, make more visible "
-                          "(CUDA_VISIBLE_DEVICES), or spread one over several hosts (--vllm distributed-executor-backend=ray)")
+                          "(CUDA_VISIBLE_DEVICES), or spread one over several hosts (docs/engines.md)")
     return [{"CUDA_VISIBLE_DEVICES": ",".join(found[i * each:(i + 1) * each])} for i in range(replicas)]
 
 
