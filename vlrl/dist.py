@@ -46,7 +46,7 @@ def with_all() -> Iterator[None]:
         if isinstance(error, dist.DistError) or "gloo" in str(error):  # gloo's have no class of their own
             raise RunError(f"process {rank()} of {world()} stops, as another one has ended or does not answer. See "
                            "what that one printed. The last checkpoint is intact, and the same command goes on from "
-                           f"there. ({(str(error).splitlines() or [''])[0]})") from error
+                           f"there. ({str(error).partition('. ')[0].strip()})") from error
         raise
 
 

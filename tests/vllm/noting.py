@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import sys
+from typing import Any
 
 import torch
 
@@ -17,11 +18,12 @@ class Noting(Session):
 
     def finish(self) -> None:
         super().finish()
-        policy, engine = self.parts.policy, self.parts.engine
+        policy: Any = self.parts.policy
+        engine: Any = self.parts.engine
         digest = hashlib.sha256()
         for name, tensor in sorted(policy.model.state_dict().items()):
             digest.update(name.encode() + tensor.contiguous().view(torch.uint8).numpy().tobytes())
-        noted = {"weights": digest.hexdigest()}
+        noted: dict[str, Any] = {"weights": digest.hexdigest()}
         if self.config.engine.name == "vllm":
             noted["differing"] = differing(engine.weights.compare(policy))
             noted["compared"] = sum(1 for _ in engine.weights.compare(policy))
