@@ -80,7 +80,14 @@ def check_trackers(config: Config) -> None:
 
 
 def check_engine(config: Config) -> None:
-    """Raises ConfigError when the package of the engine is not installed. A server's is installed where it runs."""
+    """Raises ConfigError when the package of the engine is not installed (a server's is installed where it runs), and
+    when one engine in the training process would have to be spread over several of them."""
+    each = config.engine.tensor_parallel
+    if config.engine.name == "vllm" and each > 1 and dist.world() > 1:
+        raise ConfigError(f"engine.tensor_parallel={each} with {dist.world()} training processes: with "
+                          "engine.name=vllm each of them has an engine of its own on its own GPU. Leave "
+                          "engine.tensor_parallel at 1, or set engine.name=vllm_server, whose servers have GPUs of "
+                          "their own")
     if config.engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ConfigError("engine.name=vllm: vLLM is not installed. pip install 'vlrl[vllm]' on a machine with an "
                           "NVIDIA GPU; on one without, requirements-vllm.txt of a checkout has its CPU build. Or set "

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from vlrl.errors import VlrlError
+from vlrl.errors import RunError, VlrlError
 
 
 @atexit.register
@@ -36,6 +37,20 @@ def is_main() -> bool:
     return rank() == 0
 
 
+@contextlib.contextmanager
+def with_all() -> Iterator[None]:
+    """Says in plain words that another process has gone in the middle of a collective."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):  # gloo's have no class of their own
+            raise RunError(f"process {rank()} of {world()} stops, as another one has ended or does not answer. See "
+                           "what that one printed. The last checkpoint is intact, and the same command goes on from "
+                           f"there. ({str(error).partition('. ')[0].strip()})") from error
+        raise
+
+
+@with_all()
 def gather(value: Any) -> list[Any]:
     """The Python value of every rank, in rank order, on every rank."""
     if world() == 1:
@@ -50,6 +65,7 @@ def total(*values: float) -> list[float]:
     return [sum(column) for column in zip(*gather(values), strict=True)]
 
 
+@with_all()
 def broadcast(value: Any) -> Any:
     """Rank 0's value on every rank."""
     if world() == 1:
@@ -95,6 +111,7 @@ def together(call: Callable[[], Any]) -> Any:
     return result
 
 
+@with_all()
 def exchange(routes: Mapping[tuple[int, int], list[bytes]]) -> list[bytes]:
     """Sends bytes point to point; returns what reached this rank, by sender.
 
@@ -112,6 +129,7 @@ def exchange(routes: Mapping[tuple[int, int], list[bytes]]) -> list[bytes]:
     return arrived
 
 
+@with_all()
 def barrier() -> None:
     if active():
         dist.barrier()
@@ -122,6 +140,7 @@ def whole(value: torch.Tensor) -> torch.Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
+@with_all()
 def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25) -> None:
     """Adds up `.grad` over ranks in place; a rank without a gradient contributes zeros, unless all are without.
 

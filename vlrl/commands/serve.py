@@ -18,6 +18,8 @@ EXAMPLES = examples(
     "vlrl serve configs/quickstart.yaml --replicas 2 engine.max_seqs=64",
     "For trainers on other hosts; weights come through a folder that all of them see:",
     "vlrl serve configs/quickstart.yaml --host 0.0.0.0 engine.scratch=/shared/weights engine.key_file=/shared/key",
+    "One server over the GPUs of several hosts:",
+    "vlrl serve configs/quickstart.yaml --vllm distributed-executor-backend=ray engine.tensor_parallel=16",
     "When it says ready, train with the same settings and what it printed:",
     "vlrl train configs/quickstart.yaml engine=vllm_server engine.servers=[http://127.0.0.1:8000] "
     "engine.key_file=runs/quickstart-servers/key")
@@ -37,6 +39,8 @@ def serve(
                                                 "`vlrl serve` alone; by default run.dir with -servers.")] = None,
     weights: Annotated[list[str] | None, typer.Option(help="A further folder that weights may come from, beside the "
                                                            "one around run.dir and engine.scratch.")] = None,
+    vllm: Annotated[list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="A further argument of vLLM's server, "
+                                                   "e.g. distributed-executor-backend=ray.")] = None,
     wait: Annotated[float, typer.Option(help="Most seconds until the servers answer.")] = 1800.0,
 ) -> None:
     """Start vLLM servers that write the answers of a run with engine=vllm_server.
@@ -60,7 +64,7 @@ def serve(
     target = (folder or Path(f"{loaded.run.dir}-servers")).absolute()
     with vllm_launch.alone(target):
         servers = vllm_launch.prepare(loaded, target, replicas=replicas, host=host, port=port, weights=weights or (),
-                                      say=typer.echo)
+                                      further=vllm or (), say=typer.echo)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 signal.signal(number, lambda number, _: servers.stop(number))

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vlrl import _torchcodec
+from vlrl import _torchcodec, dist
 from vlrl.encode import Encoder
 from vlrl.engine import weights
 from vlrl.engine.base import Done
@@ -74,7 +74,7 @@ class VLLMEngine:
         dtype = getattr(torch, settings.dtype) if settings.dtype else None
         encode = Encoder(policy.processor, policy.family, policy.positions, config)
         self._proof = Proof.of(encode, settings.proof, dtype)
-        with _explained(config, "start"), _bystander():
+        with _explained(config, "start"), _bystander(), dist.with_all():
             self.llm: Any = start(policy, config, folder / "model", self.max_model_len)
         from vlrl.engine.vllm_sync import Weights
 
@@ -308,7 +308,7 @@ def options(policy: Policy, config: Config, folder: Path, max_model_len: int) ->
         out["enable_sleep_mode"] = settings.sleep
     else:  # a prompt in pieces turns back its answers' random streams, which vLLM can do on a GPU alone
         out |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_model_len, 8192)}
-    if torch.distributed.is_initialized():  # each process has an engine of its own
+    if torch.distributed.is_initialized():  # vLLM joins the trainer's group, and each process is an engine of its own
         out["distributed_executor_backend"] = "external_launcher"
     return out
 

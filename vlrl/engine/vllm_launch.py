@@ -26,9 +26,10 @@ import httpx
 import torch
 
 from vlrl import files
-from vlrl.engine.vllm_process import EMPTY, PARENT
+from vlrl.engine.vllm_process import PARENT
 from vlrl.engine.vllm_routes import KEY, WEIGHTS
 from vlrl.engine.vllm_server import EXTENSION, read_key
+from vlrl.engine.vllm_worker import EMPTY
 from vlrl.errors import ConfigError, RunError, TrainingError
 from vlrl.loading import compute_dtype, load_processor, skeleton
 from vlrl.settings import Config
@@ -44,6 +45,10 @@ _MOST_DEATHS = 5
 _SILENT_S = 600.0
 """Seconds without an answer after which a server that did answer is started again."""
 _LAST_LINES = 15
+_SET_BY = {"--tensor-parallel-size": "engine.tensor_parallel", "--max-model-len": "engine.max_model_len",
+           "--gpu-memory-utilization": "engine.memory", "--max-num-seqs": "engine.max_seqs", "--dtype": "engine.dtype",
+           "--enforce-eager": "engine.eager", "--seed": "seed", "--host": "--host", "--port": "--port"}
+"""What says the value of an argument that vlrl hands to vLLM."""
 _log = logging.getLogger(__name__)
 
 
@@ -158,17 +163,20 @@ class Servers:
 
 
 def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127.0.0.1", port: int = 8000,
-            weights: Sequence[str] = (), say: Callable[[str], None] = print) -> Servers:
+            weights: Sequence[str] = (), further: Sequence[str] = (), say: Callable[[str], None] = print) -> Servers:
     """The servers of a config, not started; their files go to `folder`.
 
-    Raises ConfigError for a port that is taken and for too few GPUs, or too little memory for the servers of a CPU.
+    `further` are arguments of vLLM, NAME=VALUE or NAME. Raises ConfigError for one that vlrl sets itself, for a port
+    that is taken and for too few GPUs, or too little memory for the servers of a CPU.
     """
     for i in range(replicas):
         _check_free(host, port + i)
     folder.mkdir(parents=True, exist_ok=True)
     policy = _blueprint(config)
-    devices = _devices(policy, config.engine, replicas)
     arguments = _arguments(policy, config, folder / "model")
+    added = further_arguments(further, arguments)
+    devices = _devices(policy, config.engine, replicas, added)
+    arguments += [word for name, value in added.items() for word in (name, value) if word]
     key_file = write_key(folder / "key", config.engine.key_file)
     run = Path(config.run.dir).absolute().parent
     roots = [str(run), *(str(Path(p).absolute()) for p in (*weights, config.engine.scratch) if p)]
@@ -218,9 +226,24 @@ def _arguments(policy: Any, config: Config, folder: Path) -> list[str]:
     return words
 
 
-def _devices(policy: Any, engine: EngineSettings, replicas: int) -> list[dict[str, str]]:
-    """The environment that gives each server its GPUs, or its threads on a CPU."""
-    each = engine.tensor_parallel
+def further_arguments(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
+    """{"--name": "value"} of NAME=VALUE or NAME. ConfigError for a name among `taken`, which vlrl sets itself."""
+    found: dict[str, str] = {}
+    for text in given:
+        word, _, value = text.partition("=")
+        name = "--" + word.strip().lstrip("-").replace("_", "-")
+        if name in taken or name in _SET_BY:
+            raise ConfigError(f"--vllm {text}: vlrl sets {name} itself, by {_SET_BY.get(name, 'what trainers need')}. "
+                              "Leave it out" + (f", or set {_SET_BY[name]}" if name in _SET_BY else ""))
+        found[name] = value
+    return found
+
+
+def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str, str]) -> list[dict[str, str]]:
+    """The environment that gives each server its GPUs, or its threads on a CPU. Ray gives GPUs out by itself."""
+    if added.get("--distributed-executor-backend") == "ray":
+        return [{}] * replicas
+    each = engine.tensor_parallel * int(added.get("--pipeline-parallel-size", 1))
     if policy.device.type != "cuda":
         if replicas * engine.memory > 1 and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
             raise ConfigError(f"--replicas {replicas} with engine.memory={engine.memory:g} each take more than the "
@@ -230,8 +253,9 @@ def _devices(policy: Any, engine: EngineSettings, replicas: int) -> list[dict[st
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = [d for d in seen.split(",") if d] if seen is not None else [*map(str, range(torch.cuda.device_count()))]
     if len(found) < replicas * each:
-        raise ConfigError(f"--replicas {replicas} with engine.tensor_parallel={each} takes {replicas * each} GPUs, and "
-                          f"{len(found)} are visible: start fewer, or make more visible (CUDA_VISIBLE_DEVICES)")
+        raise ConfigError(f"--replicas {replicas} with engine.tensor_parallel={engine.tensor_parallel} takes "
+                          f"{replicas * each} GPUs, and {len(found)} are visible: start fewer, make more visible "
+                          "(CUDA_VISIBLE_DEVICES), or spread one over several hosts (docs/engines.md)")
     return [{"CUDA_VISIBLE_DEVICES": ",".join(found[i * each:(i + 1) * each])} for i in range(replicas)]
 
 
@@ -245,10 +269,14 @@ def write_key(path: Path, given: str = "") -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     if not given and target.exists() and target.stat().st_mode & 0o077:
         target.unlink()  # others may have read it
-    with contextlib.suppress(FileExistsError):  # also when another host makes it at the same time
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    if not target.exists():
+        own = target.with_name(f"{target.name}.{socket.gethostname()}-{os.getpid()}")
+        descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
+        with contextlib.suppress(FileExistsError):  # another host has made it meanwhile: all take that one
+            os.link(own, target)
+        own.unlink()
     return target
 
 

@@ -18,15 +18,11 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from vlrl import _torchcodec
 
 PARENT = "VLRL_PARENT"
 """Environment variable: the process id of who started the server."""
-EMPTY = "vlrl_empty"
-"""The load format of weights that are still to come. vLLM's "dummy" would also fill buffers that no checkpoint holds,
-such as the means that pixels are normalised by."""
 _PR_SET_PDEATHSIG = 1
 
 _torchcodec.hide_broken()  # at import: the processes that vLLM starts import this module too
@@ -61,31 +57,11 @@ def register(arguments: Sequence[str]) -> None:
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
-def prepare() -> None:
-    """What this process and those that vLLM starts afresh must know before they load a model."""
-    from vllm.model_executor.model_loader import register_model_loader
-    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
-
-    from vlrl.engine.vllm_heads import widen
-
-    widen()
-
-    @register_model_loader(EMPTY)
-    class Empty(BaseModelLoader):
-        def download_model(self, model_config: Any) -> None:
-            pass
-
-        def load_weights(self, model: Any, model_config: Any) -> None:
-            for parameter in model.parameters():
-                parameter.data.zero_()
-
-
 def main() -> None:
     """Runs vLLM's server as this process."""
     if parent := os.environ.pop(PARENT, ""):
         end_with(int(parent))
     lead()
-    prepare()
     register(sys.argv[1:])
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
@@ -93,6 +69,5 @@ def main() -> None:
 if __name__ == "__mp_main__":
     end_with(os.getppid(), signal.SIGKILL)
     lead()
-    prepare()
 if __name__ == "__main__":
     main()

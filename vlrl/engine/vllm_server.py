@@ -109,7 +109,9 @@ class ServerEngine:
         self._checks: dict[str, int] = {}
         """How often the weights of each server were proved since it was started."""
         self._client = Client(read_key(settings.key_file), settings.timeout_s)
-        self.pool = Replicas(settings.servers or DEFAULT, self._client, self._admit, most=2 * settings.max_seqs,
+        addresses = settings.servers or DEFAULT
+        turn = dist.rank() % len(addresses)  # each process begins with another one
+        self.pool = Replicas(addresses[turn:] + addresses[:turn], self._client, self._admit, most=2 * settings.max_seqs,
                              retries=settings.retries, wait_s=settings.timeout_s)
         self.way = "full"
         self._slots = min(dist.gather(dist.together(self._meet)))
@@ -189,9 +191,7 @@ class ServerEngine:
         self._refusals.clear()
         self.pool.doubt()
         dist.on_main_alone(lambda: self._admit_all(policy))
-        if not dist.is_main():
-            self.pool.admit_all()
-        dist.barrier()
+        dist.together(lambda: dist.is_main() or self.pool.admit_all())
         if old is not None and dist.is_main():
             for path in {old.base[1], old.adapter} - {new.base[1], None}:
                 shutil.rmtree(path, ignore_errors=True)

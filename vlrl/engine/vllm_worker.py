@@ -1,13 +1,16 @@
 # pyright: reportMissingImports=false
 """What vlrl adds to each worker process of a vLLM server: `--worker-extension-cls vlrl.engine.vllm_worker.Extension`.
 
-vLLM mixes the class into its own worker, whose methods and `model_runner` are those used here.
+vLLM mixes the class into its own worker, whose methods and `model_runner` are those used here. Each worker imports this
+module before it makes the model, wherever it runs: `prepare` is called then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +19,10 @@ import torch
 
 if TYPE_CHECKING:
     from vlrl.engine.vllm_held import Held, Pairs
+
+EMPTY = "vlrl_empty"
+"""The load format of weights that are still to come. vLLM's "dummy" would also fill buffers that no checkpoint holds,
+such as the means that pixels are normalised by."""
 
 
 class Extension:
@@ -105,3 +112,30 @@ def repack_heads(model: Any) -> list[str]:
     for _, module in found:
         module.quant_method.process_weights_after_loading(module)
     return [name for name, _ in found]
+
+
+def prepare() -> None:
+    """What a process must know before it makes a server's model; once is enough."""
+    from vllm.config.load import LoadConfig
+    from vllm.model_executor.model_loader import get_model_loader, register_model_loader
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    from vlrl.engine.vllm_heads import widen
+
+    widen()
+    with contextlib.suppress(ValueError):
+        get_model_loader(LoadConfig(load_format=EMPTY))
+        return
+
+    @register_model_loader(EMPTY)
+    class Empty(BaseModelLoader):
+        def download_model(self, model_config: Any) -> None:
+            pass
+
+        def load_weights(self, model: Any, model_config: Any) -> None:
+            for parameter in model.parameters():
+                parameter.data.zero_()
+
+
+if "vllm.v1.worker.worker_base" in sys.modules:  # else this is a trainer, which need not have vLLM
+    prepare()
