@@ -17,7 +17,6 @@ from vlrl.features import FeatureCache
 from vlrl.policy import Policy
 from vlrl.types import Completion, Request
 
-
 GIVEN_UP = "the run ends, so what is being generated is given up"
 
 
