@@ -1,5 +1,5 @@
 """Whole runs with real servers that are killed or hang, and a trainer that is killed: no group is lost or counted
-twice, and the run is the undisturbed one. The tests go on from each others' servers, in their order."""
+twice, and the run is the undisturbed one. The tests go on from each other's servers, in their order."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ from vlrl.store import RunFolder
 pytestmark = pytest.mark.vllm
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
-SMALL = ("engine=vllm_server", "engine.max_model_len=512", "engine.max_seqs=32", "rollout.max_new_tokens=16")
+SMALL = ("engine=vllm_server", "engine.max_model_len=512", "engine.max_seqs=32")
 RUN = (*SMALL, f"engine.timeout_s={PATIENT}", "engine.retries=50", "steps=4", "rollout.prompts_per_step=6",
        "rollout.group_size=3", "eval.samples=4", "eval.every=4", "save.every=1", "save.keep=9", "log.samples_every=0")
 ASYNC = ("async.max_staleness=1", "extends=algorithms/decoupled_ppo.yaml")
@@ -127,8 +127,11 @@ def start(served, monkeypatch):
 @pytest.fixture(scope="module")
 def undisturbed(served):
     """The folders of runs that nothing happens to: one step after the other, and beside the update."""
-    return {name: train(configs.load(QUICKSTART, [*RUN, *served.both, *more, f"run.dir={served.root / name}"]))
-            .folder.path for name, more in (("plain", ()), ("ahead", ASYNC))}
+    folders = {name: train(configs.load(QUICKSTART, [*RUN, *served.both, *more, f"run.dir={served.root / name}"]))
+               .folder.path for name, more in (("plain", ()), ("ahead", ASYNC))}
+    for folder in folders.values():
+        assert len({weights(folder, step) for step in (1, 2, 3, 4)}) == 4  # there is something to be stale
+    return folders
 
 
 def assert_same(one, other):
@@ -186,7 +189,7 @@ def test_a_killed_trainer_goes_on_with_the_servers_it_left(served, start, undist
     words = [*RUN, *served.both, *more, f"run.dir={served.root / name}"]
     died = subprocess.run([sys.executable, "-c", DIES, QUICKSTART, *words], capture_output=True, timeout=PATIENT)
     assert died.returncode == -signal.SIGKILL, died.stderr
-    assert len(metrics(served.root / name)) == {"plain": 2, "ahead": 1}[kind]
+    assert len(metrics(served.root / name)) in {"plain": (2,), "ahead": (1, 2)}[kind]
     assert_same(undisturbed[kind], start(name, *served.both, *more))
 
 
@@ -223,7 +226,8 @@ def test_another_server_takes_the_work_of_a_killed_one(served, start, undisturbe
     server = served.serve.server(1)
     faults = {1: kills(server, 1)}
     folder = start(f"one-of-two-{kind}", *served.both, *(ASYNC if kind == "ahead" else ()), faults=faults)
-    assert not faults and not server.is_running()
+    assert not faults
+    until(lambda: not server.is_running(), "the server was not killed")
     assert_same(undisturbed[kind], folder)
 
 
@@ -231,7 +235,8 @@ def test_the_only_server_is_started_again(served, start, undisturbed):
     server, faults = served.serve.server(0), {}
     faults[2] = kills(server, 0, 6)
     folder = start("alone", served.key, f"engine.servers={served.serve.servers[0]}", faults=faults)
-    assert not faults and not server.is_running()
+    assert not faults
+    until(lambda: not server.is_running(), "the server was not killed")
     assert_same(undisturbed["plain"], folder)
 
 
