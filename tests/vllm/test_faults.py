@@ -221,23 +221,22 @@ def test_a_server_that_hangs_is_left_out_and_comes_back(served, start, undisturb
     assert_same(undisturbed["plain"], folder)
 
 
-@pytest.mark.parametrize("kind", ["ahead", "plain"])
-def test_another_server_takes_the_work_of_a_killed_one(served, start, undisturbed, kind):
+def test_another_server_takes_the_work_of_a_killed_one(served, start, undisturbed):
     server = served.serve.server(1)
     faults = {1: kills(server, 1)}
-    folder = start(f"one-of-two-{kind}", *served.both, *(ASYNC if kind == "ahead" else ()), faults=faults)
-    assert not faults
-    until(lambda: not server.is_running(), "the server was not killed")
-    assert_same(undisturbed[kind], folder)
-
-
-def test_the_only_server_is_started_again(served, start, undisturbed):
-    server, faults = served.serve.server(0), {}
-    faults[2] = kills(server, 0, 6)
-    folder = start("alone", served.key, f"engine.servers={served.serve.servers[0]}", faults=faults)
+    folder = start("one-of-two", *served.both, faults=faults)
     assert not faults
     until(lambda: not server.is_running(), "the server was not killed")
     assert_same(undisturbed["plain"], folder)
+
+
+def test_the_only_server_is_killed_beside_the_update_and_started_again(served, start, undisturbed):
+    server = served.serve.server(0)
+    faults = {2: kills(server, 0, 6)}
+    folder = start("alone", served.key, f"engine.servers={served.serve.servers[0]}", *ASYNC, faults=faults)
+    assert not faults
+    until(lambda: not server.is_running(), "the server was not killed")
+    assert_same(undisturbed["ahead"], folder)
 
 
 def test_without_a_server_the_run_stops_and_another_one_ends_it(served, start, undisturbed):
