@@ -1,44 +1,60 @@
-"""How much of the generation takes place beside the update, and what that is worth.
+r"""How much of the generation takes place beside the update, what that is worth, and whether it learns the same.
 
     python benchmarks/async_timeline.py configs/quickstart.yaml --steps 20 --plot timeline.png
-    python benchmarks/async_timeline.py configs/quickstart.yaml --staleness 2 engine=vllm
+    python benchmarks/async_timeline.py configs/quickstart.yaml --steps 80 --seeds 3 --evaluate 256 \
+        --out benchmarks/results/async_cpu.md engine=vllm
 
-Runs the config twice with the decoupled objective, one step after the other and with async.max_staleness, and compares
-the seconds of a step without the first ones and without evaluations. The overlap is read from timeline.jsonl. Runs are
-kept in --runs and not repeated when they are there.
+Runs the config with the decoupled objective for each seed, one step after the other and with async.max_staleness, and
+compares the seconds of a step without the first ones and without evaluating and saving. The overlap is read from
+timeline.jsonl. With --evaluate also the held-out metric after training, greedy. Runs are kept in --runs, go on where
+they were stopped, and are not repeated when they are there.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
 import os
+import platform
 import statistics
-import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
+from learning import changed, run
+
+from vlrl import config, report
 from vlrl.store import RunFolder
 
-ROOT = Path(__file__).resolve().parent.parent
+PRESET = "algorithms/decoupled_ppo.yaml"
 FIRST = 2
 """Steps that are left out: things are made and warmed up in them."""
 Span = tuple[float, float]
+Pair = tuple[RunFolder, RunFolder]
+"""The runs of a seed: one step after the other, and overlapped."""
 
 
-def run(args: argparse.Namespace, name: str, staleness: int) -> RunFolder:
-    """The finished run of one kind."""
-    folder = args.runs / name
-    words = [str(args.config), f"run.dir={folder}", f"steps={args.steps}", f"async.max_staleness={staleness}",
-             "extends=algorithms/decoupled_ppo.yaml", "eval.samples=0", "save.every=0", "log.samples_every=0",
-             *args.settings]
-    if len(RunFolder(folder).metrics()) < args.steps:
-        subprocess.run([sys.executable, str(ROOT / "train.py"), *words], check=True, stdout=subprocess.DEVNULL,
-                       env={**os.environ, "COLUMNS": "120"})
-    return RunFolder(folder)
+def runs(args: argparse.Namespace, seed: int) -> Pair:
+    """The finished runs of a seed."""
+    def one(name: str, staleness: int) -> RunFolder:
+        words = [f"extends={PRESET}", f"steps={args.steps}", f"async.max_staleness={staleness}", "save.every=0",
+                 "eval.every=0", f"eval.samples={args.evaluate}", *args.settings, f"seed={seed}", "log.samples_every=0",
+                 f"run.dir={args.runs / f'{name}-{seed}'}"]
+        return RunFolder(run([sys.executable, "train.py", str(Path(args.config).resolve()), *words], args.threads)[0])
+
+    return one("sequential", 0), one(f"staleness-{args.staleness}", args.staleness)
 
 
-def seconds(folder: RunFolder, name: str = "time/total_s") -> float:
-    """Median over the steps that count."""
-    return statistics.median(line.get(name) or 0.0 for line in folder.metrics()[FIRST:])
+def seconds(folders: Sequence[RunFolder], *names: str) -> float:
+    """Median over the steps that count of the sum of some times; of whole steps where none is named."""
+    steps = [line for folder in folders for line in folder.metrics()[FIRST:]]
+    return statistics.median(sum(line.get(name) or 0.0 for name in names) if names else alone(line) for line in steps)
+
+
+def alone(line: Mapping[str, float]) -> float:
+    """Seconds of a step, without evaluating and saving."""
+    return line["time/total_s"] - line.get("time/eval_s", 0.0) - line.get("time/save_s", 0.0)
 
 
 def spans(folder: RunFolder, phase: str) -> list[Span]:
@@ -63,16 +79,53 @@ def both(one: list[Span], other: list[Span]) -> float:
     return sum(max(0.0, min(b, d) - max(a, c)) for a, b in one for c, d in other)
 
 
-def compare(plain: RunFolder, ahead: RunFolder) -> dict[str, float]:
-    """The figures."""
-    generated, learned = spans(ahead, "ahead"), spans(ahead, "train")
-    total = sum(end - start for start, end in generated)
+def compare(pairs: Sequence[Pair]) -> dict[str, float]:
+    """The figures, over all seeds."""
+    plain, ahead = ([pair[i] for pair in pairs] for i in (0, 1))
+    whole = sum(end - start for folder in ahead for start, end in spans(folder, "ahead"))
+    beside = sum(both(spans(folder, "ahead"), spans(folder, "train")) for folder in ahead)
     return {"sequential_s": seconds(plain), "overlapped_s": seconds(ahead),
             "throughput_ratio": seconds(plain) / seconds(ahead),
-            "sequential_rollout_s": seconds(plain, "time/rollout_s") + seconds(plain, "time/score_s"),
+            "sequential_rollout_s": seconds(plain, "time/rollout_s", "time/score_s"),
             "sequential_train_s": seconds(plain, "time/train_s"), "overlapped_train_s": seconds(ahead, "time/train_s"),
             "ahead_s": seconds(ahead, "time/ahead_s"), "waited_s": seconds(ahead, "time/rollout_s"),
-            "ahead_beside_update_share": both(generated, learned) / total if total else 0.0}
+            "ahead_beside_update_share": beside / whole if whole else 0.0}
+
+
+def table(args: argparse.Namespace, pairs: Sequence[Pair], found: Mapping[str, float]) -> str:
+    """Markdown: what a step takes both ways, and with --evaluate what was learned."""
+    names = ("sequential", f"async.max_staleness={args.staleness}")
+    settings = config.load(str(Path(args.config).resolve()), [f"extends={PRESET}", *args.settings])
+    lines = [f"# Generation beside the update: {args.config}, engine={settings.engine.name}", "",
+             f"{args.steps} steps of {settings.rollout.prompts_per_step} prompts x {settings.rollout.group_size} "
+             f"answers, {len(pairs)} seeds, {PRESET} both ways. Seconds: medians over the steps after the first "
+             f"{FIRST}, without evaluating.", "",
+             "| | s a step | generate and score | of it waited for | train |", "|---|---|---|---|---|"]
+    wrote = (found["sequential_rollout_s"],) * 2, (found["ahead_s"], found["waited_s"])
+    for name, total, (made, waited), learned in zip(
+            names, (found["sequential_s"], found["overlapped_s"]), wrote,
+            (found["sequential_train_s"], found["overlapped_train_s"]), strict=True):
+        lines.append(f"| {name} | {total:.3f} | {made:.3f} | {waited:.3f} | {learned:.3f} |")
+    lines += ["", f"Throughput {found['throughput_ratio']:.2f} times the sequential one; "
+              f"{found['ahead_beside_update_share']:.0%} of the generation took place beside an update."]
+    if args.evaluate:
+        lines += ["", *learned_lines(args.metric, names, pairs)]
+    return "\n".join([*lines, "", f"- start: `{settings.model.name}`; one run at a time, {args.threads} thread"
+                      f"{'s' * (args.threads > 1)} on {os.cpu_count()} cores, {platform.machine()}", ""])
+
+
+def learned_lines(metric: str, names: Sequence[str], pairs: Sequence[Pair]) -> list[str]:
+    """Tables of the held-out metric: over the seeds, and of each run."""
+    lines = [f"Held-out {metric}, greedy; spread: from the worst seed to the best.", "",
+             "| | before | after, mean | spread |", "|---|---|---|---|"]
+    for name, folders in zip(names, zip(*pairs, strict=True), strict=True):
+        gains = [g for folder in folders for g in report.gains(folder) if g.metric == metric]
+        after = [g.after.mean for g in gains]
+        lines.append(f"| {name} | {gains[0].before.mean:.3f} | {fmean(after):.3f} | {min(after):.3f} to "
+                     f"{max(after):.3f} |")
+    lines += ["", "| | seed | n | before | after | gain [95 %] |", "|---|---|---|---|---|---|"]
+    return lines + [f"| {name} | {seed} | {changed(folder, metric)} |" for seed, pair in enumerate(pairs)
+                    for name, folder in zip(names, pair, strict=True)]
 
 
 def plot(folder: RunFolder, file: Path, count: int = 6) -> None:
@@ -98,21 +151,33 @@ def plot(folder: RunFolder, file: Path, count: int = 6) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path)
-    parser.add_argument("settings", nargs="*", help="key=value")
+    parser.add_argument("config")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="of every run")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--staleness", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--evaluate", type=int, default=0, metavar="N", help="held-out samples before and after")
+    parser.add_argument("--metric", default="iou", help="of eval.jsonl")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--runs", type=Path, default=Path("runs/async_timeline"))
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--plot", type=Path, help="picture of the timeline of the first seed")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, help="markdown file to write")
     args = parser.parse_intermixed_args()
-    found = compare(run(args, "sequential", 0), ahead := run(args, f"staleness-{args.staleness}", args.staleness))
+    if args.steps <= FIRST:
+        parser.error(f"--steps {args.steps}: the first {FIRST} steps do not count")
+    args.runs = args.runs.resolve()
+    pairs = [runs(args, seed) for seed in range(args.seeds)]
+    found = compare(pairs)
     for name, value in found.items():
         print(f"{name:<28}{value:.3f}")
+    print("", text := table(args, pairs, found), sep="\n")
     if args.plot:
-        plot(ahead, args.plot)
+        plot(pairs[0][1], args.plot)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
+    if args.out:
+        args.out.write_text(text)
 
 
 if __name__ == "__main__":

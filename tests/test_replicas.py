@@ -357,6 +357,32 @@ def test_doubt_lets_no_server_work_before_it_is_admitted_again(stubs):
     assert len(seen) == 2
 
 
+def test_a_server_that_takes_longer_to_load_than_a_run_lasts_is_admitted(stubs):
+    a, b = stubs(), stubs()
+    asked, loaded = threading.Event(), threading.Event()
+
+    def admit(address):
+        if address == b.address:
+            asked.set()
+            assert loaded.wait(PATIENT)
+
+    both = pool(a, b, admit=admit)
+    both.replicas[1].awaited = False
+    assert both.run([asking(1)]) == [1] and asked.wait(PATIENT) and not both.replicas[1].ready
+    loaded.set()
+    end = time.monotonic() + PATIENT
+    while both.replicas[1].admitted < 0:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    asked.clear()
+    assert sorted(both.run([asking(i) for i in range(10)])) == [*range(10)]
+    assert both.replicas[1].ready and b.seen and not asked.is_set()
+    both.doubt()
+    loaded.clear()
+    assert both.run([asking(2)]) == [2] and not both.replicas[1].ready  # what it had is not what it must have
+    loaded.set()
+
+
 def test_a_run_in_another_thread_can_be_given_up(stubs):
     free, reached = threading.Event(), threading.Event()
     alone = pool(stubs(lambda body: (reached.set(), free.wait(PATIENT), (200, {"echo": body}))[2]))

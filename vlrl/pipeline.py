@@ -74,7 +74,8 @@ class Pipelined(GroupSource):
         self._policy: Any = None
         self._ages: list[int] = []
         self._ahead_s = 0.0
-        self._thread = ThreadPoolExecutor(1, "ahead", _settle, (max(1, torch.get_num_threads() // 2),))
+        card = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self._thread = ThreadPoolExecutor(1, "ahead", _settle, (max(1, torch.get_num_threads() // 2), card))
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
         """Hands the weights to the engine where the queue ends with this step, or `now`: as soon as nothing is being
@@ -245,6 +246,8 @@ def refuse_stale(groups: Sequence[Group], step: int, config: Config) -> None:
                             "group source, or of vlrl: please report it.")
 
 
-def _settle(threads: int) -> None:
-    """Leaves the update its share of the processor; for this thread alone."""
+def _settle(threads: int, card: int | None) -> None:
+    """For this thread alone: leaves the update its share of the processor, and uses this process's GPU."""
     torch.set_num_threads(threads)
+    if card is not None:  # a new thread begins with the first one
+        torch.cuda.set_device(card)

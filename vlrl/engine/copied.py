@@ -17,6 +17,8 @@ from vlrl.features import FeatureCache
 from vlrl.policy import Policy
 from vlrl.types import Completion, Request
 
+GIVEN_UP = "the run ends, so what is being generated is given up"
+
 
 class Abandoned(VlrlError, RuntimeError):
     """A generation was given up because the run ends."""
@@ -47,7 +49,7 @@ class CopiedEngine(HFEngine):
         """As HFEngine. Raises Abandoned after `abandon`."""
         def watching(so_far: SoFar) -> None:
             if self._abandoned.is_set():
-                raise Abandoned("the run ends, so what is being generated is given up")
+                raise Abandoned(GIVEN_UP)
             if watch:
                 watch(so_far)
 
@@ -60,8 +62,14 @@ class CopiedEngine(HFEngine):
 
 def copied(policy: Policy) -> Policy:
     """A policy with weights, a processor and a feature cache of its own; none of it learns."""
-    other: Any = copy.copy(policy)
+    other: Any = with_own_processor(policy)
     other.model = copy.deepcopy(policy.model).requires_grad_(False)
-    other.processor = copy.deepcopy(policy.processor)  # a tokenizer cannot be used by two threads at once
     other.features = None if policy.features is None else FeatureCache(policy.features.limit)
+    return other
+
+
+def with_own_processor(policy: Policy) -> Policy:
+    """The policy, to be read beside its training: a tokenizer cannot be used by two threads at once."""
+    other: Any = copy.copy(policy)
+    other.processor = copy.deepcopy(policy.processor)
     return other

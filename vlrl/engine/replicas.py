@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar
 
@@ -66,6 +67,8 @@ class Replica:
     """Whether `admit_all` waits for it: it was ready before, or has not been asked yet."""
     problem: str = "not asked yet"
     """Why it is not ready."""
+    admitted: int = -1
+    """The number of doubts when it was last admitted, perhaps after the run that asked had ended; -1 once dropped."""
     asked: int = 0
     """Requests it got so far."""
     retry_at: float = 0.0
@@ -144,6 +147,7 @@ class Replicas:
         self._client, self._admit = client, admit
         self._most, self._retries, self._wait_s, self._patience_s = most, retries, wait_s, patience_s
         self._abandoned: VlrlError | None = None
+        self._doubts = 0
 
     def abandon(self, error: VlrlError) -> None:
         """Ends a `run` in another thread, within a second, and every later one: it raises `error`."""
@@ -151,6 +155,7 @@ class Replicas:
 
     def doubt(self) -> None:
         """No server gets anything more before it has been admitted again."""
+        self._doubts += 1
         for replica in self.replicas:
             replica.awaited = replica.ready
             replica.ready, replica.problem, replica.retry_at, replica.pause = False, "not asked yet", 0.0, _PAUSES[0]
@@ -178,8 +183,7 @@ class _Run(Generic[T]):
         self._attempts: dict[int, tuple[_Task[T], int, Call, Replica]] = {}
         self._numbers = 0
         self._load = dict.fromkeys(pool.replicas, 0)
-        self._checking: set[Replica] = set()
-        self._pinging: set[Replica] = set()
+        self._checking, self._pinging = set[Replica](), set[Replica]()
         self._none_since = time.monotonic()
         self._tasks = [_Task(i, steps) for i, steps in enumerate(tasks)]
         self._results: dict[int, T] = {}
@@ -254,17 +258,15 @@ class _Run(Generic[T]):
             try:
                 result = self._pool._client.post(replica.address, call.path, call.body())
             except Unavailable as error:
-                said = str(error)
-                return lambda: self._failed(number, said)
+                return partial(self._failed, number, str(error))
             return lambda: self._answered(number, result)
 
         self._thread(work)
 
     def _answered(self, number: int, result: Any) -> None:
-        found = self._attempts.pop(number, None)
-        if found is None:  # given up before
+        if number not in self._attempts:  # given up before
             return
-        task, place, call, replica = found
+        task, place, call, replica = self._attempts.pop(number)
         self._load[replica] -= call.weight
         replica.heard = time.monotonic()
         task.results[place] = result
@@ -294,8 +296,8 @@ class _Run(Generic[T]):
     def _drop(self, replica: Replica, said: str) -> None:
         if replica.ready:
             _log.warning("%s is dropped until it answers again: %s", replica.address, said)
-            replica.ready, replica.problem, replica.pause = False, said, _PAUSES[0]
-            replica.retry_at = time.monotonic()
+            replica.ready, replica.problem, replica.admitted = False, said, -1
+            replica.pause, replica.retry_at = _PAUSES[0], time.monotonic()
             if not self._ready():
                 self._none_since = time.monotonic()
 
@@ -303,22 +305,24 @@ class _Run(Generic[T]):
         """Asks servers that are not ready whether they are; each by itself."""
         now = time.monotonic()
         for replica in self._pool.replicas:
-            if not replica.ready and replica not in self._checking and replica.retry_at <= now:
+            if not replica.ready and replica.admitted == self._pool._doubts:
+                self._admitted(replica)
+            elif not replica.ready and replica not in self._checking and replica.retry_at <= now:
                 self._checking.add(replica)
                 self._thread(lambda replica=replica: self._examine(replica))
 
     def _examine(self, replica: Replica) -> Callable[[], None]:
+        doubts = self._pool._doubts
         try:
             self._pool._admit(replica.address)
         except Unavailable as error:
-            said = str(error)
-            return lambda: self._still_away(replica, said)
+            return partial(self._still_away, replica, str(error))
+        replica.admitted = doubts
         return lambda: self._admitted(replica)
 
     def _still_away(self, replica: Replica, said: str) -> None:
         self._checking.discard(replica)
-        replica.problem = said
-        replica.retry_at = time.monotonic() + replica.pause
+        replica.problem, replica.retry_at = said, time.monotonic() + replica.pause
         replica.pause = min(2 * replica.pause, _PAUSES[1])
 
     def _admitted(self, replica: Replica) -> None:
@@ -392,7 +396,5 @@ class _Run(Generic[T]):
 
 def _raising(error: BaseException) -> Callable[[], None]:
     def event() -> None:
-        if isinstance(error, VlrlError):
-            raise error.with_traceback(None)
-        raise error
+        raise error.with_traceback(None) if isinstance(error, VlrlError) else error
     return event

@@ -28,6 +28,7 @@ from vlrl import _torchcodec, dist
 from vlrl.encode import Encoder
 from vlrl.engine import weights
 from vlrl.engine.base import Done
+from vlrl.engine.copied import GIVEN_UP, Abandoned, with_own_processor
 from vlrl.engine.proof import Proof
 from vlrl.engine.vllm_inputs import (
     Draft,
@@ -64,10 +65,13 @@ class VLLMEngine:
         self.policy, self.config, self.seed, self.step = policy, config, config.seed, 0
         settings = config.engine
         self.max_model_len = model_length(config, policy.base.config)
-        self.rules = Rules.of(policy, settings.top_p, settings.top_k, _BANNED)
+        overlaps = config.asynchronous.max_staleness > 0  # it is to be awake while the policy learns
+        self.rules = Rules.of(with_own_processor(policy) if overlaps else policy, settings.top_p, settings.top_k,
+                              _BANNED)
         self._numbers = itertools.count()
         self._distributed = torch.distributed.is_initialized()
-        overlaps = config.asynchronous.max_staleness > 0  # it is to be awake while the policy learns
+        self.abandoned = threading.Event()
+        """Whether what is being generated is to be given up."""
         self._sleeps = settings.sleep and policy.device.type == "cuda" and not overlaps
         self._asleep: set[str] = set()
         self._synced = False
@@ -93,7 +97,8 @@ class VLLMEngine:
         self.policy, self.step, self._synced = policy, step, True
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """`request.n` completions per request; `done` is called as whole requests come in."""
+        """`request.n` completions per request; `done` is called as whole requests come in. Raises Abandoned after
+        `abandon`."""
         if not self._synced:
             self.sync(self.policy, self.step)
         for request in requests:
@@ -106,6 +111,10 @@ class VLLMEngine:
             self.llm.sleep(level=1)
             self._asleep = {"weights", "kv_cache"}
         return out
+
+    def abandon(self) -> None:
+        """Ends what another thread generates after its next token."""
+        self.abandoned.set()
 
     def close(self) -> None:
         """Frees vLLM's memory. The engine cannot be used any more."""
@@ -154,13 +163,19 @@ class Generation:
                     out[i] = checked(self.drafts[i], self.requests[i].prompt)
                     if done and left:
                         done(i, out[i])
-                for output in self.vllm.step() if left else ():
+                for output in self._step() if left else ():
                     if output.finished:
                         self._waiting.pop(output.request_id)(output)
         finally:
             if self._waiting:
                 self.vllm.abort_request([*self._waiting])
         return out
+
+    def _step(self) -> Sequence[Any]:
+        """What vLLM has of each request after its next token."""
+        if self.engine.abandoned.is_set():
+            raise Abandoned(GIVEN_UP)
+        return self.vllm.step()
 
     def _begin(self, i: int, request: Request) -> None:
         """Asks for the first part of every answer: in one piece where they all begin with the prompt."""
@@ -245,9 +260,11 @@ def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> A
     from vllm import LLM, ModelRegistry
 
     from vlrl.engine.vllm_heads import widen
+    from vlrl.engine.vllm_seeds import keep_apart
     from vlrl.engine.vllm_sync import lora_options, transfer_options
 
     widen()
+    keep_apart()
     inside = config.engine.tensor_parallel == 1
     adapter = lora_options(policy)
     if inside:
@@ -317,8 +334,8 @@ def options(policy: Policy, config: Config, folder: Path, max_model_len: int) ->
 def _bystander() -> Iterator[None]:
     """What vLLM sets for its whole process is undone: random states, the setter of torch's threads.
 
-    Not in a thread beside the update (async.*), which draws from these states meanwhile: vLLM does not where every
-    request has a seed.
+    Not in a thread beside the update (async.*), which draws from these states meanwhile: generation leaves them alone
+    (vllm_seeds).
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -35,7 +35,7 @@ from vlrl import dist
 from vlrl.encode import Encoder
 from vlrl.engine import vllm_wire
 from vlrl.engine.base import Done
-from vlrl.engine.copied import Abandoned
+from vlrl.engine.copied import GIVEN_UP, Abandoned, with_own_processor
 from vlrl.engine.proof import ADVICE, TOLERATE, WHOLE, Pairs, Proof, differing, listed, trainer_logprobs
 from vlrl.engine.replicas import Call, Client, Replicas, Steps, Unavailable
 from vlrl.engine.vllm_held import SIDES
@@ -96,7 +96,9 @@ class ServerEngine:
         self.policy, self.config, self.seed, self.step, self.folder = policy, config, config.seed, 0, folder.absolute()
         settings = config.engine
         self.max_model_len = model_length(config, policy.base.config)
-        self.rules = Rules.of(policy, settings.top_p, settings.top_k, _BANNED)
+        overlaps = config.asynchronous.max_staleness > 0
+        self.rules = Rules.of(with_own_processor(policy) if overlaps else policy, settings.top_p, settings.top_k,
+                              _BANNED)
         self._dtype = settings.dtype or str(policy.dtype).removeprefix("torch.")
         self._proof = Proof.of(Encoder(policy.processor, policy.family, policy.positions, config), settings.proof,
                                getattr(torch, self._dtype))
@@ -129,7 +131,7 @@ class ServerEngine:
 
     def abandon(self) -> None:
         """Ends what another thread generates."""
-        self.pool.abandon(Abandoned("the run ends, so what is being generated is given up"))
+        self.pool.abandon(Abandoned(GIVEN_UP))
 
     def close(self) -> None:
         """Leaves the servers, which go on running."""

@@ -1,0 +1,259 @@
+"""Whole runs with real servers that are killed or hang, and a trainer that is killed: no group is lost or counted
+twice, and the run is the undisturbed one. The tests go on from each other's servers, in their order."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.e2e.runs import ROOT, metrics, weights
+from tests.vllm.test_server import PATIENT, free_ports, until
+from vlrl import config as configs
+from vlrl.engine import vllm_launch, vllm_server
+from vlrl.errors import TrainingError
+from vlrl.loop import train
+from vlrl.store import RunFolder
+
+pytestmark = pytest.mark.vllm
+
+QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+SMALL = ("engine=vllm_server", "engine.max_model_len=512", "engine.max_seqs=32")
+RUN = (*SMALL, f"engine.timeout_s={PATIENT}", "engine.retries=50", "steps=4", "rollout.prompts_per_step=6",
+       "rollout.group_size=3", "eval.samples=4", "eval.every=4", "save.every=1", "save.keep=9", "log.samples_every=0")
+ASYNC = ("async.max_staleness=1", "extends=algorithms/decoupled_ppo.yaml")
+EVALUATIONS = 1
+"""Generations before that of step 0."""
+DIES = """
+import os, signal, sys
+from vlrl import config
+from vlrl.engine.vllm_server import ServerEngine
+from vlrl.loop import train
+
+class Dies(ServerEngine):
+    calls = 0
+
+    def generate(self, requests, done=None):
+        self.calls += 1
+        kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        return super().generate(requests, kill if self.calls == 4 else done)
+
+import vlrl.engine.vllm_server as module
+module.ServerEngine = Dies
+train(config.load(sys.argv[1], sys.argv[2:]))
+"""
+"""A trainer that is killed when the first answers of step 2 are there, and others are being written."""
+
+
+class Serve:
+    """`vlrl serve` on free ports."""
+
+    def __init__(self, root, name, replicas):
+        self.log, self.about = root / f"{name}.log", root / name / "servers.json"
+        environment = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "vlrl", "serve", QUICKSTART, "--replicas", str(replicas), "--port",
+                 str(free_ports()), "--folder", str(root / name), f"run.dir={root / 'run'}", *SMALL[1:]],
+                stdout=log, stderr=subprocess.STDOUT, env=environment)
+
+    def ready(self):
+        """Waits until all answer; their settings for a run."""
+        until(lambda: self.about.exists() or self.process.poll() is not None, "the servers do not start")
+        assert self.process.poll() is None, self.log.read_text()
+        about = json.loads(self.about.read_text())
+        self.servers = about["servers"]
+        return f"engine.key_file={about['key_file']}", f"engine.servers=[{','.join(self.servers)}]"
+
+    def server(self, i):
+        """The process of a server that is up."""
+        until(lambda: vllm_launch._health(self.servers[i]) == 200, self.log.read_text())
+        port = self.servers[i].rpartition(":")[2]
+        (found,) = [p for p in psutil.Process(self.process.pid).children() if port in p.cmdline()]
+        return found
+
+    def close(self, how=signal.SIGTERM):
+        """Ends it; with SIGKILL the servers too."""
+        processes = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
+        self.process.send_signal(how)
+        self.process.wait(PATIENT)
+        for process in processes if how == signal.SIGKILL else ():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@pytest.fixture(scope="module")
+def served(installed, tmp_path_factory):
+    """Two servers, and the words of a run that uses them."""
+    root = tmp_path_factory.mktemp("faults")
+    serve = Serve(root, "servers", 2)
+    try:
+        key, servers = serve.ready()
+        yield SimpleNamespace(root=root, serve=serve, key=key, servers=servers, both=(key, servers))
+    finally:
+        serve.close()
+
+
+@pytest.fixture
+def start(served, monkeypatch):
+    """Runs the quickstart with servers; `faults[n](engine)` is called before its n-th step is generated."""
+    def go(name, *words, faults=None):
+        class Faulty(vllm_server.ServerEngine):
+            calls = -EVALUATIONS
+
+            def generate(self, requests, done=None):
+                fault = (faults or {}).pop(self.calls, None) if requests else None
+                type(self).calls += 1
+                if fault:
+                    fault(self)
+                made = super().generate(requests, done)
+                assert [len(answers) for answers in made] == [request.n for request in requests]
+                return made
+
+        with monkeypatch.context() as patch:
+            patch.setattr(vllm_server, "ServerEngine", Faulty)
+            return train(configs.load(QUICKSTART, [*RUN, *words, f"run.dir={served.root / name}"])).folder.path
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def undisturbed(served):
+    """The folders of runs that nothing happens to: one step after the other, and beside the update."""
+    folders = {name: train(configs.load(QUICKSTART, [*RUN, *served.both, *more, f"run.dir={served.root / name}"]))
+               .folder.path for name, more in (("plain", ()), ("ahead", ASYNC))}
+    for folder in folders.values():
+        assert len({weights(folder, step) for step in (1, 2, 3, 4)}) == 4  # there is something to be stale
+    return folders
+
+
+def assert_same(one, other):
+    """The same answers, rewards, metrics and weights; what servers report may differ in the last bits, by what they
+    write side by side, and with it what the correction makes of it."""
+    exact = ("step", "group_id", "index", "sample_id", "token_ids", "completion", "reward", "policy_step", "parts")
+    rows, others = (RunFolder(folder).rollouts().to_pylist() for folder in (one, other))
+    assert [[r[name] for name in exact] for r in rows] == [[r[name] for name in exact] for r in others]
+    assert len({(r["step"], r["group_id"], r["index"]) for r in others}) == len(others) == 4 * 6 * 3
+    for r, q in zip(rows, others, strict=True):
+        assert np.allclose(r["logprobs"], q["logprobs"], atol=1e-4)
+    ahead = any("correction/weight" in line for line in metrics(one))
+    loose = ("mismatch/", *(("correction/", "loss", "grad", "policy", "ratio", "kl", "entropy") if ahead else ()))
+    for a, b in zip(metrics(one), metrics(other), strict=True):
+        assert a.keys() == b.keys()
+        assert {k: v for k, v in a.items() if not k.startswith(loose)} == {
+            k: v for k, v in b.items() if not k.startswith(loose)}
+        assert all(a[k] == pytest.approx(b[k], rel=1e-2, abs=1e-4) for k in a if k.startswith(loose))
+        assert ahead or b["mismatch/gap_max"] < 1e-4  # no answer is of older weights
+    if not ahead:
+        assert weights(one, 4) == weights(other, 4)
+    assert metrics(one, "eval.jsonl") == metrics(other, "eval.jsonl")
+    assert json.loads((other / "heartbeat.json").read_text())["state"] == "finished"
+
+
+def when_busy(engine, i, count, act):
+    """Calls `act` in a thread once server `i` has got `count` requests more."""
+    replica = engine.pool.replicas[i]
+    port, before = int(replica.address.rpartition(":")[2]), replica.asked
+
+    def connected():
+        return sum(c.status == psutil.CONN_ESTABLISHED and bool(c.raddr) and c.raddr.port == port
+                   for c in psutil.Process().net_connections("tcp"))
+
+    def work():
+        until(lambda: replica.asked >= before + count and connected() >= count, "the server is asked nothing")
+        act()
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+def kills(server, i, count=3):
+    """A fault: the server is killed while it holds `count` requests that it cannot finish."""
+    def fault(engine):
+        for core in server.children(recursive=True):
+            core.suspend()
+        when_busy(engine, i, count, server.kill)
+
+    return fault
+
+
+@pytest.mark.parametrize("kind", ["plain", "ahead"])
+def test_a_killed_trainer_goes_on_with_the_servers_it_left(served, start, undisturbed, kind):
+    more, name = {"plain": (), "ahead": ASYNC}[kind], f"killed-{kind}"
+    words = [*RUN, *served.both, *more, f"run.dir={served.root / name}"]
+    died = subprocess.run([sys.executable, "-c", DIES, QUICKSTART, *words], capture_output=True, timeout=PATIENT)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert len(metrics(served.root / name)) in {"plain": (2,), "ahead": (1, 2)}[kind]
+    assert_same(undisturbed[kind], start(name, *served.both, *more))
+
+
+def test_a_server_that_hangs_is_left_out_and_comes_back(served, start, undisturbed):
+    server, noted = served.serve.server(1), {}
+    group = [server, *server.children(recursive=True)]
+
+    def hang(engine):
+        engine.pool._patience_s = 3.0
+        for process in group:
+            process.suspend()
+
+    def go_on(engine):
+        replica = engine.pool.replicas[1]
+        noted["away"], noted["asked"] = not replica.ready, replica.asked
+        for process in group:
+            process.resume()
+        until(lambda: engine.pool.admit_all() and replica.ready, replica.problem)
+
+    def end(engine):
+        noted["more"] = engine.pool.replicas[1].asked - noted["asked"]
+
+    try:
+        folder = start("hangs", *served.both, faults={1: hang, 2: go_on, 3: end})
+    finally:
+        for process in group:
+            process.resume()
+    assert noted["away"] and noted["asked"] and noted["more"]
+    assert_same(undisturbed["plain"], folder)
+
+
+def test_another_server_takes_the_work_of_a_killed_one(served, start, undisturbed):
+    server = served.serve.server(1)
+    faults = {1: kills(server, 1)}
+    folder = start("one-of-two", *served.both, faults=faults)
+    assert not faults
+    until(lambda: not server.is_running(), "the server was not killed")
+    assert_same(undisturbed["plain"], folder)
+
+
+def test_the_only_server_is_killed_beside_the_update_and_started_again(served, start, undisturbed):
+    server = served.serve.server(0)
+    faults = {2: kills(server, 0, 6)}
+    folder = start("alone", served.key, f"engine.servers={served.serve.servers[0]}", *ASYNC, faults=faults)
+    assert not faults
+    until(lambda: not server.is_running(), "the server was not killed")
+    assert_same(undisturbed["ahead"], folder)
+
+
+def test_without_a_server_the_run_stops_and_another_one_ends_it(served, start, undisturbed):
+    def gone(engine):
+        engine.pool._wait_s = 3.0
+        when_busy(engine, 0, 6, lambda: served.serve.close(signal.SIGKILL))
+        for core in served.serve.server(0).children(recursive=True):
+            core.suspend()
+
+    alone = served.serve.servers[0]
+    with pytest.raises(TrainingError, match=rf"no server of engine\.servers was there for 3 s \({alone}: .*vlrl serve"):
+        start("gone", served.key, f"engine.servers={alone}", faults={2: gone})
+    folder = served.root / "gone"
+    assert json.loads((folder / "heartbeat.json").read_text())["state"] == "failed"
+    assert [m["step"] for m in metrics(folder)] == [0, 1] and (folder / "checkpoints" / "step-000002").exists()
+    other = Serve(served.root, "others", 1)
+    try:
+        assert_same(undisturbed["plain"], start("gone", *other.ready()))
+    finally:
+        other.close()
