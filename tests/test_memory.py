@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import Idefics3Config, Qwen2_5_VLConfig, Qwen3VLConfig
+from transformers import Qwen3VLConfig
 
 from tests.helpers import credited_groups, load, settings
 from vlrl import config as configs
@@ -18,6 +18,7 @@ from vlrl.assemble import make_engine
 from vlrl.engine import capacity, writing
 from vlrl.logprobs import Head, token_stats
 from vlrl.tools import memory
+from vlrl.tools.plan import architecture
 from vlrl.types import Request, Sampling
 from vlrl.update import make_optimizer, update
 
@@ -25,67 +26,23 @@ CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 MODELS = sorted((CONFIGS / "models").glob("*.yaml"))
 
 
-def qwen2_5(hidden, layers, heads, kv, inner, vocabulary, tied):
-    text = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": kv, "intermediate_size": inner, "vocab_size": vocabulary}
-    vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": hidden}
-    return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)
-
-
-def qwen3(hidden, inner, depth, width, vision_inner, deepstack, tied):
-    text = {"hidden_size": hidden, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
-            "head_dim": 128, "intermediate_size": inner, "vocab_size": 151936}
-    vision = {"depth": depth, "hidden_size": width, "intermediate_size": vision_inner, "num_heads": 16,
-              "out_hidden_size": hidden, "deepstack_visual_indexes": deepstack, "num_position_embeddings": 2304}
-    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)
-
-
-def smolvlm():
-    text = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9,
-            "num_key_value_heads": 3, "head_dim": 64, "intermediate_size": 1536, "vocab_size": 49280}
-    vision = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-              "image_size": 512, "patch_size": 16}
-    return Idefics3Config(text_config=text, vision_config=vision, scale_factor=4, tie_word_embeddings=False)
-
-
-# the architectures of the published config.json files, and the parameters of the published weights
+# the parameters of the published weights
 PUBLISHED = {
-    "HuggingFaceTB/SmolVLM-256M-Instruct": (smolvlm, 256_484_928),
-    "Qwen/Qwen2.5-VL-3B-Instruct": (lambda: qwen2_5(2048, 36, 16, 2, 11008, 151936, True), 3_754_622_976),
-    "Qwen/Qwen2.5-VL-7B-Instruct": (lambda: qwen2_5(3584, 28, 28, 4, 18944, 152064, False), 8_292_166_656),
-    "Qwen/Qwen3-VL-4B-Instruct": (
-        lambda: qwen3(2560, 9728, 24, 1024, 4096, [5, 11, 17], True), 4_437_815_808),
-    "Qwen/Qwen3-VL-8B-Instruct": (
-        lambda: qwen3(4096, 12288, 27, 1152, 4304, [8, 16, 24], False), 8_767_123_696),
+    "HuggingFaceTB/SmolVLM-256M-Instruct": 256_484_928, "Qwen/Qwen2.5-VL-3B-Instruct": 3_754_622_976,
+    "Qwen/Qwen2.5-VL-7B-Instruct": 8_292_166_656, "Qwen/Qwen3-VL-4B-Instruct": 4_437_815_808,
+    "Qwen/Qwen3-VL-8B-Instruct": 8_767_123_696,
 }
-
-
-_EMPTY = {}
-
-
-@pytest.fixture(autouse=True)
-def empty_models_are_made_once(monkeypatch):
-    """Seconds less: estimates only read a model without weights."""
-    make = memory._build
-
-    def made(architecture):
-        key = architecture.to_json_string()
-        if key not in _EMPTY:
-            _EMPTY[key] = make(architecture)
-        return _EMPTY[key]
-
-    monkeypatch.setattr(memory, "_build", made)
 
 
 def published(path, *words):
     """A preset's config with overrides, and the architecture of its model."""
     loaded = configs.load(path, ["task=digits", *words])
-    return loaded, PUBLISHED[loaded.model.name][0]()
+    return loaded, architecture(loaded.model.name)
 
 
 def gib(path, words, device="cuda"):
-    loaded, architecture = published(path, *words)
-    return math.ceil(memory.estimate(loaded, architecture, device=device).total / memory.GIB)
+    loaded, shape = published(path, *words)
+    return math.ceil(memory.estimate(loaded, shape, device=device).total / memory.GIB)
 
 
 # --- presets ---------------------------------------------------------------------------------------------------------
@@ -93,9 +50,9 @@ def gib(path, words, device="cuda"):
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
 def test_a_preset_has_the_published_number_of_parameters(path):
-    loaded, architecture = published(path, "model.lora.rank=0", "model.train=[language,merger,vision]")
-    found = memory.estimate(loaded, architecture, device="cuda")
-    assert (found.trained, found.frozen) == (4 * PUBLISHED[loaded.model.name][1], 0)
+    loaded, shape = published(path, "model.lora.rank=0", "model.train=[language,merger,vision]")
+    found = memory.estimate(loaded, shape, device="cuda")
+    assert (found.trained, found.frozen) == (4 * PUBLISHED[loaded.model.name], 0)
 
 
 WAYS = {"LoRA": (["model.lora.quantize=none"], "cuda"), "4-bit weights": (["model.lora.quantize=nf4"], "cuda"),

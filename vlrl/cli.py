@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from vlrl import __version__
-from vlrl.commands import data, inspecting, looking, scoring, serve, tasks, training
+from vlrl.commands import data, inspecting, looking, planning, scoring, serve, tasks, training
 from vlrl.commands.common import flowing
 from vlrl.commands.terminal import printable
 from vlrl.errors import RunError, VlrlError
@@ -52,6 +52,7 @@ app.add_typer(data.app)
 looking.register(app)
 inspecting.register(app)
 serve.register(app)
+planning.register(app)
 for _command in (*app.registered_commands, *tasks.app.registered_commands, *data.app.registered_commands):
     _command.help = flowing(_command.callback)
 

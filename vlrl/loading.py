@@ -20,20 +20,21 @@ from vlrl.quantize import Quantization, adapted_layers, dequantized, keep_layout
 from vlrl.settings import ModelSettings
 
 
-def skeleton(settings: ModelSettings) -> tuple[Any, Family]:
+def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
     """The model of the settings without weights, on the meta device, and its family; ConfigError when not found.
 
-    What would learn is marked as in `policy.load`: for counting parameters and for positions.
+    config: the model's transformers config; None = that of model.name. What would learn is marked as in `policy.load`:
+    for counting parameters and for positions.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     name = settings.name
-    if settings.lora.rank:
+    if settings.lora.rank and config is None:
         refuse_second_adapter(settings)
     with _explained(f"model.name={name!r}"):
-        while base := adapter_base(name):
+        while config is None and (base := adapter_base(name)):
             name = base
-        config = AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
+        config = config or AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
         family = family_of(config)
         with torch.device("meta"):
             model = AutoModelForImageTextToText.from_config(config)

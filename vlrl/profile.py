@@ -25,6 +25,7 @@ from torch.profiler import ProfilerActivity
 from vlrl import dist, files
 from vlrl.algo.objective import Objective
 from vlrl.assemble import Parts
+from vlrl.cards import card_of
 from vlrl.flops import Cost, cost_model, patches_of
 from vlrl.loop import train
 from vlrl.metrics import peak_gib, watching
@@ -39,13 +40,6 @@ TRACED_TOKENS = 16
 """Tokens per answer in the trace of generation: that of whole answers would take gigabytes."""
 OPERATORS = 30
 """Operators in operators.txt, per trace."""
-
-_CARDS = (
-    ("H100 PCIe", 756), ("H100 NVL", 835), ("H100", 989), ("H200", 989), ("H800", 989), ("GH200", 989), ("H20", 148),
-    ("GB200", 2500), ("B200", 2250), ("A100", 312), ("A800", 312), ("A40", 150), ("A30", 165), ("A10G", 70),
-    ("A10", 125), ("L40S", 362), ("L40", 181), ("L4", 121), ("RTX 6000 Ada", 364), ("RTX A6000", 155),
-    ("RTX 4090", 165), ("RTX 3090", 71))
-"""Dense bfloat16 TFLOP/s by a part of the card's name, from the makers' data sheets; the first that fits."""
 
 
 class Recorder:
@@ -111,9 +105,9 @@ def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
     kind = str(dtype).removeprefix("torch.")
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         name = torch.cuda.get_device_name(device)
-        known = next((tflops for card, tflops in _CARDS if card in name), None)
+        known = card_of(name)
         if known:
-            return Peak(known, f"data sheet of {name}, dense {kind}")
+            return Peak(known.tflops, f"data sheet of {name}, dense {kind}")
     size = 8192 if device.type == "cuda" else 1024
     a = torch.randn(size, size, device=device, dtype=dtype)
     record, rounds, rate = Recorder(device), 1, 0.0

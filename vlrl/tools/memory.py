@@ -10,6 +10,8 @@ Activations, logits and generation follow formulas, for batches in which every a
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -209,11 +211,16 @@ def _dtype(config: Config, device: str) -> torch.dtype:
 
 
 def _build(model_config: Any) -> Any:
-    """The model without weights."""
+    """The model without weights; the last ones are kept, as many estimates are made of one."""
+    return _built(type(model_config), model_config.to_json_string(use_diff=False))
+
+
+@functools.lru_cache(maxsize=4)
+def _built(kind: Any, text: str) -> Any:
     from transformers import AutoModelForImageTextToText
 
     with torch.device("meta"):
-        return AutoModelForImageTextToText.from_config(model_config)
+        return AutoModelForImageTextToText.from_config(kind.from_dict(json.loads(text)))
 
 
 def _blocks(model: Any, family: Family) -> list[_Block]:

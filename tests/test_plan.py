@@ -1,0 +1,168 @@
+"""`vlrl plan`: its arithmetic by hand, what it says of released models, and that its advice holds."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from vlrl import config as configs
+from vlrl.cards import CARDS, Card, card_of
+from vlrl.cli import main
+from vlrl.tools import memory, plan
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+THREE, SEVEN = (str(CONFIGS / "models" / f"qwen2_5_vl_{size}.yaml") for size in ("3b", "7b"))
+WORDS = ["task=digits"]
+GIB = memory.GIB
+H100, RTX_4090, L4 = (card for name in ("H100", "RTX 4090", "L4") if (card := card_of(name)))
+
+
+@cache
+def made(path, words=(), gpus=1, card=H100, gib=None, **more):
+    return plan.plan(configs.load(path, [*WORDS, *words]), gpus, card, gib, **more)
+
+
+@pytest.mark.parametrize(("said", "name"), [
+    ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA H200", "H200"),
+    ("NVIDIA H20", "H20"), ("NVIDIA GH200 480GB", "GH200"), ("rtx4090", "RTX 4090"),
+    ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA A10G", "A10G"), ("NVIDIA L40S", "L40S")])
+def test_a_card_is_found_by_its_name(said, name):
+    found = card_of(said)
+    assert found and found.name == name
+
+
+def test_an_unknown_card_is_none():
+    assert card_of("Riva 128") is None
+    assert all(card_of(card.name) is card for card in CARDS)
+
+
+@pytest.mark.parametrize(("name", "parameters"), [
+    ("Qwen/Qwen2.5-VL-32B-Instruct", 33_452_718_336), ("Qwen/Qwen3-VL-2B-Instruct", 2_127_532_032)])
+def test_shapes_have_the_published_number_of_parameters(name, parameters):
+    model = memory._build(plan.architecture(name))
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_a_folder_with_a_config_is_taken_and_a_name_that_is_nowhere_refused(tmp_path):
+    shape = plan.architecture("Qwen/Qwen2.5-VL-3B-Instruct")
+    shape.save_pretrained(tmp_path)
+    assert plan.architecture(str(tmp_path)).text_config.hidden_size == 2048
+    with pytest.raises(plan.ConfigError, match=r"model\.name=.*nowhere.*config\.json"):
+        plan.architecture(str(tmp_path / "nowhere"))
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_peak_is_the_estimate_and_what_cuda_takes():
+    found = made(THREE)
+    config = configs.load(THREE, WORDS)
+    told = memory.estimate(config, plan.architecture(config.model.name), device="cuda")
+    assert found.peak == told.total + GIB and found.engine == 0
+    assert found.fits and not found.tight
+
+
+def test_vllm_takes_its_share_and_a_sleeping_one_not_during_the_update():
+    asleep, awake = made(THREE, ("engine=vllm",)), made(THREE, ("engine=vllm", "engine.sleep=false"))
+    assert asleep.engine == awake.engine == 24 * GIB  # 0.3 of 80
+    assert awake.peak == awake.memory.total + 25 * GIB
+    assert asleep.peak == max(asleep.memory.total, asleep.memory.resident + 24 * GIB) + GIB
+    assert asleep.memory.cache == 0
+
+
+def test_answers_side_by_side_by_hand():
+    # 3B: 36 layers x 2 heads x 128 x (key + value) x 2 bytes = 36,864 bytes a token; a group of 8 shares 1,536 tokens
+    room = 0.1 * 80 * GIB - 3_754_622_976 * 2 - 1.5 * GIB
+    assert room < 0 and made(THREE, ("engine=vllm", "engine.memory=0.1")).side_by_side == 0
+    assert not made(THREE, ("engine=vllm", "engine.memory=0.1")).fits
+    found = made(THREE, ("engine=vllm", "engine.memory=0.15", "engine.max_seqs=10000"))
+    weights = found.parameters[1] * 2
+    assert found.side_by_side == int((0.15 * 80 * GIB - weights - 1.5 * GIB) // (36_864 * (1536 / 8 + 512)))
+
+
+def test_seconds_by_hand():
+    card = Card("slow", tflops=1.0, bandwidth=1.0, gib=80)
+    config = configs.load(THREE, [*WORDS, "engine=vllm", "engine.max_seqs=256", "model.gradient_checkpointing=false"])
+    found = plan.plan(config, 1, card)
+    weights = found.parameters[1] * 2
+    # 32 prompts x 8 answers in one round, each token reads the weights and the keys and values of 256 answers
+    written = 512 * (weights + 256 * (1536 + 256) * 36_864) / (1e9 * 0.6)
+    assert found.side_by_side == 256
+    assert found.seconds["writing answers"] == pytest.approx(written, rel=1e-9)
+    # twice as many operations a second: half the time; the writing stays
+    faster = plan.plan(config, 1, Card("fast", tflops=2.0, bandwidth=1.0, gib=80))
+    for name, ratio in (("updating", 0.5), ("reading prompts", 0.5), ("writing answers", 1.0)):
+        assert faster.seconds[name] / found.seconds[name] == pytest.approx(ratio)
+    again = plan.plan(configs.load(THREE, [*WORDS, "engine=vllm"]), 1, card)  # the preset checkpoints gradients
+    assert found.seconds["updating"] < again.seconds["updating"] < 1.6 * found.seconds["updating"]
+
+
+def test_more_gpus_take_less_time_and_the_same_memory_each():
+    one, eight = made(THREE), made(THREE, gpus=8)
+    assert eight.peak == one.peak
+    assert eight.seconds["updating"] == pytest.approx(one.seconds["updating"] / 8)
+    assert eight.seconds["writing answers"] < one.seconds["writing answers"]
+
+
+def test_shorter_answers_take_less_time():
+    assert made(THREE, answer_tokens=100).step < made(THREE).step
+    assert made(THREE, prompt_tokens=400, visual_tokens=256).seconds["updating"] < made(THREE).seconds["updating"]
+
+
+def test_further_passes_take_more_time():
+    base = made(THREE).seconds["updating"]
+    assert made(THREE, ("rollout.updates=2",)).seconds["updating"] > 2 * base
+    assert made(THREE, ("algo.kl_coef=0.01",)).seconds["updating"] > base
+
+
+# --- what to change --------------------------------------------------------------------------------------------------
+
+
+def test_every_change_it_names_fits_when_it_is_made():
+    words = [*WORDS, "model.lora.rank=0"]
+    before = plan.plan(configs.load(SEVEN, words), 1, H100)
+    assert not before.fits
+    found = plan.changes(SEVEN, words, before)
+    assert found
+    for change in found:
+        assert plan.plan(configs.load(SEVEN, [*words, *change.words]), 1, H100).fits, change.words
+
+
+def test_several_changes_where_none_alone_is_enough():
+    words = [*WORDS, "model.lora.rank=0", "model.gradient_checkpointing=false"]
+    before = plan.plan(configs.load(SEVEN, words), 1, RTX_4090)
+    (found,) = plan.changes(SEVEN, words, before)
+    assert len(found.words) > 1 and found.plan.fits
+    assert plan.plan(configs.load(SEVEN, [*words, *found.words]), 1, RTX_4090).fits
+
+
+def test_where_nothing_helps_it_says_so():
+    words = [*WORDS]
+    before = plan.plan(configs.load(SEVEN, words), 1, L4, 2.0)
+    assert not before.fits and plan.changes(SEVEN, words, before) == []
+    assert "smaller model" in plan.render_changes([])[0]
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def run(capsys, *words):
+    code = main(["plan", *words])
+    return code, *capsys.readouterr()
+
+
+def test_the_command_says_whether_it_fits(capsys):
+    code, out, _ = run(capsys, THREE, *WORDS, "--gpus", "8", "--gpu-memory", "80")
+    assert code == 0 and "of 80: fits" in out and "8 x H100" in out and "engine.name=hf" in out
+    code, out, _ = run(capsys, THREE, *WORDS, "--gpu-memory", "8", "--json")
+    found = json.loads(out)
+    assert code == 1 and not found["fits"] and found["peak"] > 8 * GIB and found["step_s"] > 0
+    assert all(change["fits"] and change["peak"] <= 8 * GIB for change in found["changes"])
+
+
+def test_the_command_names_what_is_wrong(capsys):
+    code, _, err = run(capsys, THREE, *WORDS, "--card", "Riva 128")
+    assert code == 1 and "Riva 128" in err and "H100" in err and "--gpu-memory" in err
+    code, _, err = run(capsys, THREE, *WORDS, "model.name=/nowhere")
+    assert code == 1 and "model.name='/nowhere'" in err

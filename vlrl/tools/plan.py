@@ -1,0 +1,366 @@
+"""Does a config fit on so many GPUs, how long is a step, and what would make it fit? Arithmetic alone, no weights.
+
+    found = plan(config, gpus=8, card=card_of("H100"))
+    print("\\n".join(render(found)))
+
+Bytes are those of tools/memory.py. Seconds are operations (flops.py) and bytes over what the data sheet promises, times
+the shares below, which are assumptions and not measurements. A step is taken to be as large as the settings allow:
+every answer as long as asked, every image as large as `model.max_pixels`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
+
+from vlrl import config as configs
+from vlrl import loading
+from vlrl.algo.algorithm import Algorithm
+from vlrl.cards import Card
+from vlrl.engine.capacity import token_bytes
+from vlrl.errors import ConfigError
+from vlrl.flops import Cost, cost_model, merge_side
+from vlrl.settings import Config, ModelSettings
+from vlrl.tools import memory
+from vlrl.tools.memory import GIB, Memory
+
+LEARNING, READING, WRITING = 0.35, 0.5, 0.6
+"""Assumed shares of a card's promise: of its operations in the update and over prompts, of its bandwidth in writing."""
+CONTEXT = 1.0
+"""GiB that CUDA, NCCL and the libraries' workspaces take."""
+WORKSPACE = 1.5
+"""GiB of vLLM's share that are neither weights nor keys and values."""
+LINK = 25.0
+"""GB/s at which weights travel to another GPU or through shared memory."""
+_NAMES = {"trained": "weights that learn", "frozen": "weights that do not", "optimizer": "AdamW's averages",
+          "reference": "reference", "copy": "weights that generate"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What was reckoned, for one GPU of those that learn."""
+
+    card: Card
+    gpus: int
+    gib: float
+    """Memory of each."""
+    parameters: tuple[int, int]
+    """Trained, all."""
+    prompt: int
+    """Tokens of a prompt, visual ones included, ..."""
+    visual: int
+    """... and those alone."""
+    answer: int
+    memory: Memory
+    engine: int
+    """Bytes that vLLM takes of it."""
+    peak: int
+    """Bytes at the worst moment, `CONTEXT` included."""
+    side_by_side: int
+    """Answers that one engine writes at once; 0 where not even one fits."""
+    seconds: dict[str, float]
+    """Of the phases of a step; without generation where nothing can be written."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether the estimate lies below what a GPU has, and an engine can write."""
+        return self.peak <= self.gib * GIB and self.side_by_side > 0
+
+    @property
+    def tight(self) -> bool:
+        """Whether it fits, but would not if the estimate is as far off as it has been measured to be (BAND)."""
+        return self.fits and self.peak * memory.BAND[1] > self.gib * GIB
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step; generation beside the update counts where it is longer."""
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True)
+class Change:
+    """Settings that would make a plan fit."""
+
+    words: tuple[str, ...]
+    plan: Plan
+
+
+# --- what is known of models -----------------------------------------------------------------------------------------
+
+
+def architecture(name: str) -> Any:
+    """The transformers config of a model: of those in assets/models/shapes.json without any network or file, else as
+    `model.name` is found. Raises ConfigError when it is not."""
+    from transformers import AutoConfig
+
+    known = json.loads(resources.files("vlrl").joinpath("assets/models/shapes.json").read_text("utf-8"))
+    if name in known:
+        return AutoConfig.for_model(**known[name])
+    try:
+        return AutoConfig.from_pretrained(loading.resolve(name), trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.name={name!r}: its config.json is not found ({str(error).splitlines()[0]}). Give a "
+                          f"folder with a config.json, or one of {', '.join(sorted(known))}") from None
+
+
+# --- the plan --------------------------------------------------------------------------------------------------------
+
+
+def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, prompt_tokens: int | None = None,
+         visual_tokens: int | None = None, answer_tokens: int | None = None) -> Plan:
+    """The plan of a config on `gpus` cards of `gib` GiB (None: the card's) that learn.
+
+    prompt_tokens, visual_tokens: see memory.estimate. answer_tokens: mean length of an answer, for the seconds; None =
+    rollout.max_new_tokens. Raises ConfigError for a model that is not found or takes no images.
+    """
+    gib = card.gib if gib is None else gib
+    shape = architecture(config.model.name)
+    (trained, count), cost, shared = _model(config.model.model_dump_json())
+    found = _held(config, memory.estimate(config, shape, prompt_tokens, visual_tokens, "cuda"))
+    side = merge_side(shape)
+    visual = memory._visual_tokens(config, shape) if visual_tokens is None else visual_tokens
+    prompt = visual + memory.TEXT_TOKENS if prompt_tokens is None else prompt_tokens
+    answer = min(answer_tokens or config.rollout.max_new_tokens, config.rollout.max_new_tokens)
+    engine, rows = _engine(config, shape, gib, prompt, count)
+    group = _Group(prompt, (visual * side**2,) if visual else (), (answer,) * config.rollout.group_size,
+                   shared=shared and config.train.packing == "shared")
+    seconds = _seconds(config, cost, group, card, gpus, rows, _Bytes.of(config, shape, count))
+    peak = _peak(config, found, engine) + int(CONTEXT * GIB)
+    return Plan(card=card, gpus=gpus, gib=gib, parameters=(trained, count), prompt=prompt, visual=visual,
+                answer=answer, memory=found, engine=engine, peak=peak, side_by_side=rows, seconds=seconds,
+                notes=tuple(_notes(config, gpus)))
+
+
+@functools.lru_cache(maxsize=16)
+def _model(settings: str) -> tuple[tuple[int, int], Cost, bool]:
+    """((trained parameters, all), what passes cost, whether rows are prefix-shared) of model settings in JSON."""
+    given = ModelSettings.model_validate_json(settings)
+    skeleton, family = loading.skeleton(given, architecture(given.name))
+    sizes = [(p.numel(), p.requires_grad) for p in skeleton.parameters()]
+    counts = sum(n for n, learns in sizes if learns), sum(n for n, _ in sizes)
+    return counts, cost_model(skeleton, family), family.shared
+
+
+def _held(config: Config, found: Memory) -> Memory:
+    """Of an engine with weights of its own, what the training model generates with is not needed."""
+    return found if config.engine.name == "hf" else replace(found, cache=0, prefill=0, token=0, copy=0)
+
+
+def _engine(config: Config, shape: Any, gib: float, prompt: int, parameters: int) -> tuple[int, int]:
+    """(bytes that vLLM takes of a GPU that learns, answers that an engine writes side by side)."""
+    settings, rollout = config.engine, config.rollout
+    if settings.name == "hf":
+        return 0, memory._generation_rows(config)[0]
+    size = 2 if config.model.dtype != "float32" else 4
+    share = settings.memory * gib * GIB
+    room = share - parameters * size / settings.tensor_parallel - WORKSPACE * GIB
+    kept = token_bytes(shape.get_text_config(), size, True) / settings.tensor_parallel
+    each = kept * (prompt / rollout.group_size + rollout.max_new_tokens)  # a group has one copy of its prompt
+    rows = min(settings.max_seqs, max(0, int(room // each)))
+    return (int(share) if settings.name == "vllm" else 0), rows
+
+
+def _peak(config: Config, found: Memory, engine: int) -> int:
+    """Bytes at the worst moment, where vLLM's share is free during the update or not."""
+    beside = config.engine.name == "vllm" and (not config.engine.sleep or config.asynchronous.max_staleness > 0)
+    if beside or not engine:
+        return found.total + engine
+    return max(found.total, found.resident + engine)
+
+
+# --- seconds ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Group:
+    prompt: int
+    patches: tuple[int, ...]
+    answers: tuple[int, ...]
+    shared: bool
+    """Its prompt is computed once in the update."""
+
+    def passes(self, work: Any) -> float:
+        """Operations of `work(prompt, patches, answers)` over the group as it is packed."""
+        if self.shared:
+            return work(self.prompt, self.patches, self.answers)
+        return sum(work(self.prompt, self.patches, (answer,)) for answer in self.answers)
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    weights: float
+    """All weights in the type that is computed in."""
+    token: float
+    """Keys and values of a token."""
+    moved: float
+    """What a sync carries."""
+
+    @classmethod
+    def of(cls, config: Config, shape: Any, parameters: int) -> _Bytes:
+        size = 2 if config.model.dtype != "float32" else 4
+        token = token_bytes(shape.get_text_config(), size, config.model.lora.rank > 0 or config.engine.name != "hf")
+        adapter = config.model.lora.rank > 0 and config.model.lora.target == "language"
+        carried = 0.0 if config.engine.name == "hf" or adapter else parameters * size
+        return cls(parameters * size, token, carried)
+
+
+def _seconds(config: Config, cost: Cost, group: _Group, card: Card, gpus: int, rows: int,
+             held: _Bytes) -> dict[str, float]:
+    """Seconds of the phases of a step, on the process with most groups."""
+    rollout, operations = config.rollout, card.tflops * 1e12
+    groups = math.ceil(rollout.prompts_per_step / gpus)
+    engines = len(config.engine.servers) or 1 if config.engine.name == "vllm_server" else gpus
+    out: dict[str, float] = {}
+    if rows:
+        asked = math.ceil(rollout.prompts_per_step / engines)
+        out["reading prompts"] = asked * cost.forward(group.prompt, group.patches) / (operations * READING)
+        out["writing answers"] = _written(asked * rollout.group_size, rows, group, card, held,
+                                          config.engine.tensor_parallel if config.engine.name != "hf" else 1)
+    algorithm = Algorithm(config)
+    passes = group.passes(cost.of) * rollout.updates
+    if config.model.gradient_checkpointing:
+        passes += group.passes(cost.forward) * rollout.updates
+    extra = (rollout.updates * rollout.minibatches > 1) + algorithm.needs_reference
+    out["updating"] = groups * (passes + extra * group.passes(cost.forward)) / (operations * LEARNING)
+    if held.moved:
+        out["carrying weights"] = held.moved / (LINK * 1e9)
+    return out
+
+
+def _written(answers: int, rows: int, group: _Group, card: Card, held: _Bytes, parallel: int) -> float:
+    """Seconds of writing, in which each token of a round reads all weights and the keys and values before it."""
+    total = 0.0
+    length = group.answers[0]
+    for start in range(0, answers, rows):
+        count = min(rows, answers - start)
+        before = group.prompt + length / 2
+        total += length * (held.weights + count * before * held.token)
+    return total / (card.bandwidth * 1e9 * WRITING * parallel)
+
+
+# --- what to change --------------------------------------------------------------------------------------------------
+
+
+def changes(path: str, words: Sequence[str], before: Plan, **asked: Any) -> list[Change]:
+    """What would make a plan that does not fit fit: each change that does alone, else the first ones that do together.
+
+    path, words: those of the config. asked: the keywords of `plan`.
+    """
+    alone: list[Change] = []
+    together: list[str] = []
+    for candidate in _candidates(configs.load(path, words), before.gpus):
+        found = _tried(path, [*words, *candidate], before, asked)
+        if found and found.fits:
+            alone.append(Change(tuple(candidate), found))
+    if alone:
+        return alone
+    for candidate in _candidates(configs.load(path, words), before.gpus):
+        taken = {word.split("=")[0] for word in together}
+        fresh = [word for word in candidate if word.split("=")[0] not in taken]
+        found = _tried(path, [*words, *together, *fresh], before, asked)
+        if found is None or not fresh:
+            continue
+        together += fresh
+        if found.fits:
+            return [Change(tuple(together), found)]
+    return []
+
+
+def _tried(path: str, words: Sequence[str], before: Plan, asked: dict[str, Any]) -> Plan | None:
+    try:
+        return plan(configs.load(path, words), before.gpus, before.card, before.gib, **asked)
+    except ConfigError:
+        return None
+
+
+def _candidates(config: Config, gpus: int) -> Iterator[list[str]]:
+    """Changes worth a look, those that cost least first."""
+    engine, model = config.engine, config.model
+    if engine.name == "vllm" and not engine.sleep:
+        yield ["engine.sleep=true"]
+    if engine.name != "hf":
+        yield from ([f"engine.memory={share}"] for share in (0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+                    if not math.isclose(share, engine.memory))
+        yield [f"engine.tensor_parallel={2 * engine.tensor_parallel}"]
+    if not model.gradient_checkpointing:
+        yield ["model.gradient_checkpointing=true"]
+    if config.train.tokens_per_batch > 4096:
+        yield ["train.tokens_per_batch=4096"]
+    if engine.name == "hf" and engine.batch_rollouts not in range(1, 33):
+        yield ["engine.batch_rollouts=32"]
+    if gpus > 1 and "sharding" in type(config.train).model_fields:
+        yield ["train.sharding=fsdp2"]
+    if not model.lora.rank:
+        yield ["model.lora.rank=32"]
+        yield ["model.lora.rank=32", "model.lora.quantize=nf4"]
+    elif model.lora.quantize == "none":
+        yield ["model.lora.quantize=nf4"]
+    if engine.name != "vllm_server":
+        yield ["engine=vllm_server"]
+    if (model.max_pixels or memory.IMAGE_PIXELS) > 401408:
+        yield ["model.max_pixels=401408"]
+
+
+def _notes(config: Config, gpus: int) -> Iterator[str]:
+    if config.engine.name == "hf":
+        yield ("engine.name=hf: transformers writes slower than the card's bandwidth allows, so these seconds are the "
+               "least; engine=vllm comes nearer to them")
+    if config.engine.name == "vllm_server":
+        yield "the servers' GPUs come on top of --gpus, and are of the same card"
+    if config.rollout.prompts_per_step % gpus:
+        yield (f"rollout.prompts_per_step={config.rollout.prompts_per_step} is no multiple of {gpus} GPUs: some wait "
+               "for those that have a prompt more")
+
+
+# --- as text ---------------------------------------------------------------------------------------------------------
+
+
+def render(found: Plan) -> list[str]:
+    """The plan in lines."""
+    trained, count = found.parameters
+    resident = {name: getattr(found.memory, name) for name in _NAMES}
+    lines = [f"{count / 1e9:.2f} billion parameters, {trained / 1e6:,.1f} million learn; prompts of {found.prompt:,} "
+             f"tokens ({found.visual:,} visual), answers of {found.answer:,}",
+             "", f"memory of each of {found.gpus} x {found.card.name}, GiB"]
+    lines += [f"  {_NAMES[name]:<24}{value / GIB:>8.2f}" for name, value in resident.items() if value]
+    lines += [f"  {'+ while it learns':<24}{found.memory.training / GIB:>8.2f}   (activations "
+              f"{(found.memory.activations + found.memory.block) / GIB:.2f}, gradients "
+              f"{found.memory.gradients / GIB:.2f}, logits {found.memory.logits / GIB:.2f})"]
+    if found.memory.generation and not found.engine:
+        lines.append(f"  {'+ while it generates':<24}{found.memory.generation / GIB:>8.2f}   (keys and values "
+                     f"{found.memory.cache / GIB:.2f})")
+    if found.engine:
+        lines.append(f"  {'+ vLLM':<24}{found.engine / GIB:>8.2f}   (engine.memory)")
+    lines += [f"  {'CUDA':<24}{CONTEXT:>8.2f}", f"  {'at the worst moment':<24}{found.peak / GIB:>8.2f}   of "
+              f"{found.gib:g}: {_verdict(found)}", f"  answers side by side: {found.side_by_side:,}"]
+    lines += ["", "seconds of a step: arithmetic, at assumed "
+              f"{LEARNING:.0%} of the card's operations in the update, {READING:.0%} over prompts, and {WRITING:.0%} "
+              "of its bandwidth in writing"]
+    lines += [f"  {name:<24}{value:>8.1f}" for name, value in found.seconds.items()]
+    lines.append(f"  {'together':<24}{found.step:>8.1f}")
+    return [*lines, *(f"note: {note}" for note in found.notes)]
+
+
+def _verdict(found: Plan) -> str:
+    if not found.side_by_side:
+        return "does not fit: no room for keys and values beside vLLM's weights (engine.memory)"
+    if not found.fits:
+        return "does not fit"
+    if found.tight:
+        return f"fits, barely: estimates have been up to {memory.BAND[1] - 1:.0%} too low"
+    return "fits"
+
+
+def render_changes(found: Sequence[Change]) -> list[str]:
+    """What would make it fit, in lines."""
+    if not found:
+        return ["nothing that was tried makes it fit: more or larger GPUs, or a smaller model"]
+    head = "each of these alone makes it fit:" if len(found) > 1 or len(found[0].words) == 1 else "together these do:"
+    return [head, *(f"  {' '.join(c.words):<56}{c.plan.peak / GIB:>8.2f} GiB, {c.plan.step:,.1f} s a step"
+                    for c in found)]
