@@ -21,7 +21,7 @@ from vlrl.formats import rows_in
 from vlrl.formats.fields import short
 from vlrl.formats.files import MOST_LINE
 from vlrl.formats.folders import of_side
-from vlrl.media import resolve
+from vlrl.media import CLOSED, Access, source
 from vlrl.plugins import failure
 from vlrl.rewards.boxes import is_number
 from vlrl.types import Media, Sample
@@ -146,8 +146,9 @@ def check_suffix(path: Path) -> None:
         raise DataError(f"{path}: rows are kept in .jsonl (one object a line) or .json (a list of objects)")
 
 
-def sample_from_row(row: Mapping[str, Any], root: Path | None = None) -> Sample:
-    """A sample from a canonical row. Media come from `image`, `images` or `video`, resolved under `root`, unread.
+def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Access = CLOSED) -> Sample:
+    """A sample from a canonical row. Media come from `image`, `images` or `video`, unread: they lie under `root`, or
+    where else `access` allows.
 
     Fields that are not canonical stay in the row and are gathered in its `meta` too; a weight of null becomes 1.
 
@@ -166,7 +167,7 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None) -> Sample:
     try:
         _check_text(row)
         _check_values(row)
-        return Sample(id=sample_id, row=_weighted(clean), media=_media(row, root or Path.cwd()))
+        return Sample(id=sample_id, row=_weighted(clean), media=_media(row, root or Path.cwd(), access))
     except DataError as error:
         raise DataError(f"row {sample_id!r}: {error}") from None
 
@@ -284,13 +285,14 @@ def _split_file(task: Any, split: str) -> Path:
     return path
 
 
-def _media(row: Mapping[str, Any], root: Path) -> tuple[Media, ...]:
+def _media(row: Mapping[str, Any], root: Path, access: Access) -> tuple[Media, ...]:
     images = [*_paths(row, "image"), *_paths(row, "images")]
     if any(isinstance(image, bytes) for image in images):
         raise DataError("its image lies in the file of rows itself; `vlrl data convert` writes it as a file of its own")
-    media = [Media(source=resolve(path, root)) for path in images]
+    media = [Media(source=source(path, root, access)) for path in images]
     start, end = row.get("video_start"), row.get("video_end")
-    media += [Media(kind="video", source=resolve(path, root), start=start, end=end) for path in _paths(row, "video")]
+    media += [Media(kind="video", source=source(path, root, access), start=start, end=end)
+              for path in _paths(row, "video")]
     return tuple(media)
 
 

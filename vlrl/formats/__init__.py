@@ -87,10 +87,10 @@ FORMATS: dict[str, Format] = {
 
 
 def rows_in(path: Path, format: str = "auto", root: Path | None = None,
-            columns: Mapping[str, str] | None = None) -> list[tuple[str, Row | DataError]]:
+            columns: Mapping[str, str] | None = None, roots: tuple[Path, ...] = ()) -> list[tuple[str, Row | DataError]]:
     """(place, canonical row) of every row of a file; what is no row of a known format gives its DataError instead.
 
-    Media lie under `root` (default: the file's folder); sizes that a format leaves out are read from their headers.
+    Media lie under `root` (default: the file's folder) or `roots`; sizes that a format leaves out are read from their headers.
     `columns` says which field of the records stands for a canonical one.
 
     Raises DataError when the file as a whole cannot be read, ConfigError for an unknown format.
@@ -106,7 +106,7 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
         name = format if format != "auto" else recognised(record) or "canonical"
         if name == "canonical" and path.suffix.lower() in (".csv", ".tsv") and not isinstance(record, DataError):
             record = {"id": id, **record} if record.keys() & _CONTENT else _unknown(record)
-        for row in canonical(record, name, Source(id, root or path.parent)):
+        for row in canonical(record, name, Source(id, root or path.parent, roots)):
             number += 1
             made.setdefault(name, []).append((number, where, row))
     if missing and number:
