@@ -1,8 +1,10 @@
 """URLs of media, against real servers of this machine. A test's guard alone lets loopback addresses through."""
 
 import gzip
+import hashlib
 import io
 import ipaddress
+import json
 import shutil
 import socket
 import ssl
@@ -109,8 +111,8 @@ def test_addresses_that_are_not_public(address):
     assert not is_public(ipaddress.ip_address(address))
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8",
-                                     "2002:808:808::1"])
+@pytest.mark.parametrize("address", ["8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8",
+                                     "64:ff9b::8.8.8.8", "2002:808:808::1"])
 def test_public_addresses(address):
     assert is_public(ipaddress.ip_address(address))
 
@@ -130,8 +132,9 @@ def test_the_default_connects_to_nothing_private(tmp_path, serve):
     assert not server.asked
 
 
-@pytest.mark.parametrize("host", ["2130706433", "0177.0.0.1", "0x7f000001", "127.1", "0x7f.1", "127.0.0.0x1", "[fe80::1%25lo]",
-                                  "", "a..b", "-", "a b", "[::1", "example.org\\@127.0.0.1", "ex\u0430mple.org"])
+@pytest.mark.parametrize("host", [
+    "2130706433", "0177.0.0.1", "0x7f000001", "127.1", "0x7f.1", "127.0.0.0x1", "[fe80::1%25lo]", "", "a..b", "-", "a b",
+    "[::1", "example.org\\@127.0.0.1", "ex\u0430mple.org"])
 def test_odd_hosts_are_refused_unasked(tmp_path, host):
     def never(*_):
         raise AssertionError("looked up")
@@ -193,8 +196,9 @@ def test_the_certificate_is_checked_against_the_name(serve, policy, certificate)
 @pytest.mark.parametrize(("entry", "url", "right"), [
     (None, "https://a.org/x", True), (None, "http://a.org/x", False), (None, "https://a.org:8443/x", False),
     ("a.org", "https://a.org/x", True), ("a.org", "https://A.org./x", True), ("a.org", "https://b.a.org/x", False),
-    ("a.org", "http://a.org/x", False), ("a.org", "https://a.org:8443/x", False), ("*.a.org", "https://b.a.org/x", True),
-    ("*.a.org", "https://a.org/x", False), ("*.a.org", "https://ba.org/x", False), ("a.org:8443", "https://a.org:8443/x", True),
+    ("a.org", "http://a.org/x", False), ("a.org", "https://a.org:8443/x", False),
+    ("*.a.org", "https://b.a.org/x", True), ("*.a.org", "https://a.org/x", False),
+    ("*.a.org", "https://ba.org/x", False), ("a.org:8443", "https://a.org:8443/x", True),
     ("http://a.org", "http://a.org/x", True), ("http://a.org", "https://a.org/x", False),
     (None, "ftp://a.org/x", False), (None, "file:///etc/passwd", False), (None, "data:image/png;base64,AA", False),
     (None, "https://a.org/a b", False), (None, "https://a.org/\nHost:", False), (None, "https://a.org:99999/x", False),
@@ -213,7 +217,7 @@ def test_secrets_are_refused_and_never_printed(tmp_path, serve, policy):
         checked("https://me:s3cret@a.org/x.png", Policy(None, tmp_path))
     assert "s3cret" not in str(error.value) and "me" not in str(error.value).split("a.org")[0].split()
     server = serve({"/x.png?token=s3cret": (404, {}, b"")})
-    with pytest.raises(DataError, match=r"127\.0\.0\.1:\d+/x\.png\?\.\.\.' the server answers 404|answers 404") as error:
+    with pytest.raises(DataError, match=r"/x\.png\?\.\.\.': the server answers 404") as error:
         get(server.url("/x.png?token=s3cret"), policy())
     remote = checked(server.url("/x.png?token=s3cret"), policy())
     assert "s3cret" not in f"{error.value}{remote}{remote!r}{Media(source=remote)}"
@@ -300,7 +304,7 @@ def test_a_slow_answer_ends_in_time(serve, policy, where):
 
 def test_a_resolver_that_hangs_ends_in_time(policy):
     hang = threading.Event()
-    own = policy("http://slow.test", guard=Guard(look_up=lambda host, port: [hang.wait()] and []))
+    own = policy("http://slow.test", guard=Guard(look_up=lambda host, port: [str(hang.wait())]))
     with pytest.raises(DataError, match="not found in time"):
         get("http://slow.test/a.png", own, seconds=0.2)
     hang.set()
@@ -381,7 +385,8 @@ def test_a_kept_name_leads_nowhere(serve, policy, tmp_path):
     (entry,) = (own.cache / "urls").glob("*.json")
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret")
-    entry.write_text('{"file": "../../secret", "sha256": "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"}')
+    told = {"file": "../../secret", "sha256": hashlib.sha256(secret.read_bytes()).hexdigest()}
+    entry.write_text(json.dumps(told))
     assert get(server.url(), own).read_bytes() == png()
 
 

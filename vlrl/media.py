@@ -137,8 +137,8 @@ def _checked_file(source: Any, limits: LimitsSettings) -> Path:
 
 def _refuse_url(path: str) -> None:
     if _URL.match(path):
-        raise DataError(f"media path {shown(path)} is a URL, and nothing is fetched unless data.urls allows it: download "
-                        "it and name the file, or set data.urls to the hosts that may be asked")
+        raise DataError(f"media path {shown(path)} is a URL, and nothing is fetched unless data.urls allows it: "
+                        "download it and name the file, or set data.urls to the hosts that may be asked")
 
 
 def _guard(path: Path, read: Any) -> Any:

@@ -18,7 +18,8 @@ __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AsyncSettings", "Config", "Cur
            "EngineSettings", "LimitsSettings", "LoraSettings", "ModelSettings", "RolloutSettings", "TaskSettings",
            "TrainSettings", "label_of", "resumable"]
 
-RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "data.cache", *(f"engine.{name}" for name in PLACES))
+RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "data.cache",
+             *(f"engine.{name}" for name in PLACES))
 """Settings, and sections of them, that may differ between a checkpoint and the run that resumes it."""
 SHORT = ("engine", "task", "curriculum")
 """Top-level settings of which a text alone is the `name`."""
@@ -45,16 +46,16 @@ class DataSettings(Settings):
         default="", description="Folder that media paths are relative to; empty = the data file's folder.")
     format: str = Field(default="auto", description="Format of the rows; auto recognises it by their fields.")
     index: Literal["auto", "memory", "lazy"] = Field(
-        default="auto", description="memory: all rows are read and checked at the start. lazy: a row is read when it is "
-        "drawn, and a bad one is left out then (data.quarantine) or stops the run; for files larger than memory. auto = "
-        "lazy for a large file (above 256 MiB) of a format that has one row per record.")
+        default="auto", description="memory: all rows are read and checked at the start. lazy: a row is read when it "
+        "is drawn, and a bad one is left out then (data.quarantine) or stops the run; for files larger than memory. "
+        "auto = lazy for a large file (from 64 MiB) of a format that has one row per record.")
     media_roots: tuple[str, ...] = Field(
         default=(), description="Further folders that media paths may lead into, absolute or by '..' and links. A row "
         "whose media lie elsewhere is a bad row.")
     urls: bool | tuple[str, ...] = Field(
         default=False, description="Whether media may be URLs: false, true (every public host, by https), or hosts, as "
-        "in [images.example.org, '*.example.org', 'example.org:8443', 'http://example.org']. Private addresses are never "
-        "asked. See docs/security.md.")
+        "in [images.example.org, '*.example.org', 'example.org:8443', 'http://example.org']. Private addresses are "
+        "never asked. See docs/security.md.")
     cache: str = Field(
         default="", description="Folder that keeps what was fetched from URLs, and the places of rows in large files; "
         "empty = vlrl in the user's cache folder.")

@@ -90,7 +90,8 @@ class Source:
         from vlrl.media import resolve
 
         try:
-            names = sorted(os.listdir(resolve(folder, self.root or Path.cwd(), self.roots)))
+            place = resolve(folder, self.root or Path.cwd(), self.roots)
+            names = sorted(os.listdir(place))
         except (OSError, ValueError, DataError):
             return []
         return [f"{folder}/{name}" for name in names if name.lower().endswith((".jpg", ".jpeg", ".png"))]
@@ -108,7 +109,8 @@ class Source:
         from vlrl.media import IMAGE_FORMATS, resolve
 
         try:
-            file = io.BytesIO(image) if isinstance(image, bytes) else resolve(image, self.root or Path.cwd(), self.roots)
+            here = self.root or Path.cwd()
+            file = io.BytesIO(image) if isinstance(image, bytes) else resolve(image, here, self.roots)
             with Image.open(file, formats=IMAGE_FORMATS) as found:
                 width, height = found.size
                 told = found.format != "PNG" or "exif" in found.info  # else it would be looked for behind the pixels
