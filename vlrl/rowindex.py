@@ -36,7 +36,7 @@ from vlrl.formats.folders import shards_of, side_of, split_of
 log = logging.getLogger(__name__)
 
 _VERSION = 1
-_CHUNK = 16 << 20
+_CHUNK = 4 << 20
 _GROUP_BYTES = 16 << 20
 """Of a parquet row group, decoded: larger ones are unpacked once, since one row costs the whole group."""
 _KEPT_BYTES = 64 << 20
@@ -204,8 +204,8 @@ def _scanned(path: Path) -> np.ndarray:
             begins = chunk.endswith(b"\n")
             starts.append(first + base)
             odd.append(np.isin(data[first], (9, 10, 11, 12, 13, 32)) if len(first) else np.zeros(0, bool))
-            names_split = names_split or b'"split"' in tail + chunk
-            base, tail = base + len(chunk), chunk[-8:]
+            names_split = names_split or b'"split"' in chunk or b'"split"' in tail + chunk[:8]
+            base, tail = base + len(chunk), (tail + chunk[-8:])[-8:]
         if not starts:
             return np.zeros((0, 3), np.int64)
         at, doubtful = np.concatenate(starts), np.concatenate(odd)
@@ -333,7 +333,7 @@ def _unpack(source: Path, target: Path) -> None:
     with (pq.ParquetFile(source, buffer_size=1 << 20) as file, pa.OSFile(str(target), "wb") as out,
           pa.ipc.new_file(out, file.schema_arrow) as writer):
         for n, batch in enumerate(file.iter_batches(batch_size=1024, use_threads=False)):
-            if n % 64 == 0:
+            if n % 64 == 0:  # about 64,000 rows
                 _check_room(source, target)
             writer.write_batch(batch)
 
