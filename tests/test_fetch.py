@@ -133,8 +133,8 @@ def test_the_default_connects_to_nothing_private(tmp_path, serve):
 
 
 @pytest.mark.parametrize("host", [
-    "2130706433", "0177.0.0.1", "0x7f000001", "127.1", "0x7f.1", "127.0.0.0x1", "[fe80::1%25lo]", "", "a..b", "-", "a b",
-    "[::1", "example.org\\@127.0.0.1", "ex\u0430mple.org"])
+    "2130706433", "0177.0.0.1", "0x7f000001", "127.1", "0x7f.1", "127.0.0.0x1", "[fe80::1%25lo]", "", "a..b", "-",
+    "a b", "[::1", "example.org\\@127.0.0.1", "ex\u0430mple.org"])
 def test_odd_hosts_are_refused_unasked(tmp_path, host):
     def never(*_):
         raise AssertionError("looked up")

@@ -156,8 +156,8 @@ def test_classes_of_datasets_get_their_names(tmp_path):
 
 def test_other_formats_and_media(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    path = lines(tmp_path / "a.jsonl", [{"image": "a.png", "problem": f"What is {i}?", "solution": f"<answer>{i}</answer>"}
-                                        for i in range(5)])
+    path = lines(tmp_path / "a.jsonl", [{"image": "a.png", "problem": f"What is {i}?",
+                                         "solution": f"<answer>{i}</answer>"} for i in range(5)])
     same(read(path), read(path, "memory"))
     assert read(path)[0].media[0].source == tmp_path / "a.png"
 

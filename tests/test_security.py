@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from safetensors.torch import save_file
 
-from vlrl.app.textfiles import read_yaml
 from vlrl import config
+from vlrl.app.textfiles import read_yaml
 from vlrl.errors import ConfigError
 from vlrl.loading import load_model
 
 ROOT = Path(__file__).resolve().parents[1]
-CODE = sorted(p for folder in ("vlrl", "app", "tasks", "benchmarks") for p in (ROOT / folder).rglob("*.py")) + [
-    ROOT / "train.py"]
+CODE = [ROOT / "train.py", *sorted(p for folder in ("vlrl", "app", "tasks", "benchmarks")
+                                   for p in (ROOT / folder).rglob("*.py"))]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 UNSAFE = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
 ALLOWED = {("vlrl/balance.py", "imports pickle")}
@@ -58,8 +57,9 @@ def test_no_code_runs_what_it_reads():
 
 
 @pytest.mark.parametrize("line", [
-    "import pickle", "from pickle import loads", "import joblib.numpy_pickle", "eval('1')", "exec(text)", "os.system(x)",
-    "torch.load(path)", "torch.load(path, weights_only=False)", "subprocess.run(x, shell=True)", "yaml.load(text)",
+    "import pickle", "from pickle import loads", "import joblib.numpy_pickle", "eval('1')", "exec(text)",
+    "os.system(x)", "torch.load(path)", "torch.load(path, weights_only=False)",
+    "subprocess.run(x, shell=True)", "yaml.load(text)",
     "yaml.load(text, Loader=yaml.X)", "AutoModel.from_pretrained(n, trust_remote_code=True)", "np.load(path)",
     "np.load(path, allow_pickle=True)", "httpx.get(url, verify=False)", "load(n, trust_remote_code=flag)"])
 def test_the_search_finds(line):

@@ -285,6 +285,7 @@ class Groups:
         self._ends = list(accumulate(meta.row_group(i).num_rows for i in range(meta.num_row_groups)))
         self._classes = class_names(file.schema_arrow)
         self._kept: OrderedDict[int, Any] = OrderedDict()
+        self._used = 0
         split = (batch.column(0) for batch in file.iter_batches(columns=["split"])
                  ) if "split" in file.schema_arrow.names else ()
         self.sides = _column_sides(split) if "split" in file.schema_arrow.names else None
@@ -302,12 +303,12 @@ class Groups:
             return Found(f"{self._path}, row {index + 1}", "", DataError(f"it cannot be read: {error}"))
 
     def _group(self, k: int) -> Any:
-        if k in self._kept:
-            self._kept.move_to_end(k)
-            return self._kept[k]
-        self._kept[k] = self._file.read_row_group(k, use_threads=False)
-        while len(self._kept) > 1 and sum(table.nbytes for table in self._kept.values()) > _KEPT_BYTES:
-            self._kept.popitem(last=False)
+        if k not in self._kept:
+            self._kept[k] = self._file.read_row_group(k, use_threads=False)
+            self._used += self._kept[k].nbytes
+        self._kept.move_to_end(k)
+        while len(self._kept) > 1 and self._used > _KEPT_BYTES:
+            self._used -= self._kept.popitem(last=False)[1].nbytes
         return self._kept[k]
 
 
