@@ -98,7 +98,8 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, type=Path, metavar=("FILE", "CACHE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(measure(*args.one, args.reads)))
+        file, cache = args.one
+        print(json.dumps(measure(file, cache, args.reads)))
         return
     with tempfile.TemporaryDirectory(prefix="vlrl-scale-", dir=args.folder) as name:
         folder = Path(name)

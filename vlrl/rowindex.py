@@ -50,8 +50,10 @@ _SIDES = {None: 0, "train": 1, "heldout": 2}
 class Rows(Protocol):
     """The records of a file by number."""
 
-    sides: np.ndarray | None
-    """[N] int8: 1 = train, 2 = heldout, 0 = neither, by the `split` of each record; None where no record has one."""
+    @property
+    def sides(self) -> np.ndarray | None:
+        """[N] int8: 1 = train, 2 = heldout, 0 = neither, by the `split` of each record; None where none has one."""
+        ...
 
     def __len__(self) -> int: ...
 
