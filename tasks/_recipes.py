@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from vlrl.data import sample_from_row
 from vlrl.errors import ConfigError, DataError
 from vlrl.plugins import resolve
 from vlrl.task import Task, Weight
@@ -89,7 +88,7 @@ class RecipeTask(Task):
         return found
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
-        sample = sample_from_row(row, root)
+        sample = super().sample_from_row(row, root)
         problem = self.problem(sample.row) or (self.used.problem and self.used.problem(self, sample.row))
         if problem:
             raise DataError(f"row '{sample.id}': {problem}")

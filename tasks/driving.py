@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from vlrl.media import resolve
+from vlrl.media import Access, resolve
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.driving import HEADS, obstacle_problem, polygon_problem, project, trajectory_problem
 from vlrl.rewards.text import parse_answer
@@ -67,7 +67,8 @@ class Driving(RecipeTask):
         outcomes = sample.get("outcomes")
         if not isinstance(outcomes, Mapping):
             return sample
-        paths = {plan: str(resolve(path, root or Path.cwd())) for plan, path in outcomes.items()}
+        roots = Access.of(self.data).roots
+        paths = {plan: str(resolve(path, root or Path.cwd(), roots)) for plan, path in outcomes.items()}
         return replace(sample, row={**sample.row, "outcomes": paths})
 
     def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:

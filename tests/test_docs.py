@@ -274,7 +274,8 @@ PROVOKED = {
     "row '…': media file … does not exist; check it and data.root": reads(1, image="none.png"),
     "the row has id=…; every row needs an 'id'": lambda folder: sample_from_row({}, folder),
     "media path … leads out of …: …": lambda folder: resolve("../a.png", folder),
-    "media path … is a URL; nothing is fetched while training": lambda folder: resolve("http://a.b/c.png", folder),
+    "media path … is a URL, and nothing is fetched unless data.urls allows it: …":
+        lambda folder: resolve("http://a.b/c.png", folder),
 }
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ from vlrl.formats import rows_in
 from vlrl.formats.fields import short
 from vlrl.formats.files import MOST_LINE
 from vlrl.formats.folders import of_side
-from vlrl.media import resolve
+from vlrl.media import CLOSED, Access, source
 from vlrl.plugins import failure
 from vlrl.rewards.boxes import is_number
 from vlrl.types import Media, Sample
@@ -146,8 +147,9 @@ def check_suffix(path: Path) -> None:
         raise DataError(f"{path}: rows are kept in .jsonl (one object a line) or .json (a list of objects)")
 
 
-def sample_from_row(row: Mapping[str, Any], root: Path | None = None) -> Sample:
-    """A sample from a canonical row. Media come from `image`, `images` or `video`, resolved under `root`, unread.
+def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Access = CLOSED) -> Sample:
+    """A sample from a canonical row. Media come from `image`, `images` or `video`, unread: they lie under `root`, or
+    where else `access` allows.
 
     Fields that are not canonical stay in the row and are gathered in its `meta` too; a weight of null becomes 1.
 
@@ -166,29 +168,38 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None) -> Sample:
     try:
         _check_text(row)
         _check_values(row)
-        return Sample(id=sample_id, row=_weighted(clean), media=_media(row, root or Path.cwd()))
+        return Sample(id=sample_id, row=_weighted(clean), media=_media(row, root or Path.cwd(), access))
     except DataError as error:
         raise DataError(f"row {sample_id!r}: {error}") from None
 
 
-def read_samples(task: Any, split: str) -> Samples:
-    """The samples in the file of `data.<split>`, made by `task.sample_from_row`.
+def read_samples(task: Any, split: str) -> Sequence[Sample]:
+    """The samples in the files of `data.<split>`, made by `task.sample_from_row`.
 
-    Media files exist, boxes and points lie inside the image, ids are unique. Of a file whose rows name both sides in
+    Media files exist, boxes and points lie inside the image, ids are unique. Of files whose rows name both sides in
     `split` (train; val, test ...), those of this side are read.
 
-    With `data.quarantine` bad rows are left out, logged and listed in `quarantined`; else the first stops the run.
+    With `data.quarantine` bad rows are left out, logged and listed in `quarantined`; else the first stops the run. Of
+    large files, see `data.index`, rows are read and checked one by one when they are asked for.
 
     Raises ConfigError when the split has no file, DataError naming file, line and row.
     """
-    path = _split_file(task, split)
+    from vlrl.lazydata import lazy_samples
+
+    files = _split_files(task, split)
     data = task.data
-    root = Path(data.root) if data.root else path.parent
+    root = Path(data.root) if data.root else files[0].parent
+    return lazy_samples(task, split, files, root) or _all_samples(task, split, files, root)
+
+
+def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Samples:
+    data, roots = task.data, Access.of(task.data).roots
     samples: dict[str, Sample] = {}
     bad: list[BadRow] = []
-    for where, row in of_side(rows_in(path, data.format, root), split):
+    rows = [found for path in files for found in rows_in(path, data.format, root, roots=roots)]
+    for where, row in of_side(rows, split):
         try:
-            sample = _checked_sample(task, row, root)
+            sample = checked_sample(task, row, root)
             if sample.id in samples:
                 raise DataError(f"row '{sample.id}': this id occurs before; ids must be unique")
             samples[sample.id] = sample
@@ -201,7 +212,7 @@ def read_samples(task: Any, split: str) -> Samples:
         log.warning("data.%s: left out %d of %d rows%s", split, len(bad), len(bad) + len(samples), listed)
     if not samples:
         first = f"; {bad[0].where}: {bad[0].reason}" if bad else ""
-        raise DataError(f"data.{split}={str(path)!r} has no usable row{first}")
+        raise DataError(f"data.{split}={getattr(data, split)!r} has no usable row{first}")
     return Samples(list(samples.values()), bad)
 
 
@@ -227,7 +238,9 @@ def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sa
     return replace(sample, row=_weighted(sample.row))
 
 
-def _checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
+def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
+    """The sample of a row, whose media files exist and whose boxes and points lie inside the image. Raises DataError
+    naming the row."""
     sample = make_sample(task, row, root)
     for media in sample.media:
         if isinstance(media.source, Path) and not os.path.isfile(media.source):  # Path.is_file raises for long names
@@ -271,7 +284,16 @@ def _outside(values: Any, size: Sequence[Any]) -> bool:
     return any(not -OUTSIDE <= v <= size[i % 2] + OUTSIDE for i, v in enumerate(values))
 
 
-def _split_file(task: Any, split: str) -> Path:
+def readable(samples: Sequence[Sample], index: int) -> Sample | None:
+    """A sample; None when its row is read only now, and is bad."""
+    try:
+        return samples[index]
+    except DataError:
+        return None
+
+
+def _split_files(task: Any, split: str) -> list[Path]:
+    """The file, or folder, of a split; or the files that its pattern (`rows-*.jsonl`) fits, by name."""
     if split not in SPLITS:
         raise ConfigError(f"split {split!r}: rows are read from files for {' and '.join(SPLITS)} only")
     name = getattr(task.data, split, "")
@@ -279,18 +301,25 @@ def _split_file(task: Any, split: str) -> Path:
         raise ConfigError(f"data.{split} is not set: task '{task.name}' reads its rows from a file, e.g. "
                           f"data.{split}=rows.jsonl")
     path = Path(name)
-    if not os.path.exists(path):
+    if os.path.exists(path):
+        return [path]
+    found = sorted(map(Path, glob.glob(name))) if glob.has_magic(name) else []
+    if not found:
         raise ConfigError(f"data.{split}={name!r}: this file does not exist")
-    return path
+    if len({file.parent for file in found}) > 1 and not task.data.root:
+        raise ConfigError(f"data.{split}={name!r} fits files of several folders: set data.root to the folder that "
+                          "their media lie under")
+    return found
 
 
-def _media(row: Mapping[str, Any], root: Path) -> tuple[Media, ...]:
+def _media(row: Mapping[str, Any], root: Path, access: Access) -> tuple[Media, ...]:
     images = [*_paths(row, "image"), *_paths(row, "images")]
     if any(isinstance(image, bytes) for image in images):
         raise DataError("its image lies in the file of rows itself; `vlrl data convert` writes it as a file of its own")
-    media = [Media(source=resolve(path, root)) for path in images]
+    media = [Media(source=source(path, root, access)) for path in images]
     start, end = row.get("video_start"), row.get("video_end")
-    media += [Media(kind="video", source=resolve(path, root), start=start, end=end) for path in _paths(row, "video")]
+    media += [Media(kind="video", source=source(path, root, access), start=start, end=end)
+              for path in _paths(row, "video")]
     return tuple(media)
 
 

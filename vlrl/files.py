@@ -113,6 +113,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
 
 
+def cache_folder(name: str = "") -> Path:
+    """The folder `name`, or where this user's caches lie; it need not exist. What is in it can be made again."""
+    if name:
+        return Path(name).absolute()
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(home, "vlrl").absolute()
+
+
 # --- the lock ---------------------------------------------------------------------------------------------------------
 
 

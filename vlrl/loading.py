@@ -118,6 +118,7 @@ def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized
         if base is None:
             return _load_whole(name, dtype, what, quantized, device)
         from peft import PeftModel
+        from transformers.utils import cached_file
 
         what = f"{base!r}, the base model of the adapter {what},"
         rounded = Quantization.read(resolve(name))
@@ -125,6 +126,7 @@ def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized
             model = dequantized(load_model(base, rounded.compute_dtype, what, rounded, device), dtype)
         else:
             model = load_model(base, dtype, what)
+        cached_file(resolve(name), "adapter_model.safetensors")  # raises without one: PEFT would take a pickle
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
             adapted = PeftModel.from_pretrained(model, resolve(name))

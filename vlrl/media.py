@@ -3,8 +3,8 @@
     load(Media(source=Path("cat.jpg")), config.limits)        # one RGB frame, EXIF orientation applied
     load(Media(kind="video", source=Path("clip.mp4")), config.limits, VideoSampling(fps=1, max_frames=16))
 
-Nothing is decoded before its size is known, nothing is fetched from the network, and every failure is a DataError that
-names the file.
+Nothing is decoded before its size is known, nothing is fetched from the network unless `data.urls` says so, and every
+failure is a DataError that names the file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import os
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from vlrl.clipcache import NO_CACHE, ClipCache
 from vlrl.edits import edited
 from vlrl.errors import DataError
-from vlrl.settings import LimitsSettings
+from vlrl.fetch import Policy, Remote, checked, fetched, shown
+from vlrl.files import cache_folder
+from vlrl.settings import DataSettings, LimitsSettings
 from vlrl.types import LoadedMedia, Media
 from vlrl.video import Clip, VideoSampling, choose, decode
 
@@ -33,6 +37,32 @@ IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
 _READING = threading.Lock()
 """A picture that was opened and not yet read must not be read by two threads at once."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where media may come from besides the root of the rows."""
+
+    roots: tuple[Path, ...] = ()
+    """Further folders, absolute, links followed: data.media_roots."""
+    urls: Policy | None = None
+    """None = nothing is fetched."""
+
+    @classmethod
+    def of(cls, data: DataSettings | None) -> Access:
+        """What the settings `data.*` allow. Raises ConfigError for entries of data.urls that are no hosts."""
+        return _access(data.media_roots, data.urls, data.cache) if data else CLOSED
+
+
+CLOSED = Access()
+"""The root alone."""
+
+
+@cache
+def _access(roots: tuple[str, ...], urls: bool | tuple[str, ...], cache: str) -> Access:
+    folders = tuple(Path(os.path.realpath(root)) for root in roots)
+    policy = Policy(None if urls is True else urls, cache_folder(cache)) if urls else None
+    return Access(folders, policy)
 
 
 def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = None,
@@ -59,10 +89,17 @@ def _load(media: Media, limits: LimitsSettings, video: VideoSampling, cache: Cli
     return LoadedMedia(kind="image", frames=(_decode(data, path, limits),), sha256=_sha256(data), path=path)
 
 
-def resolve(path: str, root: Path) -> Path:
+def source(path: str, root: Path, access: Access = CLOSED) -> Path | Remote:
+    """What a row names: a file, see `resolve`, or a URL that data.urls allows. Raises DataError."""
+    if access.urls and isinstance(path, str) and _URL.match(path):
+        return checked(path, access.urls)
+    return resolve(path, root, access.roots)
+
+
+def resolve(path: str, root: Path, roots: Sequence[Path] = ()) -> Path:
     """The file that a row names, relative to `root`, as an absolute path; it need not exist.
 
-    Raises DataError for a URL and for a path that leads out of `root` ("..", absolute, by a link).
+    Raises DataError for a URL and for a path that leads out of `root` and all of `roots` ("..", absolute, by a link).
     """
     if not isinstance(path, str) or not path:
         raise DataError(f"media path {path!r} must be a text")
@@ -72,9 +109,9 @@ def resolve(path: str, root: Path) -> Path:
         full = (base / path).resolve()
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise DataError(f"media path {path!r} is not a path: {error}") from None
-    if not full.is_relative_to(base):
-        raise DataError(f"media path {path!r} leads out of {base}: move the file there, or set data.root to a folder "
-                        "that holds all media")
+    if not any(full.is_relative_to(folder) for folder in (base, *roots)):
+        raise DataError(f"media path {path!r} leads out of {' and '.join(map(str, (base, *roots)))}: move the file "
+                        "there, set data.root to a folder that holds all media, or add its folder to data.media_roots")
     return full
 
 
@@ -82,6 +119,8 @@ def resolve(path: str, root: Path) -> Path:
 
 
 def _checked_file(source: Any, limits: LimitsSettings) -> Path:
+    if isinstance(source, Remote):
+        source = fetched(source, limits.media_bytes, limits.url_seconds)
     if not isinstance(source, (str, os.PathLike)):
         raise DataError(f"media source of type {type(source).__name__}: give a path, a PIL image, or frames")
     _refuse_url(str(source))
@@ -98,8 +137,8 @@ def _checked_file(source: Any, limits: LimitsSettings) -> Path:
 
 def _refuse_url(path: str) -> None:
     if _URL.match(path):
-        raise DataError(f"media path {path[:200]!r} is a URL; nothing is fetched while training: download it and name "
-                        "the file")
+        raise DataError(f"media path {shown(path)} is a URL, and nothing is fetched unless data.urls allows it: "
+                        "download it and name the file, or set data.urls to the hosts that may be asked")
 
 
 def _guard(path: Path, read: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from vlrl.curriculum import (
     right,
 )
 from vlrl.curriculum.report import Tally
+from vlrl.data import readable
 from vlrl.encode import Encoder, PromptTooLong
 from vlrl.engine.base import Engine
 from vlrl.errors import ConfigError, DataError, TrainingError
@@ -387,7 +389,9 @@ def first_samples(task: Task, split: str, count: int) -> list[Sample]:
     samples = task_samples(task, split)
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")
-    first = [samples[i] for i in range(min(count, len(samples)))]
+    leave_out = task.data is not None and task.data.quarantine
+    found = (readable(samples, i) if leave_out else samples[i] for i in range(len(samples)))
+    first = list(itertools.islice((sample for sample in found if sample is not None), count))
     out, seen = [], dict[str, int]()
     for sample in first:  # each task goes through its templates
         turn = seen[sample.task] = seen.get(sample.task, -1) + 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from vlrl.fetch import parts
 from vlrl.settings_algo import AlgoSettings
 from vlrl.settings_base import Beta, Count, Fraction, NonNegative, Positive, Rate, Settings
 from vlrl.settings_engine import PLACES, EngineSettings
@@ -17,7 +18,8 @@ __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AsyncSettings", "Config", "Cur
            "EngineSettings", "LimitsSettings", "LoraSettings", "ModelSettings", "RolloutSettings", "TaskSettings",
            "TrainSettings", "label_of", "resumable"]
 
-RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", *(f"engine.{name}" for name in PLACES))
+RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "data.cache",
+             *(f"engine.{name}" for name in PLACES))
 """Settings, and sections of them, that may differ between a checkpoint and the run that resumes it."""
 SHORT = ("engine", "task", "curriculum")
 """Top-level settings of which a text alone is the `name`."""
@@ -43,6 +45,20 @@ class DataSettings(Settings):
     root: str = Field(
         default="", description="Folder that media paths are relative to; empty = the data file's folder.")
     format: str = Field(default="auto", description="Format of the rows; auto recognises it by their fields.")
+    index: Literal["auto", "memory", "lazy"] = Field(
+        default="auto", description="memory: all rows are read and checked at the start. lazy: a row is read when it "
+        "is drawn, and a bad one is left out then (data.quarantine) or stops the run; for files larger than memory. "
+        "auto = lazy for a large file (from 64 MiB) of a format that has one row per record.")
+    media_roots: tuple[str, ...] = Field(
+        default=(), description="Further folders that media paths may lead into, absolute or by '..' and links. A row "
+        "whose media lie elsewhere is a bad row.")
+    urls: bool | tuple[str, ...] = Field(
+        default=False, description="Whether media may be URLs: false, true (every public host, by https), or hosts, as "
+        "in [images.example.org, '*.example.org', 'example.org:8443', 'http://example.org']. Private addresses are "
+        "never asked. See docs/security.md.")
+    cache: str = Field(
+        default="", description="Folder that keeps what was fetched from URLs, and the places of rows in large files; "
+        "empty = vlrl in the user's cache folder.")
     seed: int = Field(default=0, ge=-(2**63), lt=2**63,
                       description="Seed of drawn data and of fixed splits; apart from the training seed.")
     quarantine: bool = Field(default=False, description="Leave bad rows out, count and list them, instead of stopping.")
@@ -55,6 +71,18 @@ class DataSettings(Settings):
     workers: Annotated[int, Field(ge=0, le=64)] = Field(
         default=2, description="Threads per process that read and process the media of the next prompts while a step "
         "computes; 0 = none.")
+
+    @field_validator("media_roots", "urls", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("urls")
+    @classmethod
+    def _hosts(cls, value: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
+        for entry in value if isinstance(value, tuple) else ():
+            parts(entry)
+        return value
 
 
 class LoraSettings(Settings):
@@ -210,6 +238,9 @@ class LimitsSettings(Settings):
         default=2_000_000_000, description="A video whose sampled frames have more pixels together is refused unread; "
         "they take three bytes each.")
     media_bytes: Positive = Field(default=2_000_000_000, description="A larger media file is refused unread.")
+    url_seconds: float = Field(
+        default=60, gt=0, description="A URL of data.urls that is not there after so long, redirects and further tries "
+        "included, is refused.")
 
 
 class Config(Settings):

@@ -150,8 +150,9 @@ class Task:
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
         """A Sample from one row in the task's data format; media paths are resolved under `root`."""
         from vlrl.data import sample_from_row
+        from vlrl.media import Access
 
-        return sample_from_row(row, root)
+        return sample_from_row(row, root, Access.of(self.data))
 
     # --- what the loop calls -------------------------------------------------------------------------------------
 

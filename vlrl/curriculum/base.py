@@ -21,6 +21,7 @@ import numpy as np
 
 from vlrl.curriculum.columns import Columns
 from vlrl.curriculum.history import History
+from vlrl.data import readable
 from vlrl.mixture import Turns
 from vlrl.rewards.boxes import is_number
 from vlrl.settings import CurriculumSettings, RolloutSettings
@@ -30,6 +31,8 @@ _LARGEST = 1e30
 """A number beyond is taken for none: ranges of float32 are computed of it."""
 _LONGEST = 200
 """Characters of a category's name."""
+_BAD = Sample(id="")
+"""A row that is read only now and is bad: it has no fields. Drawing it says what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ class Prompts:
         def read(name: str) -> Sequence[Any]:
             if name == "task" and isinstance(samples, Turns):
                 return samples.tasks
-            drawn = (samples[i] for i in range(len(samples)))
+            drawn = (readable(samples, i) or _BAD for i in range(len(samples)))
             if beside is None:
                 return [_field(sample, name) for sample in drawn]
             return beside.over(name, [(sample.id, _field(sample, name)) for sample in drawn])

@@ -13,14 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlrl.curriculum.history import History
+from vlrl.data import readable
 from vlrl.files import replacing
 from vlrl.types import Sample
 
 _NAMES = {"index": pa.int32(), "sample_id": pa.string(), "category": pa.string(), "task": pa.string()}
 SCHEMA = pa.schema({**_NAMES, "visits": pa.int32(), "last_step": pa.int32(), "pass_rate": pa.float32(),
                     "reward": pa.float32()})
-"""`index` is the place in the training split, `task` the label in a mixture. `last_step`, and pass rate and mean reward
-of the group of that step, are null for a prompt that was drawn and never scored."""
+"""`index` is the place in the training split, `task` the label in a mixture; a bad row of a large file has no id.
+`last_step`, and pass rate and mean reward of the group of that step, are null for a prompt that was drawn and never
+scored."""
 
 
 def write_visited(path: Path, history: History, samples: Sequence[Sample]) -> None:
@@ -38,7 +40,7 @@ def _named(path: Path, visited: np.ndarray, samples: Sequence[Sample]) -> pa.Tab
     """The columns of _NAMES for the visited prompts, in order."""
     known = _written(path, visited)
     fresh = np.setdiff1d(visited, np.asarray(known["index"]), assume_unique=True).tolist()
-    drawn = (samples[i] for i in fresh)
+    drawn = (readable(samples, i) or Sample(id="") for i in fresh)
     rows = [{"index": i, "sample_id": _text(s.id), "category": None if s.category is None else _text(str(s.category)),
              "task": _text(s.task)} for i, s in zip(fresh, drawn, strict=True)]
     table = pa.concat_tables([known, pa.Table.from_pylist(rows, pa.schema(_NAMES))])

@@ -35,6 +35,13 @@ class Format:
     """The canonical rows that a record stands for. Raises DataError."""
     together: Callable[[g.Placed], g.Placed] | None = None
     """Looks at all rows of a file, (number, place, row) each: joins those of one image, tells each what all ask for."""
+    several: bool = False
+    """Whether one record may stand for several rows."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether every record is one row, whatever the others say."""
+        return not self.several and self.together is None
 
 
 def _is_canonical(record: Mapping[str, Any]) -> bool:
@@ -50,14 +57,14 @@ def _is_canonical(record: Mapping[str, Any]) -> bool:
 FORMATS: dict[str, Format] = {
     "mathvista": Format(qa.is_mathvista, qa.question_answer),
     "canonical": Format(_is_canonical, lambda record, source: [dict(record)]),
-    "coco": Format(g.is_coco, g.coco),
+    "coco": Format(g.is_coco, g.coco, several=True),
     "label_studio": Format(a.is_label_studio, a.label_studio, a.ask_for_all),
-    "lisa": Format(g.is_lisa, g.lisa),
+    "lisa": Format(g.is_lisa, g.lisa, several=True),
     "alphadrive": Format(driving.is_alphadrive, driving.alphadrive),
     "chosen_rejected": Format(pairs.is_chosen_rejected, pairs.chosen_rejected),
     "r1_reward": Format(pairs.is_r1_reward, pairs.r1_reward),
     "response_pair": Format(pairs.is_response_pair, pairs.response_pair),
-    "captions": Format(video.is_captions, video.captions),
+    "captions": Format(video.is_captions, video.captions, several=True),
     "got10k": Format(video.is_got10k, video.got10k),
     "seed_bench_r1": Format(video.is_seed_bench_r1, video.seed_bench_r1),
     "next_gqa": Format(video.is_next_gqa, video.next_gqa),
@@ -67,7 +74,7 @@ FORMATS: dict[str, Format] = {
     "time_r1": Format(video.is_time_r1, video.time_r1, video.unique_ids),
     "clip_class": Format(video.is_clip_class, video.clip_class),
     "vlm_r1": Format(g.is_vlm_r1, g.vlm_r1),
-    "android_episode": Format(gui.is_android_episode, gui.android_episode),
+    "android_episode": Format(gui.is_android_episode, gui.android_episode, several=True),
     "android_step": Format(gui.is_android_step, gui.android_step),
     "gui_r1": Format(gui.is_gui_r1, gui.gui_r1),
     "gui_g2": Format(gui.is_gui_g2, gui.gui_g2),
@@ -75,7 +82,7 @@ FORMATS: dict[str, Format] = {
     "screenspot_pro": Format(gui.is_screenspot_pro, gui.screenspot_pro),
     "screenspot": Format(gui.is_screenspot, gui.screenspot, gui.corners_or_sides),
     "problem_box": Format(g.is_problem_box, g.problem_box),
-    "refcoco": Format(g.is_refcoco, g.refcoco),
+    "refcoco": Format(g.is_refcoco, g.refcoco, several=True),
     "problem_text": Format(qa.is_problem_text, qa.problem_text),
     "box_list": Format(a.is_box_list, a.box_list, a.ask_for_all),
     "qa": Format(qa.is_question_answer, qa.question_answer),
@@ -87,11 +94,12 @@ FORMATS: dict[str, Format] = {
 
 
 def rows_in(path: Path, format: str = "auto", root: Path | None = None,
-            columns: Mapping[str, str] | None = None) -> list[tuple[str, Row | DataError]]:
+            columns: Mapping[str, str] | None = None,
+            roots: tuple[Path, ...] = ()) -> list[tuple[str, Row | DataError]]:
     """(place, canonical row) of every row of a file; what is no row of a known format gives its DataError instead.
 
-    Media lie under `root` (default: the file's folder); sizes that a format leaves out are read from their headers.
-    `columns` says which field of the records stands for a canonical one.
+    Media lie under `root` (default: the file's folder) or `roots`; sizes that a format leaves out are read from their
+    headers. `columns` says which field of the records stands for a canonical one.
 
     Raises DataError when the file as a whole cannot be read, ConfigError for an unknown format.
     """
@@ -106,7 +114,7 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
         name = format if format != "auto" else recognised(record) or "canonical"
         if name == "canonical" and path.suffix.lower() in (".csv", ".tsv") and not isinstance(record, DataError):
             record = {"id": id, **record} if record.keys() & _CONTENT else _unknown(record)
-        for row in canonical(record, name, Source(id, root or path.parent)):
+        for row in canonical(record, name, Source(id, root or path.parent, roots)):
             number += 1
             made.setdefault(name, []).append((number, where, row))
     if missing and number:

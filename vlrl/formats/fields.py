@@ -43,6 +43,8 @@ class Source:
 
     id: str = "row"
     root: Path | None = None
+    roots: tuple[Path, ...] = ()
+    """Further folders that absolute paths may lead into: data.media_roots."""
 
     def path(self, given: Any) -> Any:
         """A media path of a record, relative to the root where that is possible.
@@ -58,6 +60,8 @@ class Source:
         root = os.path.realpath(self.root or Path.cwd())
         if text.startswith(f"{root}/"):
             return text[len(root) + 1:]
+        if any(Path(os.path.realpath(text.replace("\0", ""))).is_relative_to(folder) for folder in self.roots):
+            return text
         parts = [part for part in re.sub(r"^[A-Za-z]:", "", text).split("/") if part]
         ends = ("/".join(parts[i:]) for i in range(max(0, len(parts) - _PARTS), len(parts)))
         return next((end for end in ends if _exists(os.path.join(root, end))), "/".join(parts))
@@ -76,7 +80,7 @@ class Source:
         from vlrl.media import resolve
 
         try:
-            file = resolve(video, self.root or Path.cwd())
+            file = resolve(video, self.root or Path.cwd(), self.roots)
         except DataError:
             return None
         return told_duration(file) if os.path.isfile(file) else None
@@ -86,7 +90,8 @@ class Source:
         from vlrl.media import resolve
 
         try:
-            names = sorted(os.listdir(resolve(folder, self.root or Path.cwd())))
+            place = resolve(folder, self.root or Path.cwd(), self.roots)
+            names = sorted(os.listdir(place))
         except (OSError, ValueError, DataError):
             return []
         return [f"{folder}/{name}" for name in names if name.lower().endswith((".jpg", ".jpeg", ".png"))]
@@ -104,7 +109,8 @@ class Source:
         from vlrl.media import IMAGE_FORMATS, resolve
 
         try:
-            file = io.BytesIO(image) if isinstance(image, bytes) else resolve(image, self.root or Path.cwd())
+            here = self.root or Path.cwd()
+            file = io.BytesIO(image) if isinstance(image, bytes) else resolve(image, here, self.roots)
             with Image.open(file, formats=IMAGE_FORMATS) as found:
                 width, height = found.size
                 told = found.format != "PNG" or "exif" in found.info  # else it would be looked for behind the pixels

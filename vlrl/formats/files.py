@@ -8,9 +8,11 @@ is read by folders.py.
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import os
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +33,7 @@ _SPLITS = ("train", "val", "test")
 _BARE = ("image", "x1", "y1", "x2", "y2", "label")  # columns of a CSV without a header line
 _NUMBERS = frozenset(("width", "height", "difficulty", "weight", "count", "tolerance", "duration", "fps", "speed_mps",
                       "video_start", "video_end"))  # canonical fields that are numbers
-_ROW_SUFFIXES = ".jsonl (one object a line), .json (a list of objects), .csv, .tsv, .parquet or .arrow"
+_ROW_SUFFIXES = ".jsonl or .jsonl.gz (one object a line), .json (a list of objects), .csv, .tsv, .parquet or .arrow"
 
 
 class Found(NamedTuple):
@@ -50,7 +52,8 @@ def records(path: Path) -> list[Found]:
         from vlrl.formats.folders import folder_records
 
         return [found._replace(record=_shallow(found.record)) for found in folder_records(path)]
-    read = READERS.get(path.suffix.lower())
+    packed = path.suffix.lower() == ".gz" and Path(path.stem).suffix.lower() in (".jsonl", ".ndjson")
+    read = _lines if packed else READERS.get(path.suffix.lower())
     if read is None:
         raise DataError(f"{path}: rows are kept in {_ROW_SUFFIXES}")
     return [found._replace(record=_shallow(found.record)) for found in read(path)]
@@ -64,7 +67,7 @@ def _text(path: Path) -> str:
         size = os.stat(path).st_size
         if size > MOST_BYTES:
             raise DataError(f"{path} has {size} bytes, more than the {MOST_BYTES} that are read as one; cut it up")
-        return path.read_text(encoding="utf-8-sig")
+        return _unpacked(path) if path.suffix.lower() == ".gz" else path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} cannot be read: it is no UTF-8 text ({error.reason} at byte {error.start}). Save it "
                         "as UTF-8.") from None
@@ -72,9 +75,21 @@ def _text(path: Path) -> str:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def _unpacked(path: Path) -> str:
+    try:
+        with gzip.open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be unpacked: {error}") from None
+    if len(data) > MOST_BYTES:
+        raise DataError(f"{path} unpacks to more than the {MOST_BYTES} bytes that are read as one; cut it up, or set "
+                        "data.index=lazy")
+    return data.decode("utf-8-sig")
+
+
 def _lines(path: Path) -> Iterator[Found]:
     text = _text(path)
-    if text.lstrip()[:1] == "[" and isinstance(whole := _parse(text), list) and not _is_one_line(text):
+    if text.lstrip()[:1] == "[" and isinstance(whole := parsed_line(text), list) and not _is_one_line(text):
         return _listed(path, whole)  # a list under the name of lines
     return _each_line(path, text)
 
@@ -82,12 +97,12 @@ def _lines(path: Path) -> Iterator[Found]:
 def _each_line(path: Path, text: str) -> Iterator[Found]:
     for n, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            yield Found(f"{path}:{n}", f"{path.stem}-{n}", _object(_parse(line)))
+            yield Found(f"{path}:{n}", f"{path.stem}-{n}", record_of(parsed_line(line)))
 
 
 def _document(path: Path) -> Iterable[Found]:
     text = _text(path)
-    found = _parse(text, MOST_BYTES)
+    found = parsed_line(text, MOST_BYTES)
     if isinstance(found, DataError):
         if "Extra data" in str(found) and not _is_one_line(text):  # lines under the name of a document
             return _each_line(path, text)
@@ -134,7 +149,7 @@ def _coop(path: Path, found: Mapping[str, Any]) -> Iterator[Found]:
 
 def _listed(path: Path, rows: Sequence[Any]) -> Iterator[Found]:
     for n, row in enumerate(rows, 1):
-        yield Found(f"{path}, row {n}", f"{path.stem}-{n}", _object(row))
+        yield Found(f"{path}, row {n}", f"{path.stem}-{n}", record_of(row))
 
 
 def _images(path: Path, document: Mapping[str, Any]) -> Iterator[Found]:
@@ -158,7 +173,8 @@ def _images(path: Path, document: Mapping[str, Any]) -> Iterator[Found]:
             "one"))
 
 
-def _parse(text: str, most: int = MOST_LINE) -> Any:
+def parsed_line(text: str, most: int = MOST_LINE) -> Any:
+    """What a line of JSON says, or a DataError."""
     if len(text) > most:
         return DataError(f"a line of {len(text)} characters, more than the {most} that one row may have")
     try:
@@ -175,7 +191,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _object(row: Any) -> dict[str, Any] | DataError:
+def record_of(row: Any) -> dict[str, Any] | DataError:
+    """The row, if it is an object, else why it is none."""
     if isinstance(row, (dict, DataError)):
         return row
     return DataError(f"a row must be a JSON object, not a {type(row).__name__}")
@@ -287,18 +304,17 @@ def _batches(path: Path, read: Callable[[], Iterable[Any]]) -> Iterator[Found]:
     n = 0
     try:
         for batch in read():
-            classes = _class_names(batch.schema)
+            classes = class_names(batch.schema)
             for record in batch.to_pylist():
                 n += 1
-                named = {k: _named(record.get(k), names) for k, names in classes.items()}
-                yield Found(f"{path}, row {n}", f"{path.stem}-{n}", {**record, **named})
+                yield Found(f"{path}, row {n}", f"{path.stem}-{n}", named_classes(record, classes))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, NotImplementedError, RecursionError) as error:  # pyarrow's errors are of these
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
-def _class_names(schema: Any) -> dict[str, list[str]]:
+def class_names(schema: Any) -> dict[str, list[str]]:
     """Column -> names of its classes, as `datasets` keeps them in the schema; {} for any other file."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
@@ -306,6 +322,11 @@ def _class_names(schema: Any) -> dict[str, list[str]]:
         return {k: [str(name) for name in f["names"]] for k, f in inner.items() if "names" in f}
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError):
         return {}
+
+
+def named_classes(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The record of a table with the names of its classes instead of their numbers."""
+    return {**record, **{k: _named(record.get(k), names) for k, names in classes.items()}}
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:

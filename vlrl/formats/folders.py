@@ -66,7 +66,14 @@ def _files(path: Path) -> Iterator[str]:
             yield os.path.relpath(os.path.join(folder, name), path).replace(os.sep, "/")
 
 
-def _split(file: str) -> dict[str, str]:
+def shards_of(path: Path) -> list[str]:
+    """The shards of a folder of `datasets`, relative to it, in order; [] where the folder is of another kind."""
+    files = sorted(_files(path))
+    beside = any(os.path.basename(f) in _METADATA for f in files)
+    return [] if beside else [f for f in files if f.endswith(_SHARDS)]
+
+
+def split_of(file: str) -> dict[str, str]:
     """The split that one of the folders or the name of a file tells."""
     told = next((part for part in file.split("/") if side_of(part)), None)
     return {"split": told.split("-")[0].split(".")[0]} if told else {}
@@ -86,7 +93,7 @@ def _shard(path: Path, file: str) -> Iterator[Found]:
     """A parquet or arrow file of `datasets`."""
     for n, (where, _, record) in enumerate(READERS[os.path.splitext(file)[1]](path / file), 1):
         yield Found(where, f"{os.path.splitext(file)[0]}-{n}",
-                    record if isinstance(record, DataError) else {**_split(file), **record})
+                    record if isinstance(record, DataError) else {**split_of(file), **record})
 
 
 def _beside(path: Path, file: str) -> Iterator[Found]:
@@ -94,7 +101,7 @@ def _beside(path: Path, file: str) -> Iterator[Found]:
     inner = "/".join(filter(None, (path.name, os.path.dirname(file))))
     for where, id, record in READERS[os.path.splitext(file)[1]](path / file):
         if not isinstance(record, DataError):
-            record = {**_split(file), **{k: _inside(inner, v) if k in (*IMAGE, *VIDEO) else v
+            record = {**split_of(file), **{k: _inside(inner, v) if k in (*IMAGE, *VIDEO) else v
                                          for k, v in record.items()}}
             if file.endswith("groundtruth.txt"):
                 record["path"] = inner

@@ -1,0 +1,94 @@
+"""Runs whose rows are read one at a time: the same run as with all rows in memory, and each process reads its own."""
+
+import json
+import signal
+import sys
+
+import pytest
+from PIL import Image
+
+from tests.e2e.runs import ENV, ROOT, kill_after, metrics, run, weights
+from vlrl.store import RunFolder
+
+pytestmark = pytest.mark.slow
+TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(ROOT / "train.py")]
+TASK = '''
+import os
+from vlrl.task import Task
+
+class Rows(Task):
+    prompt = "How bright is {id}?"
+    rewards = {"vowels": 1.0}
+
+    def sample_from_row(self, row, root=None):
+        sample = super().sample_from_row(row, root)
+        with open(os.environ["READS"] + os.environ.get("RANK", "0"), "a") as file:
+            file.write(sample.id + "\\\\n")
+        return sample
+
+    def score(self, sample, answer):
+        return {"vowels": sum(c in "aeiou" for c in answer.text) / max(len(answer.text), 1)}
+'''.replace("\\\\", "\\")
+
+
+@pytest.fixture
+def made(tmp_path, tiny_models):
+    """A function that writes rows, a task and a config."""
+    for shade in range(4):
+        Image.new("RGB", (64, 64), (60 * shade, 80, 120)).save(tmp_path / f"{shade}.png")
+
+    def make(bad=()):
+        rows = [{"id": f"r{i}", "image": f"{i % 4}.png"} for i in range(60)]
+        for i in bad:
+            rows[i]["image"] = "gone.png"
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "rows.py").write_text(TASK)
+        config = tmp_path / "rows.yaml"
+        config.write_text(f"""
+steps: 5
+task: {tmp_path}/rows.py:Rows
+data: {{train: {tmp_path}/rows.jsonl, cache: {tmp_path}/cache, index: lazy, quarantine: true}}
+model: {{name: {tiny_models["qwen3_vl"]}}}
+rollout: {{prompts_per_step: 4, group_size: 2, max_new_tokens: 4}}
+train: {{lr: 1.0e-3}}
+eval: {{samples: 0}}
+save: {{every: 3}}
+""")
+        return config
+    return make
+
+
+def reads(tmp_path, name, rank=0):
+    return (tmp_path / f"{name}{rank}").read_text().split()
+
+
+def test_one_row_at_a_time_is_the_same_run_and_goes_on_after_a_kill(made, tmp_path, monkeypatch):
+    config = made()
+    for index in ("memory", "lazy"):
+        monkeypatch.setitem(ENV, "READS", str(tmp_path / f"{index}-"))
+        done = run(config, tmp_path / index, f"data.index={index}", timeout=900)
+        assert done.returncode == 0, done.stderr
+    assert metrics(tmp_path / "lazy") == metrics(tmp_path / "memory")
+    assert weights(tmp_path / "lazy", 5) == weights(tmp_path / "memory", 5)
+    assert len(reads(tmp_path, "memory-")) == 60 and len({*reads(tmp_path, "lazy-")}) == 5 * 4
+
+    config = made(bad=range(0, 60, 5))
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    done = run(config, whole, timeout=900)
+    assert done.returncode == 0, done.stderr
+    rejected = [json.loads(line)["reason"] for line in (whole / "rejected.jsonl").read_text().splitlines()]
+    assert rejected and all("rows.jsonl:" in reason and "gone.png" in reason for reason in rejected)
+    assert kill_after(config, broken, 3, timeout=900) == -signal.SIGKILL
+    assert run(config, broken, timeout=900).returncode == 0
+    assert metrics(whole) == metrics(broken) and weights(whole, 5) == weights(broken, 5)
+    assert RunFolder(whole).rollouts().equals(RunFolder(broken).rollouts())
+
+
+def test_a_process_reads_its_own_rows_alone(made, tmp_path, monkeypatch):
+    config = made()
+    monkeypatch.setitem(ENV, "READS", str(tmp_path / "two-"))
+    done = run(config, tmp_path / "two", "steps=4", "curriculum=sequential", launcher=TWO, timeout=900,
+               ACCELERATE_USE_CPU="true")
+    assert done.returncode == 0, done.stderr
+    assert {*reads(tmp_path, "two-", 1)} == {f"r{i}" for i in range(1, 16, 2)}
+    assert {f"r{i}" for i in range(0, 16, 2)} <= {*reads(tmp_path, "two-", 0)} <= {f"r{i}" for i in range(16)}
