@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,13 +32,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 PHASES = ("generation", "update", "checkpoint", "rollouts", "evaluation")
 """Answers drawn and scored; forward, backward and optimizer; files of a checkpoint written; those of a step's rollouts;
 an evaluation. Checkpoints and rollouts are written in threads, beside the others."""
 CONFIG = "configs/quickstart.yaml"
 WORDS = ("rollout.prompts_per_step=3", "rollout.group_size=3", "rollout.max_new_tokens=6", "eval.every=4",
-         "eval.samples=4", "save.every=3", "save.keep=2", "save.best=iou", "log.samples_every=0", "train.schedule=cosine",
-         "curriculum.name=sec", "data.workers=1")
+         "eval.samples=4", "save.every=3", "save.keep=2", "save.best=iou", "log.samples_every=0",
+         "train.schedule=cosine", "curriculum.name=sec", "data.workers=1")
 VARYING = ("time/", "tokens_per_s", "memory/")
 MOST_PER_RUN = 5
 """Kills of one run; then it goes on to its end, and another one begins."""
@@ -96,6 +98,7 @@ def child(folder: Path, plan: dict[str, Any], words: Sequence[str]) -> int:
     from vlrl import checkpoint, cli, metrics
     from vlrl.store import RunFolder
 
+    sys.argv = ["train.py", *words]
     marker = Marker(folder.with_suffix(".phases"), plan)
     checkpoint.save = marker.wrapping("checkpoint", checkpoint.save)
     RunFolder.write_rollouts = marker.wrapping("rollouts", RunFolder.write_rollouts)
@@ -142,13 +145,28 @@ class Found:
         return [kill for kill in self.kills if not self.differing[kill.run]]
 
 
-def start(folder: Path, words: Sequence[str], plan: dict[str, Any]) -> int:
-    """Runs until the end or the kill; the exit code."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--child", str(folder), json.dumps(plan), *words,
-               f"run.dir={folder}"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+def start(folder: Path, words: Sequence[str], plan: dict[str, Any], fork: bool = True) -> int:
+    """Runs until the end or the kill; the exit code. A fork of this process has the imports done; else a new one."""
+    words = [*words, f"run.dir={folder}"]
     with open(folder.with_suffix(".log"), "ab") as log:
-        return subprocess.run(command, env=env, stdout=log, stderr=log, check=False, cwd=ROOT).returncode
+        if not fork:
+            command = [sys.executable, str(Path(__file__).resolve()), "--child", str(folder), json.dumps(plan), *words]
+            return subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=log, stderr=log,
+                                  check=False, cwd=ROOT).returncode
+        sys.stdout.flush()
+        if pid := os.fork():
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.chdir(ROOT)
+        for number in (1, 2):
+            os.dup2(log.fileno(), number)
+        code = 1
+        try:
+            code = child(folder, plan, words)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
 
 
 def moments(count: int, seed: int) -> list[Kill]:
@@ -163,7 +181,7 @@ def moments(count: int, seed: int) -> list[Kill]:
 def matrix(root: Path, kills: int, seed: int, words: Sequence[str], tell: Callable[[str], object] = print) -> Found:
     """Kills `kills` times, in as many runs as that takes; the last of `words` wins over the defaults."""
     begun, found, whole = time.monotonic(), Found(), root / "whole"
-    if start(whole, words, {}) != 0:
+    if start(whole, words, {}, fork=False) != 0:
         raise RuntimeError(f"the undisturbed run failed: {whole.with_suffix('.log').read_text()[-2000:]}")
     seconds = {k: sum(v) / len(v) for k, v in json.loads(whole.with_suffix(".seconds").read_text()).items()}
     waiting, run = collections.deque(moments(kills, seed)), 0
@@ -201,7 +219,8 @@ def differences(whole: Path, other: Path) -> list[str]:
     from vlrl.store import RunFolder
 
     def checkpoints(run: Path) -> Any:
-        return {p.parent.name: json.loads(p.read_bytes())["files"] for p in run.glob("checkpoints/step-*/manifest.json")}
+        paths = run.glob("checkpoints/step-*/manifest.json")
+        return {path.parent.name: json.loads(path.read_bytes())["files"] for path in sorted(paths)}
 
     def lines(run: Path, name: str) -> list[dict[str, Any]]:
         return [{k: v for k, v in json.loads(line).items() if not k.startswith(VARYING)}
@@ -220,7 +239,8 @@ def differences(whole: Path, other: Path) -> list[str]:
 def table(found: Found, words: Sequence[str], seed: int) -> str:
     """Markdown."""
     rows = [(phase, [k for k in found.kills if k.phase == phase]) for phase in (*PHASES, "between")]
-    lines = [f"| {phase} | {len(kills)} | {sum(k in found.identical for k in kills)} |" for phase, kills in rows if kills]
+    lines = [f"| {phase} | {len(kills)} | {sum(k in found.identical for k in kills)} |"
+             for phase, kills in rows if kills]
     return "\n".join([
         "# Kill matrix", "", f"`python benchmarks/kill_matrix.py --kills {len(found.kills)} --seed {seed}`: "
         f"{len(found.differing)} runs of 20 steps with {words[0]}, {len(found.kills)} times kill -9, "
@@ -243,6 +263,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="further settings")
     given = parser.parse_args(argv)
     words = (given.config, "steps=20", *WORDS, *given.words)
+    import vlrl.loop  # noqa: F401 - before the forks, which then need not
+
     with tempfile.TemporaryDirectory(prefix="kill-matrix-") as root:
         found = matrix(Path(root), given.kills, given.seed, words, lambda text: print(text, flush=True))
     text = table(found, words, given.seed)
