@@ -115,6 +115,7 @@ def test_the_best_is_kept_beside_the_newest(tmp_path):
         checkpoint.find(tmp_path / "best")
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_best(tiny_models, tmp_path):
     words = ("eval.every=1", "save.every=0", "save.keep=1", "save.best=vowels", "steps=4", "store.media=none")
     folder = start(tmp_path, tiny_models["qwen3_vl"], *words).folder
@@ -159,6 +160,7 @@ def signalled(monkeypatch, step, number, then=lambda: None):
     monkeypatch.setattr(loop.GroupSource, "next_groups", drawing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
 def test_the_completed_steps_are_saved_at_once_and_the_step_in_flight_after(tiny_models, tmp_path, monkeypatch, whole,
                                                                             capfd, number):
@@ -170,6 +172,7 @@ def test_the_completed_steps_are_saved_at_once_and_the_step_in_flight_after(tiny
     assert contents(run.folder.path) == {name: known[name] for name in ("step-000002", "step-000003")}
 
 
+@pytest.mark.slow
 def test_a_step_that_takes_longer_than_the_grace_is_given_up(tiny_models, tmp_path, monkeypatch, whole, capfd):
     def forever():
         while True:
@@ -201,6 +204,7 @@ def test_expected_seconds(tmp_path):
 # --- trackers and clocks ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tensorboard_has_every_step_once(tiny_models, tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -237,6 +241,7 @@ def test_a_run_keeps_its_name_at_the_trackers(tmp_path, monkeypatch):
     assert tracking.run_id(tmp_path) == "mine"
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_changes_nothing(tiny_models, tmp_path, monkeypatch, whole):
     real, jumps = time.time, iter(range(10**9))
     monkeypatch.setattr(time, "time", lambda: real() + 86400 * (-1) ** next(jumps))

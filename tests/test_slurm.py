@@ -1,4 +1,4 @@
-"""configs/slurm/train.sbatch with stand-ins for Slurm's commands: the environment of a process, and when it requeues."""
+"""configs/slurm/train.sbatch with stand-ins for Slurm: the environment of a process, and when it requeues."""
 
 import os
 import subprocess
