@@ -22,7 +22,7 @@ from vlrl.tools import docs
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-         for name in ("configuration", "coming-from", "troubleshooting", "quickstart")}
+         for name in ("configuration", "coming-from", "troubleshooting", "quickstart", "long-runs")}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SETTING = re.compile(r"([a-z_]+(?:\.[a-z_]+)*)(=.*)?")
 NO_SETTINGS = (".yaml", ".jsonl", ".py")

@@ -3,10 +3,11 @@
     checkpoints/step-000050/        the model or adapter and its processor, as the policy writes them, and
         trainer_state.json          the trainer's state, its tensors replaced by names ...
         trainer_state.safetensors   ... that stand here
-        manifest.json               size and sha256 of every other file
+        manifest.json               size and sha256 of every other file, and how long they took to write
+    checkpoints/best.json           the step of the best evaluation, and its line of eval.jsonl; see `mark_best`
 
 A checkpoint is written under a temporary name, synced to the disk and renamed, so a kill at any moment leaves every
-older one as it was. `folder` is the checkpoints folder everywhere. One process writes (rank 0).
+older one as it was. `folder` is the checkpoints folder everywhere. One process writes (rank 0), one save at a time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,9 +26,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vlrl.errors import RunError, VlrlError
-from vlrl.files import fsync
+from vlrl.files import fsync, read_json, write_text
 
 MANIFEST, STATE, TENSORS = "manifest.json", "trainer_state.json", "trainer_state.safetensors"
+BEST = "best"
+"""`checkpoints/best` means the checkpoint of the best evaluation, wherever a checkpoint is named."""
 _NAME = re.compile(r"step-(\d+)")
 
 
@@ -42,6 +46,13 @@ class Found(NamedTuple):
         return step_of(self.path) if self.path else 0
 
 
+class State(NamedTuple):
+    """A trainer's state as it goes to the disk: what is no tensor as JSON, and the tensors by the names in it."""
+
+    tree: Any
+    tensors: dict[str, Any]
+
+
 def step_of(path: Path) -> int:
     """The number of completed steps in a checkpoint's name; raises RunError for another name."""
     match = _NAME.fullmatch(path.name.removeprefix(".old-"))
@@ -53,20 +64,22 @@ def step_of(path: Path) -> int:
 # --- saving -----------------------------------------------------------------------------------------------------------
 
 
-def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[str, Any], keep: int) -> Path:
+def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[str, Any] | State, keep: int) -> Path:
     """Saves the checkpoint of `step` completed steps and removes all but the `keep` newest; returns its path.
 
     `write(path)` puts the model's files into a folder. `state` may hold, nested: dictionaries, lists, tuples, tensors,
-    numpy arrays, numbers, strings, bytes, None. Checkpoints of later steps belong to a run that was started over and
-    are removed. Raises RunError when the disk is full or not writable; older checkpoints are then untouched.
+    numpy arrays, numbers, strings, bytes, None; or is what `freeze` made of that. The checkpoint of `mark_best` is kept
+    besides. Checkpoints of later steps belong to a run that was started over and are removed. Raises RunError when the
+    disk is full or not writable; older checkpoints are then untouched.
     """
     target, temporary = folder / f"step-{step:06d}", folder / f".tmp-step-{step:06d}-{os.getpid()}"
+    begun = time.monotonic()
     try:
         _sweep(folder)
         temporary.mkdir(parents=True)
         write(temporary)
         _save_state(temporary, state)
-        _seal(temporary, step)
+        _seal(temporary, step, begun)
         _swap_in(temporary, target)
     except VlrlError:
         raise
@@ -80,13 +93,16 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
     return target
 
 
-def _seal(path: Path, step: int) -> None:
-    """Writes the manifest and waits until everything is on the disk."""
+def _seal(path: Path, step: int, begun: float) -> None:
+    """Waits until everything is on the disk, and writes the manifest. `begun` is in time.monotonic's seconds."""
     files = sorted(file for file in path.rglob("*") if file.is_file())
     sizes = {str(f.relative_to(path)): {"size": f.stat().st_size, "sha256": _sha256(f)} for f in files}
-    manifest = path / MANIFEST
-    manifest.write_text(json.dumps({"schema": 1, "step": step, "files": sizes}, indent=1) + "\n", encoding="utf-8")
-    for file in (*files, manifest, *(d for d in path.rglob("*") if d.is_dir()), path):
+    for file in (*files, *(d for d in path.rglob("*") if d.is_dir())):
+        fsync(file)
+    manifest, seconds = path / MANIFEST, round(time.monotonic() - begun, 3)
+    manifest.write_text(json.dumps({"schema": 1, "step": step, "seconds": seconds, "files": sizes}, indent=1) + "\n",
+                        encoding="utf-8")
+    for file in (manifest, path):
         fsync(file)
 
 
@@ -101,10 +117,14 @@ def _swap_in(temporary: Path, target: Path) -> None:
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
+    best = marked(folder).get("step")
+    if best is not None and best > step:
+        (folder / f"{BEST}.json").unlink()
     earlier = [path for path in _all(folder) if step_of(path) <= step]
     whole = [path for path in earlier if not problems(path, full=False)]
     for path in _all(folder):
-        if path not in whole[:keep] and (path in whole or step_of(path) > step):
+        spared = path in whole[:keep] or step_of(path) == best
+        if (not spared and path in whole) or step_of(path) > step:
             _remove(path)
 
 
@@ -148,14 +168,44 @@ def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> Ru
                     f"{'from there' if previous else 'from the start'}.")
 
 
+def mark_best(folder: Path, step: int, record: Mapping[str, Any], keep: int) -> None:
+    """Makes the checkpoint of `step` steps the one of the best evaluation, whose line of eval.jsonl is `record`.
+
+    It is kept beside the `keep` newest until another one is marked. Raises RunError when the disk is full.
+    """
+    write_text(folder / f"{BEST}.json", json.dumps({"step": step, **record}, indent=1) + "\n")
+    newest = next(iter(_all(folder)), None)
+    _prune(folder, step_of(newest) if newest else step, keep)
+
+
+def marked(folder: Path) -> dict[str, Any]:
+    """What `mark_best` wrote; {} without."""
+    found = read_json(folder / f"{BEST}.json") or {}
+    return found if isinstance(found.get("step"), int) else {}
+
+
+def pace(folder: Path) -> tuple[int, float] | None:
+    """(bytes of the newest checkpoint, bytes per second at which it was written); None without any."""
+    for path in _all(folder):
+        manifest = read_json(path / MANIFEST) or {}
+        seconds, files = manifest.get("seconds"), manifest.get("files")
+        if isinstance(seconds, (int, float)) and seconds > 0 and isinstance(files, dict):
+            size = sum(entry["size"] for entry in files.values())
+            return size, size / seconds
+    return None
+
+
 # --- finding ----------------------------------------------------------------------------------------------------------
 
 
 def find(path: Path) -> Found:
-    """The checkpoint that `path` means: a folder of weights itself, or the newest whole checkpoint of a run folder.
+    """The checkpoint that `path` means: a folder of weights itself, the newest whole checkpoint of a run folder, or,
+    for its `checkpoints/best`, that of the best evaluation.
 
     Raises RunError when there is none, or when one is damaged.
     """
+    if path.name == BEST and not os.path.lexists(path) and (path.parent / f"{BEST}.json").exists():
+        path = path.parent / f"step-{marked(path.parent).get('step', 0):06d}"
     if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         raise RunError(f"{str(path)!r} is not a folder: name a run folder, or a checkpoint in its checkpoints/")
     if (path / "checkpoints").is_dir():
@@ -249,11 +299,28 @@ def load_state(path: Path, check: bool = True) -> dict[str, Any]:
                        "the one before it, or set resume=never to start over.") from error
 
 
-def _save_state(path: Path, state: Mapping[str, Any]) -> None:
+def freeze(state: Mapping[str, Any]) -> State:
+    """A copy of a trainer's state in the memory of the host, which later steps leave as it is."""
+    tensors: dict[str, Any] = {}
+    tree = _encode(state, tensors, "state")
+    return State(tree, {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
+
+
+def joined(*states: State) -> State:
+    """The state of several parts, each with keys of its own."""
+    return State({k: v for s in states for k, v in s.tree.items()},
+                 {k: v for s in states for k, v in s.tensors.items()})
+
+
+def _save_state(path: Path, state: Mapping[str, Any] | State) -> None:
     from safetensors.torch import save_file
 
     tensors: dict[str, Any] = {}
-    tree = _encode(state, tensors, "state")
+    if isinstance(state, State):
+        tree, tensors = state.tree, dict(state.tensors)
+    else:
+        tree = _encode(state, tensors, "state")
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     memory: set[int] = set()
     for name, tensor in tensors.items():
         place = tensor.untyped_storage().data_ptr()
@@ -276,7 +343,7 @@ def _encode(value: Any, tensors: dict[str, Any], name: str) -> Any:
         while name in tensors:  # the keys 1 and "1", or "a.b" and a nested b
             name += "'"
         tensor = value.detach() if isinstance(value, torch.Tensor) else torch.from_numpy(value.copy())
-        tensors[name] = tensor.cpu().contiguous()
+        tensors[name] = tensor
         return {"$tensor" if isinstance(value, torch.Tensor) else "$array": name}
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}

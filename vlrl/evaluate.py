@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vlrl import dist
@@ -114,3 +114,13 @@ def _intervals(records: Sequence[dict[str, Any]]) -> dict[str, float]:
             mean, low, high = mean_ci(values)
             out |= {name: mean, f"{name}/ci95_low": low, f"{name}/ci95_high": high}
     return out
+
+
+def evaluation_line(record: Mapping[str, Any]) -> str:
+    """What the terminal shows of a line of eval.jsonl."""
+    labels = tuple(k.removesuffix("n") for k in record if k.endswith("/n"))
+    words = [f"{k} {v:.3f} [{record[f'{k}/ci95_low']:.3f}, {record[f'{k}/ci95_high']:.3f}]"
+             for k, v in record.items() if f"{k}/ci95_low" in record and not k.startswith("completion/")
+             and (k.endswith("/reward/mean") or not k.startswith(labels))]
+    left_out = f", {record['rejected']} left out" if record["rejected"] else ""
+    return f"evaluation of {record['split']} at step {record['step']} (n={record['n']}{left_out}): {', '.join(words)}"

@@ -121,6 +121,18 @@ def cache_folder(name: str = "") -> Path:
     return Path(home, "vlrl").absolute()
 
 
+def set_aside(path: Path) -> None:
+    """Moves what an earlier run left in a folder into a folder beside it; nothing is deleted."""
+    left = [p for p in path.iterdir() if p.name != "run.lock"]
+    if not left:
+        return
+    number = next(i for i in range(1, 10**6) if not path.with_name(f"{path.name}.before-{i}").exists())
+    aside = path.with_name(f"{path.name}.before-{number}")
+    aside.mkdir()
+    for item in left:
+        item.rename(aside / item.name)
+
+
 # --- the lock ---------------------------------------------------------------------------------------------------------
 
 

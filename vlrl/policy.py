@@ -159,13 +159,37 @@ class Policy:
         finally:
             swap()
 
-    def save(self, folder: Path) -> None:
-        """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT."""
-        more = {"save_embedding_layers": False} if self.lora else {}  # never trained; finding that out asks the hub
+    def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT.
+
+        `weights` are those of `copied_weights`, where the model may learn meanwhile.
+        """
+        # embeddings are never trained; finding that out asks the hub
+        more: dict[str, Any] = {"save_embedding_layers": False} if self.lora else {}
+        if weights is not None:
+            more["state_dict"] = dict(weights)
         self.model.save_pretrained(folder, safe_serialization=True, **more)
         if self.quantized:
             self.quantized.write(folder)
         self.processor.save_pretrained(folder)
+
+    def copied_weights(self) -> dict[str, torch.Tensor]:
+        """What `save` writes: weights that learn copied to the memory of the host, frozen ones as they are.
+
+        Tied weights stay tied. Under LoRA the adapter alone.
+        """
+        learning = {p.data_ptr() for _, p in self.trainable()}
+        copies: dict[int, torch.Tensor] = {}
+        found: dict[str, torch.Tensor] = {}
+        for name, tensor in self.model.state_dict().items():
+            place = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0
+            if place in learning:
+                if place not in copies:
+                    copies[place] = tensor.detach().to("cpu", copy=True)
+                found[name] = copies[place]
+            elif not self.lora:
+                found[name] = tensor
+        return found
 
     @contextlib.contextmanager
     def sharing_features(self) -> Iterator[None]:

@@ -1,11 +1,10 @@
-"""What surrounds the loop: the run folder and its lock, resume, evaluation, saving, logging, Ctrl-C, the end."""
+"""What surrounds the loop: the run folder and its lock, resume, evaluation, saving, logging, signals, the end."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,15 +15,17 @@ from typing import Any
 import yaml
 from accelerate import Accelerator
 
-from vlrl import checkpoint, config, dist, families, files
+from vlrl import checkpoint, config, dist, families, files, saving, tracking
 from vlrl.assemble import Parts, remove_engine_folder
 from vlrl.curriculum.visited import write_visited
 from vlrl.errors import RunError, TrainingError
-from vlrl.evaluate import evaluate
+from vlrl.evaluate import evaluate, evaluation_line
 from vlrl.metrics import peak_gib
 from vlrl.progress import Progress
 from vlrl.rollout import check_score_errors
+from vlrl.saving import Saver
 from vlrl.settings import Config
+from vlrl.signals import StopSignals, to_terminal
 from vlrl.store import RunFolder
 from vlrl.task import Task
 from vlrl.types import Group, Sample
@@ -33,6 +34,8 @@ from vlrl.writer import BackgroundWriter
 
 _SHOWN = 20
 """Rejected prompts that are printed."""
+_LONG_S = 10.0
+"""A step that takes longer may be interrupted: what came before it can then be saved while it goes on."""
 
 
 class Session:
@@ -51,7 +54,11 @@ class Session:
         self._stack = contextlib.ExitStack()
         self._stop = threading.Event()
         self._writer = BackgroundWriter()
-        self._state, self._rejections = "running", 0
+        self._saver = Saver(self.folder.checkpoints, settings.save)
+        self._signals = StopSignals(self._interrupt, settings.save.grace, self._tell)
+        self._at_rest: checkpoint.State | None = None
+        """While weights and optimizer are those of `done` steps: what else a checkpoint of these holds."""
+        self._state, self._rejections, self._step_s = "running", 0, 0.0
 
     # --- beginning and end ---------------------------------------------------------------------------------------
 
@@ -64,7 +71,7 @@ class Session:
             Progress(self.config.steps, self.start, enabled=dist.is_main()))
         for warning in warnings:
             self.progress.print(f"warning: {warning}")
-        self._stack.enter_context(_on_interrupt(self._interrupt))
+        self._stack.enter_context(self._signals)
         return self
 
     def _open(self) -> tuple[Path | None, tuple[str, ...]]:
@@ -72,7 +79,7 @@ class Session:
         self._stack.enter_context(self.folder.lock())
         with self._closing_on_error():
             if self.config.resume == "never":
-                _set_aside(self.folder.path)
+                files.set_aside(self.folder.path)
             found = checkpoint.latest(self.folder.checkpoints, full=True)
             if found.path is None and self.config.resume == "must":
                 raise RunError(f"resume=must, but {self.folder.checkpoints} holds no whole checkpoint. "
@@ -123,7 +130,10 @@ class Session:
                 self._tell_new_weights(parts.task)
         dist.on_main(self._write_tokenizer)
         if self.config.log.trackers:
-            self.accelerator.init_trackers(self.config.log.project, _flat_settings(self.config))
+            options = tracking.options(self.folder.path, self.start) if dist.is_main() else {}
+            self.accelerator.init_trackers(self.config.log.project, tracking.flat_settings(self.config), options)
+        if dist.is_main():
+            self._saver.start()
         trained = sum(p.numel() for _, p in parts.policy.trainable())
         self.progress.print(f"{self.folder.path}: {self.config.task_name} with {self.config.model.name}, "
                             f"{trained:,} trained parameters on {dist.world()} x {parts.policy.device.type}")
@@ -155,21 +165,27 @@ class Session:
 
     def finish(self) -> None:
         """Saves and evaluates the last step, if that was not done."""
+        self._at_rest = None
         self._save()
         if self.done < self.config.steps:
+            dist.on_main(self._saver.wait)
             self._state = "interrupted"
             self.progress.print(f"stopped after {self.done} of {self.config.steps} steps, saved in "
                                 f"{self.folder.checkpoints}. The same command goes on from there.")
             return
         self.parts.engine.sync(self.parts.policy, self.done)
         self._evaluate()
+        dist.on_main(self._saver.wait)
         self._state = "finished"
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
             if kind is not None:
                 self._state = "interrupted" if kind is KeyboardInterrupt else "failed"
-            self._end_writing()
+            if self._saver.busy:
+                self._tell("\nThe checkpoint that is being written is finished first; once more ends at once.\n")
+            self._end_writing(self._writer, "the rollouts of the last step are")
+            self._end_writing(self._saver, "a checkpoint that was being written is")
             if dist.is_main():
                 self._beat()
             if self.config.log.trackers and hasattr(self, "parts"):
@@ -204,7 +220,7 @@ class Session:
         cached = {} if features is None else features.metrics()
         line = {"step": step, **metrics, **cached, **times, "tokens_per_s": work / times["time/total_s"],
                 "memory/peak_gib": peak_gib()}
-        self.done = step + 1
+        self.done, self._step_s = step + 1, times["time/total_s"]
         if not dist.is_main():
             return
         self._tell_rejected(step)
@@ -222,17 +238,22 @@ class Session:
             self.accelerator.log({k: v for k, v in line.items() if k != "step"}, step=step)
 
     def save_if_due(self, done: int) -> None:
-        """Saves every save.every steps."""
+        """Saves every save.every steps. Raises what a save in the background raised."""
+        self._signals.completed()
+        dist.on_main(self._saver.check)
         if self.config.save.every and done % self.config.save.every == 0:
             self._save()
 
     def interrupted(self) -> bool:
         """Whether Ctrl-C was pressed on any process; the step it fell into is completed."""
-        return any(dist.gather(self._stop.is_set()))
+        stopped = any(dist.gather(self._stop.is_set()))
+        self._rest()
+        return stopped
 
     @contextlib.contextmanager
     def keeping_failed(self, step: int, groups: Sequence[Group]) -> Iterator[None]:
         """Writes the rollouts of a step that could not be trained on, and says where."""
+        self._at_rest = None  # the update begins
         try:
             yield
         except TrainingError as error:
@@ -255,11 +276,11 @@ class Session:
         with self.parts.clock("store"):
             dist.together(self._writer.flush)
 
-    def _end_writing(self) -> None:
+    def _end_writing(self, writer: BackgroundWriter | Saver, what: str) -> None:
         try:
-            self._writer.close()
+            writer.close()
         except Exception as error:  # the run ends by another error, which is to be seen
-            self.progress.print(f"warning: the rollouts of the last step are not on disk: {error}")
+            self.progress.print(f"warning: {what} not on disk: {error}")
 
     def _evaluate(self) -> None:
         parts, done = self.parts, self.done
@@ -267,6 +288,8 @@ class Session:
         known = dist.broadcast({(r["step"], r["split"]) for r in self.folder.evals()} if dist.is_main() else None)
         for split in self.config.eval.splits if self.config.eval.samples else ():
             if (done, split) in known:
+                if done == self.start:  # trackers drop from there on what the run had told them before
+                    self._track_eval(next(r for r in self.folder.evals() if (r["step"], r["split"]) == (done, split)))
                 continue
             with parts.clock("eval"):
                 record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
@@ -275,9 +298,25 @@ class Session:
             check_score_errors(groups, self.config.limits.score_errors, f"evaluation of {split} at step {done}", path)
             if dist.is_main():
                 self.folder.append_eval(record)
-                self.progress.print(_evaluation_line(record))
-            if self.config.log.trackers:
-                self.accelerator.log({f"eval/{split}/{k}": v for k, v in record.items() if k != "split"}, step=done)
+                self.progress.print(evaluation_line(record))
+            self._track_eval(record)
+        self._keep_best()
+
+    def _track_eval(self, record: Mapping[str, Any]) -> None:
+        if self.config.log.trackers:
+            self.accelerator.log({f"eval/{record['split']}/{k}": v for k, v in record.items() if k != "split"},
+                                 step=record["step"])
+
+    def _keep_best(self) -> None:
+        """Saves and marks the checkpoint of `done` steps when its evaluation is the best so far."""
+        metric = self.config.save.best
+        if not metric:
+            return
+        best = dist.on_main(lambda: tracking.best_of(self.folder.evals(), self.config.eval.splits[0], metric))
+        if best and best["step"] == self.done:
+            self._save()
+            if dist.is_main():
+                self._saver.mark_best(self.done, {"metric": metric, "value": best[metric], "split": best["split"]})
 
     def _save(self) -> None:
         """The checkpoint of `done` steps, unless a whole one is there already. What came before it is on disk then."""
@@ -286,78 +325,52 @@ class Session:
         with self.parts.clock("store"):
             dist.on_main(lambda: write_visited(self.folder.path / "prompts.parquet", source.prompts.history,
                                                source.samples))
-        if dist.broadcast(not checkpoint.problems(self.folder.checkpoints / f"step-{self.done:06d}", full=False)):
+        dist.on_main(self._saver.check)
+        if dist.broadcast(dist.is_main() and self._saver.has(self.done)):
             return
+        self._at_rest = None
         parts = self.parts
-        state = {"optimizer": parts.optimizer.state_dict(), "source": parts.source.state_dict(),
-                 "scaler": parts.policy.scaler.state_dict(), "algorithm": parts.algorithm.state_dict(parts.policy)}
+        state = {"optimizer": parts.optimizer.state_dict(), "source": parts.source.state_dict(), **self._small_state()}
         with parts.clock("save"):
-            dist.on_main(lambda: checkpoint.save(
-                self.folder.checkpoints, self.done, parts.policy.save, state, self.config.save.keep) and None)
+            dist.on_main(lambda: self._saver.begin(self.done, parts.policy, state))
+
+    def _small_state(self) -> dict[str, Any]:
+        parts = self.parts
+        return {"scaler": parts.policy.scaler.state_dict(), "algorithm": parts.algorithm.state_dict(parts.policy)}
+
+    def _rest(self) -> None:
+        """Between two steps: keeps what drawing the answers of the next one will change, where steps are long."""
+        parts, config = self.parts, self.config
+        moves = config.asynchronous.max_staleness or config.rollout.forget.lr or parts.algorithm.moves_reference
+        if dist.is_main() and self._step_s >= _LONG_S and not moves and config.save.background:
+            self._at_rest = checkpoint.freeze({"source": parts.source.state_dict(), **self._small_state()})
 
     def _beat(self, **more: Any) -> None:
         if dist.is_main():
             self.folder.heartbeat({"step": self.done, "steps": self.config.steps, "state": self._state,
                                    "eta_s": self.progress.eta_s, **more})
 
-    def _interrupt(self) -> None:
+    def _tell(self, text: str) -> None:
+        if dist.is_main():
+            to_terminal(text)
+
+    def _interrupt(self, number: int) -> None:
+        """The first signal. Between two lines of anything: no lock may be taken here."""
         self._stop.set()
-        if dist.is_main():  # straight to the terminal: a signal may fall into the middle of a print
-            os.write(2, b"\nCtrl-C: finishing this step, then saving. Press again to stop at once "
-                        b"(the step in flight is lost, nothing else).\n")
-
-
-@contextlib.contextmanager
-def _on_interrupt(first: Any) -> Any:
-    """The first Ctrl-C (or SIGTERM) calls `first`, the second one interrupts at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-
-    def handler(number: int, frame: Any) -> None:
-        for s, old in before.items():
-            signal.signal(s, old)
-        first()
-
-    for s in before:
-        signal.signal(s, handler)
-    try:
-        yield
-    finally:
-        for s, old in before.items():
-            signal.signal(s, old)
-
-
-def _set_aside(path: Path) -> None:
-    """Moves what an earlier run left in a folder into a folder beside it; nothing is deleted."""
-    left = [p for p in path.iterdir() if p.name != "run.lock"]
-    if not left:
-        return
-    number = next(i for i in range(1, 10**6) if not path.with_name(f"{path.name}.before-{i}").exists())
-    aside = path.with_name(f"{path.name}.before-{number}")
-    aside.mkdir()
-    for item in left:
-        item.rename(aside / item.name)
-
-
-def _evaluation_line(record: Mapping[str, Any]) -> str:
-    labels = tuple(k.removesuffix("n") for k in record if k.endswith("/n"))
-    words = [f"{k} {v:.3f} [{record[f'{k}/ci95_low']:.3f}, {record[f'{k}/ci95_high']:.3f}]"
-             for k, v in record.items() if f"{k}/ci95_low" in record and not k.startswith("completion/")
-             and (k.endswith("/reward/mean") or not k.startswith(labels))]
-    left_out = f", {record['rejected']} left out" if record["rejected"] else ""
-    return f"evaluation of {record['split']} at step {record['step']} (n={record['n']}{left_out}): {', '.join(words)}"
-
-
-def _flat_settings(settings: Config) -> dict[str, Any]:
-    def walk(tree: Mapping[str, Any], prefix: str) -> Any:
-        for key, value in tree.items():
-            if isinstance(value, Mapping):
-                yield from walk(value, f"{prefix}{key}.")
-            else:
-                yield prefix + key, value if isinstance(value, (int, float, str, bool)) else str(value)
-    return dict(walk(settings.model_dump(mode="json"), ""))
+        if not dist.is_main() or not hasattr(self, "parts"):
+            return
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        optimizer, frozen = {"optimizer": self.parts.optimizer.state_dict()}, self._at_rest
+        cost = saving.expected(self.folder.checkpoints, saving.size_of(self.parts.policy, optimizer))
+        limit = "" if number == signal.SIGINT else f" within {self.config.save.grace:g} s"
+        stored = self.config.store.rollouts
+        ready = partial(saving.rollouts_written, self.folder.path, self.done - 1, dist.world() if stored else 0)
+        if frozen and not self._saver.has(self.done) and self._saver.begin_at_once(
+                self.done, self.parts.policy, optimizer, frozen, ready):
+            says = f"saving the {self.done} completed steps at once ({cost}); the step in flight goes on{limit}"
+        else:
+            says = f"finishing this step{limit}, then saving ({cost})"
+        self._tell(f"\n{name}: {says}. Press again to stop at once (the step in flight is lost, nothing else).\n")
 
 
 def last_words(session: Session) -> int:

@@ -201,10 +201,19 @@ class EvalSettings(Settings):
 
 
 class SaveSettings(Settings):
-    """Checkpoints."""
+    """Checkpoints (docs/long-runs.md)."""
 
     every: Count = Field(default=50, description="Steps between checkpoints; the last step is always saved.")
     keep: Positive = Field(default=2, description="Most checkpoints kept.")
+    best: str = Field(
+        default="", description="Metric of eval.jsonl, e.g. reward/mean, of the first of eval.splits: the checkpoint "
+        "with its highest value is kept besides, as checkpoints/best. Empty = none.")
+    background: bool = Field(
+        default=True, description="Weights and optimizer are copied to host memory (12 bytes per trained parameter) "
+        "and written while training goes on. Where that much memory is not free, or with false, training waits.")
+    grace: NonNegative = Field(
+        default=20, description="Seconds that the step in flight may take after SIGTERM or SIGUSR1 before it is given "
+        "up. After Ctrl-C it may take as long as it likes.")
 
 
 class StoreSettings(Settings):
@@ -315,6 +324,13 @@ class Config(Settings):
     def _stale_answers_fit(self) -> Config:
         if problem := self.asynchronous.problem(self.rollout, self.algo):
             raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
+    def _best_is_measured(self) -> Config:
+        if self.save.best and not (self.eval.samples and self.eval.splits):
+            raise ValueError(f"save.best={self.save.best!r} keeps the checkpoint of the best evaluation, but nothing "
+                             "is evaluated: set eval.samples (and eval.every), or take save.best away")
         return self
 
     @property

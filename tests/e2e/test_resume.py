@@ -1,10 +1,13 @@
 """A killed and resumed run ends exactly as an undisturbed one."""
 
+import shutil
 import signal
 
 import pytest
 
-from tests.e2e.runs import kill_after, metrics, run, weights, write_config
+from tests.e2e.runs import ROOT, kill_after, metrics, run, weights, write_config
+from tests.e2e.test_processes import TORCHRUN
+from vlrl import checkpoint
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -52,3 +55,29 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tiny_models, tmp_path):
     assert [m["step"] for m in metrics(folder)] == list(range(6))
     over = run(config, folder, "steps=6", "save.every=0")
     assert over.returncode == 0 and len(metrics(folder)) == 6  # nothing is left to do
+
+
+@pytest.mark.parametrize("before, after", [(2, 1), (1, 2)])
+def test_resume_on_another_number_of_processes(tiny_models, tmp_path, before, after):
+    """Weights and curriculum are those of the checkpoint; the next step draws the same prompts and the same answers."""
+    config = write_config(tmp_path, tiny_models["qwen3_vl"])
+    words = ("save.every=3", "eval.samples=0", "curriculum.name=sec", "train.schedule=constant", "train.warmup=0")
+    first, same, other = tmp_path / "first", tmp_path / "same", tmp_path / "other"
+    assert launched(config, first, before, *words, "steps=3").returncode == 0
+    for folder, processes in ((same, before), (other, after)):
+        shutil.copytree(first, folder)
+        done = launched(config, folder, processes, *words, "steps=4", "save.keep=9")
+        assert done.returncode == 0 and "going on from" in done.stdout, done.stderr
+    assert weights(first, 3) == weights(other, 3)
+    drawn = [{(r["group_id"], r["sample_id"], r["index"]): r["token_ids"] for r in RunFolder(f).rollouts(3).to_pylist()}
+             for f in (same, other)]
+    assert len(drawn[0]) == 16 and drawn[0] == drawn[1]
+    assert metrics(first) == metrics(other)[:3]
+    one, two = (checkpoint.load_state(f / "checkpoints" / "step-000004")["source"] for f in (same, other))
+    assert one["drawn"] == two["drawn"] and (one["history"]["visits"] == two["history"]["visits"]).all()
+    assert one["sampler"].keys() == two["sampler"].keys()
+
+
+def launched(config, folder, processes, *words):
+    launcher = None if processes == 1 else [*TORCHRUN, str(processes), str(ROOT / "train.py")]
+    return run(config, folder, *words, launcher=launcher, ACCELERATE_USE_CPU="true", timeout=900)

@@ -1,0 +1,278 @@
+#!/usr/bin/env python3
+"""Kills a 20-step run with kill -9 at random moments, starts it again each time, and compares what is left with an
+undisturbed run: every file of the last checkpoint, metrics (times and memory aside), evaluations and rollouts.
+
+    python benchmarks/kill_matrix.py --kills 50 --out benchmarks/results/kill_matrix.md
+
+The moments are drawn with a seed and spread over phases: a run is killed in the c-th visit of a phase, after a random
+part of the time that this phase takes. The phase in which a kill really fell is read from a file that the run keeps
+mapped into memory. Both are done from outside: by wrapping what the run calls, in a process that this file starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import mmap
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+PHASES = ("generation", "update", "checkpoint", "rollouts", "evaluation")
+"""Answers drawn and scored; forward, backward and optimizer; files of a checkpoint written; those of a step's rollouts;
+an evaluation. Checkpoints and rollouts are written in threads, beside the others."""
+CONFIG = "configs/quickstart.yaml"
+WORDS = ("rollout.prompts_per_step=3", "rollout.group_size=3", "rollout.max_new_tokens=6", "eval.every=4",
+         "eval.samples=4", "save.every=3", "save.keep=2", "save.best=iou", "log.samples_every=0",
+         "train.schedule=cosine", "curriculum.name=sec", "data.workers=1")
+VARYING = ("time/", "tokens_per_s", "memory/")
+MOST_PER_RUN = 5
+"""Kills of one run; then it goes on to its end, and another one begins."""
+
+
+# --- in the killed process --------------------------------------------------------------------------------------------
+
+
+class Marker:
+    """Says in a mapped file which phases are open, counts visits, and kills this process in the planned one."""
+
+    def __init__(self, path: Path, plan: dict[str, Any]):
+        path.write_bytes(bytes(len(PHASES)))
+        with open(path, "r+b") as file:
+            self._open = mmap.mmap(file.fileno(), len(PHASES))
+        self._plan, self._visits = plan, collections.Counter[str]()
+        self.seconds: dict[str, list[float]] = collections.defaultdict(list)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        place, start = PHASES.index(phase), time.monotonic()
+        self._visits[phase] += 1
+        self._open[place] += 1
+        if self._plan.get("phase") == phase and self._visits[phase] == self._plan["visit"]:
+            timer = threading.Timer(self._plan["after_s"], os.kill, (os.getpid(), signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
+        try:
+            yield
+        finally:
+            self._open[place] -= 1
+            self.seconds[phase].append(time.monotonic() - start)
+
+    def wrapping(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call` as a phase; an evaluation's rollouts are part of the evaluation."""
+        def wrapped(*args: Any, **more: Any) -> Any:
+            if more.get("split"):
+                return call(*args, **more)
+            with self(phase):
+                return call(*args, **more)
+        return wrapped
+
+    @contextmanager
+    def watch(self, name: str) -> Iterator[None]:
+        """What vlrl.metrics.watching takes: the clock's phases of the main thread."""
+        phase = {"rollout": "generation", "train": "update", "eval": "evaluation"}.get(name)
+        if phase is None or threading.current_thread() is not threading.main_thread():
+            yield
+        else:
+            with self(phase):
+                yield
+
+
+def child(folder: Path, plan: dict[str, Any], words: Sequence[str]) -> int:
+    """train.py, marked."""
+    from vlrl import checkpoint, cli, metrics
+    from vlrl.store import RunFolder
+
+    sys.argv = ["train.py", *words]
+    marker = Marker(folder.with_suffix(".phases"), plan)
+    checkpoint.save = marker.wrapping("checkpoint", checkpoint.save)
+    RunFolder.write_rollouts = marker.wrapping("rollouts", RunFolder.write_rollouts)
+    with metrics.watching(marker.watch):
+        code = cli.train(words)
+    if not plan:
+        folder.with_suffix(".seconds").write_text(json.dumps(marker.seconds))
+    return code
+
+
+# --- in the one that kills --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Kill:
+    """One moment."""
+
+    planned: str
+    visit: int
+    share: float
+    """Of the time that the phase takes."""
+    fell: tuple[str, ...] = ()
+    """Phases that were open."""
+    run: int = -1
+
+    @property
+    def phase(self) -> str:
+        """Where it fell: in the planned phase if that was still open."""
+        return self.planned if self.planned in self.fell else self.fell[0] if self.fell else "between"
+
+
+@dataclass
+class Found:
+    """What a matrix gives."""
+
+    kills: list[Kill] = field(default_factory=list)
+    differing: dict[int, list[str]] = field(default_factory=dict)
+    """Run -> what is not as in the undisturbed one."""
+    seconds: float = 0.0
+
+    @property
+    def identical(self) -> list[Kill]:
+        """Kills of runs that ended as the undisturbed one."""
+        return [kill for kill in self.kills if not self.differing[kill.run]]
+
+
+def start(folder: Path, words: Sequence[str], plan: dict[str, Any], fork: bool = True) -> int:
+    """Runs until the end or the kill; the exit code. A fork of this process has the imports done; else a new one."""
+    words = [*words, f"run.dir={folder}"]
+    with open(folder.with_suffix(".log"), "ab") as log:
+        if not fork:
+            command = [sys.executable, str(Path(__file__).resolve()), "--child", str(folder), json.dumps(plan), *words]
+            return subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=log, stderr=log,
+                                  check=False, cwd=ROOT).returncode
+        sys.stdout.flush()
+        if pid := os.fork():
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.chdir(ROOT)
+        for number in (1, 2):
+            os.dup2(log.fileno(), number)
+        code = 1
+        try:
+            code = child(folder, plan, words)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+
+
+def moments(count: int, seed: int) -> list[Kill]:
+    """As many of each phase, in random order."""
+    rng = random.Random(seed)
+    phases = [PHASES[i % len(PHASES)] for i in range(count)]
+    rng.shuffle(phases)
+    most = {"evaluation": 2, "checkpoint": 3}
+    return [Kill(phase, rng.randint(1, most.get(phase, 7)), rng.random()) for phase in phases]
+
+
+def matrix(root: Path, kills: int, seed: int, words: Sequence[str], tell: Callable[[str], object] = print) -> Found:
+    """Kills `kills` times, in as many runs as that takes; the last of `words` wins over the defaults."""
+    begun, found, whole = time.monotonic(), Found(), root / "whole"
+    if start(whole, words, {}, fork=False) != 0:
+        raise RuntimeError(f"the undisturbed run failed: {whole.with_suffix('.log').read_text()[-2000:]}")
+    seconds = {k: sum(v) / len(v) for k, v in json.loads(whole.with_suffix(".seconds").read_text()).items()}
+    waiting, run = collections.deque(moments(kills, seed)), 0
+    while waiting:
+        folder, done = root / f"run-{run:03d}", False
+        for _ in range(MOST_PER_RUN):
+            if not waiting:
+                break
+            kill = waiting[0]
+            plan = {"phase": kill.planned, "visit": kill.visit, "after_s": kill.share * seconds.get(kill.planned, 0.1)}
+            code = start(folder, words, plan)
+            if code == 0:  # it ended before that visit: the moment is for the next run
+                done = True
+                break
+            if code != -signal.SIGKILL:
+                raise RuntimeError(f"{folder} ended with {code}: {folder.with_suffix('.log').read_text()[-2000:]}")
+            state = folder.with_suffix(".phases").read_bytes()
+            kill.fell = tuple(name for name, depth in zip(PHASES, state, strict=True) if depth)
+            kill.run = run
+            found.kills.append(waiting.popleft())
+            tell(f"run {run}: killed in {kill.phase} (planned {kill.planned}, open: {', '.join(kill.fell) or 'none'})")
+        if not done and start(folder, words, {"phase": ""}) != 0:
+            raise RuntimeError(f"{folder} did not end: {folder.with_suffix('.log').read_text()[-2000:]}")
+        found.differing[run] = differences(whole, folder)
+        tell(f"run {run}: {', '.join(found.differing[run]) or 'identical'}; {len(found.kills)} of {kills} kills, "
+             f"{time.monotonic() - begun:.0f} s")
+        shutil.rmtree(folder)
+        run += 1
+    found.seconds = time.monotonic() - begun
+    return found
+
+
+def differences(whole: Path, other: Path) -> list[str]:
+    """What two runs do not share."""
+    from vlrl.store import RunFolder
+
+    def checkpoints(run: Path) -> Any:
+        paths = run.glob("checkpoints/step-*/manifest.json")
+        return {path.parent.name: json.loads(path.read_bytes())["files"] for path in sorted(paths)}
+
+    def lines(run: Path, name: str) -> list[dict[str, Any]]:
+        return [{k: v for k, v in json.loads(line).items() if not k.startswith(VARYING)}
+                for line in (run / name).read_text().splitlines()]
+
+    def answers(run: Path, split: str | None) -> Any:
+        return RunFolder(run).rollouts(split=split).to_pylist()
+
+    looks: dict[str, Callable[[Path], Any]] = {
+        "checkpoints": checkpoints, "best": lambda run: json.loads((run / "checkpoints/best.json").read_bytes()),
+        "metrics.jsonl": lambda run: lines(run, "metrics.jsonl"), "eval.jsonl": lambda run: lines(run, "eval.jsonl"),
+        "rollouts": lambda run: answers(run, None), "eval-rollouts": lambda run: answers(run, "heldout")}
+    return [name for name, look in looks.items() if repr(look(whole)) != repr(look(other))]
+
+
+def table(found: Found, words: Sequence[str], seed: int) -> str:
+    """Markdown."""
+    rows = [(phase, [k for k in found.kills if k.phase == phase]) for phase in (*PHASES, "between")]
+    lines = [f"| {phase} | {len(kills)} | {sum(k in found.identical for k in kills)} |"
+             for phase, kills in rows if kills]
+    return "\n".join([
+        "# Kill matrix", "", f"`python benchmarks/kill_matrix.py --kills {len(found.kills)} --seed {seed}`: "
+        f"{len(found.differing)} runs of 20 steps with {words[0]}, {len(found.kills)} times kill -9, "
+        f"{found.seconds / 60:.0f} minutes.", "",
+        "| killed in | kills | ended as the undisturbed run |", "|---|---|---|", *lines,
+        f"| all | {len(found.kills)} | {len(found.identical)} |", "",
+        "Compared: every file of every checkpoint that is kept (sha256), which of them is the best, metrics.jsonl "
+        "without times and memory, eval.jsonl, every rollout and every evaluated answer. `between`: starting up, or "
+        "bookkeeping between two phases.", ""])
+
+
+def main(argv: Sequence[str]) -> int:
+    if argv[:1] == ["--child"]:
+        return child(Path(argv[1]), json.loads(argv[2]), argv[3:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--config", default=CONFIG)
+    parser.add_argument("--out", type=Path, help="where the table is written, besides being printed")
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="further settings")
+    given = parser.parse_args(argv)
+    words = (given.config, "steps=20", *WORDS, *given.words)
+    import vlrl.loop  # noqa: F401 - before the forks, which then need not
+
+    with tempfile.TemporaryDirectory(prefix="kill-matrix-") as root:
+        found = matrix(Path(root), given.kills, given.seed, words, lambda text: print(text, flush=True))
+    text = table(found, words, given.seed)
+    print(text)
+    if given.out:
+        given.out.write_text(text)
+    return 0 if len(found.identical) == given.kills else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
