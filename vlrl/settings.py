@@ -205,6 +205,9 @@ class LimitsSettings(Settings):
         default=0.5, description="Stop when more than this share of the drawn prompts is rejected.")
     score_errors: Fraction = Field(
         default=0.1, description="Stop when more than this share of a step's rollouts fails to score.")
+    nonfinite_steps: Count = Field(
+        default=3, description="An optimizer step whose loss or gradient is NaN or infinite is left out, and the run "
+        "stops when that happens in more than so many steps in a row; 0 = at the first one.")
     image_pixels: Positive = Field(default=64_000_000, description="An image with more pixels is refused unread.")
     video_pixels: Positive = Field(
         default=2_000_000_000, description="A video whose sampled frames have more pixels together is refused unread; "
