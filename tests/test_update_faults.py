@@ -86,9 +86,9 @@ def starved(policy, most, when):
     return layer.register_full_backward_pre_hook(lambda module, grads: ask(grads[0]))
 
 
-@pytest.mark.parametrize("when", ["forward", "backward"])
-@pytest.mark.parametrize("layout", ["shared", "padded"])
-@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("when, layout, updates", [("backward", "shared", 1), ("forward", "shared", 2), *(
+    pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("backward", "padded", 1), ("forward", "padded", 2), ("backward", "shared", 2)))])
 def test_a_micro_batch_too_large_for_the_memory_is_halved(scene, when, layout, updates, caplog):
     policy, groups, folder = scene
     train = {"lr": 1e-6, "tokens_per_batch": 100_000, "packing": layout}

@@ -31,8 +31,8 @@ def short_of_memory(error: BaseException) -> bool:
 
 def release(device: torch.device) -> None:
     """Lets go what a failed pass held. Call it outside of the handler, which keeps the pass alive."""
-    gc.collect()
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
 
 

@@ -110,7 +110,8 @@ def make_minibatch(policy: Policy, part: Sequence[Numbered], config: Config, tex
     return Minibatch(
         rollouts=rollouts, numbers=[i for i, _, _ in part], groups=[places[g.id] for _, g, _ in part],
         names=[f"group {g.id} (sample {g.sample.id!r})" for _, g, _ in part], members=[*map(list, planned)],
-        layout=layout, attention=config.train.attention, batches=batches, masks=masks, weights=[g.sample.weight for _, g, _ in part],
+        layout=layout, attention=config.train.attention, batches=batches, masks=masks,
+        weights=[g.sample.weight for _, g, _ in part],
         difficulty=[_number(g.sample.difficulty) for _, g, _ in part],
         texts=[read([[t] for t in r.completion.tokens.tolist()]) for r in rollouts] if texts else (),
         total_tokens=tokens, total_sequences=sequences)
@@ -132,11 +133,12 @@ def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, severa
     if not (old or reference):
         return 0
     sharing = policy.sharing_features if old and reference else contextlib.nullcontext
+    old_statistics = {**algorithm.old_statistics, **(more or {})}
 
     def work(b: int) -> None:
         with sharing():
             batch = part.batches[b].to(policy.device)
-            stats = policy.logprobs(batch, temperature, more={**algorithm.old_statistics, **(more or {})}) if old else None
+            stats = policy.logprobs(batch, temperature, more=old_statistics) if old else None
             read = [policy.reference_logprobs(batch, temperature)] if reference else []
         if stats:
             part.old.append(stats.logprobs)

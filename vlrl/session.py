@@ -69,7 +69,7 @@ class Session:
 
     def _open(self) -> tuple[Path | None, tuple[str, ...]]:
         """Locks the folder and decides where to go on; on rank 0."""
-        self._stack.enter_context(self.folder.lock())
+        self._stack.enter_context(self.folder.lock(self.config.run.steal_lock))
         with self._closing_on_error():
             if self.config.resume == "never":
                 _set_aside(self.folder.path)

@@ -32,6 +32,9 @@ class RunSettings(Settings):
     """Where the run lies."""
 
     dir: str = Field(default="", description="The run folder; empty = runs/<config stem>.")
+    steal_lock: bool = Field(
+        default=False, description="Take a run folder whose run on another host gives no sign of life for three "
+        "minutes, as after a crash of that host. A run that lives keeps its folder.")
 
 
 class DataSettings(Settings):
