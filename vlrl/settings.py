@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from vlrl.settings_alerts import AlertSettings
 from vlrl.settings_algo import AlgoSettings
 from vlrl.settings_base import Beta, Count, Fraction, NonNegative, Positive, Rate, Settings
 from vlrl.settings_engine import PLACES, EngineSettings
@@ -17,7 +18,8 @@ __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AsyncSettings", "Config", "Cur
            "EngineSettings", "LimitsSettings", "LoraSettings", "ModelSettings", "RolloutSettings", "TaskSettings",
            "TrainSettings", "label_of", "resumable"]
 
-RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", *(f"engine.{name}" for name in PLACES))
+RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts", "limits.nonfinite_steps",
+             "limits.score_s", "limits.stuck_s", *(f"engine.{name}" for name in PLACES))
 """Settings, and sections of them, that may differ between a checkpoint and the run that resumes it."""
 SHORT = ("engine", "task", "curriculum")
 """Top-level settings of which a text alone is the `name`."""
@@ -211,6 +213,13 @@ class LimitsSettings(Settings):
     nonfinite_steps: Count = Field(
         default=3, description="An optimizer step whose loss or gradient is NaN or infinite is left out, and the run "
         "stops when that happens in more than so many steps in a row; 0 = at the first one.")
+    score_s: NonNegative = Field(
+        default=60.0, description="Seconds that a task's code may take for one answer. It runs in a process of its own "
+        "(Linux), which is ended then and started again; the answer's reward is 0, and it counts as a scoring error. "
+        "0 = no limit, in the training process.")
+    stuck_s: NonNegative = Field(
+        default=7200.0, description="Stop, with the stacks of all threads on disk, when no phase of a step begins or "
+        "ends for so many seconds; 0 = never.")
     image_pixels: Positive = Field(default=64_000_000, description="An image with more pixels is refused unread.")
     video_pixels: Positive = Field(
         default=2_000_000_000, description="A video whose sampled frames have more pixels together is refused unread; "
@@ -245,6 +254,7 @@ class Config(Settings):
     store: StoreSettings = StoreSettings()
     log: LogSettings = LogSettings()
     limits: LimitsSettings = LimitsSettings()
+    alerts: AlertSettings = AlertSettings()
 
     @model_validator(mode="before")
     @classmethod
