@@ -25,6 +25,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process is 
 SAMPLE = SAMPLES["image"]
 
 
+def answers_overlay(parsed):
+    return isinstance(parsed, dict) and parsed["text"] == "overlay"
+
+
 class Odd(Task):
     """Does what an answer says."""
 
@@ -61,9 +65,9 @@ class Odd(Task):
         return self.lambdas if answer.text == "lambda" else {"text": answer.text, "asked": self.asked}
 
     def overlay(self, sample, parsed):
-        if parsed["text"] == "overlay":
+        if answers_overlay(parsed):
             time.sleep(1000)
-        return [{"kind": "point", "at": [1, 2], "label": parsed["text"]}]
+        return [{"kind": "point", "at": [1, 2], "label": str(parsed)}]
 
 
 @pytest.fixture
@@ -78,10 +82,13 @@ def answers(*texts):
     return [Answer(text=text, final=text, step=3) for text in texts]
 
 
-def both(scorer, *texts, others=(), sample=SAMPLE, task=None):
-    task = task or Odd()
-    given = (sample, answers(*texts), answers(*others), 3, Services())
-    return scorer(task, *given), score_all(Odd(), *given)
+def scored(scorer, *texts, sample=SAMPLE, task=None):
+    return scorer(task or Odd(), sample, answers(*texts), [], 3, Services())
+
+
+def both(scorer, *texts, others=()):
+    given = (SAMPLE, answers(*texts), answers(*others), 3, Services())
+    return scorer(Odd(), *given), score_all(Odd(), *given)
 
 
 def test_the_same_scores_in_the_same_order(scorer):
@@ -95,7 +102,7 @@ def test_the_same_scores_in_the_same_order(scorer):
     ("loop", "TimeoutError: no result within limits.score_s=1 s"), ("exit", "ChildProcessError"), *(
         pytest.param(text, "TimeoutError", marks=pytest.mark.slow) for text in ("regex", "overlay"))])
 def test_an_answer_that_hangs_or_ends_the_process(scorer, text, why, caplog):
-    (found, weights), _ = both(scorer, "one", text, "three")
+    found, weights = scored(scorer, "one", text, "three")
     assert weights == {"length": 1.0, "rank": 0.5} and "sample 'image'" in caplog.text
     assert [(s.reward, s.parts) for s, _ in (found[0], found[2])] == [
         (3.0, {"length": 3.0, "rank": 0.0}), (6.0, {"length": 5.0, "rank": 2.0})]
@@ -104,18 +111,18 @@ def test_an_answer_that_hangs_or_ends_the_process(scorer, text, why, caplog):
         assert bad.reward == 7.5 and marks is None and bad.error is None
     else:
         assert bad.reward == 0 and why in bad.error and bad.parts == {"length": 0.0, "rank": 0.0}
-    assert good.error is None and both(scorer, "one")[0][0][0][0].reward == 3  # another process goes on
+    assert good.error is None and scored(scorer, "one")[0][0][0].reward == 3  # another process goes on
 
 
 def test_a_group_that_hangs(scorer):
     scorer.seconds = 0.4  # for each of its answers
-    (found, _), _ = scorer(Odd(), SAMPLE, answers("one", "group"), [], 3, Services()), None
+    found, _ = scored(scorer, "one", "group")
     assert all(s.reward == 0 and "TimeoutError" in s.error for s, _ in found)
 
 
 def test_what_the_answer_has_started_ends_too(scorer, tmp_path):
     sample = replace(SAMPLE, row={"q": "?", "pid": str(tmp_path / "pid")})
-    scorer(Odd(), sample, answers("child"), [], 3, Services())
+    scored(scorer, "child", sample=sample)
     pid, end = int((tmp_path / "pid").read_text()), time.monotonic() + 60
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.02)
@@ -132,14 +139,14 @@ def alive(pid):
 def test_what_cannot_be_sent_is_scored_here(scorer, caplog):
     sample = replace(SAMPLE, row={"q": "?", "odd": lambda: 1})
     task = Odd()
-    assert both(scorer, "one", sample=sample, task=task)[0][0][0][0].reward == 3 and task.asked == 1
-    assert both(scorer, "lambda", task=task)[0][0][0][0].parsed == task.lambdas and task.asked == 2
+    assert scored(scorer, "one", sample=sample, task=task)[0][0][0].reward == 3 and task.asked == 1
+    assert scored(scorer, "lambda", task=task)[0][0][0].parsed is task.lambdas and task.asked == 2
     assert len([r for r in caplog.records if "scored in the training process" in r.message]) == 1
 
 
 def test_a_task_s_own_bug_is_raised_here(scorer):
     with pytest.raises(TaskError, match="mend me"):
-        scorer(Odd(), SAMPLE, answers("one", "wrong"), [], 3, Services())
+        scored(scorer, "one", "wrong")
 
 
 def test_a_service_is_asked_here(scorer):

@@ -102,7 +102,9 @@ def _reward_drop(columns: Columns, settings: AlertSettings) -> Found | None:
     n, rewards = settings.window, columns["reward/mean"]
     if len(rewards) <= n:
         return None
-    known = np.nan_to_num(np.asarray(rewards), nan=np.nanmean(rewards) if not np.all(np.isnan(rewards)) else 0.0)
+    seen = [r for r in rewards if not math.isnan(r)]
+    mean = sum(seen) / max(len(seen), 1)
+    known = [mean if math.isnan(r) else r for r in rewards]
     means = np.convolve(known, np.ones(n) / n, "valid")
     spread = np.nan_to_num(np.asarray(columns["reward/std"][-n:])).mean()
     best, last = float(means.max()), float(means[-1])
