@@ -104,7 +104,7 @@ model: {{name: {model}}}
 rollout: {{prompts_per_step: 3, group_size: 4, max_new_tokens: 8}}
 train: {{lr: 1.0e-3}}
 eval: {{samples: 0}}
-save: {{every: 1}}
+save: {{every: 1, keep: 9}}
 limits: {{score_errors: 1}}
 """)
     return folder / "faulty.yaml"
@@ -150,14 +150,12 @@ def test_nan_in_every_step(scene, tmp_path):
     done = run(scene[0], tmp_path / "run", "limits.nonfinite_steps=1", FAULT="huge:always")
     assert done.returncode == 1 and "more than limits.nonfinite_steps=1 allows" in done.stderr
     assert (tmp_path / "run/failed/rollouts/step-000001-rank-00000.parquet").exists()
-    goes_on(scene[0], tmp_path / "run", scene[1]) if len(metrics(tmp_path / "run")) == 0 else None
 
 
 def test_reward_collapse(scene, tmp_path):
     with Server() as server:
-        done = run(scene[0], tmp_path / "run", "alerts.window=2", "steps=5", f"alerts.webhook={server.url}",
-                   "log.trackers=[tensorboard]" if shutil.which("tensorboard") else "log.trackers=[]",
-                   FAULT="collapse")
+        done = run(scene[0], tmp_path / "run", "alerts.window=2", "alerts.reward_drop=0.6",
+                   f"alerts.webhook={server.url}", FAULT="collapse")
         ((_, _, body),) = server.wait(1)
     assert done.returncode == 0, done.stderr
     assert "ALERT at step 3: the mean reward of the last 2 steps is" in done.stdout and body["alert"] == "reward_drop"
@@ -208,7 +206,7 @@ def test_scored_in_the_training_process_all_is_the_same(scene, tmp_path):
 def test_two_runs_on_one_folder(scene, tmp_path):
     config, whole = scene
     folder = tmp_path / "run"
-    first = subprocess.Popen([*TRAIN, str(config), f"run.dir={folder}"], env={**ENV, "FAULT": f"wait:{tmp_path}"},
+    first = subprocess.Popen([*TRAIN, str(config), f"run.dir={folder}", "limits.score_s=0"], env={**ENV, "FAULT": f"wait:{tmp_path}"},
                              text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
     end = time.monotonic() + 300
     while not (tmp_path / "waiting").exists() and first.poll() is None and time.monotonic() < end:
@@ -224,8 +222,8 @@ def test_two_runs_on_one_folder(scene, tmp_path):
 def test_stuck(scene, tmp_path):
     config, whole = scene
     words = ("limits.score_s=0", "rollout.score_ahead=false")
-    done = run(config, tmp_path / "run", "limits.stuck_s=20", *words, FAULT="stuck")
-    assert done.returncode == 1 and "nothing has happened for more than limits.stuck_s=20 seconds" in done.stderr
+    done = run(config, tmp_path / "run", "limits.stuck_s=60", *words, FAULT="stuck")
+    assert done.returncode == 1 and "nothing has happened for more than limits.stuck_s=60 seconds" in done.stderr
     assert "in score" in (tmp_path / "run/stuck-rank-00000.txt").read_text()
     goes_on(config, tmp_path / "run", whole, *words)
 
