@@ -206,8 +206,9 @@ def test_scored_in_the_training_process_all_is_the_same(scene, tmp_path):
 def test_two_runs_on_one_folder(scene, tmp_path):
     config, whole = scene
     folder = tmp_path / "run"
-    first = subprocess.Popen([*TRAIN, str(config), f"run.dir={folder}", "limits.score_s=0"], env={**ENV, "FAULT": f"wait:{tmp_path}"},
-                             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
+    first = subprocess.Popen([*TRAIN, str(config), f"run.dir={folder}", "limits.score_s=0"],
+                             env={**ENV, "FAULT": f"wait:{tmp_path}"}, text=True, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, cwd=tmp_path)
     end = time.monotonic() + 300
     while not (tmp_path / "waiting").exists() and first.poll() is None and time.monotonic() < end:
         time.sleep(0.05)
