@@ -36,7 +36,7 @@ class Faulty(Task):
         late = answer.step >= 2
         vowels = sum(c in "aeiou" for c in answer.text) / max(len(answer.text), 1)
         if FAULT == "huge" and (answer.step == 2 or WHERE == "always"):
-            return {"vowels": 1e39 * (vowels + 0.1)}
+            return {"vowels": 1e300 * (vowels + 0.1)}
         if FAULT == "collapse":
             return {"vowels": vowels * 0.01 + (not late)}
         if FAULT == "hang" and answer.step == 2 and sample.id == Path(WHERE).read_text():
