@@ -310,7 +310,7 @@ def test_every_key_of_metrics_is_documented(run):
     written = {key for line in lines for key in line}
     assert written - DOCUMENTED == {"reward/iou", "reward/format"}
     assert DOCUMENTED - written == {"reward/<part>", "<label>/reward/mean", "<label>/reward/<part>", "<label>/share",
-                                    "<label>/groups/zero_variance_frac", "loss_scale", "skipped",
+                                    "<label>/groups/zero_variance_frac", "loss_scale", "memory/halved",
                                     "feature_cache/hit_frac",
                                     "balance/imbalance", "variants/<name>/reward", "variants/<name>/share",
                                     "reward/shaped", "correction/weight", "correction/outside", "phi", "kl_coef",

@@ -2,11 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from vlrl import files
-from vlrl.errors import RunError
 from vlrl.store import SCHEMA, RunFolder
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
 
@@ -323,74 +318,3 @@ for write in (lambda: run.append_metrics({{"step": 1, "x": "y" * 200}}), lambda:
     assert "metrics.jsonl" in done.stdout and "heartbeat.json" in done.stdout and "Free space" in done.stdout
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n'
     assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl"]
-
-
-# --- lock -------------------------------------------------------------------------------------------------------------
-
-HOLD = "import sys, time\nfrom vlrl.store import RunFolder\nwith RunFolder(sys.argv[1]).lock():\n" \
-       "    print('held', flush=True)\n    time.sleep(600)\n"
-
-
-def holder(path: Path) -> subprocess.Popen:
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-def test_lock_names_its_owner_and_is_taken_over_when_that_is_dead(tmp_path):
-    process = holder(tmp_path)
-    try:
-        with pytest.raises(RunError, match=rf"process {process.pid} .*run\.dir"), RunFolder(tmp_path).lock():
-            pass
-    finally:
-        process.send_signal(signal.SIGKILL)
-    # not waited for: a zombie is as dead
-    deadline = time.monotonic() + 10
-    while "Z" not in Path(f"/proc/{process.pid}/stat").read_text().split(")")[1] and time.monotonic() < deadline:
-        time.sleep(0.01)
-    with RunFolder(tmp_path).lock():
-        assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
-    assert not (tmp_path / "run.lock").exists()
-    process.wait()
-    process.stdout.close()
-
-
-def test_lock_is_let_go_after_an_error_and_does_not_nest(tmp_path):
-    with pytest.raises(KeyError), RunFolder(tmp_path).lock():
-        with pytest.raises(RunError, match="in use"), RunFolder(tmp_path).lock():
-            pass
-        assert (tmp_path / "run.lock").exists()
-        raise KeyError
-    assert not (tmp_path / "run.lock").exists()
-
-
-@pytest.mark.parametrize("change, taken", [
-    ({}, False), ({"process": "another start of this pid"}, True), ({"pid": 2**22 + 1}, True),
-    ({"host": "another-host", "pid": 1}, False), (None, True)])
-def test_whose_lock_counts(tmp_path, change, taken):
-    text = "" if change is None else json.dumps(files._myself() | change)
-    (tmp_path / "run.lock").write_text(text)
-    if taken:
-        with RunFolder(tmp_path).lock():
-            pass
-    else:
-        with pytest.raises(RunError, match=r"delete .*run\.lock"), RunFolder(tmp_path).lock():
-            pass
-        assert (tmp_path / "run.lock").read_text() == text
-
-
-def test_of_many_takers_of_a_stale_lock_one_wins(tmp_path):
-    (tmp_path / "run.lock").write_text(json.dumps(files._myself() | {"pid": 2**22 + 1}))
-    code = HOLD.replace("time.sleep(600)", "sys.stdin.read()")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    takers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], **pipes) for _ in range(4)]
-    lost = [t for t in takers if _ended(t)]
-    assert len(lost) == 3
-    for taker in takers:
-        taker.communicate()
-    assert sorted(t.returncode for t in takers) == [0, 1, 1, 1]
-
-
-def _ended(taker: subprocess.Popen) -> bool:
-    """Waits for the word of the winner or the end of a loser."""
-    return taker.stdout.readline() != "held\n"

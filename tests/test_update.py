@@ -159,14 +159,17 @@ def test_parts_learn_at_their_own_rate(tiny_models):
     assert rates == {(1e-3, 0.1), (1e-3, 0.0), (1e-5, 0.1), (1e-5, 0.0)}
 
 
+def spoiled(group, advantage=math.nan):
+    return dataclasses.replace(group, rollouts=tuple(
+        dataclasses.replace(r, advantage=advantage) for r in group.rollouts))
+
+
 def test_nan_stops_before_the_weights_are_touched(scene):
     policy, groups, folder = scene
-    bad = dataclasses.replace(groups[0], rollouts=tuple(
-        dataclasses.replace(r, advantage=math.nan) for r in groups[0].rollouts))
     before = {n: p.detach().clone() for n, p in policy.trainable()}
-    config = settings(folder)
-    with pytest.raises(NonFinite, match=r"step 7.*train\.lr"):
-        update(policy, make_optimizer(policy, config), [bad, *groups[1:]], config, step=7)
+    config = settings(folder, limits={"nonfinite_steps": 0})
+    with pytest.raises(NonFinite, match=r"step 7.*train\.lr.*In the batch: group 0 \(sample 'image'\)"):
+        update(policy, make_optimizer(policy, config), [spoiled(groups[0]), *groups[1:]], config, step=7)
     assert all(torch.equal(p, before[n]) for n, p in policy.trainable())
 
 

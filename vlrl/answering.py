@@ -17,8 +17,8 @@ from vlrl.engine.base import Done, Engine
 from vlrl.metrics import Clock
 from vlrl.partial import Held, in_one_step, last_part
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import overlay_marks, score_alone, score_group
-from vlrl.services import Services, looked_up, without_absent
+from vlrl.scoring import Marked, score_all
+from vlrl.services import Services, looked_up
 from vlrl.settings import Config, RolloutSettings
 from vlrl.task import Task, task_target
 from vlrl.types import Answer, Completion, Group, Prompt, Request, Rollout, Sample, Sampling, Variant
@@ -26,6 +26,10 @@ from vlrl.variants import GREEDY, trained_answers
 
 Reference = Callable[[Sequence[tuple[Prompt, Sequence[Completion]]]], list[list[np.ndarray]]]
 """What reads answers under the reference policy; see reference.Reference."""
+
+Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Services],
+                 tuple[Marked, dict[str, float]]]
+"""What scores a group; see scoring.score_all and scorer.Scorer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +61,7 @@ class Answering:
         """That of the run; without one the temperature is rollout.temperature."""
         self.forget: Forgetting | None = None
         """Suppresses the first half of each group for the second; see rollout.forget."""
+        self.score: Score = score_all
         self.step = 0
         self.policy_step: int | None = None
         """Steps completed by the weights of the engine; None = `step`."""
@@ -171,7 +176,7 @@ class Answering:
         for a, group, answers in zip(asked, groups, made, strict=True):
             assert isinstance(group, Group)  # partial.check
             alone = make_group(self.task, a.sample, a.prompt, answers, group_id=group.id, split=group.split,
-                               step=self.step, policy_step=self.policy_step)
+                               step=self.step, policy_step=self.policy_step, score=self.score)
             greedy = replace(alone.rollouts[0], index=len(group.rollouts) + len(group.aside), variant=GREEDY)
             out.append(replace(group, aside=(*group.aside, greedy)))
         return out
@@ -190,7 +195,7 @@ class Answering:
         answers = [last_part(c) for c in held.answers] if asked.held else held.answers
         group = make_group(self.task, asked.sample, asked.prompt, answers, group_id=f"{asked.number:08d}",
                            split="train", step=self.step, variants=variants, reference=reference,
-                           policy_step=self.policy_step)
+                           policy_step=self.policy_step, score=self.score)
         return held.told(group) if asked.held else group
 
 
@@ -204,7 +209,8 @@ def sampling_of(rollout: RolloutSettings, temperature: float, max_new_tokens: in
 
 def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], *, group_id: str,
                split: str, step: int, variants: Sequence[tuple[Variant, Sequence[Completion]]] = (),
-               reference: Sequence[np.ndarray] | None = None, policy_step: int | None = None) -> Group:
+               reference: Sequence[np.ndarray] | None = None, policy_step: int | None = None,
+               score: Score = score_all) -> Group:
     """A scored group of a step, sampled by the weights of `policy_step` completed steps; None = as many as `step`.
 
     The sample learns its processed size here, so that scoring converts the model's coordinates. Answers of `variants`
@@ -223,16 +229,15 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
     others = [_answer(c, name, step) for name, c in aside]
     services = Services({v.name: [a for a in others if a.variant == v.name] for v, _ in variants if not v.trained},
                         {} if reference is None else {"reference_logprobs": looked_up(answers, reference)})
-    task, _ = without_absent(task, sample, answers, services)
-    scored = [*score_group(task, sample, answers, step, services), *score_alone(task, sample, others, step)]
+    scored, weights = score(task, sample, answers, others, step, services)
     rollouts = [Rollout(group_id=group_id, index=i, completion=c, parts=s.parts, reward=s.reward,
                         parsed=s.parsed, error=s.error, variant=name, train_prompt=prompt if name else None,
-                        marks=overlay_marks(task, sample, s.parsed),
+                        marks=marks,
                         policy_step=step if policy_step is None else policy_step)
-                for i, ((name, c), s) in enumerate(zip([*members, *aside], scored, strict=True))]
+                for i, ((name, c), (s, marks)) in enumerate(zip([*members, *aside], scored, strict=True))]
     return Group(id=group_id, task=task.name, split=split, sample=sample, prompt=prompt,
                  rollouts=tuple(rollouts[:len(members)]), aside=tuple(rollouts[len(members):]),
-                 weights=task.weights_at(step), target=task_target(task, sample))
+                 weights=weights, target=task_target(task, sample))
 
 
 def _answer(completion: Completion, variant: str, step: int) -> Answer:

@@ -7,8 +7,9 @@ import importlib.util
 import logging
 import random
 import shutil
+import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +36,12 @@ from vlrl.policy import Policy
 from vlrl.prefetch import Prefetcher
 from vlrl.reference import Reference
 from vlrl.rollout import GroupSource
+from vlrl.scorer import Scorer
+from vlrl.scoring import score_all
 from vlrl.services import SERVICES, served
 from vlrl.settings import Config
 from vlrl.task import Task, task_samples
+from vlrl.types import Sample
 from vlrl.update import make_optimizer
 
 _log = logging.getLogger(__name__)
@@ -61,6 +65,7 @@ class Parts:
     optimizer: torch.optim.Optimizer
     algorithm: Algorithm
     clock: Clock
+    scorer: Scorer | None = None
 
 
 def make_accelerator(config: Config) -> Accelerator:
@@ -119,8 +124,11 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     prompts = curriculum.Prompts.of(samples, config.seed, config.data.difficulty, config.rollout, task.knobs)
     sampler = dist.on_main_alone(lambda: curriculum.make(config.curriculum, prompts, config.shares))
     dist.on_main(lambda: pipeline.check(config, sampler))
+    scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
     model = policy.load(config, accelerator, checkpoint)
     settle_coordinates(task, config, model.family.coordinates)
+    if scorer:
+        scorer.settle(model.family.coordinates)
     reference = make_reference(config, task, model) if make_source.generates else None
     if algorithm.needs_reference and not reference:
         model.keep_reference(config.model.name)
@@ -134,12 +142,25 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     with closed_on_error(engine):
         source = make_source(config, task, encode, engine, sampler, samples, clock, prefetch, reference, prompts)
         source.answering.algorithm = algorithm
+        source.answering.score = scorer or score_all
         source.measures["angle"] = Angles(model, config, task, prefetch)
         if config.rollout.forget.lr and make_source.generates:
             source.answering.forget = Forgetting(model, config)
         credit = Credit(algorithm, config, model, task)
         return Parts(config, task, model, encode, prefetch, engine, source, credit,
-                     make_optimizer(model, config), algorithm, clock)
+                     make_optimizer(model, config), algorithm, clock, scorer)
+
+
+def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Sequence[Sample]) -> Scorer | None:
+    """What scores in a process of its own; None without limits.score_s, or where a system cannot fork safely."""
+    if not config.limits.score_s or sys.platform != "linux":
+        return None
+
+    def make(convention: str) -> Task:
+        settle_coordinates(task, config, convention)
+        return served(task, offered, samples)
+
+    return Scorer(make, config.limits.score_s)
 
 
 def make_reference(config: Config, task: Task, model: Policy) -> Reference | None:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vlrl import dist
-from vlrl.answering import Reference, make_group, sampling_of
+from vlrl.answering import Reference, Score, make_group, sampling_of
 from vlrl.encode import PromptTooLong
 from vlrl.engine.base import Engine
 from vlrl.errors import DataError
 from vlrl.prefetch import Prefetcher
 from vlrl.rewards.text import parse_answer
 from vlrl.rollout import first_samples
-from vlrl.scoring import sample_metrics
+from vlrl.scoring import sample_metrics, score_all
 from vlrl.settings import Config
 from vlrl.stats import mean_ci
 from vlrl.task import Task
@@ -28,7 +28,7 @@ _CHUNK = 64
 
 def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
              tell: Callable[[str, int, int], None] | None = None,
-             reference: Reference | None = None) -> tuple[dict[str, Any], list[Group]]:
+             reference: Reference | None = None, score: Score = score_all) -> tuple[dict[str, Any], list[Group]]:
     """One line of eval.jsonl and this process's groups of one answer each.
 
     Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Greedy unless
@@ -38,7 +38,7 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
     """
     mine = list(enumerate(first_samples(task, split, config.eval.samples)))[dist.rank()::dist.world()]
     groups, rejected = dist.together(lambda: _answer(task, prefetch, engine, config, split, step, mine, tell,
-                                                            reference))
+                                                            reference, score))
     records = [r for part in dist.gather([_record(task, g) for g in groups]) for r in part]
     failed = sum(r["error"] is not None for r in records) / max(len(records), 1)
     return {"step": step, "split": split, "n": len(records), "rejected": int(dist.total(rejected)[0]),
@@ -47,7 +47,7 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
 
 def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
             samples: Sequence[tuple[int, Sample]], tell: Callable[[str, int, int], None] | None,
-            reference: Reference | None) -> tuple[list[Group], int]:
+            reference: Reference | None, score: Score) -> tuple[list[Group], int]:
     """Scored groups of one answer for numbered samples, and how many samples were rejected."""
     sampling = sampling_of(config.rollout, config.eval.temperature)
     stream = zlib.crc32(split.encode())
@@ -74,7 +74,7 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
                  else [None] * len(prompts))
         for (number, sample, prompt), made, values in zip(prompts, answered, known, strict=True):
             groups.append(make_group(task, sample, prompt, made, group_id=f"{split}-{number:06d}", split=split,
-                                     step=step, reference=values))
+                                     step=step, reference=values, score=score))
     return groups, rejected
 
 

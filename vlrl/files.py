@@ -1,9 +1,8 @@
-"""Files that are whole or absent, the lock on a run folder, and what is known about the machine. Imports no torch.
+"""Files that are whole or absent, and what is known about the machine. Imports no torch.
 
-    with lock(folder / "run.lock"):
-        with replacing(folder / "reward.png") as temporary:     # written aside, synced, renamed
-            figure.savefig(temporary)
-        append_line(folder / "metrics.jsonl", '{"step": 0}')    # on the disk when this returns
+    with replacing(folder / "reward.png") as temporary:     # written aside, synced, renamed
+        figure.savefig(temporary)
+    append_line(folder / "metrics.jsonl", '{"step": 0}')    # on the disk when this returns
 
 A full or read-only disk is a RunError that names the path and the way out.
 """
@@ -11,7 +10,6 @@ A full or read-only disk is a RunError that names the path and the way out.
 from __future__ import annotations
 
 import errno
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -22,8 +20,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +36,7 @@ _PACKAGES = ("vlrl", "torch", "torchvision", "transformers", "accelerate", "peft
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
     """Turns a failure of the disk into a RunError that names the path and the way out."""
     try:
         yield
@@ -60,7 +58,7 @@ def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
     `sync` waits until it is on the disk. Raises RunError when the disk is full or read-only.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    with _writing(path):
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
@@ -92,7 +90,7 @@ def write_text(path: Path, text: str, sync: bool = True) -> None:
 def append_line(path: Path, line: str) -> None:
     """Adds one line, all of it or nothing; half a line that a killed process left stands alone."""
     data = (line + "\n").encode()
-    with _writing(path):
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a+b", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
@@ -131,79 +129,6 @@ def set_aside(path: Path) -> None:
     aside.mkdir()
     for item in left:
         item.rename(aside / item.name)
-
-
-# --- the lock ---------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Holds the folder of the lock file `path`, made if missing, for this process.
-
-    Raises RunError naming the owner while another process holds it. A lock left by a process of this host that is gone
-    is taken over.
-    """
-    owner = _myself()
-    with _writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _guarded(path.parent):
-            _claim(path, owner)
-    try:
-        yield
-    finally:
-        if read_json(path) == owner:
-            path.unlink()
-
-
-@contextmanager
-def _guarded(folder: Path) -> Iterator[None]:
-    """One process of this host at a time, so that two cannot take over the same stale lock."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without flock: the lock file's O_EXCL alone has to do
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _claim(path: Path, owner: Mapping[str, Any]) -> None:
-    if path.exists():
-        other = read_json(path)  # None: its writer was killed before it had written its name
-        if other and owner_lives(other) is not False:
-            raise RunError(f"run folder {path.parent} is in use by process {other.get('pid')} on {other.get('host')} "
-                           f"since {other.get('since')}. Stop that run, or give this one another folder with run.dir; "
-                           f"if that process is gone, delete {path}.")
-        path.unlink()
-    with open(path, "x", encoding="utf-8") as file:  # O_EXCL: also another host cannot claim it a second time
-        json.dump(owner, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def owner_lives(owner: Mapping[str, Any]) -> bool | None:
-    """Whether the process that wrote a lock file still runs; None for one of another host, which cannot be seen."""
-    if owner.get("host") != socket.gethostname():
-        return None
-    return _started(owner.get("pid")) == owner.get("process")
-
-
-def _myself() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname(), "process": _started(os.getpid()),
-            "since": time.strftime("%Y-%m-%d %H:%M:%S %z"), "command": sys.argv}
-
-
-def _started(pid: Any) -> str | None:
-    """When a live process of this host started, in a form that survives changes of the clock; None = there is none."""
-    stat, boot = Path(f"/proc/{pid}/stat"), Path("/proc/sys/kernel/random/boot_id")
-    try:
-        if boot.exists():
-            state, *fields = stat.read_text(errors="replace").rpartition(")")[2].split()
-            return None if state in "ZX" else f"{boot.read_text().strip()}/{fields[18]}"
-        process = psutil.Process(int(pid))
-        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
-    except (OSError, psutil.Error):
-        return None
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------

@@ -17,10 +17,24 @@ from vlrl.types import Group
 
 _watch: Callable[[str], Any] | None = None
 """What makes the context of a phase while a step is being profiled."""
+_life = (0, "start")
+
+
+def alive(name: str = "start") -> None:
+    """A sign of life for the watchdog (watchdog.py)."""
+    global _life
+    _life = (_life[0] + 1, name)
+
+
+def life() -> tuple[int, str]:
+    """Number and name of the last sign of life."""
+    return _life
 
 
 def phase(name: str) -> Any:
-    """`with phase("decode"): ...` marks a part of a step for the profiler (profile.py); costs nothing without one."""
+    """`with phase("decode"): ...` marks a part of a step for the profiler (profile.py) and the watchdog; costs next to
+    nothing without one."""
+    alive(name)
     return contextlib.nullcontext() if _watch is None else _watch(name)
 
 
@@ -54,6 +68,7 @@ class Clock:
             with phase(name):
                 yield
         finally:
+            alive(f"after {name}")
             spent, inner = time.perf_counter() - start, self._inner.pop()
             self._inner[-1] += spent
             self.seconds[name] = self.seconds.get(name, 0.0) + spent - inner

@@ -24,7 +24,8 @@ from vlrl.algo.inputs import LossInputs
 from vlrl.algo.objective import Prepared
 from vlrl.balance import optimizer_steps
 from vlrl.logprobs import Statistic, TokenStats
-from vlrl.packing import Batch, make_batch, pieces_of, plan, with_idle
+from vlrl.oom import each_batch, halves
+from vlrl.packing import Batch, Piece, make_batch, pieces_of, plan, with_idle
 from vlrl.policy import Policy
 from vlrl.settings import Config
 from vlrl.types import Group, Rollout
@@ -39,7 +40,13 @@ class Minibatch:
     """[R] place of each among all rollouts of the update."""
     groups: Sequence[int]
     """[R] number of each rollout's group."""
-    batches: Sequence[Batch]
+    names: Sequence[str]
+    """[R] of each rollout's group and sample, for messages."""
+    members: list[list[Piece]]
+    """[batch] the pieces of each micro-batch."""
+    layout: str
+    attention: str
+    batches: list[Batch]
     masks: Sequence[np.ndarray]
     """[R][T] bool, trained tokens."""
     weights: Sequence[float]
@@ -58,6 +65,21 @@ class Minibatch:
     """[batch][N]; empty without one."""
     prepared: list[Prepared] = field(default_factory=list)
     """[batch] what the objective made of the whole step; empty when no function does."""
+    made: list[Prepared] = field(default_factory=list)
+    """The same of all micro-batches together, as one item."""
+
+    def halve(self, b: int) -> int:
+        """Cuts micro-batch `b` in two, with what is known of its tokens; returns the tokens of the larger half."""
+        self.members[b:b + 1], fresh = halves(self.members[b], self.layout, self.attention)
+        counts = [len(batch.rollout_id) for batch in fresh]
+        self.batches[b:b + 1] = fresh
+        for known in (self.old, self.reference):
+            known[b:b + 1] = [part for values in known[b:b + 1] for part in values.split(counts)]
+        self.old_stats[b:b + 1] = [{name: values.split(counts)[i] for name, values in found.items()}
+                                   for found in self.old_stats[b:b + 1] for i in range(2)]
+        if self.made:
+            self.prepared[:] = _cut(self.made[0], self)
+        return max(batch.tokens for batch in fresh)
 
 
 Numbered = tuple[int, Group, Rollout]
@@ -76,7 +98,7 @@ def make_minibatch(policy: Policy, part: Sequence[Numbered], config: Config, tex
     rollouts = [r for _, _, r in part]
     drop = config.algo.mask_truncated
     masks = [r.completion.loss_mask & (r.trained and not (drop and r.completion.truncated)) for r in rollouts]
-    limit, layout = config.train.tokens_per_batch, policy.layout(config.train.packing)
+    limit, layout = policy.most_tokens or config.train.tokens_per_batch, policy.layout(config.train.packing)
     pieces = pieces_of([r.train_prompt or g.prompt for _, g, r in part], [r.completion.tokens for r in rollouts], limit)
     planned = plan(pieces, limit, layout, policy.cost)
     if policy.idle is not None:
@@ -86,8 +108,10 @@ def make_minibatch(policy: Policy, part: Sequence[Numbered], config: Config, tex
     places = {name: i for i, name in enumerate(dict.fromkeys(g.id for _, g, _ in part))}
     read = policy.processor.tokenizer.batch_decode
     return Minibatch(
-        rollouts=rollouts, numbers=[i for i, _, _ in part], groups=[places[g.id] for _, g, _ in part], batches=batches,
-        masks=masks, weights=[g.sample.weight for _, g, _ in part],
+        rollouts=rollouts, numbers=[i for i, _, _ in part], groups=[places[g.id] for _, g, _ in part],
+        names=[f"group {g.id} (sample {g.sample.id!r})" for _, g, _ in part], members=[*map(list, planned)],
+        layout=layout, attention=config.train.attention, batches=batches, masks=masks,
+        weights=[g.sample.weight for _, g, _ in part],
         difficulty=[_number(g.sample.difficulty) for _, g, _ in part],
         texts=[read([[t] for t in r.completion.tokens.tolist()]) for r in rollouts] if texts else (),
         total_tokens=tokens, total_sequences=sequences)
@@ -98,44 +122,53 @@ def _number(value: Any) -> float:
 
 
 def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, several: bool,
-                   more: Mapping[str, Statistic] | None = None) -> None:
+                   more: Mapping[str, Statistic] | None = None) -> int:
     """Fills in old and reference log-probabilities where the objective needs them: one loop over the batches, which
     go to the device once and, where the vision tower is the same in both passes, through it once.
 
     `several`: the batch of rollouts has several optimizer steps, so the old weights are not the current ones. `more`:
-    statistics at the old weights besides those of the objective.
+    statistics at the old weights besides those of the objective. Returns how many micro-batches were halved.
     """
     old, reference, temperature = several, "reference" in algorithm.objective.requires, algorithm.temperature
     if not (old or reference):
-        return
+        return 0
+    sharing = policy.sharing_features if old and reference else contextlib.nullcontext
+    old_statistics = {**algorithm.old_statistics, **(more or {})}
+
+    def work(b: int) -> None:
+        with sharing():
+            batch = part.batches[b].to(policy.device)
+            stats = policy.logprobs(batch, temperature, more=old_statistics) if old else None
+            read = [policy.reference_logprobs(batch, temperature)] if reference else []
+        if stats:
+            part.old.append(stats.logprobs)
+            part.old_stats.append(stats.more)
+        part.reference.extend(read)
+
     with torch.no_grad(), policy.evaluating():
-        sharing = policy.sharing_features if old and reference else contextlib.nullcontext
-        for batch in part.batches:
-            with sharing():
-                batch = batch.to(policy.device)
-                if old:
-                    stats = policy.logprobs(batch, temperature, more={**algorithm.old_statistics, **(more or {})})
-                    part.old.append(stats.logprobs)
-                    part.old_stats.append(stats.more)
-                if reference:
-                    part.reference.append(policy.reference_logprobs(batch, temperature))
+        return each_batch(policy, part.batches, work, part.halve)
 
 
-def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorithm, step: int) -> None:
+def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorithm, step: int) -> int:
     """What functions make of the whole optimizer step at the current weights, cut into its micro-batches.
 
     Called on every process; costs nothing where no function looks at more than its micro-batch, and no pass where none
-    of them looks at the current weights.
+    of them looks at the current weights. Returns how many micro-batches were halved.
     """
     if not algorithm.objective.prepares:
-        return
-    none = torch.zeros(0, device=policy.device)
-    ids = torch.cat([none.long(), *(b.rollout_id.to(policy.device) for b in part.batches)])
-    order = torch.argsort(ids, stable=True)
-    stats = [_unknown(len(ids), policy.device)]
+        return 0
+    part.made.clear()
+    stats: list[TokenStats] = []
+    cuts = 0
     if "step" in algorithm.objective.requires:
+        def work(b: int) -> None:
+            stats.append(policy.logprobs(part.batches[b], algorithm.temperature, more=algorithm.statistics))
+
         with torch.no_grad(), policy.evaluating():
-            stats = [policy.logprobs(b, algorithm.temperature, more=algorithm.statistics) for b in part.batches]
+            cuts = each_batch(policy, part.batches, work, part.halve)
+    none = torch.zeros(0, device=policy.device)
+    ids, order = _order(part, policy.device)
+    stats = stats or [_unknown(len(ids), policy.device)]
 
     def whole(values: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat(list(values))[order] if values else none
@@ -145,7 +178,15 @@ def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorith
     flat = {name: whole(v) for name, v in (("old", part.old), ("reference", part.reference)) if v}
     x = _told_apart(_inputs(part, [r for r, m in enumerate(part.masks) if len(m)], ids[order], joined, flat,
                             policy.device, config, algorithm, step))
-    part.prepared[:] = _cut(algorithm.objective.prepare(x), part, order, len(x.mask), len(part.rollouts))
+    part.made[:] = [algorithm.objective.prepare(x)]
+    part.prepared[:] = _cut(part.made[0], part)
+    return cuts
+
+
+def _order(part: Minibatch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N] rollouts of the tokens of all micro-batches, and the places of these, rollout after rollout."""
+    ids = torch.cat([torch.zeros(0, dtype=torch.long, device=device), *(b.rollout_id.to(device) for b in part.batches)])
+    return ids, torch.argsort(ids, stable=True)
 
 
 def _unknown(count: int, device: torch.device) -> TokenStats:
@@ -220,13 +261,12 @@ def _told_apart(x: LossInputs) -> LossInputs:
                    stats={k: longer(v) for k, v in x.stats.items()}, texts=[*x.texts, *x.texts[-1:]])
 
 
-def _cut(made: Prepared, part: Minibatch, order: torch.Tensor, tokens: int, rollouts: int) -> list[Prepared]:
-    """Of each micro-batch: values of tokens are its own, those of rollouts and single numbers go to all.
-
-    `order` are the places of the tokens of all micro-batches, rollout after rollout.
-    """
+def _cut(made: Prepared, part: Minibatch) -> list[Prepared]:
+    """Of each micro-batch: values of tokens are its own, those of rollouts and single numbers go to all."""
+    ids, order = _order(part, torch.device("cpu"))
+    rollouts, tokens = len(part.rollouts), len(ids) + (0 < len(ids) == len(part.rollouts))  # see _told_apart
     back = torch.empty_like(order)
-    back[order] = torch.arange(len(order), device=order.device)
+    back[order] = torch.arange(len(order))
     places = back.split([len(b.rollout_id) for b in part.batches])
 
     def own(value: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:

@@ -46,6 +46,8 @@ class Policy:
         self.scaler = _loss_scaler(self.device, dtype)
         self.idle: Prompt | None = None
         """Fills micro-batches under FSDP; see packing.with_idle."""
+        self.most_tokens: int | None = None
+        """Of a micro-batch since memory did not suffice for a larger one; None = train.tokens_per_batch."""
         self._reference: Any = None
         self.moving_reference: dict[str, torch.Tensor] = {}
         """The trained weights of a reference that moves, by their names in the policy; see `free_reference`."""

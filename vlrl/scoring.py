@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from vlrl.errors import TaskError
+from vlrl.errors import TaskError, TrainingError
 from vlrl.plugins import place
 from vlrl.services import Services, without_absent
 from vlrl.task import Task, check_parts, check_shape
 from vlrl.types import Answer, Parts, Sample
 
 _MOST_MARKS = 1000
+_watch: Callable[[int], str | None] | None = None
+"""Told before a task's code is called for so many answers; a text that comes back is stored as the error instead."""
+
+
+@contextmanager
+def watching(watch: Callable[[int], str | None]) -> Iterator[None]:
+    """`watch` is told of every call of a task's code, and may refuse it; see scorer.py."""
+    global _watch
+    before, _watch = _watch, watch
+    try:
+        yield
+    finally:
+        _watch = before
 
 
 @dataclass(frozen=True)
@@ -25,6 +39,10 @@ class Scored:
     reward: float | None
     parsed: Any = None
     error: str | None = None
+
+
+Marked = list[tuple[Scored, list[Any] | None]]
+"""Scored answers with what task.overlay draws of them."""
 
 
 def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int,
@@ -44,7 +62,7 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
         task, _ = without_absent(task, sample, answers, services)
     weights = task.weights_at(step)
     single = [_guarded(lambda a=a: task.score(sample, a)) for a in answers]
-    together, group_error = _guarded(lambda: task.score_group(sample, answers, services))
+    together, group_error = _guarded(lambda: task.score_group(sample, answers, services), len(answers))
     groups = [] if group_error else _checked_groups(task, together, len(answers))
     out = []
     for i, (answer, (own, error)) in enumerate(zip(answers, single, strict=True)):
@@ -55,6 +73,15 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
             check_parts(task, parts)
         out.append(_finish(task, sample, answer, parts, error or group_error, weights))
     return out
+
+
+def score_all(task: Task, sample: Sample, answers: Sequence[Answer], others: Sequence[Answer], step: int,
+              services: Services) -> tuple[Marked, dict[str, float]]:
+    """The answers of a group and then those aside, each with its marks (see score_group, score_alone, overlay_marks),
+    and the weight of every part."""
+    task, _ = without_absent(task, sample, answers, services)
+    scored = [*score_group(task, sample, answers, step, services), *score_alone(task, sample, others, step)]
+    return [(s, overlay_marks(task, sample, s.parsed)) for s in scored], task.of(sample).weights_at(step)
 
 
 def score_alone(task: Task, sample: Sample, answers: Sequence[Answer], step: int) -> list[Scored]:
@@ -154,11 +181,17 @@ def _shown(value: Any) -> str:
         return f"a {type(value).__name__}"
 
 
-def _guarded(call: Any) -> tuple[Any, str | None]:
-    """The call's result, or the error it raised as text; a TaskError is the author's to mend and passes through."""
+def _guarded(call: Any, answers: int = 1) -> tuple[Any, str | None]:
+    """The call's result, or the error it raised as text; a TaskError is the author's to mend and passes through.
+
+    The call deals with so many `answers`, which decides how long it may take.
+    """
+    refused = _watch(answers) if _watch else None
+    if refused:
+        return None, refused
     try:
         return call(), None
-    except TaskError:
+    except (TaskError, TrainingError):
         raise
     except (Exception, SystemExit) as error:  # a task's code may raise anything on hostile text: stored and counted
         at = place(error).removesuffix(": ")

@@ -16,6 +16,7 @@ import yaml
 from accelerate import Accelerator
 
 from vlrl import checkpoint, config, dist, families, files, saving, tracking
+from vlrl.alerts import Alerts
 from vlrl.assemble import Parts, remove_engine_folder
 from vlrl.curriculum.visited import write_visited
 from vlrl.errors import RunError, TrainingError
@@ -30,6 +31,7 @@ from vlrl.store import RunFolder
 from vlrl.task import Task
 from vlrl.types import Group, Sample
 from vlrl.update import PerToken
+from vlrl.watchdog import Watchdog
 from vlrl.writer import BackgroundWriter
 
 _SHOWN = 20
@@ -65,6 +67,7 @@ class Session:
     def __enter__(self) -> Session:
         path, warnings = dist.on_main(self._open)
         self._stack.callback(remove_engine_folder, self.config)
+        self._stack.enter_context(Watchdog(self.config.limits.stuck_s, self.folder.path))
         self.checkpoint = path
         self.start = self.done = checkpoint.step_of(path) if path else 0
         self.progress = self._stack.enter_context(
@@ -76,7 +79,7 @@ class Session:
 
     def _open(self) -> tuple[Path | None, tuple[str, ...]]:
         """Locks the folder and decides where to go on; on rank 0."""
-        self._stack.enter_context(self.folder.lock())
+        self._stack.enter_context(self.folder.lock(self.config.run.steal_lock))
         with self._closing_on_error():
             if self.config.resume == "never":
                 files.set_aside(self.folder.path)
@@ -117,6 +120,7 @@ class Session:
         self.parts = parts
         self._stack.callback(parts.prefetch.close)
         self._stack.callback(parts.engine.close)
+        self._stack.callback(parts.scorer.close if parts.scorer else lambda: None)
         self._stack.callback(parts.source.close)
         parts.source.tell = self.progress.busy
         if self.checkpoint:
@@ -139,8 +143,14 @@ class Session:
                             f"{trained:,} trained parameters on {dist.world()} x {parts.policy.device.type}")
         if said := families.notice(parts.policy.family):
             self.progress.print(said)
+        self._watch_metrics()
         self._beat()
         return parts
+
+    def _watch_metrics(self) -> None:
+        if dist.is_main():
+            self.alerts = Alerts(self.config.alerts, self.folder.path, self.progress.print, self.folder.metrics())
+            self._stack.callback(self.alerts.close)
 
     def _write_tokenizer(self) -> None:
         """For showing token ids as text; a tokenizer that is none of `tokenizers`, or holds own code, is left out."""
@@ -225,6 +235,7 @@ class Session:
             return
         self._tell_rejected(step)
         self.folder.append_metrics(line)
+        told = self.alerts.check(line)
         if self.config.asynchronous.max_staleness:
             self.folder.append_timeline(step, spans)
         supervised = self.config.algo.loss.name == "supervised"  # a given answer says nothing of the model
@@ -235,7 +246,7 @@ class Session:
             self.progress.sample_answer(groups[0])
         self._beat(reward=line.get("reward/mean"))
         if self.config.log.trackers:
-            self.accelerator.log({k: v for k, v in line.items() if k != "step"}, step=step)
+            self.accelerator.log({k: v for k, v in {**line, **told}.items() if k != "step"}, step=step)
 
     def save_if_due(self, done: int) -> None:
         """Saves every save.every steps. Raises what a save in the background raised."""
@@ -293,7 +304,7 @@ class Session:
                 continue
             with parts.clock("eval"):
                 record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
-                                          self.progress.busy, parts.source.reference)
+                                          self.progress.busy, parts.source.reference, parts.source.answering.score)
                 path = self.folder.write_rollouts(done, dist.rank(), groups, split=split)
             check_score_errors(groups, self.config.limits.score_errors, f"evaluation of {split} at step {done}", path)
             if dist.is_main():

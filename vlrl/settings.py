@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from vlrl.fetch import parts
+from vlrl.settings_alerts import AlertSettings
 from vlrl.settings_algo import AlgoSettings
 from vlrl.settings_base import Beta, Count, Fraction, NonNegative, Positive, Rate, Settings
 from vlrl.settings_engine import PLACES, EngineSettings
@@ -18,8 +19,8 @@ __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AsyncSettings", "Config", "Cur
            "EngineSettings", "LimitsSettings", "LoraSettings", "ModelSettings", "RolloutSettings", "TaskSettings",
            "TrainSettings", "label_of", "resumable"]
 
-RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "data.cache",
-             *(f"engine.{name}" for name in PLACES))
+RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts", "data.cache", "limits.nonfinite_steps",
+             "limits.score_s", "limits.stuck_s", *(f"engine.{name}" for name in PLACES))
 """Settings, and sections of them, that may differ between a checkpoint and the run that resumes it."""
 SHORT = ("engine", "task", "curriculum")
 """Top-level settings of which a text alone is the `name`."""
@@ -34,6 +35,9 @@ class RunSettings(Settings):
     """Where the run lies."""
 
     dir: str = Field(default="", description="The run folder; empty = runs/<config stem>.")
+    steal_lock: bool = Field(
+        default=False, description="Take a run folder whose run on another host gives no sign of life for three "
+        "minutes, as after a crash of that host. A run that lives keeps its folder.")
 
 
 class DataSettings(Settings):
@@ -242,6 +246,16 @@ class LimitsSettings(Settings):
         default=0.5, description="Stop when more than this share of the drawn prompts is rejected.")
     score_errors: Fraction = Field(
         default=0.1, description="Stop when more than this share of a step's rollouts fails to score.")
+    nonfinite_steps: Count = Field(
+        default=3, description="An optimizer step whose loss or gradient is NaN or infinite is left out, and the run "
+        "stops when that happens in more than so many steps in a row; 0 = at the first one.")
+    score_s: NonNegative = Field(
+        default=60.0, description="Seconds that a task's code may take for one answer. It runs in a process of its own "
+        "(Linux), which is ended then and started again; the answer's reward is 0, and it counts as a scoring error. "
+        "0 = no limit, in the training process.")
+    stuck_s: NonNegative = Field(
+        default=7200.0, description="Stop, with the stacks of all threads on disk, when no phase of a step begins or "
+        "ends for so many seconds; 0 = never.")
     image_pixels: Positive = Field(default=64_000_000, description="An image with more pixels is refused unread.")
     video_pixels: Positive = Field(
         default=2_000_000_000, description="A video whose sampled frames have more pixels together is refused unread; "
@@ -279,6 +293,7 @@ class Config(Settings):
     store: StoreSettings = StoreSettings()
     log: LogSettings = LogSettings()
     limits: LimitsSettings = LimitsSettings()
+    alerts: AlertSettings = AlertSettings()
 
     @model_validator(mode="before")
     @classmethod

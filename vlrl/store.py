@@ -1,6 +1,6 @@
 """The run folder: written while training, read at any time, also in mid-run. Imports no torch.
 
-    config.yaml  env.json  run.lock  heartbeat.json  metrics.jsonl  eval.jsonl  reward.png
+    config.yaml  env.json  run.lock  heartbeat.json  metrics.jsonl  eval.jsonl  alerts.jsonl  reward.png
     prompts.parquet                                   each prompt drawn so far, see curriculum/visited.py
     tokenizer.json                                    reads the token ids of the rollouts (tokenizers.Tokenizer)
     rollouts/step-000012-rank-00000.parquet           one row a rollout, SCHEMA below
@@ -24,7 +24,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlrl.files import append_line, environment, lock, read_json, replacing, write_text
+from vlrl.files import append_line, environment, read_json, replacing, write_text
+from vlrl.runlock import Lock, Unlocked, lock
 from vlrl.types import Group, LoadedMedia
 
 SCHEMA_VERSION = 1
@@ -82,6 +83,7 @@ class RunFolder:
         self.media = media
         self.notes: list[str] = []
         self._stored: dict[str, str] = {}
+        self._lock: Lock = Unlocked()
 
     @property
     def checkpoints(self) -> Path:
@@ -100,16 +102,24 @@ class RunFolder:
         if not path.is_file() or path.read_bytes() != text.encode():
             write_text(path, text)
 
-    def lock(self) -> AbstractContextManager[None]:
-        """Holds the folder for this process; see files.lock. Raises RunError while another one holds it."""
-        return lock(self.path / "run.lock")
+    @contextmanager
+    def lock(self, steal: bool = False) -> Iterator[Lock]:
+        """Holds the folder for this process, see runlock.lock; RunError while another one does, and from methods that
+        write once the folder has vanished or was taken over."""
+        try:
+            with lock(self.path / "run.lock", steal) as self._lock:
+                yield self._lock
+        finally:
+            self._lock = Unlocked()
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl, on disk when this returns; NaN and infinities become null."""
+        self._lock.check()
         append_line(self.path / "metrics.jsonl", _json(record))
 
     def append_eval(self, record: Mapping[str, Any]) -> None:
         """One line of eval.jsonl: one evaluation of one split."""
+        self._lock.check()
         append_line(self.path / "eval.jsonl", _json(record))
 
     def append_timeline(self, step: int, spans: Sequence[tuple[str, float, float]]) -> None:
@@ -121,10 +131,11 @@ class RunFolder:
     def heartbeat(self, record: Mapping[str, Any]) -> None:
         """Replaces heartbeat.json; adds time (seconds since 1970), pid and host.
 
-        Expected keys: step, steps, state (running, finished, failed, interrupted), reward, eta_s.
+        Expected keys: step, steps, state (running, finished, failed, interrupted), reward, eta_s. Only in own folders.
         """
         beat = {**record, "time": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
-        write_text(self.path / "heartbeat.json", _json(beat), sync=False)
+        if self._lock.held:
+            write_text(self.path / "heartbeat.json", _json(beat), sync=False)
 
     def truncate(self, step: int, *, evaluated: bool = True) -> None:
         """Removes what a run wrote after its checkpoint of `step` completed steps, and half-written temporaries.
@@ -133,8 +144,8 @@ class RunFolder:
         when it will be repeated (`evaluated=False`). `truncate(0, evaluated=False)` empties a run to start over.
         """
         last = step if evaluated else step - 1
-        self._keep_lines("metrics.jsonl", lambda record: record.get("step", 0) < step)
-        self._keep_lines("timeline.jsonl", lambda record: record.get("step", 0) < step)
+        for name in ("metrics.jsonl", "alerts.jsonl", "timeline.jsonl"):
+            self._keep_lines(name, lambda record: record.get("step", 0) < step)
         self._keep_lines("eval.jsonl", lambda record: record.get("step", 0) <= last)
         for folder, first in (("rollouts", step), ("eval-rollouts", last + 1)):
             for file, steps, _ in self.rollout_files(folder):
@@ -155,6 +166,7 @@ class RunFolder:
         With `split` it is an evaluation after `step` completed steps and goes to eval-rollouts. Answers of variants
         that are not trained on come after all others.
         """
+        self._lock.check()
         columns = [self._media_column(group) for group in groups]
         rows = [row for group, media in zip(groups, columns, strict=True) for row in _rows(step, group, media)]
         for key, arrays in (per_token or {}).items():

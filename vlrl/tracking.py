@@ -55,6 +55,6 @@ def flat_settings(settings: Config) -> dict[str, Any]:
         for key, value in tree.items():
             if isinstance(value, Mapping):
                 yield from walk(value, f"{prefix}{key}.")
-            else:
+            elif prefix + key != "alerts.webhook":  # its path may be a secret
                 yield prefix + key, value if isinstance(value, (int, float, str, bool)) else str(value)
     return dict(walk(settings.model_dump(mode="json"), ""))

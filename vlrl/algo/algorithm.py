@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +42,8 @@ class Algorithm:
         """Of the logits, by name; see logprobs.token_stats."""
         self.old_statistics = statistics(self.objective.requires, "old_stat:")
         """At the weights that sampled."""
+        self.nonfinite = 0
+        """Steps in a row of which an optimizer step was left out for NaN or infinity."""
 
     @property
     def requires(self) -> frozenset[str]:
@@ -78,8 +81,10 @@ class Algorithm:
         tells = {**self.kl.metrics(), **(self._entropy.metrics() if hasattr(self._entropy, "metrics") else {})}
         if hasattr(self._entropy, "observe_step"):
             tells["temperature"] = self.temperature
-            self._entropy.observe_step(stats["entropy"], self.config.rollout.temperature)
-        self.kl.observe(stats["kl"], self.config.rollout.prompts_per_step * self.config.rollout.group_size)
+            if math.isfinite(stats["entropy"]):
+                self._entropy.observe_step(stats["entropy"], self.config.rollout.temperature)
+        if math.isfinite(stats["kl"]):  # nothing is known of a step that was left out
+            self.kl.observe(stats["kl"], self.config.rollout.prompts_per_step * self.config.rollout.group_size)
         if self.moves_reference:  # without a reference too: a reset starts the optimizer afresh
             weights = dict(policy.trainable())
             with torch.no_grad():
@@ -96,7 +101,8 @@ class Algorithm:
     def state_dict(self, policy: Policy) -> dict[str, Any]:
         """What a resumed run needs, the weights of a reference that moves included."""
         held = {**{place: f.state_dict() for place, f in self._functions.items()}, "kl_coef": self.kl.state_dict(),
-                "reference": dict(policy.moving_reference) if self.moves_reference else {}}
+                "reference": dict(policy.moving_reference) if self.moves_reference else {},
+                "nonfinite": {"steps": self.nonfinite} if self.nonfinite else {}}
         return {k: v for k, v in held.items() if v}
 
     def load_state_dict(self, state: dict[str, Any], policy: Policy) -> None:
@@ -104,6 +110,7 @@ class Algorithm:
         for place, bound in self._functions.items():
             bound.load_state_dict(state.get(place, {}))
         self.kl.load_state_dict(state.get("kl_coef", {}))
+        self.nonfinite = int(state.get("nonfinite", {}).get("steps", 0))
         for name, weight in state.get("reference", {}).items():
             policy.moving_reference[name].copy_(weight)
 

@@ -23,6 +23,7 @@ from vlrl.engine.rules import Texts
 from vlrl.engine.writing import Writing, Written
 from vlrl.errors import TrainingError
 from vlrl.metrics import phase
+from vlrl.oom import release, short_of_memory
 from vlrl.packing import aligned_inputs, media_inputs, to_device
 from vlrl.policy import Policy
 from vlrl.types import Completion, Prompt, Request, Turn
@@ -36,7 +37,7 @@ class HFEngine:
     """Engine over the policy's own transformers model.
 
     batch_rollouts: answers side by side, or auto: as many as fit (see capacity). prefill_tokens: most tokens of
-    prompts, padding included, that are computed at once. When a GPU's memory does not suffice after all, the batch is
+    prompts, padding included, that are computed at once. When memory does not suffice after all, the batch is
     halved, and so are those that follow.
     """
 
@@ -83,7 +84,9 @@ class HFEngine:
             written = self._decode([(requests[i], rollouts) for i, rollouts in jobs], seen)
             return [(i, self._completion(written, row, requests[i], _before(requests[i], rollout)))
                     for row, (i, rollout) in enumerate(names)]
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not short_of_memory(error):
+                raise
             rows = sum(len(rollouts) for _, rollouts in jobs)
             if rows == 1:
                 raise TrainingError(f"out of memory while one answer alone was written ({error}). Lower "
@@ -91,8 +94,7 @@ class HFEngine:
         # outside of the handler, which keeps the failed batch alive
         self.capacity = replace(self.capacity, rows=rows // 2)
         _log.warning("out of memory with %d answers side by side: from here on %d", rows, rows // 2)
-        if self.policy.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release(self.policy.device)
         return [pair for part in cut(jobs, rows // 2) for pair in self._run(requests, part, watch)]
 
     def _completion(self, written: Written, row: int, request: Request, before: Completion | None) -> Completion:

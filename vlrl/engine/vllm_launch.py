@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 import torch
 
-from vlrl import files
+from vlrl import files, runlock
 from vlrl.engine.vllm_process import PARENT
 from vlrl.engine.vllm_routes import KEY, WEIGHTS
 from vlrl.engine.vllm_server import EXTENSION, read_key
@@ -293,7 +293,7 @@ def alone(folder: Path) -> Iterator[None]:
     path = folder / "serve.lock"
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(files.lock(path))
+            held.enter_context(runlock.lock(path))
         except RunError as error:
             owner = files.read_json(path)
             if owner is None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.errors import RunError, did_you_mean
-from vlrl.files import owner_lives, read_json
+from vlrl.files import read_json
+from vlrl.runlock import owner_lives
 
 ACTIVE = ("starting", "running", "stale")
 """States in which a process works on the run."""

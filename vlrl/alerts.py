@@ -1,0 +1,211 @@
+"""Alerts: a run that goes wrong while it goes on is told of, in print, in alerts.jsonl, at trackers and by webhook.
+
+A rule looks at the metrics of all steps so far. It is told when it begins to hold, and again only after it has ceased
+to. A resumed run goes over the steps before without telling of them again, so alerts.jsonl has each alert once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from vlrl.errors import ConfigError
+from vlrl.files import append_line
+from vlrl.settings_alerts import AlertSettings, webhook_problem
+
+_WAITING = 100
+"""Most alerts that wait for the webhook."""
+_AT_THE_END_S = 10.0
+"""Seconds that a run waits at its end for the webhook."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A rule that has begun to hold."""
+
+    alert: str
+    """Its setting below alerts."""
+    step: int
+    value: float
+    limit: float
+    text: str
+
+
+Columns = Mapping[str, Sequence[float]]
+"""Values of every step so far by metric, NaN where a step has none."""
+Found = tuple[float, float, str]
+"""(value, limit, what it says)"""
+
+
+class Alerts:
+    """Watches the metrics of a run. On the main process alone."""
+
+    def __init__(self, settings: AlertSettings, folder: Path, say: Callable[[str], None],
+                 before: Iterable[Mapping[str, Any]] = ()):
+        self.settings, self.folder, self._say = settings, folder, say
+        self._columns: dict[str, list[float]] = {name: [] for name in _READ}
+        self._holding: set[str] = set()
+        address = _address(settings.webhook)
+        self._hook = Webhook(address, settings.webhook_timeout_s, say) if address else None
+        for line in before:
+            self._begun(line)
+
+    def check(self, line: Mapping[str, Any]) -> dict[str, float]:
+        """Takes the metrics of a step, tells what has begun to hold, and returns it as metrics for trackers."""
+        found = self._begun(line)
+        for alert in found:
+            record = {**asdict(alert), "run": str(self.folder), "host": socket.gethostname(), "time": time.time()}
+            self._say(f"ALERT {alert.text}")
+            append_line(self.folder / "alerts.jsonl", json.dumps(record))
+            if self._hook:
+                self._hook.send(record)
+        return {f"alerts/{alert.alert}": alert.value for alert in found}
+
+    def close(self) -> None:
+        """Gives the webhook a moment for what is not sent yet."""
+        if self._hook:
+            self._hook.close()
+
+    def _begun(self, line: Mapping[str, Any]) -> list[Alert]:
+        for name, column in self._columns.items():
+            value = line.get(name)
+            column.append(float(value) if isinstance(value, (int, float)) else math.nan)
+        step, out = int(line.get("step", 0)), []
+        for name, rule in RULES.items():
+            found = None if getattr(self.settings, name) is None else rule(self._columns, self.settings)
+            if found and name not in self._holding:
+                value, limit, said = found
+                out.append(Alert(name, step, value, limit, f"at step {step}: {said} (alerts.{name})"))
+            (self._holding.add if found else self._holding.discard)(name)
+        return out
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def _reward_drop(columns: Columns, settings: AlertSettings) -> Found | None:
+    n, rewards = settings.window, columns["reward/mean"]
+    if len(rewards) <= n:
+        return None
+    seen = [r for r in rewards if not math.isnan(r)]
+    mean = sum(seen) / max(len(seen), 1)
+    known = [mean if math.isnan(r) else r for r in rewards]
+    means = np.convolve(known, np.ones(n) / n, "valid")
+    spread = np.nan_to_num(np.asarray(columns["reward/std"][-n:])).mean()
+    best, last = float(means.max()), float(means[-1])
+    limit = best - (settings.reward_drop or 0.0) * max(abs(best), float(spread))
+    return (last, limit, f"the mean reward of the last {n} steps is {last:.3g}, after {best:.3g} at best") \
+        if last < limit else None
+
+
+def _last(columns: Columns, name: str) -> float:
+    return columns[name][-1] if columns[name] else math.nan
+
+
+def _kl_above(columns: Columns, settings: AlertSettings) -> Found | None:
+    value, limit = _last(columns, "kl"), settings.kl_above or 0.0
+    return (value, limit, f"the KL to the reference is {value:.3g} per token, above {limit:g}") \
+        if value > limit else None
+
+
+def _entropy_below(columns: Columns, settings: AlertSettings) -> Found | None:
+    value, limit = _last(columns, "entropy"), settings.entropy_below or 0.0
+    return (value, limit, f"the entropy is {value:.3g} per token, below {limit:g}: answers are nearly all alike") \
+        if value < limit else None
+
+
+def _truncated_above(columns: Columns, settings: AlertSettings) -> Found | None:
+    value, limit = _last(columns, "completion/truncated_frac"), settings.truncated_above or 0.0
+    return (value, limit, f"{value:.0%} of the answers are cut off, more than {limit:.0%}") if value > limit else None
+
+
+def _skipped_above(columns: Columns, settings: AlertSettings) -> Found | None:
+    recent = columns["skipped"][-settings.window:]
+    value, limit = float(sum(v > 0 for v in recent)), float(settings.skipped_above or 0)
+    return (value, limit, f"an optimizer step was left out in {value:.0f} of the last {len(recent)} steps, for NaN, "
+            "infinity or an overflow") if value > limit else None
+
+
+RULES: Mapping[str, Callable[[Columns, AlertSettings], Found | None]] = {
+    "reward_drop": _reward_drop, "kl_above": _kl_above, "entropy_below": _entropy_below,
+    "truncated_above": _truncated_above, "skipped_above": _skipped_above}
+"""By the name of their setting; null turns one off."""
+_READ = ("reward/mean", "reward/std", "kl", "entropy", "completion/truncated_frac", "skipped")
+
+
+# --- the webhook ------------------------------------------------------------------------------------------------------
+
+
+def _address(given: str) -> str:
+    """The URL of alerts.webhook, from the environment where it names a variable. Raises ConfigError."""
+    if not given.startswith("env:"):
+        return given
+    name = given.removeprefix("env:")
+    found = os.environ.get(name, "")
+    if not found:
+        raise ConfigError(f"alerts.webhook={given!r}: there is no environment variable {name}")
+    if problem := webhook_problem(found):
+        raise ConfigError(f"alerts.webhook={given!r}: the URL in {name} {problem}")
+    return found
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Another address was never allowed."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+class Webhook:
+    """Posts alerts as JSON from a thread of its own; whatever becomes of them, the run does not wait for it or fail."""
+
+    def __init__(self, url: str, timeout_s: float, say: Callable[[str], None]):
+        self._url, self._timeout_s, self._say = url, timeout_s, say
+        self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(_WAITING)
+        self._opener = urllib.request.build_opener(_NoRedirect)
+        self._told = False
+        self._thread = threading.Thread(target=self._work, name="webhook", daemon=True)
+        self._thread.start()
+
+    def send(self, record: dict[str, Any]) -> None:
+        """Returns at once."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(record)
+
+    def close(self) -> None:
+        """Waits a moment for what is left."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
+        self._thread.join(min(_AT_THE_END_S, self._timeout_s))
+
+    def _work(self) -> None:
+        while (record := self._waiting.get()) is not None:
+            try:
+                body = json.dumps(record).encode()
+                request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"}, method="POST")
+                with self._opener.open(request, timeout=self._timeout_s):
+                    pass
+            except Exception as error:  # whatever a server or a network does
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        if not self._told:
+            self._told = True
+            reason = f"HTTP {error.code}" if isinstance(error, urllib.error.HTTPError) else str(error)[:200]
+            self._say(f"warning: alerts.webhook at {urlsplit(self._url).hostname} took no alert ({reason}); the run "
+                      "goes on, and further failures are not told")

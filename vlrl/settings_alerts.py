@@ -1,0 +1,60 @@
+"""Settings of `alerts.*`; see alerts.py."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from vlrl.settings_base import Count, Fraction, NonNegative, Positive, Rate, Settings
+
+
+class AlertSettings(Settings):
+    """What is told of while the run goes on: printed, in alerts.jsonl, at trackers and by webhook."""
+
+    window: Positive = Field(default=20, description="Steps that reward_drop and skipped_above look at.")
+    reward_drop: Rate | None = Field(
+        default=0.5, description="Tell when the mean reward of alerts.window steps is below the best such mean by more "
+        "than this share of it (or of the spread of rewards, where that is larger); null = never.")
+    kl_above: NonNegative | None = Field(
+        default=1.0, description="Tell when the KL to the reference is larger, per token; null = never.")
+    entropy_below: Rate | None = Field(
+        default=None, description="Tell when the entropy is smaller, per token; null = never.")
+    truncated_above: Fraction | None = Field(
+        default=None, description="Tell when a larger share of a step's answers is cut off; null = never.")
+    skipped_above: Count | None = Field(
+        default=3, description="Tell when an optimizer step was left out in more than so many of the last "
+        "alerts.window steps; null = never.")
+    webhook: str = Field(
+        default="", description="URL that alerts are sent to as JSON with a `text` (POST), https or on this machine; "
+        "env:NAME = the URL is in that environment variable, for one that is secret. Empty = none.")
+    webhook_timeout_s: Rate = Field(default=10.0, description="Seconds for one alert to be sent.")
+
+    @field_validator("webhook")
+    @classmethod
+    def _allowed(cls, value: str) -> str:
+        if value and not value.startswith("env:") and (problem := webhook_problem(value)):
+            raise ValueError(f"the URL {problem}")
+        return value
+
+
+def webhook_problem(url: str) -> str:
+    """What is wrong with a URL that alerts are to be sent to; "" when it may be used."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        return f"cannot be read: {error}"
+    if not host or parts.scheme not in ("http", "https"):
+        return "must begin with https:// and name a host"
+    if parts.scheme == "https" or _loopback(host):
+        return ""
+    return "must begin with https://; http is for this machine alone (127.0.0.1, localhost)"
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
