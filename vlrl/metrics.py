@@ -51,7 +51,7 @@ class Clock:
         start = time.perf_counter()
         self._inner.append(0.0)
         try:
-            with phase(name):
+            with phase(name), dist.within(name):
                 yield
         finally:
             spent, inner = time.perf_counter() - start, self._inner.pop()

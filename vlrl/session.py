@@ -56,7 +56,7 @@ class Session:
     # --- beginning and end ---------------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
-        path, warnings = dist.on_main(self._open)
+        path, warnings = dist.on_main(self._open, "opening the run folder")
         self._stack.callback(remove_engine_folder, self.config)
         self.checkpoint = path
         self.start = self.done = checkpoint.step_of(path) if path else 0
@@ -285,7 +285,7 @@ class Session:
         source = self.parts.source
         with self.parts.clock("store"):
             dist.on_main(lambda: write_visited(self.folder.path / "prompts.parquet", source.prompts.history,
-                                               source.samples))
+                                               source.samples), "writing prompts.parquet")
         if dist.broadcast(not checkpoint.problems(self.folder.checkpoints / f"step-{self.done:06d}", full=False)):
             return
         parts = self.parts
@@ -293,7 +293,8 @@ class Session:
                  "scaler": parts.policy.scaler.state_dict(), "algorithm": parts.algorithm.state_dict(parts.policy)}
         with parts.clock("save"):
             dist.on_main(lambda: checkpoint.save(
-                self.folder.checkpoints, self.done, parts.policy.save, state, self.config.save.keep) and None)
+                self.folder.checkpoints, self.done, parts.policy.save, state, self.config.save.keep) and None,
+                f"saving step-{self.done:06d}")
 
     def _beat(self, **more: Any) -> None:
         if dist.is_main():

@@ -17,7 +17,8 @@ __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AsyncSettings", "Config", "Cur
            "EngineSettings", "LimitsSettings", "LoraSettings", "ModelSettings", "RolloutSettings", "TaskSettings",
            "TrainSettings", "label_of", "resumable"]
 
-RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", *(f"engine.{name}" for name in PLACES))
+RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "limits.collective_s",
+             *(f"engine.{name}" for name in PLACES))
 """Settings, and sections of them, that may differ between a checkpoint and the run that resumes it."""
 SHORT = ("engine", "task", "curriculum")
 """Top-level settings of which a text alone is the `name`."""
@@ -210,6 +211,9 @@ class LimitsSettings(Settings):
         default=2_000_000_000, description="A video whose sampled frames have more pixels together is refused unread; "
         "they take three bytes each.")
     media_bytes: Positive = Field(default=2_000_000_000, description="A larger media file is refused unread.")
+    collective_s: Annotated[int, Field(ge=1, le=10**7)] = Field(
+        default=1800, description="With several processes: seconds that one waits for the others, e.g. for the longest "
+        "answers of a step, before the run ends with an error that names who was missing where.")
 
 
 class Config(Settings):
