@@ -217,7 +217,7 @@ def describe_missing(rank: int, count: int, before: Sequence[Record | None], aft
             kind = waiting if new["ended"]["follows"] else missing
             kind.append(f"rank {other} (ended in {new['place']}: {new['ended']['why']})")
         elif new["beat"] == old["beat"]:
-            missing.append(f"rank {other} (no sign of life from host {new['host']}; last seen in {new['place']})")
+            missing.append(f"rank {other} (no sign of life from host {new['host']}; last heard of in {new['place']})")
         elif new["count"] < count or not new["waits"]:
             missing.append(f"rank {other} (in {new['place']} for {new['for_s']:.0f} s)")
         else:

@@ -56,7 +56,9 @@ class Session:
     # --- beginning and end ---------------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
-        path, warnings = dist.on_main(self._open, "opening the run folder")
+        path, warnings, environment = dist.on_main(self._open, "opening the run folder")
+        with self._closing_on_error():
+            dist.together(lambda: files.await_shared(self.folder.path / "env.json", environment))
         self._stack.callback(remove_engine_folder, self.config)
         self.checkpoint = path
         self.start = self.done = checkpoint.step_of(path) if path else 0
@@ -67,8 +69,8 @@ class Session:
         self._stack.enter_context(_on_interrupt(self._interrupt))
         return self
 
-    def _open(self) -> tuple[Path | None, tuple[str, ...]]:
-        """Locks the folder and decides where to go on; on rank 0."""
+    def _open(self) -> tuple[Path | None, tuple[str, ...], Any]:
+        """Locks the folder and decides where to go on, on rank 0; also returns what env.json says."""
         self._stack.enter_context(self.folder.lock())
         with self._closing_on_error():
             if self.config.resume == "never":
@@ -82,7 +84,7 @@ class Session:
             # without a checkpoint nothing says that an earlier evaluation was of this model and these settings
             self.folder.truncate(found.step, evaluated=found.path is not None)
             self.folder.create(config.dump(self.config), self.config.seed)
-            return found.path, found.warnings
+            return found.path, found.warnings, files.read_json(self.folder.path / "env.json")
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Any:
