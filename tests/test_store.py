@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -394,3 +395,13 @@ def test_of_many_takers_of_a_stale_lock_one_wins(tmp_path):
 def _ended(taker: subprocess.Popen) -> bool:
     """Waits for the word of the winner or the end of a loser."""
     return taker.stdout.readline() != "held\n"
+
+
+def test_a_folder_that_hosts_do_not_share_is_found_out(tmp_path):
+    found = {"started": "now", "host": "a"}
+    writer = threading.Timer(0.5, files.write_text, (tmp_path / "env.json", json.dumps(found)))
+    writer.start()
+    files.await_shared(tmp_path / "env.json", found)  # shows after a while
+    with pytest.raises(RunError, match="is not the folder in which rank 0 wrote"):
+        files.await_shared(tmp_path / "env.json", {**found, "host": "b"}, seconds=0.3)
+    writer.join()

@@ -88,8 +88,9 @@ class Hosts:
         """As `torchrun`, by accelerate launch."""
         return [self.start(host, [
             sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu",  # else it starts no process group
-            "--num_machines", "2", "--num_processes", "2", "--machine_rank", str(host), "--main_process_ip", self.addresses[0], "--main_process_port", "29500",
-            "--mixed_precision", "no", "--dynamo_backend", "no", TRAIN, str(config), f"run.dir={folder}", *words],
+            "--num_machines", "2", "--num_processes", "2", "--machine_rank", str(host), "--main_process_ip",
+            self.addresses[0], "--main_process_port", "29500", "--mixed_precision", "no", "--dynamo_backend", "no",
+            TRAIN, str(config), f"run.dir={folder}", *words],
             output(folder, host)) for host in range(2)]
 
     def _end_processes(self) -> None:
