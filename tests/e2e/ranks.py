@@ -14,7 +14,7 @@ from vlrl import dist
 from vlrl.assemble import make_accelerator
 from vlrl.errors import VlrlError
 
-LIMIT = 4
+LIMIT = 10
 
 
 def kill() -> None:
@@ -46,7 +46,7 @@ def main(how: str) -> None:
     dist.here.at("step 7")
     with dist.explained(), dist.within("train"):
         if how == "patient":
-            print(dist.on_main(lambda: time.sleep(2.5 * LIMIT) or "saved", "saving"), dist.rank(), flush=True)
+            print(dist.on_main(lambda: time.sleep(2 * LIMIT) or "saved", "saving"), dist.rank(), flush=True)
         elif how == "dead while saving":
             dist.on_main(kill, "saving")
         elif how == "impatient":
