@@ -52,6 +52,8 @@ class Hosts:
                 ip("-n", name, "addr", "add", f"{address}/24", "dev", interface)
                 ip("-n", name, "link", "set", "lo", "up")
                 ip("-n", name, "link", "set", interface, "up")
+                # torchrun's agent waits for its store until TCP gives up: minutes by default, here half of one
+                ip("netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_retries2=6")
             self._stack.callback(self._end_processes)
             self._stack = self._stack.pop_all()
         return self
