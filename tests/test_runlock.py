@@ -56,7 +56,7 @@ def test_lock_is_let_go_after_an_error_and_does_not_nest(tmp_path):
     ({}, False), ({"process": "another start of this pid"}, True), ({"pid": 2**22 + 1}, True),
     ({"host": "another-host", "pid": 1}, False), (None, True)])
 def test_whose_lock_counts(tmp_path, change, taken):
-    text = "" if change is None else json.dumps(runlock._myself() | change)
+    text = "" if change is None else json.dumps(runlock.myself() | change)
     (tmp_path / "run.lock").write_text(text)
     if taken:
         with RunFolder(tmp_path).lock():
@@ -116,7 +116,7 @@ def test_a_run_whose_folder_is_gone_writes_no_more(tmp_path, fate, words):
         if fate == "vanished":
             shutil.rmtree(folder.path)
         else:
-            (folder.path / "run.lock").write_text(json.dumps(runlock._myself() | {"pid": 7}))
+            (folder.path / "run.lock").write_text(json.dumps(runlock.myself() | {"pid": 7}))
         for write in (lambda: folder.append_metrics({"step": 1}), lambda: folder.append_eval({"step": 1}),
                       lambda: folder.write_rollouts(1, 0, [])):
             with pytest.raises(RunError, match=words):
@@ -129,14 +129,14 @@ def test_a_run_whose_folder_is_gone_writes_no_more(tmp_path, fate, words):
 
 def test_a_lock_that_was_just_made_anew_is_not_taken_away(tmp_path):
     """What a second taker finds when the first was faster."""
-    mine, stale = json.dumps(runlock._myself()), runlock._myself() | {"pid": 2**22 + 1}
+    mine, stale = json.dumps(runlock.myself()), runlock.myself() | {"pid": 2**22 + 1}
     (tmp_path / "run.lock").write_text(mine)
     runlock._take_away(tmp_path / "run.lock", stale)
     assert (tmp_path / "run.lock").read_text() == mine and len(os.listdir(tmp_path)) == 1
 
 
 def test_of_many_takers_of_a_stale_lock_one_wins(tmp_path):
-    (tmp_path / "run.lock").write_text(json.dumps(runlock._myself() | {"pid": 2**22 + 1}))
+    (tmp_path / "run.lock").write_text(json.dumps(runlock.myself() | {"pid": 2**22 + 1}))
     code = HOLD.replace("time.sleep(600)", "sys.stdin.read()")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     takers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], **pipes) for _ in range(4)]

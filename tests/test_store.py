@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from vlrl import files
+from vlrl.errors import RunError
 from vlrl.store import SCHEMA, RunFolder
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
 
@@ -318,3 +321,13 @@ for write in (lambda: run.append_metrics({{"step": 1, "x": "y" * 200}}), lambda:
     assert "metrics.jsonl" in done.stdout and "heartbeat.json" in done.stdout and "Free space" in done.stdout
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n'
     assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl"]
+
+
+def test_a_folder_that_hosts_do_not_share_is_found_out(tmp_path):
+    found = {"started": "now", "host": "a"}
+    writer = threading.Timer(0.5, files.write_text, (tmp_path / "env.json", json.dumps(found)))
+    writer.start()
+    files.await_shared(tmp_path / "env.json", found)  # shows after a while
+    with pytest.raises(RunError, match="is not the folder in which rank 0 wrote"):
+        files.await_shared(tmp_path / "env.json", {**found, "host": "b"}, seconds=0.3)
+    writer.join()

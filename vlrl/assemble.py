@@ -11,13 +11,14 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
 from accelerate import Accelerator
-from accelerate.utils import ProjectConfiguration
+from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
 
 from vlrl import curriculum, dist, partial, pipeline, policy
 from vlrl.algo.algorithm import Algorithm
@@ -35,6 +36,7 @@ from vlrl.pipeline import Pipelined
 from vlrl.policy import Policy
 from vlrl.prefetch import Prefetcher
 from vlrl.reference import Reference
+from vlrl.rollcall import GRACE
 from vlrl.rollout import GroupSource
 from vlrl.scorer import Scorer
 from vlrl.scoring import score_all
@@ -69,12 +71,19 @@ class Parts:
 
 
 def make_accelerator(config: Config) -> Accelerator:
-    """The accelerator: device and trackers. Starts the process group under torchrun or accelerate."""
+    """The accelerator: device and trackers. Starts the process group under torchrun or accelerate.
+
+    NCCL ends the process by itself, without a word on the others, and so gets a later time-out than the roll call.
+    """
     check_trackers(config)
     on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
-    folder = config.run.dir
-    return Accelerator(cpu=on_cpu, mixed_precision="no", log_with=list(config.log.trackers) or None,
-                       project_config=ProjectConfiguration(project_dir=folder, logging_dir=folder))
+    folder, limit = config.run.dir, config.limits.collective_s
+    timeout = timedelta(seconds=limit if on_cpu else limit + 2 * GRACE)
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", log_with=list(config.log.trackers) or None,
+                              kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
+                              project_config=ProjectConfiguration(project_dir=folder, logging_dir=folder))
+    dist.watch(limit)
+    return accelerator
 
 
 def check_trackers(config: Config) -> None:
@@ -122,7 +131,8 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     served(task, offered, samples)  # raises before anything is loaded
     curriculum.check(config.curriculum, task)
     prompts = curriculum.Prompts.of(samples, config.seed, config.data.difficulty, config.rollout, task.knobs)
-    sampler = dist.on_main_alone(lambda: curriculum.make(config.curriculum, prompts, config.shares))
+    sampler = dist.on_main_alone(lambda: curriculum.make(config.curriculum, prompts, config.shares),
+                                 "making the sampler")
     dist.on_main(lambda: pipeline.check(config, sampler))
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
     model = policy.load(config, accelerator, checkpoint)

@@ -1,9 +1,14 @@
-"""Rank, world size and collectives; every function is a no-op when the process is alone."""
+"""Rank, world size and collectives; every function is a no-op when the process is alone.
+
+A collective that fails or takes longer than limits.collective_s raises RankError, which names who waited where for whom
+(rollcall.py), once `watch` was called. After that every other collective raises it too: the group is broken.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -11,14 +16,84 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from vlrl.errors import RunError, VlrlError
+from vlrl.errors import RankError, VlrlError
+from vlrl.rollcall import Here, RollCall
+
+here = Here()
+"""Where this process is: its step, phase and collective."""
+_calls: RollCall | None = None
+_lost: RankError | None = None
+
+
+def watch(limit: float) -> None:
+    """Has every rank tell where it is, so that one that waits for `limit` seconds can say for whom."""
+    global _calls
+    if world() > 1 and _calls is None:
+        _calls = RollCall(here, rank(), world(), limit)
 
 
 @atexit.register
 def leave() -> None:
     """Ends the process group; a process that exits with one may abort in the threads of its transport."""
-    if active():
+    global _calls, _lost
+    if _calls is not None:
+        _calls.close()
+    if active() and not (_lost and dist.get_backend() == "nccl"):  # whose end waits for the others
         dist.destroy_process_group()
+    _calls = _lost = None
+
+
+@contextlib.contextmanager
+def within(phase: str) -> Iterator[None]:
+    """Names what the block does, for those who wait for this rank; after an error the name stays till the next step."""
+    here.phases.append(phase)
+    yield
+    here.phases.pop()
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Errors of collectives that are not made here (FSDP's) become RankError; the others hear of any other error."""
+    began = time.monotonic()
+    try:
+        yield
+    except Exception as error:
+        if _calls is not None and _lost is None:
+            if not isinstance(error, VlrlError) and _of_the_transport(error):
+                raise _broken(error, min(time.monotonic() - began, time.monotonic() - here.since)) from error
+            _calls.end(error)
+        raise
+
+
+@contextlib.contextmanager
+def _collective(doing: str) -> Iterator[None]:
+    """A collective of this package; an error of its transport becomes RankError."""
+    if _lost is not None:
+        raise _lost
+    here.enter(doing)
+    try:
+        yield
+    except RuntimeError as error:
+        if _calls is None or isinstance(error, (VlrlError, torch.OutOfMemoryError)):
+            raise
+        raise _broken(error, time.monotonic() - here.since) from error
+    finally:
+        here.leave()
+
+
+def _broken(error: Exception, waited: float) -> RankError:
+    """What takes the place of a transport's error; the last thing that the others hear of this rank."""
+    global _lost
+    assert _calls is not None
+    _lost = _calls.error(waited, f"{dist.get_backend()}: {str(error).splitlines()[0][:200]}")
+    _calls.end(_lost)
+    return _lost
+
+
+def _of_the_transport(error: Exception) -> bool:
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(
+        word in text for word in ("gloo", "nccl", "closed by peer", "reset by peer")))
 
 
 def active() -> bool:
@@ -37,26 +112,13 @@ def is_main() -> bool:
     return rank() == 0
 
 
-@contextlib.contextmanager
-def with_all() -> Iterator[None]:
-    """Says in plain words that another process has gone in the middle of a collective."""
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, dist.DistError) or "gloo" in str(error):  # gloo's have no class of their own
-            raise RunError(f"process {rank()} of {world()} stops, as another one has ended or does not answer. See "
-                           "what that one printed. The last checkpoint is intact, and the same command goes on from "
-                           f"there. ({str(error).partition('. ')[0].strip()})") from error
-        raise
-
-
-@with_all()
 def gather(value: Any) -> list[Any]:
     """The Python value of every rank, in rank order, on every rank."""
     if world() == 1:
         return [value]
     values: list[Any] = [None] * world()
-    dist.all_gather_object(values, value)
+    with _collective("gathering values"):
+        dist.all_gather_object(values, value)
     return values
 
 
@@ -65,34 +127,56 @@ def total(*values: float) -> list[float]:
     return [sum(column) for column in zip(*gather(values), strict=True)]
 
 
-@with_all()
 def broadcast(value: Any) -> Any:
     """Rank 0's value on every rank."""
     if world() == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0)
+    with _collective("taking what rank 0 has"):
+        dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
-def on_main(call: Callable[[], Any]) -> Any:
-    """Runs `call` on rank 0 alone; its result, or the error it raised, on every rank."""
+def on_main(call: Callable[[], Any], doing: str = "") -> Any:
+    """Runs `call` on rank 0 alone; its result, or the error it raised, on every rank.
+
+    `doing` says what may take long, such as saving: the others then wait for as long as rank 0 lives.
+    """
     result, error = None, None
     if is_main():
         try:
-            result = call()
+            with within(doing) if doing else contextlib.nullcontext():
+                result = call()
         except Exception as caught:  # raised again below, on every rank
             error = caught
+    if doing and _calls is not None:
+        _patiently(_calls, doing)
     result, error = broadcast((result, error))
     if error is not None:
         raise error
     return result
 
 
-def on_main_alone(call: Callable[[], Any]) -> Any:
+def _patiently(calls: RollCall, doing: str) -> None:
+    """The others wait until rank 0 gets here, without a time-out as long as it gives signs of life."""
+    global _lost
+    if is_main():
+        calls.done()
+        return
+    with _collective(f"waiting for rank 0: {doing}"):
+        here.patient = True
+        try:
+            calls.await_main()
+        except RankError as error:
+            _lost = error
+            calls.end(error)
+            raise
+
+
+def on_main_alone(call: Callable[[], Any], doing: str = "") -> Any:
     """As `on_main`, but the result stays there; None elsewhere."""
     found: list[Any] = []
-    on_main(lambda: found.append(call()))
+    on_main(lambda: found.append(call()), doing)
     return found[0] if found else None
 
 
@@ -103,6 +187,8 @@ def together(call: Callable[[], Any]) -> Any:
     result, error = None, None
     try:
         result = call()
+    except RankError:  # nothing can be gathered any more
+        raise
     except VlrlError as caught:
         error = caught
     for raised in gather(error):
@@ -111,7 +197,6 @@ def together(call: Callable[[], Any]) -> Any:
     return result
 
 
-@with_all()
 def exchange(routes: Mapping[tuple[int, int], list[bytes]]) -> list[bytes]:
     """Sends bytes point to point; returns what reached this rank, by sender.
 
@@ -119,28 +204,33 @@ def exchange(routes: Mapping[tuple[int, int], list[bytes]]) -> list[bytes]:
     order, so no two wait for each other.
     """
     arrived: list[bytes] = []
-    for sender, receiver in sorted(routes):
-        if rank() == sender:
-            dist.send_object_list([routes[sender, receiver]], dst=receiver)
-        elif rank() == receiver:
-            box: list[Any] = [None]
-            dist.recv_object_list(box, src=sender)
-            arrived += box[0]
+    if not routes:
+        return arrived
+    with _collective("moving groups"):
+        for sender, receiver in sorted(routes):
+            if rank() == sender:
+                dist.send_object_list([routes[sender, receiver]], dst=receiver)
+            elif rank() == receiver:
+                box: list[Any] = [None]
+                dist.recv_object_list(box, src=sender)
+                arrived += box[0]
     return arrived
 
 
-@with_all()
 def barrier() -> None:
     if active():
-        dist.barrier()
+        with _collective("meeting the others"):
+            dist.barrier()
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:
     """The tensor of which each rank holds a shard; any other as it is. Called on every rank."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    if not isinstance(value, DTensor):
+        return value
+    with _collective("gathering shards"):
+        return value.full_tensor()
 
 
-@with_all()
 def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25) -> None:
     """Adds up `.grad` over ranks in place; a rank without a gradient contributes zeros, unless all are without.
 
@@ -154,7 +244,8 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25)
     if not learning:
         return
     used = torch.tensor([p.grad is not None for p in learning], dtype=torch.int32, device=learning[0].device)
-    dist.all_reduce(used, dist.ReduceOp.MAX)  # AdamW leaves a parameter without gradient alone: so it must here
+    with _collective("comparing what has gradients"):
+        dist.all_reduce(used, dist.ReduceOp.MAX)  # AdamW leaves a parameter without gradient alone: so it must here
     group: list[torch.nn.Parameter] = []
     size = 0
     for p in [*(p for p, anyone in zip(learning, used.tolist(), strict=True) if anyone), None]:
@@ -168,6 +259,7 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25)
 
 def _reduce(group: list[torch.nn.Parameter]) -> None:
     flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in group])
-    dist.all_reduce(flat)
+    with _collective("adding up gradients"):
+        dist.all_reduce(flat)
     for p, grad in zip(group, flat.split([p.numel() for p in group]), strict=True):
         p.grad = grad.view_as(p)

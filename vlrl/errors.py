@@ -5,7 +5,8 @@
     ├── DataError               a row or a media file
     ├── TaskError               a task's code breaks the Task contract
     ├── RunError                the run folder: in use, of another config, unreadable checkpoint, disk full
-    └── TrainingError           the run itself went wrong: NaN loss, too many scoring errors
+    ├── TrainingError           the run itself went wrong: NaN loss, too many scoring errors
+    └── RankError               another process of the run is gone, hangs, or cannot be reached
 """
 
 import difflib
@@ -34,6 +35,10 @@ class RunError(VlrlError, RuntimeError):
 
 class TrainingError(VlrlError, RuntimeError):
     """Training cannot go on."""
+
+
+class RankError(VlrlError, RuntimeError):
+    """A process waited in vain for others of its run."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

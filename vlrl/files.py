@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,8 @@ def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
 
     `sync` waits until it is on the disk. Raises RunError when the disk is full or read-only.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    writer = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"  # hosts may share the folder
+    temporary = path.with_name(f".{path.name}.{writer}.tmp")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -109,6 +110,19 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return dict(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
+
+
+def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float = 60) -> None:
+    """Returns once the JSON file that another process wrote shows `content` here: network file systems take a while.
+
+    Raises RunError when it does not in time, as in a folder that hosts do not share.
+    """
+    end = time.monotonic() + seconds
+    while read_json(path) != content:
+        if time.monotonic() > end:
+            raise RunError(f"{path.parent} on {socket.gethostname()} is not the folder in which rank 0 wrote "
+                           f"{path.name}. Set run.dir to a folder that every host sees at the same absolute path.")
+        time.sleep(0.2)
 
 
 def cache_folder(name: str = "") -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vlrl import dist
 from vlrl.algo.algorithm import Algorithm
 from vlrl.assemble import assemble, make_accelerator
 from vlrl.balance import share_out
@@ -22,10 +23,11 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
     """
     accelerator = make_accelerator(config)
     algorithm = Algorithm(config)
-    with make_session(config, accelerator) as session:
+    with make_session(config, accelerator) as session, dist.explained():
         parts = session.resume(assemble(config, accelerator, session.checkpoint, make_source, algorithm))
         policy, source, clock = parts.policy, parts.source, parts.clock
         for step in range(session.start, config.steps):
+            dist.here.at(f"step {step}")
             with clock("sync"):
                 source.sync(policy, step, session.evaluation_due(step))
             session.evaluate_if_due(step)
@@ -48,5 +50,6 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
             session.save_if_due(step + 1)
             if session.interrupted():
                 break
+        dist.here.at("after the last step")
         session.finish()
     return session

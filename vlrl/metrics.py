@@ -65,7 +65,7 @@ class Clock:
         start = time.perf_counter()
         self._inner.append(0.0)
         try:
-            with phase(name):
+            with phase(name), dist.within(name):
                 yield
         finally:
             alive(f"after {name}")

@@ -76,7 +76,7 @@ def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
     Raises RunError naming the owner while another process holds it. A lock left by a process of this host that is gone
     is taken over; one left on another host too with `steal`, when it gives no sign of life for SILENT_S seconds.
     """
-    held = Lock(path, _myself())
+    held = Lock(path, myself())
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _guarded(path.parent):
@@ -192,7 +192,8 @@ def owner_lives(owner: Mapping[str, Any]) -> bool | None:
     return _started(owner.get("pid")) == owner.get("process")
 
 
-def _myself() -> dict[str, Any]:
+def myself() -> dict[str, Any]:
+    """This process as an owner."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "process": _started(os.getpid()),
             "since": time.strftime("%Y-%m-%d %H:%M:%S %z"), "command": sys.argv}
 

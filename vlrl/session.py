@@ -65,7 +65,9 @@ class Session:
     # --- beginning and end ---------------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
-        path, warnings = dist.on_main(self._open)
+        path, warnings, environment = dist.on_main(self._open, "opening the run folder")
+        with self._closing_on_error():
+            dist.together(lambda: files.await_shared(self.folder.path / "env.json", environment))
         self._stack.callback(remove_engine_folder, self.config)
         self._stack.enter_context(Watchdog(self.config.limits.stuck_s, self.folder.path))
         self.checkpoint = path
@@ -77,8 +79,8 @@ class Session:
         self._stack.enter_context(self._signals)
         return self
 
-    def _open(self) -> tuple[Path | None, tuple[str, ...]]:
-        """Locks the folder and decides where to go on; on rank 0."""
+    def _open(self) -> tuple[Path | None, tuple[str, ...], Any]:
+        """Locks the folder and decides where to go on, on rank 0; also returns what env.json says."""
         self._stack.enter_context(self.folder.lock(self.config.run.steal_lock))
         with self._closing_on_error():
             if self.config.resume == "never":
@@ -92,7 +94,7 @@ class Session:
             # without a checkpoint nothing says that an earlier evaluation was of this model and these settings
             self.folder.truncate(found.step, evaluated=found.path is not None)
             self.folder.create(config.dump(self.config), self.config.seed)
-            return found.path, found.warnings
+            return found.path, found.warnings, files.read_json(self.folder.path / "env.json")
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Any:
@@ -335,7 +337,7 @@ class Session:
         source = self.parts.source
         with self.parts.clock("store"):
             dist.on_main(lambda: write_visited(self.folder.path / "prompts.parquet", source.prompts.history,
-                                               source.samples))
+                                               source.samples), "writing prompts.parquet")
         dist.on_main(self._saver.check)
         if dist.broadcast(dist.is_main() and self._saver.has(self.done)):
             return
@@ -343,7 +345,7 @@ class Session:
         parts = self.parts
         state = {"optimizer": parts.optimizer.state_dict(), "source": parts.source.state_dict(), **self._small_state()}
         with parts.clock("save"):
-            dist.on_main(lambda: self._saver.begin(self.done, parts.policy, state))
+            dist.on_main(lambda: self._saver.begin(self.done, parts.policy, state), f"saving step-{self.done:06d}")
 
     def _small_state(self) -> dict[str, Any]:
         parts = self.parts

@@ -19,8 +19,8 @@ __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AsyncSettings", "Config", "Cur
            "EngineSettings", "LimitsSettings", "LoraSettings", "ModelSettings", "RolloutSettings", "TaskSettings",
            "TrainSettings", "label_of", "resumable"]
 
-RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts", "data.cache", "limits.nonfinite_steps",
-             "limits.score_s", "limits.stuck_s", *(f"engine.{name}" for name in PLACES))
+RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts", "data.cache", "limits.collective_s",
+             "limits.nonfinite_steps", "limits.score_s", "limits.stuck_s", *(f"engine.{name}" for name in PLACES))
 """Settings, and sections of them, that may differ between a checkpoint and the run that resumes it."""
 SHORT = ("engine", "task", "curriculum")
 """Top-level settings of which a text alone is the `name`."""
@@ -264,6 +264,9 @@ class LimitsSettings(Settings):
     url_seconds: float = Field(
         default=60, gt=0, description="A URL of data.urls that is not there after so long, redirects and further tries "
         "included, is refused.")
+    collective_s: Annotated[int, Field(ge=1, le=10**7)] = Field(
+        default=1800, description="With several processes: seconds that one waits for the others, e.g. for the longest "
+        "answers of a step, before the run ends with an error that names who was missing where.")
 
 
 class Config(Settings):

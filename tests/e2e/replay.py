@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import torch
 from PIL import Image
@@ -9,7 +10,7 @@ from PIL import Image
 from tests.helpers import Vowels, credited_groups, load, settings
 from tests.test_update import Recorder
 from vlrl import balance, dist, sharding
-from vlrl.types import Media, Sample
+from vlrl.types import Group, Media, Sample
 from vlrl.update import update
 
 
@@ -23,8 +24,9 @@ class Whole(Recorder):
 def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:
     """Rank r trains on groups r, r + world, ...: with two processes one has images and the other mostly text.
 
-    unequal: rank 0 has all groups with media, the other those of text. balanced: these, after some have moved.
-    sharded: these, by FSDP. objectives: `more` is a list of algo settings, and each has its gradient, of one model.
+    unequal: rank 0 has all groups with media, the other those of text. truncated: these, and every answer of rank 1 was
+    cut off. idle: rank 1 has no group. balanced: as unequal, after some have moved. sharded: as unequal, by FSDP.
+    objectives: `more` is a list of algo settings, and each has its gradient, of one model.
     """
     torch.manual_seed(0)  # fresh adapters
     if how == "objectives":
@@ -32,10 +34,12 @@ def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:
     config = settings(folder, **json.loads(more))
     policy, encode = load(config)
     groups = mine = credited_groups(policy, encode, config)
+    if how == "truncated":
+        groups = mine = [g if g.prompt.mm else cut_off(g) for g in groups]
     if dist.world() > 1:
-        seen = [g for g in groups if g.prompt.mm]
-        unequal = [seen, [g for g in groups if not g.prompt.mm]][dist.rank()]
-        mine = groups[dist.rank()::dist.world()] if how == "dealt" else unequal
+        unequal = [[g for g in groups if g.prompt.mm], [g for g in groups if not g.prompt.mm]]
+        mine = {"dealt": groups[dist.rank()::dist.world()], "idle": [groups, []][dist.rank()]}.get(
+            how, unequal[dist.rank()])
     before = dist.gather(sum(balance.group_cost(g, policy.cost) for g in mine))
     loads = {}
     if how == "balanced":
@@ -50,6 +54,12 @@ def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:
     if dist.is_main():
         torch.save({"gradients": recorder.steps, "stats": stats, "kept": kept, "lengths": lengths, "before": before,
                     **loads}, out)
+
+
+def cut_off(group: Group) -> Group:
+    """The group, as if none of its answers had come to its end."""
+    return replace(group, rollouts=tuple(
+        replace(r, completion=replace(r.completion, truncated=True, finish_reason="length")) for r in group.rollouts))
 
 
 def objectives(folder: str, out: str, algos: list[dict]) -> None:

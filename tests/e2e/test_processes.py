@@ -38,6 +38,25 @@ def test_gradient_of_one_and_two_processes(tiny_models, tmp_path, family):
     assert_equal(*replayed(tiny_models[family], tmp_path, "dealt"))
 
 
+UNEVEN = {
+    "a rank without a group": ("idle", {}),
+    "images on one rank, text on the other": ("unequal", {"train": {"tokens_per_batch": 120, "max_grad_norm": 1e9}}),
+    "all answers of a rank cut off": ("truncated", {"algo": {"mask_truncated": True, "kl_coef": 0.1}, "rollout": {
+        "group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8, "minibatches": 2}}),
+    "adapters of the vision tower unused on a rank": ("unequal", {"model": {
+        "lora": {"rank": 4, "target": "vision_language"}}}),
+}
+
+
+@pytest.mark.parametrize("case", UNEVEN)
+def test_uneven_processes(tiny_models, tmp_path, case):
+    folder = tiny_models["qwen3_vl"]
+    how, more = UNEVEN[case]
+    if "model" in more:
+        more = {**more, "model": {"name": str(folder), **more["model"]}}
+    assert_equal(*replayed(folder, tmp_path, how, json.dumps(more)))
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_groups_move_until_the_loads_are_even(tiny_models, tmp_path, steps):
     """All images on one process, all texts on the other: the same gradients, every rollout trained on once."""

@@ -78,7 +78,7 @@ class VLLMEngine:
         dtype = getattr(torch, settings.dtype) if settings.dtype else None
         encode = Encoder(policy.processor, policy.family, policy.positions, config)
         self._proof = Proof.of(encode, settings.proof, dtype)
-        with _explained(config, "start"), _bystander(), dist.with_all():
+        with _explained(config, "start"), _bystander(), dist.explained():
             self.llm: Any = start(policy, config, folder / "model", self.max_model_len)
         from vlrl.engine.vllm_sync import Weights
 

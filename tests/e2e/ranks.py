@@ -1,0 +1,74 @@
+"""Run under torchrun: rank 0 or 1 does something to the others, which `how` names; no model is needed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+
+from tests.helpers import settings
+from vlrl import dist
+from vlrl.assemble import make_accelerator
+from vlrl.errors import VlrlError
+
+LIMIT = 10
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def dally() -> None:
+    """Long enough for the others to find out where it is."""
+    time.sleep(LIMIT + 15)
+
+
+def fail() -> None:
+    raise KeyError("a fault of rank 1 alone")
+
+
+def leave() -> None:
+    sys.exit(0)
+
+
+def main(how: str) -> None:
+    """One step in which rank 1 does `how` before all gather; or rank 0 works alone, longer than the limit."""
+    signal.signal(signal.SIGTERM, lambda *_: None)  # torchrun's, when one is dead; a session takes it for Ctrl-C
+    make_accelerator(settings("nowhere", limits={"collective_s": LIMIT}))
+    dist.gather(0)
+    dist.here.at("step 7")
+    with dist.explained(), dist.within("train"):
+        if how == "patient":
+            print(dist.on_main(lambda: time.sleep(2 * LIMIT) or "saved", "saving"), dist.rank(), flush=True)
+        elif how == "dead while saving":
+            dist.on_main(kill, "saving")
+        elif how == "impatient":
+            dist.on_main(lambda: time.sleep(LIMIT + 15))
+        elif how == "transport":  # a collective that is not made in vlrl, as those of FSDP
+            if dist.rank() == 1:
+                kill()
+            torch.distributed.all_reduce(torch.ones(3))
+        else:
+            if dist.rank() == 1:
+                globals()[how]()
+            dist.together(lambda: dist.sum_gradients(_parameters()))
+
+
+def _parameters() -> list[torch.nn.Parameter]:
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    return [p]
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except VlrlError as error:
+        sys.exit(f"error: {error}")
