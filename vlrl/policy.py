@@ -22,6 +22,7 @@ from vlrl.logprobs import Statistic, TokenStats, answer_states, token_stats
 from vlrl.packing import Batch
 from vlrl.quantize import Quantization
 from vlrl.settings import Config
+from vlrl.sharding import Shards, wanted
 from vlrl.types import Prompt
 
 
@@ -46,6 +47,8 @@ class Policy:
         self.scaler = _loss_scaler(self.device, dtype)
         self.idle: Prompt | None = None
         """Fills micro-batches under FSDP; see packing.with_idle."""
+        self.shards: Shards | None = None
+        """Of a model that is sharded over processes; see sharding.shard."""
         self._reference: Any = None
         self.moving_reference: dict[str, torch.Tensor] = {}
         """The trained weights of a reference that moves, by their names in the policy; see `free_reference`."""
@@ -138,7 +141,8 @@ class Policy:
         agree(model, self.processor)
         for kept, own in zip(model.parameters(), self.model.parameters(), strict=True):
             kept.data = kept.data.to(own.dtype)
-        self._reference = model.requires_grad_(False).eval().to(self.device)
+        place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
+        self._reference = model.requires_grad_(False).eval().to(place)
 
     def free_reference(self) -> None:
         """The reference may move from now on, by writes to `moving_reference`: under LoRA it is a second adapter,
@@ -149,19 +153,40 @@ class Policy:
 
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[None]:
-        """The adapter has the weights of the reference meanwhile."""
+        """The adapter has the weights of the reference meanwhile. With shards a call of all processes."""
         def swap() -> None:
+            self.scatter()
             for name, parameter in self.trainable():
-                parameter.data, self.moving_reference[name] = self.moving_reference[name], parameter.data
+                own = parameter.detach().clone()
+                parameter.detach().copy_(self.moving_reference[name])
+                self.moving_reference[name].copy_(own)
+
+        gathered = self.shards is not None and self.shards.gathered
         swap()
         try:
             yield
         finally:
             swap()
+            if gathered:
+                self.gather()
 
-    def save(self, folder: Path) -> None:
-        """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT."""
+    def gather(self) -> None:
+        """Where the model is sharded, this process gets the whole of it; a call of all processes. See Shards."""
+        if self.shards:
+            self.shards.gather()
+
+    def scatter(self) -> None:
+        """Where the model is sharded, this process keeps its shards alone: before anything is learned or saved."""
+        if self.shards:
+            self.shards.scatter()
+
+    def save(self, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
+        """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT.
+
+        `weights` are those of sharding.weights; without them the model must be whole.
+        """
         more = {"save_embedding_layers": False} if self.lora else {}  # never trained; finding that out asks the hub
+        more |= {} if weights is None else {"state_dict": weights}
         self.model.save_pretrained(folder, safe_serialization=True, **more)
         if self.quantized:
             self.quantized.write(folder)
@@ -237,7 +262,8 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
     choose_trained(model, family, settings, dtype)
     if not full:
         model = add_lora(model, family, settings, checkpoint)
-    model.to(accelerator.device)
+    if not wanted(config):  # shards go there one at a time
+        model.to(accelerator.device)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         # not needed without reentrance, and a frozen vision tower would be recomputed and differentiated for it

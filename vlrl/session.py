@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from accelerate import Accelerator
 
-from vlrl import checkpoint, config, dist, families, files
+from vlrl import checkpoint, config, dist, families, files, sharding
 from vlrl.assemble import Parts, remove_engine_folder
 from vlrl.curriculum.visited import write_visited
 from vlrl.errors import RunError, TrainingError
@@ -114,7 +114,7 @@ class Session:
         parts.source.tell = self.progress.busy
         if self.checkpoint:
             state = checkpoint.load_state(self.checkpoint, check=False)
-            parts.optimizer.load_state_dict(state["optimizer"])
+            sharding.load_optimizer(parts.optimizer, state["optimizer"])
             parts.source.load_state_dict(state["source"])
             parts.policy.scaler.load_state_dict(state.get("scaler", {}))
             parts.algorithm.load_state_dict(state.get("algorithm", {}), parts.policy)
@@ -289,11 +289,13 @@ class Session:
         if dist.broadcast(not checkpoint.problems(self.folder.checkpoints / f"step-{self.done:06d}", full=False)):
             return
         parts = self.parts
-        state = {"optimizer": parts.optimizer.state_dict(), "source": parts.source.state_dict(),
-                 "scaler": parts.policy.scaler.state_dict(), "algorithm": parts.algorithm.state_dict(parts.policy)}
         with parts.clock("save"):
+            write = partial(parts.policy.save, weights=sharding.weights(parts.policy))
+            state = sharding.whole({
+                "optimizer": parts.optimizer.state_dict(), "source": parts.source.state_dict(),
+                "scaler": parts.policy.scaler.state_dict(), "algorithm": parts.algorithm.state_dict(parts.policy)})
             dist.on_main(lambda: checkpoint.save(
-                self.folder.checkpoints, self.done, parts.policy.save, state, self.config.save.keep) and None)
+                self.folder.checkpoints, self.done, write, state, self.config.save.keep) and None)
 
     def _beat(self, **more: Any) -> None:
         if dist.is_main():

@@ -37,6 +37,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     write NaN into the weights. In float16 a step whose gradients overflow is skipped and the loss scale halved:
     metrics `skipped` (optimizer steps) and `loss_scale`.
     """
+    policy.scatter()
     # dropout is keyed by the step, so a resumed run draws the same
     torch.manual_seed(np.random.SeedSequence([config.seed, 3, step, dist.rank()]).generate_state(1)[0])
     algorithm = algorithm or Algorithm(config)

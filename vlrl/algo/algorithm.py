@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from vlrl import dist
 from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.control import KLCoefficient
 from vlrl.algo.named import Bound, bind
@@ -105,7 +106,7 @@ class Algorithm:
             bound.load_state_dict(state.get(place, {}))
         self.kl.load_state_dict(state.get("kl_coef", {}))
         for name, weight in state.get("reference", {}).items():
-            policy.moving_reference[name].copy_(weight)
+            dist.fill(policy.moving_reference[name], weight)
 
 
 def _refuse_idle(advantage: Bound, shaping: Sequence[Bound], algo: AlgoSettings) -> None:
