@@ -72,7 +72,8 @@ def shard(policy: Policy, idle: Prompt, settings: TrainSettings | None = None) -
     """
     settings = settings or TrainSettings()
     if not hasattr(FSDPModule, "reset_iter_state"):
-        raise ConfigError(f"train.sharding=fsdp2 needs torch 2.13; this is {torch.__version__}. Set train.sharding=none")
+        raise ConfigError(f"train.sharding=fsdp2 needs torch 2.13, and this is {torch.__version__}: install that, or "
+                          "set train.sharding=none")
     models = [m for m in (policy.model, policy._reference) if m is not None]
     policy.shards = Shards([_sharded(model, policy, settings) for model in models])
     policy.shards.scatter()

@@ -25,7 +25,9 @@ class Mixed(Task):
     rewards = {"vowels": 1.0}
 
     def samples(self, split):
-        pictures = [Media(source=Image.new("RGB", (64, 64), (7 * i % 256, 80, 120))) for i in range(30)]
+        # pictures of one color would leave queries and keys of the tower without a gradient
+        noise = np.random.default_rng(0).integers(0, 256, (30, 64, 64, 3), np.uint8)
+        pictures = [Media(source=Image.fromarray(pixels)) for pixels in noise]
         return [Sample(id=f"{split}-{i}", row={"id": f"picture {i}"}, media=(picture,) if i % 3 == 2 else ())
                 for i, picture in enumerate(pictures)]
 

@@ -18,12 +18,12 @@ FULL = {"train": ["language", "merger", "vision"]}
 LORA = {"lora": {"rank": 4, "target": "vision_language"}}
 
 
-def make(model, folder, steps=5, sharding="none", own=None, train=None, **more):
+def make(model, folder, steps=5, sharding="none", own=None, train=(), **more):
     """The config of a run."""
     return {"task": f"{ROOT}/tests/e2e/sharded.py:Mixed", "steps": steps, "run": {"dir": str(folder)},
             "model": {"name": str(model), **(own or FULL)}, "curriculum": "sequential", "log": {"samples_every": 0},
             "rollout": {"prompts_per_step": 3, "group_size": 4, "max_new_tokens": 8}, "save": {"every": 2, "keep": 9},
-            "train": {"lr": 1e-4, "tokens_per_batch": 200, "sharding": sharding, **(train or {})},
+            "train": {"lr": 1e-4, "tokens_per_batch": 200, "sharding": sharding, **dict(train)},
             "eval": {"samples": 0}, "algo": {"kl_coef": 0.1}, **more}
 
 
@@ -75,3 +75,66 @@ def test_same_losses_and_weights_as_one_process(alone, tiny_models, tmp_path, pr
         for key, value in weights.items():
             assert not torch.equal(value, first[key]), (name, key, "did not move")
             assert (found[key] - value).norm() <= 1e-5 * value.norm(), (name, key)
+
+
+@pytest.fixture(scope="module")
+def generated(tiny_models, tmp_path_factory):
+    """Runs of two processes that shard and generate, and what follows from their checkpoints."""
+    root, model = tmp_path_factory.mktemp("generated"), tiny_models["qwen3_vl"]
+
+    def run(name, steps=4, sharding="fsdp2", own=None, **more):
+        return {"config": make(model, root / name, steps, sharding, own, eval={"samples": 3, "every": 2}, **more)}
+
+    small = {"prompts_per_step": 1, "group_size": 4, "max_new_tokens": 8}
+    offloaded = {**LORA, "dtype": "bfloat16", "gradient_checkpointing": True}
+    launch(2, [
+        run("offloaded", 2, "auto", offloaded, train={"gather": "compute"}),  # the first, as it takes the launcher's
+        run("straight"), run("stopped", 2), {"copy": str(root / "stopped"), **run("resumed")},
+        {"copy": str(root / "stopped"), **run("unsharded", 3, "none")},
+        {"resave": str(root / "stopped/checkpoints/step-000002"), **run("again")},
+        run("ema", 3, own=LORA, algo={"kl_coef": 0.1, "reference": {"name": "ema", "every": 1}}),
+        run("one prompt", 2, own=LORA, rollout={**small, "forget": {"lr": 1e-4}}),
+    ], root / "runs.json", ACCELERATE_USE_FSDP="true", FSDP_VERSION="2",
+        FSDP_CPU_RAM_EFFICIENT_LOADING="true", FSDP_OFFLOAD_PARAMS="true")
+    return root
+
+
+def test_a_resumed_run_is_the_undisturbed_one(generated):
+    assert metrics(generated / "resumed") == metrics(generated / "straight")
+    assert metrics(generated / "resumed", "eval.jsonl") == metrics(generated / "straight", "eval.jsonl")
+    for a, b in zip(saved(generated / "resumed", 4), saved(generated / "straight", 4), strict=True):
+        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_checkpoints_are_read_with_and_without_shards(generated, tiny_models, tmp_path):
+    """What was loaded is saved again bit for bit; a run goes on unsharded, on one process too."""
+    path = generated / "stopped/checkpoints/step-000002"
+    launch(1, [{"resave": str(path), "config": make(tiny_models["qwen3_vl"], tmp_path / "again")},
+               {"copy": str(generated / "stopped"), "config": make(tiny_models["qwen3_vl"], tmp_path / "alone", 3)}],
+           tmp_path / "runs.json")
+    before, averages = saved(generated / "stopped", 2)
+    for folder in (generated / "again", tmp_path / "again"):
+        assert json.loads((folder / "step-000001/config.json").read_text()) == json.loads(
+            (path / "config.json").read_text())
+        after, others = load_file(folder / "step-000001/model.safetensors"), load_file(
+            folder / "step-000001" / checkpoint.TENSORS)
+        assert after.keys() == before.keys() and all(torch.equal(after[k], before[k]) for k in before)
+        assert all(torch.equal(others[k], averages[k]) for k in others) and len(others) > 3 * len(before) - 3
+    sharded = metrics(generated / "straight")[2]
+    for folder in (generated / "unsharded", tmp_path / "alone"):
+        (line,) = [m for m in metrics(folder) if m["step"] == 2]
+        assert line["loss"] == pytest.approx(sharded["loss"], rel=1e-3)
+        prompts = [RunFolder(f).rollouts(2).column("sample_id").to_pylist() for f in (folder, generated / "straight")]
+        assert sorted(prompts[0]) == sorted(prompts[1])
+
+
+def test_references_that_move_and_processes_without_prompts(generated, tiny_models, tmp_path):
+    """The reference of an adapter takes turns with it in the shards; a second half is drawn by a changed policy."""
+    own = {"name": "ema", "every": 1}
+    launch(1, [{"config": make(tiny_models["qwen3_vl"], tmp_path / "ema", 3, own=LORA,
+                               algo={"kl_coef": 0.1, "reference": own})}], tmp_path / "runs.json")
+    for one, two in zip(metrics(tmp_path / "ema"), metrics(generated / "ema"), strict=True):
+        assert two["kl"] == pytest.approx(one["kl"], rel=1e-2, abs=1e-9)
+    assert len(metrics(generated / "one prompt")) == len(metrics(generated / "offloaded")) == 2
+    text = (generated / "offloaded/config.yaml").read_text()
+    assert "sharding: fsdp2" in text and "cpu_offload: true" in text  # as the launcher asked
