@@ -46,6 +46,13 @@ def saved(folder, step):
     return load_file(model), load_file(path / checkpoint.TENSORS)
 
 
+def with_gradient(name, value):
+    """Without the bias of keys, which moves all scores of a query nearly alike: what gradient it has is rounding, and
+    AdamW makes steps of usual size of that."""
+    queries, _, values = value.chunk(3) if name.endswith("attn.qkv.bias") else (value, None, value[:0])
+    return torch.cat([queries, values])
+
+
 @pytest.fixture(scope="module")
 def alone(tiny_models, tmp_path_factory):
     """Runs of one process on stored answers: full and LoRA."""
@@ -74,7 +81,8 @@ def test_same_losses_and_weights_as_one_process(alone, tiny_models, tmp_path, pr
         assert weights.keys() == found.keys() and averages.keys() == others.keys()
         for key, value in weights.items():
             assert not torch.equal(value, first[key]), (name, key, "did not move")
-            assert (found[key] - value).norm() <= 1e-5 * value.norm(), (name, key)
+            one, other = with_gradient(key, value), with_gradient(key, found[key])
+            assert (other - one).norm() <= 1e-5 * one.norm(), (name, key)
 
 
 @pytest.fixture(scope="module")
