@@ -126,7 +126,7 @@ class Policy:
             with self._as_reference():
                 return self.logprobs(batch, temperature).logprobs
         if self.lora:
-            with self.model.disable_adapter():
+            with self._without_adapter():
                 return self.logprobs(batch, temperature).logprobs
         return self.logprobs(batch, temperature, self._reference).logprobs
 
@@ -150,6 +150,18 @@ class Policy:
         learning = dict(self.trainable())
         own = learning if self.lora else dict(self._reference.named_parameters())
         self.moving_reference = {n: own[n].detach().clone() if self.lora else own[n].data for n in learning}
+
+    @contextlib.contextmanager
+    def _without_adapter(self) -> Iterator[None]:
+        """The adapter does nothing meanwhile. PEFT marks what learns on the tensors that the modules hold: shards, or
+        what was gathered of them. They must be the same ones in the end, or a part would not learn again."""
+        sharded = self.shards is not None and not self.shards.gathered
+        if sharded:
+            self.scatter()
+        with self.model.disable_adapter():
+            yield
+            if sharded:
+                self.scatter()
 
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[None]:
