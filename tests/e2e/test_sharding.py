@@ -94,6 +94,7 @@ def generated(tiny_models, tmp_path_factory):
         return {"config": make(model, root / name, steps, sharding, own, eval={"samples": 3, "every": 2}, **more)}
 
     small = {"prompts_per_step": 1, "group_size": 4, "max_new_tokens": 8}
+    ahead: dict = {"async": {"max_staleness": 1}}
     offloaded = {**LORA, "dtype": "bfloat16", "gradient_checkpointing": True}
     launch(2, [
         run("offloaded", 2, "auto", offloaded, train={"gather": "compute"}),  # the first, as it takes the launcher's
@@ -102,8 +103,7 @@ def generated(tiny_models, tmp_path_factory):
         {"resave": str(root / "stopped/checkpoints/step-000002"), **run("again")},
         run("ema", 3, own=LORA, algo={"kl_coef": 0.1, "reference": {"name": "ema", "every": 1}}),
         run("one prompt", 2, own=LORA, rollout={**small, "forget": {"lr": 1e-4}}),
-        run("ahead", 3, own=LORA, algo={"kl_coef": 0.1, "correction": "token_truncate"},
-            **{"async": {"max_staleness": 1}}),
+        run("ahead", 3, own=LORA, algo={"kl_coef": 0.1, "correction": "token_truncate"}, **ahead),
     ], root / "runs.json", ACCELERATE_USE_FSDP="true", FSDP_VERSION="2",
         FSDP_CPU_RAM_EFFICIENT_LOADING="true", FSDP_OFFLOAD_PARAMS="true")
     return root
