@@ -19,8 +19,9 @@ import torch
 import transformers
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
+from PIL import Image
 
-from vlrl import curriculum, dist, partial, pipeline, policy
+from vlrl import curriculum, dist, partial, pipeline, policy, sharding
 from vlrl.algo.algorithm import Algorithm
 from vlrl.angles import Angles
 from vlrl.credit import Credit
@@ -43,7 +44,7 @@ from vlrl.scoring import score_all
 from vlrl.services import SERVICES, served
 from vlrl.settings import Config
 from vlrl.task import Task, task_samples
-from vlrl.types import Sample
+from vlrl.types import Media, Sample
 from vlrl.update import make_optimizer
 
 _log = logging.getLogger(__name__)
@@ -148,8 +149,14 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     clock = Clock()
     encode = Encoder(model.processor, model.family, model.positions, config)
     prefetch = Prefetcher(encode, task, config.data.workers)
-    engine = make_engine(config, model, engine_folder(config), apart=issubclass(make_source, Pipelined))
+    apart = issubclass(make_source, Pipelined)
+    copies = apart and config.engine.name == "hf"  # of the whole model, so before that is sharded
+    if not copies:
+        shard(model, encode, config)
+    engine = make_engine(config, model, engine_folder(config), apart)
     with closed_on_error(engine):
+        if copies:
+            shard(model, encode, config)
         source = make_source(config, task, encode, engine, sampler, samples, clock, prefetch, reference, prompts)
         source.answering.algorithm = algorithm
         source.answering.score = scorer or score_all
@@ -171,6 +178,19 @@ def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Seq
         return served(task, offered, samples)
 
     return Scorer(make, config.limits.score_s)
+
+
+def shard(model: Policy, encode: Encoder, config: Config) -> None:
+    """Shards the policy where `train.sharding` asks for it and there are several processes."""
+    if sharding.wanted(config):
+        sharding.shard(model, encode(_Idle(), _Idle.sample), config.train)
+
+
+class _Idle(Task):
+    """What a process computes while others have more to do; see packing.with_idle."""
+
+    prompt = "."
+    sample = Sample(id="idle", row={}, media=(Media(source=Image.new("RGB", (64, 64))),))
 
 
 def make_reference(config: Config, task: Task, model: Policy) -> Reference | None:

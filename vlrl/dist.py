@@ -231,6 +231,18 @@ def whole(value: torch.Tensor) -> torch.Tensor:
         return value.full_tensor()
 
 
+def fill(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Copies a whole tensor into `target`, of which each rank may hold a shard (of one dimension, as FSDP cuts it)."""
+    if isinstance(target, DTensor):
+        (placement,) = target.placements
+        dim = getattr(placement, "dim", 0)
+        pieces = value.chunk(world(), dim)
+        value = pieces[rank()] if rank() < len(pieces) else value.narrow(dim, 0, 0)
+        target = target.to_local()
+    with torch.no_grad():
+        target.copy_(value)
+
+
 def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25) -> None:
     """Adds up `.grad` over ranks in place; a rank without a gradient contributes zeros, unless all are without.
 

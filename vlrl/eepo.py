@@ -39,6 +39,7 @@ class Forgetting:
         if not self._due(answers):
             yield
             return
+        self.policy.scatter()
         parameters = [p for _, p in self.policy.trainable()]
         kept = [p.detach().clone() for p in parameters]
         try:

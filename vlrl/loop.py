@@ -11,6 +11,7 @@ from vlrl.pipeline import refuse_stale
 from vlrl.rollout import GroupSource, check_score_errors
 from vlrl.session import Session
 from vlrl.settings import Config
+from vlrl.sharding import launched
 from vlrl.update import update
 
 
@@ -21,6 +22,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
     The same seed gives the same weights, bit for bit on a CPU, whether or not the run was killed and resumed in
     between: every random draw has a stream named by the seed and what it is for.
     """
+    config = launched(config)
     accelerator = make_accelerator(config)
     algorithm = Algorithm(config)
     with make_session(config, accelerator) as session, dist.explained():

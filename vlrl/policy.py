@@ -22,6 +22,7 @@ from vlrl.logprobs import Statistic, TokenStats, answer_states, token_stats
 from vlrl.packing import Batch
 from vlrl.quantize import Quantization
 from vlrl.settings import Config
+from vlrl.sharding import Shards, wanted
 from vlrl.types import Prompt
 
 
@@ -48,6 +49,8 @@ class Policy:
         """Fills micro-batches under FSDP; see packing.with_idle."""
         self.most_tokens: int | None = None
         """Of a micro-batch since memory did not suffice for a larger one; None = train.tokens_per_batch."""
+        self.shards: Shards | None = None
+        """Of a model that is sharded over processes; see sharding.shard."""
         self._reference: Any = None
         self.moving_reference: dict[str, torch.Tensor] = {}
         """The trained weights of a reference that moves, by their names in the policy; see `free_reference`."""
@@ -125,7 +128,7 @@ class Policy:
             with self._as_reference():
                 return self.logprobs(batch, temperature).logprobs
         if self.lora:
-            with self.model.disable_adapter():
+            with self._without_adapter():
                 return self.logprobs(batch, temperature).logprobs
         return self.logprobs(batch, temperature, self._reference).logprobs
 
@@ -140,7 +143,8 @@ class Policy:
         agree(model, self.processor)
         for kept, own in zip(model.parameters(), self.model.parameters(), strict=True):
             kept.data = kept.data.to(own.dtype)
-        self._reference = model.requires_grad_(False).eval().to(self.device)
+        place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
+        self._reference = model.requires_grad_(False).eval().to(place)
 
     def free_reference(self) -> None:
         """The reference may move from now on, by writes to `moving_reference`: under LoRA it is a second adapter,
@@ -150,21 +154,51 @@ class Policy:
         self.moving_reference = {n: own[n].detach().clone() if self.lora else own[n].data for n in learning}
 
     @contextlib.contextmanager
+    def _without_adapter(self) -> Iterator[None]:
+        """The adapter does nothing meanwhile. PEFT marks what learns on the tensors that the modules hold: shards, or
+        what was gathered of them. They must be the same ones in the end, or a part would not learn again."""
+        sharded = self.shards is not None and not self.shards.gathered
+        if sharded:
+            self.scatter()
+        with self.model.disable_adapter():
+            yield
+            if sharded:
+                self.scatter()
+
+    @contextlib.contextmanager
     def _as_reference(self) -> Iterator[None]:
-        """The adapter has the weights of the reference meanwhile."""
+        """The adapter has the weights of the reference meanwhile. With shards a call of all processes."""
         def swap() -> None:
+            self.scatter()
             for name, parameter in self.trainable():
-                parameter.data, self.moving_reference[name] = self.moving_reference[name], parameter.data
+                own = parameter.detach().clone()
+                parameter.detach().copy_(self.moving_reference[name])
+                self.moving_reference[name].copy_(own)
+
+        gathered = self.shards is not None and self.shards.gathered
         swap()
         try:
             yield
         finally:
             swap()
+            if gathered:
+                self.gather()
+
+    def gather(self) -> None:
+        """Where the model is sharded, this process gets the whole of it; a call of all processes. See Shards."""
+        if self.shards:
+            self.shards.gather()
+
+    def scatter(self) -> None:
+        """Where the model is sharded, this process keeps its shards alone: before anything is learned or saved."""
+        if self.shards:
+            self.shards.scatter()
 
     def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
         """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT.
 
-        `weights` are those of `copied_weights`, where the model may learn meanwhile.
+        `weights` are those of sharding.weights, or of `copied_weights` where the model may learn meanwhile; without
+        them the model must be whole.
         """
         # embeddings are never trained; finding that out asks the hub
         more: dict[str, Any] = {"save_embedding_layers": False} if self.lora else {}
@@ -263,7 +297,8 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
     choose_trained(model, family, settings, dtype)
     if not full:
         model = add_lora(model, family, settings, checkpoint)
-    model.to(accelerator.device)
+    if not wanted(config):  # shards go there one at a time
+        model.to(accelerator.device)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         # not needed without reentrance, and a frozen vision tower would be recomputed and differentiated for it

@@ -144,7 +144,8 @@ class GroupSource:
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
         """Hands the weights to the engine before a step; `now`: it is to be used by others too."""
-        self.engine.sync(policy, step)
+        if self.generates or now:
+            self.engine.sync(policy, step)
 
     def close(self) -> None:
         """Ends what goes on beside the loop; the engine and the prefetcher are closed by others."""

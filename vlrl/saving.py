@@ -51,12 +51,16 @@ class Saver:
             return True
         return not checkpoint.problems(self.folder / f"step-{step:06d}", full=False)
 
-    def begin(self, step: int, policy: Policy, state: Mapping[str, Any]) -> None:
-        """Saves; with save.background returns as soon as everything is copied. Raises what an earlier save raised."""
+    def begin(self, step: int, policy: Policy, state: Mapping[str, Any],
+              weights: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Saves; with save.background returns as soon as everything is copied. Raises what an earlier save raised.
+
+        weights: those of sharding.weights, of a model that is not whole here.
+        """
         self.wait()
         self.last = step
         if not (self.settings.background and fits(policy, state)):
-            checkpoint.save(self.folder, step, policy.save, state, self.settings.keep)
+            checkpoint.save(self.folder, step, partial(policy.save, weights=weights), state, self.settings.keep)
             return
         self._submit(self._job(step, policy, checkpoint.freeze(state)))
 

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from accelerate import Accelerator
 
-from vlrl import checkpoint, config, dist, families, files, saving, tracking
+from vlrl import checkpoint, config, dist, families, files, saving, sharding, tracking
 from vlrl.alerts import Alerts
 from vlrl.assemble import Parts, remove_engine_folder
 from vlrl.curriculum.visited import write_visited
@@ -127,7 +127,7 @@ class Session:
         parts.source.tell = self.progress.busy
         if self.checkpoint:
             state = checkpoint.load_state(self.checkpoint, check=False)
-            parts.optimizer.load_state_dict(state["optimizer"])
+            sharding.load_optimizer(parts.optimizer, state["optimizer"])
             parts.source.load_state_dict(state["source"])
             parts.policy.scaler.load_state_dict(state.get("scaler", {}))
             parts.algorithm.load_state_dict(state.get("algorithm", {}), parts.policy)
@@ -343,9 +343,12 @@ class Session:
             return
         self._at_rest = None
         parts = self.parts
-        state = {"optimizer": parts.optimizer.state_dict(), "source": parts.source.state_dict(), **self._small_state()}
         with parts.clock("save"):
-            dist.on_main(lambda: self._saver.begin(self.done, parts.policy, state), f"saving step-{self.done:06d}")
+            weights = sharding.weights(parts.policy)
+            state = sharding.whole({"optimizer": parts.optimizer.state_dict(), "source": parts.source.state_dict(),
+                                    **self._small_state()})
+            dist.on_main(lambda: self._saver.begin(self.done, parts.policy, state, weights),
+                         f"saving step-{self.done:06d}")
 
     def _small_state(self) -> dict[str, Any]:
         parts = self.parts

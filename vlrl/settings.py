@@ -19,8 +19,9 @@ __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AsyncSettings", "Config", "Cur
            "EngineSettings", "LimitsSettings", "LoraSettings", "ModelSettings", "RolloutSettings", "TaskSettings",
            "TrainSettings", "label_of", "resumable"]
 
-RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts", "data.cache", "limits.collective_s",
-             "limits.nonfinite_steps", "limits.score_s", "limits.stuck_s", *(f"engine.{name}" for name in PLACES))
+RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts", "data.cache", "train.sharding",
+             "train.cpu_offload", "limits.collective_s", "limits.nonfinite_steps", "limits.score_s", "limits.stuck_s",
+             *(f"engine.{name}" for name in PLACES))
 """Settings, and sections of them, that may differ between a checkpoint and the run that resumes it."""
 SHORT = ("engine", "task", "curriculum")
 """Top-level settings of which a text alone is the `name`."""
@@ -190,6 +191,15 @@ class TrainSettings(Settings):
         default="auto", description="Attention of shared rows, all equal up to rounding: merged (CPU), varlen (CUDA, "
         "flash attention, 16 bits), flex (CUDA, FlexAttention) or masked (anywhere). auto = merged on a CPU, else "
         "masked.")
+    sharding: Literal["auto", "none", "fsdp2"] = Field(
+        default="auto", description="With several processes: none = each holds the whole model; fsdp2 = weights, "
+        "gradients and optimizer state are sharded over them (docs/scaling.md). auto = fsdp2 under accelerate launch "
+        "--use_fsdp, else none.")
+    cpu_offload: bool = Field(default=False, description="Shards and what the optimizer keeps of them stay in main "
+                              "memory, where it steps; with train.sharding=fsdp2.")
+    gather: Literal["stored", "compute"] = Field(
+        default="stored", description="Type in which sharded weights are gathered. stored: as they are kept, with the "
+        "numbers of a run without sharding; compute: model.dtype, half the traffic and memory of float32.")
     balance: bool = Field(
         default=True, description="With several processes: after scoring, groups move between them until each has as "
         "much to compute.")

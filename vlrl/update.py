@@ -43,6 +43,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     `skipped` and `loss_scale`. Raises NonFinite when more than limits.nonfinite_steps steps in a row had one of the
     first kind. A micro-batch for which memory does not suffice is halved: metric `memory/halved`.
     """
+    policy.scatter()
     # dropout is keyed by the step, so a resumed run draws the same
     torch.manual_seed(np.random.SeedSequence([config.seed, 3, step, dist.rank()]).generate_state(1)[0])
     algorithm = algorithm or Algorithm(config)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from vlrl import dist
 from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.control import KLCoefficient
 from vlrl.algo.named import Bound, bind
@@ -112,7 +113,7 @@ class Algorithm:
         self.kl.load_state_dict(state.get("kl_coef", {}))
         self.nonfinite = int(state.get("nonfinite", {}).get("steps", 0))
         for name, weight in state.get("reference", {}).items():
-            policy.moving_reference[name].copy_(weight)
+            dist.fill(policy.moving_reference[name], weight)
 
 
 def _refuse_idle(advantage: Bound, shaping: Sequence[Bound], algo: AlgoSettings) -> None:

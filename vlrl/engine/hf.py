@@ -49,8 +49,9 @@ class HFEngine:
         self._texts = Texts(policy)
 
     def sync(self, policy: Policy, step: int) -> None:
-        """The weights are shared; only the step is noted."""
+        """The weights are shared; where they are sharded, each process gathers all of them."""
         self.policy, self.step = policy, step
+        policy.gather()
 
     def close(self) -> None:
         """Nothing is held."""

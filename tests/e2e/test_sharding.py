@@ -1,0 +1,151 @@
+"""Sharded training (train.sharding=fsdp2) gives what whole models give, and its files are theirs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.e2e.runs import ENV, ROOT, metrics
+from tests.e2e.sharded import main
+from vlrl import checkpoint
+from vlrl.store import RunFolder
+
+pytestmark = pytest.mark.slow
+FULL = {"train": ["language", "merger", "vision"]}
+LORA = {"lora": {"rank": 4, "target": "vision_language"}}
+
+
+def make(model, folder, steps=5, sharding="none", own=None, train=(), **more):
+    """The config of a run."""
+    return {"task": f"{ROOT}/tests/e2e/sharded.py:Mixed", "steps": steps, "run": {"dir": str(folder)},
+            "model": {"name": str(model), **(own or FULL)}, "curriculum": "sequential", "log": {"samples_every": 0},
+            "rollout": {"prompts_per_step": 3, "group_size": 4, "max_new_tokens": 8}, "save": {"every": 2, "keep": 9},
+            "train": {"lr": 1e-4, "tokens_per_batch": 200, "sharding": sharding, **dict(train)},
+            "eval": {"samples": 0}, "algo": {"kl_coef": 0.1}, **more}
+
+
+def launch(processes, runs, path, **env):
+    """Runs them one after the other in as many processes, in this one where that is one."""
+    path.write_text(json.dumps(runs))
+    if processes == 1:
+        return main(str(path))
+    found = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes), "-m",
+         "tests.e2e.sharded", str(path)], cwd=ROOT, env={**ENV, "ACCELERATE_USE_CPU": "true", **env}, text=True,
+        capture_output=True, timeout=1500)
+    assert found.returncode == 0, found.stderr[-4000:]
+
+
+def saved(folder, step):
+    """The weights and the optimizer's averages of a checkpoint."""
+    path = folder / "checkpoints" / f"step-{step:06d}"
+    (model,) = path.glob("*model.safetensors")
+    return load_file(model), load_file(path / checkpoint.TENSORS)
+
+
+def with_gradient(name, value):
+    """Without the bias of keys, which moves all scores of a query nearly alike: what gradient it has is rounding, and
+    AdamW makes steps of usual size of that."""
+    queries, _, values = value.chunk(3) if name.endswith("attn.qkv.bias") else (value, None, value[:0])
+    return torch.cat([queries, values])
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_models, tmp_path_factory):
+    """Runs of one process on stored answers: full and LoRA."""
+    root = tmp_path_factory.mktemp("alone")
+    launch(1, stored(tiny_models["qwen3_vl"], root, "none"), root / "runs.json")
+    return root
+
+
+def stored(model, root, sharding):
+    return [{"stored": True, "config": make(model, root / name, sharding=sharding, own=own)}
+            for name, own in (("full", FULL), ("lora", LORA))]
+
+
+@pytest.mark.parametrize("processes, sharding", [(2, "none"), (4, "none"), (2, "fsdp2")])
+def test_same_losses_and_weights_as_one_process(alone, tiny_models, tmp_path, processes, sharding):
+    """Five steps on the same answers, with images on one process alone, or no group on one."""
+    launch(processes, stored(tiny_models["qwen3_vl"], tmp_path, sharding), tmp_path / "runs.json")
+    for name in ("full", "lora"):
+        one, several = metrics(alone / name), metrics(tmp_path / name)
+        assert len(one) == len(several) == 5
+        for a, b in zip(one, several, strict=True):
+            for key in ("loss", "grad_norm", "entropy", "kl", "reward/mean"):
+                assert b[key] == pytest.approx(a[key], rel=1e-5, abs=1e-8), (name, a["step"], key)
+        (first, _), (weights, averages), (found, others) = saved(alone / name, 2), saved(alone / name, 5), saved(
+            tmp_path / name, 5)
+        assert weights.keys() == found.keys() and averages.keys() == others.keys()
+        for key, value in weights.items():
+            assert not torch.equal(value, first[key]), (name, key, "did not move")
+            one, other = with_gradient(key, value), with_gradient(key, found[key])
+            assert (other - one).norm() <= 1e-5 * one.norm(), (name, key)
+
+
+@pytest.fixture(scope="module")
+def generated(tiny_models, tmp_path_factory):
+    """Runs of two processes that shard and generate, and what follows from their checkpoints."""
+    root, model = tmp_path_factory.mktemp("generated"), tiny_models["qwen3_vl"]
+
+    def run(name, steps=4, sharding="fsdp2", own=None, **more):
+        return {"config": make(model, root / name, steps, sharding, own, eval={"samples": 3, "every": 2}, **more)}
+
+    small = {"prompts_per_step": 1, "group_size": 4, "max_new_tokens": 8}
+    ahead: dict = {"async": {"max_staleness": 1}}
+    offloaded = {**LORA, "dtype": "bfloat16", "gradient_checkpointing": True}
+    launch(2, [
+        run("offloaded", 2, "auto", offloaded, train={"gather": "compute"}),  # the first, as it takes the launcher's
+        run("straight"), run("stopped", 2), {"copy": str(root / "stopped"), **run("resumed")},
+        {"copy": str(root / "stopped"), **run("unsharded", 3, "none")},
+        {"resave": str(root / "stopped/checkpoints/step-000002"), **run("again")},
+        run("ema", 3, own=LORA, algo={"kl_coef": 0.1, "reference": {"name": "ema", "every": 1}}),
+        run("one prompt", 2, own=LORA, rollout={**small, "forget": {"lr": 1e-4}}),
+        run("ahead", 3, own=LORA, algo={"kl_coef": 0.1, "correction": "token_truncate"}, **ahead),
+    ], root / "runs.json", ACCELERATE_USE_FSDP="true", FSDP_VERSION="2",
+        FSDP_CPU_RAM_EFFICIENT_LOADING="true", FSDP_OFFLOAD_PARAMS="true")
+    return root
+
+
+def test_a_resumed_run_is_the_undisturbed_one(generated):
+    assert metrics(generated / "resumed") == metrics(generated / "straight")
+    assert metrics(generated / "resumed", "eval.jsonl") == metrics(generated / "straight", "eval.jsonl")
+    for a, b in zip(saved(generated / "resumed", 4), saved(generated / "straight", 4), strict=True):
+        assert a.keys() == b.keys() and all(torch.equal(a[key].nan_to_num(), b[key].nan_to_num()) for key in a)
+
+
+def test_checkpoints_are_read_with_and_without_shards(generated, tiny_models, tmp_path):
+    """What was loaded is saved again bit for bit; a run goes on unsharded, on one process too."""
+    path = generated / "stopped/checkpoints/step-000002"
+    launch(1, [{"resave": str(path), "config": make(tiny_models["qwen3_vl"], tmp_path / "again")},
+               {"copy": str(generated / "stopped"), "config": make(tiny_models["qwen3_vl"], tmp_path / "alone", 3)}],
+           tmp_path / "runs.json")
+    before, averages = saved(generated / "stopped", 2)
+    for folder in (generated / "again", tmp_path / "again"):
+        assert json.loads((folder / "step-000001/config.json").read_text()) == json.loads(
+            (path / "config.json").read_text())
+        after, others = load_file(folder / "step-000001/model.safetensors"), load_file(
+            folder / "step-000001" / checkpoint.TENSORS)
+        assert after.keys() == before.keys() and all(torch.equal(after[k], before[k]) for k in before)
+        assert all(torch.equal(others[k], averages[k]) for k in others) and len(others) > 3 * len(before) - 3
+    sharded = metrics(generated / "straight")[2]
+    for folder in (generated / "unsharded", tmp_path / "alone"):
+        (line,) = [m for m in metrics(folder) if m["step"] == 2]
+        assert line["loss"] == pytest.approx(sharded["loss"], rel=1e-3)
+        prompts = [RunFolder(f).rollouts(2).column("sample_id").to_pylist() for f in (folder, generated / "straight")]
+        assert sorted(prompts[0]) == sorted(prompts[1])
+
+
+def test_references_that_move_and_processes_without_prompts(generated, tiny_models, tmp_path):
+    """The reference of an adapter takes turns with it in the shards; a second half is drawn by a changed policy."""
+    own = {"name": "ema", "every": 1}
+    launch(1, [{"config": make(tiny_models["qwen3_vl"], tmp_path / "ema", 3, own=LORA,
+                               algo={"kl_coef": 0.1, "reference": own})}], tmp_path / "runs.json")
+    for one, two in zip(metrics(tmp_path / "ema"), metrics(generated / "ema"), strict=True):
+        assert two["kl"] == pytest.approx(one["kl"], rel=1e-2, abs=1e-9)
+    assert len(metrics(generated / "one prompt")) == len(metrics(generated / "offloaded")) == 2
+    assert len(metrics(generated / "ahead")) == 3
+    text = (generated / "offloaded/config.yaml").read_text()
+    assert "sharding: fsdp2" in text and "cpu_offload: true" in text  # as the launcher asked

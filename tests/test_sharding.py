@@ -1,0 +1,38 @@
+"""What `accelerate launch` asks for, as settings; sharded runs are in tests/e2e/test_sharding.py."""
+
+import pytest
+
+from tests.helpers import settings
+from vlrl.errors import ConfigError
+from vlrl.sharding import launched
+
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+
+@pytest.mark.parametrize("environ, given, found", [
+    ({}, {}, ("none", False)),
+    ({}, {"sharding": "fsdp2", "cpu_offload": True}, ("fsdp2", True)),
+    (FSDP, {}, ("fsdp2", False)),
+    ({**FSDP, "FSDP_OFFLOAD_PARAMS": "true"}, {"sharding": "fsdp2"}, ("fsdp2", True)),
+    ({"FSDP_VERSION": "1", "FSDP_OFFLOAD_PARAMS": "true"}, {}, ("none", False)),
+])
+def test_the_launcher_settles_what_is_automatic(environ, given, found):
+    environ = dict(environ)
+    train = launched(settings("m", train=given), environ).train
+    assert (train.sharding, train.cpu_offload) == found
+    assert environ.get("ACCELERATE_USE_FSDP") in (None, "false")
+
+
+@pytest.mark.parametrize("environ, given, said", [
+    ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}, "--use_deepspeed: .* train.sharding=fsdp2"),
+    ({"ACCELERATE_USE_MEGATRON_LM": "true"}, {}, "--use_megatron_lm: .* train.sharding=fsdp2"),
+    ({**FSDP, "FSDP_VERSION": "1"}, {}, "--fsdp_version 1: vlrl shards by FSDP2 alone"),
+    (FSDP, {"train": {"sharding": "none"}}, "but train.sharding=none"),
+    ({**FSDP, "FSDP_ACTIVATION_CHECKPOINTING": "true"}, {}, "model.gradient_checkpointing=false"),
+    ({}, {"train": {"cpu_offload": True}}, "train.cpu_offload=true .* nothing is sharded"),
+    (FSDP, {"model": {"name": "m", "lora": {"rank": 4, "quantize": "nf4"}}}, "model.lora.quantize=nf4"),
+    (FSDP, {"model": {"name": "m", "feature_cache_mib": 8}}, "model.feature_cache_mib=8"),
+])
+def test_what_is_refused_names_the_setting(environ, given, said):
+    with pytest.raises(ConfigError, match=said):
+        launched(settings("m", **given), dict(environ))
