@@ -61,9 +61,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tiny_models, tmp_path):
 def test_resume_on_another_number_of_processes(tiny_models, tmp_path, before, after):
     """Weights and curriculum are those of the checkpoint; the next step draws the same prompts and the same answers."""
     config = write_config(tmp_path, tiny_models["qwen3_vl"])
+    task = tmp_path / "shades.py"
+    task.write_text(task.read_text().replace('row={"id"', 'row={"category": "abc"[i % 3], "id"'))
     words = ("save.every=3", "eval.samples=0", "curriculum.name=sec", "train.schedule=constant", "train.warmup=0")
     first, same, other = tmp_path / "first", tmp_path / "same", tmp_path / "other"
-    assert launched(config, first, before, *words, "steps=3").returncode == 0
+    done = launched(config, first, before, *words, "steps=3")
+    assert done.returncode == 0, done.stderr
     for folder, processes in ((same, before), (other, after)):
         shutil.copytree(first, folder)
         done = launched(config, folder, processes, *words, "steps=4", "save.keep=9")
