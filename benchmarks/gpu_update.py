@@ -437,7 +437,7 @@ def settings(mode: str, size: Size, folder: Path) -> Config:
         "model": {"name": str(folder), "dtype": "bfloat16", "gradient_checkpointing": True, **MODES[mode]},
         "rollout": {"prompts_per_step": size.prompts, "group_size": size.group, "max_new_tokens": size.answer},
         "engine": {"batch_rollouts": max(size.decode) * size.prompts},
-        "train": {"lr": 1e-12, "weight_decay": 0.0}, "algo": {"kl_coef": 0.0}})
+        "train": {"lr": 1e-12, "weight_decay": 0.0}, "algo": {"kl_coef": 0.0}, "limits": {"score_s": 0}})
 
 
 def header(which: str) -> str:

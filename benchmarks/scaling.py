@@ -123,7 +123,7 @@ class Bench:
             "task": {"name": f"{__file__}:Pictures"}, "steps": 10**6, "algo": {"kl_coef": 0.0},
             "model": {"name": f"{folder}/model", "dtype": "float32", "train": ["language", "merger", "vision"]},
             "rollout": {"prompts_per_step": 1, "max_new_tokens": 4096},
-            "train": {"lr": 1e-6, "tokens_per_batch": 10**6}})
+            "train": {"lr": 1e-6, "tokens_per_batch": 10**6}, "limits": {"score_s": 0}})
         self.parts = assemble.assemble(settings, assemble.make_accelerator(settings))
         policy = self.parts.policy
         policy.banned = torch.tensor(sorted({*policy.banned.tolist(), *policy.eos}))

@@ -173,7 +173,7 @@ def vlrl_parts(job: Job) -> Any:
 
     settings = config.validate({
         "task": {"name": f"{__file__}:Benchmark", "rows": f"{job.folder}/samples.json"},
-        "data": {"workers": 0},  # one thread a side
+        "data": {"workers": 0}, "limits": {"score_s": 0},  # one thread a side
         "model": {"name": f"{job.folder}/model", "dtype": "float32", "train": ["language", "merger", "vision"]},
         "rollout": {"prompts_per_step": PROMPTS, "group_size": GROUP, "max_new_tokens": job.setting.answer},
         "train": {"lr": 1e-6, "tokens_per_batch": job.tokens_per_batch,

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tests import others
 from tests.conftest import SAMPLES, kinds_of
 from tests.helpers import Vowels, load, settings
-from tests.test_memory import qwen2_5
 from vlrl.ahead import Ahead
 from vlrl.curriculum import Prompts, Sequential
 from vlrl.engine import capacity
@@ -28,6 +27,7 @@ from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import TaskError, TrainingError
 from vlrl.metrics import Clock
 from vlrl.rollout import GroupSource
+from vlrl.tools.plan import architecture
 from vlrl.types import Completion, Prompt, Request, Sampling
 
 SAMPLING = Sampling(max_new_tokens=5)
@@ -49,7 +49,7 @@ def tokens_of(answers):
 
 
 def test_bytes_of_qwen2_5_vl_3b():
-    text = qwen2_5(2048, 36, 16, 2, 11008, 151936, True).get_text_config()
+    text = architecture("Qwen/Qwen2.5-VL-3B-Instruct").get_text_config()
     assert capacity.token_bytes(text, 2, adapter=True) == 36 * 2 * 128 * (2 + 2) == 36_864
     assert capacity.token_bytes(text, 2, adapter=False) == 36 * 2 * 128 * (4 + 2)  # keys stay float32
     assert capacity.logit_bytes(text, 2) == 151936 * 14

@@ -22,7 +22,7 @@ from vlrl.curriculum import Draw, Foreseeing, Outcome, Probing, Prompts, Shares,
 from vlrl.curriculum.history import History
 from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import ConfigError, DataError
-from vlrl.evaluate import evaluate
+from vlrl.evaluate import evaluate, evaluation_line
 from vlrl.metrics import Clock, group_metrics
 from vlrl.mixture import Mixture, Turns, one_task
 from vlrl.offline import make_task, settle_coordinates
@@ -30,7 +30,6 @@ from vlrl.prefetch import Prefetcher
 from vlrl.report import gains, summary_table
 from vlrl.rollout import GroupSource, first_samples
 from vlrl.services import served
-from vlrl.session import _evaluation_line
 from vlrl.settings import CurriculumSettings
 from vlrl.stats import mean_ci
 from vlrl.store import RunFolder
@@ -370,7 +369,7 @@ def test_evaluations_by_task():
     assert (record["number/reward/mean/ci95_low"], record["number/reward/mean/ci95_high"]) == (low, high)
     assert record["letter/answers"] == 1.0 and "number/answers" not in record and "answers" not in record
     assert [g.sample.id for g in groups][:3] == ["number/heldout-0", "letter/heldout-0", "number/heldout-1"]
-    line = _evaluation_line(record)
+    line = evaluation_line(record)
     assert "letter/reward/mean 2.000" in line and "letter/long" not in line and "right 0.250" in line
     alone, _ = evaluated(lambda prompt, i: "1", Number())
     assert not any("number" in name for name in alone)

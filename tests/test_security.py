@@ -20,8 +20,9 @@ CODE = [ROOT / "train.py", *sorted(p for folder in ("vlrl", "app", "tasks", "ben
                                    for p in (ROOT / folder).rglob("*.py"))]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 UNSAFE = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
-ALLOWED = {("vlrl/balance.py", "imports pickle")}
-"""Groups that move between the processes of one run; what torch.distributed gathers goes the same way."""
+ALLOWED = {("vlrl/balance.py", "imports pickle"), ("vlrl/scorer.py", "imports pickle")}
+"""What moves between the processes of one run, and between a run and the process of its own code that scores; what
+torch.distributed gathers goes the same way."""
 NAMES = ("eval", "exec", "compile", "__import__")
 CALLS = {"os.system": "starts a shell", "os.popen": "starts a shell", "torch.load": "unpickles", "yaml.unsafe_load": "",
          "yaml.full_load": "", "tempfile.mktemp": "guessable", "ssl._create_unverified_context": ""}

@@ -300,7 +300,7 @@ def test_the_key_outlives_the_servers(tmp_path):
 
 def test_a_folder_belongs_to_one_serve(tmp_path):
     (tmp_path / "servers.json").write_text("{}")  # of one that was killed
-    code = ("import sys; from pathlib import Path; from vlrl import files\n"
+    code = ("import sys; from pathlib import Path; from vlrl import runlock\n"
             "with runlock.lock(Path(sys.argv[1]) / 'serve.lock'): print('held', flush=True); sys.stdin.read()")
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True) as other:
@@ -329,11 +329,11 @@ def test_what_cannot_be_served_is_said_before_a_model_is_read(tmp_path, monkeypa
     assert not (tmp_path / "a").exists()
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     cpu = SimpleNamespace(device=SimpleNamespace(type="cpu"))
-    assert len(vllm_launch._devices(cpu, config.engine, 3)) == 3
+    assert len(vllm_launch._devices(cpu, config.engine, 3, {})) == 3
     with pytest.raises(ConfigError, match=r"--replicas 4 with engine\.memory=0\.3.*VLLM_CPU_KVCACHE_SPACE"):
-        vllm_launch._devices(cpu, config.engine, 4)
+        vllm_launch._devices(cpu, config.engine, 4, {})
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    assert len(vllm_launch._devices(cpu, config.engine, 4)) == 4
+    assert len(vllm_launch._devices(cpu, config.engine, 4, {})) == 4
 
 
 def test_a_server_for_all_hosts_is_watched_from_this_one(monkeypatch):

@@ -136,36 +136,37 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
                                  "making the sampler")
     dist.on_main(lambda: pipeline.check(config, sampler))
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
-    model = policy.load(config, accelerator, checkpoint)
-    settle_coordinates(task, config, model.family.coordinates)
-    if scorer:
-        scorer.settle(model.family.coordinates)
-    reference = make_reference(config, task, model) if make_source.generates else None
-    if algorithm.needs_reference and not reference:
-        model.keep_reference(config.model.name)
-    if algorithm.moves_reference and (algorithm.needs_reference or reference):
-        model.free_reference()
-    task = served(task, offered, samples)
-    clock = Clock()
-    encode = Encoder(model.processor, model.family, model.positions, config)
-    prefetch = Prefetcher(encode, task, config.data.workers)
-    apart = issubclass(make_source, Pipelined)
-    copies = apart and config.engine.name == "hf"  # of the whole model, so before that is sharded
-    if not copies:
-        shard(model, encode, config)
-    engine = make_engine(config, model, engine_folder(config), apart)
-    with closed_on_error(engine):
-        if copies:
+    with closed_on_error(scorer):
+        model = policy.load(config, accelerator, checkpoint)
+        settle_coordinates(task, config, model.family.coordinates)
+        if scorer:
+            scorer.settle(model.family.coordinates)
+        reference = make_reference(config, task, model) if make_source.generates else None
+        if algorithm.needs_reference and not reference:
+            model.keep_reference(config.model.name)
+        if algorithm.moves_reference and (algorithm.needs_reference or reference):
+            model.free_reference()
+        task = served(task, offered, samples)
+        clock = Clock()
+        encode = Encoder(model.processor, model.family, model.positions, config)
+        prefetch = Prefetcher(encode, task, config.data.workers)
+        apart = issubclass(make_source, Pipelined)
+        copies = apart and config.engine.name == "hf"  # of the whole model, so before that is sharded
+        if not copies:
             shard(model, encode, config)
-        source = make_source(config, task, encode, engine, sampler, samples, clock, prefetch, reference, prompts)
-        source.answering.algorithm = algorithm
-        source.answering.score = scorer or score_all
-        source.measures["angle"] = Angles(model, config, task, prefetch)
-        if config.rollout.forget.lr and make_source.generates:
-            source.answering.forget = Forgetting(model, config)
-        credit = Credit(algorithm, config, model, task)
-        return Parts(config, task, model, encode, prefetch, engine, source, credit,
-                     make_optimizer(model, config), algorithm, clock, scorer)
+        engine = make_engine(config, model, engine_folder(config), apart=apart)
+        with closed_on_error(engine):
+            if copies:
+                shard(model, encode, config)
+            source = make_source(config, task, encode, engine, sampler, samples, clock, prefetch, reference, prompts)
+            source.answering.algorithm = algorithm
+            source.answering.score = scorer or score_all
+            source.measures["angle"] = Angles(model, config, task, prefetch)
+            if config.rollout.forget.lr and make_source.generates:
+                source.answering.forget = Forgetting(model, config)
+            credit = Credit(algorithm, config, model, task)
+            return Parts(config, task, model, encode, prefetch, engine, source, credit,
+                         make_optimizer(model, config), algorithm, clock, scorer)
 
 
 def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Sequence[Sample]) -> Scorer | None:
@@ -243,12 +244,13 @@ def remove_engine_folder(config: Config) -> None:
 
 
 @contextlib.contextmanager
-def closed_on_error(engine: Engine) -> Iterator[None]:
-    """Closes the engine when what is done meanwhile fails."""
+def closed_on_error(part: Engine | Scorer | None) -> Iterator[None]:
+    """Closes a part of the run, if there is one, when what is done meanwhile fails."""
     try:
         yield
     except BaseException:
-        engine.close()
+        if part:
+            part.close()
         raise
 
 

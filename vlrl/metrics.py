@@ -126,7 +126,8 @@ def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[s
 
 def _rewards(rows: Sequence[dict]) -> dict[str, float]:
     rewards = np.array([r for row in rows for r in row["rewards"] if r is not None])
-    out = {"reward/mean": _mean(rewards), "reward/std": float(rewards.std()) if len(rewards) else float("nan")}
+    with np.errstate(over="ignore"):  # of a huge one the deviation is infinite
+        out = {"reward/mean": _mean(rewards), "reward/std": float(rewards.std()) if len(rewards) else float("nan")}
     for part in sorted({p for row in rows for p in row["parts"]}):
         out[f"reward/{part}"] = _mean([v for row in rows for v in row["parts"].get(part, ()) if v is not None])
     return out
