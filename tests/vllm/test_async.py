@@ -116,8 +116,7 @@ def test_generation_takes_place_beside_the_update(runs):
     train = {r["step"]: r for r in lines if r["phase"] == "train"}  # the last span of a step: the update
     assert [*ahead] == [1, 2, 3, 4] and [*train] == [*range(5)]
     for step, r in ahead.items():
-        drawn_in = step - runs[2][step]
-        assert r["start"] < train[drawn_in]["end"] and r["end"] < train[step]["start"]
+        assert r["start"] < train[step - 1]["end"] and r["end"] < train[step]["start"]
 
 
 def test_the_end_does_not_wait_for_a_generation(runs):
