@@ -29,7 +29,7 @@ QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 SMALL = ("engine=vllm", "engine.max_model_len=2048", "extends=algorithms/decoupled_ppo.yaml", "steps=5",
          "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.samples=4", "eval.every=2", "save.every=1",
          "save.keep=9", "log.samples_every=0", "train.lr=5e-4")
-LORA = ("model.lora.rank=4", "model.lora.dropout=0.2", "model.lora.target=all_linear")
+LORA = ("model.lora.rank=4", "model.lora.dropout=0.2", "model.lora.target=all_linear", "train.lr=5e-3")
 CASES = {"full": ("async.max_staleness=1",), "lora": ("async.max_staleness=2", *LORA)}
 AGES = {"full": [0, 1, 1, 1, 1], "lora": [0, 1, 2, 1, 2]}
 """Steps between the weights that sampled and those that learn, in each step."""
@@ -90,7 +90,7 @@ def test_a_killed_run_goes_on_as_the_unbroken_one(runs):
     assert RunFolder(whole).rollouts().equals(RunFolder(broken).rollouts())
     for line, age in zip(metrics(whole), ages, strict=True):
         assert line["async/staleness_mean"] == line["async/staleness_max"] == age and line["score_errors"] == 0
-        assert (line["mismatch/kl"] > 1e-6) == (age > 0) == (abs(line["correction/weight"] - 1) > 1e-5)
+        assert (line["mismatch/kl"] > 1e-6) == (age > 0) == (abs(line["correction/weight"] - 1) > 2e-6)
 
 
 def test_answers_are_of_the_weights_that_policy_step_says(runs):
@@ -105,7 +105,8 @@ def test_answers_are_of_the_weights_that_policy_step_says(runs):
         later = policies.load(config, Accelerator(cpu=True), whole.folder.checkpoints / f"step-{step + 1:06d}")
         pairs = [(group.prompt, r.completion) for group in by_step[step] for r in group.rollouts]
         sampled = np.concatenate([c.logprobs for _, c in pairs])
-        gap, moved = (np.abs(trainer_logprobs(p, pairs) - sampled).max() for p in (saved, later))
+        with saved.evaluating(), later.evaluating():  # without dropout, as answers are sampled
+            gap, moved = (np.abs(trainer_logprobs(p, pairs) - sampled).max() for p in (saved, later))
         assert gap < 1e-4 < moved / 10, step
 
 
@@ -115,8 +116,7 @@ def test_generation_takes_place_beside_the_update(runs):
     train = {r["step"]: r for r in lines if r["phase"] == "train"}  # the last span of a step: the update
     assert [*ahead] == [1, 2, 3, 4] and [*train] == [*range(5)]
     for step, r in ahead.items():
-        drawn_in = step - runs[2][step]
-        assert r["start"] < train[drawn_in]["end"] and r["end"] < train[step]["start"]
+        assert r["start"] < train[step - 1]["end"] and r["end"] < train[step]["start"]
 
 
 def test_the_end_does_not_wait_for_a_generation(runs):
