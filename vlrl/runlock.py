@@ -148,8 +148,8 @@ def _in_use(path: Path, other: Mapping[str, Any], steal: bool) -> str:
     way = "" if here or steal else "set run.steal_lock=true, which takes the folder of a run that gives no sign of " \
                                    "life, or "
     return (f"run folder {path.parent} is in use by process {other.get('pid')} on {other.get('host')} since "
-            f"{other.get('since')}{shown}. Stop that run, or give this one another "
-            f"folder with run.dir; if that process is gone, {way}delete {path}.")
+            f"{other.get('since')}{shown}. Stop that run, or give this one another folder with run.dir; if that "
+            f"process is gone, {way}delete {path}.")
 
 
 def _named(owner: Mapping[str, Any]) -> str:
