@@ -59,7 +59,7 @@ def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:
 def cut_off(group: Group) -> Group:
     """The group, as if none of its answers had come to its end."""
     return replace(group, rollouts=tuple(
-        replace(r, completion=replace(r.completion, truncated=True, finish_reason="length")) for r in group.rollouts))
+        replace(r, completion=replace(r.completion, finish_reason="length")) for r in group.rollouts))
 
 
 def objectives(folder: str, out: str, algos: list[dict]) -> None:
