@@ -50,7 +50,7 @@ def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:
     recorder = Whole(policy)
     stats, per_token = update(policy, recorder, mine, config, step=0)
     kept = dist.gather([(g.id, r.index) for g in mine for r in g.rollouts])
-    lengths = dist.gather([len(a) for a in per_token["trainer_logprobs"]])
+    lengths = dist.gather([0 if a is None else len(a) for a in per_token["trainer_logprobs"]])
     if dist.is_main():
         torch.save({"gradients": recorder.steps, "stats": stats, "kept": kept, "lengths": lengths, "before": before,
                     **loads}, out)
@@ -59,7 +59,7 @@ def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:
 def cut_off(group: Group) -> Group:
     """The group, as if none of its answers had come to its end."""
     return replace(group, rollouts=tuple(
-        replace(r, completion=replace(r.completion, truncated=True, finish_reason="length")) for r in group.rollouts))
+        replace(r, completion=replace(r.completion, finish_reason="length")) for r in group.rollouts))
 
 
 def objectives(folder: str, out: str, algos: list[dict]) -> None:
