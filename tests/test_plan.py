@@ -1,10 +1,12 @@
 """`vlrl plan`: its arithmetic by hand, what it says of released models, and that its advice holds."""
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 
 import pytest
+from accelerate.commands.config.config_args import load_config_from_file
 
 from vlrl import config as configs
 from vlrl.cards import CARDS, Card, card_of
@@ -116,6 +118,29 @@ def test_further_passes_take_more_time():
     assert made(THREE, ("algo.kl_coef=0.01",)).seconds["updating"] > base
 
 
+def test_shards_by_hand():
+    words = ("model.lora.rank=0", "engine=vllm_server", "train.sharding=fsdp2")
+    whole, one = made(SEVEN, words[:2], gpus=8), made(SEVEN, words, gpus=8)
+    for name in ("trained", "frozen", "optimizer", "gradients"):
+        assert getattr(one.memory, name) == -(-getattr(whole.memory, name) // 8)
+    assert one.memory.activations == whole.memory.activations
+    # outside the layers: two matrices of 152,064 x 3,584, the last norm and the vision tower; a layer is 233,057,792
+    total, layer = 8_292_166_656, 233_057_792
+    gathered = (total - 28 * layer + 2 * layer) / total
+    held = whole.memory.trained + whole.memory.frozen
+    assert one.memory.block - whole.memory.block == pytest.approx(held * gathered, rel=1e-6)
+    assert not whole.fits and one.fits
+    half = made(SEVEN, (*words, "train.gather=compute"), gpus=8)
+    assert half.memory.block < one.memory.block
+    assert made(SEVEN, (*words, "train.cpu_offload=true"), gpus=8).memory.resident == 0
+
+
+def test_the_hf_engine_gathers_the_whole_model_to_generate():
+    words = ("model.lora.rank=0", "train.sharding=fsdp2")
+    alone, one = made(SEVEN, words[:1], gpus=8).memory, made(SEVEN, words, gpus=8).memory
+    assert one.token - alone.token == one.prefill - alone.prefill == alone.trained + alone.frozen
+
+
 # --- what to change --------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +167,32 @@ def test_where_nothing_helps_it_says_so():
     before = plan.plan(configs.load(SEVEN, words), 1, L4, 2.0)
     assert not before.fits and plan.changes(SEVEN, words, before) == []
     assert "smaller model" in plan.render_changes([])[0]
+
+
+# --- docs/scaling.md ------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_the_page_is_what_the_command_says():
+    page = (CONFIGS.parent / "docs" / "scaling.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()
+            if line.startswith(("| 3B", "| 7B", "| 32B"))]
+    ways = {"adapter": (), "the same": ("model.lora.quantize=nf4",), "everything": ("model.lora.rank=0",)}
+    shards = ((1, ()), (8, ("train.sharding=fsdp2",)), (16, ("train.sharding=fsdp2", "train.gather=compute")))
+    assert len(rows) == 9
+    for size, way, *said in rows:
+        for (gpus, more), cell in zip(shards, said, strict=True):
+            if cell != "-":
+                words = (f"model.name=Qwen/Qwen2.5-VL-{size}-Instruct", "engine=vllm_server", *more,
+                         *next(words for name, words in ways.items() if way.startswith(name)))
+                assert f"{made(THREE if size == '3B' else SEVEN, words, gpus=gpus).peak / GIB:.0f}" == cell, (size, way)
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "accelerate").glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_files_of_the_launcher_are_its_own(path):
+    found = load_config_from_file(str(path))
+    machines, each = re.search(r"(?:nodes_(\d)x)?(\d)", path.stem).groups()
+    assert (found.num_machines, found.num_processes) == (int(machines or 1), int(machines or 1) * int(each))
+    assert found.mixed_precision == "no" and path not in configs.shipped_configs()
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

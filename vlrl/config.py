@@ -96,8 +96,9 @@ def shipped(name: str) -> Path | None:
 
 
 def shipped_configs() -> list[Path]:
-    """Every config that comes with vlrl."""
-    return [path for folder in vlrl.__path__ for path in sorted(Path(folder, "configs").rglob("*.yaml"))]
+    """Every config that comes with vlrl; those of accelerate's launcher are none."""
+    return [path for folder in vlrl.__path__ for path in sorted(Path(folder, "configs").rglob("*.yaml"))
+            if path.parent.name != "accelerate"]
 
 
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from vlrl.engine.capacity import token_bytes
 from vlrl.errors import ConfigError
 from vlrl.flops import Cost, cost_model, merge_side
 from vlrl.settings import Config, ModelSettings
+from vlrl.sharding import decoder_layers
 from vlrl.tools import memory
 from vlrl.tools.memory import GIB, Memory
 
@@ -121,8 +122,10 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
     """
     gib = card.gib if gib is None else gib
     shape = architecture(config.model.name)
-    (trained, count), cost, shared = _model(config.model.model_dump_json())
+    (trained, count), cost, shared, root, layer = _model(config.model.model_dump_json())
     found = _held(config, memory.estimate(config, shape, prompt_tokens, visual_tokens, "cuda"))
+    if config.train.sharding == "fsdp2":
+        found = _shared_out(config, found, gpus, root + 2 * layer)
     side = merge_side(shape)
     visual = memory._visual_tokens(config, shape) if visual_tokens is None else visual_tokens
     prompt = visual + memory.TEXT_TOKENS if prompt_tokens is None else prompt_tokens
@@ -138,13 +141,30 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
 
 
 @functools.lru_cache(maxsize=16)
-def _model(settings: str) -> tuple[tuple[int, int], Cost, bool]:
-    """((trained parameters, all), what passes cost, whether rows are prefix-shared) of model settings in JSON."""
+def _model(settings: str) -> tuple[tuple[int, int], Cost, bool, float, float]:
+    """((trained parameters, all), what passes cost, whether rows are prefix-shared, shares of the parameters
+    outside the decoder layers and in one of them) of model settings in JSON."""
     given = ModelSettings.model_validate_json(settings)
     skeleton, family = loading.skeleton(given, architecture(given.name))
     sizes = [(p.numel(), p.requires_grad) for p in skeleton.parameters()]
     counts = sum(n for n, learns in sizes if learns), sum(n for n, _ in sizes)
-    return counts, cost_model(skeleton, family), family.shared
+    base = skeleton.get_base_model() if hasattr(skeleton, "get_base_model") else skeleton
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in decoder_layers(base)]
+    return (counts, cost_model(skeleton, family), family.shared, 1 - sum(layers) / counts[1], max(layers) / counts[1])
+
+
+def _shared_out(config: Config, found: Memory, gpus: int, gathered: float) -> Memory:
+    """Of one of `gpus` processes that hold shards (docs/scaling.md); `gathered`: the share of the weights that a pass
+    holds whole at once. The hf engine holds all of them while it generates."""
+    half = config.train.gather == "compute" and config.model.dtype != "float32"
+    weights = found.trained // (2 if half else 1) + found.frozen
+    shards = {name: math.ceil(getattr(found, name) / gpus)
+              for name in ("trained", "frozen", "optimizer", "reference", "gradients")}
+    if config.train.cpu_offload:
+        shards |= dict.fromkeys(("trained", "frozen", "optimizer", "reference"), 0)
+    whole = weights if config.engine.name == "hf" else 0
+    return replace(found, **shards, casts=int(found.casts * gathered), block=found.block + int(weights * gathered),
+                   prefill=found.prefill + whole, token=found.token + whole)
 
 
 def _held(config: Config, found: Memory) -> Memory:
@@ -294,8 +314,9 @@ def _candidates(config: Config, gpus: int) -> Iterator[list[str]]:
         yield ["train.tokens_per_batch=4096"]
     if engine.name == "hf" and engine.batch_rollouts not in range(1, 33):
         yield ["engine.batch_rollouts=32"]
-    if gpus > 1 and "sharding" in type(config.train).model_fields:
+    if gpus > 1 and config.train.sharding != "fsdp2" and model.lora.quantize == "none":
         yield ["train.sharding=fsdp2"]
+        yield ["train.sharding=fsdp2", "train.gather=compute"]
     if not model.lora.rank:
         yield ["model.lora.rank=32"]
         yield ["model.lora.rank=32", "model.lora.quantize=nf4"]
