@@ -178,12 +178,13 @@ def test_a_step_that_takes_longer_than_the_grace_is_given_up(tiny_models, tmp_pa
         while True:
             time.sleep(0.05)
 
+    before = signal.getsignal(signal.SIGTERM)
     signalled(monkeypatch, 2, signal.SIGTERM, forever)
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path, tiny_models["qwen3_vl"], *QUIET, "steps=4", "save.every=0", "save.grace=0.1")
     assert "given up" in capfd.readouterr().err
     assert contents(tmp_path / "run") == {"step-000002": contents(whole)["step-000002"]}
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
     assert not (tmp_path / "run" / "run.lock").exists()
     monkeypatch.undo()
     again = start(tmp_path, tiny_models["qwen3_vl"], *QUIET, "steps=4", "save.keep=9")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -45,7 +46,12 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def within(phase: str) -> Iterator[None]:
-    """Names what the block does, for those who wait for this rank; after an error the name stays till the next step."""
+    """Names what the block does, for those who wait for this rank; after an error the name stays till the next step.
+
+    Of the main thread alone: others make no collectives."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     here.phases.append(phase)
     yield
     here.phases.pop()

@@ -74,6 +74,8 @@ def resave(config, path: Path) -> None:
     weights = sharding.weights(parts.policy)
     dist.on_main(lambda: checkpoint.save(
         Path(config.run.dir), 1, lambda folder: parts.policy.save(folder, weights), state, 1) and None)
+    if parts.scorer:
+        parts.scorer.close()
 
 
 def main(listed: str) -> None:
