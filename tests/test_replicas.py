@@ -15,7 +15,8 @@ from PIL import Image
 
 from tests.conftest import noise
 from vlrl.engine import vllm_wire
-from vlrl.engine.replicas import Call, Client, Replicas, Unavailable
+from vlrl.engine.client import Client, Unavailable
+from vlrl.engine.replicas import Call, Replicas
 from vlrl.engine.vllm_routes import KEY, WEIGHTS, Routes
 from vlrl.engine.vllm_server import read_key
 from vlrl.errors import ConfigError, TrainingError
@@ -371,7 +372,7 @@ def test_a_server_that_takes_longer_to_load_than_a_run_lasts_is_admitted(stubs):
     assert both.run([asking(1)]) == [1] and asked.wait(PATIENT) and not both.replicas[1].ready
     loaded.set()
     end = time.monotonic() + PATIENT
-    while both.replicas[1].admitted < 0:
+    while not both.replicas[1].report:
         assert time.monotonic() < end
         time.sleep(0.01)
     asked.clear()
@@ -381,6 +382,36 @@ def test_a_server_that_takes_longer_to_load_than_a_run_lasts_is_admitted(stubs):
     loaded.clear()
     assert both.run([asking(2)]) == [2] and not both.replicas[1].ready  # what it had is not what it must have
     loaded.set()
+
+
+def test_no_server_is_asked_twice_at_a_time(stubs):
+    """Short runs, one after the other, while it takes long to say that it may be used."""
+    a, b, inside, asked = stubs(), stubs(), [], []
+    free = threading.Event()
+
+    def admit(address):
+        if address == b.address:
+            asked.append(len(asked))
+            inside.append(address)
+            assert len(inside) == 1
+            assert free.wait(PATIENT)
+            inside.remove(address)
+            if len(asked) == 1:
+                raise ConfigError("with the weights before")
+
+    both = pool(a, b, admit=admit)
+    both.replicas[1].awaited = False
+    for i in range(4):
+        assert both.run([asking(i)]) == [i]
+    both.doubt()
+    for i in range(4):
+        assert both.run([asking(i)]) == [i]
+    assert asked == [0] and not both.replicas[1].ready
+    free.set()
+    end = time.monotonic() + PATIENT
+    while not both.replicas[1].ready:  # the error was of weights that are old
+        assert both.run([asking(1)]) == [1] and time.monotonic() < end
+    assert asked == [0, 1]
 
 
 def test_a_run_in_another_thread_can_be_given_up(stubs):

@@ -22,7 +22,7 @@ from tests.e2e.runs import ENV, ROOT, TASK, metrics, weights
 from tests.vllm.noting import Noting
 from tests.vllm.test_server import PATIENT, free_ports, until
 from vlrl import config as configs
-from vlrl.engine.replicas import Client
+from vlrl.engine.client import Client
 from vlrl.engine.vllm_server import read_key
 from vlrl.loop import train
 
@@ -36,6 +36,7 @@ import re
 import signal
 
 _FAULT, _RANK = os.environ.get("FAULT"), os.environ.get("RANK")
+_TRAINER = os.getpid()  # a reward runs in a process of its own
 
 
 class Faulty(Shades):
@@ -49,7 +50,7 @@ class Faulty(Shades):
 
     def score(self, sample, answer):
         if _FAULT == "kill" and _RANK == "1" and answer.step == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(_TRAINER, signal.SIGKILL)
         return super().score(sample, answer)
 '''
 

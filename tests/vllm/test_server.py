@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from tests.helpers import Vowels, load, settings
 from tests.test_proof import perturb
 from tests.vllm.conftest import trainer_logprobs, untied
 from vlrl.engine import vllm_server
-from vlrl.engine.replicas import Client, Unavailable
+from vlrl.engine.client import Client, Unavailable
 from vlrl.engine.vllm_server import ServerEngine, read_key
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.types import Begun, Request, Sampling
@@ -40,7 +41,7 @@ planted = "tests.vllm.planted.Extension"
 def until(true, what):
     end = time.monotonic() + PATIENT
     while not (found := true()):
-        assert time.monotonic() < end, what
+        assert time.monotonic() < end, what() if callable(what) else what
         time.sleep(0.2)
     return found
 
@@ -321,6 +322,21 @@ def test_no_server_is_used_before_the_proof(engines, plant, monkeypatch):
 
 
 @one_kind
+@pytest.mark.parametrize("learns", ["full", "lora"])
+def test_proofs_beside_each_other_and_beside_answers(served, engines, learns):
+    """Several processes prove at once, and one of them is answered already."""
+    it = engines(learns)
+    it.engine.sync(it.policy, 0)
+    requests = [Request(prompt=p, n=8, sampling=Sampling(max_new_tokens=100), key=(3, i))
+                for i, p in enumerate(it.prompts.values())]
+    with ThreadPoolExecutor() as threads:
+        answers = threads.submit(it.engine.generate, requests)
+        gaps = list(threads.map(lambda i: it.engine._gap(served.servers[i % 2], it.engine._target), range(12)))
+        assert max(gaps) < 1e-5
+        assert gap(it.policy, requests, answers.result()) < 1e-5
+
+
+@one_kind
 def test_servers_of_other_settings_are_refused(served, engines):
     it = engines("full")
     longer = it.config.model_copy(update={"engine": it.config.engine.model_copy(update={"max_model_len": 512})})
@@ -342,7 +358,7 @@ def test_servers_of_other_settings_are_refused(served, engines):
 def test_a_killed_server_loses_no_answer_and_comes_back_with_the_weights(served, engines):
     it = engines("full")
     small = [Request(prompt=it.prompts["image"], n=1, sampling=Sampling(max_new_tokens=2), key=(10,))]
-    until(lambda: it.engine.generate(small) and all(r.ready for r in it.engine.pool.replicas), served.said())
+    until(lambda: it.engine.generate(small) and all(r.ready for r in it.engine.pool.replicas), served.said)
     it.engine.sync(it.policy, 5)  # waits for both, as both were there before
     address = served.servers[1]
     port = address.rpartition(":")[2]
@@ -372,7 +388,7 @@ def test_a_killed_server_loses_no_answer_and_comes_back_with_the_weights(served,
         except Unavailable:
             return None
 
-    fresh = until(state, served.said())
+    fresh = until(state, served.said)
     assert fresh["version"] == "" and not dead.ready  # up again, and nothing gets in before a sync
 
     def back():

@@ -17,27 +17,15 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from http import HTTPStatus
 from typing import Any, Generic, TypeVar
 
-import httpx
-
-from vlrl.errors import ConfigError, TrainingError, VlrlError
+from vlrl.engine.client import Client, Unavailable
+from vlrl.errors import TrainingError, VlrlError
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-CONNECT_S = 10.0
-"""Seconds to wait for a connection, and for the answer to a health check."""
 _PAUSES = (0.25, 10.0)
 """Seconds before the first repetition and the longest."""
-
-
-class Unavailable(Exception):
-    """A server did not do what it was asked, and another one may. `status` is 0 when it said nothing."""
-
-    def __init__(self, said: str, status: int = 0):
-        super().__init__(said)
-        self.status = status
 
 
 @dataclass(eq=False)
@@ -67,8 +55,10 @@ class Replica:
     """Whether `admit_all` waits for it: it was ready before, or has not been asked yet."""
     problem: str = "not asked yet"
     """Why it is not ready."""
-    admitted: int = -1
-    """The number of doubts when it was last admitted, perhaps after the run that asked had ended; -1 once dropped."""
+    checking: bool = False
+    """Whether `admit` goes on or its report waits; a call of the pool that ends may leave it to the next one."""
+    report: tuple[int, BaseException | None] | None = None
+    """What came of `admit`: the number of doubts when it began, and its error."""
     asked: int = 0
     """Requests it got so far."""
     retry_at: float = 0.0
@@ -83,54 +73,6 @@ class _Task(Generic[T]):
     steps: Steps[T]
     results: list[Any] = field(default_factory=list)
     missing: int = 0
-
-
-class Client:
-    """HTTP to servers with one key. timeout_s: most seconds that an answer may take."""
-
-    def __init__(self, key: str, timeout_s: float):
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx.Client(headers=headers, trust_env=False,  # a proxy has no business between these
-                                  timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S), pool=None),
-                                  limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
-
-    def get(self, address: str, path: str) -> Any:
-        """The JSON of a page that answers soon. Raises as `post`."""
-        return self._ask("GET", address, path, timeout=CONNECT_S)
-
-    def post(self, address: str, path: str, body: bytes) -> Any:
-        """The JSON that a server answers. Raises Unavailable where another server, or a later time, may do better;
-        ConfigError for a wrong key and TrainingError for a request that no server will take."""
-        return self._ask("POST", address, path, content=body)
-
-    def _ask(self, method: str, address: str, path: str, **more: Any) -> Any:
-        try:
-            answer = self._http.request(method, address + path, **more)
-            status = answer.status_code
-            if status == HTTPStatus.OK:
-                return answer.json() if answer.content else None
-        except (httpx.HTTPError, OSError, ValueError) as error:
-            raise Unavailable(f"{type(error).__name__}: {error}".rstrip(": ")) from None
-        said = f"{status} {_said(answer)}"
-        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED):
-            raise ConfigError(f"{address} refuses the key: set engine.key_file to the file that `vlrl serve` wrote, or "
-                              "VLRL_ENGINE_KEY to the key that the server was started with")
-        if status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in (HTTPStatus.CONFLICT,
-                                                                        HTTPStatus.TOO_MANY_REQUESTS):
-            raise TrainingError(f"the server {address} refuses {path}: {said}")
-        raise Unavailable(said, status)
-
-    def close(self) -> None:
-        """Closes all connections."""
-        self._http.close()
-
-
-def _said(answer: httpx.Response) -> str:
-    try:
-        found = answer.json()
-        return str(found.get("error", found) if isinstance(found, dict) else found)[:2000]
-    except ValueError:
-        return answer.text[:2000]
 
 
 class Replicas:
@@ -148,6 +90,8 @@ class Replicas:
         self._most, self._retries, self._wait_s, self._patience_s = most, retries, wait_s, patience_s
         self._abandoned: VlrlError | None = None
         self._doubts = 0
+        self._lock = threading.Lock()
+        self._wake: Callable[[], None] = lambda: None
 
     def abandon(self, error: VlrlError) -> None:
         """Ends a `run` in another thread, within a second, and every later one: it raises `error`."""
@@ -172,6 +116,16 @@ class Replicas:
         """
         return _Run(self, tasks, done).all()
 
+    def _examine(self, replica: Replica) -> None:
+        """Runs `admit`, in a thread of its own."""
+        doubts, error = self._doubts, None
+        try:
+            self._admit(replica.address)
+        except BaseException as raised:  # is raised again by who hears the report
+            error = raised
+        replica.report = doubts, error
+        self._wake()
+
 
 class _Run(Generic[T]):
     """What goes on during one call of `Replicas.run`."""
@@ -183,7 +137,8 @@ class _Run(Generic[T]):
         self._attempts: dict[int, tuple[_Task[T], int, Call, Replica]] = {}
         self._numbers = 0
         self._load = dict.fromkeys(pool.replicas, 0)
-        self._checking, self._pinging = set[Replica](), set[Replica]()
+        self._pinging = set[Replica]()
+        pool._wake = partial(self._events.put, lambda: None)
         self._none_since = time.monotonic()
         self._tasks = [_Task(i, steps) for i, steps in enumerate(tasks)]
         self._results: dict[int, T] = {}
@@ -206,8 +161,9 @@ class _Run(Generic[T]):
         for replica in self._pool.replicas:
             replica.retry_at = 0.0
         self._revive()
-        while any(r.awaited for r in self._checking) or not self._ready():
+        while any(r.awaited and r.checking for r in self._pool.replicas) or not self._ready():
             self._next_event()
+            self._hear()
             self._check_alive()
             if not self._ready():
                 self._revive()
@@ -296,39 +252,43 @@ class _Run(Generic[T]):
     def _drop(self, replica: Replica, said: str) -> None:
         if replica.ready:
             _log.warning("%s is dropped until it answers again: %s", replica.address, said)
-            replica.ready, replica.problem, replica.admitted = False, said, -1
+            replica.ready, replica.problem = False, said
             replica.pause, replica.retry_at = _PAUSES[0], time.monotonic()
             if not self._ready():
                 self._none_since = time.monotonic()
 
     def _revive(self) -> None:
-        """Asks servers that are not ready whether they are; each by itself."""
-        now = time.monotonic()
+        """Asks servers that are not ready whether they are; each by itself, and none twice at a time."""
+        self._hear()
         for replica in self._pool.replicas:
-            if not replica.ready and replica.admitted == self._pool._doubts:
+            with self._pool._lock:
+                ask = not replica.ready and not replica.checking and replica.retry_at <= time.monotonic()
+                replica.checking = replica.checking or ask
+            if ask:
+                threading.Thread(target=self._pool._examine, args=(replica,), daemon=True, name="vlrl-replica").start()
+
+    def _hear(self) -> None:
+        """Takes the reports on servers that were asked, by this run or one before."""
+        for replica in self._pool.replicas:
+            with self._pool._lock:
+                report, replica.report = replica.report, None
+                replica.checking = replica.checking and report is None
+            if report is None:
+                continue
+            doubts, error = report
+            if doubts != self._pool._doubts:  # of weights that are old by now
+                replica.retry_at = 0.0
+            elif error is None:
                 self._admitted(replica)
-            elif not replica.ready and replica not in self._checking and replica.retry_at <= now:
-                self._checking.add(replica)
-                self._thread(lambda replica=replica: self._examine(replica))
-
-    def _examine(self, replica: Replica) -> Callable[[], None]:
-        doubts = self._pool._doubts
-        try:
-            self._pool._admit(replica.address)
-        except Unavailable as error:
-            return partial(self._still_away, replica, str(error))
-        replica.admitted = doubts
-        return lambda: self._admitted(replica)
-
-    def _still_away(self, replica: Replica, said: str) -> None:
-        self._checking.discard(replica)
-        replica.problem, replica.retry_at = said, time.monotonic() + replica.pause
-        replica.pause = min(2 * replica.pause, _PAUSES[1])
+            elif isinstance(error, Unavailable):
+                replica.problem, replica.retry_at = str(error), time.monotonic() + replica.pause
+                replica.pause = min(2 * replica.pause, _PAUSES[1])
+            else:
+                _raising(error)()
 
     def _admitted(self, replica: Replica) -> None:
         if replica.problem != "not asked yet":
             _log.warning("%s is back", replica.address)
-        self._checking.discard(replica)
         replica.ready, replica.awaited, replica.problem = True, True, ""
         replica.pause, replica.heard = _PAUSES[0], time.monotonic()
 
@@ -386,7 +346,7 @@ class _Run(Generic[T]):
         """Waits for the next report, or until a pause is over."""
         now, ends = time.monotonic(), [time.monotonic() + 1.0]
         ends += [call.not_before for _, _, call in self._waiting if call.not_before > now]
-        ends += [r.retry_at for r in self._pool.replicas if not r.ready and r not in self._checking]
+        ends += [r.retry_at for r in self._pool.replicas if not r.ready and not r.checking]
         try:
             event = self._events.get(timeout=max(min(ends) - now, 0.001))
         except queue.Empty:

@@ -144,7 +144,7 @@ class Routes:
         ends = {o.finish_reason for o in last.outputs} - {"stop", "length"}
         if ends:
             raise Refused(HTTPStatus.CONFLICT, f"an answer ended by {ends.pop()}")
-        return {"prompt": list(last.prompt_token_ids), "prompt_logprobs": _prompt_logprobs(last),
+        return {"prompt": list(last.prompt_token_ids),
                 "outputs": [_output(o, asked["options"].get("logprob_token_ids")) for o in last.outputs]}
 
     def _check(self, version: str) -> None:
@@ -271,14 +271,6 @@ def _output(output: Any, measured: list[int] | None) -> dict[str, Any]:
     wanted = [measured] if measured else [[i] for i in ids]
     logprobs = [float(at[i].logprob) for at, of in zip(places, wanted, strict=False) for i in of]
     return {"tokens": ids, "logprobs": logprobs, "finish": output.finish_reason}
-
-
-def _prompt_logprobs(last: Any) -> list[float | None] | None:
-    """The log-probability of each prompt token, where they were asked for; None for the first."""
-    if last.prompt_logprobs is None:
-        return None
-    return [None if at is None else float(at[i].logprob)
-            for i, at in zip(last.prompt_token_ids, last.prompt_logprobs, strict=True)]
 
 
 def _status(error: Exception) -> HTTPStatus:

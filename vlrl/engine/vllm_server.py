@@ -35,9 +35,10 @@ from vlrl import dist
 from vlrl.encode import Encoder
 from vlrl.engine import vllm_wire
 from vlrl.engine.base import Done
+from vlrl.engine.client import Client, Unavailable
 from vlrl.engine.copied import GIVEN_UP, Abandoned, with_own_processor
 from vlrl.engine.proof import ADVICE, TOLERATE, WHOLE, Pairs, Proof, differing, listed, trainer_logprobs
-from vlrl.engine.replicas import Call, Client, Replicas, Steps, Unavailable
+from vlrl.engine.replicas import Call, Replicas, Steps
 from vlrl.engine.vllm_held import SIDES
 from vlrl.engine.vllm_inputs import (
     Draft,
@@ -291,13 +292,22 @@ class ServerEngine:
                      f"a fixed answer differ by {gap:.2g}, where {target.allowed:g} is allowed; {named}")
 
     def _gap(self, address: str, target: Target) -> float:
-        prompt, answer = self._proof.prompt, self._proof.answer
-        options = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
-        found = self._client.post(address, "/vlrl/generate", vllm_wire.pack(
-            {"version": target.version, "options": options, "input": prompt_input(prompt, answer)}))
-        check_prompt(prompt, found["prompt"], len(answer))
-        gaps = np.abs(np.array(found["prompt_logprobs"][-len(answer):], dtype=np.float64) - np.array(target.probe))
+        """The largest difference of a log-probability of the probe's answer. Asked as answers are, a token at a time:
+        vLLM's log-probabilities of prompts are wrong, or end its engine, beside other requests where adapters are used.
+        """
+        answer = tuple(map(int, self._proof.answer))
+        found = [self._measured(address, target, answer[:i], answer[i]) for i in range(len(answer))]
+        gaps = np.abs(np.array(found, dtype=np.float64) - np.array(target.probe))
         return float(gaps.max()) if np.isfinite(gaps).all() else float("inf")
+
+    def _measured(self, address: str, target: Target, written: Sequence[int], token: int) -> float:
+        """A server's log-probability of a token after the probe and what is written."""
+        options = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprob_token_ids": [token],
+                   "detokenize": False}
+        found = self._client.post(address, "/vlrl/generate", vllm_wire.pack(
+            {"version": target.version, "options": options, "input": prompt_input(self._proof.prompt, written)}))
+        check_prompt(self._proof.prompt, found["prompt"], len(written))
+        return found["outputs"][0]["logprobs"][0]
 
     # --- what the servers are ----------------------------------------------------------------------------------------
 

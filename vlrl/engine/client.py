@@ -1,0 +1,69 @@
+"""HTTP to the servers that `vlrl serve` starts, and what their answers mean: ask another one, or stop."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+
+from vlrl.errors import ConfigError, TrainingError
+
+CONNECT_S = 10.0
+"""Seconds to wait for a connection, and for the answer to a health check."""
+
+
+class Unavailable(Exception):
+    """A server did not do what it was asked, and another one may. `status` is 0 when it said nothing."""
+
+    def __init__(self, said: str, status: int = 0):
+        super().__init__(said)
+        self.status = status
+
+
+class Client:
+    """HTTP to servers with one key. timeout_s: most seconds that an answer may take."""
+
+    def __init__(self, key: str, timeout_s: float):
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.Client(headers=headers, trust_env=False,  # a proxy has no business between these
+                                  timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S), pool=None),
+                                  limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
+
+    def get(self, address: str, path: str) -> Any:
+        """The JSON of a page that answers soon. Raises as `post`."""
+        return self._ask("GET", address, path, timeout=CONNECT_S)
+
+    def post(self, address: str, path: str, body: bytes) -> Any:
+        """The JSON that a server answers. Raises Unavailable where another server, or a later time, may do better;
+        ConfigError for a wrong key and TrainingError for a request that no server will take."""
+        return self._ask("POST", address, path, content=body)
+
+    def _ask(self, method: str, address: str, path: str, **more: Any) -> Any:
+        try:
+            answer = self._http.request(method, address + path, **more)
+            status = answer.status_code
+            if status == HTTPStatus.OK:
+                return answer.json() if answer.content else None
+        except (httpx.HTTPError, OSError, ValueError) as error:
+            raise Unavailable(f"{type(error).__name__}: {error}".rstrip(": ")) from None
+        said = f"{status} {_said(answer)}"
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED):
+            raise ConfigError(f"{address} refuses the key: set engine.key_file to the file that `vlrl serve` wrote, or "
+                              "VLRL_ENGINE_KEY to the key that the server was started with")
+        if status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in (HTTPStatus.CONFLICT,
+                                                                        HTTPStatus.TOO_MANY_REQUESTS):
+            raise TrainingError(f"the server {address} refuses {path}: {said}")
+        raise Unavailable(said, status)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._http.close()
+
+
+def _said(answer: httpx.Response) -> str:
+    try:
+        found = answer.json()
+        return str(found.get("error", found) if isinstance(found, dict) else found)[:2000]
+    except ValueError:
+        return answer.text[:2000]
