@@ -29,6 +29,7 @@ def test_further_arguments_reach_the_command_line(tiny_models, tmp_path):
     assert {("--distributed-executor-backend", "ray"), ("--pipeline-parallel-size", "2"),
             ("--tensor-parallel-size", "4")} <= pairs
     assert "--disable-log-stats" in server.command and "" not in server.command
+    assert {"--enable-prefix-caching", "--no-enable-chunked-prefill"} <= {*server.command}  # on a CPU
 
 
 @pytest.mark.parametrize(("given", "way_out"), [
