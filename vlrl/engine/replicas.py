@@ -123,7 +123,8 @@ class Replicas:
             self._admit(replica.address)
         except BaseException as raised:  # is raised again by who hears the report
             error = raised
-        replica.report = doubts, error
+        with self._lock:  # else it may come between the reading and the clearing of its place
+            replica.report = doubts, error
         self._wake()
 
 
@@ -293,9 +294,9 @@ class _Run(Generic[T]):
         replica.pause, replica.heard = _PAUSES[0], time.monotonic()
 
     def _ping(self) -> None:
-        """Health checks of servers with work: one whose host is gone breaks no connection."""
+        """Health checks of servers with work, dropped ones too: one whose host is gone breaks no connection."""
         now = time.monotonic()
-        for replica in self._ready():
+        for replica in self._pool.replicas:
             quiet = now - replica.heard
             if not self._load[replica]:
                 continue
