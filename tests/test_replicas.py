@@ -31,7 +31,7 @@ class Stub:
 
     def __init__(self, answer=None, port=0):
         self.answer = answer or (lambda body: (200, {"echo": body, "by": self.address}))
-        self.seen, self.healthy, self._sockets = [], True, set()
+        self.seen, self.healthy, self.state, self._sockets = [], True, {}, set()
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -42,7 +42,7 @@ class Stub:
                 stub._sockets.add(self.connection)
 
             def do_GET(self):
-                self.reply(200 if stub.healthy else 503, {})
+                self.reply(200 if stub.healthy else 503, stub.state)
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
