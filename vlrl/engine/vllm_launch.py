@@ -27,7 +27,7 @@ import torch
 
 from vlrl import files, runlock
 from vlrl.engine.vllm_process import PARENT
-from vlrl.engine.vllm_routes import KEY, WEIGHTS
+from vlrl.engine.vllm_routes import ALIVE, KEY, WEIGHTS
 from vlrl.engine.vllm_server import EXTENSION, read_key
 from vlrl.engine.vllm_worker import EMPTY
 from vlrl.errors import ConfigError, RunError, TrainingError
@@ -43,7 +43,8 @@ _GRACE_S = 30.0
 _MOST_DEATHS = 5
 """A server that dies so often without having answered once is not started again."""
 _SILENT_S = 600.0
-"""Seconds without an answer after which a server that did answer is started again."""
+"""Least seconds without an answer, of a server or the engine behind it, after which one that did answer is started
+again; engine.timeout_s where that is more."""
 _LAST_LINES = 15
 _SET_BY = {"--tensor-parallel-size": "engine.tensor_parallel", "--max-model-len": "engine.max_model_len",
            "--gpu-memory-utilization": "engine.memory", "--max-num-seqs": "engine.max_seqs", "--dtype": "engine.dtype",
@@ -130,6 +131,8 @@ class Servers:
                 self._bury(server, "lost its engine")
             elif server.healthy and now - server.heard > self.silent_s:
                 self._bury(server, f"gave no sign of life for {self.silent_s:g} s")
+            elif status == 200 and _silence(server) > self.silent_s:
+                self._bury(server, f"answers, and its engine gave no sign of life for {self.silent_s:g} s")
 
     def _bury(self, server: Served, what: str) -> None:
         """Ends what is left of a server, and sets when to start it again."""
@@ -188,7 +191,7 @@ def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127
                    str(port + i)]
         servers.append(Served(f"http://{_reached(host)}:{port + i}", f"http://{_reached(host, here=True)}:{port + i}",
                               command, shared | devices[i], folder / f"server-{port + i}.log"))
-    return Servers(servers, key_file, say)
+    return Servers(servers, key_file, say, silent_s=max(_SILENT_S, config.engine.timeout_s))
 
 
 def _blueprint(config: Config) -> Any:
@@ -356,6 +359,16 @@ def _health(address: str) -> int:
         return httpx.get(f"{address}/health", timeout=_HEALTH_S, trust_env=False).status_code
     except (httpx.HTTPError, OSError):
         return 0
+
+
+def _silence(server: Served) -> float:
+    """Seconds for which its engine has owed an answer; 0 where it does not say."""
+    key = {"Authorization": f"Bearer {server.environment.get(KEY, '')}"}
+    try:
+        answer = httpx.get(f"{server.local}{ALIVE}", headers=key, timeout=_HEALTH_S, trust_env=False)
+        return float(answer.json()["silent_s"])
+    except (httpx.HTTPError, OSError, ValueError, TypeError, KeyError):
+        return 0.0
 
 
 def _tail(log: Path) -> str:
