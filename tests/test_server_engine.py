@@ -3,6 +3,7 @@
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ class Server(Stub):
 
     def __init__(self, root):
         super().__init__(self.reply_to)
-        self.root, self.engine, self.version = root, None, ""
+        self.root, self.version = root, ""
+        self.engine: Any = None
         self.planted, self.expanded = (lambda body: None), {}
         self.asked = []
         """What it wrote answers to, proofs aside."""

@@ -73,8 +73,9 @@ class Routes:
             return await self.app(scope, receive, send)
         if not self._known(scope) or scope["type"] == "websocket":
             return await _reply(send, HTTPStatus.UNAUTHORIZED, {"error": "wrong key, or none"})
-        own = {("GET", "/vlrl/state"): self._state, ("GET", ALIVE): self._alive, ("POST", "/vlrl/generate"): self._generate,
-               ("POST", "/vlrl/load"): self._load, ("POST", "/vlrl/compare"): self._compare}
+        own = {("GET", "/vlrl/state"): self._state, ("GET", ALIVE): self._alive,
+               ("POST", "/vlrl/generate"): self._generate, ("POST", "/vlrl/load"): self._load,
+               ("POST", "/vlrl/compare"): self._compare}
         handler = own.get((scope["method"], scope["path"]))
         if handler is None:
             return await self.app(scope, receive, send)
@@ -130,13 +131,16 @@ class Routes:
     async def _alive(self, state: Any, body: bytes) -> dict[str, Any]:
         """{"silent_s"}: vLLM's own health page knows whether the engine's process is there, not whether it goes on. It
         answers between two steps, so a long step is a short silence."""
-        if self._owed is None or self._owed.done():
-            self._owed, self._owed_since = asyncio.ensure_future(state.engine_client.is_sleeping()), time.monotonic()
-        await asyncio.wait((self._owed,), timeout=1.0)
-        silent = 0.0 if self._owed.done() else time.monotonic() - self._owed_since
-        if self._owed.done():
-            self._owed.result()  # raises where the engine is dead
-        return {"silent_s": silent}
+        owed = self._owed
+        if owed is None or owed.done():
+            owed = self._owed = asyncio.ensure_future(state.engine_client.is_sleeping())
+            self._owed_since = time.monotonic()
+        since = self._owed_since
+        await asyncio.wait((owed,), timeout=1.0)
+        if not owed.done():
+            return {"silent_s": time.monotonic() - since}
+        owed.result()  # raises where the engine is dead
+        return {"silent_s": 0.0}
 
     # --- answers -----------------------------------------------------------------------------------------------------
 

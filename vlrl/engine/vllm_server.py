@@ -249,10 +249,8 @@ class ServerEngine:
             raise TrainingError(f"{error}{lost}") from None
 
     def _admit(self, address: str) -> None:
-        """Brings a server to the current weights and has it write; Unavailable while it does not answer. Runs in a thread
-        of its own.
-
-        One that was dropped is asked for the probe again: its page answers, too, while what writes stands still.
+        """Brings a server to the current weights and has it write; Unavailable while it does not. Runs in a thread of
+        its own. One that was dropped writes the probe again: its page answers, too, while its engine stands still.
         """
         target, state = self._target, self._state(address)
         if target is None:
