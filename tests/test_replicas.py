@@ -297,6 +297,26 @@ def test_without_any_server_the_run_ends_with_their_problems(stubs):
         pool(gone, wait_s=0.3).admit_all()
 
 
+def test_a_server_that_is_being_brought_up_to_date_is_there(stubs):
+    """Large weights and their comparison take longer together than a server may be away."""
+    one, calls = stubs(), []
+
+    def admit(address):
+        calls.append(address)
+        threading.Event().wait(1.0)
+
+    assert pool(one, admit=admit, wait_s=0.2).run([asking(1)]) == [1] and len(calls) == 1
+
+    def fail(address):
+        admit(address)
+        raise Unavailable("no room for the weights")
+
+    calls.clear()
+    with pytest.raises(TrainingError, match=r"0\.2 s \(.*no room for the weights\)"):  # it says why, and asks no more
+        pool(one, admit=fail, wait_s=0.2).admit_all()
+    assert len(calls) == 1
+
+
 def test_a_server_that_is_up_later_is_waited_for(stubs):
     gone = stubs()
     gone.kill()
