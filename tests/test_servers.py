@@ -374,7 +374,8 @@ def test_a_server_for_all_hosts_is_watched_from_this_one(monkeypatch):
 
 
 PAGE = ("import http.server, os, sys, time\n"
-        "begun = time.monotonic()\n"
+        "begun, again = time.monotonic(), sys.argv[2] + ' at the start'\n"
+        "if os.path.exists(again): os.unlink(again); time.sleep(1000)\n"
         "class Page(http.server.BaseHTTPRequestHandler):\n"
         "    def do_GET(self):\n"
         "        self.send_response(200); self.end_headers()\n"
@@ -384,7 +385,7 @@ PAGE = ("import http.server, os, sys, time\n"
         "http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Page).serve_forever()")
 
 
-@pytest.mark.parametrize("what", ["server", "engine"])
+@pytest.mark.parametrize("what", ["server", "engine", "start"])
 def test_a_server_that_hangs_is_started_again(tmp_path, monkeypatch, what):
     monkeypatch.setattr(vllm_launch, "_HEALTH_S", 0.2)
     monkeypatch.setattr(vllm_launch, "_POLL_S", 0.05)
@@ -394,14 +395,23 @@ def test_a_server_that_hangs_is_started_again(tmp_path, monkeypatch, what):
     at, said, stands_still = f"http://127.0.0.1:{port}", [], tmp_path / "stands still"
     one = vllm_launch.Served(at, at, [sys.executable, "-c", PAGE, str(port), str(stands_still)],
                              {**os.environ, KEY: "secret"}, tmp_path / "log")
-    servers = vllm_launch.Servers([one], tmp_path / "key", lambda line: (stands_still.unlink(missing_ok=True),
-                                                                         said.append(line)), silent_s=1.0)
+
+    def say(line):
+        stands_still.unlink(missing_ok=True)
+        servers._start_s = PATIENT if "no sign of life" in line else servers._start_s
+        said.append(line)
+
+    servers = vllm_launch.Servers([one], tmp_path / "key", say, silent_s=1.0)
     assert servers.start(PATIENT)
     hung = one.process
     if what == "server":
         os.kill(hung.pid, signal.SIGSTOP)
-    else:
+    elif what == "engine":
         stands_still.touch()
+    else:
+        servers._start_s = 1.0
+        (tmp_path / "stands still at the start").touch()
+        os.kill(hung.pid, signal.SIGKILL)
     watching = threading.Thread(target=servers.watch, daemon=True)
     watching.start()
     try:
@@ -409,7 +419,7 @@ def test_a_server_that_hangs_is_started_again(tmp_path, monkeypatch, what):
         while not any("answers again" in line for line in said):
             assert time.monotonic() < end, said
             time.sleep(0.02)
-        assert "no sign of life for 1 s" in said[0] and hung.returncode == -signal.SIGKILL
+        assert "no sign of life for 1 s" in said[what == "start"] and hung.returncode == -signal.SIGKILL
         assert ("its engine" in said[0]) == (what == "engine")
         assert one.process.pid != hung.pid
     finally:

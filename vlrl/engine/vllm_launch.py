@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -83,6 +84,8 @@ class Servers:
     silent_s: float = _SILENT_S
     _stopped: bool = False  # no threading.Event: a signal handler that sets it may wait for ever for its lock
     _signal: int = signal.SIGTERM
+    _start_s: float = math.inf
+    """Seconds that a server may take until it answers, also when it is started again."""
 
     @property
     def addresses(self) -> list[str]:
@@ -93,7 +96,7 @@ class Servers:
         not answer in time."""
         for server in self.servers:
             _launch(server)
-        deadline = time.monotonic() + timeout_s
+        self._start_s, deadline = timeout_s, time.monotonic() + timeout_s
         while not self._stopped:
             for server in self.servers:
                 server.healthy = server.healthy or _health(server.local) == 200
@@ -115,7 +118,7 @@ class Servers:
             time.sleep(_POLL_S)
 
     def _look_after(self, server: Served) -> None:
-        now = time.monotonic()
+        now, longest = time.monotonic(), self.silent_s if server.healthy else self._start_s
         if server.process is None:
             if now >= server.start_at:
                 _launch(server)
@@ -129,8 +132,8 @@ class Servers:
                 self.say(f"{server.address} answers again; the trainer brings it the current weights")
             elif status == 503 and server.healthy:
                 self._bury(server, "lost its engine")
-            elif server.healthy and now - server.heard > self.silent_s:
-                self._bury(server, f"gave no sign of life for {self.silent_s:g} s")
+            elif now - server.heard > longest:
+                self._bury(server, f"gave no sign of life for {longest:g} s")
             elif status == 200 and _silence(server) > self.silent_s:
                 self._bury(server, f"answers, and its engine gave no sign of life for {self.silent_s:g} s")
 
