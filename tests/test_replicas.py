@@ -16,7 +16,7 @@ from PIL import Image
 from tests.conftest import noise
 from vlrl.engine import vllm_wire
 from vlrl.engine.client import Client, Unavailable
-from vlrl.engine.replicas import Call, Replicas
+from vlrl.engine.replicas import Call, Replica, Replicas
 from vlrl.engine.vllm_routes import KEY, WEIGHTS, Routes
 from vlrl.engine.vllm_server import read_key
 from vlrl.errors import ConfigError, TrainingError
@@ -31,7 +31,7 @@ class Stub:
 
     def __init__(self, answer=None, port=0):
         self.answer = answer or (lambda body: (200, {"echo": body, "by": self.address}))
-        self.seen, self.healthy, self._sockets = [], True, set()
+        self.seen, self.healthy, self.state, self._sockets = [], True, {}, set()
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -42,7 +42,7 @@ class Stub:
                 stub._sockets.add(self.connection)
 
             def do_GET(self):
-                self.reply(200 if stub.healthy else 503, {})
+                self.reply(200 if stub.healthy else 503, stub.state)
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -297,6 +297,26 @@ def test_without_any_server_the_run_ends_with_their_problems(stubs):
         pool(gone, wait_s=0.3).admit_all()
 
 
+def test_a_server_that_is_being_brought_up_to_date_is_there(stubs):
+    """Large weights and their comparison take longer together than a server may be away."""
+    one, calls = stubs(), []
+
+    def admit(address):
+        calls.append(address)
+        threading.Event().wait(1.0)
+
+    assert pool(one, admit=admit, wait_s=0.2).run([asking(1)]) == [1] and len(calls) == 1
+
+    def fail(address):
+        admit(address)
+        raise Unavailable("no room for the weights")
+
+    calls.clear()
+    with pytest.raises(TrainingError, match=r"0\.2 s \(.*no room for the weights\)"):  # it says why, and asks no more
+        pool(one, admit=fail, wait_s=0.2).admit_all()
+    assert len(calls) == 1
+
+
 def test_a_server_that_is_up_later_is_waited_for(stubs):
     gone = stubs()
     gone.kill()
@@ -412,6 +432,71 @@ def test_no_server_is_asked_twice_at_a_time(stubs):
     while not both.replicas[1].ready:  # the error was of weights that are old
         assert both.run([asking(1)]) == [1] and time.monotonic() < end
     assert asked == [0, 1]
+
+
+def test_no_report_on_a_server_is_lost_while_another_one_is_looked_for(stubs):
+    """The report comes between the reading and the clearing of the place that it is put into."""
+    one, hearing, told = stubs(), threading.Event(), threading.Event()
+    main = threading.current_thread()
+
+    class Watched(Replica):
+        _report = None
+
+        @property
+        def report(self):
+            found = self._report
+            if threading.current_thread() is main and self.checking and not hearing.is_set():
+                hearing.set()
+                assert told.wait(PATIENT)
+            return found
+
+        @report.setter
+        def report(self, value):
+            self._report = value
+            if value is not None:
+                told.set()
+
+    class Lock:
+        """Of the pool; says when somebody waits for it."""
+
+        def __init__(self):
+            self.own = threading.Lock()
+
+        def __enter__(self):
+            if not self.own.acquire(blocking=False):
+                told.set()
+                self.own.acquire()
+
+        def __exit__(self, *_):
+            self.own.release()
+
+    alone = pool(one, admit=lambda address: hearing.wait(PATIENT), wait_s=PATIENT / 3)
+    alone.replicas, alone._lock = [Watched(one.address)], Lock()
+    assert alone.run([asking(1)]) == [1] and hearing.is_set()
+
+
+def test_what_a_dropped_server_still_holds_is_asked_elsewhere_when_its_host_is_gone(stubs):
+    """One request fails, which drops it; the others wait on connections that nobody breaks."""
+    free, guard, first = threading.Event(), threading.Lock(), []
+
+    def answer(body):
+        with guard:
+            first.append(body)
+            if len(first) == 3:
+                silent.healthy = False
+                return 500, {"error": "the last that is heard of it"}
+        free.wait(PATIENT)
+        return 200, {"echo": "late"}
+
+    silent, other = stubs(answer), stubs()
+    both = pool(silent, other, admit=lambda address: _deaf(address, silent) if len(first) >= 3 else None,
+                patience_s=0.3)
+    both.admit_all()
+    other.answer = lambda body: (len(first) >= 3 or _until(lambda: len(first) >= 3), (200, {"echo": body}))[1]
+    begun = time.monotonic()
+    assert both.run([asking(i) for i in range(6)]) == [*range(6)]
+    assert time.monotonic() - begun < PATIENT / 2  # and not when the client's time is up
+    free.set()
 
 
 def test_a_run_in_another_thread_can_be_given_up(stubs):

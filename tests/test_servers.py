@@ -29,6 +29,7 @@ class Engine:
 
     def __init__(self):
         self.calls, self.held, self.inside, self.most = [], {}, 0, 0
+        self.questions, self.stands_still = 0, None
 
     async def collective_rpc(self, name, args):
         self.calls.append((name, *args))
@@ -38,6 +39,11 @@ class Engine:
             await self.held[os.path.basename(args[0])].wait()
         self.inside -= 1
         return [(3, [("w", 1.0, 2.0)])]
+
+    async def is_sleeping(self):
+        self.questions += 1
+        await self.stands_still.wait() if self.stands_still else None
+        return False
 
     async def reset_prefix_cache(self):
         return True
@@ -64,11 +70,11 @@ class Server:
     def load(self, version, **more):
         return {"version": version, "base": [version, self.folder(version)], "adapter": None} | more
 
-    async def ask(self, path, value, gone=None, headers=(), key=b"secret"):
+    async def ask(self, path, value, gone=None, headers=(), key=b"secret", method="POST"):
         """(status, value) of a request whose client leaves when `gone` is set; None where nobody was left to answer."""
         sent, chunks = [], [value] if isinstance(value, bytes) else [json.dumps(value).encode()]
         state = SimpleNamespace(engine_client=self.engine, vllm_config=None)
-        scope = {"type": "http", "method": "POST", "path": path, "app": SimpleNamespace(state=state),
+        scope = {"type": "http", "method": method, "path": path, "app": SimpleNamespace(state=state),
                  "headers": [(b"authorization", b"Bearer " + key), *headers]}
 
         async def receive():
@@ -278,6 +284,29 @@ def test_an_image_like_a_bomb_is_a_value_error(monkeypatch):
         vllm_wire.unpack(sent)
 
 
+def test_an_engine_that_stands_still_is_said_to(server):
+    async def run():
+        alive = lambda: server.ask(vllm_routes.ALIVE, b"", method="GET")  # noqa: E731
+        assert await alive() == (200, {"silent_s": 0.0})
+        server.engine.stands_still = asyncio.Event()
+        found = [(await alive())[1]["silent_s"] for _ in range(3)]
+        assert 0 < found[0] < found[1] < found[2] and server.engine.questions == 2  # one is owed, no second is asked
+        server.engine.stands_still.set()
+        assert await alive() == await alive() == (200, {"silent_s": 0.0})
+        assert (await server.ask(vllm_routes.ALIVE, b"", method="GET", key=b"other"))[0] == 401
+
+        class EngineDeadError(Exception):
+            pass
+
+        async def dead():
+            raise EngineDeadError("gone")
+
+        server.engine.is_sleeping = dead
+        assert (await alive())[0] == 503
+
+    asyncio.run(run())
+
+
 # --- vlrl serve -------------------------------------------------------------------------------------------------------
 
 
@@ -344,24 +373,45 @@ def test_a_server_for_all_hosts_is_watched_from_this_one(monkeypatch):
     assert vllm_launch._reached("10.0.0.2", here=True) == "10.0.0.2"
 
 
-PAGE = ("import http.server, sys\n"
+PAGE = ("import http.server, os, sys, time\n"
+        "begun, again = time.monotonic(), sys.argv[2] + ' at the start'\n"
+        "if os.path.exists(again): os.unlink(again); time.sleep(1000)\n"
         "class Page(http.server.BaseHTTPRequestHandler):\n"
-        "    def do_GET(self): self.send_response(200); self.end_headers()\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200); self.end_headers()\n"
+        "        known = self.headers.get('Authorization') == 'Bearer secret'\n"
+        "        if self.path == '/vlrl/alive' and known and os.path.exists(sys.argv[2]):\n"
+        "            self.wfile.write(b'{\"silent_s\": %f}' % (time.monotonic() - begun))\n"
         "http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Page).serve_forever()")
 
 
-def test_a_server_that_hangs_is_started_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize("what", ["server", "engine", "start"])
+def test_a_server_that_hangs_is_started_again(tmp_path, monkeypatch, what):
     monkeypatch.setattr(vllm_launch, "_HEALTH_S", 0.2)
     monkeypatch.setattr(vllm_launch, "_POLL_S", 0.05)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    at, said = f"http://127.0.0.1:{port}", []
-    one = vllm_launch.Served(at, at, [sys.executable, "-c", PAGE, str(port)], {**os.environ}, tmp_path / "log")
-    servers = vllm_launch.Servers([one], tmp_path / "key", said.append, silent_s=1.0)
+    at, said, stands_still = f"http://127.0.0.1:{port}", [], tmp_path / "stands still"
+    one = vllm_launch.Served(at, at, [sys.executable, "-c", PAGE, str(port), str(stands_still)],
+                             {**os.environ, KEY: "secret"}, tmp_path / "log")
+
+    def say(line):
+        stands_still.unlink(missing_ok=True)
+        servers._start_s = PATIENT if "no sign of life" in line else servers._start_s
+        said.append(line)
+
+    servers = vllm_launch.Servers([one], tmp_path / "key", say, silent_s=1.0)
     assert servers.start(PATIENT)
     hung = one.process
-    os.kill(hung.pid, signal.SIGSTOP)
+    if what == "server":
+        os.kill(hung.pid, signal.SIGSTOP)
+    elif what == "engine":
+        stands_still.touch()
+    else:
+        servers._start_s = 1.0
+        (tmp_path / "stands still at the start").touch()
+        os.kill(hung.pid, signal.SIGKILL)
     watching = threading.Thread(target=servers.watch, daemon=True)
     watching.start()
     try:
@@ -369,7 +419,8 @@ def test_a_server_that_hangs_is_started_again(tmp_path, monkeypatch):
         while not any("answers again" in line for line in said):
             assert time.monotonic() < end, said
             time.sleep(0.02)
-        assert "no sign of life for 1 s" in said[0] and hung.returncode == -signal.SIGKILL
+        assert "no sign of life for 1 s" in said[what == "start"] and hung.returncode == -signal.SIGKILL
+        assert ("its engine" in said[0]) == (what == "engine")
         assert one.process.pid != hung.pid
     finally:
         servers.stop()

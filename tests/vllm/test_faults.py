@@ -52,16 +52,21 @@ train(config.load(sys.argv[1], sys.argv[2:]))
 """A trainer that is killed when the first answers of step 2 are there, and others are being written."""
 
 
+HASTY = ("-c", "from vlrl.engine import vllm_launch; vllm_launch._SILENT_S = 5.0\n"
+               "from vlrl.cli import main; raise SystemExit(main())")
+"""`vlrl` that takes five seconds for a long silence."""
+
+
 class Serve:
     """`vlrl serve` on free ports."""
 
-    def __init__(self, root, name, replicas):
+    def __init__(self, root, name, replicas, *more, vlrl=("-m", "vlrl")):
         self.log, self.about = root / f"{name}.log", root / name / "servers.json"
         environment = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "vlrl", "serve", QUICKSTART, "--replicas", str(replicas), "--port",
-                 str(free_ports()), "--folder", str(root / name), f"run.dir={root / 'run'}", *SMALL[1:]],
+                [sys.executable, *vlrl, "serve", QUICKSTART, "--replicas", str(replicas), "--port",
+                 str(free_ports()), "--folder", str(root / name), f"run.dir={root / 'run'}", *SMALL[1:], *more],
                 stdout=log, stderr=subprocess.STDOUT, env=environment)
 
     def ready(self):
@@ -257,3 +262,19 @@ def test_without_a_server_the_run_stops_and_another_one_ends_it(served, start, u
         assert_same(undisturbed["plain"], start("gone", *other.ready()))
     finally:
         other.close()
+
+
+def test_a_server_whose_engine_stands_still_is_started_again(installed, tmp_path):
+    """Its health page goes on answering."""
+    serve = Serve(tmp_path, "servers", 1, "engine.timeout_s=5", vlrl=HASTY)
+    try:
+        serve.ready()
+        server = serve.server(0)
+        for process in server.children(recursive=True):
+            process.suspend()
+        assert vllm_launch._health(serve.servers[0]) == 200
+        until(lambda: "answers again" in serve.log.read_text(), lambda: serve.log.read_text())
+        assert "answers, and its engine gave no sign of life for 5 s" in serve.log.read_text()
+        assert not server.is_running() and serve.server(0).pid != server.pid
+    finally:
+        serve.close()

@@ -234,6 +234,18 @@ def test_top_k_keeps_one_token(tiny, monkeypatch):
     assert all(c.tokens.tolist() == greedy[0].tokens.tolist() and not c.logprobs.any() for c in sampled)
 
 
+@pytest.mark.parametrize("kept", [{"top_k": 1}, {"top_p": 1e-4}])
+def test_a_forced_token_is_told_among_all(tiny, monkeypatch, kept):
+    """Also where it is none of the tokens that are kept."""
+    monkeypatch.setattr(tiny.vllm, "rules", dataclasses.replace(tiny.vllm.rules, **kept))
+    request = ask(tiny.prompts["text"], temperature=1.0, thinking_budget=3, max_new_tokens=12)
+    ((c,),) = tiny.vllm.generate([request])
+    forced = ~c.loss_mask
+    assert forced.any() and not c.logprobs[~forced].any()
+    told = trainer_logprobs(tiny.policy, [(request.prompt, c)])
+    assert np.abs(c.logprobs - told)[forced].max() < 1e-5 and (told[forced] < -1e-3).all()
+
+
 def test_a_start_that_fails_names_the_setting(tiny, tmp_path):
     from vlrl.engine.vllm import VLLMEngine
 

@@ -19,6 +19,7 @@ from vlrl.engine.vllm_inputs import (
     check_length,
     check_prompt,
     checked,
+    measuring_options,
     prompt_input,
     sampling_options,
     seed_of,
@@ -86,6 +87,14 @@ def test_sampling_means_what_it_means_to_the_hf_engine(tiny):
     assert sampling_options(PLAIN, 1, 0, rules, room=3)["max_tokens"] == 3
     with pytest.raises(ConfigError, match=r"temperature is 2\.5, and vLLM samples at 2 at most.*rollout\.temperature"):
         sampling_options(dataclasses.replace(PLAIN, temperature=2.5), 1, 0, rules)
+
+
+def test_a_forced_token_is_measured_among_all(tiny):
+    rules = dataclasses.replace(tiny.rules, top_p=0.9, top_k=40)
+    said = measuring_options(dataclasses.replace(PLAIN, temperature=0.7, stop=("x",)), 17, rules)
+    assert (said["top_p"], said["top_k"], said["temperature"]) == (1.0, -1, 0.7)
+    assert (said["n"], said["max_tokens"], said["logprob_token_ids"], said["stop"]) == (1, 1, [17], [])
+    assert said["logit_bias"] == sampling_options(PLAIN, 1, 0, rules)["logit_bias"]
 
 
 def test_every_stream_has_a_seed_of_its_own():

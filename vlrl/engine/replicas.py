@@ -80,7 +80,8 @@ class Replicas:
     yet; any other error stops the run.
 
     most: answers outstanding at one server. retries: how often a request is asked again. wait_s: longest time without
-    any server. patience_s: a server with work that answers no health check for so long is given up.
+    any server; an `admit` that has begun by then may end. patience_s: a server with work that answers no health check
+    for so long is given up.
     """
 
     def __init__(self, addresses: Sequence[str], client: Client, admit: Callable[[str], None], *, most: int = 512,
@@ -123,7 +124,8 @@ class Replicas:
             self._admit(replica.address)
         except BaseException as raised:  # is raised again by who hears the report
             error = raised
-        replica.report = doubts, error
+        with self._lock:  # else it may come between the reading and the clearing of its place
+            replica.report = doubts, error
         self._wake()
 
 
@@ -262,7 +264,8 @@ class _Run(Generic[T]):
         self._hear()
         for replica in self._pool.replicas:
             with self._pool._lock:
-                ask = not replica.ready and not replica.checking and replica.retry_at <= time.monotonic()
+                ask = (not replica.ready and not replica.checking and replica.retry_at <= time.monotonic()
+                       and not self._is_late())
                 replica.checking = replica.checking or ask
             if ask:
                 threading.Thread(target=self._pool._examine, args=(replica,), daemon=True, name="vlrl-replica").start()
@@ -293,9 +296,9 @@ class _Run(Generic[T]):
         replica.pause, replica.heard = _PAUSES[0], time.monotonic()
 
     def _ping(self) -> None:
-        """Health checks of servers with work: one whose host is gone breaks no connection."""
+        """Health checks of servers with work, dropped ones too: one whose host is gone breaks no connection."""
         now = time.monotonic()
-        for replica in self._ready():
+        for replica in self._pool.replicas:
             quiet = now - replica.heard
             if not self._load[replica]:
                 continue
@@ -322,13 +325,17 @@ class _Run(Generic[T]):
             self._failed(number, said)
 
     def _check_alive(self) -> None:
-        """Raises TrainingError when no server has been there for too long."""
+        """Raises TrainingError when no server has been there for too long, and none is being brought up to date."""
         if self._ready():
             self._none_since = time.monotonic()
-        elif time.monotonic() - self._none_since > self._pool._wait_s:
+        elif self._is_late() and not any(r.checking for r in self._pool.replicas):
             found = "; ".join(f"{r.address}: {r.problem}" for r in self._pool.replicas)
             raise TrainingError(f"no server of engine.servers was there for {self._pool._wait_s:g} s ({found}). Start "
                                 "`vlrl serve` again and go on with the same command; engine.timeout_s sets the limit.")
+
+    def _is_late(self) -> bool:
+        """Whether the time without any server is up."""
+        return not self._ready() and time.monotonic() - self._none_since > self._pool._wait_s
 
     # --- threads -----------------------------------------------------------------------------------------------------
 

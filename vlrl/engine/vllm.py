@@ -36,6 +36,7 @@ from vlrl.engine.vllm_inputs import (
     check_length,
     check_prompt,
     checked,
+    measuring_options,
     model_length,
     prompt_input,
     sampling_options,
@@ -211,7 +212,7 @@ class Generation:
     def _measure(self, i: int, draft: Draft, place: int) -> None:
         """Asks for the log-probability of a forced token: one token is sampled in its place and dropped."""
         token = draft.tokens[place]
-        options = self._options(i, 1, 0, 1) | {"logprob_token_ids": [token], "logprobs": None, "stop": []}
+        options = measuring_options(self.requests[i].sampling, token, self.engine.rules)
 
         def take(output: Any) -> None:
             draft.logprobs[place] = output.outputs[0].logprobs[0][token].logprob

@@ -7,7 +7,7 @@ it and what is forced on it are rules.py's, found out from its tokens, so that b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,14 @@ def sampling_options(sampling: Sampling, n: int, seed: int, rules: Rules, room: 
             "stop": list(sampling.stop), "include_stop_str_in_output": True, "skip_special_tokens": False,
             "spaces_between_special_tokens": False, "stop_token_ids": sorted(rules.eos), "ignore_eos": True,
             "logit_bias": dict.fromkeys(rules.banned, rules.bias)}
+
+
+def measuring_options(sampling: Sampling, token: int, rules: Rules) -> dict[str, Any]:
+    """Keywords of vllm.SamplingParams that ask for the log-probability of a token that is forced: one is sampled in its
+    place, to be dropped. It is among all tokens: with top_p or top_k a forced one may be none of those that are kept.
+    """
+    whole = replace(rules, top_p=1.0, top_k=-1)
+    return sampling_options(sampling, 1, 0, whole, 1) | {"logprob_token_ids": [token], "logprobs": None, "stop": []}
 
 
 def seed_of(seed: int, key: Sequence[int], place: int | None = None, start: int = 0) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -27,7 +28,7 @@ import torch
 
 from vlrl import files, runlock
 from vlrl.engine.vllm_process import PARENT
-from vlrl.engine.vllm_routes import KEY, WEIGHTS
+from vlrl.engine.vllm_routes import ALIVE, KEY, WEIGHTS
 from vlrl.engine.vllm_server import EXTENSION, read_key
 from vlrl.engine.vllm_worker import EMPTY
 from vlrl.errors import ConfigError, RunError, TrainingError
@@ -43,7 +44,8 @@ _GRACE_S = 30.0
 _MOST_DEATHS = 5
 """A server that dies so often without having answered once is not started again."""
 _SILENT_S = 600.0
-"""Seconds without an answer after which a server that did answer is started again."""
+"""Least seconds without an answer, of a server or the engine behind it, after which one that did answer is started
+again; engine.timeout_s where that is more."""
 _LAST_LINES = 15
 _SET_BY = {"--tensor-parallel-size": "engine.tensor_parallel", "--max-model-len": "engine.max_model_len",
            "--gpu-memory-utilization": "engine.memory", "--max-num-seqs": "engine.max_seqs", "--dtype": "engine.dtype",
@@ -82,6 +84,8 @@ class Servers:
     silent_s: float = _SILENT_S
     _stopped: bool = False  # no threading.Event: a signal handler that sets it may wait for ever for its lock
     _signal: int = signal.SIGTERM
+    _start_s: float = math.inf
+    """Seconds that a server may take until it answers, also when it is started again."""
 
     @property
     def addresses(self) -> list[str]:
@@ -92,7 +96,7 @@ class Servers:
         not answer in time."""
         for server in self.servers:
             _launch(server)
-        deadline = time.monotonic() + timeout_s
+        self._start_s, deadline = timeout_s, time.monotonic() + timeout_s
         while not self._stopped:
             for server in self.servers:
                 server.healthy = server.healthy or _health(server.local) == 200
@@ -114,7 +118,7 @@ class Servers:
             time.sleep(_POLL_S)
 
     def _look_after(self, server: Served) -> None:
-        now = time.monotonic()
+        now, longest = time.monotonic(), self.silent_s if server.healthy else self._start_s
         if server.process is None:
             if now >= server.start_at:
                 _launch(server)
@@ -128,8 +132,10 @@ class Servers:
                 self.say(f"{server.address} answers again; the trainer brings it the current weights")
             elif status == 503 and server.healthy:
                 self._bury(server, "lost its engine")
-            elif server.healthy and now - server.heard > self.silent_s:
-                self._bury(server, f"gave no sign of life for {self.silent_s:g} s")
+            elif now - server.heard > longest:
+                self._bury(server, f"gave no sign of life for {longest:g} s")
+            elif status == 200 and _silence(server) > self.silent_s:
+                self._bury(server, f"answers, and its engine gave no sign of life for {self.silent_s:g} s")
 
     def _bury(self, server: Served, what: str) -> None:
         """Ends what is left of a server, and sets when to start it again."""
@@ -188,7 +194,7 @@ def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127
                    str(port + i)]
         servers.append(Served(f"http://{_reached(host)}:{port + i}", f"http://{_reached(host, here=True)}:{port + i}",
                               command, shared | devices[i], folder / f"server-{port + i}.log"))
-    return Servers(servers, key_file, say)
+    return Servers(servers, key_file, say, silent_s=max(_SILENT_S, config.engine.timeout_s))
 
 
 def _blueprint(config: Config) -> Any:
@@ -356,6 +362,16 @@ def _health(address: str) -> int:
         return httpx.get(f"{address}/health", timeout=_HEALTH_S, trust_env=False).status_code
     except (httpx.HTTPError, OSError):
         return 0
+
+
+def _silence(server: Served) -> float:
+    """Seconds for which its engine has owed an answer; 0 where it does not say."""
+    key = {"Authorization": f"Bearer {server.environment.get(KEY, '')}"}
+    try:
+        answer = httpx.get(f"{server.local}{ALIVE}", headers=key, timeout=_HEALTH_S, trust_env=False)
+        return float(answer.json()["silent_s"])
+    except (httpx.HTTPError, OSError, ValueError, TypeError, KeyError):
+        return 0.0
 
 
 def _tail(log: Path) -> str:

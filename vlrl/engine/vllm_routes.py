@@ -2,6 +2,7 @@
 """What vlrl adds to the HTTP side of a vLLM server: `--middleware vlrl.engine.vllm_routes.Routes`.
 
     GET  /vlrl/state      what is served, and the version of its weights
+    GET  /vlrl/alive      for how long the engine has owed an answer
     POST /vlrl/generate   n answers to one prompt, drawn from the weights of the version that the request names
     POST /vlrl/load       takes over weights or an adapter from a folder, and forgets whatever older ones computed
     POST /vlrl/compare    names of weights that are not those of a folder
@@ -20,6 +21,7 @@ import hashlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from http import HTTPStatus
 from pathlib import Path
@@ -31,6 +33,7 @@ KEY, WEIGHTS = "VLLM_API_KEY", "VLRL_WEIGHTS"
 """Environment variables of a server: its key, and the folders (joined by os.pathsep) that weights may come from."""
 ADAPTER = "adapter_model.safetensors"
 """Where vLLM finds none it would read a pickle."""
+ALIVE = "/vlrl/alive"
 MOST_BYTES = 2**30
 """Of a request: a thousand large frames."""
 _NO_CACHE = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
@@ -61,14 +64,18 @@ class Routes:
         self._loading = asyncio.Lock()
         self._running: dict[asyncio.Task[Any], str] = {}
         """What writes answers, and the version that it was asked of."""
+        self._owed: asyncio.Future[Any] | None = None
+        """What the engine was last asked for a sign of life, once at a time, and when."""
+        self._owed_since = 0.0
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] not in ("http", "websocket") or scope["path"] == "/health":
             return await self.app(scope, receive, send)
         if not self._known(scope) or scope["type"] == "websocket":
             return await _reply(send, HTTPStatus.UNAUTHORIZED, {"error": "wrong key, or none"})
-        own = {("GET", "/vlrl/state"): self._state, ("POST", "/vlrl/generate"): self._generate,
-               ("POST", "/vlrl/load"): self._load, ("POST", "/vlrl/compare"): self._compare}
+        own = {("GET", "/vlrl/state"): self._state, ("GET", ALIVE): self._alive,
+               ("POST", "/vlrl/generate"): self._generate, ("POST", "/vlrl/load"): self._load,
+               ("POST", "/vlrl/compare"): self._compare}
         handler = own.get((scope["method"], scope["path"]))
         if handler is None:
             return await self.app(scope, receive, send)
@@ -120,6 +127,20 @@ class Routes:
                 "lora_rank": lora.max_lora_rank if lora else 0, "max_seqs": config.scheduler_config.max_num_seqs,
                 "extension": config.parallel_config.worker_extension_cls,
                 "roots": [str(root) for root in self._roots]}
+
+    async def _alive(self, state: Any, body: bytes) -> dict[str, Any]:
+        """{"silent_s"}: vLLM's own health page knows whether the engine's process is there, not whether it goes on. It
+        answers between two steps, so a long step is a short silence."""
+        owed = self._owed
+        if owed is None or owed.done():
+            owed = self._owed = asyncio.ensure_future(state.engine_client.is_sleeping())
+            self._owed_since = time.monotonic()
+        since = self._owed_since
+        await asyncio.wait((owed,), timeout=1.0)
+        if not owed.done():
+            return {"silent_s": time.monotonic() - since}
+        owed.result()  # raises where the engine is dead
+        return {"silent_s": 0.0}
 
     # --- answers -----------------------------------------------------------------------------------------------------
 

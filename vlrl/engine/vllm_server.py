@@ -46,6 +46,7 @@ from vlrl.engine.vllm_inputs import (
     check_length,
     check_prompt,
     checked,
+    measuring_options,
     model_length,
     prompt_input,
     sampling_options,
@@ -107,8 +108,6 @@ class ServerEngine:
         self._run = dist.broadcast(secrets.token_hex(4))  # versions of two runs are never alike
         self._syncs = 0
         self._refusals: dict[str, int] = {}
-        self._proved: dict[str, str] = {}
-        """The version that each server was last found to be alike with."""
         self._checks: dict[str, int] = {}
         """How often the weights of each server were proved since it was started."""
         self._client = Client(read_key(settings.key_file), settings.timeout_s)
@@ -156,18 +155,18 @@ class ServerEngine:
             calls, takes = [], []
             for draft in drafts:
                 for place in draft.force():
-                    options = sampling_options(sampling, 1, 0, self.rules, 1) | {
-                        "logprob_token_ids": [draft.tokens[place]], "logprobs": None, "stop": []}
+                    options = measuring_options(sampling, draft.tokens[place], self.rules)
                     calls.append(self._call(prompt, draft.tokens[:place], options))
-                    takes.append(functools.partial(_measure, draft, place))
+                    takes.append((place, functools.partial(_measure, draft, place)))
                 if not draft.ended:
                     seed = seed_of(self.seed, request.key, draft.place, len(draft.tokens))
                     options = sampling_options(sampling, 1, seed, self.rules, draft.room())
                     calls.append(self._call(prompt, draft.tokens, options))
-                    takes.append(functools.partial(_add, draft))
+                    takes.append((len(draft.tokens), functools.partial(_add, draft)))
             if not calls:
                 return checked(drafts, prompt)
-            for take, found in zip(takes, (yield calls), strict=True):
+            for (written, take), found in zip(takes, (yield calls), strict=True):
+                check_prompt(prompt, found["prompt"], written)
                 take(found["outputs"][0])
 
     def _call(self, prompt: Prompt, written: Sequence[int], options: dict[str, Any]) -> Call:
@@ -250,9 +249,11 @@ class ServerEngine:
             raise TrainingError(f"{error}{lost}") from None
 
     def _admit(self, address: str) -> None:
-        """Brings a server to the current weights; Unavailable while it does not answer. Runs in a thread of its own."""
+        """Brings a server to the current weights and has it write; Unavailable while it does not. Runs in a thread of
+        its own. One that was dropped writes the probe again: its page answers, too, while its engine stands still.
+        """
         target, state = self._target, self._state(address)
-        if target is None or state["version"] == target.version == self._proved.get(address):
+        if target is None:
             return
         if not state["version"]:
             self._checks[address] = 0
@@ -266,7 +267,7 @@ class ServerEngine:
             if refusals > self.config.engine.retries:
                 raise TrainingError(f"the server {address} does not take the weights of the policy: {error}") from None
             raise
-        self._refusals[address], self._proved[address] = 0, target.version
+        self._refusals[address] = 0
         self._checks[address] = self._checks.get(address, 0) + 1
 
     def _prove(self, address: str, target: Target, whole: bool) -> None:

@@ -167,16 +167,22 @@ class Weights:
             shutil.rmtree(before.lora_path, ignore_errors=True)
 
     def logprobs(self, prompt: Prompt, answer: Sequence[int] | np.ndarray) -> np.ndarray:
-        """[T] log-probabilities of an answer's tokens in the engine: temperature 1, no token banned."""
+        """[T] log-probabilities of an answer's tokens in the engine: temperature 1, no token banned.
+
+        Asked as answers are, a token of each beginning of the answer: vLLM's log-probabilities of prompts are wrong, or
+        end its engine, where adapters are used beside other requests, or with more tokens than engine.max_seqs.
+        """
         from vllm import SamplingParams
 
         from vlrl.engine.vllm_inputs import prompt_input
 
-        sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        asked = prompt_input(prompt, [int(i) for i in answer])
-        (out,) = self.llm.generate([asked], sampling, use_tqdm=False, lora_request=self._request)
-        found = out.prompt_logprobs[-len(answer):]
-        return np.array([at[int(i)].logprob for at, i in zip(found, answer, strict=True)], dtype=np.float64)
+        tokens = [int(i) for i in answer]
+        asked = [prompt_input(prompt, tokens[:i]) for i in range(len(tokens))]
+        one = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "detokenize": False}
+        wanted = [SamplingParams(**one, logprob_token_ids=[token]) for token in tokens]
+        made = self.llm.generate(asked, wanted, use_tqdm=False, lora_request=self._request)
+        return np.array([out.outputs[0].logprobs[0][token].logprob for out, token in zip(made, tokens, strict=True)],
+                        dtype=np.float64)
 
     def compare(self, policy: Policy) -> Pairs:
         """(name, the policy's tensor, the engine's tensor) of all weights that can be found in the engine.
