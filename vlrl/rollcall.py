@@ -84,7 +84,7 @@ class RollCall:
         self.address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self._prefix = f"vlrl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"  # the store outlives a restart
         owner = runlock.myself()
-        self._owner = {key: owner[key] for key in ("pid", "host", "process")}
+        self._owner = {key: owner[key] for key in ("pid", "host", "system", "process")}
         self._beat, self._ended = 0, None
         self._writing, self._asking = self._connect(), None
         self._patience = 0
