@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from vlrl import runlock
+from vlrl import launcher, runlock
 from vlrl.errors import RankError
 
 BEAT = 2.0
@@ -88,6 +88,7 @@ class RollCall:
         self._beat, self._ended = 0, None
         self._writing, self._asking = self._connect(), None
         self._patience = 0
+        self._launcher = launcher.find()
         self._closed = threading.Event()
         self.tell()
         threading.Thread(target=self._live, name="roll call", daemon=True).start()
@@ -143,6 +144,8 @@ class RollCall:
         if before is None or after is None:
             missing = (f"the others; the launcher's store at {self.address[0]}:{self.address[1]} does not answer "
                        "either, so that host is gone or the network to it")
+            if self._launcher is not None:
+                self._launcher.end_if_it_hangs()
         else:
             missing = describe_missing(self.rank, count, before, after)
         return RankError(f"rank {self.rank} waited {waited:.0f} s in {place} for {missing}. The last checkpoint is "

@@ -77,8 +77,8 @@ def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
     """Holds the folder of the lock file `path`, made if missing, for this process.
 
     Raises RunError naming the owner while another process holds it. A lock left by a process of this host that is gone
-    is taken over. So is one that gives no sign of life for SILENT_S seconds, where its owner cannot be looked up but had
-    this host's name (this host before it was started anew, another container), and with `steal` one of any host.
+    is taken over. So is one that gives no sign of life for SILENT_S seconds, where its owner cannot be looked up but
+    had this host's name (this host before it was started anew, another container), and with `steal` any host's.
     """
     held = Lock(path, myself())
     with writing(path):
@@ -206,7 +206,7 @@ def myself() -> dict[str, Any]:
 
 
 def _system() -> str:
-    """Where a process id means the same process: this boot of the kernel and namespace of ids; "" where none is told."""
+    """Where a process id means the same process: this boot of the kernel and namespace of ids; "" where unknown."""
     try:
         return f"{_BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
