@@ -41,9 +41,9 @@ class Launcher:
             return
         with suppress(OSError):
             rank = os.pidfd_open(os.getpid())
-            subprocess.Popen([sys.executable, "-P", __file__, str(self.pid), str(self._handle), str(rank)],
-                             pass_fds=(self._handle, rank), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                             start_new_session=True)
+            words = map(str, (self.pid, self._handle, rank, RANK_S, LAUNCHER_S))
+            subprocess.Popen([sys.executable, "-P", __file__, *words], pass_fds=(self._handle, rank),
+                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
 def find() -> Launcher | None:
@@ -65,9 +65,9 @@ def _ends(process: int, seconds: float) -> bool:
     return bool(select.select([process], [], [], seconds)[0])
 
 
-def main(pid: int, launcher: int, rank: int) -> None:
+def main(pid: int, launcher: int, rank: int, rank_s: float, launcher_s: float) -> None:
     """Waits, and kills the launcher with all that it started; `launcher` and `rank` are pidfds."""
-    if _ends(launcher, 0) or (_ends(rank, RANK_S) and _ends(launcher, LAUNCHER_S)):
+    if (_ends(rank, rank_s) and _ends(launcher, launcher_s)) or _ends(launcher, 0):
         return
     family = psutil.Process(pid).children(recursive=True)
     os.write(2, f"The launcher, process {pid}, is killed: it still waits for its store, which is silent.\n".encode())
@@ -80,4 +80,4 @@ def main(pid: int, launcher: int, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(*map(int, sys.argv[1:4]), *map(float, sys.argv[4:]))

@@ -199,8 +199,9 @@ class RollCall:
         return found[0] if found else None
 
     def _connect(self) -> dist.Store:
+        # less than is waited for the answer: a thread that comes out of this at the end of the process aborts it
         return dist.TCPStore(*self.address, is_master=False, wait_for_workers=False,
-                             timeout=timedelta(seconds=ANSWER))
+                             timeout=timedelta(seconds=ANSWER / 2))
 
 
 def describe_missing(rank: int, count: int, before: Sequence[Record | None], after: Sequence[Record | None]) -> str:
