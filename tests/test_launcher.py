@@ -18,17 +18,19 @@ subprocess.run(["sh", "-c", '"$@"; exit', "sh", sys.executable, "-c", sys.argv[1
 sys.stdin.read()
 """
 RANK = """
+import psutil
 from vlrl import launcher
 launcher.LAUNCHER_S = 0.2
 found = launcher.find()
 if found is not None:
     found.end_if_it_hangs()
-print(found and found.pid, flush=True)
+print(found and found.pid, len(psutil.Process().children()), flush=True)
 """
 
 
 def agent(*words, **env):
-    """Something that hangs after its rank has ended, with a process beside the rank, and the pid that the rank found."""
+    """Something that hangs after its rank has ended, with a process beside the rank, and what the rank says: the pid
+    that it found and how many wait for that to end."""
     process = subprocess.Popen([sys.executable, "-c", AGENT, RANK, *words], stdin=subprocess.PIPE, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **env})
     assert process.stdout
@@ -37,9 +39,10 @@ def agent(*words, **env):
 
 def test_a_launcher_that_hangs_is_killed_with_all_that_it_started():
     process, sleeper, found = agent("torchrun")
-    assert found == str(process.pid)
+    assert found == f"{process.pid} 1"
+    assert process.wait(60) == -9
     _, said = process.communicate(timeout=60)
-    assert process.returncode == -9 and f"The launcher, process {process.pid}, is killed" in said
+    assert f"The launcher, process {process.pid}, is killed" in said
     psutil.wait_procs([sleeper], 60)
     assert not sleeper.is_running()
 
@@ -50,10 +53,10 @@ def test_a_launcher_that_hangs_is_killed_with_all_that_it_started():
 def test_one_that_may_restart_its_ranks_and_one_of_another_kind_are_left_alone(words, env, known):
     process, sleeper, found = agent(*words, **env)
     sleeper.kill()
-    _, said = process.communicate("", timeout=60)  # it waits for that, and whoever was to kill it would say so
-    assert found == (str(process.pid) if known else "None") and process.returncode == 0 and not said
+    _, said = process.communicate("", timeout=60)
+    assert found == f"{process.pid if known else None} 0" and process.returncode == 0 and not said
 
 
 def test_a_process_without_a_launcher_finds_none():
     done = subprocess.run([sys.executable, "-c", RANK], text=True, capture_output=True, check=True)
-    assert done.stdout == "None\n"
+    assert done.stdout == "None 0\n"

@@ -1,7 +1,7 @@
 """What `accelerate launch` asks for, as settings; sharded runs are in tests/e2e/test_sharding.py."""
 
 import pytest
-from torch.distributed.distributed_c10d import BackendConfig
+from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from tests.helpers import settings
 from vlrl.errors import ConfigError
@@ -48,4 +48,4 @@ def test_what_is_refused_names_the_setting(environ, given, said):
 ])
 def test_shards_in_main_memory_beside_a_gpu_have_collectives_there(environ, given, device, found):
     chosen = backend(launched(settings("m", train=given), dict(environ)), device)
-    assert (BackendConfig(chosen).get_device_backend_map() if chosen else None) == found
+    assert (BackendConfig(Backend(chosen)).get_device_backend_map() if chosen else None) == found

@@ -15,7 +15,8 @@ from vlrl.store import RunFolder
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = [sys.executable, str(ROOT / "train.py")]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
-FEW = ("steps=5", "save.every=2", "eval.every=2", "eval.samples=2", "rollout.prompts_per_step=2", "rollout.group_size=2")
+FEW = ("steps=5", "save.every=2", "eval.every=2", "eval.samples=2", "rollout.prompts_per_step=2",
+       "rollout.group_size=2")
 """Words of the shortest run that is resumed in its middle."""
 
 TASK = '''

@@ -134,34 +134,33 @@ def test_checkpoints_are_read_with_and_without_shards(generated, tiny_models, tm
             folder / "step-000001" / checkpoint.TENSORS)
         assert after.keys() == before.keys() and all(torch.equal(after[k], before[k]) for k in before)
         assert all(torch.equal(others[k], averages[k]) for k in others) and len(others) > 3 * len(before) - 3
-    for folder, same in ((generated / "unsharded", generated / "straight"), (tmp_path / "alone", generated / "straight"),
-                         (generated / "widened", tmp_path / "single")):
-        (line, other) = (metrics(f)[2] for f in (folder, same))
+    straight, wide = generated / "straight", (generated / "widened", tmp_path / "single")
+    for folder, same in ((generated / "unsharded", straight), (tmp_path / "alone", straight), wide):
+        line, other = (metrics(f)[2] for f in (folder, same))
         assert line["step"] == 2 and line["loss"] == pytest.approx(other["loss"], rel=1e-3)
         one, two = ({(r["sample_id"], r["index"]): r["token_ids"] for r in RunFolder(f).rollouts(2).to_pylist()}
                     for f in (folder, same))
         assert len(one) == 12 and one == two
-    for folder, same in ((tmp_path / "alone", generated / "unsharded"), (generated / "widened", tmp_path / "single")):
+    for folder, same in ((tmp_path / "alone", generated / "unsharded"), wide):
         one, two = (checkpoint.load_state(f / "checkpoints/step-000003")["source"] for f in (folder, same))
         assert one["drawn"] == two["drawn"] and (one["history"]["visits"] == two["history"]["visits"]).all()
 
 
 @pytest.mark.parametrize("name, own", [("stopped", FULL), ("ahead", LORA)])
-def test_eval_and_export_know_no_shards(generated, tiny_models, tmp_path, name, own, capsys):
+def test_eval_and_export_know_no_shards(generated, tiny_models, tmp_path, name, own):
     """They give the same for the checkpoint of a run that shards and for its weights saved without shards."""
     path = next(p for p in sorted((generated / name / "checkpoints").iterdir(), reverse=True) if p.is_dir())
     launch(1, [{"resave": str(path), "config": make(tiny_models["qwen3_vl"], tmp_path / "again", own=own)}],
            tmp_path / "runs.json")
     found = []
     for kind, weights, word in (("shards", path, "fsdp2"), ("whole", tmp_path / "again/step-000001", "none")):
-        words = ["--checkpoint", str(weights), "--samples", "3", "--json", "--rollouts", str(tmp_path / f"{kind}-answers")]
-        capsys.readouterr()
-        assert cli.main(["eval", str(generated / name / "config.yaml"), f"train.sharding={word}", *words]) == 0
-        answers = RunFolder(tmp_path / f"{kind}-answers").rollouts().to_pylist()
-        scores = json.loads(capsys.readouterr().out)
+        answers = tmp_path / f"{kind}-answers"
+        assert cli.main(["eval", str(generated / name / "config.yaml"), f"train.sharding={word}", "--checkpoint",
+                         str(weights), "--samples", "3", "--rollouts", str(answers)]) == 0
         assert cli.main(["export", str(weights), "-o", str(tmp_path / kind)]) == 0
-        found.append((scores, [(r["sample_id"], r["token_ids"], r["reward"]) for r in answers]))
-    assert found[0][1] == found[1][1] and len(found[0][1]) == 3
+        rows = RunFolder(answers).rollouts(split="heldout").to_pylist()
+        found.append([(r["sample_id"], r["token_ids"], r["reward"]) for r in rows])
+    assert found[0] == found[1] and len(found[0]) == 3
     (file,) = (tmp_path / "whole").glob("*.safetensors")
     assert file.read_bytes() == (tmp_path / "shards" / file.name).read_bytes()
     assert (tmp_path / "whole/config.json").read_text() == (tmp_path / "shards/config.json").read_text()
