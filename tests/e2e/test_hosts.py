@@ -2,12 +2,13 @@
 
 import re
 import subprocess
+import sys
 import time
 
 import pytest
 
-from tests.e2e.hosts import Hosts, output, works
-from tests.e2e.runs import FEW, assert_same_run, wait_for
+from tests.e2e.hosts import Hosts, ip, output, works
+from tests.e2e.runs import FEW, ROOT, assert_same_run, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not works(), reason="needs root and network namespaces")]
 ENDS_S = 480
@@ -55,6 +56,43 @@ def test_a_cut_cable_ends_both_hosts_with_a_message_and_the_run_goes_on(pair):
         codes, texts = finished(hosts.torchrun(pair.config, folder, *FEW), folder)
         assert codes == [0, 0] and any("going on from" in text for text in texts), texts
     assert_same_run(folder, pair.whole)
+
+
+STORE = """
+import time
+from torch import distributed
+store = distributed.TCPStore("0.0.0.0", 29400, is_master=True, wait_for_workers=False)
+print("up", flush=True)
+time.sleep(1000)
+"""
+RANK = """
+import time
+from vlrl import rollcall
+rollcall.GRACE = 1
+here = rollcall.Here()
+rollcall.RollCall(here, 1, 2, 100000)
+here.enter("adding up gradients", depth=1)
+print("up", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_rank_says_why_before_its_launcher_ends_it(tmp_path):
+    """Where limits.collective_s is above the time after which TCP gives up; here that is seconds."""
+    with Hosts() as hosts:
+        ip("netns", "exec", hosts.names[1], "sysctl", "-qw", "net.ipv4.tcp_retries2=3")
+        for host, code in enumerate((STORE, RANK)):
+            text = tmp_path / f"{host}.txt"
+            process = hosts.start(host, [sys.executable, "-c", code], text, MASTER_ADDR=hosts.addresses[0],
+                                  MASTER_PORT="29400", PYTHONPATH=str(ROOT))
+            end = time.monotonic() + 300
+            while "up\n" not in text.read_text():
+                assert process.poll() is None and time.monotonic() < end, text.read_text()
+                time.sleep(0.1)
+        hosts.cut()
+        assert process.wait(300) == 1
+    said = text.read_text()
+    assert re.search("^error: rank 1 waited .*: adding up gradients .*not answer either", said, re.MULTILINE), said
 
 
 def test_nothing_is_left_behind(tmp_path):
