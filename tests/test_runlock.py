@@ -54,10 +54,11 @@ def test_lock_is_let_go_after_an_error_and_does_not_nest(tmp_path):
 
 @pytest.mark.parametrize("change, taken", [
     ({}, False), ({"process": "another start of this pid"}, True), ({"pid": 2**22 + 1}, True),
-    ({"host": "another-host", "pid": 1}, False), (None, True)])
+    ({"host": "another-host", "pid": 1}, False), (None, True), ({"system": "an earlier boot"}, True)])
 def test_whose_lock_counts(tmp_path, change, taken):
     text = "" if change is None else json.dumps(runlock.myself() | change)
     (tmp_path / "run.lock").write_text(text)
+    os.utime(tmp_path / "run.lock", (0, 0))  # silent for long
     if taken:
         with RunFolder(tmp_path).lock():
             pass
@@ -69,14 +70,43 @@ def test_whose_lock_counts(tmp_path, change, taken):
 
 ELSEWHERE = ["unshare", "--uts", "sh", "-c", "hostname another-host && exec \"$@\"", "sh"]
 """A command under another host's name, of which a process cannot be looked up."""
+CONTAINER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
+"""A command in a container of this host's name: ids of its processes are others' here."""
+needs_namespaces = pytest.mark.skipif(
+    any(subprocess.run([*command, "true"], check=False, capture_output=True).returncode for command in (
+        ELSEWHERE, CONTAINER)), reason="needs the right to make a namespace")
+BEATING = f"from vlrl import runlock\nrunlock.BEAT_S = 0.5\n{HOLD}"
 
 
-@pytest.mark.skipif(subprocess.run([*ELSEWHERE, "true"], check=False, capture_output=True).returncode != 0,
-                    reason="needs the right to make a namespace")
+@needs_namespaces
+def test_a_lock_of_another_container_of_the_same_name_is_no_dead_process(tmp_path, monkeypatch, caplog):
+    """Its pid is none here. It keeps its folder while it beats; once killed and silent, it loses it."""
+    process = subprocess.Popen([*CONTAINER, sys.executable, "-c", BEATING, str(tmp_path)], stdout=subprocess.PIPE,
+                               text=True)
+    monkeypatch.setattr(runlock, "_LOOK_S", 0.05)
+    monkeypatch.setattr(runlock, "SILENT_S", 60)
+    try:
+        assert process.stdout.readline() == "held\n"
+        other = json.loads((tmp_path / "run.lock").read_text())
+        assert other["pid"] == 1 and other["host"] == runlock.myself()["host"]
+        assert runlock.owner_lives(other) is None
+        words = r"in use by process 1 .*sign of life was \d+ s ago.*if that process is gone, delete"
+        with pytest.raises(RunError, match=words), RunFolder(tmp_path).lock():
+            pass
+        assert "looking for a sign of life" in caplog.text
+    finally:
+        process.kill()
+        process.communicate()
+    monkeypatch.setattr(runlock, "SILENT_S", 2)
+    with RunFolder(tmp_path).lock():
+        assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
+    assert os.listdir(tmp_path) == []
+
+
+@needs_namespaces
 def test_a_lock_of_another_host_is_taken_when_it_is_silent(tmp_path, monkeypatch, caplog):
     """The other process beats twice a second; once killed, it is silent."""
-    code = f"from vlrl import runlock\nrunlock.BEAT_S = 0.5\n{HOLD}"
-    process = subprocess.Popen([*ELSEWHERE, sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE,
+    process = subprocess.Popen([*ELSEWHERE, sys.executable, "-c", BEATING, str(tmp_path)], stdout=subprocess.PIPE,
                                text=True)
     monkeypatch.setattr(runlock, "_LOOK_S", 0.05)
     monkeypatch.setattr(runlock, "SILENT_S", 60)

@@ -1,10 +1,11 @@
 """What `accelerate launch` asks for, as settings; sharded runs are in tests/e2e/test_sharding.py."""
 
 import pytest
+from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from tests.helpers import settings
 from vlrl.errors import ConfigError
-from vlrl.sharding import launched
+from vlrl.sharding import backend, launched
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
@@ -36,3 +37,15 @@ def test_the_launcher_settles_what_is_automatic(environ, given, found):
 def test_what_is_refused_names_the_setting(environ, given, said):
     with pytest.raises(ConfigError, match=said):
         launched(settings("m", **given), dict(environ))
+
+
+@pytest.mark.parametrize("environ, given, device, found", [
+    ({}, {"sharding": "fsdp2", "cpu_offload": True}, "cuda", {"cuda": "nccl", "cpu": "gloo"}),
+    ({**FSDP, "FSDP_OFFLOAD_PARAMS": "true"}, {}, "cuda", {"cuda": "nccl", "cpu": "gloo"}),
+    ({}, {"sharding": "fsdp2"}, "cuda", None),
+    ({}, {}, "cuda", None),
+    ({}, {"sharding": "fsdp2", "cpu_offload": True}, "cpu", None),
+])
+def test_shards_in_main_memory_beside_a_gpu_have_collectives_there(environ, given, device, found):
+    chosen = backend(launched(settings("m", train=given), dict(environ)), device)
+    assert (BackendConfig(Backend(chosen)).get_device_backend_map() if chosen else None) == found

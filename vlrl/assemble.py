@@ -80,8 +80,9 @@ def make_accelerator(config: Config) -> Accelerator:
     on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
     folder, limit = config.run.dir, config.limits.collective_s
     timeout = timedelta(seconds=limit if on_cpu else limit + 2 * GRACE)
+    backend = sharding.backend(config, "cuda" if torch.cuda.is_available() else "cpu")
     accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", log_with=list(config.log.trackers) or None,
-                              kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
+                              kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=timeout)],
                               project_config=ProjectConfiguration(project_dir=folder, logging_dir=folder))
     dist.watch(limit)
     return accelerator

@@ -39,7 +39,7 @@ def leave() -> None:
     global _calls, _lost
     if _calls is not None:
         _calls.close()
-    if active() and not (_lost and dist.get_backend() == "nccl"):  # whose end waits for the others
+    if active() and not (_lost and "nccl" in dist.get_backend_config()):  # whose end waits for the others
         dist.destroy_process_group()
     _calls = _lost = None
 

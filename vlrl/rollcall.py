@@ -9,6 +9,7 @@ that nobody waits for longer than ANSWER seconds.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
@@ -21,13 +22,15 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from vlrl import runlock
+from vlrl import launcher, runlock
 from vlrl.errors import RankError
 
 BEAT = 2.0
 """Seconds between two signs of life of a rank."""
-ANSWER = 10.0
-"""Seconds that the store has to answer."""
+CONNECT = 10.0
+"""Seconds for a connection to the store."""
+ANSWER = 15.0
+"""Seconds that the store has to answer. Above CONNECT: a thread that fails while the process ends would abort it."""
 GRACE = 30.0
 """Seconds past the time-out after which a rank that still waits, as in a transport that gives no error, is ended."""
 _NAMED = 8
@@ -84,10 +87,13 @@ class RollCall:
         self.address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self._prefix = f"vlrl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"  # the store outlives a restart
         owner = runlock.myself()
-        self._owner = {key: owner[key] for key in ("pid", "host", "process")}
+        self._owner = {key: owner[key] for key in ("pid", "host", "system", "process")}
         self._beat, self._ended = 0, None
+        self._cut = False
+        """Whether TCP has given up on the store's host; torchrun ends its ranks then, half a minute later by force."""
         self._writing, self._asking = self._connect(), None
         self._patience = 0
+        self._launcher = launcher.find()
         self._closed = threading.Event()
         self.tell()
         threading.Thread(target=self._live, name="roll call", daemon=True).start()
@@ -100,8 +106,10 @@ class RollCall:
         here = self.here
         record = {**self._owner, "beat": self._beat, "count": here.count, "waits": bool(here.doing),
                   "place": str(here), "for_s": time.monotonic() - here.since, "ended": self._ended}
-        with suppress(Exception):  # a store that is gone is found out by who asks it
+        try:
             self._writing.set(f"{self._prefix}/rank/{self.rank}", json.dumps(record))
+        except Exception as error:  # any other is found out by who asks the store
+            self._cut = self._cut or "timed out" in str(error)
 
     def end(self, error: BaseException | None) -> None:
         """The last record: this rank leaves, by an error or at the end."""
@@ -119,11 +127,12 @@ class RollCall:
         while not self._closed.wait(BEAT):
             self.tell()
             waited = time.monotonic() - self.here.since
-            if self.here.doing and not self.here.patient and waited > self.limit + GRACE:
+            limit = GRACE if self._cut else math.inf if self.here.patient else self.limit + GRACE
+            if self.here.doing and waited > limit:
                 self._end_process(waited)
 
     def _end_process(self, waited: float) -> None:
-        """For a transport that neither fails nor comes back."""
+        """For a transport that neither fails nor comes back, or not in time."""
         count, error = self.here.count, self.error(waited, "no error of the transport")
         if self.here.doing and self.here.count == count:
             self.end(error)
@@ -143,6 +152,8 @@ class RollCall:
         if before is None or after is None:
             missing = (f"the others; the launcher's store at {self.address[0]}:{self.address[1]} does not answer "
                        "either, so that host is gone or the network to it")
+            if self._launcher is not None:
+                self._launcher.end_if_it_hangs()
         else:
             missing = describe_missing(self.rank, count, before, after)
         return RankError(f"rank {self.rank} waited {waited:.0f} s in {place} for {missing}. The last checkpoint is "
@@ -197,7 +208,7 @@ class RollCall:
 
     def _connect(self) -> dist.Store:
         return dist.TCPStore(*self.address, is_master=False, wait_for_workers=False,
-                             timeout=timedelta(seconds=ANSWER))
+                             timeout=timedelta(seconds=CONNECT))
 
 
 def describe_missing(rank: int, count: int, before: Sequence[Record | None], after: Sequence[Record | None]) -> str:

@@ -4,8 +4,9 @@
         held.check()                                        # raises when another process has taken the folder
 
 The file names its owner. Making it is atomic on NFS too (O_EXCL), and so is taking a dead one away (rename). A process
-of this host can be looked up; one of another host shows that it lives by touching the file every BEAT_S seconds, and
-times are compared by the clock of the file system alone.
+of this host can be looked up; any other shows that it lives by touching the file every BEAT_S seconds, and times are
+compared by the clock of the file system alone. Containers and hosts may share a name, so a process is looked up only
+where the boot of the kernel and the namespace of process ids are its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psutil
 
@@ -31,8 +33,9 @@ from vlrl.files import read_json, writing
 BEAT_S = 15.0
 """Seconds between signs of life."""
 SILENT_S = 180.0
-"""Seconds without one after which run.steal_lock takes a lock: missed beats, and what NFS may show too late."""
+"""Seconds without one after which a lock may be taken: missed beats, and what NFS may show too late."""
 _LOOK_S = 1.0
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
 
 
@@ -74,7 +77,8 @@ def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
     """Holds the folder of the lock file `path`, made if missing, for this process.
 
     Raises RunError naming the owner while another process holds it. A lock left by a process of this host that is gone
-    is taken over; one left on another host too with `steal`, when it gives no sign of life for SILENT_S seconds.
+    is taken over. So is one that gives no sign of life for SILENT_S seconds, where its owner cannot be looked up but
+    had this host's name (this host before it was started anew, another container), and with `steal` any host's.
     """
     held = Lock(path, myself())
     with writing(path):
@@ -116,6 +120,7 @@ def _claim(path: Path, owner: Mapping[str, Any], steal: bool) -> None:
     if path.exists():
         other = read_json(path)  # None: its writer was killed before it had written its name
         lives = owner_lives(other) if other else False
+        steal = steal or (other or {}).get("host") == socket.gethostname()
         if lives is None and steal:
             lives = _shows_life(path, other or {})
         if lives is not False:
@@ -132,7 +137,7 @@ def _claim(path: Path, owner: Mapping[str, Any], steal: bool) -> None:
 
 def _take_away(path: Path, stale: Mapping[str, Any] | None) -> None:
     """Removes a dead owner's lock, and none that another process has just made in its place."""
-    aside = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
+    aside = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     with suppress(FileNotFoundError):  # somebody else was faster; open("x") decides
         os.rename(path, aside)
         if (read_json(aside) or None) != (stale or None):
@@ -175,7 +180,7 @@ def _shows_life(path: Path, other: Mapping[str, Any]) -> bool:
 
 def _silence(path: Path) -> float | None:
     """Seconds since the lock was touched, by the clock of its file system; None when that cannot be told."""
-    probe = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.now.tmp")
+    probe = path.with_name(f".{path.name}.{uuid4().hex}.now.tmp")
     try:
         probe.touch()
         try:
@@ -187,25 +192,34 @@ def _silence(path: Path) -> float | None:
 
 
 def owner_lives(owner: Mapping[str, Any]) -> bool | None:
-    """Whether the process that wrote a lock file still runs; None for one of another host, which cannot be seen."""
-    if owner.get("host") != socket.gethostname():
+    """Whether the process that wrote a lock file still runs; None for one of another host or container, which cannot be
+    seen, and one of this host before it was started anew."""
+    if owner.get("host") != socket.gethostname() or owner.get("system", _system()) != _system():
         return None
     return _started(owner.get("pid")) == owner.get("process")
 
 
 def myself() -> dict[str, Any]:
     """This process as an owner."""
-    return {"pid": os.getpid(), "host": socket.gethostname(), "process": _started(os.getpid()),
+    return {"pid": os.getpid(), "host": socket.gethostname(), "system": _system(), "process": _started(os.getpid()),
             "since": time.strftime("%Y-%m-%d %H:%M:%S %z"), "command": sys.argv}
+
+
+def _system() -> str:
+    """Where a process id means the same process: this boot of the kernel and namespace of ids; "" where unknown."""
+    try:
+        return f"{_BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
 def _started(pid: Any) -> str | None:
     """When a live process of this host started, in a form that survives changes of the clock; None = there is none."""
-    stat, boot = Path(f"/proc/{pid}/stat"), Path("/proc/sys/kernel/random/boot_id")
+    stat = Path(f"/proc/{pid}/stat")
     try:
-        if boot.exists():
+        if _BOOT.exists():
             state, *fields = stat.read_text(errors="replace").rpartition(")")[2].split()
-            return None if state in "ZX" else f"{boot.read_text().strip()}/{fields[18]}"
+            return None if state in "ZX" else f"{_BOOT.read_text().strip()}/{fields[18]}"
         process = psutil.Process(int(pid))
         return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
     except (OSError, psutil.Error):

@@ -62,6 +62,12 @@ def wanted(config: Config) -> bool:
     return config.train.sharding == "fsdp2" and dist.world() > 1
 
 
+def backend(config: Config, device: str) -> str | None:
+    """What carries collectives, where it is not the usual one of the device: shards that rest in main memory (settled
+    settings, see `launched`) are summed and gathered there too, which NCCL does not do."""
+    return "cuda:nccl,cpu:gloo" if device == "cuda" and config.train.cpu_offload else None
+
+
 def shard(policy: Policy, idle: Prompt, settings: TrainSettings | None = None) -> None:
     """Shards the policy and its reference in place: each decoder layer by itself, all the rest (vision tower,
     embeddings, output layer) with the root, over all processes. Make the optimizer after this.

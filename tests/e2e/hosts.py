@@ -7,11 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.e2e.runs import ENV, ROOT, metrics
+from tests.e2e.runs import ENV, ROOT
 
 TRAIN = str(ROOT / "train.py")
 
@@ -52,8 +51,6 @@ class Hosts:
                 ip("-n", name, "addr", "add", f"{address}/24", "dev", interface)
                 ip("-n", name, "link", "set", "lo", "up")
                 ip("-n", name, "link", "set", interface, "up")
-                # torchrun's agent waits for its store until TCP gives up: minutes by default, here half of one
-                ip("netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_retries2=6")
             self._stack.callback(self._end_processes)
             self._stack = self._stack.pop_all()
         return self
@@ -95,22 +92,17 @@ class Hosts:
             TRAIN, str(config), f"run.dir={folder}", *words],
             output(folder, host)) for host in range(2)]
 
+    def pids(self) -> list[int]:
+        """The processes on both hosts."""
+        return [int(pid) for name in self.names for pid in ip("netns", "pids", name).split()]
+
     def _end_processes(self) -> None:
-        for pid in [pid for name in self.names for pid in ip("netns", "pids", name).split()]:
+        for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         for process in self.started:
             process.wait(60)
 
 
 def output(folder: Path, host: int) -> Path:
     return folder.with_name(f"{folder.name}-host-{host}.txt")
-
-
-def wait_for(folder: Path, lines: int, processes: Sequence[subprocess.Popen], timeout: float = 600) -> None:
-    """Returns once metrics.jsonl has so many lines."""
-    end = time.monotonic() + timeout
-    while len(metrics(folder)) < lines:
-        assert all(p.poll() is None for p in processes), [output(folder, i).read_text()[-3000:] for i in range(2)]
-        assert time.monotonic() < end
-        time.sleep(0.05)

@@ -21,10 +21,6 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
 def dally() -> None:
     """Long enough for the others to find out where it is."""
     time.sleep(LIMIT + 15)

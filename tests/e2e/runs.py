@@ -6,12 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
+
+from vlrl.store import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = [sys.executable, str(ROOT / "train.py")]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+FEW = ("steps=5", "save.every=2", "eval.every=2", "eval.samples=2", "rollout.prompts_per_step=2",
+       "rollout.group_size=2")
+"""Words of the shortest run that is resumed in its middle."""
 
 TASK = '''
 from PIL import Image
@@ -68,13 +74,20 @@ def kill_after(config: Path, folder: Path, lines: int, *words: str, how: int = s
     """Starts train.py and sends it a signal once metrics.jsonl has `lines` lines; returns the exit code."""
     process = subprocess.Popen([*TRAIN, str(config), f"run.dir={folder}", *words], env=ENV, cwd=folder.parent,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    end = time.monotonic() + timeout
-    while len(metrics(folder)) < lines:
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_for(folder, lines, [process], timeout=timeout)
     process.send_signal(how)
     return process.wait(timeout)
+
+
+def wait_for(folder: Path, lines: int, processes: Sequence[subprocess.Popen], said: Callable[[], object] = str,
+             timeout: float = 600) -> None:
+    """Returns once metrics.jsonl has so many lines; the processes must run till then, else it fails with what they
+    `said`."""
+    end = time.monotonic() + timeout
+    while len(metrics(folder)) < lines:
+        assert all(p.poll() is None for p in processes), f"ended before it could be struck {said()}"
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def metrics(folder: Path, name: str = "metrics.jsonl") -> list[dict]:
@@ -83,6 +96,14 @@ def metrics(folder: Path, name: str = "metrics.jsonl") -> list[dict]:
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     varying = ("time/", "tokens_per_s", "memory/")
     return [{k: v for k, v in json.loads(line).items() if not k.startswith(varying)} for line in lines]
+
+
+def assert_same_run(found: Path, whole: Path, steps: int = 5) -> None:
+    """Bit for bit, times and memory aside."""
+    assert weights(found, steps) == weights(whole, steps)
+    assert metrics(found) == metrics(whole) and len(metrics(found)) == steps
+    assert metrics(found, "eval.jsonl") == metrics(whole, "eval.jsonl")
+    assert RunFolder(found).rollouts().equals(RunFolder(whole).rollouts())
 
 
 def weights(folder: Path, step: int) -> str:

@@ -3,71 +3,96 @@
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
-from tests.e2e.hosts import TRAIN, Hosts, output, wait_for, works
-from tests.e2e.runs import metrics, run, weights, write_config
-from vlrl.store import RunFolder
+from tests.e2e.hosts import Hosts, ip, output, works
+from tests.e2e.runs import FEW, ROOT, assert_same_run, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not works(), reason="needs root and network namespaces")]
-WORDS = ("steps=5", "save.every=2", "eval.samples=2", "rollout.prompts_per_step=2", "rollout.group_size=2")
+ENDS_S = 480
+"""Seconds in which a command ends on stock settings of the network: TCP alone would need 15 minutes."""
 
 
-@pytest.fixture(scope="module")
-def config(tiny_models, tmp_path_factory):
-    return write_config(tmp_path_factory.mktemp("hosts"), tiny_models["qwen3_vl"])
-
-
-@pytest.fixture(scope="module")
-def whole(config):
-    """The run folder of two processes on one host."""
-    folder = config.parent / "whole"
-    done = run(config, folder, *WORDS, launcher=[sys.executable, "-m", "torch.distributed.run", "--standalone",
-                                                 "--nproc_per_node", "2", TRAIN], ACCELERATE_USE_CPU="true")
-    assert done.returncode == 0, done.stderr
-    return folder
+def said(folder):
+    return [output(folder, host).read_text()[-3000:] for host in range(2)]
 
 
 def finished(processes, folder, timeout=600):
-    """The exit codes and outputs of both hosts."""
+    """The exit codes and outputs of both hosts, which have no process any more."""
     codes = [process.wait(timeout) for process in processes]
     return codes, [output(folder, host).read_text() for host in range(2)]
 
 
-def assert_same_run(found, whole):
-    assert weights(found, 5) == weights(whole, 5)
-    assert metrics(found) == metrics(whole) and len(metrics(found)) == 5
-    assert metrics(found, "eval.jsonl") == metrics(whole, "eval.jsonl")
-    assert RunFolder(found).rollouts().equals(RunFolder(whole).rollouts())
-
-
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
-def test_a_run_on_two_hosts_is_that_of_two_processes(config, whole, launcher):
-    folder = config.parent / launcher
+def test_a_run_on_two_hosts_is_that_of_two_processes(pair, launcher):
+    folder = pair.config.parent / launcher
     with Hosts() as hosts:
-        codes, texts = finished(getattr(hosts, launcher)(config, folder, *WORDS), folder)
+        codes, texts = finished(getattr(hosts, launcher)(pair.config, folder, *FEW), folder)
     assert codes == [0, 0], texts
-    assert_same_run(folder, whole)
+    assert_same_run(folder, pair.whole)
 
 
-def test_a_cut_cable_ends_both_hosts_with_a_message_and_the_run_goes_on(config, whole):
-    folder = config.parent / "cut"
+def test_a_cut_cable_ends_both_hosts_with_a_message_and_the_run_goes_on(pair):
+    folder = pair.config.parent / "cut"
     with Hosts() as hosts:
-        processes = hosts.torchrun(config, folder, *WORDS, "limits.collective_s=40")
-        wait_for(folder, 3, processes)
+        processes = hosts.torchrun(pair.config, folder, *FEW, "limits.collective_s=40")
+        wait_for(folder, 3, processes, lambda: said(folder))
         hosts.cut()
-        codes, texts = finished(processes, folder)
+        codes, texts = finished(processes, folder, ENDS_S)
         assert all(codes), texts
         for text in texts:
             (line,) = [line for line in text.splitlines() if line.startswith("error: ")]
             assert re.search(r"rank \d waited \d+ s in step \d", line) and "limits.collective_s=40" in line
         assert "no sign of life" in texts[0] and "does not answer either" in texts[1], texts  # the store is on host 0
+        assert codes[1] == -9 and "still waits for its store" in texts[1] and "store" not in texts[0], texts
         assert not (folder / "run.lock").exists()
+        end = time.monotonic() + 60
+        while hosts.pids():  # the last one is who killed the launcher
+            assert time.monotonic() < end
+            time.sleep(0.1)
         hosts.mend()
-        codes, texts = finished(hosts.torchrun(config, folder, *WORDS), folder)
+        codes, texts = finished(hosts.torchrun(pair.config, folder, *FEW), folder)
         assert codes == [0, 0] and any("going on from" in text for text in texts), texts
-    assert_same_run(folder, whole)
+    assert_same_run(folder, pair.whole)
+
+
+STORE = """
+import time
+from torch import distributed
+store = distributed.TCPStore("0.0.0.0", 29400, is_master=True, wait_for_workers=False)
+print("up", flush=True)
+time.sleep(1000)
+"""
+RANK = """
+import time
+from vlrl import rollcall
+rollcall.GRACE = 1
+here = rollcall.Here()
+rollcall.RollCall(here, 1, 2, 100000)
+here.enter("adding up gradients", depth=1)
+print("up", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_rank_says_why_before_its_launcher_ends_it(tmp_path):
+    """Where limits.collective_s is above the time after which TCP gives up; here that is seconds."""
+    with Hosts() as hosts:
+        ip("netns", "exec", hosts.names[1], "sysctl", "-qw", "net.ipv4.tcp_retries2=3")
+        for host, code in enumerate((STORE, RANK)):
+            text = tmp_path / f"{host}.txt"
+            process = hosts.start(host, [sys.executable, "-c", code], text, MASTER_ADDR=hosts.addresses[0],
+                                  MASTER_PORT="29400", PYTHONPATH=str(ROOT))
+            end = time.monotonic() + 300
+            while "up\n" not in text.read_text():
+                assert process.poll() is None and time.monotonic() < end, text.read_text()
+                time.sleep(0.1)
+        hosts.cut()
+        assert process.wait(300) == 1
+    said = text.read_text()
+    assert re.search("^error: rank 1 waited .*: adding up gradients .*not answer either", said, re.MULTILINE), said
 
 
 def test_nothing_is_left_behind(tmp_path):

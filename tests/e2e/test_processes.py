@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import TWO
 from tests.e2e.replay import main
-from tests.e2e.runs import ENV, ROOT, metrics, run, write_config
+from tests.e2e.runs import ENV, FEW, ROOT, metrics, run, write_config
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -87,22 +87,17 @@ def test_fsdp_with_images_on_one_process_only(tiny_models, tmp_path, case):
     assert_equal(*replayed(folder, tmp_path, "sharded", json.dumps({**more, **model})))
 
 
-def test_a_whole_run_with_two_processes(tiny_models, tmp_path):
+def test_a_whole_run_with_two_processes(pair, tmp_path):
     """Same groups, same rewards, nearly the same numbers; one run folder."""
-    config = write_config(tmp_path, tiny_models["qwen3_vl"])
-    words = ("steps=4", "eval.every=2", "save.every=2")
-    done = run(config, tmp_path / "one", *words)
+    done = run(pair.config, tmp_path / "one", *FEW)
     assert done.returncode == 0, done.stderr
-    done = run(config, tmp_path / "two", *words, launcher=[*TORCHRUN, "2", str(ROOT / "train.py")],
-               ACCELERATE_USE_CPU="true")
-    assert done.returncode == 0, done.stderr
-    one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
-    assert [m["step"] for m in two] == list(range(4))
+    one, two = metrics(tmp_path / "one"), metrics(pair.whole)
+    assert [m["step"] for m in two] == list(range(5))
     for name in ("reward/mean", "loss", "grad_norm", "entropy", "completion/length_mean"):
         assert two[0][name] == pytest.approx(one[0][name], rel=1e-3, abs=1e-5), name
-    assert len(list((tmp_path / "two" / "rollouts").glob("step-*-rank-*.parquet"))) == 8
-    evals = metrics(tmp_path / "two", "eval.jsonl")
-    assert [(e["step"], e["n"]) for e in evals] == [(0, 8), (2, 8), (4, 8)]
+    assert len(list((pair.whole / "rollouts").glob("step-*-rank-*.parquet"))) == 10
+    evals = metrics(pair.whole, "eval.jsonl")
+    assert [(e["step"], e["n"]) for e in evals] == [(0, 2), (2, 2), (4, 2), (5, 2)]
 
 
 def test_unequal_prompts_are_stored_once_by_who_trains_on_them(tiny_models, tmp_path):

@@ -1,12 +1,14 @@
-"""A rank that dies, hangs, fails or takes long: what the others say (torchrun, gloo)."""
+"""A rank that dies, hangs, fails or takes long: what the others say, and how the run goes on (torchrun, gloo)."""
 
 import re
+import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
-from tests.e2e.runs import ENV, ROOT
+from tests.e2e.runs import ENV, FEW, ROOT, assert_same_run, run, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -19,8 +21,6 @@ def outcome(how):
 
 
 MISSING = {
-    "kill": (0, r"for rank 1 \(no sign of life from host .*; last heard of in .*\)"),
-    "stop": (0, r"rank 0 waited \d+ s in .* for rank 1 \(no sign of life from host .*\)"),
     "dally": (0, r"rank 0 waited \d+ s in .* for rank 1 \(in step 7, train for \d+ s\)"),
     "fail": (0, r"for rank 1 \(ended in step 7, train: KeyError: 'a fault of rank 1 alone'\)"),
     "leave": (0, r"for rank 1 \(ended in step 7, train: it came to its end\)"),
@@ -45,3 +45,23 @@ def test_what_rank_0_does_alone_may_take_longer_than_the_limit():
     done, errors = outcome("patient")
     assert done.returncode == 0 and not errors, done.stderr
     assert sorted(line for line in done.stdout.splitlines() if line.startswith("saved")) == ["saved 0", "saved 1"]
+
+
+def test_a_run_whose_ranks_are_killed_and_stopped_goes_on_exactly(pair):
+    """Rank 0 holds the lock and writes; a rank that is stopped hangs with open connections."""
+    folder, limit = pair.config.parent / "struck", "limits.collective_s=20"
+    for lines, number, how in ((1, 0, signal.SIGKILL), (3, 1, signal.SIGSTOP)):
+        command = [*pair.launcher, str(pair.config), f"run.dir={folder}", *FEW, limit]
+        said = folder.with_name(f"struck-{number}.txt")
+        with open(said, "w") as text, subprocess.Popen(command, env={**ENV, "ACCELERATE_USE_CPU": "true"},
+                                                       cwd=folder.parent, stdout=text, stderr=text) as both:
+            wait_for(folder, lines, [both], said.read_text)
+            (rank,) = [p for p in psutil.Process(both.pid).children() if p.environ().get("RANK") == str(number)]
+            rank.send_signal(how)
+            assert both.wait(300) != 0
+        missing = rf"^error: rank {1 - number} waited \d+ s in .* for rank {number} \(no sign of life from host "
+        assert re.search(missing, said.read_text(), re.MULTILINE)
+        assert not rank.is_running()
+    done = run(pair.config, folder, *FEW, launcher=pair.launcher, ACCELERATE_USE_CPU="true")
+    assert done.returncode == 0 and "going on from" in done.stdout, done.stderr
+    assert_same_run(folder, pair.whole)

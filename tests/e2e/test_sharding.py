@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.e2e.runs import ENV, ROOT, metrics
 from tests.e2e.sharded import main
-from vlrl import checkpoint
+from vlrl import checkpoint, cli
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -95,12 +95,14 @@ def generated(tiny_models, tmp_path_factory):
 
     small = {"prompts_per_step": 1, "group_size": 4, "max_new_tokens": 8}
     ahead: dict = {"async": {"max_staleness": 1}}
+    launch(1, [run("single", 2, "none")], root / "single.json")
     offloaded = {**LORA, "dtype": "bfloat16", "gradient_checkpointing": True}
     launch(2, [
         run("offloaded", 2, "auto", offloaded, train={"gather": "compute"}),  # the first, as it takes the launcher's
         run("straight"), run("stopped", 2), {"copy": str(root / "stopped"), **run("resumed")},
         {"copy": str(root / "stopped"), **run("unsharded", 3, "none")},
-        {"resave": str(root / "stopped/checkpoints/step-000002"), **run("again")},
+        {"copy": str(root / "single"), **run("widened", 3)},
+        {"resave": str(root / "single/checkpoints/step-000002"), **run("again")},
         run("ema", 3, own=LORA, algo={"kl_coef": 0.1, "reference": {"name": "ema", "every": 1}}),
         run("one prompt", 2, own=LORA, rollout={**small, "forget": {"lr": 1e-4}}),
         run("ahead", 3, own=LORA, algo={"kl_coef": 0.1, "correction": "token_truncate"}, **ahead),
@@ -117,25 +119,51 @@ def test_a_resumed_run_is_the_undisturbed_one(generated):
 
 
 def test_checkpoints_are_read_with_and_without_shards(generated, tiny_models, tmp_path):
-    """What was loaded is saved again bit for bit; a run goes on unsharded, on one process too."""
-    path = generated / "stopped/checkpoints/step-000002"
-    launch(1, [{"resave": str(path), "config": make(tiny_models["qwen3_vl"], tmp_path / "again")},
-               {"copy": str(generated / "stopped"), "config": make(tiny_models["qwen3_vl"], tmp_path / "alone", 3)}],
-           tmp_path / "runs.json")
-    before, averages = saved(generated / "stopped", 2)
-    for folder in (generated / "again", tmp_path / "again"):
+    """What was loaded is saved again bit for bit; a run of two that shard goes on unsharded and on one process, and one
+    of a single process on two that shard: with the same draws and answers, as the weights are the same."""
+    model = tiny_models["qwen3_vl"]
+    launch(1, [
+        {"resave": str(generated / "stopped/checkpoints/step-000002"), "config": make(model, tmp_path / "again")},
+        {"copy": str(generated / "stopped"), "config": make(model, tmp_path / "alone", 3)},
+        {"copy": str(generated / "single"), "config": make(model, tmp_path / "single", 3)}], tmp_path / "runs.json")
+    for folder, source in ((generated / "again", "single"), (tmp_path / "again", "stopped")):
+        before, averages = saved(generated / source, 2)
         assert json.loads((folder / "step-000001/config.json").read_text()) == json.loads(
-            (path / "config.json").read_text())
+            (generated / source / "checkpoints/step-000002/config.json").read_text())
         after, others = load_file(folder / "step-000001/model.safetensors"), load_file(
             folder / "step-000001" / checkpoint.TENSORS)
         assert after.keys() == before.keys() and all(torch.equal(after[k], before[k]) for k in before)
         assert all(torch.equal(others[k], averages[k]) for k in others) and len(others) > 3 * len(before) - 3
-    sharded = metrics(generated / "straight")[2]
-    for folder in (generated / "unsharded", tmp_path / "alone"):
-        (line,) = [m for m in metrics(folder) if m["step"] == 2]
-        assert line["loss"] == pytest.approx(sharded["loss"], rel=1e-3)
-        prompts = [RunFolder(f).rollouts(2).column("sample_id").to_pylist() for f in (folder, generated / "straight")]
-        assert sorted(prompts[0]) == sorted(prompts[1])
+    straight, wide = generated / "straight", (generated / "widened", tmp_path / "single")
+    for folder, same in ((generated / "unsharded", straight), (tmp_path / "alone", straight), wide):
+        line, other = (metrics(f)[2] for f in (folder, same))
+        assert line["step"] == 2 and line["loss"] == pytest.approx(other["loss"], rel=1e-3)
+        one, two = ({(r["sample_id"], r["index"]): r["token_ids"] for r in RunFolder(f).rollouts(2).to_pylist()}
+                    for f in (folder, same))
+        assert len(one) == 12 and one == two
+    for folder, same in ((tmp_path / "alone", generated / "unsharded"), wide):
+        one, two = (checkpoint.load_state(f / "checkpoints/step-000003")["source"] for f in (folder, same))
+        assert one["drawn"] == two["drawn"] and (one["history"]["visits"] == two["history"]["visits"]).all()
+
+
+@pytest.mark.parametrize("name, own", [("stopped", FULL), ("ahead", LORA)])
+def test_eval_and_export_know_no_shards(generated, tiny_models, tmp_path, name, own):
+    """They give the same for the checkpoint of a run that shards and for its weights saved without shards."""
+    path = next(p for p in sorted((generated / name / "checkpoints").iterdir(), reverse=True) if p.is_dir())
+    launch(1, [{"resave": str(path), "config": make(tiny_models["qwen3_vl"], tmp_path / "again", own=own)}],
+           tmp_path / "runs.json")
+    found = []
+    for kind, weights, word in (("shards", path, "fsdp2"), ("whole", tmp_path / "again/step-000001", "none")):
+        answers = tmp_path / f"{kind}-answers"
+        assert cli.main(["eval", str(generated / name / "config.yaml"), f"train.sharding={word}", "--checkpoint",
+                         str(weights), "--samples", "3", "--rollouts", str(answers)]) == 0
+        assert cli.main(["export", str(weights), "-o", str(tmp_path / kind)]) == 0
+        rows = RunFolder(answers).rollouts(split="heldout").to_pylist()
+        found.append([(r["sample_id"], r["token_ids"], r["reward"]) for r in rows])
+    assert found[0] == found[1] and len(found[0]) == 3
+    (file,) = (tmp_path / "whole").glob("*.safetensors")
+    assert file.read_bytes() == (tmp_path / "shards" / file.name).read_bytes()
+    assert (tmp_path / "whole/config.json").read_text() == (tmp_path / "shards/config.json").read_text()
 
 
 def test_references_that_move_and_processes_without_prompts(generated, tiny_models, tmp_path):

@@ -1,0 +1,27 @@
+"""Runs that several files of tests compare with."""
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.e2e.runs import FEW, ROOT, run, write_config
+
+TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(ROOT / "train.py")]
+
+
+class Pair(NamedTuple):
+    """A run of two processes on one host with the words FEW: its config, launcher, and folder."""
+
+    config: Path
+    launcher: list[str]
+    whole: Path
+
+
+@pytest.fixture(scope="session")
+def pair(tiny_models, tmp_path_factory) -> Pair:
+    config = write_config(tmp_path_factory.mktemp("pair"), tiny_models["qwen3_vl"])
+    done = run(config, config.parent / "whole", *FEW, launcher=TWO, ACCELERATE_USE_CPU="true")
+    assert done.returncode == 0, done.stderr
+    return Pair(config, TWO, config.parent / "whole")
