@@ -178,7 +178,7 @@ def test_no_advice_that_the_run_would_refuse():
     before = plan.plan(configs.load(SEVEN, words), 8, H100)
     found = planadvice.changes(SEVEN, words, before)
     assert [c.words for c in found] == [  # and nothing that is not needed
-        ("model.lora.rank=32", "engine=vllm_server", "engine.tensor_parallel=2")]
+        ("model.lora.rank=32", "engine=vllm_server", "engine.memory=0.9")]
     words = [*WORDS, "engine=vllm", "engine.memory=0.05"]
     found = planadvice.changes(THREE, words, plan.plan(configs.load(THREE, words), 8, H100))
     assert found and not any("tensor_parallel" in word for change in found for word in change.words)

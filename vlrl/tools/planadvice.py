@@ -100,7 +100,7 @@ def _candidates(config: Config, gpus: int) -> Iterator[list[str]]:
         yield ["model.lora.quantize=nf4"]
     if engine.name != "vllm_server":
         yield ["engine=vllm_server"]
-        yield ["engine=vllm_server", "engine.tensor_parallel=2"]
+        yield ["engine=vllm_server", "engine.memory=0.9"]  # its GPU is its own
     if (model.max_pixels or memory.IMAGE_PIXELS) > 401408:
         yield ["model.max_pixels=401408"]
 
