@@ -173,12 +173,16 @@ def test_it_plans_nothing_that_the_run_would_refuse():
         made(THREE, ("engine=vllm_server", "engine.tensor_parallel=3"))
 
 
+@pytest.mark.slow
 def test_no_advice_that_the_run_would_refuse():
     words = [*WORDS, "model.name=Qwen/Qwen2.5-VL-32B-Instruct", "model.lora.rank=0", "train.sharding=fsdp2"]
     before = plan.plan(configs.load(SEVEN, words), 8, H100)
     found = planadvice.changes(SEVEN, words, before)
     assert [c.words for c in found] == [  # and nothing that is not needed
         ("model.lora.rank=32", "engine=vllm_server", "engine.memory=0.9")]
+
+
+def test_no_advice_to_spread_an_engine_of_each_process():
     words = [*WORDS, "engine=vllm", "engine.memory=0.05"]
     found = planadvice.changes(THREE, words, plan.plan(configs.load(THREE, words), 8, H100))
     assert found and not any("tensor_parallel" in word for change in found for word in change.words)

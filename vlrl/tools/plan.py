@@ -117,7 +117,8 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
     if prompt_tokens is not None:
         visual = memory._visual_tokens(config, shape) if visual_tokens is None else visual_tokens
         if visual_tokens is not None and visual > prompt_tokens:
-            raise ConfigError(f"--visual-tokens {visual} are part of --prompt-tokens {prompt_tokens}: they cannot be more")
+            raise ConfigError(f"--visual-tokens {visual} are part of --prompt-tokens {prompt_tokens}, so they cannot "
+                              "be more")
         visual_tokens = min(visual, prompt_tokens)
     (trained, count), cost, shared, root, layer = _model(config.model.model_dump_json())
     found = _held(config, memory.estimate(config, shape, prompt_tokens, visual_tokens, "cuda"))
