@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from vlrl import alerts as alerts_module
 from vlrl import config
 from vlrl.alerts import RULES, Alerts
 from vlrl.errors import ConfigError
@@ -113,6 +114,34 @@ def test_an_alert_is_posted(tmp_path):
     assert str(tmp_path) == body["run"] and "2.5" in body["text"] and "alerts.kl_above" in body["text"]
 
 
+def test_an_infinite_value_is_valid_json(tmp_path):
+    with Server() as server:
+        found = alerts(tmp_path, [], kl_above=1, webhook=server.url)
+        found.check({"step": 7, "kl": float("inf")})
+        ((_, _, body),) = server.wait(1)
+        found.close()
+    def refuse(text):
+        raise AssertionError(text)
+    (line,) = (tmp_path / "alerts.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=refuse) == body and body["value"] is None and "inf" in body["text"]
+
+
+def test_no_proxy_of_the_environment_sees_a_hook_of_this_machine(tmp_path, monkeypatch):
+    with Server() as server, Server() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        found = alerts(tmp_path, [], kl_above=1, webhook=server.url)
+        found.check({"step": 0, "kl": 2})
+        found.close()
+        assert len(server.seen) == 1 and not proxy.seen
+
+
+def test_the_steps_before_are_looked_at_once(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setitem(alerts_module.RULES, "kl_above", lambda columns, settings: asked.append(len(columns["kl"])))
+    alerts(tmp_path, [], [{"step": i, "kl": 0.0} for i in range(1000)])
+    assert asked == [1000]  # not after each of them: a rule that looks back would take minutes
+
+
 @pytest.mark.parametrize("how, reason", [("slow", "timed out"), ("500", "HTTP 500"), ("redirect", "HTTP 307")])
 def test_a_webhook_that_fails_is_told_once_and_harms_nothing(tmp_path, how, reason):
     said = []
@@ -141,20 +170,23 @@ def test_a_webhook_that_nobody_serves(tmp_path):
 
 @pytest.mark.parametrize("url, problem", [
     ("http://example.com/x", "https"), ("ftp://example.com", "https"), ("file:///etc/passwd", "https"),
-    ("https://", "host"), ("http://127.0.0.1.example.com/", "https"), ("https://a:b", "read")])
+    ("https://", "host"), ("http://127.0.0.1.example.com/", "https"), ("https://a:b", "read"),
+    ("https://user:S3CRET@127.0.0.1/x", "password"), ("https://127.0.0.1/S3CRET x", "read"),
+    ("https://127.0.0.1:S3CRET/", "read"), ("https://127.0.0.1/\u00fc/S3CRET", "read")])
 def test_urls_that_are_refused(url, problem, monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match=f"alerts.webhook.*{problem}"):
         config.validate({"task": "x", "model": {"name": "x"}, "alerts": {"webhook": url}})
     monkeypatch.setenv("HOOK", url)
-    with pytest.raises(ConfigError, match=f"alerts.webhook.*HOOK.*{problem}"):
+    with pytest.raises(ConfigError, match=f"alerts.webhook.*HOOK.*{problem}") as told:
         alerts(tmp_path, [], webhook="env:HOOK")
+    assert "S3CRET" not in str(told.value)
 
 
 def test_a_url_from_the_environment(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="no environment variable NO_HOOK"):
         alerts(tmp_path, [], webhook="env:NO_HOOK")
     with Server() as server:
-        monkeypatch.setenv("HOOK", server.url)
+        monkeypatch.setenv("HOOK", server.url + "\n")
         found = alerts(tmp_path, [], kl_above=1, webhook="env:HOOK")
         found.check({"step": 0, "kl": 2})
         assert server.wait(1)

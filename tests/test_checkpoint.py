@@ -220,6 +220,29 @@ def test_latest_falls_back_and_says_so(tmp_path, name, damage, full, seen):
         assert not found.warnings
 
 
+@pytest.mark.parametrize("manifest", [
+    b"[" * 100_000, b'{"files": {}, "seconds": 1}', b'{"seconds": 1, "files": {"a": {}}}',
+    b'{"seconds": 1, "files": {"a": 3}}', b"\xff", b""], ids=lambda m: m[:12])
+def test_a_manifest_of_anything_is_passed_over(tmp_path, manifest):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, model, state(step), keep=2)
+    (tmp_path / "step-000002" / "manifest.json").write_bytes(manifest)
+    for full in (False, True):
+        found = checkpoint.latest(tmp_path, full)
+        assert found.step == 1 and "step-000002 is damaged" in found.warnings[0]
+    assert checkpoint.pace(tmp_path)
+
+
+def test_a_checkpoint_that_was_moved_away_and_linked_stays_where_it_is(tmp_path):
+    folder = tmp_path / "checkpoints"
+    checkpoint.save(folder, 1, model, state(), keep=1)
+    (folder / "step-000001").rename(tmp_path / "elsewhere")
+    (folder / "step-000001").symlink_to(tmp_path / "elsewhere")
+    assert checkpoint.latest(folder).step == 1
+    checkpoint.save(folder, 2, model, state(), keep=1)
+    assert os.listdir(folder) == ["step-000002"] and checkpoint.problems(tmp_path / "elsewhere") == []
+
+
 def test_nothing_there(tmp_path):
     assert checkpoint.latest(tmp_path / "nowhere") == (None, ())
     (tmp_path / "step-final").mkdir()

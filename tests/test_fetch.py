@@ -336,12 +336,26 @@ def test_no_http_and_no_answer(serve, policy):
 
 
 def test_a_moment_of_failure_is_waited_out(serve, policy):
-    answers = iter([(503, {}, b""), (200, {"Content-Length": "9999"}, b"short"), (200, {}, png())])
-    server = serve({"/a.png": lambda handler: next(answers)})
+    broken = (200, {"Content-Length": "9999"}, b"short")
+    answers = iter([(503, {}, b""), broken, (200, {}, png()), *[broken] * 3])
+    server = serve({path: lambda handler: next(answers) for path in ("/a.png", "/b.png")})
     own = policy()
-    with pytest.raises(DataError, match="no HTTP"):  # it broke off: what came is not kept
-        get(server.url(), own)
-    assert kept(own) == [] and get(server.url(), own).read_bytes() == png()
+    assert get(server.url(), own).read_bytes() == png()
+    with pytest.raises(DataError, match=r"cannot be fetched: .*broke off"):
+        get(server.url("/b.png"), own)
+    assert len(kept(own)) == 1  # nothing of what broke off
+
+
+def test_a_server_that_says_nothing_is_asked_again(policy):
+    with socket.create_server(("127.0.0.1", 0)) as ear:
+        def talk():
+            for answer in (b"", b"HTTP/1.1 200 OK\r\n\r\n" + png()):
+                connection, _ = ear.accept()
+                connection.recv(1000)
+                connection.sendall(answer)
+                connection.close()
+        threading.Thread(target=talk, daemon=True).start()
+        assert get(f"http://127.0.0.1:{ear.getsockname()[1]}/", policy()).read_bytes() == png()
 
 
 # --- what comes of it ---

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from vlrl import lazydata, rowindex
+from vlrl import kept, lazydata, rowindex
 from vlrl.curriculum import Prompts
 from vlrl.curriculum.visited import write_visited
 from vlrl.data import Samples, read_samples
-from vlrl.errors import ConfigError, DataError
+from vlrl.errors import ConfigError, DataError, RunError
 from vlrl.lazydata import LazySamples
 from vlrl.rollout import first_samples
 from vlrl.settings import DataSettings
@@ -118,6 +118,15 @@ def test_a_folder_of_shards_with_sides(tmp_path):
         found = read(folder, split=split)
         same(found, read(folder, "memory", split=split))
         assert len(found) == count
+
+
+@pytest.mark.parametrize("index", ["lazy", "memory"])
+def test_what_datasets_keeps_beside_its_shards_is_no_shard(tmp_path, index):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    table(folder / "data-00000-of-00001.arrow", rows(7), kind=pa.ipc.new_stream)
+    table(folder / "cache-1b2c.arrow", rows(5), kind=pa.ipc.new_stream)  # of a .filter(...) of the same folder
+    assert len(read(folder, index)) == 7
 
 
 def test_several_files_by_a_pattern(tmp_path):
@@ -261,6 +270,60 @@ def test_spoiled_places_are_found_anew(tmp_path, caplog):
     for spoiled in (b"", b"nothing", b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"):
         places(tmp_path)[0].write_bytes(spoiled)
         assert [s.id for s in read(path)][-1] == "r49"
+
+
+def test_spoiled_places_are_kept_anew(tmp_path, caplog):
+    path = lines(tmp_path / "a.jsonl", rows())
+    read(path)
+    (place,) = places(tmp_path)
+    good = place.read_bytes()
+    np.save(tmp_path / "other.npy", np.zeros((5, 2)))
+    for spoiled in (b"nothing", (tmp_path / "other.npy").read_bytes(), good[:-400]):
+        place.write_bytes(spoiled)
+        assert [s.id for s in read(path)][-1] == "r49" and place.read_bytes() == good
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("change", [
+    lambda data: data[: len(data) // 2], lambda data: b'{"id": "new"}\n' + data,
+    lambda data: data.replace(b"r3", b"row 3"),
+    lambda data: data.replace(b"}\n{", b"} {"), lambda data: b""])
+def test_a_file_that_is_written_to_ends_the_run(tmp_path, change):
+    path = lines(tmp_path / "a.jsonl", rows(), end="\n")
+    found = read(path, quarantine=True)  # which leaves no such row out
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(RunError, match=r"a\.jsonl is not what it was when the run began"):
+        list(found)
+
+
+def test_rows_may_be_added_to_a_file(tmp_path):
+    path = lines(tmp_path / "a.jsonl", rows(), end="\n")
+    found = read(path)
+    with path.open("a") as file:
+        file.write("\n" + json.dumps(rows()[0]) + "\n")
+    assert [s.id for s in found] == [f"r{i}" for i in range(50)] and len(read(path)) == 51
+
+
+def test_processes_that_share_a_cache_unpack_once(tmp_path):
+    path, begun, both = lines(tmp_path / "a.jsonl", rows()), [], threading.Event()
+
+    def write(source, target):
+        begun.append(source)
+        (both.set if len(begun) == 2 else lambda: both.wait(0.3))()
+        target.touch()
+    threads = [threading.Thread(target=kept.kept, args=(path, tmp_path / "cache", "rows", write)) for _ in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(begun) == 1 and len(places(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("start", [b"\xef\xbb\xbf\n", b"\xef\xbb\xbf", b"\xc2\xa0\n", b"\x1c\n\n"])
+def test_lines_of_nothing_but_spaces_of_any_kind(tmp_path, start):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(start + b"\n\xe2\x80\xa8\n".join(json.dumps(row).encode() for row in rows(5)))
+    same(read(path), read(path, "memory"))
 
 
 def test_without_a_place_to_keep_them(tmp_path, caplog):

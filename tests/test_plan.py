@@ -11,7 +11,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from vlrl import config as configs
 from vlrl.cards import CARDS, Card, card_of
 from vlrl.cli import main
-from vlrl.tools import memory, plan
+from vlrl.tools import memory, plan, planadvice
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 THREE, SEVEN = (str(CONFIGS / "models" / f"qwen2_5_vl_{size}.yaml") for size in ("3b", "7b"))
@@ -35,7 +35,8 @@ def test_a_card_is_found_by_its_name(said, name):
 
 
 def test_an_unknown_card_is_none():
-    assert card_of("Riva 128") is None
+    for name in ("Riva 128", "NVIDIA RTX A4000", "RTX A3000", "NVIDIA RTX A1000 Laptop GPU", "A1"):  # no A40, A30, A100
+        assert card_of(name) is None, name
     assert all(card_of(card.name) is card for card in CARDS)
 
 
@@ -148,7 +149,7 @@ def test_every_change_it_names_fits_when_it_is_made():
     words = [*WORDS, "model.lora.rank=0"]
     before = plan.plan(configs.load(SEVEN, words), 1, H100)
     assert not before.fits
-    found = plan.changes(SEVEN, words, before)
+    found = planadvice.changes(SEVEN, words, before)
     assert found
     for change in found:
         assert plan.plan(configs.load(SEVEN, [*words, *change.words]), 1, H100).fits, change.words
@@ -157,16 +158,53 @@ def test_every_change_it_names_fits_when_it_is_made():
 def test_several_changes_where_none_alone_is_enough():
     words = [*WORDS, "model.lora.rank=0", "model.gradient_checkpointing=false"]
     before = plan.plan(configs.load(SEVEN, words), 1, RTX_4090)
-    (found,) = plan.changes(SEVEN, words, before)
+    (found,) = planadvice.changes(SEVEN, words, before)
     assert len(found.words) > 1 and found.plan.fits
     assert plan.plan(configs.load(SEVEN, [*words, *found.words]), 1, RTX_4090).fits
+
+
+def test_it_plans_nothing_that_the_run_would_refuse():
+    shards, spread = ("train.sharding=fsdp2", "model.lora.quantize=nf4"), ("engine=vllm", "engine.tensor_parallel=2")
+    for words in (shards, spread):
+        with pytest.raises(plan.ConfigError, match=words[1].split("=")[0]):
+            made(THREE, words, gpus=2)
+        assert made(THREE, words).side_by_side  # on one GPU nothing is sharded, and an engine may have a second one
+    with pytest.raises(plan.ConfigError, match="16 attention heads"):
+        made(THREE, ("engine=vllm_server", "engine.tensor_parallel=3"))
+
+
+@pytest.mark.slow
+def test_no_advice_that_the_run_would_refuse():
+    words = [*WORDS, "model.name=Qwen/Qwen2.5-VL-32B-Instruct", "model.lora.rank=0", "train.sharding=fsdp2"]
+    before = plan.plan(configs.load(SEVEN, words), 8, H100)
+    found = planadvice.changes(SEVEN, words, before)
+    assert [c.words for c in found] == [  # and nothing that is not needed
+        ("model.lora.rank=32", "engine=vllm_server", "engine.memory=0.9")]
+
+
+def test_no_advice_to_spread_an_engine_of_each_process():
+    words = [*WORDS, "engine=vllm", "engine.memory=0.05"]
+    found = planadvice.changes(THREE, words, plan.plan(configs.load(THREE, words), 8, H100))
+    assert found and not any("tensor_parallel" in word for change in found for word in change.words)
+
+
+def test_one_gpu_shares_nothing_out():
+    words = ("model.lora.rank=0", "engine=vllm_server")
+    assert made(SEVEN, (*words, "train.sharding=fsdp2")).memory == made(SEVEN, words).memory
+
+
+def test_visual_tokens_are_part_of_the_prompt():
+    short = made(THREE, prompt_tokens=400)
+    assert (short.prompt, short.visual) == (400, 400)
+    with pytest.raises(plan.ConfigError, match=r"--visual-tokens 500.*--prompt-tokens 400"):
+        made(THREE, prompt_tokens=400, visual_tokens=500)
 
 
 def test_where_nothing_helps_it_says_so():
     words = [*WORDS]
     before = plan.plan(configs.load(SEVEN, words), 1, L4, 2.0)
-    assert not before.fits and plan.changes(SEVEN, words, before) == []
-    assert "smaller model" in plan.render_changes([])[0]
+    assert not before.fits and planadvice.changes(SEVEN, words, before) == []
+    assert "smaller model" in planadvice.render_changes([])[0]
 
 
 # --- docs/scaling.md ------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from vlrl.errors import TaskError
 from vlrl.scorer import Scorer
 from vlrl.scoring import score_all
 from vlrl.services import Services
+from vlrl.signals import STOPS
 from vlrl.task import Task
 from vlrl.types import Answer
 
@@ -52,6 +54,9 @@ class Odd(Task):
         if text == "child":
             Path(sample.row["pid"]).write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
             time.sleep(1000)
+        if text == "wait":
+            (Path(sample.row["folder"]) / "begun").touch()
+            wait_for((Path(sample.row["folder"]) / "go").exists)
         if text == "wrong":
             raise TaskError("mend me")
         return {"length": 1 / 0 if text == "divide" else float("nan") if text == "nan" else np.float32(len(text))}
@@ -177,6 +182,26 @@ def test_killed_with_the_training_process():
     while any(map(alive, pids)) and time.monotonic() < end:
         time.sleep(0.02)
     assert not any(map(alive, pids))
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_what_asks_the_run_to_end_ends_no_scoring(scorer, tmp_path, number):
+    scorer.seconds = 60
+    signalled = threading.Thread(target=lambda: (
+        wait_for(lambda: (tmp_path / "begun").exists()),
+        [os.kill(pid, number) for pid in (scorer._pid, scorer._keeper)], (tmp_path / "go").touch()))
+    signalled.start()
+    found, _ = scored(scorer, "wait", sample=replace(SAMPLE, row={"q": "?", "folder": str(tmp_path)}))
+    signalled.join()
+    assert [(s.reward, s.error) for s, _ in found] == [(4.0, None)]
+    scored(scorer, "exit")  # which asks for another process
+    assert alive(scorer._keeper)
+
+
+def wait_for(there):
+    end = time.monotonic() + 60
+    while not there() and time.monotonic() < end:
+        time.sleep(0.02)
 
 
 def test_closed(scorer):

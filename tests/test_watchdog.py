@@ -15,11 +15,17 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from vlrl import metrics, watchdog
-watchdog.GRACE_S = 0.5
+watchdog.GRACE_S = watchdog._FAREWELL_S = 0.5
 def holds_on_to_everything():
     while True:
         try:
             time.sleep(100)
+        except BaseException:
+            pass
+def fills_a_pipe():
+    while True:
+        try:
+            sys.stdout.write("x" * 10**7)
         except BaseException:
             pass
 def moves():
@@ -66,6 +72,21 @@ def test_a_process_that_cannot_end_is_ended(tmp_path):
     assert process.returncode == 1 and "limits.stuck_s" in err and not out
     assert "holds_on_to_everything" in (tmp_path / "stuck-rank-00000.txt").read_text()
     assert not (tmp_path / "run.lock").exists()
+
+
+@pytest.mark.slow
+def test_no_full_pipe_keeps_it(tmp_path):
+    process = start(tmp_path, "fills_a_pipe", 0.2)
+    assert process.wait(120) == 1  # nobody reads what it prints
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_no_lost_folder_keeps_it(tmp_path):
+    (tmp_path / "run").touch()
+    process = start(tmp_path / "run", "holds_on_to_everything", 0.2)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1 and "could not be written" in err
 
 
 @pytest.mark.slow

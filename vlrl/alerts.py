@@ -63,7 +63,8 @@ class Alerts:
         address = _address(settings.webhook)
         self._hook = Webhook(address, settings.webhook_timeout_s, say) if address else None
         for line in before:
-            self._begun(line)
+            self._take(line)
+        self._holding = set(self._found()) if self._columns["kl"] else set()
 
     def check(self, line: Mapping[str, Any]) -> dict[str, float]:
         """Takes the metrics of a step, tells what has begun to hold, and returns it as metrics for trackers."""
@@ -71,7 +72,7 @@ class Alerts:
         for alert in found:
             record = {**asdict(alert), "run": str(self.folder), "host": socket.gethostname(), "time": time.time()}
             self._say(f"ALERT {alert.text}")
-            append_line(self.folder / "alerts.jsonl", json.dumps(record))
+            append_line(self.folder / "alerts.jsonl", _json(record))
             if self._hook:
                 self._hook.send(record)
         return {f"alerts/{alert.alert}": alert.value for alert in found}
@@ -82,17 +83,23 @@ class Alerts:
             self._hook.close()
 
     def _begun(self, line: Mapping[str, Any]) -> list[Alert]:
+        self._take(line)
+        step, found = int(line.get("step", 0)), self._found()
+        fresh = {name: told for name, told in found.items() if name not in self._holding}
+        self._holding = set(found)
+        return [Alert(name, step, value, limit, f"at step {step}: {said} (alerts.{name})")
+                for name, (value, limit, said) in fresh.items()]
+
+    def _take(self, line: Mapping[str, Any]) -> None:
         for name, column in self._columns.items():
             value = line.get(name)
             column.append(float(value) if isinstance(value, (int, float)) else math.nan)
-        step, out = int(line.get("step", 0)), []
-        for name, rule in RULES.items():
-            found = None if getattr(self.settings, name) is None else rule(self._columns, self.settings)
-            if found and name not in self._holding:
-                value, limit, said = found
-                out.append(Alert(name, step, value, limit, f"at step {step}: {said} (alerts.{name})"))
-            (self._holding.add if found else self._holding.discard)(name)
-        return out
+
+    def _found(self) -> dict[str, Found]:
+        """What holds after the steps so far, by rule."""
+        told = {name: rule(self._columns, self.settings) for name, rule in RULES.items()
+                if getattr(self.settings, name) is not None}
+        return {name: found for name, found in told.items() if found}
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -148,6 +155,11 @@ RULES: Mapping[str, Callable[[Columns, AlertSettings], Found | None]] = {
 _READ = ("reward/mean", "reward/std", "kl", "entropy", "completion/truncated_frac", "skipped")
 
 
+def _json(record: Mapping[str, Any]) -> str:
+    """JSON, which has no infinity: what is infinite stands in the text alone."""
+    return json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()})
+
+
 # --- the webhook ------------------------------------------------------------------------------------------------------
 
 
@@ -156,7 +168,7 @@ def _address(given: str) -> str:
     if not given.startswith("env:"):
         return given
     name = given.removeprefix("env:")
-    found = os.environ.get(name, "")
+    found = os.environ.get(name, "").strip()  # secrets kept in files end with a newline
     if not found:
         raise ConfigError(f"alerts.webhook={given!r}: there is no environment variable {name}")
     if problem := webhook_problem(found):
@@ -177,7 +189,9 @@ class Webhook:
     def __init__(self, url: str, timeout_s: float, say: Callable[[str], None]):
         self._url, self._timeout_s, self._say = url, timeout_s, say
         self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(_WAITING)
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        # plain http is for this machine alone, and a proxy is another one
+        direct = [urllib.request.ProxyHandler({})] if url.startswith("http:") else []
+        self._opener = urllib.request.build_opener(_NoRedirect, *direct)
         self._told = False
         self._thread = threading.Thread(target=self._work, name="webhook", daemon=True)
         self._thread.start()
@@ -196,7 +210,7 @@ class Webhook:
     def _work(self) -> None:
         while (record := self._waiting.get()) is not None:
             try:
-                body = json.dumps(record).encode()
+                body = _json(record).encode()
                 request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"}, method="POST")
                 with self._opener.open(request, timeout=self._timeout_s):
                     pass
@@ -206,6 +220,10 @@ class Webhook:
     def _failed(self, error: Exception) -> None:
         if not self._told:
             self._told = True
-            reason = f"HTTP {error.code}" if isinstance(error, urllib.error.HTTPError) else str(error)[:200]
+            reason = type(error).__name__  # what others say may repeat the URL
+            if isinstance(error, urllib.error.HTTPError):
+                reason = f"HTTP {error.code}"
+            elif isinstance(error, OSError):
+                reason = str(error)[:200]
             self._say(f"warning: alerts.webhook at {urlsplit(self._url).hostname} took no alert ({reason}); the run "
                       "goes on, and further failures are not told")

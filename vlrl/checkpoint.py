@@ -20,6 +20,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,6 +143,9 @@ def _sweep(folder: Path) -> None:
 
 def _remove(path: Path) -> None:
     """Renames first, so that a kill in the middle leaves no half checkpoint under a valid name."""
+    if path.is_symlink():  # what it leads to is the user's
+        path.unlink()
+        return
     doomed = path.with_name(f".tmp-removed-{path.name}-{os.getpid()}")
     os.rename(path, doomed)
     shutil.rmtree(doomed, ignore_errors=True)  # what stays is swept by the next save
@@ -190,8 +194,9 @@ def pace(folder: Path) -> tuple[int, float] | None:
         manifest = read_json(path / MANIFEST) or {}
         seconds, files = manifest.get("seconds"), manifest.get("files")
         if isinstance(seconds, (int, float)) and seconds > 0 and isinstance(files, dict):
-            size = sum(entry["size"] for entry in files.values())
-            return size, size / seconds
+            with suppress(KeyError, TypeError):  # damaged
+                size = sum(entry["size"] for entry in files.values())
+                return size, size / seconds
     return None
 
 
@@ -241,9 +246,9 @@ def problems(path: Path, full: bool = True) -> list[str]:
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         entries = {path / name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [f"{MANIFEST} cannot be read: {error}"]
-    found = []
+    found = [] if path / STATE in entries else [f"{MANIFEST} does not list {STATE}"]
     for file, (size, sha256) in entries.items():
         if not file.is_file():
             found.append(f"{file.name} is missing")

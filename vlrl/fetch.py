@@ -43,6 +43,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\Z")
 _ENTRY = re.compile(r"(?P<scheme>https?://)?(?P<any>\*\.)?(?P<host>[^/:@*?#\s]+|\[[0-9a-fA-F:.]+\])(:(?P<port>\d{1,5}))?\Z")
 _AGAIN = (429, 500, 502, 503, 504)
+_BROKEN = re.compile(r"closed connection|disconnected")  # what h11 and httpcore say then
 _EMBEDDED = (("64:ff9b::/96", 0), ("2002::/16", 80))  # networks of IPv6 that hold an IPv4 address, this many bits up
 _HEADS = ((b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"GIF8", ".gif"), (b"BM", ".bmp"), (b"II*\0", ".tiff"),
           (b"MM\0*", ".tiff"), (b"\x1aE\xdf\xa3", ".mkv"))
@@ -287,6 +288,8 @@ def _answer(target: _Target, addresses: Sequence[str], guard: Guard, deadline: f
     except (TooSlow, httpcore.TimeoutException):
         raise DataError(f"media URL {shown(url)} was not there in time (limits.url_seconds)") from None
     except (httpcore.ProtocolError, httpcore.UnsupportedProtocol) as error:
+        if isinstance(error, httpcore.RemoteProtocolError) and _BROKEN.search(str(error)):
+            raise _Again("the server broke off") from None
         raise DataError(f"media URL {shown(url)}: what answers is no HTTP: {str(error)[:100]}") from None
     except httpcore.NetworkError as error:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):

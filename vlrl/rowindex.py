@@ -10,18 +10,17 @@ shards, and several files, follow one another.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
-import hashlib
 import json
 import logging
 import os
-import shutil
 import threading
 import weakref
 import zlib
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,20 +28,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from vlrl.errors import DataError, RunError
-from vlrl.files import replacing
 from vlrl.formats.files import MOST_LINE, Found, class_names, named_classes, parsed_line, record_of
 from vlrl.formats.folders import shards_of, side_of, split_of
+from vlrl.kept import check_room, kept
 
 log = logging.getLogger(__name__)
 
-_VERSION = 1
 _CHUNK = 4 << 20
 _GROUP_BYTES = 16 << 20
 """Of a parquet row group, decoded: larger ones are unpacked once, since one row costs the whole group."""
 _KEPT_BYTES = 64 << 20
 """Of decoded row groups kept in memory."""
-_SPARE = 1 << 30
-"""Bytes that unpacking leaves free on the disk."""
 _LINES = (".jsonl", ".ndjson")
 _SIDES = {None: 0, "train": 1, "heldout": 2}
 
@@ -148,7 +144,7 @@ class Lines:
 
     def __init__(self, path: Path, cache: Path):
         self._path = path
-        plain = _kept(path, cache, "rows.jsonl", _gunzip) if path.suffix.lower() == ".gz" else path
+        plain = kept(path, cache, "rows.jsonl", _gunzip) if path.suffix.lower() == ".gz" else path
         self._file = os.open(plain, os.O_RDONLY)  # kept: a file that is replaced meanwhile stays what it was
         weakref.finalize(self, os.close, self._file)
         self._size = os.fstat(self._file).st_size
@@ -174,7 +170,16 @@ class Lines:
         if end - at > 4 * MOST_LINE:
             return DataError(f"a line of {end - at} bytes, more than one row may have")
         try:
-            return record_of(parsed_line(os.pread(self._file, end - at, at).strip().decode()))
+            before = min(at, 1)
+            data = os.pread(self._file, end - at + before, at - before)
+            begins = data[:before] in (b"", b"\n") or (at == 3 and data[:1] == b"\xbf")  # after a byte order mark
+            ends = len(data) == end - at + before and (end == self._size or data.endswith(b"\n"))
+            text = data[before:].decode().strip() if begins and ends else "\n"
+            if "\n" in text:
+                raise RunError(f"{self._path} is not what it was when the run began: a row begins or ends elsewhere. "
+                               "Files of data must not be written to while a run reads them (new ones may be moved in "
+                               "their place); the same command goes on from the last checkpoint.")
+            return record_of(parsed_line(text))
         except UnicodeDecodeError as error:
             return DataError(f"it is no UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8.")
         except OSError as error:
@@ -188,12 +193,17 @@ def _places(path: Path, cache: Path) -> np.ndarray:
             np.save(file, _scanned(source), allow_pickle=False)
 
     try:
-        kept = _kept(path, cache, "places.npy", write)
-        return np.load(kept, mmap_mode="r", allow_pickle=False)
-    except (RunError, ValueError, EOFError) as error:
+        for _ in range(2):
+            place = kept(path, cache, "places.npy", write)
+            with contextlib.suppress(ValueError, EOFError, FileNotFoundError):  # spoiled, or gone meanwhile
+                found = np.load(place, mmap_mode="r", allow_pickle=False)
+                if found.dtype == np.int64 and found.ndim == 2 and found.shape[1] == 3:
+                    return found
+            place.unlink(missing_ok=True)
+    except (RunError, OSError) as error:
         log.warning("the places of the rows of %s are looked for at each start, for they cannot be kept: %s", path,
                     error)
-        return _scanned(path)
+    return _scanned(path)
 
 
 def _scanned(path: Path) -> np.ndarray:
@@ -205,7 +215,7 @@ def _scanned(path: Path) -> np.ndarray:
             first = np.concatenate([[0] if begins else [], ends[ends < len(data) - 1] + 1]).astype(np.int64)
             begins = chunk.endswith(b"\n")
             starts.append(first + base)
-            odd.append(np.isin(data[first], (9, 10, 11, 12, 13, 32)) if len(first) else np.zeros(0, bool))
+            odd.append(data[first] != ord("{"))
             names_split = names_split or b'"split"' in chunk or b'"split"' in tail + chunk[:8]
             base, tail = base + len(chunk), (tail + chunk[-8:])[-8:]
         if not starts:
@@ -214,7 +224,7 @@ def _scanned(path: Path) -> np.ndarray:
         full = ~doubtful
         for i in np.flatnonzero(doubtful).tolist():
             file.seek(int(at[i]))
-            full[i] = bool(file.readline(4 * MOST_LINE).decode("utf-8", "replace").strip())
+            full[i] = file.readline(4 * MOST_LINE).decode("utf-8", "replace").strip() not in ("", "\ufeff")
         number = np.flatnonzero(full) + 1
         at = at[full]
         if len(at) and number[0] == 1 and os.pread(file.fileno(), 3, 0) == b"\xef\xbb\xbf":
@@ -245,7 +255,7 @@ def _gunzip(source: Path, target: Path) -> None:
 
     with open(target, "wb") as file:
         for chunk in pieces():
-            _check_room(source, target)
+            check_room(source, target)
             file.write(chunk)
 
 
@@ -322,7 +332,7 @@ def _parquet(path: Path, cache: Path) -> Rows:
     if largest <= _GROUP_BYTES:
         return Groups(path, file)
     try:
-        return Batches(_kept(path, cache, "rows.arrow", _unpack), path)
+        return Batches(kept(path, cache, "rows.arrow", _unpack), path)
     except RunError as error:
         log.warning("%s has row groups of %d MiB, of which each row costs the decoding, and they cannot be unpacked "
                     "(%s). Write the file anew with smaller ones (row_group_size=1000)", path, largest >> 20, error)
@@ -337,7 +347,7 @@ def _unpack(source: Path, target: Path) -> None:
           pa.ipc.new_file(out, file.schema_arrow) as writer):
         for n, batch in enumerate(file.iter_batches(batch_size=1024, use_threads=False)):
             if n % 64 == 0:  # about 64,000 rows
-                _check_room(source, target)
+                check_room(source, target)
             writer.write_batch(batch)
 
 
@@ -350,34 +360,3 @@ def _column_sides(columns: Iterable[Any]) -> np.ndarray | None:
     """Sides of a column of splits, given in pieces."""
     found = [np.array([_SIDES[side_of(value)] for value in piece.to_pylist()], np.int8) for piece in columns]
     return np.concatenate(found) if found else None
-
-
-# --- what is kept -----------------------------------------------------------------------------------------------------
-
-
-def _kept(path: Path, cache: Path, name: str, write: Callable[[Path, Path], None]) -> Path:
-    """The file `name` made of this state of `path`: the kept one, else made by `write(path, temporary)`.
-
-    What was made of an earlier state goes. Raises RunError when the cache cannot be written.
-    """
-    status = os.stat(path)
-    with open(path, "rb") as file:
-        ends = file.read(1 << 16)
-        file.seek(max(0, status.st_size - (1 << 16)))
-        ends += file.read()
-    whose = hashlib.sha256(os.path.realpath(path).encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    told = f"{_VERSION} {status.st_size} {status.st_mtime_ns} ".encode() + ends
-    target = cache / "index" / f"{whose}-{hashlib.sha256(told).hexdigest()[:24]}-{name}"
-    if not target.is_file():
-        with replacing(target, sync=False) as temporary:
-            write(path, temporary)
-        for old in target.parent.glob(f"{whose}-*-{name}"):
-            if old != target:
-                old.unlink(missing_ok=True)
-    return target
-
-
-def _check_room(source: Path, target: Path) -> None:
-    if shutil.disk_usage(target.parent).free < _SPARE:
-        raise RunError(f"unpacking {source} into {target.parent} would leave less than {_SPARE >> 20} MiB free there; "
-                       "name a larger place with data.cache, or unpack it yourself")

@@ -31,6 +31,7 @@ from typing import Any
 
 from vlrl.scoring import Marked, Scored, score_all, watching
 from vlrl.services import Services
+from vlrl.signals import STOPS
 from vlrl.task import Task
 from vlrl.types import Answer, Sample
 
@@ -199,9 +200,9 @@ def _keep(theirs: socket.socket, control: socket.socket, make: Callable[[str], T
     """Forks a scoring process whenever it is asked, until nobody can ask any more."""
     theirs.close()
     _die_with(parent)
-    os.setsid()  # Ctrl-C is for the training process
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, lambda *_: None)  # and so is the end of a job; no SIG_IGN, which programs inherit
+    os.setsid()
+    for number in STOPS:  # what asks a run to end, Slurm each of its processes, is for the training process alone
+        signal.signal(number, lambda *_: None)  # no SIG_IGN, which programs inherit
     gc.freeze()
     while True:
         text, (*handles,), _, _ = socket.recv_fds(control, 4096, 1)

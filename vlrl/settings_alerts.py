@@ -40,12 +40,16 @@ class AlertSettings(Settings):
 
 
 def webhook_problem(url: str) -> str:
-    """What is wrong with a URL that alerts are to be sent to; "" when it may be used."""
+    """What is wrong with a URL that alerts are to be sent to, without a word of it; "" when it may be used."""
+    if not all("!" <= c <= "~" for c in url):
+        return "cannot be read: it has spaces, or letters that a URL writes as %XX"
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        return f"cannot be read: {error}"
+    except ValueError:
+        return "cannot be read: its host or its port is none"
+    if "@" in parts.netloc:
+        return "holds a user or a password, which cannot be sent; name a hook that needs none"
     if not host or parts.scheme not in ("http", "https"):
         return "must begin with https:// and name a host"
     if parts.scheme == "https" or _loopback(host):

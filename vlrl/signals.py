@@ -16,7 +16,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Signals that end a run."""
 _TWICE_S = 1.0
 """A launcher and the terminal may both send what was meant once: what comes so soon after the first is the first."""
 
@@ -31,8 +32,8 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.getsignal(number) for number in (*_STOPS, signal.SIGALRM)}
-            for number in _STOPS:
+            self._before = {number: signal.getsignal(number) for number in (*STOPS, signal.SIGALRM)}
+            for number in STOPS:
                 signal.signal(number, self._asked)
             signal.signal(signal.SIGALRM, self._over)
         return self

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,8 @@ GRACE_S = 60.0
 """Seconds that the run has to end by itself."""
 _SIGNAL = signal.SIGVTALRM
 _TICK_S = 5.0
+_FAREWELL_S = 5.0
+"""Seconds for the last words of a process that is ended."""
 
 
 class Stuck(TrainingError):
@@ -88,7 +91,16 @@ class Watchdog:
             signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
             if self._ended.wait(GRACE_S):
                 return
-        os.write(2, f"\nerror: {self._message} The process could not end by itself and is ended.\n".encode())
-        sys.stdout.flush()
-        (self.folder / "run.lock").unlink(missing_ok=True) if dist.is_main() else None
+        last = threading.Thread(target=self._farewell, daemon=True)
+        last.start()
+        last.join(_FAREWELL_S)
         os._exit(1)
+
+    def _farewell(self) -> None:
+        """What is done before, if it can be: a full pipe or a lost disk must not keep the process."""
+        told = f"\nerror: {self._message} The process could not end by itself and is ended.\n".encode()
+        lock = self.folder / "run.lock"
+        for act in (lambda: os.write(2, told), lambda: lock.unlink(missing_ok=True) if dist.is_main() else None,
+                    sys.stdout.flush):
+            with suppress(OSError, ValueError):
+                act()

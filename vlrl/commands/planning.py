@@ -11,7 +11,8 @@ from vlrl.commands.common import AsJson, ConfigPath, Words, emit, examples, load
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vlrl.tools.plan import Change, Plan
+    from vlrl.tools.plan import Plan
+    from vlrl.tools.planadvice import Change
 
 EXAMPLES = examples(
     "vlrl plan configs/models/qwen2_5_vl_7b.yaml task=grounding --gpus 8 --gpu-memory 80",
@@ -46,6 +47,7 @@ def plan(
     """
     from vlrl.cards import CARDS, card_of
     from vlrl.tools import plan as tool
+    from vlrl.tools import planadvice
 
     chosen = card_of(card)
     if chosen is None:
@@ -54,7 +56,7 @@ def plan(
     words, asked = list(settings or ()), {"prompt_tokens": prompt_tokens, "visual_tokens": visual_tokens,
                                           "answer_tokens": answer_tokens}
     found = tool.plan(load(config, words), gpus, chosen, gpu_memory, **asked)
-    remedies = [] if found.fits else tool.changes(config, words, found, **asked)
+    remedies = [] if found.fits else planadvice.changes(config, words, found, **asked)
     if as_json:
         emit(_plain(found) | {"changes": [{"settings": c.words, **_plain(c.plan)} for c in remedies]})
     else:
@@ -69,5 +71,7 @@ def _plain(found: Plan) -> dict[str, Any]:
 
 def _print(found: Plan, remedies: list[Change]) -> None:
     from vlrl.tools import plan as tool
+    from vlrl.tools import planadvice
 
-    typer.echo("\n".join([*tool.render(found), *(["", *tool.render_changes(remedies)] if not found.fits else [])]))
+    advice = [] if found.fits else ["", *planadvice.render_changes(remedies)]
+    typer.echo("\n".join([*tool.render(found), *advice]))

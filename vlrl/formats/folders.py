@@ -28,7 +28,7 @@ def folder_records(path: Path) -> Iterator[Found]:
     """The records of a folder. Raises DataError when it holds none."""
     files = sorted(_files(path))
     kinds = (("metadata beside the images", [f for f in files if os.path.basename(f) in _METADATA], _beside),
-             ("shards", [f for f in files if f.endswith(_SHARDS)], _shard),
+             ("shards", [f for f in files if _is_shard(f)], _shard),
              ("sequences", [f for f in files if os.path.basename(f) == "groundtruth.txt"], _beside),
              ("classes", [f for f in files if f.lower().endswith(_PICTURES) and f.count("/") >= 1], _picture))
     found = next(((chosen, read) for _, chosen, read in kinds if chosen), None)
@@ -70,7 +70,12 @@ def shards_of(path: Path) -> list[str]:
     """The shards of a folder of `datasets`, relative to it, in order; [] where the folder is of another kind."""
     files = sorted(_files(path))
     beside = any(os.path.basename(f) in _METADATA for f in files)
-    return [] if beside else [f for f in files if f.endswith(_SHARDS)]
+    return [] if beside else [f for f in files if _is_shard(f)]
+
+
+def _is_shard(file: str) -> bool:
+    """Whether a file holds rows: `datasets` keeps results of map and filter beside them, which hold some once more."""
+    return file.endswith(_SHARDS) and not os.path.basename(file).startswith("cache-")
 
 
 def split_of(file: str) -> dict[str, str]:

@@ -13,20 +13,18 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from vlrl import config as configs
-from vlrl import loading
+from vlrl import loading, sharding
 from vlrl.algo.algorithm import Algorithm
 from vlrl.cards import Card
 from vlrl.engine.capacity import token_bytes
 from vlrl.errors import ConfigError
 from vlrl.flops import Cost, cost_model, merge_side
 from vlrl.settings import Config, ModelSettings
-from vlrl.sharding import decoder_layers
 from vlrl.tools import memory
 from vlrl.tools.memory import GIB, Memory
 
@@ -84,14 +82,6 @@ class Plan:
         return sum(self.seconds.values())
 
 
-@dataclass(frozen=True)
-class Change:
-    """Settings that would make a plan fit."""
-
-    words: tuple[str, ...]
-    plan: Plan
-
-
 # --- what is known of models -----------------------------------------------------------------------------------------
 
 
@@ -118,13 +108,21 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
     """The plan of a config on `gpus` cards of `gib` GiB (None: the card's) that learn.
 
     prompt_tokens, visual_tokens: see memory.estimate. answer_tokens: mean length of an answer, for the seconds; None =
-    rollout.max_new_tokens. Raises ConfigError for a model that is not found or takes no images.
+    rollout.max_new_tokens. Raises ConfigError for a model that is not found or takes no images, and for settings that
+    a run on so many GPUs would refuse.
     """
     gib = card.gib if gib is None else gib
     shape = architecture(config.model.name)
+    _check(config, shape, gpus)
+    if prompt_tokens is not None:
+        visual = memory._visual_tokens(config, shape) if visual_tokens is None else visual_tokens
+        if visual_tokens is not None and visual > prompt_tokens:
+            raise ConfigError(f"--visual-tokens {visual} are part of --prompt-tokens {prompt_tokens}, so they cannot "
+                              "be more")
+        visual_tokens = min(visual, prompt_tokens)
     (trained, count), cost, shared, root, layer = _model(config.model.model_dump_json())
     found = _held(config, memory.estimate(config, shape, prompt_tokens, visual_tokens, "cuda"))
-    if config.train.sharding == "fsdp2":
+    if _sharded(config, gpus):
         found = _shared_out(config, found, gpus, root + 2 * layer)
     side = merge_side(shape)
     visual = memory._visual_tokens(config, shape) if visual_tokens is None else visual_tokens
@@ -140,6 +138,23 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
                 notes=tuple(_notes(config, gpus)))
 
 
+def _sharded(config: Config, gpus: int) -> bool:
+    return config.train.sharding == "fsdp2" and gpus > 1
+
+
+def _check(config: Config, shape: Any, gpus: int) -> None:
+    """Raises ConfigError for what sharding, assemble or vLLM would refuse."""
+    if _sharded(config, gpus):
+        sharding._check_model(config)
+    each, heads = config.engine.tensor_parallel, shape.get_text_config().num_attention_heads
+    if config.engine.name == "vllm" and each > 1 and gpus > 1:
+        raise ConfigError(f"engine.tensor_parallel={each} with {gpus} GPUs that learn: with engine.name=vllm each has "
+                          "an engine of its own. Leave it at 1, or set engine.name=vllm_server")
+    if config.engine.name != "hf" and heads % each:
+        raise ConfigError(f"engine.tensor_parallel={each}: the {heads} attention heads of {config.model.name} cannot "
+                          "be shared out over so many GPUs")
+
+
 @functools.lru_cache(maxsize=16)
 def _model(settings: str) -> tuple[tuple[int, int], Cost, bool, float, float]:
     """((trained parameters, all), what passes cost, whether rows are prefix-shared, shares of the parameters
@@ -149,7 +164,7 @@ def _model(settings: str) -> tuple[tuple[int, int], Cost, bool, float, float]:
     sizes = [(p.numel(), p.requires_grad) for p in skeleton.parameters()]
     counts = sum(n for n, learns in sizes if learns), sum(n for n, _ in sizes)
     base = skeleton.get_base_model() if hasattr(skeleton, "get_base_model") else skeleton
-    layers = [sum(p.numel() for p in layer.parameters()) for layer in decoder_layers(base)]
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in sharding.decoder_layers(base)]
     return (counts, cost_model(skeleton, family), family.shared, 1 - sum(layers) / counts[1], max(layers) / counts[1])
 
 
@@ -264,70 +279,6 @@ def _written(answers: int, rows: int, group: _Group, card: Card, held: _Bytes, p
     return total / (card.bandwidth * 1e9 * WRITING * parallel)
 
 
-# --- what to change --------------------------------------------------------------------------------------------------
-
-
-def changes(path: str, words: Sequence[str], before: Plan, **asked: Any) -> list[Change]:
-    """What would make a plan that does not fit fit: each change that does alone, else the first ones that do together.
-
-    path, words: those of the config. asked: the keywords of `plan`.
-    """
-    alone: list[Change] = []
-    together: list[str] = []
-    for candidate in _candidates(configs.load(path, words), before.gpus):
-        found = _tried(path, [*words, *candidate], before, asked)
-        if found and found.fits:
-            alone.append(Change(tuple(candidate), found))
-    if alone:
-        return alone
-    for candidate in _candidates(configs.load(path, words), before.gpus):
-        taken = {word.split("=")[0] for word in together}
-        fresh = [word for word in candidate if word.split("=")[0] not in taken]
-        found = _tried(path, [*words, *together, *fresh], before, asked)
-        if found is None or not fresh:
-            continue
-        together += fresh
-        if found.fits:
-            return [Change(tuple(together), found)]
-    return []
-
-
-def _tried(path: str, words: Sequence[str], before: Plan, asked: dict[str, Any]) -> Plan | None:
-    try:
-        return plan(configs.load(path, words), before.gpus, before.card, before.gib, **asked)
-    except ConfigError:
-        return None
-
-
-def _candidates(config: Config, gpus: int) -> Iterator[list[str]]:
-    """Changes worth a look, those that cost least first."""
-    engine, model = config.engine, config.model
-    if engine.name == "vllm" and not engine.sleep:
-        yield ["engine.sleep=true"]
-    if engine.name != "hf":
-        yield from ([f"engine.memory={share}"] for share in (0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
-                    if not math.isclose(share, engine.memory))
-        yield [f"engine.tensor_parallel={2 * engine.tensor_parallel}"]
-    if not model.gradient_checkpointing:
-        yield ["model.gradient_checkpointing=true"]
-    if config.train.tokens_per_batch > 4096:
-        yield ["train.tokens_per_batch=4096"]
-    if engine.name == "hf" and engine.batch_rollouts not in range(1, 33):
-        yield ["engine.batch_rollouts=32"]
-    if gpus > 1 and config.train.sharding != "fsdp2" and model.lora.quantize == "none":
-        yield ["train.sharding=fsdp2"]
-        yield ["train.sharding=fsdp2", "train.gather=compute"]
-    if not model.lora.rank:
-        yield ["model.lora.rank=32"]
-        yield ["model.lora.rank=32", "model.lora.quantize=nf4"]
-    elif model.lora.quantize == "none":
-        yield ["model.lora.quantize=nf4"]
-    if engine.name != "vllm_server":
-        yield ["engine=vllm_server"]
-    if (model.max_pixels or memory.IMAGE_PIXELS) > 401408:
-        yield ["model.max_pixels=401408"]
-
-
 def _notes(config: Config, gpus: int) -> Iterator[str]:
     if config.engine.name == "hf":
         yield ("engine.name=hf: transformers writes slower than the card's bandwidth allows, so these seconds are the "
@@ -376,12 +327,3 @@ def _verdict(found: Plan) -> str:
     if found.tight:
         return f"fits, barely: estimates have been up to {memory.BAND[1] - 1:.0%} too low"
     return "fits"
-
-
-def render_changes(found: Sequence[Change]) -> list[str]:
-    """What would make it fit, in lines."""
-    if not found:
-        return ["nothing that was tried makes it fit: more or larger GPUs, or a smaller model"]
-    head = "each of these alone makes it fit:" if len(found) > 1 or len(found[0].words) == 1 else "together these do:"
-    return [head, *(f"  {' '.join(c.words):<56}{c.plan.peak / GIB:>8.2f} GiB, {c.plan.step:,.1f} s a step"
-                    for c in found)]

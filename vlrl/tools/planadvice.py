@@ -1,0 +1,114 @@
+"""What would make a plan that does not fit fit: settings to change, each tried by planning again.
+
+    for change in changes("config.yaml", words, found):
+        print(change.words, change.plan.peak)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vlrl import config as configs
+from vlrl.errors import ConfigError
+from vlrl.settings import Config
+from vlrl.tools import memory
+from vlrl.tools.memory import GIB
+from vlrl.tools.plan import Plan, plan
+
+
+@dataclass(frozen=True)
+class Change:
+    """Settings that would make a plan fit."""
+
+    words: tuple[str, ...]
+    plan: Plan
+
+
+def changes(path: str, words: Sequence[str], before: Plan, **asked: Any) -> list[Change]:
+    """What would make a plan that does not fit fit: each change that does alone, else some that do together.
+
+    path, words: those of the config. asked: the keywords of `plan`.
+    """
+    def tried(more: Sequence[str]) -> Plan | None:
+        return _tried(path, [*words, *more], before, asked)
+
+    candidates = list(_candidates(configs.load(path, words), before.gpus))
+    alone: list[Change] = []
+    for candidate in candidates:
+        known = any(set(change.words) < set(candidate) for change in alone)
+        if not known and (found := tried(candidate)) and found.fits:
+            alone.append(Change(tuple(candidate), found))
+    if alone:
+        return alone
+    together: list[str] = []
+    for candidate in candidates:
+        taken = {word.split("=")[0] for word in together}
+        fresh = [word for word in candidate if word.split("=")[0] not in taken]
+        # another engine has other settings
+        kept = [word for word in together if not any(word.startswith(f"{new.split('=')[0]}.") for new in fresh)]
+        found = tried([*kept, *fresh])
+        if found is None or not fresh:
+            continue
+        together = [*kept, *fresh]
+        if found.fits:
+            return [_least(together, found, tried)]
+    return []
+
+
+def _least(words: list[str], found: Plan, tried: Callable[[Sequence[str]], Plan | None]) -> Change:
+    """The change without what is not needed."""
+    for word in list(words):
+        fewer = [other for other in words if other != word]
+        without = tried(fewer)
+        if without and without.fits:
+            words, found = fewer, without
+    return Change(tuple(words), found)
+
+
+def _tried(path: str, words: Sequence[str], before: Plan, asked: dict[str, Any]) -> Plan | None:
+    try:
+        return plan(configs.load(path, words), before.gpus, before.card, before.gib, **asked)
+    except ConfigError:
+        return None
+
+
+def _candidates(config: Config, gpus: int) -> Iterator[list[str]]:
+    """Changes worth a look, those that cost least first."""
+    engine, model = config.engine, config.model
+    if engine.name == "vllm" and not engine.sleep:
+        yield ["engine.sleep=true"]
+    if engine.name != "hf":
+        yield from ([f"engine.memory={share}"] for share in (0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+                    if not math.isclose(share, engine.memory))
+        yield [f"engine.tensor_parallel={2 * engine.tensor_parallel}"]
+    if not model.gradient_checkpointing:
+        yield ["model.gradient_checkpointing=true"]
+    if config.train.tokens_per_batch > 4096:
+        yield ["train.tokens_per_batch=4096"]
+    if engine.name == "hf" and engine.batch_rollouts not in range(1, 33):
+        yield ["engine.batch_rollouts=32"]
+    if gpus > 1 and config.train.sharding != "fsdp2" and model.lora.quantize == "none":
+        yield ["train.sharding=fsdp2"]
+        yield ["train.sharding=fsdp2", "train.gather=compute"]
+    if not model.lora.rank:
+        yield ["model.lora.rank=32"]
+        yield ["model.lora.rank=32", "model.lora.quantize=nf4"]
+    elif model.lora.quantize == "none":
+        yield ["model.lora.quantize=nf4"]
+    if engine.name != "vllm_server":
+        yield ["engine=vllm_server"]
+        yield ["engine=vllm_server", "engine.memory=0.9"]  # its GPU is its own
+    if (model.max_pixels or memory.IMAGE_PIXELS) > 401408:
+        yield ["model.max_pixels=401408"]
+
+
+def render_changes(found: Sequence[Change]) -> list[str]:
+    """What would make it fit, in lines."""
+    if not found:
+        return ["nothing that was tried makes it fit: more or larger GPUs, or a smaller model"]
+    head = "each of these alone makes it fit:" if len(found) > 1 or len(found[0].words) == 1 else "together these do:"
+    return [head, *(f"  {' '.join(c.words):<56}{c.plan.peak / GIB:>8.2f} GiB, {c.plan.step:,.1f} s a step"
+                    for c in found)]
