@@ -163,6 +163,20 @@ def on_main(call: Callable[[], Any], doing: str = "") -> Any:
     return result
 
 
+def ended(error: BaseException, last: Callable[[], Any]) -> None:
+    """This rank ends by an error: on rank 0 calls `last`, for which others that end too wait as long as it lives."""
+    if _calls is not None:
+        _calls.end(error)
+    if is_main():
+        try:
+            last()
+        finally:
+            if _calls is not None:
+                _calls.leave()
+    elif _calls is not None and _lost is None:
+        _calls.await_left()
+
+
 def _patiently(calls: RollCall, doing: str) -> None:
     """The others wait until rank 0 gets here, without a time-out as long as it gives signs of life."""
     global _lost

@@ -68,10 +68,11 @@ class Watchdog:
             quiet = 0.0 if life != seen else quiet + min(now - then, 2 * tick)
             seen, then = life, now
             if quiet > self.seconds:
-                self._end(life[1])
+                self._end(life)
                 return
 
-    def _end(self, phase: str) -> None:
+    def _end(self, life: tuple[int, str]) -> None:
+        phase = life[1]
         path = self.folder / f"stuck-rank-{dist.rank():05d}.txt"
         try:
             with open(path, "w", encoding="utf-8") as file:
@@ -86,7 +87,11 @@ class Watchdog:
                          "takes that long, raise limits.stuck_s.")
         if self._main:
             signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
-            if self._ended.wait(GRACE_S):
+            while not self._ended.wait(GRACE_S):
+                if metrics.life() == life:
+                    break
+                life = metrics.life()  # a checkpoint is being written
+            else:
                 return
         os.write(2, f"\nerror: {self._message} The process could not end by itself and is ended.\n".encode())
         sys.stdout.flush()
