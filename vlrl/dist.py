@@ -164,17 +164,26 @@ def on_main(call: Callable[[], Any], doing: str = "") -> Any:
 
 
 def ended(error: BaseException, last: Callable[[], Any]) -> None:
-    """This rank ends by an error: on rank 0 calls `last`, for which others that end too wait as long as it lives."""
+    """This rank ends by an error and calls `last`; others that end too wait for rank 0's as long as it lives."""
     if _calls is not None:
         _calls.end(error)
-    if is_main():
-        try:
-            last()
-        finally:
-            if _calls is not None:
-                _calls.leave()
-    elif _calls is not None and _lost is None:
+    try:
+        last()
+    finally:
+        if _calls is not None and is_main():
+            _calls.leave()
+    if _calls is not None and _lost is None and not is_main():
         _calls.await_left()
+
+
+def alike(value: str) -> bool:
+    """In `last` of `ended`: whether every rank ends by an error, with the same value and after the same collectives,
+    those that are not made here included; then more of them can be made."""
+    if _calls is None or _lost is not None:
+        return False
+    group: Any = dist.distributed_c10d._get_default_group()
+    made = group._get_sequence_number_for_group()
+    return _calls.all_ended(f"{value} {here.count} {made}")
 
 
 def _patiently(calls: RollCall, doing: str) -> None:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlrl import checkpoint, dist, pipeline
+from vlrl import checkpoint, dist, pipeline, sharding
 from vlrl.runlock import Lock
 from vlrl.saving import Saver
 from vlrl.watchdog import Stuck
@@ -36,7 +36,8 @@ class NotSaved(Exception):
 
 
 class Rest:
-    """What is needed to save the completed steps of a run at any moment; on the main process, which saves."""
+    """What is needed to save the completed steps of a run at any moment. The main process saves; the others tell with
+    it what they hold of sharded weights."""
 
     def __init__(self, parts: Parts, path: Path, lock: Lock, saver: Saver, done: int):
         self.parts, self.path, self.lock, self.saver = parts, path, lock, saver
@@ -54,7 +55,7 @@ class Rest:
         self.done, self._left = done, False
 
     def keep(self) -> None:
-        """Copies what drawing the answers of the next step will change."""
+        """Copies what drawing the answers of the next step will change; on the main process."""
         parts = self.parts
         source, self._ahead = pipeline.at_rest(parts.source)
         algorithm = parts.algorithm.state_dict(parts.policy)
@@ -74,9 +75,15 @@ class Rest:
         if not self.done or error is self.saver.failed:
             return
         try:
-            path = self._save(_AHEAD_S if not isinstance(error, (KeyboardInterrupt, Stuck)) else self.config.save.grace)
+            weights, live = self._gathered()
+            if not dist.is_main():
+                return
+            patience = self.config.save.grace if isinstance(error, (KeyboardInterrupt, Stuck)) else _AHEAD_S
+            path = self._save(weights, live, patience)
             error.add_note(f"The {self.done} completed steps are saved in {path}; the same command goes on from there.")
         except Exception as problem:
+            if not dist.is_main():
+                return
             last = checkpoint.latest(self.saver.folder)
             where = f"goes on from {last.path}" if last.path else "begins with the first step again"
             why = problem if isinstance(problem, NotSaved) else f"saving them failed: {problem}"
@@ -89,11 +96,20 @@ class Rest:
             return "the update of the next one had begun to change the weights"
         if self.parts.policy.away:
             return "the weights were others for the time being, and could not be restored"
-        if self.parts.policy.shards:
-            return "other processes hold shards of the weights"
         return ""
 
-    def _save(self, patience: float) -> Path:
+    def _gathered(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """Weights, where each process holds a part of them, and optimizer, whole; if all processes ended alike."""
+        policy = self.parts.policy
+        if not policy.shards:
+            return None, {}
+        if not dist.alike(f"{self.done} {self.problem()}"):
+            raise NotSaved("each process holds a part of the weights, and they ended at different places")
+        if problem := self.problem():
+            raise NotSaved(problem)
+        return sharding.weights(policy), sharding.whole(self._live())
+
+    def _save(self, weights: dict[str, Any] | None, live: dict[str, Any], patience: float) -> Path:
         target = self.saver.folder / f"step-{self.done:06d}"
         self.saver.settle()
         if self.saver.has(self.done):
@@ -104,7 +120,7 @@ class Rest:
         if self._kept is None:
             self.keep()
         assert self._kept is not None
-        state = checkpoint.joined(checkpoint.view(self._live()), self._kept)
+        state = checkpoint.joined(checkpoint.view(live or self._live()), self._kept)
         if self._ahead:
             found = self._ahead(patience)
             if found is None:
@@ -112,7 +128,7 @@ class Rest:
             state = checkpoint.joined(state, checkpoint.freeze({"source": found}))
         if not self._written(_ROLLOUTS_S if dist.world() > 1 else 0.0):
             raise NotSaved(f"the rollouts of step {self.done - 1} are not on disk")
-        self.saver.save_last(self.done, self.parts.policy, state)
+        self.saver.save_last(self.done, self.parts.policy, state, weights)
         return target
 
     def _live(self) -> dict[str, Any]:

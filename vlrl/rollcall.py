@@ -178,6 +178,22 @@ class RollCall:
             time.sleep(pause)
             pause = min(1.5 * pause, 1.0)
 
+    def all_ended(self, place: str) -> bool:
+        """After `end`: whether all ranks have ended at the same place; waits some seconds for them to come."""
+        assert self._ended is not None
+        self._ended["at"] = place
+        self.tell()
+        end = time.monotonic() + 5 * BEAT
+        while time.monotonic() < end:
+            records = self._records()
+            if records is None:
+                return False
+            places = [((record or {}).get("ended") or {}).get("at") for record in records]
+            if all(places):
+                return set(places) == {place}
+            time.sleep(0.2)
+        return False
+
     def await_left(self) -> None:
         """On the others, when they end by an error: if rank 0 ends by one too, waits until it has left.
 

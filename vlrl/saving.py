@@ -81,11 +81,13 @@ class Saver:
         self._submit(lambda: job() if ready() else None)
         return True
 
-    def save_last(self, step: int, policy: Policy, state: checkpoint.State) -> None:
+    def save_last(self, step: int, policy: Policy, state: checkpoint.State,
+                  weights: Mapping[str, torch.Tensor] | None = None) -> None:
         """Saves weights and state as they are, without a copy: nothing may learn until this returns. Raises what the
         save raises. The watchdog sees that it goes on."""
         self.last = step
-        self._submit(partial(checkpoint.save, self.folder, step, policy.save, state, self.settings.keep))
+        self._submit(partial(checkpoint.save, self.folder, step, partial(policy.save, weights=weights), state,
+                             self.settings.keep))
         self._live()
         self.wait()
 

@@ -25,6 +25,7 @@ from vlrl.metrics import peak_gib
 from vlrl.progress import Progress
 from vlrl.rest import Rest
 from vlrl.rollout import check_score_errors
+from vlrl.runlock import Lock, Unlocked
 from vlrl.saving import Saver
 from vlrl.settings import Config
 from vlrl.signals import StopSignals, to_terminal
@@ -60,8 +61,9 @@ class Session:
         self._saver = Saver(self.folder.checkpoints, settings.save)
         self._signals = StopSignals(self._interrupt, settings.save.grace, self._tell)
         self._rest: Rest | None = None
-        """On rank 0, from the first step on."""
+        """From the first step on."""
         self._ending = False
+        self._lock: Lock = Unlocked()
         self._state, self._rejections, self._step_s = "running", 0, 0.0
 
     # --- beginning and end ---------------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ class Session:
             self.accelerator.init_trackers(self.config.log.project, tracking.flat_settings(self.config), options)
         if dist.is_main():
             self._saver.start()
-            self._rest = Rest(parts, self.folder.path, self._lock, self._saver, self.start)
+        self._rest = Rest(parts, self.folder.path, self._lock, self._saver, self.start)
         trained = sum(p.numel() for _, p in parts.policy.trainable())
         self.progress.print(f"{self.folder.path}: {self.config.task_name} with {self.config.model.name}, "
                             f"{trained:,} trained parameters on {dist.world()} x {parts.policy.device.type}")
@@ -239,14 +241,14 @@ class Session:
         line = {"step": step, **metrics, **cached, **times, "tokens_per_s": work / times["time/total_s"],
                 "memory/peak_gib": peak_gib()}
         self._step_s = times["time/total_s"]
-        if not dist.is_main():
-            self.done = step + 1
-            return
-        self._tell_rejected(step)
-        self.folder.append_metrics(line)
+        if dist.is_main():
+            self._tell_rejected(step)
+            self.folder.append_metrics(line)
         self.done = step + 1
         if self._rest:
             self._rest.completed(self.done)
+        if not dist.is_main():
+            return
         told = self.alerts.check(line)
         if self.config.asynchronous.max_staleness:
             self.folder.append_timeline(step, spans)
@@ -270,7 +272,7 @@ class Session:
     def interrupted(self) -> bool:
         """Whether Ctrl-C was pressed on any process; the step it fell into is completed."""
         stopped = any(dist.gather(self._stop.is_set()))
-        if self._rest:
+        if self._rest and dist.is_main():
             self._rest.keep()
         return stopped
 
