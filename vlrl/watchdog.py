@@ -21,7 +21,7 @@ from vlrl import dist, metrics
 from vlrl.errors import TrainingError
 
 GRACE_S = 60.0
-"""Seconds that the run has to end by itself."""
+"""Seconds without a sign of life, as saving gives, that the run has to end by itself."""
 _SIGNAL = signal.SIGVTALRM
 _TICK_S = 5.0
 
