@@ -183,7 +183,7 @@ def alike(value: str) -> bool:
         return False
     group: Any = dist.distributed_c10d._get_default_group()
     made = group._get_sequence_number_for_group()
-    return _calls.all_ended(f"{value} {here.count} {made}")
+    return _calls.all_ended(f"{value} {made}")
 
 
 def _patiently(calls: RollCall, doing: str) -> None:
