@@ -238,11 +238,11 @@ def test_the_media_vanish(scene, tmp_path, fault):
 
 def test_a_step_that_is_given_up(scene, tmp_path, fault):
     """By a signal, in a step that is too short for what was completed to be saved when it came."""
-    fault("sleeps")
+    fault(f"wait:{tmp_path}")
 
     def press():
         end = time.monotonic() + 300
-        while len(metrics(tmp_path / "run")) < 2 and time.monotonic() < end:
+        while not (tmp_path / "waiting").exists() and time.monotonic() < end:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGUSR1)  # given up after save.grace
 
@@ -290,7 +290,7 @@ def test_an_error_of_the_saving_is_told_once(scene, disk):
     assert not hasattr(error.value, "__notes__")
 
 
-def test_before_the_first_step_is_completed_nothing_is_said(scene, tmp_path, fault):
-    with pytest.raises(DataError) as error:
-        scene.start(tmp_path / "run", "limits.prompt_tokens=9", "data.quarantine=false")
+def test_before_the_first_step_is_completed_nothing_is_said(scene, tmp_path):
+    with pytest.raises(TrainingError, match="drawn prompts were rejected") as error:
+        scene.start(tmp_path / "run", "limits.prompt_tokens=9")
     assert not hasattr(error.value, "__notes__") and not files(tmp_path / "run")
