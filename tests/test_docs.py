@@ -298,7 +298,7 @@ SMALL = ("steps=2", "rollout.prompts_per_step=2", "rollout.group_size=2", "eval.
 def run(tmp_path_factory):
     """The folder of a short quickstart."""
     from vlrl.loop import train
-    from vlrl.session import last_words
+    from vlrl.report import last_words
 
     folder = tmp_path_factory.mktemp("docs") / "quickstart"
     assert last_words(train(config.load(QUICK, [*SMALL, f"run.dir={folder}"]))) == 0

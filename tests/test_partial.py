@@ -20,7 +20,7 @@ from vlrl.curriculum import Draw
 from vlrl.engine.capacity import batches
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, DataError
-from vlrl.session import last_words
+from vlrl.report import last_words
 from vlrl.types import Begun, Completion, Prompt, Request, Sampling, Turn
 
 LONG = Sampling(max_new_tokens=20)

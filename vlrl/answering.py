@@ -143,6 +143,12 @@ class Answering:
         if self._with_greedy:
             self.engine.generate(self._greedy(asked))
 
+    def keys(self, asked: Sequence[Asked]) -> set[tuple[int, ...]]:
+        """Those of all that `write` asks for."""
+        requests, others = self._requests(asked)
+        greedy = self._greedy(asked) if self._with_greedy else []
+        return {request.key for request in (*requests, *(r for *_, r in others), *greedy)}
+
     def _requests(self, asked: Sequence[Asked]) -> tuple[list[Request], list[tuple[int, Variant, Request]]]:
         """What is asked of the engine: one request for each group, and those of variants by the group's place."""
         sampling = [sampling_of(self.config.rollout, self.temperature, a.draw.max_new_tokens) for a in asked]

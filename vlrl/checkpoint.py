@@ -306,26 +306,30 @@ def load_state(path: Path, check: bool = True) -> dict[str, Any]:
 
 def freeze(state: Mapping[str, Any]) -> State:
     """A copy of a trainer's state in the memory of the host, which later steps leave as it is."""
-    tensors: dict[str, Any] = {}
-    tree = _encode(state, tensors, "state")
+    tree, tensors = view(state)
     return State(tree, {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
 
 
+def view(state: Mapping[str, Any]) -> State:
+    """A trainer's state without a copy of its tensors, to be saved before they change."""
+    tensors: dict[str, Any] = {}
+    return State(_encode(state, tensors, "state"), tensors)
+
+
 def joined(*states: State) -> State:
-    """The state of several parts, each with keys of its own."""
-    return State({k: v for s in states for k, v in s.tree.items()},
-                 {k: v for s in states for k, v in s.tensors.items()})
+    """The state of several parts; a dictionary that several have is joined too."""
+    tree: dict[str, Any] = {}
+    for state in states:
+        for key, value in state.tree.items():
+            tree[key] = {**tree[key], **value} if key in tree else value
+    return State(tree, {k: v for s in states for k, v in s.tensors.items()})
 
 
 def _save_state(path: Path, state: Mapping[str, Any] | State) -> None:
     from safetensors.torch import save_file
 
-    tensors: dict[str, Any] = {}
-    if isinstance(state, State):
-        tree, tensors = state.tree, dict(state.tensors)
-    else:
-        tree = _encode(state, tensors, "state")
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    tree, found = state if isinstance(state, State) else view(state)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in found.items()}
     memory: set[int] = set()
     for name, tensor in tensors.items():
         place = tensor.untyped_storage().data_ptr()

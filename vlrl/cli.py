@@ -86,17 +86,22 @@ def _run(command: Any, argv: Sequence[str], name: str) -> int:
         sys.stdout.flush()
         return code
     except VlrlError as error:
-        message = str(error)
+        message = _noted(str(error), error)
     except (Exception, SystemExit) as error:
         if place(error):  # a task's own code, or another variant
-            message = failure(error)
+            message = _noted(failure(error), error)
         elif isinstance(error, OSError):
-            message = _of_the_system(error)
+            message = _noted(_of_the_system(error), error)
         else:
             raise
     if message:
         print(f"error: {printable(message, _MOST)}", file=sys.stderr)
     return 1
+
+
+def _noted(message: str, error: BaseException) -> str:
+    """With what a run that ended by the error has saved."""
+    return " ".join([message, *getattr(error, "__notes__", ())]) if message else ""
 
 
 def _called(command: Any, argv: Sequence[str], name: str) -> int:

@@ -163,6 +163,29 @@ def on_main(call: Callable[[], Any], doing: str = "") -> Any:
     return result
 
 
+def ended(error: BaseException, last: Callable[[], Any]) -> None:
+    """This rank ends by an error and calls `last`; others that end too wait for rank 0's as long as it lives."""
+    if _calls is not None:
+        _calls.end(error)
+    try:
+        last()
+    finally:
+        if _calls is not None and is_main():
+            _calls.leave()
+    if _calls is not None and _lost is None and not is_main():
+        _calls.await_left()
+
+
+def alike(value: str) -> bool:
+    """In `last` of `ended`: whether every rank ends by an error, with the same value and after the same collectives,
+    those that are not made here included; then more of them can be made."""
+    if _calls is None or _lost is not None:
+        return False
+    group: Any = dist.distributed_c10d._get_default_group()
+    made = group._get_sequence_number_for_group()
+    return _calls.all_ended(f"{value} {made}")
+
+
 def _patiently(calls: RollCall, doing: str) -> None:
     """The others wait until rank 0 gets here, without a time-out as long as it gives signs of life."""
     global _lost

@@ -42,6 +42,7 @@ class Forgetting:
         self.policy.scatter()
         parameters = [p for _, p in self.policy.trainable()]
         kept = [p.detach().clone() for p in parameters]
+        self.policy.away = True
         try:
             with phase("forget"):
                 self._gradients(answers, step, temperature)
@@ -52,6 +53,7 @@ class Forgetting:
                 for parameter, weight in zip(parameters, kept, strict=True):
                     parameter.grad = None
                     parameter.copy_(weight)
+            self.policy.away = False
 
     def _due(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]]) -> bool:
         """Whether there is anything to forget: -log p of a sampled token estimates the entropy."""

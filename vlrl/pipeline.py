@@ -17,7 +17,7 @@ from __future__ import annotations
 import concurrent.futures
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -53,6 +53,8 @@ class Batch:
     """This process's answers so far; in a resumed run those of all processes."""
     work: Future[list[Group] | None] | None = None
     """Generation, and scoring unless that is left to the main thread."""
+    keys: set[tuple[int, ...]] = field(default_factory=set)
+    """Of all answers that this process asks for; known once it has begun."""
     span: tuple[float, float] | None = None
     """When that took place."""
 
@@ -60,6 +62,12 @@ class Batch:
     def whole(self) -> bool:
         """Whether all answers are there; waits for those being written."""
         return bool(self.made) if self.work is None else self.work.exception() is None
+
+    def state(self, made: Made) -> dict[str, Any]:
+        """As a checkpoint holds it, with so many answers."""
+        return {"step": self.step, "policy_step": self.policy_step,
+                "made": {key: [*map(completion_state, answers)] for key, answers in made.items()},
+                "draws": [[number, draw_state(draw)] for number, draw in self.draws.items()]}
 
 
 class Pipelined(GroupSource):
@@ -122,6 +130,7 @@ class Pipelined(GroupSource):
         """Has a batch answered in the thread."""
         writer = self.answering.apart(Recording(self.engine, batch.made), Clock(), batch.policy_step,
                                       self.answering.temperature)
+        batch.keys = writer.keys(batch.drawn.asked if batch.drawn else ())
         batch.work = self._thread.submit(self._write, batch, writer)
 
     def _write(self, batch: Batch, writer: Any) -> list[Group] | None:
@@ -174,13 +183,10 @@ class Pipelined(GroupSource):
         """Also the queue, once it is written; of all processes. What failed is to be generated anew."""
         with self.clock("rollout"):
             whole = [all(dist.gather(batch.whole)) for batch in self.queue]
-        made = [{key: [*map(completion_state, answers)] for part in dist.gather(batch.made)
-                 for key, answers in part.items()} if done else {}
+        made = [{key: answers for part in dist.gather(batch.made) for key, answers in part.items()} if done else {}
                 for batch, done in zip(self.queue, whole, strict=True)]
-        return {**super().state_dict(), "queue": [
-            {"step": batch.step, "policy_step": batch.policy_step, "made": answers,
-             "draws": [[number, draw_state(draw)] for number, draw in batch.draws.items()]}
-            for batch, answers in zip(self.queue, made, strict=True)]}
+        return {**super().state_dict(),
+                "queue": [batch.state(answers) for batch, answers in zip(self.queue, made, strict=True)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -188,6 +194,22 @@ class Pipelined(GroupSource):
             Batch(b["step"], {number: draw_of(draw) for number, draw in b["draws"]}, b["policy_step"],
                   made={key: [completion_of(**a) for a in answers] for key, answers in b["made"].items()})
             for b in state.get("queue", ()))
+
+
+def at_rest(source: GroupSource) -> tuple[dict[str, Any], Callable[[float], dict[str, Any] | None] | None]:
+    """The state of a source between two steps, without waiting for answers that are drawn ahead; and what gives the
+    part of it that holds these, once they are written: None if that takes longer than so many seconds, or where other
+    processes have some."""
+    if not isinstance(source, Pipelined):
+        return source.state_dict(), None
+    return GroupSource.state_dict(source), partial(_written, [*source.queue])
+
+
+def _written(queue: Sequence[Batch], seconds: float) -> dict[str, Any] | None:
+    """Scoring may have failed."""
+    concurrent.futures.wait([batch.work for batch in queue if batch.work], seconds)
+    whole = all(batch.keys <= batch.made.keys() if batch.work else batch.made for batch in queue)
+    return {"queue": [batch.state(batch.made) for batch in queue]} if whole and dist.world() == 1 else None
 
 
 class Recording:

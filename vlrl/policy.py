@@ -53,6 +53,8 @@ class Policy:
         """Of a model that is sharded over processes; see sharding.shard."""
         self._reference: Any = None
         self.moving_reference: dict[str, torch.Tensor] = {}
+        self.away = False
+        """Whether weights are others than the learned ones for the time being, which come back."""
         """The trained weights of a reference that moves, by their names in the policy; see `free_reference`."""
 
     @property
@@ -176,11 +178,13 @@ class Policy:
                 self.moving_reference[name].copy_(own)
 
         gathered = self.shards is not None and self.shards.gathered
+        self.away = True
         swap()
         try:
             yield
         finally:
             swap()
+            self.away = False
             if gathered:
                 self.gather()
 

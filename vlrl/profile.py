@@ -165,6 +165,7 @@ class Profiled(Session):
 
     def resume(self, parts: Parts) -> Parts:
         parts = super().resume(parts)
+        self._rest = None
         policy = parts.policy
         self.record = Recorder(policy.device)
         self._cost = cost_model(policy.model, policy.family)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -14,6 +14,9 @@ from rich.text import Text
 from vlrl.files import replacing
 from vlrl.stats import Interval, paired_gain
 from vlrl.store import RunFolder
+
+if TYPE_CHECKING:
+    from vlrl.session import Session
 
 _NOT_METRICS = {"step", "n", "rejected", "score_errors"}
 _COLORS = {"raw": "#9db8d9", "smooth": "#1f5fa8"}
@@ -180,3 +183,22 @@ def _number(value: Any) -> bool:
 def _signed(gain: Interval) -> str:
     bounds = f" [{gain.low:+.3f}, {gain.high:+.3f}]" if np.isfinite(gain.low) else ""
     return f"{gain.mean:+.3f}{bounds}"
+
+
+def last_words(session: Session) -> int:
+    """Prints the table before/after, draws reward.png, and says where the rollouts lie; on rank 0.
+
+    Returns the exit code: 0, or 130 when the run was stopped before its last step.
+    """
+    from vlrl import dist
+
+    if session.done < session.config.steps:
+        return 130
+    if not dist.is_main():
+        return 0
+    show, path = session.progress.print, session.folder.path
+    show(summary_table(session.folder))
+    show(f"reward curve   {plot_reward(session.folder)}")
+    show(f"model          {session.folder.checkpoints / f'step-{session.done:06d}'}")
+    show(f"every rollout  {path / 'rollouts'} (parquet), the evaluated answers in {path / 'eval-rollouts'}")
+    return 0

@@ -118,6 +118,12 @@ class RollCall:
             self._ended = {"why": text, "follows": isinstance(error, RankError)}
             self.tell()
 
+    def leave(self) -> None:
+        """On rank 0, after `end`: all is done that the others may wait for."""
+        if self._ended is not None:
+            self._ended["left"] = True
+            self.tell()
+
     def close(self) -> None:
         """Ends the thread; the record stays."""
         self.end(None)
@@ -182,6 +188,39 @@ class RollCall:
                 raise self.error(time.monotonic() - began, "rank 0 does something that the others wait for")
             time.sleep(pause)
             pause = min(1.5 * pause, 1.0)
+
+    def all_ended(self, place: str) -> bool:
+        """After `end`: whether all ranks have ended at the same place; waits some seconds for them to come."""
+        assert self._ended is not None
+        self._ended["at"] = place
+        self.tell()
+        end = time.monotonic() + 5 * BEAT
+        while time.monotonic() < end:
+            records = self._records()
+            if records is None:
+                return False
+            places = [((record or {}).get("ended") or {}).get("at") for record in records]
+            if all(places):
+                return set(places) == {place}
+            time.sleep(0.2)
+        return False
+
+    def await_left(self) -> None:
+        """On the others, when they end by an error: if rank 0 ends by one too, waits until it has left.
+
+        A launcher kills all processes soon after the first one is gone.
+        """
+        began = heard = time.monotonic()
+        beat = 0
+        while time.monotonic() - heard < 3 * BEAT:
+            record = self._ask(lambda store: self._record(store, 0))
+            if record is None or (record["ended"] or {}).get("left"):
+                return
+            if not record["ended"] and time.monotonic() - began > 2 * BEAT:
+                return  # it goes on, and learns of this rank's end
+            if record["beat"] != beat:
+                beat, heard = record["beat"], time.monotonic()
+            time.sleep(0.2)
 
     def _records(self) -> list[Record | None] | None:
         """The record of every rank, None where it has none; None when the store does not answer."""

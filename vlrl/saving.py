@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -26,6 +25,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from vlrl import checkpoint
+from vlrl.metrics import alive
 from vlrl.policy import Policy
 from vlrl.progress import duration
 from vlrl.settings import SaveSettings
@@ -41,6 +41,8 @@ class Saver:
         self.folder, self.settings = folder, settings
         self.last: int | None = None
         """Step of the newest save, which may still be being written."""
+        self.failed: BaseException | None = None
+        """What the last save that failed raised."""
         self._waiting: deque[Future[None]] = deque()
         self._jobs: SimpleQueue[tuple[Future[None], Callable[[], object]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -60,7 +62,8 @@ class Saver:
         self.wait()
         self.last = step
         if not (self.settings.background and fits(policy, state)):
-            checkpoint.save(self.folder, step, partial(policy.save, weights=weights), state, self.settings.keep)
+            self._noting(partial(checkpoint.save, self.folder, step, partial(policy.save, weights=weights), state,
+                                 self.settings.keep))
             return
         self._submit(self._job(step, policy, checkpoint.freeze(state)))
 
@@ -78,6 +81,16 @@ class Saver:
         self._submit(lambda: job() if ready() else None)
         return True
 
+    def save_last(self, step: int, policy: Policy, state: checkpoint.State,
+                  weights: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Saves weights and state as they are, without a copy: nothing may learn until this returns. Raises what the
+        save raises. The watchdog sees that it goes on."""
+        self.last = step
+        self._submit(partial(checkpoint.save, self.folder, step, partial(policy.save, weights=weights), state,
+                             self.settings.keep))
+        self._live()
+        self.wait()
+
     def mark_best(self, step: int, record: Mapping[str, Any]) -> None:
         """Marks a checkpoint as that of the best evaluation once it is written."""
         self._submit(partial(checkpoint.mark_best, self.folder, step, dict(record), self.settings.keep))
@@ -92,6 +105,11 @@ class Saver:
         while self._waiting:
             concurrent.futures.wait([self._waiting[0]])
             self._waiting.popleft().result()
+
+    def settle(self) -> None:
+        """Returns when everything is written or has failed; what failed is forgotten."""
+        self._live()
+        self._waiting.clear()
 
     @property
     def busy(self) -> bool:
@@ -117,6 +135,19 @@ class Saver:
         write = partial(policy.save, weights=policy.copied_weights())
         return partial(checkpoint.save, self.folder, step, write, state, self.settings.keep)
 
+    def _live(self) -> None:
+        """Waits, with signs of life for the watchdog."""
+        while self.busy:
+            alive("save")
+            concurrent.futures.wait(self._waiting, timeout=1.0)
+
+    def _noting(self, job: Callable[[], object]) -> None:
+        try:
+            job()
+        except BaseException as error:
+            self.failed = error
+            raise
+
     def _submit(self, job: Callable[[], object]) -> None:
         future: Future[None] = Future()
         self._waiting.append(future)
@@ -126,7 +157,7 @@ class Saver:
         while entry := self._jobs.get():
             future, job = entry
             try:
-                job()
+                self._noting(job)
                 future.set_result(None)
             except BaseException as error:  # raised again by who waits for it
                 future.set_exception(error)
@@ -150,15 +181,6 @@ def fits(policy: Policy, state: Mapping[str, Any]) -> bool:
     if any(isinstance(p, DTensor) for _, p in policy.trainable()):
         return False  # shards of other processes are not here
     return psutil.virtual_memory().available > _ROOM * size_of(policy, state)
-
-
-def rollouts_written(run: Path, step: int, processes: int) -> bool:
-    """Waits until the rollouts of a step are on disk, of so many processes; False if they have not come in a minute."""
-    paths = [run / "rollouts" / f"step-{step:06d}-rank-{rank:05d}.parquet" for rank in range(processes)]
-    end = time.monotonic() + 60
-    while not (there := all(path.exists() for path in paths)) and time.monotonic() < end:
-        time.sleep(0.05)
-    return there
 
 
 def expected(folder: Path, size: int) -> str:

@@ -23,7 +23,9 @@ from vlrl.errors import RunError, TrainingError
 from vlrl.evaluate import evaluate, evaluation_line
 from vlrl.metrics import peak_gib
 from vlrl.progress import Progress
+from vlrl.rest import Rest
 from vlrl.rollout import check_score_errors
+from vlrl.runlock import Lock, Unlocked
 from vlrl.saving import Saver
 from vlrl.settings import Config
 from vlrl.signals import StopSignals, to_terminal
@@ -58,8 +60,10 @@ class Session:
         self._writer = BackgroundWriter()
         self._saver = Saver(self.folder.checkpoints, settings.save)
         self._signals = StopSignals(self._interrupt, settings.save.grace, self._tell)
-        self._at_rest: checkpoint.State | None = None
-        """While weights and optimizer are those of `done` steps: what else a checkpoint of these holds."""
+        self._rest: Rest | None = None
+        """From the first step on."""
+        self._ending = False
+        self._lock: Lock = Unlocked()
         self._state, self._rejections, self._step_s = "running", 0, 0.0
 
     # --- beginning and end ---------------------------------------------------------------------------------------
@@ -81,7 +85,7 @@ class Session:
 
     def _open(self) -> tuple[Path | None, tuple[str, ...], Any]:
         """Locks the folder and decides where to go on, on rank 0; also returns what env.json says."""
-        self._stack.enter_context(self.folder.lock(self.config.run.steal_lock))
+        self._lock = self._stack.enter_context(self.folder.lock(self.config.run.steal_lock))
         with self._closing_on_error():
             if self.config.resume == "never":
                 files.set_aside(self.folder.path)
@@ -140,6 +144,7 @@ class Session:
             self.accelerator.init_trackers(self.config.log.project, tracking.flat_settings(self.config), options)
         if dist.is_main():
             self._saver.start()
+        self._rest = Rest(parts, self.folder.path, self._lock, self._saver, self.start)
         trained = sum(p.numel() for _, p in parts.policy.trainable())
         self.progress.print(f"{self.folder.path}: {self.config.task_name} with {self.config.model.name}, "
                             f"{trained:,} trained parameters on {dist.world()} x {parts.policy.device.type}")
@@ -177,7 +182,6 @@ class Session:
 
     def finish(self) -> None:
         """Saves and evaluates the last step, if that was not done."""
-        self._at_rest = None
         self._save()
         if self.done < self.config.steps:
             dist.on_main(self._saver.wait)
@@ -191,12 +195,16 @@ class Session:
         self._state = "finished"
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._signals.completed()
+        self._ending = True
         try:
             if kind is not None:
                 self._state = "interrupted" if kind is KeyboardInterrupt else "failed"
             if self._saver.busy:
                 self._tell("\nThe checkpoint that is being written is finished first; once more ends at once.\n")
             self._end_writing(self._writer, "the rollouts of the last step are")
+            if error is not None:
+                dist.ended(error, lambda: self._rest.end(error) if self._rest else None)
             self._end_writing(self._saver, "a checkpoint that was being written is")
             if dist.is_main():
                 self._beat()
@@ -232,11 +240,15 @@ class Session:
         cached = {} if features is None else features.metrics()
         line = {"step": step, **metrics, **cached, **times, "tokens_per_s": work / times["time/total_s"],
                 "memory/peak_gib": peak_gib()}
-        self.done, self._step_s = step + 1, times["time/total_s"]
+        self._step_s = times["time/total_s"]
+        if dist.is_main():
+            self._tell_rejected(step)
+            self.folder.append_metrics(line)
+        self.done = step + 1
+        if self._rest:
+            self._rest.completed(self.done)
         if not dist.is_main():
             return
-        self._tell_rejected(step)
-        self.folder.append_metrics(line)
         told = self.alerts.check(line)
         if self.config.asynchronous.max_staleness:
             self.folder.append_timeline(step, spans)
@@ -260,19 +272,19 @@ class Session:
     def interrupted(self) -> bool:
         """Whether Ctrl-C was pressed on any process; the step it fell into is completed."""
         stopped = any(dist.gather(self._stop.is_set()))
-        self._rest()
+        if self._rest and dist.is_main():
+            self._rest.keep()
         return stopped
 
     @contextlib.contextmanager
     def keeping_failed(self, step: int, groups: Sequence[Group]) -> Iterator[None]:
         """Writes the rollouts of a step that could not be trained on, and says where."""
-        self._at_rest = None  # the update begins
         try:
             yield
         except TrainingError as error:
             failed = RunFolder(self.folder.path / "failed", self.config.store.media)
             path = failed.write_rollouts(step, dist.rank(), groups)
-            raise type(error)(f"{error} The step's rollouts are in {path}; the last checkpoint is intact.") from None
+            raise type(error)(f"{error} The step's rollouts are in {path}.") from None
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -341,25 +353,14 @@ class Session:
         dist.on_main(self._saver.check)
         if dist.broadcast(dist.is_main() and self._saver.has(self.done)):
             return
-        self._at_rest = None
         parts = self.parts
         with parts.clock("save"):
             weights = sharding.weights(parts.policy)
             state = sharding.whole({"optimizer": parts.optimizer.state_dict(), "source": parts.source.state_dict(),
-                                    **self._small_state()})
+                                    "scaler": parts.policy.scaler.state_dict(),
+                                    "algorithm": parts.algorithm.state_dict(parts.policy)})
             dist.on_main(lambda: self._saver.begin(self.done, parts.policy, state, weights),
                          f"saving step-{self.done:06d}")
-
-    def _small_state(self) -> dict[str, Any]:
-        parts = self.parts
-        return {"scaler": parts.policy.scaler.state_dict(), "algorithm": parts.algorithm.state_dict(parts.policy)}
-
-    def _rest(self) -> None:
-        """Between two steps: keeps what drawing the answers of the next one will change, where steps are long."""
-        parts, config = self.parts, self.config
-        moves = config.asynchronous.max_staleness or config.rollout.forget.lr or parts.algorithm.moves_reference
-        if dist.is_main() and self._step_s >= _LONG_S and not moves and config.save.background:
-            self._at_rest = checkpoint.freeze({"source": parts.source.state_dict(), **self._small_state()})
 
     def _beat(self, **more: Any) -> None:
         if dist.is_main():
@@ -376,33 +377,15 @@ class Session:
         if not dist.is_main() or not hasattr(self, "parts"):
             return
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        optimizer, frozen = {"optimizer": self.parts.optimizer.state_dict()}, self._at_rest
+        if self._ending:
+            self._signals.completed()
+            self._tell(f"\n{name}: the run ends. Press again to stop at once.\n")
+            return
+        optimizer = {"optimizer": self.parts.optimizer.state_dict()}
         cost = saving.expected(self.folder.checkpoints, saving.size_of(self.parts.policy, optimizer))
         limit = "" if number == signal.SIGINT else f" within {self.config.save.grace:g} s"
-        stored = self.config.store.rollouts
-        ready = partial(saving.rollouts_written, self.folder.path, self.done - 1, dist.world() if stored else 0)
-        if frozen and not self._saver.has(self.done) and self._saver.begin_at_once(
-                self.done, self.parts.policy, optimizer, frozen, ready):
+        if self._rest and self._step_s >= _LONG_S and self._rest.begin():
             says = f"saving the {self.done} completed steps at once ({cost}); the step in flight goes on{limit}"
         else:
             says = f"finishing this step{limit}, then saving ({cost})"
         self._tell(f"\n{name}: {says}. Press again to stop at once (the step in flight is lost, nothing else).\n")
-
-
-def last_words(session: Session) -> int:
-    """Prints the table before/after, draws reward.png, and says where the rollouts lie; on rank 0.
-
-    Returns the exit code: 0, or 130 when the run was stopped before its last step.
-    """
-    from vlrl import report
-
-    if session.done < session.config.steps:
-        return 130
-    if not dist.is_main():
-        return 0
-    show, path = session.progress.print, session.folder.path
-    show(report.summary_table(session.folder))
-    show(f"reward curve   {report.plot_reward(session.folder)}")
-    show(f"model          {session.folder.checkpoints / f'step-{session.done:06d}'}")
-    show(f"every rollout  {path / 'rollouts'} (parquet), the evaluated answers in {path / 'eval-rollouts'}")
-    return 0

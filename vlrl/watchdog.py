@@ -22,7 +22,7 @@ from vlrl import dist, metrics
 from vlrl.errors import TrainingError
 
 GRACE_S = 60.0
-"""Seconds that the run has to end by itself."""
+"""Seconds without a sign of life, as saving gives, that the run has to end by itself."""
 _SIGNAL = signal.SIGVTALRM
 _TICK_S = 5.0
 _FAREWELL_S = 5.0
@@ -71,10 +71,11 @@ class Watchdog:
             quiet = 0.0 if life != seen else quiet + min(now - then, 2 * tick)
             seen, then = life, now
             if quiet > self.seconds:
-                self._end(life[1])
+                self._end(life)
                 return
 
-    def _end(self, phase: str) -> None:
+    def _end(self, life: tuple[int, str]) -> None:
+        phase = life[1]
         path = self.folder / f"stuck-rank-{dist.rank():05d}.txt"
         try:
             with open(path, "w", encoding="utf-8") as file:
@@ -89,7 +90,11 @@ class Watchdog:
                          "takes that long, raise limits.stuck_s.")
         if self._main:
             signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
-            if self._ended.wait(GRACE_S):
+            while not self._ended.wait(GRACE_S):
+                if metrics.life() == life:
+                    break
+                life = metrics.life()  # a checkpoint is being written
+            else:
                 return
         last = threading.Thread(target=self._farewell, daemon=True)
         last.start()

@@ -167,10 +167,11 @@ def _finish(config: Config, run: Callable[[Config], Any]) -> None:
     """Runs and prints the last words; leaves with 130 after Ctrl-C."""
     try:
         session = run(config)
-    except KeyboardInterrupt:
-        print("stopped. The same command goes on from the last checkpoint.", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        notes = getattr(stop, "__notes__", ["The same command goes on from the last checkpoint."])
+        print("stopped.", *notes, file=sys.stderr)
         raise typer.Exit(130) from None
-    from vlrl.session import last_words
+    from vlrl.report import last_words
 
     raise typer.Exit(last_words(session))
 

@@ -1,0 +1,119 @@
+"""Runs of several processes that end by a signal, an error or a kill: what is saved, and that the same command goes on
+to what the undisturbed run leaves (torchrun, gloo)."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.e2e.runs import ENV, ROOT, metrics, run, weights
+from tests.test_rest import STEPS, write
+from vlrl.store import RunFolder
+
+pytestmark = pytest.mark.slow
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+            str(ROOT / "train.py")]
+ALONE = ("limits.score_s=0", "rollout.score_ahead=false")
+SHARDED = (*ALONE, "train.sharding=fsdp2")
+
+
+def start(config, folder, *words, **env):
+    return run(config, folder, *words, launcher=TORCHRUN, ACCELERATE_USE_CPU="true", **env)
+
+
+@pytest.fixture(scope="module")
+def config(tiny_models, tmp_path_factory):
+    return write(tmp_path_factory.mktemp("processes") / "scene", tiny_models["qwen3_vl"])
+
+
+def undisturbed(config, *words):
+    """The folder of a run of two processes that nothing disturbs."""
+    folder = config.parent / f"whole{len(words)}"
+    done = start(config, folder, *words, "save.every=1")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(config):
+    return undisturbed(config, *ALONE)
+
+
+@pytest.fixture(scope="module")
+def sharded(config):
+    return undisturbed(config, *SHARDED)
+
+
+def goes_on(config, folder, whole, *words):
+    again = start(config, folder, *words)
+    assert again.returncode == 0 and "going on from" in again.stdout, again.stderr
+    assert weights(folder, STEPS) == weights(whole, STEPS)
+    assert metrics(folder) == metrics(whole)
+    assert RunFolder(folder).rollouts().equals(RunFolder(whole).rollouts())
+
+
+def steps(folder):
+    return sorted(path.name for path in folder.glob("checkpoints/step-*"))
+
+
+def errors(done):
+    return re.findall(r"^error: .*$", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize("fault, what", [("raises", "rollouts failed to score"), ("part", "returned the part")])
+def test_an_error_of_all(config, whole, tmp_path, fault, what):
+    done = start(config, tmp_path / "run", *ALONE, FAULT=fault)
+    assert done.returncode == 1 and steps(tmp_path / "run") == ["step-000002"], done.stderr
+    said = errors(done)
+    assert len(said) == 2 and all(what in line for line in said)
+    assert sum("The 2 completed steps are saved in" in line for line in said) == 1
+    goes_on(config, tmp_path / "run", whole, *ALONE)
+
+
+def test_an_error_of_all_that_hold_shards(config, sharded, tmp_path):
+    """They gather the weights once more."""
+    done = start(config, tmp_path / "run", *SHARDED, FAULT="raises")
+    assert done.returncode == 1 and steps(tmp_path / "run") == ["step-000002"], done.stderr
+    assert sum("The 2 completed steps are saved in" in line for line in errors(done)) == 1
+    assert weights(tmp_path / "run", 2) == weights(sharded, 2)
+    goes_on(config, tmp_path / "run", sharded, *SHARDED)
+
+
+def test_one_of_those_that_hold_shards_is_killed(config, tmp_path):
+    done = start(config, tmp_path / "run", *SHARDED, FAULT=f"kill:{tmp_path}/run")
+    (said,) = errors(done)
+    assert done.returncode == 1 and "for rank 1 (no sign of life" in said, done.stderr
+    assert "2 of the 2 completed steps are lost, since each process holds a part of the weights" in said
+    assert not steps(tmp_path / "run")
+
+
+def test_a_process_is_killed(config, whole, tmp_path):
+    done = start(config, tmp_path / "run", *ALONE, FAULT=f"kill:{tmp_path}/run")
+    (said,) = errors(done)
+    assert done.returncode == 1 and "for rank 1 (no sign of life" in said, done.stderr
+    assert "The 2 completed steps are saved in" in said and steps(tmp_path / "run") == ["step-000002"]
+    goes_on(config, tmp_path / "run", whole, *ALONE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_launcher_is_told_to_stop(config, whole, tmp_path, number):
+    """torchrun hands it on to every process."""
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [*TORCHRUN, str(config), f"run.dir={folder}", *ALONE, "save.grace=600"], cwd=tmp_path, text=True,
+        env={**ENV, "ACCELERATE_USE_CPU": "true", "FAULT": f"wait:{tmp_path}"}, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE)
+    waiting, end = tmp_path / "waiting", time.monotonic() + 300
+    while not waiting.exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(number)
+    (tmp_path / "go").touch()
+    _, said = process.communicate(timeout=300)
+    assert process.returncode, said
+    assert steps(folder) == ["step-000003"], said
+    assert RunFolder(folder).last_heartbeat()["state"] == "interrupted" and not os.path.exists(folder / "run.lock")
+    goes_on(config, folder, whole, *ALONE)
