@@ -140,7 +140,7 @@ class Session:
             self.accelerator.init_trackers(self.config.log.project, tracking.flat_settings(self.config), options)
         if dist.is_main():
             self._saver.start()
-        trained = sum(p.numel() for _, p in parts.policy.trainable())
+        trained = sum(getattr(p, "ds_numel", p.numel()) for _, p in parts.policy.trainable())
         self.progress.print(f"{self.folder.path}: {self.config.task_name} with {self.config.model.name}, "
                             f"{trained:,} trained parameters on {dist.world()} x {parts.policy.device.type}")
         if said := families.notice(parts.policy.family):

@@ -22,6 +22,7 @@ from vlrl import dist
 from vlrl.errors import ConfigError
 from vlrl.settings import Config, TrainSettings
 from vlrl.types import Prompt
+from vlrl.zero import Average, ZeroOptimizer
 
 if TYPE_CHECKING:
     from vlrl.policy import Policy
@@ -56,10 +57,14 @@ class Shards:
                 module.set_reshard_after_forward(module is not root, recurse=False)
         self.gathered = False
 
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """As `whole`."""
+        return whole(tensor)
 
-def wanted(config: Config) -> bool:
-    """Whether this process is one of several among which the model is to be sharded."""
-    return config.train.sharding == "fsdp2" and dist.world() > 1
+
+def wanted(config: Config, *kinds: str) -> bool:
+    """Whether this process is one of several among which the model is to be sharded, in one of the ways `kinds`."""
+    return config.train.sharding in (kinds or ("fsdp2", "zero2", "zero3")) and dist.world() > 1
 
 
 def shard(policy: Policy, idle: Prompt, settings: TrainSettings | None = None) -> None:
@@ -115,6 +120,8 @@ def whole(tree: Any) -> Any:
     if isinstance(tree, DTensor):
         found = dist.whole(tree.detach())
         return found.cpu() if dist.is_main() else None
+    if isinstance(tree, Average):
+        return tree.whole()
     if isinstance(tree, Mapping):
         return {key: whole(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -132,12 +139,14 @@ def weights(policy: Policy) -> dict[str, torch.Tensor] | None:
     found: dict[int, Any] = {}
     for tensor in held.values():
         if id(tensor) not in found:  # tied weights stay one
-            found[id(tensor)] = whole(tensor)
+            found[id(tensor)] = policy.shards.whole(tensor)
     return {name: found[id(tensor)] for name, tensor in held.items()}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Takes a whole state, as `whole` gave it, of which each process keeps what belongs to its shards."""
+    if isinstance(optimizer, ZeroOptimizer):
+        return optimizer.load_state_dict(state)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def part(value: Any, parameter: torch.Tensor) -> Any:

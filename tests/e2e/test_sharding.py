@@ -66,7 +66,7 @@ def stored(model, root, sharding):
             for name, own in (("full", FULL), ("lora", LORA))]
 
 
-@pytest.mark.parametrize("processes, sharding", [(2, "none"), (4, "none"), (2, "fsdp2")])
+@pytest.mark.parametrize("processes, sharding", [(2, "none"), (4, "none"), (2, "fsdp2"), (2, "zero2"), (2, "zero3")])
 def test_same_losses_and_weights_as_one_process(alone, tiny_models, tmp_path, processes, sharding):
     """Five steps on the same answers, with images on one process alone, or no group on one."""
     launch(processes, stored(tiny_models["qwen3_vl"], tmp_path, sharding), tmp_path / "runs.json")
