@@ -118,6 +118,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     if config.asynchronous.max_staleness and make_source is GroupSource:
         make_source = Pipelined
     check_engine(config)
+    zero.check(config)
     algorithm = algorithm or Algorithm(config)
     if not dist.is_main():
         transformers.logging.set_verbosity_error()

@@ -208,6 +208,11 @@ class Policy:
         if self.shards:
             self.shards.scatter()
 
+    def close(self) -> None:
+        """Gives back what DeepSpeed gathered, which it cannot after the process group has ended."""
+        if isinstance(self.shards, Zero):
+            self.shards.scatter()
+
     def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
         """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT.
 

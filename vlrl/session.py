@@ -121,6 +121,7 @@ class Session:
         """Takes the trainer's state from the checkpoint, if there is one, and opens the trackers."""
         self.parts = parts
         self._stack.callback(parts.prefetch.close)
+        self._stack.callback(parts.policy.close)
         self._stack.callback(parts.engine.close)
         self._stack.callback(parts.scorer.close if parts.scorer else lambda: None)
         self._stack.callback(parts.source.close)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.metadata
 import importlib.util
 import logging
 import math
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from vlrl.policy import Policy
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
+_LEAST = "0.19.8"
+"""Version of DeepSpeed that leaves it to the loop after how many micro-batches it steps."""
+_BUCKET = 2**26
+"""Numbers of gradients that are summed at once."""
 
 
 class _Called(torch.nn.Module):
@@ -178,14 +183,27 @@ def _shape(parameter: Any) -> torch.Size:
     return parameter.ds_shape if hasattr(parameter, "ds_shape") else parameter.shape
 
 
+def check(config: Config) -> None:
+    """Raises ConfigError when DeepSpeed is asked for and is not installed, or too old."""
+    name = config.train.sharding
+    if not name.startswith("zero"):
+        return
+    if importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError(f"train.sharding={name}: DeepSpeed is not installed. pip install 'vlrl[deepspeed]', or set "
+                          "train.sharding=fsdp2")
+    from packaging.version import Version  # DeepSpeed needs it too
+
+    found = importlib.metadata.version("deepspeed")
+    if Version(found) < Version(_LEAST):
+        raise ConfigError(f"train.sharding={name} needs DeepSpeed {_LEAST}, and this is {found}: install that, or set "
+                          "train.sharding=fsdp2")
+
+
 def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> Any:
     """Shares the policy out over all processes and returns its optimizer from then on, a ZeroOptimizer.
 
     A frozen reference beside the policy stays whole on each process.
     """
-    if importlib.util.find_spec("deepspeed") is None:
-        raise ConfigError(f"train.sharding={config.train.sharding}: DeepSpeed is not installed. pip install "
-                          "'vlrl[deepspeed]', or set train.sharding=fsdp2")
     if policy.device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
@@ -203,8 +221,8 @@ def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> A
         "gradient_clipping": config.train.max_grad_norm, "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         # gathers by the order of passes before would differ where processes had different numbers of them
-        "zero_optimization": {"stage": stage, "overlap_comm": False, "stage3_prefetch_bucket_size": 0,
-                              "stage3_max_reuse_distance": 0}})[0]
+        "zero_optimization": {"stage": stage, "overlap_comm": False, "reduce_bucket_size": _BUCKET,
+                              "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}})[0]
     zero = Zero(engine, stage)
     if stage == 3:
         _keep(engine.optimizer, policy.base.get_output_embeddings())

@@ -118,9 +118,12 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
     """The plan of a config on `gpus` cards of `gib` GiB (None: the card's) that learn.
 
     prompt_tokens, visual_tokens: see memory.estimate. answer_tokens: mean length of an answer, for the seconds; None =
-    rollout.max_new_tokens. Raises ConfigError for a model that is not found or takes no images.
+    rollout.max_new_tokens. Raises ConfigError for a model that is not found or takes no images, and for DeepSpeed.
     """
     gib = card.gib if gib is None else gib
+    if config.train.sharding.startswith("zero"):
+        raise ConfigError(f"vlrl plan knows no DeepSpeed (train.sharding={config.train.sharding}): plan with "
+                          "train.sharding=fsdp2, which zero3 comes near to")
     shape = architecture(config.model.name)
     (trained, count), cost, shared, root, layer = _model(config.model.model_dump_json())
     found = _held(config, memory.estimate(config, shape, prompt_tokens, visual_tokens, "cuda"))
