@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """DeepSpeed's ZeRO as a setting (train.sharding=zero2, zero3), imported only when that is asked for.
 
 zero2 shares out gradients and AdamW's averages over the processes, zero3 the weights too. DeepSpeed adds up gradients
