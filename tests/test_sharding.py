@@ -8,6 +8,7 @@ from vlrl.errors import ConfigError
 from vlrl.sharding import backend, launched
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+ZERO = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
 
 
 @pytest.mark.parametrize("environ, given, found", [
@@ -16,16 +17,27 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
     (FSDP, {}, ("fsdp2", False)),
     ({**FSDP, "FSDP_OFFLOAD_PARAMS": "true"}, {"sharding": "fsdp2"}, ("fsdp2", True)),
     ({"FSDP_VERSION": "1", "FSDP_OFFLOAD_PARAMS": "true"}, {}, ("none", False)),
+    ({**ZERO, "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none"}, {}, ("zero3", False)),
+    ({**ZERO, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}, {"sharding": "zero2"}, ("zero2", False)),
 ])
 def test_the_launcher_settles_what_is_automatic(environ, given, found):
     environ = dict(environ)
     train = launched(settings("m", train=given), environ).train
     assert (train.sharding, train.cpu_offload) == found
-    assert environ.get("ACCELERATE_USE_FSDP") in (None, "false")
+    assert all(environ.get(f"ACCELERATE_USE_{name}") in (None, "false") for name in ("FSDP", "DEEPSPEED"))
 
 
 @pytest.mark.parametrize("environ, given, said", [
-    ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}, "--use_deepspeed: .* train.sharding=fsdp2"),
+    ({**ZERO, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "1"}, {}, "--zero_stage 1: vlrl knows the stages 2 and 3"),
+    ({**ZERO, "ACCELERATE_DEEPSPEED_CONFIG_FILE": "z.json"}, {}, "--deepspeed_config_file z.json: such files are not"),
+    ({**ZERO, "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu"}, {}, "--offload_optimizer_device: "),
+    (ZERO, {"train": {"sharding": "zero2"}}, "--zero_stage 3, but train.sharding=zero2"),
+    (ZERO, {"train": {"cpu_offload": True}}, "train.sharding=zero3 does not go with train.cpu_offload=true"),
+    (ZERO, {"train": {"gather": "compute"}}, "does not go with train.gather=compute"),
+    (ZERO, {"model": {"name": "m", "dtype": "float16"}}, "does not go with model.dtype=float16"),
+    (ZERO, {"model": {"name": "m", "lora": {"rank": 4, "quantize": "nf4"}}}, "sharding=zero3: .* model.lora.quantize"),
+    (ZERO, {"algo": {"reference": "ema", "kl_coef": 0.1}}, "does not go with algo.reference=ema"),
+    (ZERO, {"engine": {"name": "vllm_server"}}, "train.sharding=zero3 does not go with engine.name=vllm_server"),
     ({"ACCELERATE_USE_MEGATRON_LM": "true"}, {}, "--use_megatron_lm: .* train.sharding=fsdp2"),
     ({**FSDP, "FSDP_VERSION": "1"}, {}, "--fsdp_version 1: vlrl shards by FSDP2 alone"),
     (FSDP, {"train": {"sharding": "none"}}, "but train.sharding=none"),

@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
 from PIL import Image
 
-from vlrl import curriculum, dist, partial, pipeline, policy, sharding
+from vlrl import curriculum, dist, partial, pipeline, policy, sharding, zero
 from vlrl.algo.algorithm import Algorithm
 from vlrl.angles import Angles
 from vlrl.credit import Credit
@@ -119,6 +119,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     if config.asynchronous.max_staleness and make_source is GroupSource:
         make_source = Pipelined
     check_engine(config)
+    zero.check(config)
     algorithm = algorithm or Algorithm(config)
     if not dist.is_main():
         transformers.logging.set_verbosity_error()
@@ -167,7 +168,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
                 source.answering.forget = Forgetting(model, config)
             credit = Credit(algorithm, config, model, task)
             return Parts(config, task, model, encode, prefetch, engine, source, credit,
-                         make_optimizer(model, config), algorithm, clock, scorer)
+                         optimizer_of(model, config), algorithm, clock, scorer)
 
 
 def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Sequence[Sample]) -> Scorer | None:
@@ -185,7 +186,17 @@ def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Seq
 def shard(model: Policy, encode: Encoder, config: Config) -> None:
     """Shards the policy where `train.sharding` asks for it and there are several processes."""
     if sharding.wanted(config):
-        sharding.shard(model, encode(_Idle(), _Idle.sample), config.train)
+        idle = encode(_Idle(), _Idle.sample)
+        if config.train.sharding == "fsdp2":
+            sharding.shard(model, idle, config.train)
+        else:  # DeepSpeed shares the model out together with its optimizer
+            model.idle = idle
+
+
+def optimizer_of(model: Policy, config: Config) -> torch.optim.Optimizer:
+    """The optimizer of a policy, which DeepSpeed shares out with it where `train.sharding` asks for that."""
+    optimizer = make_optimizer(model, config)
+    return zero.start(model, optimizer, config) if sharding.wanted(config, "zero2", "zero3") else optimizer
 
 
 class _Idle(Task):

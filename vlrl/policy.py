@@ -24,6 +24,7 @@ from vlrl.quantize import Quantization
 from vlrl.settings import Config
 from vlrl.sharding import Shards, wanted
 from vlrl.types import Prompt
+from vlrl.zero import Zero
 
 
 class Policy:
@@ -49,8 +50,8 @@ class Policy:
         """Fills micro-batches under FSDP; see packing.with_idle."""
         self.most_tokens: int | None = None
         """Of a micro-batch since memory did not suffice for a larger one; None = train.tokens_per_batch."""
-        self.shards: Shards | None = None
-        """Of a model that is sharded over processes; see sharding.shard."""
+        self.shards: Shards | Zero | None = None
+        """Of a model that is sharded over processes; see sharding.shard and zero.start."""
         self._reference: Any = None
         self.moving_reference: dict[str, torch.Tensor] = {}
         self.away = False
@@ -110,7 +111,13 @@ class Policy:
                  more: Mapping[str, Statistic] | None = None) -> TokenStats:
         """Log-probability, entropy and further statistics of every answer token under this policy (or another model).
         """
-        batch, model = batch.to(self.device), model or self.model
+        if isinstance(self.shards, Zero) and model is None:
+            return self.shards.run(lambda: self._logprobs(batch, temperature, self.model, more))
+        return self._logprobs(batch, temperature, model or self.model, more)
+
+    def _logprobs(self, batch: Batch, temperature: float, model: Any,
+                  more: Mapping[str, Statistic] | None) -> TokenStats:
+        batch = batch.to(self.device)
         with self.autocast():
             base = _unwrapped(model)
             inputs = self.inputs(batch.inputs, base)
@@ -121,6 +128,13 @@ class Policy:
             if batch.select is not None:
                 hidden = hidden.index_select(0, batch.select)
             return token_stats(hidden, head, batch.targets, self.banned, temperature, more)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Adds the gradients of a loss, scaled by `scaler`, to those before."""
+        if isinstance(self.shards, Zero):
+            self.shards.backward(loss)
+        else:
+            self.scaler.scale(loss).backward()
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
@@ -196,6 +210,11 @@ class Policy:
     def scatter(self) -> None:
         """Where the model is sharded, this process keeps its shards alone: before anything is learned or saved."""
         if self.shards:
+            self.shards.scatter()
+
+    def close(self) -> None:
+        """Gives back what DeepSpeed gathered, which it cannot after the process group has ended."""
+        if isinstance(self.shards, Zero):
             self.shards.scatter()
 
     def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:

@@ -22,7 +22,6 @@ from typing import Any
 
 import psutil
 import torch
-from torch.distributed.tensor import DTensor
 
 from vlrl import checkpoint
 from vlrl.metrics import alive
@@ -178,7 +177,7 @@ def _bytes(value: Any) -> int:
 
 def fits(policy: Policy, state: Mapping[str, Any]) -> bool:
     """Whether a copy of the weights and the state fits into the memory that is free on this host."""
-    if any(isinstance(p, DTensor) for _, p in policy.trainable()):
+    if policy.shards:
         return False  # shards of other processes are not here
     return psutil.virtual_memory().available > _ROOM * size_of(policy, state)
 

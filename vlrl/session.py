@@ -125,6 +125,7 @@ class Session:
         """Takes the trainer's state from the checkpoint, if there is one, and opens the trackers."""
         self.parts = parts
         self._stack.callback(parts.prefetch.close)
+        self._stack.callback(parts.policy.close)
         self._stack.callback(parts.engine.close)
         self._stack.callback(parts.scorer.close if parts.scorer else lambda: None)
         self._stack.callback(parts.source.close)
@@ -145,7 +146,7 @@ class Session:
         if dist.is_main():
             self._saver.start()
         self._rest = Rest(parts, self.folder.path, self._lock, self._saver, self.start)
-        trained = sum(p.numel() for _, p in parts.policy.trainable())
+        trained = sum(getattr(p, "ds_numel", p.numel()) for _, p in parts.policy.trainable())
         self.progress.print(f"{self.folder.path}: {self.config.task_name} with {self.config.model.name}, "
                             f"{trained:,} trained parameters on {dist.world()} x {parts.policy.device.type}")
         if said := families.notice(parts.policy.family):

@@ -191,10 +191,11 @@ class TrainSettings(Settings):
         default="auto", description="Attention of shared rows, all equal up to rounding: merged (CPU), varlen (CUDA, "
         "flash attention, 16 bits), flex (CUDA, FlexAttention) or masked (anywhere). auto = merged on a CPU, else "
         "masked.")
-    sharding: Literal["auto", "none", "fsdp2"] = Field(
+    sharding: Literal["auto", "none", "fsdp2", "zero2", "zero3"] = Field(
         default="auto", description="With several processes: none = each holds the whole model; fsdp2 = weights, "
-        "gradients and optimizer state are sharded over them (docs/scaling.md). auto = fsdp2 under accelerate launch "
-        "--use_fsdp, else none.")
+        "gradients and optimizer state are sharded over them (docs/scaling.md); zero3 = the same by DeepSpeed, "
+        "zero2 without the weights. auto = what accelerate launch asks for by --use_fsdp or --use_deepspeed, else "
+        "none.")
     cpu_offload: bool = Field(default=False, description="Shards and what the optimizer keeps of them stay in main "
                               "memory, where it steps; with train.sharding=fsdp2.")
     gather: Literal["stored", "compute"] = Field(

@@ -22,12 +22,13 @@ from vlrl import dist
 from vlrl.errors import ConfigError
 from vlrl.settings import Config, TrainSettings
 from vlrl.types import Prompt
+from vlrl.zero import Average, ZeroOptimizer
 
 if TYPE_CHECKING:
     from vlrl.policy import Policy
 
-_OTHERS = {"ACCELERATE_USE_DEEPSPEED": "--use_deepspeed", "ACCELERATE_USE_MEGATRON_LM": "--use_megatron_lm"}
-"""Engines of `accelerate launch` that bring an optimizer and a loop of their own, by what it sets for them."""
+_STAGES = {"2": "zero2", "3": "zero3"}
+"""Of DeepSpeed's ZeRO, as the launcher names them."""
 
 
 class Shards:
@@ -56,10 +57,14 @@ class Shards:
                 module.set_reshard_after_forward(module is not root, recurse=False)
         self.gathered = False
 
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """As `whole`."""
+        return whole(tensor)
 
-def wanted(config: Config) -> bool:
-    """Whether this process is one of several among which the model is to be sharded."""
-    return config.train.sharding == "fsdp2" and dist.world() > 1
+
+def wanted(config: Config, *kinds: str) -> bool:
+    """Whether this process is one of several among which the model is to be sharded, in one of the ways `kinds`."""
+    return config.train.sharding in (kinds or ("fsdp2", "zero2", "zero3")) and dist.world() > 1
 
 
 def backend(config: Config, device: str) -> str | None:
@@ -121,6 +126,8 @@ def whole(tree: Any) -> Any:
     if isinstance(tree, DTensor):
         found = dist.whole(tree.detach())
         return found.cpu() if dist.is_main() else None
+    if isinstance(tree, Average):
+        return tree.whole()
     if isinstance(tree, Mapping):
         return {key: whole(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -138,12 +145,14 @@ def weights(policy: Policy) -> dict[str, torch.Tensor] | None:
     found: dict[int, Any] = {}
     for tensor in held.values():
         if id(tensor) not in found:  # tied weights stay one
-            found[id(tensor)] = whole(tensor)
+            found[id(tensor)] = policy.shards.whole(tensor)
     return {name: found[id(tensor)] for name, tensor in held.items()}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Takes a whole state, as `whole` gave it, of which each process keeps what belongs to its shards."""
+    if isinstance(optimizer, ZeroOptimizer):
+        return optimizer.load_state_dict(state)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def part(value: Any, parameter: torch.Tensor) -> Any:
@@ -161,31 +170,36 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
 
 def launched(config: Config, environ: MutableMapping[str, str] = os.environ) -> Config:
-    """The config with train.sharding=auto settled: fsdp2 under `accelerate launch --use_fsdp --fsdp_version 2`, else
-    none. Raises ConfigError where the launcher asks for what is not done, or for other than the settings say.
+    """The config with train.sharding=auto settled: fsdp2 under `accelerate launch --use_fsdp --fsdp_version 2`, zero2
+    or zero3 under `--use_deepspeed --zero_stage 2` or 3, else none. Raises ConfigError where the launcher asks for what
+    is not done, or for other than the settings say.
 
     What the launcher set is then taken back, as transformers would load no weights on other processes for it.
     """
     def on(name: str) -> bool:
         return environ.get(name, "").lower() in ("1", "true", "yes", "y", "on", "t")
 
-    for name, option in _OTHERS.items():
-        if on(name):
-            raise ConfigError(f"accelerate launch {option}: vlrl has an optimizer and a loop of its own, which that "
-                              "engine would replace. Launch without it and set train.sharding=fsdp2, which shards "
-                              "weights, gradients and optimizer state alike (docs/scaling.md)")
-    train, asked = config.train, on("ACCELERATE_USE_FSDP")
-    if asked:
+    if on("ACCELERATE_USE_MEGATRON_LM"):
+        raise ConfigError("accelerate launch --use_megatron_lm: vlrl has a loop of its own, which that engine would "
+                          "replace. Launch without it and set train.sharding=fsdp2, which shards weights, gradients "
+                          "and optimizer state (docs/scaling.md)")
+    train, asked, offload = config.train, "none", config.train.cpu_offload
+    if on("ACCELERATE_USE_FSDP"):
         _check_fsdp(config, environ.get("FSDP_VERSION", "1"), on)
         environ["ACCELERATE_USE_FSDP"] = "false"
-    offload = train.cpu_offload or (asked and on("FSDP_OFFLOAD_PARAMS"))
-    kind = train.sharding if train.sharding != "auto" else "fsdp2" if asked else "none"
+        asked, offload = "fsdp2", offload or on("FSDP_OFFLOAD_PARAMS")
+    elif on("ACCELERATE_USE_DEEPSPEED"):
+        asked = _stage(config, environ)
+        environ["ACCELERATE_USE_DEEPSPEED"] = "false"
+    kind = train.sharding if train.sharding != "auto" else asked
     if offload and kind == "none":
         raise ConfigError("train.cpu_offload=true keeps shards in main memory, but nothing is sharded: set "
                           "train.sharding=fsdp2, or train.cpu_offload=false")
     settled = config.model_copy(update={"train": train.model_copy(update={"sharding": kind, "cpu_offload": offload})})
-    if kind == "fsdp2":
-        _check_model(config)
+    if kind != "none":
+        _check_model(config, kind)
+    if kind in _STAGES.values():
+        _check_zero(settled, kind)
     return settled
 
 
@@ -201,12 +215,48 @@ def _check_fsdp(config: Config, version: str, on: Any) -> None:
                           "model.gradient_checkpointing=false: set that instead")
 
 
-def _check_model(config: Config) -> None:
+def _stage(config: Config, environ: Mapping[str, str]) -> str:
+    """What the launcher's DeepSpeed is as train.sharding. Raises ConfigError where it is not that of the settings."""
+    own, stage = config.train.sharding, environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "")
+    asked, way_out = _STAGES.get(stage), "launch with --use_deepspeed --zero_stage 2 or 3 alone"
+    if file := environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
+        raise ConfigError(f"accelerate launch --deepspeed_config_file {file}: such files are not read; {way_out}")
+    if asked is None:
+        raise ConfigError(f"accelerate launch --use_deepspeed --zero_stage {stage or '?'}: vlrl knows the stages 2 and "
+                          f"3; {way_out}")
+    for part in ("OPTIMIZER", "PARAM"):
+        if environ.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") != "none":
+            raise ConfigError(f"accelerate launch --offload_{part.lower()}_device: under DeepSpeed nothing is kept in "
+                              "main memory; launch without it, or set train.sharding=fsdp2 and train.cpu_offload=true")
+    if own not in ("auto", asked):
+        raise ConfigError(f"accelerate launch --use_deepspeed --zero_stage {stage}, but train.sharding={own}: leave "
+                          "out one of them")
+    return asked
+
+
+def _check_zero(config: Config, kind: str) -> None:
+    """Raises ConfigError for settings that do not go with DeepSpeed."""
+    train, reference = config.train, config.algo.reference.name
+    for wrong, setting, way_out in (
+            (train.cpu_offload, "train.cpu_offload=true", "train.cpu_offload=false"),
+            (train.gather == "compute", "train.gather=compute", "train.gather=stored"),
+            (config.model.dtype == "float16", "model.dtype=float16", "model.dtype=bfloat16"),
+            (config.rollout.forget.lr > 0, f"rollout.forget.lr={config.rollout.forget.lr:g}", "rollout.forget.lr=0"),
+            (reference not in ("auto", "frozen"), f"algo.reference={reference}", "algo.reference=frozen"),
+            (config.asynchronous.max_staleness > 0, f"async.max_staleness={config.asynchronous.max_staleness}",
+             "async.max_staleness=0"),
+            (kind == "zero3" and config.engine.name != "hf", f"engine.name={config.engine.name}", "engine.name=hf")):
+        if wrong:
+            raise ConfigError(f"train.sharding={kind} does not go with {setting}: set {way_out}, or "
+                              "train.sharding=fsdp2")
+
+
+def _check_model(config: Config, kind: str) -> None:
     """Raises ConfigError for settings of the model that do not go with shards."""
     if config.model.lora.quantize != "none":
-        raise ConfigError(f"train.sharding=fsdp2: 4-bit weights (model.lora.quantize={config.model.lora.quantize}) "
+        raise ConfigError(f"train.sharding={kind}: 4-bit weights (model.lora.quantize={config.model.lora.quantize}) "
                           "cannot be sharded. Set model.lora.quantize=none, or train.sharding=none")
     if config.model.feature_cache_mib:
-        raise ConfigError(f"train.sharding=fsdp2: model.feature_cache_mib={config.model.feature_cache_mib} calls the "
+        raise ConfigError(f"train.sharding={kind}: model.feature_cache_mib={config.model.feature_cache_mib} calls the "
                           "vision tower apart from the model, when its weights are sharded. Set it to 0, or "
                           "train.sharding=none")

@@ -21,6 +21,7 @@ from vlrl.passes import Minibatch, loss_inputs, make_minibatch, no_grad_passes, 
 from vlrl.policy import Policy
 from vlrl.settings import Config, TrainSettings
 from vlrl.types import Group
+from vlrl.zero import Zero
 
 PerToken = dict[str, list[np.ndarray | None]]
 """trainer_logprobs, entropies, ratio, clipped, and with store.alternatives top_ids and top_logprobs [T, k]: one array
@@ -115,7 +116,7 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
         inputs = loss_inputs(part, b, stats, policy.device, config, algorithm, step)
         loss, metrics = algorithm.objective(inputs, algorithm.kl.value)
         with phase("backward"):
-            policy.scaler.scale(loss).backward()
+            policy.backward(loss)
         meter.add(part, order_of(part, b), loss.detach(), metrics, inputs)
 
     def again() -> None:
@@ -145,27 +146,42 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
 
     After an overflow of float16 only the loss scale changes, and after NaN or infinity nothing.
     """
-    parameters, scaler = [p for _, p in policy.trainable()], policy.scaler
-    dist.sum_gradients(parameters)
-    scaler.unscale_(optimizer)  # of the sum, so that every process sees the same overflow and keeps the same scale
-    norm = float(dist.whole(torch.nn.utils.clip_grad_norm_(parameters, config.train.max_grad_norm)))
+    scaler, zero = policy.scaler, policy.shards if isinstance(policy.shards, Zero) else None
+    if zero:
+        _set_rates(optimizer, rate)
+        norm = zero.step()  # which leaves out what is not finite
+    else:
+        norm = _clipped(policy, optimizer, config.train.max_grad_norm)
     finite_loss, overflow = all(dist.gather(not meter.suspects)), not math.isfinite(norm)
     if problem := _problem(policy, finite_loss, norm, config):
         optimizer.zero_grad(set_to_none=True)
         scaler.update(scaler.get_scale() if scaler.is_enabled() else None)  # the same scale; forgets the gradients
         _leave_out(part, problem, algorithm, config, step, meter)
         return False
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group["ratio"]
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad(set_to_none=True)
+    if not zero:
+        _set_rates(optimizer, rate)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
     meter.keep()
     if overflow:
         meter.skipped += 1
     else:
         meter.grad_norm = norm
     return True
+
+
+def _clipped(policy: Policy, optimizer: torch.optim.Optimizer, limit: float) -> float:
+    """Sums gradients over processes and clips them to `limit`; returns the norm that they had."""
+    parameters = [p for _, p in policy.trainable()]
+    dist.sum_gradients(parameters)
+    policy.scaler.unscale_(optimizer)  # of the sum: every process sees the same overflow and keeps the same scale
+    return float(dist.whole(torch.nn.utils.clip_grad_norm_(parameters, limit)))
+
+
+def _set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["ratio"]
 
 
 def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Config, step: int, meter: _Meter) -> None:

@@ -35,6 +35,14 @@ class Mixed(Task):
         return {"vowels": sum(c in "aeiou" for c in answer.text) / max(len(answer.text), 1)}
 
 
+class Spoiled(Mixed):
+    """The second three samples have rewards that overflow float32."""
+
+    def score(self, sample, answer):
+        found = super().score(sample, answer)
+        return {"vowels": found["vowels"] * (1e300 if sample.id in ("train-3", "train-4", "train-5") else 1)}
+
+
 class StoredEngine:
     """Gives each group the answers that belong to its number, whatever the weights and the process."""
 

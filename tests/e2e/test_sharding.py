@@ -1,5 +1,6 @@
-"""Sharded training (train.sharding=fsdp2) gives what whole models give, and its files are theirs."""
+"""Sharded training (train.sharding) gives what whole models give, and its files are theirs."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from vlrl import checkpoint, cli
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
+ZERO = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs vlrl[deepspeed]")
 FULL = {"train": ["language", "merger", "vision"]}
 LORA = {"lora": {"rank": 4, "target": "vision_language"}}
 
@@ -66,7 +68,9 @@ def stored(model, root, sharding):
             for name, own in (("full", FULL), ("lora", LORA))]
 
 
-@pytest.mark.parametrize("processes, sharding", [(2, "none"), (4, "none"), (2, "fsdp2")])
+@pytest.mark.parametrize("processes, sharding", [(2, "none"), (4, "none"), (2, "fsdp2"),
+                                                  pytest.param(2, "zero2", marks=ZERO),
+                                                  pytest.param(2, "zero3", marks=ZERO)])
 def test_same_losses_and_weights_as_one_process(alone, tiny_models, tmp_path, processes, sharding):
     """Five steps on the same answers, with images on one process alone, or no group on one."""
     launch(processes, stored(tiny_models["qwen3_vl"], tmp_path, sharding), tmp_path / "runs.json")

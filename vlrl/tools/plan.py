@@ -108,10 +108,13 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
     """The plan of a config on `gpus` cards of `gib` GiB (None: the card's) that learn.
 
     prompt_tokens, visual_tokens: see memory.estimate. answer_tokens: mean length of an answer, for the seconds; None =
-    rollout.max_new_tokens. Raises ConfigError for a model that is not found or takes no images, and for settings that
-    a run on so many GPUs would refuse.
+    rollout.max_new_tokens. Raises ConfigError for a model that is not found or takes no images, for DeepSpeed, and for
+    settings that a run on so many GPUs would refuse.
     """
     gib = card.gib if gib is None else gib
+    if config.train.sharding.startswith("zero"):
+        raise ConfigError(f"vlrl plan knows no DeepSpeed (train.sharding={config.train.sharding}): plan with "
+                          "train.sharding=fsdp2, which zero3 comes near to")
     shape = architecture(config.model.name)
     _check(config, shape, gpus)
     if prompt_tokens is not None:
