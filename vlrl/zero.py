@@ -149,6 +149,10 @@ class ZeroOptimizer:
     def param_groups(self) -> list[dict[str, Any]]:
         return self.inner.param_groups
 
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> Any:
+        """As an optimizer's own; called before each step of the AdamW inside."""
+        return self.inner.register_step_pre_hook(hook)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing: `Zero.step` forgets the gradient."""
 

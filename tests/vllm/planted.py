@@ -17,10 +17,21 @@ def planted() -> str:
     return path.read_text() if path.exists() else ""
 
 
+_seen = {}
+"""The numbers that each weight had last."""
+
+
+def _behind(pairs):
+    """A weight left out would be no stale one: vLLM makes a layer anew, from whatever its memory holds."""
+    for name, tensor in pairs:
+        _seen[name] = _seen.get(name, tensor) if name == planted() else tensor
+        yield name, _seen[name]
+
+
 class Extension(vllm_worker.Extension):
     def vlrl_reload(self, path):
         whole, pack = vllm_worker.saved, vllm_worker.repack_heads
-        with (mock.patch.object(vllm_worker, "saved", lambda folder: (p for p in whole(folder) if p[0] != planted())),
+        with (mock.patch.object(vllm_worker, "saved", lambda folder: _behind(whole(folder))),
               mock.patch.object(vllm_worker, "repack_heads", lambda m: [] if planted() == HEAD else pack(m))):
             return super().vlrl_reload(path)
 

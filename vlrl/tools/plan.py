@@ -148,7 +148,7 @@ def _sharded(config: Config, gpus: int) -> bool:
 def _check(config: Config, shape: Any, gpus: int) -> None:
     """Raises ConfigError for what sharding, assemble or vLLM would refuse."""
     if _sharded(config, gpus):
-        sharding._check_model(config)
+        sharding._check_model(config, "fsdp2")
     each, heads = config.engine.tensor_parallel, shape.get_text_config().num_attention_heads
     if config.engine.name == "vllm" and each > 1 and gpus > 1:
         raise ConfigError(f"engine.tensor_parallel={each} with {gpus} GPUs that learn: with engine.name=vllm each has "
