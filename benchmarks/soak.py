@@ -40,16 +40,17 @@ NAMES = {"memory_mb": ("memory", "MiB"), "handles": ("file handles", ""), "threa
          "processes": ("processes", "")}
 
 
-def sample(run: psutil.Process, begun: float) -> dict[str, float] | None:
-    """What the run and its processes hold; None when it has ended."""
+def sample(run: psutil.Process, folder: Path, begun: float) -> dict[str, float] | None:
+    """What the run and its processes hold, and the steps completed; None when one of them has just ended."""
     try:
+        steps = json.loads((folder / "heartbeat.json").read_text())["step"]
         everyone = [run, *run.children(recursive=True)]
         times = [p.cpu_times() for p in everyone]
-        return {"at_s": time.monotonic() - begun,
+        return {"at_s": time.monotonic() - begun, "steps": steps,
                 "memory_mb": sum(p.memory_full_info().pss for p in everyone) / 2**20,
                 "handles": sum(p.num_fds() for p in everyone), "threads": sum(p.num_threads() for p in everyone),
                 "processes": len(everyone), "cpu_s": sum(t.user + t.system for t in times)}
-    except psutil.Error:  # a child may end in between: the next sample counts
+    except (psutil.Error, OSError):  # a child may end in between: the next sample counts
         return None
 
 
@@ -63,7 +64,7 @@ def soak(folder: Path, config: str, hours: float, threads: int, words: Sequence[
         while time.monotonic() - begun < hours * 3600 and process.poll() is None:
             if time.monotonic() - begun >= due:
                 due += EVERY_S
-                if one := sample(psutil.Process(process.pid), begun):
+                if one := sample(psutil.Process(process.pid), folder, begun):
                     found.append(one)
                     kept.write(json.dumps(one) + "\n")
                     kept.flush()
@@ -99,9 +100,9 @@ def table(args: argparse.Namespace, found: Sequence[dict[str, float]], metrics: 
                     f"{min(s[name] for s in kept):.0f} to {max(s[name] for s in kept):.0f} | {fit.slope:+.2f} "
                     f"(± {1.96 * fit.stderr:.2f}) |")
     each = seconds(metrics)
-    tenth = len(each) // 10
-    first, last = statistics.median(each[:tenth]), statistics.median(each[-tenth:])
-    parts = [statistics.median(each[i * tenth:(i + 1) * tenth]) for i in range(10)]
+    wall = [statistics.median(part) for part in np.array_split(np.array(each), 10)]
+    parts = np.array_split(np.array([(s["cpu_s"], s["steps"]) for s in found]), 10)
+    busy = [float((p[-1, 0] - p[0, 0]) / max(p[-1, 1] - p[0, 1], 1)) for p in parts]
     words = " ".join(args.settings)
     return "\n".join([
         "# Soak", "",
@@ -111,8 +112,15 @@ def table(args: argparse.Namespace, found: Sequence[dict[str, float]], metrics: 
         f"Settings: `{' '.join(WORDS)}`. So {len(metrics) // 100} checkpoints and {len(metrics) // 200} evaluations.",
         "",
         "| | after a tenth | end | range | change an hour (95 %) |", "|---|---|---|---|---|", *rows, "",
-        f"Median seconds of a step: first tenth {first:.3f}, last tenth {last:.3f}, {100 * (last / first - 1):+.1f} %. "
-        f"By tenths: {', '.join(f'{p:.3f}' for p in parts)}.", "", f"![samples]({plot_name(args)})", ""])
+        by_tenths("Seconds of processor time a step, everything included", busy),
+        by_tenths("Median seconds of a step, evaluating and saving aside", wall), "",
+        f"![samples]({plot_name(args)})", ""])
+
+
+def by_tenths(title: str, parts: Sequence[float]) -> str:
+    """A line of the page."""
+    return (f"{title}, by tenths of the run: {', '.join(f'{p:.3f}' for p in parts)}; the last one is "
+            f"{100 * (parts[-1] / parts[0] - 1):+.1f} % beside the first.\n")
 
 
 def plot_name(args: argparse.Namespace) -> str:

@@ -1,6 +1,7 @@
 """The benchmarks run, and say what they measured; how fast anything is, is not tested."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -132,3 +133,21 @@ def test_engines_are_compared_and_runs_are_kept(tmp_path, monkeypatch):
     assert single[:3] == ["hf", "0", "4"]
     assert engines.command(engines.argparse.Namespace(config="c", settings=[], runs=Path("r")), "vllm", 3, ["a=1"])[
         2:] == ["c", "engine=vllm", "a=1", "seed=3", "log.samples_every=0", "run.dir=r/vllm-3"]
+
+
+@pytest.mark.slow
+def test_a_soak_shows_what_grows(tmp_path, monkeypatch, capsys):
+    soak = module("soak")
+    monkeypatch.setattr(soak, "EVERY_S", 0.3)
+    monkeypatch.setattr(soak, "FIRST", 2)
+    out = tmp_path / "soak.md"
+    monkeypatch.setattr(sys, "argv", ["soak.py", str(FOLDER.parent / "configs/quickstart.yaml"), "eval.samples=4",
+                                      "--hours", "0.01", "--folder", str(tmp_path / "run"), "--out", str(out)])
+    soak.main()
+    page = out.read_text()
+    assert all(f"| {name}" in page for name in ("memory, MiB", "file handles", "threads", "processes"))
+    assert "processor time a step" in page and out.with_suffix(".png").exists()
+    samples = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert samples[-1]["steps"] > samples[0]["steps"] and all(s["memory_mb"] > 100 for s in samples)
+    growing = soak.line([{"at_s": s["at_s"], "x": 7 + s["at_s"] / 1800} for s in samples], "x")
+    assert growing.slope == pytest.approx(2, abs=1e-6)  # an hour

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from tests.e2e.runs import ENV, ROOT, metrics, run, weights
+from tests.e2e.test_sharding import ZERO
 from tests.test_rest import STEPS, write
 from vlrl.store import RunFolder
 
@@ -18,7 +19,6 @@ pytestmark = pytest.mark.slow
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
             str(ROOT / "train.py")]
 ALONE = ("limits.score_s=0", "rollout.score_ahead=false")
-SHARDED = (*ALONE, "train.sharding=fsdp2")
 
 
 def start(config, folder, *words, **env):
@@ -32,7 +32,7 @@ def config(tiny_models, tmp_path_factory):
 
 def undisturbed(config, *words):
     """The folder of a run of two processes that nothing disturbs."""
-    folder = config.parent / f"whole{len(words)}"
+    folder = config.parent / f"whole {words[-1]}"
     done = start(config, folder, *words, "save.every=1")
     assert done.returncode == 0, done.stderr
     return folder
@@ -43,9 +43,11 @@ def whole(config):
     return undisturbed(config, *ALONE)
 
 
-@pytest.fixture(scope="module")
-def sharded(config):
-    return undisturbed(config, *SHARDED)
+@pytest.fixture(scope="module", params=["fsdp2", pytest.param("zero3", marks=ZERO)])
+def sharded(config, request):
+    """The settings of a run whose processes hold shards, and its folder."""
+    words = (*ALONE, f"train.sharding={request.param}")
+    return words, undisturbed(config, *words)
 
 
 def goes_on(config, folder, whole, *words):
@@ -76,15 +78,16 @@ def test_an_error_of_all(config, whole, tmp_path, fault, what):
 
 def test_an_error_of_all_that_hold_shards(config, sharded, tmp_path):
     """They gather the weights once more."""
-    done = start(config, tmp_path / "run", *SHARDED, FAULT="raises")
+    words, whole = sharded
+    done = start(config, tmp_path / "run", *words, FAULT="raises")
     assert done.returncode == 1 and steps(tmp_path / "run") == ["step-000002"], done.stderr
     assert sum("The 2 completed steps are saved in" in line for line in errors(done)) == 1
-    assert weights(tmp_path / "run", 2) == weights(sharded, 2)
-    goes_on(config, tmp_path / "run", sharded, *SHARDED)
+    assert weights(tmp_path / "run", 2) == weights(whole, 2)
+    goes_on(config, tmp_path / "run", whole, *words)
 
 
 def test_one_of_those_that_hold_shards_is_killed(config, tmp_path):
-    done = start(config, tmp_path / "run", *SHARDED, FAULT=f"kill:{tmp_path}/run")
+    done = start(config, tmp_path / "run", *ALONE, "train.sharding=fsdp2", FAULT=f"kill:{tmp_path}/run")
     (said,) = errors(done)
     assert done.returncode == 1 and "for rank 1 (no sign of life" in said, done.stderr
     assert "2 of the 2 completed steps are lost, since each process holds a part of the weights" in said
