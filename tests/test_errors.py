@@ -175,7 +175,7 @@ def test_a_huge_reward_stops_before_the_weights_are_spoiled(config, tmp_path, ca
     task = task_file(tmp_path, "return {'vowels': 1e300 * len(answer.text), 'short': 0.0}")
     message = fails(capsys, "step 3: the loss is not finite.*rollouts are in", config, f"run.dir={tmp_path}/run",
                     f"task={task}", "eval.samples=0", "algo.advantage=dr_grpo")
-    kept = Path(re.search(r"rollouts are in (\S+);", message)[1])
+    kept = Path(re.search(r"rollouts are in (\S+\.parquet)\.", message)[1])
     assert kept.is_file() and "failed" in kept.parts
     assert RunFolder(tmp_path / "run").last_heartbeat()["state"] == "failed"
 
