@@ -3,10 +3,11 @@ r"""Trains for hours in small steps, and shows whether memory, file handles or s
 
     python benchmarks/soak.py configs/quickstart.yaml --hours 2 --threads 1 --out benchmarks/results/soak_cpu.md
 
-Every half minute: memory (proportional set size, so that shared pages count once), open file handles, threads and
-processes of the run and of those that it started, and their processor time. A line is fitted to each, without the first
-tenth of the time. The learning rate is next to nothing: a policy that learns answers in other lengths, which would
-change the seconds of a step. The run is stopped as by Ctrl-C.
+Every half minute: anonymous memory (what its processes share counts once; libraries do not count, since how much of
+them is a process's own depends on others), open file handles, threads and processes of the run and of those that it
+started, and their processor time. A line is fitted to each, without the first tenth of the time. The learning rate is
+next to nothing: a policy that learns answers in other lengths, which would change the seconds of a step. The run is
+stopped as by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -47,11 +48,17 @@ def sample(run: psutil.Process, folder: Path, begun: float) -> dict[str, float] 
         everyone = [run, *run.children(recursive=True)]
         times = [p.cpu_times() for p in everyone]
         return {"at_s": time.monotonic() - begun, "steps": steps,
-                "memory_mb": sum(p.memory_full_info().pss for p in everyone) / 2**20,
+                "memory_mb": sum(anonymous(p.pid) for p in everyone) / 2**10,
                 "handles": sum(p.num_fds() for p in everyone), "threads": sum(p.num_threads() for p in everyone),
                 "processes": len(everyone), "cpu_s": sum(t.user + t.system for t in times)}
     except (psutil.Error, OSError):  # a child may end in between: the next sample counts
         return None
+
+
+def anonymous(pid: int) -> int:
+    """KiB of a process's memory that is no file's; a page that processes share is divided among them."""
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Pss_Anon:"))
 
 
 def soak(folder: Path, config: str, hours: float, threads: int, words: Sequence[str]) -> list[dict[str, float]]:
@@ -100,6 +107,7 @@ def table(args: argparse.Namespace, found: Sequence[dict[str, float]], metrics: 
                     f"{min(s[name] for s in kept):.0f} to {max(s[name] for s in kept):.0f} | {fit.slope:+.2f} "
                     f"(± {1.96 * fit.stderr:.2f}) |")
     each = seconds(metrics)
+    peaks = [float(part[-1]) * 1024 for part in np.array_split(np.array([m["memory/peak_gib"] for m in metrics]), 10)]
     wall = [statistics.median(part) for part in np.array_split(np.array(each), 10)]
     parts = np.array_split(np.array([(s["cpu_s"], s["steps"]) for s in found]), 10)
     busy = [float((p[-1, 0] - p[0, 0]) / max(p[-1, 1] - p[0, 1], 1)) for p in parts]
@@ -112,6 +120,8 @@ def table(args: argparse.Namespace, found: Sequence[dict[str, float]], metrics: 
         f"Settings: `{' '.join(WORDS)}`. So {len(metrics) // 100} checkpoints and {len(metrics) // 200} evaluations.",
         "",
         "| | after a tenth | end | range | change an hour (95 %) |", "|---|---|---|---|---|", *rows, "",
+        f"Peak resident memory of the training process so far, MiB, by tenths: "
+        f"{', '.join(f'{p:.0f}' for p in peaks)}.\n",
         by_tenths("Seconds of processor time a step, everything included", busy),
         by_tenths("Median seconds of a step, evaluating and saving aside", wall), "",
         f"![samples]({plot_name(args)})", ""])
