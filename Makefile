@@ -20,6 +20,7 @@ PYTEST := $(TESTS) --dist worksteal
 # vLLM's own threads are not pinned to cores; it reports no usage, and an engine takes 1 GiB for its keys and values
 VLLM   := VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 VLLM_STAMP := $(VENV)/.installed-vllm
+ZERO_STAMP := $(VENV)/.installed-deepspeed
 
 # Waiting OpenMP threads sleep: spinning ones are 20 times slower beside another busy process.
 export OMP_WAIT_POLICY := PASSIVE
@@ -28,13 +29,14 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo app install test test-rest test-vllm test-all check clean
+.PHONY: help demo app install test test-rest test-vllm test-zero test-all check clean
 
 help:
 	@echo 'make demo      set up, then train the quickstart on this machine: 5 minutes on 2 CPU cores'
 	@echo 'make app       set up, then open the inspector on runs/ (another folder: make app RUNS=path)'
 	@echo 'make test      set up, then run the fast tests;  make test ARGS="-k packing" runs some of them'
 	@echo 'make test-vllm set up vLLM too (its CPU build where there is no GPU), then run the tests of its engines'
+	@echo 'make test-zero set up DeepSpeed too, then run the tests of train.sharding=zero2 and zero3'
 	@echo 'make test-all  every test but those that need a GPU'
 	@echo 'make check     ruff and pyright'
 	@echo 'make install   only the set-up: .venv with the versions of constraints.txt'
@@ -82,6 +84,12 @@ test-rest: $(STAMP)
 test-vllm: $(VLLM_STAMP)
 	$(VLLM) $(TESTS) --dist loadfile -m "vllm and not gpu" $(ARGS) tests/vllm || test $$? -eq 5
 
+test-zero: $(ZERO_STAMP)
+	$(PYTEST) -m "not gpu" -k zero $(ARGS) tests/e2e/test_zero.py tests/e2e/test_sharding.py tests/e2e/test_last_save.py
+
+$(ZERO_STAMP): constraints.txt $(STAMP)
+	@echo 'installing DeepSpeed ...' && $(PIP) -e '.[dev,deepspeed]' && touch $(ZERO_STAMP)
+
 # The same constraints, so that the other tests run with the same versions as without vLLM. It brings CUDA builds of
 # torchaudio and torchcodec along: beside a CPU torch the one breaks the import of transformers, the other that of vLLM.
 $(VLLM_STAMP): requirements-vllm.txt constraints.txt $(STAMP)
@@ -92,8 +100,8 @@ $(VLLM_STAMP): requirements-vllm.txt constraints.txt $(STAMP)
 	  $(BIN)/python -m pip uninstall -qq -y $$name; done
 	@touch $(VLLM_STAMP)
 
-# SKIP=test leaves out the fast tests where they have just run. vLLM is installed last: nothing else needs it
-test-all: $(filter-out $(SKIP),test test-rest test-vllm)
+# SKIP=test leaves out the fast tests where they have just run. What nothing else needs is installed last
+test-all: $(filter-out $(SKIP),test test-rest test-vllm test-zero)
 
 check: $(STAMP)
 	@failed=0; $(BIN)/ruff check . || failed=1; $(BIN)/pyright || failed=1; exit $$failed
