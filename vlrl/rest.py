@@ -82,7 +82,9 @@ class Rest:
             path = self._save(weights, live, patience)
             error.add_note(f"The {self.done} completed steps are saved in {path}; the same command goes on from there.")
         except Exception as problem:
-            if not dist.is_main():
+            if not dist.is_main():  # what is lost is said by the main process
+                if not isinstance(problem, NotSaved):
+                    error.add_note(f"This process could not hand over its part of them: {problem}")
                 return
             last = checkpoint.latest(self.saver.folder)
             where = f"goes on from {last.path}" if last.path else "begins with the first step again"
