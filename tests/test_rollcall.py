@@ -1,6 +1,12 @@
 """Who is missing, by the records of the ranks."""
 
-from vlrl.rollcall import Here, describe_missing
+import errno
+import os
+
+import pytest
+from torch import distributed
+
+from vlrl.rollcall import Here, RollCall, describe_missing
 
 
 def record(beat=1, count=5, waits=True, place="step 3, train", ended=None):
@@ -49,3 +55,23 @@ def test_a_place_is_step_phase_and_collective():
     assert str(here).startswith("step 12, train: adding up gradients (test_rollcall.py:")
     here.leave()
     assert str(here) == "step 12, train" and here.count == 1
+
+
+@pytest.mark.parametrize("code, given_up", [
+    (errno.ETIMEDOUT, True), (errno.EHOSTUNREACH, True), (errno.ENETUNREACH, True), (errno.ECONNREFUSED, False)])
+def test_what_tcp_says_of_a_host_that_it_has_given_up(monkeypatch, code, given_up):
+    """A neighbour on the same network is not found (no route) long before TCP's own time is over."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_PORT", str(server.port))
+    call = RollCall(Here(), 0, 1, 60)
+
+    class Broken:
+        def set(self, key, value):
+            raise distributed.DistNetworkError(f"failed to send, remote=[host]:29400: {os.strerror(code)}")
+
+    call.close()
+    assert not call._thread.is_alive()
+    call._writing = Broken()
+    call.tell()
+    assert call._cut is given_up

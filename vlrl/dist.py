@@ -11,6 +11,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,8 +41,31 @@ def leave() -> None:
     if _calls is not None:
         _calls.close()
     if active() and not (_lost and "nccl" in dist.get_backend_config()):  # whose end waits for the others
+        gloo = "gloo" in dist.get_backend_config()
         dist.destroy_process_group()
+        if gloo:
+            _await_gloo()
     _calls = _lost = None
+
+
+def _await_gloo(seconds: float = 5.0) -> None:
+    """Lets gloo's threads put down the tensors of their last work, as one that needs the interpreter for that while it
+    ends aborts the process. Whatever still knows the group (FSDP's meshes) keeps these threads; at rest they sleep.
+    """
+    end, quiet = time.monotonic() + seconds, 0
+    while quiet < 2 and time.monotonic() < end:  # twice, as one may have asked for the interpreter just now
+        time.sleep(0.01)
+        quiet = 0 if "R" in _states("pt_gloo") else quiet + 1
+
+
+def _states(prefix: str) -> str:
+    """The states (R: runs or is about to, S: sleeps) of this process's threads of that name; of none but on Linux."""
+    found = ""
+    for file in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            name, _, state = file.read_text().partition("(")[2].rpartition(") ")
+            found += state[0] if name.startswith(prefix) else ""
+    return found
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ that nobody waits for longer than ANSWER seconds.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -33,6 +34,8 @@ ANSWER = 15.0
 """Seconds that the store has to answer. Above CONNECT: a thread that fails while the process ends would abort it."""
 GRACE = 30.0
 """Seconds past the time-out after which a rank that still waits, as in a transport that gives no error, is ended."""
+_GIVEN_UP = ("timed out", *map(os.strerror, (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)))
+"""What TCP says of a host that it has given up: a neighbour on the same network is first not found (no route)."""
 _NAMED = 8
 """Ranks that a message names."""
 
@@ -96,7 +99,8 @@ class RollCall:
         self._launcher = launcher.find()
         self._closed = threading.Event()
         self.tell()
-        threading.Thread(target=self._live, name="roll call", daemon=True).start()
+        self._thread = threading.Thread(target=self._live, name="roll call", daemon=True)
+        self._thread.start()
 
     # --- own record -----------------------------------------------------------------------------------------------
 
@@ -109,7 +113,7 @@ class RollCall:
         try:
             self._writing.set(f"{self._prefix}/rank/{self.rank}", json.dumps(record))
         except Exception as error:  # any other is found out by who asks the store
-            self._cut = self._cut or "timed out" in str(error)
+            self._cut = self._cut or any(text in str(error) for text in _GIVEN_UP)
 
     def end(self, error: BaseException | None) -> None:
         """The last record: this rank leaves, by an error or at the end."""
@@ -128,6 +132,7 @@ class RollCall:
         """Ends the thread; the record stays."""
         self.end(None)
         self._closed.set()
+        self._thread.join(BEAT)  # one that is in a call of torch while the interpreter ends aborts the process
 
     def _live(self) -> None:
         while not self._closed.wait(BEAT):

@@ -77,10 +77,11 @@ time.sleep(1000)
 """
 
 
-def test_a_rank_says_why_before_its_launcher_ends_it(tmp_path):
+@pytest.mark.parametrize("retries", [2, 5])  # 1 s: timed out. 12 s: the host was not found in 3, so there is no route
+def test_a_rank_says_why_before_its_launcher_ends_it(tmp_path, retries):
     """Where limits.collective_s is above the time after which TCP gives up; here that is seconds."""
     with Hosts() as hosts:
-        ip("netns", "exec", hosts.names[1], "sysctl", "-qw", "net.ipv4.tcp_retries2=3")
+        ip("netns", "exec", hosts.names[1], "sysctl", "-qw", f"net.ipv4.tcp_retries2={retries}")
         for host, code in enumerate((STORE, RANK)):
             text = tmp_path / f"{host}.txt"
             process = hosts.start(host, [sys.executable, "-c", code], text, MASTER_ADDR=hosts.addresses[0],
