@@ -214,6 +214,7 @@ def _patiently(calls: RollCall, doing: str) -> None:
     """The others wait until rank 0 gets here, without a time-out as long as it gives signs of life."""
     global _lost
     if is_main():
+        here.count += 1  # the collective of the others
         calls.done()
         return
     with _collective(f"waiting for rank 0: {doing}"):

@@ -42,7 +42,8 @@ def main(how: str) -> None:
     dist.here.at("step 7")
     with dist.explained(), dist.within("train"):
         if how == "patient":
-            print(dist.on_main(lambda: time.sleep(2 * LIMIT) or "saved", "saving"), dist.rank(), flush=True)
+            saved = dist.on_main(lambda: time.sleep(2 * LIMIT) or "saved", "saving")
+            print(saved, dist.rank(), dist.here.count, flush=True)
         elif how == "dead while saving":
             dist.on_main(kill, "saving")
         elif how == "impatient":

@@ -44,7 +44,9 @@ def test_the_others_say_who_is_missing_where(how):
 def test_what_rank_0_does_alone_may_take_longer_than_the_limit():
     done, errors = outcome("patient")
     assert done.returncode == 0 and not errors, done.stderr
-    assert sorted(line for line in done.stdout.splitlines() if line.startswith("saved")) == ["saved 0", "saved 1"]
+    said = sorted(line.split() for line in done.stdout.splitlines() if line.startswith("saved"))
+    assert [words[:2] for words in said] == [["saved", "0"], ["saved", "1"]]
+    assert said[0][2] == said[1][2]  # both are at the same place, else a later message would name the wrong rank
 
 
 def test_a_run_whose_ranks_are_killed_and_stopped_goes_on_exactly(pair):
