@@ -11,6 +11,8 @@ from vlrl.errors import ConfigError, TrainingError
 
 CONNECT_S = 10.0
 """Seconds to wait for a connection, and for the answer to a health check."""
+IDLE_S = 2.0
+"""Seconds that an idle connection is used again. vLLM closes it after 5: a request at that moment would be lost."""
 
 
 class Unavailable(Exception):
@@ -28,7 +30,8 @@ class Client:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.Client(headers=headers, trust_env=False,  # a proxy has no business between these
                                   timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S), pool=None),
-                                  limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
+                                  limits=httpx.Limits(max_connections=None, max_keepalive_connections=64,
+                                                      keepalive_expiry=IDLE_S))
 
     def get(self, address: str, path: str) -> Any:
         """The JSON of a page that answers soon. Raises as `post`."""
