@@ -136,6 +136,28 @@ def test_shards_by_hand():
     assert made(SEVEN, (*words, "train.cpu_offload=true"), gpus=8).memory.resident == 0
 
 
+def test_deepspeed_by_hand():
+    """AdamW holds a copy of its share of the weights that learn, and a bucket has 2**26 numbers."""
+    bucket = 4 * 2**26
+    alone = made(SEVEN, ("model.lora.rank=0",), gpus=8).memory
+    two = made(SEVEN, ("model.lora.rank=0", "train.sharding=zero2"), gpus=8).memory
+    three = made(SEVEN, ("model.lora.rank=0", "train.sharding=zero3"), gpus=8).memory
+    frozen, learn = alone.frozen, alone.trained
+    assert learn == 4 * 7_615_616_512 and frozen > 0
+    assert (two.trained, two.optimizer, two.gradients) == (learn + learn / 8, learn / 4, learn / 4 + bucket)
+    assert (three.trained, three.optimizer, three.gradients) == (learn / 4, learn / 4, learn / 4 + bucket)
+    assert (two.frozen, three.frozen) == (frozen, frozen / 8)
+    assert two.token == alone.token and three.token == alone.token + learn + frozen
+    fsdp = made(SEVEN, ("model.lora.rank=0", "train.sharding=fsdp2"), gpus=8).memory
+    assert three.block == fsdp.block and three.casts == fsdp.casts
+
+
+def test_a_reference_stays_whole_under_deepspeed():
+    words = ("model.lora.rank=0", "algo.kl_coef=0.1")
+    alone, three = (made(SEVEN, (*words, *more), gpus=8).memory for more in ((), ("train.sharding=zero3",)))
+    assert three.reference == alone.reference > 0
+
+
 def test_the_hf_engine_gathers_the_whole_model_to_generate():
     words = ("model.lora.rank=0", "train.sharding=fsdp2")
     alone, one = made(SEVEN, words[:1], gpus=8).memory, made(SEVEN, words, gpus=8).memory
@@ -165,7 +187,8 @@ def test_several_changes_where_none_alone_is_enough():
 
 def test_it_plans_nothing_that_the_run_would_refuse():
     shards, spread = ("train.sharding=fsdp2", "model.lora.quantize=nf4"), ("engine=vllm", "engine.tensor_parallel=2")
-    for words in (shards, spread):
+    for words in (shards, spread, ("train.sharding=zero3", "engine=vllm_server"), ("train.sharding=zero2",
+                                                                                   "train.cpu_offload=true")):
         with pytest.raises(plan.ConfigError, match=words[1].split("=")[0]):
             made(THREE, words, gpus=2)
         assert made(THREE, words).side_by_side  # on one GPU nothing is sharded, and an engine may have a second one
@@ -223,6 +246,17 @@ def test_the_table_of_the_page_is_what_the_command_says():
                 words = (f"model.name=Qwen/Qwen2.5-VL-{size}-Instruct", "engine=vllm_server", *more,
                          *next(words for name, words in ways.items() if way.startswith(name)))
                 assert f"{made(THREE if size == '3B' else SEVEN, words, gpus=gpus).peak / GIB:.0f}" == cell, (size, way)
+
+
+def test_the_figures_for_deepspeed_are_what_the_command_says():
+    page = " ".join((CONFIGS.parent / "docs" / "scaling.md").read_text().split())
+    said = re.search(r": (\d+) GiB with `zero2`.* written (\d+) at a time: (\d+) GiB with `zero3`, (\d+) with `fsdp2`",
+                     page)
+    assert said
+    found = [made(SEVEN, ("model.lora.rank=0", *more), gpus=8) for more in (
+        ("train.sharding=zero2", "engine=vllm_server"), ("train.sharding=zero3",), ("train.sharding=fsdp2",))]
+    two, three, fsdp = (f"{one.peak / GIB:.0f}" for one in found)
+    assert said.groups() == (two, str(found[1].side_by_side), three, fsdp)
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "accelerate").glob("*.yaml")), ids=lambda p: p.stem)

@@ -196,11 +196,17 @@ def launched(config: Config, environ: MutableMapping[str, str] = os.environ) -> 
         raise ConfigError("train.cpu_offload=true keeps shards in main memory, but nothing is sharded: set "
                           "train.sharding=fsdp2, or train.cpu_offload=false")
     settled = config.model_copy(update={"train": train.model_copy(update={"sharding": kind, "cpu_offload": offload})})
+    check(settled)
+    return settled
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError for settings that do not go with train.sharding, which is not auto any more."""
+    kind = config.train.sharding
     if kind != "none":
         _check_model(config, kind)
     if kind in _STAGES.values():
-        _check_zero(settled, kind)
-    return settled
+        _check_zero(config, kind)
 
 
 def _check_fsdp(config: Config, version: str, on: Any) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _AVERAGES = ("exp_avg", "exp_avg_sq")
 _LEAST = "0.19.8"
 """Version of DeepSpeed that leaves it to the loop after how many micro-batches it steps."""
-_BUCKET = 2**26
+BUCKET = 2**26
 """Numbers of gradients that are summed at once."""
 
 
@@ -226,7 +226,7 @@ def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> A
         "gradient_clipping": config.train.max_grad_norm, "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         # gathers by the order of passes before would differ where processes had different numbers of them
-        "zero_optimization": {"stage": stage, "overlap_comm": False, "reduce_bucket_size": _BUCKET,
+        "zero_optimization": {"stage": stage, "overlap_comm": False, "reduce_bucket_size": BUCKET,
                               "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}})[0]
     zero = Zero(engine, stage)
     if stage == 3:

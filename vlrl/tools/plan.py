@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from vlrl import loading, sharding
+from vlrl import loading, sharding, zero
 from vlrl.algo.algorithm import Algorithm
 from vlrl.cards import Card
 from vlrl.engine.capacity import token_bytes
@@ -108,13 +108,10 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
     """The plan of a config on `gpus` cards of `gib` GiB (None: the card's) that learn.
 
     prompt_tokens, visual_tokens: see memory.estimate. answer_tokens: mean length of an answer, for the seconds; None =
-    rollout.max_new_tokens. Raises ConfigError for a model that is not found or takes no images, for DeepSpeed, and for
-    settings that a run on so many GPUs would refuse.
+    rollout.max_new_tokens. Raises ConfigError for a model that is not found or takes no images, and for settings that
+    a run on so many GPUs would refuse.
     """
     gib = card.gib if gib is None else gib
-    if config.train.sharding.startswith("zero"):
-        raise ConfigError(f"vlrl plan knows no DeepSpeed (train.sharding={config.train.sharding}): plan with "
-                          "train.sharding=fsdp2, which zero3 comes near to")
     shape = architecture(config.model.name)
     _check(config, shape, gpus)
     if prompt_tokens is not None:
@@ -126,7 +123,8 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
     (trained, count), cost, shared, root, layer = _model(config.model.model_dump_json())
     found = _held(config, memory.estimate(config, shape, prompt_tokens, visual_tokens, "cuda"))
     if _sharded(config, gpus):
-        found = _shared_out(config, found, gpus, root + 2 * layer)
+        share = _shared_out if config.train.sharding == "fsdp2" else _by_deepspeed
+        found = share(config, found, gpus, root + 2 * layer)
     side = merge_side(shape)
     visual = memory._visual_tokens(config, shape) if visual_tokens is None else visual_tokens
     prompt = visual + memory.TEXT_TOKENS if prompt_tokens is None else prompt_tokens
@@ -142,13 +140,13 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
 
 
 def _sharded(config: Config, gpus: int) -> bool:
-    return config.train.sharding == "fsdp2" and gpus > 1
+    return config.train.sharding in ("fsdp2", "zero2", "zero3") and gpus > 1
 
 
 def _check(config: Config, shape: Any, gpus: int) -> None:
     """Raises ConfigError for what sharding, assemble or vLLM would refuse."""
     if _sharded(config, gpus):
-        sharding._check_model(config, "fsdp2")
+        sharding.check(config)
     each, heads = config.engine.tensor_parallel, shape.get_text_config().num_attention_heads
     if config.engine.name == "vllm" and each > 1 and gpus > 1:
         raise ConfigError(f"engine.tensor_parallel={each} with {gpus} GPUs that learn: with engine.name=vllm each has "
@@ -183,6 +181,23 @@ def _shared_out(config: Config, found: Memory, gpus: int, gathered: float) -> Me
     whole = weights if config.engine.name == "hf" else 0
     return replace(found, **shards, casts=int(found.casts * gathered), block=found.block + int(weights * gathered),
                    prefill=found.prefill + whole, token=found.token + whole)
+
+
+def _by_deepspeed(config: Config, found: Memory, gpus: int, gathered: float) -> Memory:
+    """As `_shared_out`, under ZeRO: the optimizer has a copy of its share of the weights, gradients are in a bucket, in
+    shares, and once more in shares for the step; a frozen reference stays whole. What is there at the start was counted
+    in runs of two processes on a CPU, the rest is read from DeepSpeed's source."""
+    def part(size: int) -> int:
+        return math.ceil(size / gpus)
+
+    copy, weights = part(found.trained), found.trained + found.frozen
+    found = replace(found, trained=found.trained + copy, optimizer=part(found.optimizer),
+                    gradients=2 * part(found.gradients) + zero.BUCKET * 4)
+    if config.train.sharding == "zero2":
+        return found
+    return replace(found, trained=2 * copy, frozen=part(found.frozen), casts=int(found.casts * gathered),
+                   block=found.block + int(weights * gathered), prefill=found.prefill + weights,
+                   token=found.token + weights)
 
 
 def _held(config: Config, found: Memory) -> Memory:
