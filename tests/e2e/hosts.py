@@ -97,6 +97,8 @@ class Hosts:
         return [int(pid) for name in self.names for pid in ip("netns", "pids", name).split()]
 
     def _end_processes(self) -> None:
+        for process in self.started:  # also one that has not come to its host yet
+            process.kill()
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
