@@ -76,6 +76,7 @@ def rewards(*values, std=0.1):
     ({"window": 2, "reward_drop": 0.5}, rewards(-.5, -.5, -.6, -.9, -.9), [4]),  # below 0 too
     ({"window": 2, "reward_drop": 0.5}, rewards(0.0, .01, -.01, 0.0, .02, -.02, std=0.3), []),  # noise around 0
     ({"window": 2, "reward_drop": 0.5}, rewards(.8, .8, None, .8, .8), []),
+    ({"window": 2, "reward_drop": 0.5}, rewards(None, -.5, -.5, None, -.5, None, None, -.9, -.9), [8]),
     ({"window": 2, "reward_drop": None}, rewards(.8, .8, 0, 0, 0), []),
     ({"kl_above": 1}, [{"kl": v} for v in (0.0, 0.9, 1.1, 3, 0.5, 2, None)], [2, 5]),
     ({"entropy_below": 0.1}, [{"entropy": v} for v in (0.9, 0.05, 0.01, None)], [1]),
@@ -139,7 +140,14 @@ def test_the_steps_before_are_looked_at_once(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setitem(alerts_module.RULES, "kl_above", lambda columns, settings: asked.append(len(columns["kl"])))
     alerts(tmp_path, [], [{"step": i, "kl": 0.0} for i in range(1000)])
-    assert asked == [1000]  # not after each of them: a rule that looks back would take minutes
+    assert asked == [20]  # the window, and not after each of them
+
+
+def test_what_it_keeps_does_not_grow_and_the_best_is_kept(tmp_path):
+    found = alerts(tmp_path, [], window=4)
+    rows = rewards(*[.9] * 4, *[.8] * 1000, *[.4] * 4)
+    assert [i for i, names in enumerate(steps(found, rows)) if names] == [1007]  # .4 is less than half of .9
+    assert all(len(column) <= 4 for column in found._columns.values())
 
 
 @pytest.mark.parametrize("how, reason", [("slow", "timed out"), ("500", "HTTP 500"), ("redirect", "HTTP 307")])

@@ -1,6 +1,6 @@
 """Alerts: a run that goes wrong while it goes on is told of, in print, in alerts.jsonl, at trackers and by webhook.
 
-A rule looks at the metrics of all steps so far. It is told when it begins to hold, and again only after it has ceased
+A rule looks at the metrics of the last steps. It is told when it begins to hold, and again only after it has ceased
 to. A resumed run goes over the steps before without telling of them again, so alerts.jsonl has each alert once.
 """
 
@@ -16,9 +16,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -47,7 +49,9 @@ class Alert:
 
 
 Columns = Mapping[str, Sequence[float]]
-"""Values of every step so far by metric, NaN where a step has none."""
+"""Values of the last alerts.window steps by metric, NaN where a step has none; of reward/mean and reward/std those of
+the last steps that have a reward. BEST holds the best mean reward of as many steps so far, once there were as many."""
+BEST = "reward/best"
 Found = tuple[float, float, str]
 """(value, limit, what it says)"""
 
@@ -58,7 +62,7 @@ class Alerts:
     def __init__(self, settings: AlertSettings, folder: Path, say: Callable[[str], None],
                  before: Iterable[Mapping[str, Any]] = ()):
         self.settings, self.folder, self._say = settings, folder, say
-        self._columns: dict[str, list[float]] = {name: [] for name in _READ}
+        self._columns = {name: deque[float](maxlen=settings.window) for name in _READ} | {BEST: deque[float](maxlen=1)}
         self._holding: set[str] = set()
         address = _address(settings.webhook)
         self._hook = Webhook(address, settings.webhook_timeout_s, say) if address else None
@@ -91,9 +95,15 @@ class Alerts:
                 for name, (value, limit, said) in fresh.items()]
 
     def _take(self, line: Mapping[str, Any]) -> None:
-        for name, column in self._columns.items():
-            value = line.get(name)
-            column.append(float(value) if isinstance(value, (int, float)) else math.nan)
+        values = {name: line.get(name) for name in _READ}
+        values = {name: float(v) if isinstance(v, (int, float)) else math.nan for name, v in values.items()}
+        if math.isnan(values["reward/mean"]):
+            del values["reward/mean"], values["reward/std"]
+        for name, value in values.items():
+            self._columns[name].append(value)
+        rewards = self._columns["reward/mean"]
+        if len(rewards) == self.settings.window:
+            self._columns[BEST].append(max([fmean(rewards), *self._columns[BEST]]))
 
     def _found(self) -> dict[str, Found]:
         """What holds after the steps so far, by rule."""
@@ -106,18 +116,13 @@ class Alerts:
 
 
 def _reward_drop(columns: Columns, settings: AlertSettings) -> Found | None:
-    n, rewards = settings.window, columns["reward/mean"]
-    if len(rewards) <= n:
+    if not columns[BEST]:
         return None
-    seen = [r for r in rewards if not math.isnan(r)]
-    mean = sum(seen) / max(len(seen), 1)
-    known = [mean if math.isnan(r) else r for r in rewards]
-    means = np.convolve(known, np.ones(n) / n, "valid")
-    spread = np.nan_to_num(np.asarray(columns["reward/std"][-n:])).mean()
-    best, last = float(means.max()), float(means[-1])
-    limit = best - (settings.reward_drop or 0.0) * max(abs(best), float(spread))
-    return (last, limit, f"the mean reward of the last {n} steps is {last:.3g}, after {best:.3g} at best") \
-        if last < limit else None
+    best, last = columns[BEST][0], fmean(columns["reward/mean"])
+    spread = fmean(np.nan_to_num([*columns["reward/std"]]))
+    limit = best - (settings.reward_drop or 0.0) * max(abs(best), spread)
+    said = f"the mean reward of the last {settings.window} steps is {last:.3g}, after {best:.3g} at best"
+    return (last, limit, said) if last < limit else None
 
 
 def _last(columns: Columns, name: str) -> float:
@@ -142,7 +147,7 @@ def _truncated_above(columns: Columns, settings: AlertSettings) -> Found | None:
 
 
 def _skipped_above(columns: Columns, settings: AlertSettings) -> Found | None:
-    recent = columns["skipped"][-settings.window:]
+    recent = columns["skipped"]
     value, limit = float(sum(v > 0 for v in recent)), float(settings.skipped_above or 0)
     return (value, limit, f"an optimizer step was left out in {value:.0f} of the last {len(recent)} steps, for NaN, "
             "infinity or an overflow") if value > limit else None

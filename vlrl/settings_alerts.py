@@ -13,7 +13,8 @@ from vlrl.settings_base import Count, Fraction, NonNegative, Positive, Rate, Set
 class AlertSettings(Settings):
     """What is told of while the run goes on: printed, in alerts.jsonl, at trackers and by webhook."""
 
-    window: Positive = Field(default=20, description="Steps that reward_drop and skipped_above look at.")
+    window: Positive = Field(default=20, description="Steps that reward_drop (which leaves out those "
+                             "without a reward) and skipped_above look at.")
     reward_drop: Rate | None = Field(
         default=0.5, description="Tell when the mean reward of alerts.window steps is below the best such mean by more "
         "than this share of it (or of the spread of rewards, where that is larger); null = never.")
