@@ -76,9 +76,10 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 test: $(STAMP)
 	$(PYTEST) -m "not slow and not vllm and not browser and not gpu" $(ARGS)
 
-# pytest leaves with 5 when nothing is selected, e.g. before the first test of a kind exists
+# Half as many workers again, as these tests often wait: for a time-out, a killed process, a page. pytest leaves with 5
+# when nothing is selected, e.g. before the first test of a kind exists
 test-rest: $(STAMP)
-	$(PYTEST) -m "(slow or browser) and not vllm and not gpu" $(ARGS) || test $$? -eq 5
+	$(PYTEST) -n $$(( ($(JOBS) * 3 + 1) / 2 )) -m "(slow or browser) and not vllm and not gpu" $(ARGS) || test $$? -eq 5
 
 # a file at a time: tests of one file share their engines
 test-vllm: $(VLLM_STAMP)
