@@ -227,6 +227,14 @@ def find(path: Path) -> Found:
     return Found(path)
 
 
+def model_folder(name: str) -> str:
+    """The checkpoint that a model's `name` means where it is a run folder (the newest) or its `checkpoints/best`; any
+    other name as it is. Raises RunError when a run folder holds no whole checkpoint."""
+    run = os.path.isdir(os.path.join(name, "checkpoints"))
+    best = name.endswith(f"{os.sep}{BEST}") and not os.path.lexists(name) and os.path.exists(f"{name}.json")
+    return str(find(Path(name)).path) if run or best else name
+
+
 def latest(folder: Path, full: bool = False) -> Found:
     """The newest whole checkpoint, with a warning for each newer one that is damaged; Found(None) without any.
 

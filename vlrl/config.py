@@ -1,7 +1,7 @@
 """Reads settings: YAML files with `extends:`, `key=value` overrides, and the errors that help.
 
 A config file holds only what differs from the defaults in settings.py; `extends: other.yaml` (relative to the file, or
-else one of those that come with vlrl) is read first; of a list of files later ones win.
+else one of those that come with vlrl) is read first; of a list of files later ones win. Paths follow paths.py.
 `tasks.0.weight=2` sets one item's field of a list. Of a config with several `tasks`, `task=LABEL` leaves one.
 `load("configs/quickstart.yaml", ["steps=20", "train.lr=1e-4"])` returns a frozen Config; an unknown key is an error
 with a suggestion. The resolved copy is saved in the run folder.
@@ -22,7 +22,8 @@ from pydantic import BaseModel
 from yaml.composer import ComposerError
 
 import vlrl
-from vlrl.errors import ConfigError, did_you_mean
+from vlrl.errors import ConfigError, RunError, did_you_mean
+from vlrl.paths import placed
 from vlrl.settings import SHORT, AlgoSettings, Config, CurriculumSettings, EngineSettings, label_of, resumable
 from vlrl.settings_base import Named, Settings
 from vlrl.settings_engine import merge_engine
@@ -35,7 +36,8 @@ _SHORT.maxstring = _SHORT.maxother = 300  # of a value in a message; of a nested
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Reads a config file and applies `key=value` overrides in order.
 
-    Raises ConfigError naming the setting, its value and the way out. `run.dir` is resolved to `runs/<stem>` when empty.
+    Raises ConfigError naming the setting, its value and the way out. `run.dir` is resolved to `runs/<stem>` when empty,
+    and a run folder as `model.name` to its newest checkpoint.
     """
     path = _find(Path(path))
     tree = _read(path)
@@ -44,7 +46,13 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     tree.setdefault("run", {})
     if isinstance(tree["run"], dict) and not tree["run"].get("dir"):
         tree["run"]["dir"] = str(Path("runs") / path.stem)
-    return validate(tree)
+    loaded = validate(tree)
+    if not os.path.isdir(loaded.model.name) and not loaded.model.name.endswith("best"):
+        return loaded
+    from vlrl.checkpoint import model_folder
+
+    name = model_folder(loaded.model.name)  # fixed now, so that a resumed run begins with the same weights
+    return loaded.model_copy(update={"model": loaded.model.model_copy(update={"name": name})})
 
 
 def validate(tree: Mapping[str, Any]) -> Config:
@@ -60,6 +68,16 @@ def differences(old: Config, new: Config) -> list[str]:
     a, b = (_flatten(c.model_dump(mode="json")) for c in (old, new))
     return [f"{k}: {a.get(k)!r} -> {b.get(k)!r}" for k in sorted({*a, *b})
             if a.get(k) != b.get(k) and not resumable(k)]
+
+
+def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
+    """Raises RunError where a supervised run is to go on as an RL run, or the other way round."""
+    before, now = ("a supervised run (vlrl sft)" if c.algo.loss.name == "supervised" else "an RL run (vlrl train)"
+                   for c in (old, new))
+    if before != now:
+        raise RunError(f"{folder} holds {before}, and this is {now}. Choose another run.dir; to begin with its weights: "
+                       f"model.name={folder} run.dir={str(folder).rstrip('/')}-2. resume=never starts over here (the "
+                       "old run is kept beside).")
 
 
 def dump(config: Config) -> str:
@@ -114,6 +132,7 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         kind = {"list": "a list", "str": "a text"}.get(type(tree).__name__, f"a {type(tree).__name__}")
         raise ConfigError(f"config {path} must hold settings as 'key: value', not {kind}")
     parents = tree.pop("extends", None)
+    tree = placed(tree, path.parent)
     return tree if parents is None else merge(
         _parents(path.parent, parents, f"{path}: extends", (*seen, path.resolve())), tree)
 

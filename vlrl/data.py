@@ -23,6 +23,7 @@ from vlrl.formats.fields import short
 from vlrl.formats.files import MOST_LINE
 from vlrl.formats.folders import of_side
 from vlrl.media import CLOSED, Access, source
+from vlrl.paths import tried
 from vlrl.plugins import failure
 from vlrl.rewards.boxes import is_number
 from vlrl.types import Media, Sample
@@ -305,7 +306,7 @@ def _split_files(task: Any, split: str) -> list[Path]:
         return [path]
     found = sorted(map(Path, glob.glob(name))) if glob.has_magic(name) else []
     if not found:
-        raise ConfigError(f"data.{split}={name!r}: this file does not exist")
+        raise ConfigError(f"data.{split}={name!r}: this file does not exist{tried(name)}")
     if len({file.parent for file in found}) > 1 and not task.data.root:
         raise ConfigError(f"data.{split}={name!r} fits files of several folders: set data.root to the folder that "
                           "their media lie under")

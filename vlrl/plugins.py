@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
+from vlrl.paths import tried
 
 _NOT_OWN = ("<", str(Path(__file__).parent) + os.sep, *{sysconfig.get_path(k) + os.sep
                                                         for k in ("stdlib", "purelib", "platlib")})
@@ -59,14 +60,19 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
 
 
 def file_module(path: Path) -> ModuleType:
-    """The module that a file holds, run once a process. Raises MissingFile, and whatever the file raises."""
+    """The module that a file holds, run once a process. Raises MissingFile, and whatever the file raises.
+
+    It can import its neighbours by name: its folder comes last on sys.path, so that none of them hides another module.
+    """
     if not os.path.isfile(path):
-        raise MissingFile(f"the file {str(path)!r} does not exist")
+        raise MissingFile(f"the file {str(path)!r} does not exist{tried(str(path))}")
     path = path.resolve()
     # named by its path, so that two files of one name, or one called like a library, never meet
     name = f"{FILE_MODULE}{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     loader = SourceFileLoader(name, str(path))  # named, so that a link to a file of another name works
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec

@@ -115,6 +115,7 @@ class Session:
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise RunError(f"{self.folder.checkpoints} holds a checkpoint, but the settings it was made with cannot be "
                            f"read from {path}: {error} Restore that file, or start over with resume=never.") from None
+        config.refuse_other_kind(before, self.config, self.folder.path)
         changed = config.differences(before, self.config)
         if changed:
             raise RunError(f"{self.folder.path} holds a run with other settings, so its checkpoint cannot go on:\n  "

@@ -115,7 +115,8 @@ class LoraSettings(Settings):
 class ModelSettings(Settings):
     """The model, what of it learns, and how large it sees images and videos."""
 
-    name: str = Field(default="", description="Hub name or folder of the model.")
+    name: str = Field(default="", description="Hub name or folder of the model; of a run folder, its newest "
+                      "checkpoint.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Compute type and type of frozen weights; trained weights stay in float32. "
         "auto = bfloat16 on CUDA, else float32. float16, with loss scaling, is for GPUs without bfloat16.")

@@ -48,10 +48,15 @@ class SupervisedSource(GroupSource):
 
 def train(config: Config) -> Session:
     """Runs `config.steps` supervised steps of rollout.prompts_per_step samples; see loop.train."""
+    return train_loop(supervised(config), SupervisedSource)
+
+
+def supervised(config: Config) -> Config:
+    """The settings of a supervised run: those of an RL run, with cross-entropy as its objective."""
     algo = AlgoSettings(advantage=Named(name="dr_grpo"), loss=Named(name="supervised"),
                         aggregation=config.algo.aggregation)
     everything = {name: CurriculumSettings.model_fields[name].default for name in ("keep", "oversample", "select")}
     curriculum = config.curriculum.model_copy(update=everything)  # a group of one right answer is never mixed
     engine = config.engine if config.engine.name == "hf" else EngineSettings()
-    return train_loop(config.model_copy(update={"algo": algo, "curriculum": curriculum, "engine": engine,
-                                                "asynchronous": AsyncSettings()}), SupervisedSource)
+    return config.model_copy(update={"algo": algo, "curriculum": curriculum, "engine": engine,
+                                     "asynchronous": AsyncSettings()})

@@ -37,7 +37,7 @@ TRAIN_EXAMPLES = examples(*(line.replace("COMMAND", "train.py") for line in _TRA
 SFT_EXAMPLES = examples(
     "vlrl sft configs/quickstart.yaml train.lr=1e-3 steps=100 run.dir=runs/sft",
     "RL from there:",
-    "vlrl train configs/quickstart.yaml model.name=runs/sft/checkpoints/step-000100")
+    "vlrl train configs/quickstart.yaml model.name=runs/sft")
 EVAL_EXAMPLES = examples(
     "vlrl eval configs/quickstart.yaml",
     "vlrl eval configs/quickstart.yaml --model embedded/tiny-qwen3-vl",
@@ -150,17 +150,34 @@ def _profile(config: Config, steps: int, as_json: bool) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def sft(config: ConfigPath, settings: Words = None) -> None:
+def sft(
+    config: ConfigPath,
+    settings: Words = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything without training: settings, data, one "
+                                          "rendered prompt with its answer, memory.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Supervised fine-tuning on a task's own data: each row's `solution`, or the task's perfect answer.
 
     The config is that of an RL run, whose sampling settings are not used.
     """
+    loaded = load(config, settings)
+    if dry_run:
+        from vlrl.commands import dryrun
+        from vlrl.sft import supervised
+
+        dryrun.run(supervised(loaded), as_json)
+        return
+    if as_json:
+        raise typer.BadParameter("goes with --dry-run; a run writes JSON to metrics.jsonl and eval.jsonl of its folder",
+                                 param_hint="--json")
+
     def run(loaded: Config) -> Any:
         from vlrl.sft import train as run_sft
 
         return run_sft(loaded)
 
-    _finish(load(config, settings), run)
+    _finish(loaded, run)
 
 
 def _finish(config: Config, run: Callable[[Config], Any]) -> None:

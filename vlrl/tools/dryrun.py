@@ -173,6 +173,8 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
             Algorithm(config)
     with found.noting():
         found.run = _run_state(config)
+    if config.algo.loss.name == "supervised":  # one given answer a prompt
+        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"group_size": 1})})
     tell("reading the data")
     splits = _splits(config, task, found)
     tell("reading the model's config and processor")
@@ -211,7 +213,9 @@ def _run_state(config: Config) -> str:
         return f"{folder}: starts over; what is there is moved aside"
     if newest is None:
         return f"{folder}: a new run"
-    changed = configs.differences(configs.load(folder / "config.yaml"), config)
+    before = configs.load(folder / "config.yaml")
+    configs.refuse_other_kind(before, config, folder)
+    changed = configs.differences(before, config)
     if changed:
         raise ConfigError(f"run.dir={str(folder)!r} holds a run with other settings, so its checkpoint cannot go on: "
                           f"{'; '.join(changed)}. Set them back, choose another run.dir, or set resume=never.")

@@ -62,6 +62,7 @@ def choose(config: Config, model: str | None = None, folder: Path | None = None)
     With neither it is the newest checkpoint of `run.dir`, or model.name where that has none.
     """
     if model is not None:
+        model = checkpoint.model_folder(model)
         return Chosen(name=model, config=_instead(config, model))
     if folder is not None:
         found = checkpoint.find(folder)
