@@ -77,9 +77,10 @@ def create(root: str | Path, *, host: str = "127.0.0.1", password: str | None = 
     return app, made
 
 
-def serve(root: str | Path, *, host: str = "127.0.0.1", port: int = PORT, password: str | None = None,
+def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None, password: str | None = None,
           trust_tasks: bool = False, started: Callable[[str, int], None] | None = None) -> None:
-    """Serves until Ctrl-C. `started(url, port)` is called once it listens.
+    """Serves until Ctrl-C. `started(url, port)` is called once it listens; without a `port`, on the first free one
+    from 7860 on.
 
     Raises ConfigError for a host of others without a password or one that is not this machine's, RunError when no port
     is free, and KeyboardInterrupt at the end.
@@ -165,11 +166,11 @@ def _in_view() -> str:
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket on the first free port from `port` on."""
+def _listening(host: str, port: int | None) -> Iterator[socket.socket]:
+    """A socket on `port`; without one, on the first free port from PORT on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener, error = None, None
-    for number in range(port, min(port + _PORTS, 65536)):
+    for number in range(PORT, PORT + _PORTS) if port is None else (port,):
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -181,10 +182,12 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
             listener, error = None, failed
             if not isinstance(failed, socket.gaierror) and failed.errno in (errno.EADDRINUSE, errno.EACCES):
                 continue
-            raise ConfigError(f"--host {host} --port {port} cannot be used: {failed.strerror or failed}. Name an "
+            raise ConfigError(f"--host {host} --port {number} cannot be used: {failed.strerror or failed}. Name an "
                               "address of this machine and a port from 1024 on") from None
     if listener is None:
-        raise RunError(f"no free port from {port} to {port + _PORTS - 1} ({error}); name another with --port")
+        raise RunError(f"no free port from {PORT} to {PORT + _PORTS - 1} ({error}); name another with --port"
+                       if port is None else
+                       f"--port {port} is taken ({error}): name another, or leave --port out for the first free one")
     with listener:
         yield listener
 

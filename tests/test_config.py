@@ -1,14 +1,17 @@
 """Settings that would be misread are refused, by name and value."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from vlrl import config
-from vlrl.errors import ConfigError
+from vlrl.errors import ConfigError, RunError
+from vlrl.other_names import known_as
 from vlrl.plugins import failure, resolve
 from vlrl.settings_base import Named
 
+ROOT = Path(__file__).parents[1]
 BASE = "task: grounding\nmodel: {name: m}\n"
 
 
@@ -145,3 +148,25 @@ def test_failures_outside_own_code_name_no_place():
     except ValueError as error:
         assert re.match(r".*test_config.py:\d+: JSONDecodeError: ", failure(error))
     assert failure(KeyError("k")) == "KeyError: 'k'"
+
+
+def test_names_of_other_trainers_are_answered_with_ours(file):
+    with pytest.raises(ConfigError, match=r"'train.learning_rate' \(value 1e-05\)\. Here it is train.lr "):
+        config.load(file, ["train.learning_rate=1.0e-5"])
+    with pytest.raises(ConfigError, match=r"Here it is rollout.group_size "):
+        config.load(file, ["num_generations=4"])
+    ours = {name for name, *_ in config.describe()}
+    table = (ROOT / "docs/coming-from.md").read_text()
+    rows = re.findall(r"(?m)^\| `-*([\w.]+)[^|]*\| `([\w.]+)[^|]*\|", table)
+    assert len(rows) > 80
+    for theirs, here in rows:
+        if here in ours and theirs != "deepspeed":  # that is a value, train.sharding=zero3
+            assert here in known_as(theirs), theirs
+
+
+def test_a_supervised_run_and_an_rl_run_are_told_apart(file):
+    rl = config.load(file)
+    supervised = config.load(file, ["algo.loss=supervised"])
+    with pytest.raises(RunError, match=r"runs/a holds a supervised run .* this is an RL run .*model.name=runs/a "):
+        config.refuse_other_kind(supervised, rl, "runs/a")
+    config.refuse_other_kind(rl, config.load(file, ["algo.loss=cispo"]), "runs/a")

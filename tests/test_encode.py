@@ -10,7 +10,7 @@ from tests.conftest import SAMPLES, TWO, noise
 from vlrl import policy as policies
 from vlrl.config import validate
 from vlrl.encode import Encoder, PromptTooLong
-from vlrl.errors import DataError
+from vlrl.errors import ConfigError, DataError
 from vlrl.task import Task
 from vlrl.types import Media, Sample
 
@@ -113,3 +113,18 @@ def test_answers_end_with_the_end_token(parts):
     policy, encode = parts
     ids = encode.answer_ids("[1, 2]")
     assert ids[-1] == policy.processor.tokenizer.eos_token_id and len(ids) > 2
+
+
+def test_options_of_the_chat_template_reach_the_prompt_and_unknown_ones_are_refused(tiny_models, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(tiny_models["qwen3_vl"], tmp_path / "thinking")
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text() + "{%- if enable_thinking is defined and not enable_thinking %}"
+                        "{{ '<think></think>' }}{% endif %}{% generation %}{% endgeneration %}")
+    asked = picture(64, 64)
+    _, encode = load(folder, model={"name": str(folder), "chat_template_kwargs": {"enable_thinking": False}})
+    _, plain = load(folder)
+    assert encode(Ask(), asked).text == plain(Ask(), asked).text + "<think></think>"
+    with pytest.raises(ConfigError, match=r"chat_template_kwargs.enable_thinkin: .*Did you mean 'enable_thinking'"):
+        load(folder, model={"name": str(folder), "chat_template_kwargs": {"enable_thinkin": False}})

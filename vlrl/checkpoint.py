@@ -160,14 +160,14 @@ def _of_the_disk(error: Exception) -> bool:
 
 
 def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> RunError:
-    written = _size(temporary)
+    there = next(p for p in (folder, *folder.parents) if p.exists())
+    written, free = _size(temporary), shutil.disk_usage(there).free  # before the part that was written is removed
     shutil.rmtree(temporary, ignore_errors=True)
     previous, _ = latest(folder)
-    needed = max(written, _size(previous) if previous else 0)
-    there = next(p for p in (folder, *folder.parents) if p.exists())
+    whole = f"; the previous one takes {_size(previous):,}" if previous else ""
     kept = f"The previous checkpoint {previous} is intact" if previous else "There is no earlier checkpoint"
-    return RunError(f"cannot save checkpoint {target}: {getattr(error, 'strerror', None) or error}. It needs at least "
-                    f"{needed:,} bytes; {shutil.disk_usage(there).free:,} are free there. {kept}. Free space (or lower "
+    return RunError(f"cannot save checkpoint {target}: {getattr(error, 'strerror', None) or error}. {written:,} "
+                    f"bytes of it were written, and {free:,} more are free{whole}. {kept}. Free space (or lower "
                     "save.keep, or set run.dir elsewhere), then start the same command again: it goes on "
                     f"{'from there' if previous else 'from the start'}.")
 

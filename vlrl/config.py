@@ -23,6 +23,7 @@ from yaml.composer import ComposerError
 
 import vlrl
 from vlrl.errors import ConfigError, RunError, did_you_mean
+from vlrl.other_names import known_as
 from vlrl.paths import placed
 from vlrl.settings import SHORT, AlgoSettings, Config, CurriculumSettings, EngineSettings, label_of, resumable
 from vlrl.settings_base import Named, Settings
@@ -75,9 +76,9 @@ def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
     before, now = ("a supervised run (vlrl sft)" if c.algo.loss.name == "supervised" else "an RL run (vlrl train)"
                    for c in (old, new))
     if before != now:
-        raise RunError(f"{folder} holds {before}, and this is {now}. Choose another run.dir; to begin with its weights: "
-                       f"model.name={folder} run.dir={str(folder).rstrip('/')}-2. resume=never starts over here (the "
-                       "old run is kept beside).")
+        raise RunError(f"{folder} holds {before}, and this is {now}. Choose another run.dir; to begin with its "
+                       f"weights: model.name={folder} run.dir={str(folder).rstrip('/')}-2. resume=never starts over "
+                       "here (the old run is kept beside).")
 
 
 def dump(config: Config) -> str:
@@ -291,7 +292,7 @@ def _explain(error: Any) -> str:
     name, value = ".".join(loc), _SHORT.repr(error.get("input"))
     if error["type"] == "extra_forbidden":
         known = _names_at(loc[:-1])
-        near = did_you_mean(loc[-1], known)
+        near = known_as(name) or did_you_mean(loc[-1], known)
         return f"unknown setting '{name}' (value {value}).{near or ' Known here: ' + ', '.join(known) + '.'}"
     message = str(error["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list, e.g. [a, b]")
     if error["type"] == "model_type" and loc:

@@ -97,7 +97,7 @@ class Encoder:
             raise DataError(f"sample '{sample_id}': its messages place {places} media, the sample has {len(loaded)}")
         safe = [{**m, "content": self._safe(m["content"])} for m in messages]
         return self.processor.apply_chat_template(safe, tokenize=False, add_generation_prompt=True,
-                                                  **self.family.template)
+                                                  **self.family.template, **self.config.model.chat_template_kwargs)
 
     def _safe(self, content: Any) -> Any:
         """Content whose text cannot open a turn or claim an image: control tokens written in data are broken up."""

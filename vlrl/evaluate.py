@@ -6,6 +6,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vlrl import dist
@@ -39,7 +40,8 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
     mine = list(enumerate(first_samples(task, split, config.eval.samples)))[dist.rank()::dist.world()]
     groups, rejected = dist.together(lambda: _answer(task, prefetch, engine, config, split, step, mine, tell,
                                                             reference, score))
-    records = [r for part in dist.gather([_record(task, g) for g in groups]) for r in part]
+    groups = dist.together(lambda: [_measured(task, g) for g in groups])
+    records = [r for part in dist.gather([_record(g) for g in groups]) for r in part]
     failed = sum(r["error"] is not None for r in records) / max(len(records), 1)
     return {"step": step, "split": split, "n": len(records), "rejected": int(dist.total(rejected)[0]),
             "score_errors": failed, **_table(task, records)}, groups
@@ -78,17 +80,21 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
     return groups, rejected
 
 
-def _record(task: Task, group: Group) -> dict[str, Any]:
-    rollout = group.rollouts[0]
-    completion = rollout.completion
+def _measured(task: Task, group: Group) -> Group:
+    """The group with what Task.metrics says of its answer."""
+    rollout, completion = group.rollouts[0], group.rollouts[0].completion
     answer = parse_answer(completion.text, n_tokens=len(completion.tokens), truncated=completion.truncated,
                           step=rollout.policy_step)
     metrics, error = sample_metrics(task, group.sample, answer, rollout.parts)
+    return replace(group, rollouts=(replace(rollout, metrics=metrics, error=rollout.error or error),))
+
+
+def _record(group: Group) -> dict[str, Any]:
+    rollout, completion = group.rollouts[0], group.rollouts[0].completion
     return {"task": group.task, "sample": group.sample.row, "id": group.sample.id, "answer": completion.text,
             "parsed": rollout.parsed, "target": group.target, "parts": rollout.parts, "reward": rollout.reward,
             "length": len(completion.tokens),
-            "truncated": float(completion.truncated), "error": rollout.error or error,
-            "metrics": metrics}
+            "truncated": float(completion.truncated), "error": rollout.error, "metrics": rollout.metrics}
 
 
 def _table(task: Task, records: Sequence[dict[str, Any]]) -> dict[str, float]:

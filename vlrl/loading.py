@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,15 @@ import torch
 
 from vlrl import hub
 from vlrl.attention import ATTENTION
-from vlrl.errors import ConfigError, VlrlError
+from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.families import Family, family_of, set_pixel_limits
 from vlrl.files import read_json
 from vlrl.offline import embedded
 from vlrl.quantize import Quantization, adapted_layers, dequantized, keep_layout
 from vlrl.settings import ModelSettings
+
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
+"""What every chat template is given anyway."""
 
 
 def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
@@ -49,6 +53,7 @@ def load_processor(settings: ModelSettings, family: Family) -> Any:
     with _explained(f"model.name={settings.name!r}"):
         processor = AutoProcessor.from_pretrained(resolve(settings.name), trust_remote_code=False)
     check_processor(processor, settings.name, family)
+    _check_template_options(processor, settings)
     set_pixel_limits(processor, family, settings)
     return processor
 
@@ -69,6 +74,24 @@ def check_processor(processor: Any, name: str, family: Family) -> None:
     if problem:
         raise ConfigError(f"model.name={name!r}: no chat template that can be used: {problem.rstrip('.')}. Copy "
                           "chat_template.jinja of the original instruction-tuned model into the folder.")
+
+
+def _check_template_options(processor: Any, settings: ModelSettings) -> None:
+    """Raises ConfigError for an option that the chat template does not read: it would change nothing."""
+    from jinja2 import Environment, meta
+
+    if not settings.chat_template_kwargs:
+        return
+    template = processor.chat_template
+    text = template if isinstance(template, str) else template["default"]
+    plain = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)  # tags that transformers adds to Jinja's
+    syntax = Environment(extensions=["jinja2.ext.loopcontrols"])
+    read = meta.find_undeclared_variables(syntax.parse(plain)) - _GIVEN
+    for option in settings.chat_template_kwargs:
+        if option not in read:
+            raise ConfigError(f"model.chat_template_kwargs.{option}: the chat template of {settings.name} does not "
+                              f"read it, so it would change nothing.{did_you_mean(option, read)} It reads: "
+                              f"{', '.join(sorted(read)) or 'no options'}")
 
 
 def resolve(name: str) -> str:

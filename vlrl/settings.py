@@ -117,6 +117,9 @@ class ModelSettings(Settings):
 
     name: str = Field(default="", description="Hub name or folder of the model; of a run folder, its newest "
                       "checkpoint.")
+    chat_template_kwargs: Mapping[str, bool | int | float | str] = Field(
+        default_factory=dict, description="Options that the model's chat template reads, e.g. {enable_thinking: "
+        "false}.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Compute type and type of frozen weights; trained weights stay in float32. "
         "auto = bfloat16 on CUDA, else float32. float16, with loss scaling, is for GPUs without bfloat16.")

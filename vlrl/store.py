@@ -54,10 +54,10 @@ SCHEMA = pa.schema({
     "sample": pa.string(), "category": pa.string(), "difficulty": pa.float64(), "error": pa.string(),
     "finish_reason": pa.string(), "truncated": pa.bool_(), "turns": pa.list_(pa.struct(_TURN)),
     "media": pa.list_(pa.struct(_MEDIA)), "variant": pa.string(), "marks": pa.string(),
-    "top_ids": pa.list_(pa.list_(pa.int32())), "top_logprobs": pa.list_(_FLOATS),
+    "top_ids": pa.list_(pa.list_(pa.int32())), "top_logprobs": pa.list_(_FLOATS), "metrics": _NUMBERS,
 })
 """The columns of every rollout file. Lists are per token; parsed, target, sample and marks (those of Task.overlay, for
-answer and target) are JSON; any value may be null. `advantage` of a rollout with one advantage per token is the mean
+answer and target) are JSON; any value may be null. `metrics` is what Task.metrics says of an evaluated answer. `advantage` of a rollout with one advantage per token is the mean
 over its trained tokens. `variant` names the variant that an answer was drawn with; an answer of one that is not trained
 on has no advantage, and is in no group. `top_ids` and `top_logprobs` are the store.alternatives most probable tokens at
 the place of each token, in falling order."""
@@ -319,7 +319,8 @@ def _rows(step: int, group: Group, media: list[dict[str, Any]]) -> Iterator[dict
             "index": rollout.index, "policy_step": rollout.policy_step, "completion": _text(done.text),
             "token_ids": np.asarray(done.tokens, np.int32), "loss_mask": mask,
             "logprobs": np.asarray(done.logprobs, np.float32), "parts": _numbers(rollout.parts),
-            "reward": rollout.reward, "advantage": float(advantage) if np.ndim(advantage) == 0 else 0.0,
+            "metrics": _numbers(rollout.metrics), "reward": rollout.reward,
+            "advantage": float(advantage) if np.ndim(advantage) == 0 else 0.0,
             "parsed": _json(rollout.parsed), "error": None if rollout.error is None else _text(rollout.error),
             "finish_reason": done.finish_reason, "truncated": done.truncated,
             "turns": [{"start": t.start, "end": t.end, "role": t.role, "media": list(t.media)} for t in done.turns],

@@ -281,6 +281,8 @@ class Rollout:
     """Name of the Variant that it was drawn with; empty for the sample as it is."""
     trained: bool = True
     """False = left out of the update, by algo.batch."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of an evaluation, what Task.metrics says of it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -29,7 +29,9 @@ def inspect(
                     ] = Path("runs"),
     host: Annotated[str, typer.Option(help="Address to listen on; another one than this machine's own needs a "
                                            "password.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="First port to try.")] = 7860,
+    port: Annotated[int | None, typer.Option(
+        min=1, max=65535, show_default=False,
+        help="Port to listen on, this one or none. Default: the first free one from 7860 on.")] = None,
     password: Annotated[str | None, typer.Option(envvar="VLRL_APP_PASSWORD", show_envvar=True, show_default=False,
                                                  help="What everyone has to say first. Others on the machine can read "
                                                       "a command line: use the variable.")] = None,
@@ -48,8 +50,8 @@ def inspect(
     from vlrl.app import server  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     def started(url: str, taken: int) -> None:
-        if taken != port:
-            typer.echo(f"port {port} is taken, so {taken} is used")
+        if port is None and taken != server.PORT:
+            typer.echo(f"port {server.PORT} is taken, so {taken} is used; --port settles on one")
         typer.echo(f"{url}  shows {runs}; Ctrl-C ends it")
         if opened:
             webbrowser.open(url)

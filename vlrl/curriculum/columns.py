@@ -29,8 +29,8 @@ class Columns:
     def __init__(self, name: str):
         self.path = Path(name)
         if not os.path.isfile(self.path):
-            raise ConfigError(f"data.difficulty={name!r}: this file does not exist{tried(name)}; `vlrl data difficulty` "
-                              "writes one")
+            raise ConfigError(f"data.difficulty={name!r}: this file does not exist{tried(name)}; `vlrl data "
+                              "difficulty` writes one")
         self._read: tuple[dict[str, int], dict[str, dict[int, Any]]] | None = None
         self._told = False
 

@@ -1,0 +1,82 @@
+"""What settings are called in TRL, EasyR1, verl and VLM-R1; for the message about an unknown setting.
+
+docs/coming-from.md has the same names with the differences in meaning.
+"""
+
+from __future__ import annotations
+
+_NAMES = {
+    "rollout.prompts_per_step": "per_device_train_batch_size steps_per_generation generation_batch_size "
+        "gradient_accumulation_steps rollout_batch_size",
+    "rollout.minibatches": "gradient_accumulation_steps global_batch_size",
+    "steps": "max_steps num_train_epochs total_epochs",
+    "rollout.group_size": "num_generations n",
+    "eval.temperature": "num_generations_eval val_override_config",
+    "rollout.max_new_tokens": "max_completion_length max_response_length",
+    "rollout.temperature": "temperature",
+    "rollout.updates": "num_iterations ppo_epochs",
+    "train.lr": "learning_rate lr",
+    "train.schedule": "lr_scheduler_type",
+    "train.warmup": "warmup_steps lr_warmup_ratio",
+    "train.betas": "adam_beta1 adam_beta2 betas",
+    "train.weight_decay": "weight_decay",
+    "train.max_grad_norm": "max_grad_norm",
+    "algo.kl_coef": "beta disable_kl kl_coef",
+    "algo.kl": "use_bias_correction_kl kl_penalty",
+    "algo.clip_low": "epsilon clip_ratio_low",
+    "algo.clip_high": "epsilon_high clip_ratio_high",
+    "algo.loss": "delta loss_type importance_sampling_level clip_ratio_dual",
+    "algo.aggregation": "loss_type loss_avg_mode",
+    "algo.advantage": "scale_rewards multi_objective_aggregation adv_estimator",
+    "algo.weights": "top_entropy_quantile off_policy_mask_threshold",
+    "algo.entropy": "entropy_coef use_adaptive_entropy",
+    "algo.reference": "sync_ref_model",
+    "algo.correction": "vllm_importance_sampling_correction vllm_importance_sampling_mode",
+    "algo.mask_truncated": "mask_truncated_completions",
+    "task.rewards": "reward_weights reward_function reward_funcs reward_method",
+    "model.name": "model_name_or_path model_path",
+    "model.dtype": "dtype bf16 fp16 torch_dtype",
+    "model.gradient_checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
+    "model.lora.rank": "use_peft lora_r rank",
+    "model.lora.alpha": "lora_alpha alpha",
+    "model.lora.dropout": "lora_dropout",
+    "model.lora.quantize": "load_in_4bit",
+    "model.lora.target": "lora_target_modules",
+    "engine.name": "use_vllm vllm_mode",
+    "engine.memory": "vllm_gpu_memory_utilization gpu_memory_utilization",
+    "engine.tensor_parallel": "vllm_tensor_parallel_size tensor_parallel_size",
+    "engine.sleep": "vllm_enable_sleep_mode",
+    "engine.servers": "vllm_server_base_url",
+    "run.dir": "output_dir save_checkpoint_path",
+    "save.every": "save_steps save_freq",
+    "save.keep": "save_total_limit save_limit",
+    "eval.every": "eval_strategy eval_steps val_freq",
+    "resume": "resume_from_checkpoint load_checkpoint_path find_last_checkpoint",
+    "log.samples_every": "log_completions",
+    "log.trackers": "report_to logger",
+    "log.project": "project project_name",
+    "seed": "seed data_seed",
+    "curriculum.name": "shuffle_dataset shuffle",
+    "data.train": "train_files data_file_paths",
+    "data.heldout": "val_files val_split_ratio",
+    "task.prompt": "format_prompt",
+    "limits.prompt_tokens": "max_prompt_length",
+    "engine.batch_rollouts": "val_batch_size",
+    "model.max_pixels": "max_pixels",
+    "model.min_pixels": "min_pixels",
+    "algo.kl_in": "use_kl_loss",
+    "curriculum.keep": "online_filtering",
+    "train.tokens_per_batch": "micro_batch_size_per_device_for_update dynamic_batching",
+    "train.packing": "padding_free",
+    "model.train": "freeze_vision_tower freeze_vision_modules",
+    "train.min_lr_ratio": "min_lr_ratio",
+    "data.root": "image_folders",
+}
+"""Setting -> its names elsewhere, the last word of each."""
+
+
+def known_as(name: str) -> str:
+    """`" Here it is train.lr (docs/coming-from.md)."` for a setting of others, by its last word; "" for any other."""
+    word = name.rpartition(".")[2]
+    own = [setting for setting, names in _NAMES.items() if word in names.split()]
+    return f" Here it is {' or '.join(own)} (docs/coming-from.md)." if own else ""
