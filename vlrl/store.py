@@ -57,10 +57,11 @@ SCHEMA = pa.schema({
     "top_ids": pa.list_(pa.list_(pa.int32())), "top_logprobs": pa.list_(_FLOATS), "metrics": _NUMBERS,
 })
 """The columns of every rollout file. Lists are per token; parsed, target, sample and marks (those of Task.overlay, for
-answer and target) are JSON; any value may be null. `metrics` is what Task.metrics says of an evaluated answer. `advantage` of a rollout with one advantage per token is the mean
+answer and target) are JSON; any value may be null. `advantage` of a rollout with one advantage per token is the mean
 over its trained tokens. `variant` names the variant that an answer was drawn with; an answer of one that is not trained
 on has no advantage, and is in no group. `top_ids` and `top_logprobs` are the store.alternatives most probable tokens at
-the place of each token, in falling order."""
+the place of each token, in falling order. `metrics` is what Task.metrics
+says of an evaluated answer."""
 
 PER_TOKEN = {"trainer_logprobs": np.float32, "entropies": np.float32, "ratio": np.float32, "clipped": np.bool_,
              "top_ids": np.int32, "top_logprobs": np.float32}
