@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from vlrl.errors import DataError
+from vlrl.errors import DataError, did_you_mean
 from vlrl.formats.fields import short
 from vlrl.rewards.confidence import brier, confidence_format, read_confidence
 from vlrl.rewards.text import answer_tag, answer_text, clean_label, same_label, think_answer_format
@@ -305,7 +305,18 @@ def checked(row: Row) -> dict[str, Any]:
     if split:
         raise DataError(f"label={short(split)} has a comma, a semicolon or a line end, which separates the names of an "
                         "answer where a row has several labels")
+    _check_offered(row, names)
     return row
+
+
+def _check_offered(row: Row, names: Sequence[str]) -> None:
+    """Raises DataError for a label that is none of the row's `labels`: no answer that the prompt allows would be right.
+    """
+    offered = {clean_label(name) for name in row.get("labels") or names}
+    missing = next((name for name in names if clean_label(name) not in offered), None)
+    if missing is not None:
+        raise DataError(f"label={short(missing)} is not among labels={short(row['labels'])}."
+                        f"{did_you_mean(missing, row['labels'])}")
 
 
 def _synonyms(row: Row, names: Sequence[str]) -> Any:

@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
 from PIL import Image
 
-from vlrl import curriculum, dist, partial, pipeline, policy, sharding, zero
+from vlrl import curriculum, dist, partial, pipeline, policy, preflight, sharding, zero
 from vlrl.algo.algorithm import Algorithm
 from vlrl.angles import Angles
 from vlrl.credit import Credit
@@ -69,6 +69,8 @@ class Parts:
     algorithm: Algorithm
     clock: Clock
     scorer: Scorer | None = None
+    warnings: Sequence[str] = ()
+    """What the checks of the first samples found that does not stop a run; on the main process."""
 
 
 def make_accelerator(config: Config) -> Accelerator:
@@ -139,6 +141,8 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     dist.on_main(lambda: pipeline.check(config, sampler))
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
     with closed_on_error(scorer):
+        warnings = dist.on_main(lambda: preflight.check(served(task, offered, samples), samples, config,
+                                                        scored=make_source.generates), "checking the first samples")
         model = policy.load(config, accelerator, checkpoint)
         settle_coordinates(task, config, model.family.coordinates)
         if scorer:
@@ -168,7 +172,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
                 source.answering.forget = Forgetting(model, config)
             credit = Credit(algorithm, config, model, task)
             return Parts(config, task, model, encode, prefetch, engine, source, credit,
-                         optimizer_of(model, config), algorithm, clock, scorer)
+                         optimizer_of(model, config), algorithm, clock, scorer, warnings or ())
 
 
 def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Sequence[Sample]) -> Scorer | None:

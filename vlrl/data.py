@@ -26,6 +26,7 @@ from vlrl.media import CLOSED, Access, source
 from vlrl.paths import tried
 from vlrl.plugins import failure
 from vlrl.rewards.boxes import is_number
+from vlrl.rowmedia import unshown_problem
 from vlrl.types import Media, Sample
 
 log = logging.getLogger(__name__)
@@ -243,6 +244,8 @@ def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) ->
     """The sample of a row, whose media files exist and whose boxes and points lie inside the image. Raises DataError
     naming the row."""
     sample = make_sample(task, row, root)
+    if problem := unshown_problem(sample, FIELDS, MEDIA_FIELDS, root):
+        raise DataError(f"row '{sample.id}': {problem}")
     for media in sample.media:
         if isinstance(media.source, Path) and not os.path.isfile(media.source):  # Path.is_file raises for long names
             raise DataError(f"row '{sample.id}': media file {short(media.source)} does not exist; check it and "

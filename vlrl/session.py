@@ -152,6 +152,8 @@ class Session:
                             f"{trained:,} trained parameters on {dist.world()} x {parts.policy.device.type}")
         if said := families.notice(parts.policy.family):
             self.progress.print(said)
+        for warning in parts.warnings:
+            self.progress.print(f"warning: {warning}")
         self._watch_metrics()
         self._beat()
         return parts

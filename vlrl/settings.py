@@ -39,6 +39,10 @@ class RunSettings(Settings):
     steal_lock: bool = Field(
         default=False, description="Take a run folder whose run on another host gives no sign of life for three "
         "minutes, as after a crash of that host. A run that lives keeps its folder.")
+    checks: Literal["stop", "warn"] = Field(
+        default="stop", description="What the checks of the first samples do (media that no prompt shows, a prompt "
+        "without what `score` reads, a perfect answer below the maximum; docs/write-a-task.md): stop the run before "
+        "the model is loaded, or warn.")
 
 
 class DataSettings(Settings):

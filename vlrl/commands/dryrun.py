@@ -62,6 +62,8 @@ def _print(found: DryRun) -> None:
     for name, value in _rows(found):
         table.add_row(name, Text(_clean(value.rstrip(), console.encoding)))
     console.print(table)
+    for warning in found.warnings:
+        console.print(Text(f"warning: {_clean(warning, console.encoding)}", "yellow"), soft_wrap=True)
     for problem in found.problems:
         console.print(Text(f"problem: {_clean(problem, console.encoding)}", "red"), soft_wrap=True)
     console.print("nothing was written, no weights were read" if not found.problems else

@@ -9,7 +9,8 @@
 Samples: unique ids, the same every time and in every process, train and held-out apart, JSON-able rows, loadable media;
 those that a task makes with knobs too, anywhere inside their bounds.
 Scoring: never raises, stays finite and bounded and fast whatever the text; the perfect answer earns the most, in every
-coordinate convention; answers that are no answer do not pay (`contract.cheats`).
+coordinate convention; the prompt mentions the tags that it needs; answers that are no answer do not pay
+(`contract.cheats`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from itertools import cycle
 
 from vlrl.contract.answers import (
     check_best,
+    check_format,
     check_groups,
     check_oracle,
     check_texts,
@@ -76,6 +78,7 @@ def examine(task: Task, samples: int = 20, processes: int = 2) -> Report:
         visits = [with_template(s, t) for s, t in zip(chosen, cycle(task.templates), strict=False)]
         check_texts(task, visits, found)
         check_oracle(task, visits, found)
+        check_format(task, visits[:max(4, len(task.templates))], found)
         unpaid_parts(task, visits, found)
         check_groups(task, visits[0], ["", "junk", *wrapped(oracle_of(task, visits[0], found) or "1"), "junk"], found)
         for template in task.templates:

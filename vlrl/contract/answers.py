@@ -7,11 +7,13 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from vlrl import coordinates
-from vlrl.contract.findings import Findings, TooSlow, full_marks, part_weights, reward_of, shorten, timed
+from vlrl.contract.findings import Findings, TooSlow, full_marks, reward_of, shorten, timed
 from vlrl.contract.texts import hostile_texts
+from vlrl.preflight import format_problems, part_weights, prompt_text
 from vlrl.rewards.text import parse_answer
 from vlrl.services import Services
 from vlrl.task import Task, check_parts, check_shape
@@ -29,18 +31,12 @@ def answer_of(text: str) -> Answer:
     return parse_answer(text, n_tokens=max(1, len(text) // 4))
 
 
-def prompt_text(task: Task, sample: Sample) -> str:
-    """The text of a sample's messages."""
-    return "\n".join(part["text"] for message in task.messages(sample) for part in message["content"]
-                     if isinstance(part, Mapping) and isinstance(part.get("text"), str))
-
-
 def check_texts(task: Task, samples: Sequence[Sample], found: Findings) -> None:
     """Every hostile text on the first sample, the short ones on the last too."""
     for sample in dict.fromkeys((samples[0], samples[-1])):
         prompt = ""
         with found.guard("messages", "messages", sample.id):
-            prompt = prompt_text(task, sample)
+            prompt = prompt_text(task.messages(sample))
         for text in hostile_texts(prompt, long=sample is samples[0]):
             if len(found.found.get("slow", ())) < 3:  # each costs seconds
                 try_answer(task, sample, text, found)
@@ -235,6 +231,26 @@ def _oracle_rewards(task: Task, samples: Sequence[Sample], found: Findings, wher
         if reward <= 0 < full_marks(task):
             found.add("oracle", f"the perfect answer earns {reward:g}{where}", sample.id, text)
     return rewards
+
+
+def check_format(task: Task, samples: Sequence[Sample], found: Findings) -> None:
+    """The prompt mentions every tag without which the perfect answer earns less; certain ones alone are findings."""
+    for sample in samples:
+        text = oracle_of(task, sample, found)
+        if text is None:
+            continue
+        with found.guard("prompt", "messages", sample.id):
+            prompt = prompt_text(task.messages(sample))
+            reward = partial(_quietly, task, sample)
+            for problem in format_problems(reward, sample, text, prompt):
+                if problem.stops:
+                    found.add("prompt", problem.text, sample.id)
+                else:
+                    found.note(problem.text)
+
+
+def _quietly(task: Task, sample: Sample, text: str) -> float:
+    return quick_reward(task, sample, text, Findings())
 
 
 def wrapped(text: str) -> list[str]:

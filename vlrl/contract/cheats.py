@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vlrl.contract.answers import answer_of, prompt_text, quick_reward
+from vlrl.contract.answers import answer_of, quick_reward
 from vlrl.contract.findings import Findings
 from vlrl.plugins import failure
+from vlrl.preflight import prompt_text
 from vlrl.task import Task
 from vlrl.types import Sample
 
@@ -64,7 +65,7 @@ def _refusing(case: Case) -> list[Text]:
 
 
 def _copied_prompt(case: Case) -> list[Text]:
-    return _forms(prompt_text(case.task, case.sample))
+    return _forms(prompt_text(case.task.messages(case.sample)))
 
 
 def _all_options(case: Case) -> list[Text]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from vlrl.errors import TaskError
 from vlrl.plugins import failure
+from vlrl.preflight import part_weights
 from vlrl.task import Task
 
 _SHOWN = 3
@@ -79,12 +80,6 @@ def shorten(text: str) -> str:
     """A text as Python would write it, its middle left out when it is long."""
     shown = ascii(text)
     return shown if len(shown) <= 120 else f"{shown[:80]}...{shown[-20:]} ({len(text)} characters)"
-
-
-def part_weights(task: Task) -> dict[str, float]:
-    """The weight of every part; of a schedule the value that is largest in size."""
-    return {name: float(w) if isinstance(w, (int, float)) else max((v for _, v in w), key=abs)
-            for name, w in task.weights.items()}
 
 
 def full_marks(task: Task) -> float:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.contract.answers import answer_of
-from vlrl.contract.findings import part_weights, shorten
+from vlrl.contract.findings import shorten
 from vlrl.data import SPLITS, read_rows
 from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
 from vlrl.offline import sample_from
 from vlrl.plugins import prints_aside
+from vlrl.preflight import part_weights
 from vlrl.scoring import score_group
 from vlrl.task import Task, task_samples
 from vlrl.types import Sample

@@ -12,7 +12,6 @@ import inspect
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from vlrl import media as loader
 from vlrl.contract.findings import Findings
 from vlrl.errors import ConfigError, TaskError, VlrlError
 from vlrl.plugins import FILE_MODULE
+from vlrl.preflight import media_problems, placeholder_problems, prompt_text
 from vlrl.settings import DataSettings, LimitsSettings
 from vlrl.task import Task, generated, load, setting_names, task_samples
 from vlrl.types import Media, Sample
@@ -35,7 +35,6 @@ WIDE = 200
 """Samples of a split whose ids and content are compared."""
 _CHILD = ("import json, sys; given = json.load(sys.stdin); sys.path[:] = given['path']; "
           "from vlrl.contract.samples import child; child(given)")
-_PLACEHOLDER = re.compile(r"(?<![\w\\])\{(\w+)\}")  # {label}, not \boxed{label}
 
 
 def check_samples(task: Task, found: Findings, count: int, processes: int) -> list[Sample]:
@@ -152,16 +151,15 @@ def _sized(sample: Sample) -> Sample:
 
 
 def _check_messages(task: Task, sample: Sample, found: Findings) -> None:
-    parts = [part for message in task.messages(sample) for part in message["content"] if isinstance(part, Mapping)]
-    shown = [part["type"] for part in parts if part["type"] != "text"]
-    has = [m.kind for m in sample.media]
-    if shown != has:
-        found.add("messages", f"they show {shown}, but the sample has {has}: every image and video once, in order",
-                  sample.id)
+    listed = list(media_problems(task, sample))
     for template in task.templates:
-        for name in _PLACEHOLDER.findall(template):
-            if name not in sample.row:
-                found.add("messages", f"the prompt asks for {{{name}}}, which the row does not have", sample.id)
+        visit = replace(sample, prompt=template)
+        listed += placeholder_problems(task, visit, prompt_text(task.messages(visit)))
+    for problem in listed:
+        if problem.stops:
+            found.add("messages", problem.text, sample.id)
+        else:
+            found.note(problem.text)
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vlrl.data import MEDIA_FIELDS, box_problems, make_sample, sample_from_row
+from vlrl.data import FIELDS, MEDIA_FIELDS, box_problems, make_sample, sample_from_row
 from vlrl.errors import DataError, TaskError
 from vlrl.formats import rows_in
 from vlrl.formats.fields import number
@@ -24,6 +24,7 @@ from vlrl.media import load
 from vlrl.plugins import failure, prints_aside
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.text import parse_answer
+from vlrl.rowmedia import unshown_problem
 from vlrl.settings import LimitsSettings
 from vlrl.task import Task, task_oracle
 from vlrl.tools.pixelbudget import PixelBudget, Scale, pixel_budget
@@ -212,6 +213,8 @@ def _read(row: _Row, task: Task, root: Path, first: dict[tuple[Path, str], str])
     try:
         row.sample = make_sample(task, _sized(row.row, root), root)
         row.media = row.sample.media
+        if problem := unshown_problem(row.sample, FIELDS, MEDIA_FIELDS, root):
+            row.add("media", problem)
     except DataError as error:
         row.add("row", str(error))
         if isinstance(row.row, DataError):

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vlrl import checkpoint, curriculum, loading, media, packing
+from vlrl import checkpoint, curriculum, loading, media, packing, preflight
 from vlrl import config as configs
 from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.algorithm import Algorithm
@@ -146,6 +146,8 @@ class DryRun:
     engine: str = ""
     """What generates, and what of the device it takes beside `memory`; "" = the training model."""
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What may be meant, and does not stop a run."""
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
@@ -183,6 +185,9 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
         skeleton, encode = _open_model(config, task, found)
     train = splits.get("train", ())
     if train:
+        tell("checking the first samples")
+        with found.noting():
+            found.warnings += preflight.check(task, train, config)
         tell("encoding prompts")
         for i in range(len(task.members)):  # a mixture begins with a sample of each task
             with found.noting(), _task_code(task.of(train[i])):

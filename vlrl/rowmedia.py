@@ -1,0 +1,89 @@
+"""Media that a row names and its sample does not show: a column `photo` for `image`, a picture that a task dropped."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vlrl.types import Sample
+
+_SUFFIX = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?|heic|avif|mp4|m4v|avi|mov|mkv|webm|mpe?g|ts)(\?[^\s/]*)?$", re.I)
+_INLINE = re.compile(r"data:(image|video)/", re.I)
+_CALLED = re.compile(r"image|img|photo|pic|frame|screenshot|video|clip|scan", re.I)
+"""Columns whose values are media also where the name of the file has no suffix."""
+_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
+_LONGEST = 1024
+
+
+def unshown(sample: Sample, known: Collection[str], fields: Collection[str], root: Path | None = None) -> list[str]:
+    """Returns the columns of a sample's row that hold media, or name media, which the sample does not show.
+
+    `fields` are the canonical columns of media; other `known` columns, `meta` among them, may hold anything. Of a
+    sample that shows media drawn or edited by its task nobody can say which they are: [] then.
+    """
+    shown = [source for media in sample.media for source in _each(media.source)]
+    if not all(isinstance(source, (str, os.PathLike)) for source in shown):
+        return []
+    names = [os.fspath(source) for source in shown]  # pyright: ignore[reportArgumentType]
+    return [str(column) for column, value in sample.row.items() if (column in fields or column not in known)
+            and any(not _is_among(one, names) for one in media_in(str(column), value, root))]
+
+
+def unshown_problem(sample: Sample, known: Collection[str], fields: Collection[str], root: Path | None = None) -> str:
+    """Returns why a sample without media cannot be meant, or "" for one that names none or shows some."""
+    columns = [] if sample.media else unshown(sample, known, fields, root)
+    if not columns:
+        return ""
+    return f"its prompt shows no image or video, and {named(sample.row, columns[0])}: {way_out(columns[0], fields)}"
+
+
+def named(row: Mapping[str, Any], column: str) -> str:
+    """Returns a column with its value, shortened, as the subject of a message."""
+    shown = ascii(row[column])
+    return f"the column {column!r} names one ({shown if len(shown) <= 80 else shown[:77] + '...'})"
+
+
+def way_out(column: str, fields: Collection[str]) -> str:
+    """Returns what to do about a column of media that no prompt shows."""
+    if column in fields:
+        return "the task's sample_from_row leaves it out; give the Sample its media"
+    return (f"media are read from {', '.join(fields)}. Rename it, or, where no prompt is to show it, move it below "
+            "'meta'")
+
+
+def media_in(column: str, value: Any, root: Path | None = None) -> Iterator[Any]:
+    """Yields each image or video in a value of a row: paths, URLs, inline data, bytes; also in lists and objects."""
+    if isinstance(value, Mapping):
+        for key in ("bytes", "path", "url"):
+            yield from media_in(column, value.get(key), root)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from media_in(column, one, root)
+    elif (isinstance(value, bytes) and value.startswith(_MAGIC)) or (isinstance(value, str) and
+                                                                     _names_media(column, value, root)):
+        yield value
+
+
+def _names_media(column: str, value: str, root: Path | None) -> bool:
+    if _INLINE.match(value):
+        return True
+    if not value or len(value) > _LONGEST or "\n" in value or "\0" in value:
+        return False
+    suffix, spaces = _SUFFIX.search(value), any(c.isspace() for c in value)
+    if suffix and not spaces:
+        return True
+    return bool((suffix or _CALLED.search(column)) and root and os.path.isfile(root / value))
+
+
+def _is_among(value: Any, names: Collection[str]) -> bool:
+    if not isinstance(value, str):
+        return False
+    own = os.path.normpath(value).replace(os.sep, "/").lstrip("./")
+    return any(name.replace(os.sep, "/").endswith(own) for name in names)
+
+
+def _each(source: Any) -> list[Any]:
+    return list(source) if isinstance(source, (list, tuple)) else [source]
