@@ -25,6 +25,8 @@ _NO_TEXT = "no input text"
 _POINT_RADIUS = 140
 _GLM_FORM = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL | re.IGNORECASE)
 _GLM_KEYS = {"type": "action_type", "box": "box_2d", "bbox_2d": "box_2d"}
+_GLM_TEXTS = {"open_app": "app_name", "scroll": "direction", "input_text": "text", "type": "text"}
+_POINT_SHARE = 0.01
 _BOX_START, _BOX_END = "<|begin_of_box|>", "<|end_of_box|>"
 
 
@@ -303,13 +305,28 @@ def _tame(value: Any) -> Any:
 
 
 def _glm_right(task: Any, sample: Sample) -> dict[str, Any]:
-    """The right action as the model writes it: action_type, box_2d and what else the row's action has."""
+    """The right action as the prompt asks for it: action_type, box_2d, the text under the name that its type has, and
+    what else the row's action has."""
     action = dict(sample.get("action") or {"type": "click"})
     kind = action.pop("type")
     for place in ("box", "point", "coordinate", "x", "y"):
         action.pop(place, None)
-    box = element(task, sample)
+    name = _GLM_TEXTS.get(str(kind).lower())
+    if name and (text := action.get(name) or wanted(task, sample).get("text")):
+        action = {**{key: value for key, value in action.items() if key not in _TEXT_KEYS}, name: text}
+    box = _glm_box(task, sample)
     return {"action_type": kind, **action, **({"box_2d": [shown(task, sample, box, whole=True)]} if box else {})}
+
+
+def _glm_box(task: Any, sample: Sample) -> Box | None:
+    """The part of the target's box that the screen shows; around the point of a click that has no box, a hundredth of
+    the screen to each side."""
+    right, (width, height) = wanted(task, sample), (sample["width"], sample["height"])
+    box = right.get("box")
+    if box is None and right["type"] in CLICKS:
+        (x, y), reach = right["point"], max(2.0, _POINT_SHARE * max(width, height))
+        box = [x - reach, y - reach, x + reach, y + reach]
+    return box and [max(0, box[0]), max(0, box[1]), min(width, box[2]), min(height, box[3])]
 
 
 def _glm(task: Any, sample: Sample, answer: Answer) -> Parts:
@@ -325,8 +342,7 @@ def _glm(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 def _glm_value(task: Any, sample: Sample, key: str, given: Any, right: Any) -> float:
     if key == "box_2d":
-        box = numbers_of(given, 4)
-        return iou(pixels(task, sample, box) or [], element(task, sample) or []) if box else 0.0
+        return _glm_place(task, sample, numbers_of(given, 4))
     if given == right:
         return 1.0
     if key == "text" and isinstance(given, str) and isinstance(right, str):
@@ -334,6 +350,18 @@ def _glm_value(task: Any, sample: Sample, key: str, given: Any, right: Any) -> f
 
         return LCSseq.normalized_similarity(given, right)
     return 0.0
+
+
+def _glm_place(task: Any, sample: Sample, box: Sequence[float] | None) -> float:
+    """IoU with the target, for a box of whole numbers on the screen (0..999 in GLM's convention), its corners in
+    order; where the row has a point alone, whether the box's centre lies within 140 pixels of it (ours)."""
+    if box is None or (whole_units(task, sample) and not all(v.is_integer() for v in box)):
+        return 0.0
+    right, last = wanted(task, sample), task.coordinates.from_original(sample, [sample["width"], sample["height"]])
+    if not (0 <= box[0] < box[2] <= last[0] and 0 <= box[1] < box[3] <= last[1]):
+        return 0.0
+    found = pixels(task, sample, box) or []
+    return iou(found, _glm_box(task, sample) or []) if "box" in right else float(_is_hit(right, centre(found)))
 
 
 def _write_glm(action: Mapping[str, Any]) -> str:
@@ -345,7 +373,8 @@ GLM_V_ANDROIDWORLD = Recipe(
            "{history}\nThink in <think> </think> tags, then answer with one action as JSON: <answer><|begin_of_box|>"
            '{"action_type": "click", "box_2d": [[x1, y1, x2, y2]]}<|end_of_box|></answer>. Further types: '
            '{"action_type": "input_text", "text": ...}, {"action_type": "scroll", "direction": ...}, '
-           '{"action_type": "open_app", "app_name": ...}, {"action_type": "navigate_back"}.',
+           '{"action_type": "open_app", "app_name": ...}, {"action_type": "navigate_back"}, '
+           '{"action_type": "navigate_home"}, {"action_type": "wait"}, {"action_type": "long_press", "box_2d": ...}.',
     rewards={"accuracy": 1.0}, read=_read_glm, score=_glm, target=_glm_right, problem=action_problem,
     oracle=lambda task, sample: _write_glm(_glm_right(task, sample)),
     write=lambda task, sample, boxes: _write_glm({

@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vlrl.coordinates import make
 from vlrl.errors import DataError
@@ -179,7 +181,28 @@ def boxed(text):
 
 
 OPEN_APP = {**BARE, "action": {"type": "open_app", "app_name": "Clock"}}
+TAP = {**BARE, "width": 1000, "height": 800, "action": {"type": "click", "point": [400, 300]}}  # no box
+TYPED = {**BARE, "action": {"type": "input_text", "text": "hello there"}}
 GLM = [
+    (TAP, boxed('{"action_type": "click"}'), 0),  # a click says where
+    (TAP, boxed('{"action_type": "click", "box_2d": [[390, 290, 410, 310]]}'), 1),
+    (TAP, boxed('{"action_type": "click", "box_2d": [[529, 290, 549, 310]]}'), 1),  # 139 pixels away
+    (TAP, boxed('{"action_type": "click", "box_2d": [[530, 290, 550, 310]]}'), 0),
+    (TAP, boxed('{"action_type": "click", "box_2d": [[0, 0, 1000, 800]]}'), 0),  # its centre is 141 pixels away
+    (TAP, boxed('{"action_type": "click", "box_2d": [[410, 310, 390, 290]]}'), 0),
+    (TAP, boxed('{"action_type": "click", "box_2d": [400, 300]}'), 0),
+    ({**TAP, "action": {"type": "long_press", "point": [0, 0]}},
+     boxed('{"action_type": "long_press", "box_2d": [[0, 0, 8, 8]]}'), 1),
+    (APP, boxed('{"action_type": "open_app", "app_name": "Clock"}'), 1),  # the prompt's name, whatever the row's
+    (APP, boxed('{"action_type": "open_app", "text": "Clock"}'), 0),
+    ({**BARE, "action": {"type": "scroll", "text": "up"}}, boxed('{"action_type": "scroll", "direction": "up"}'), 1),
+    (SCROLL, boxed('{"action_type": "scroll", "direction": "down"}'), 1),
+    ({**BARE, "action": {"type": "type", "input_text": "hello there"}},
+     boxed('{"action_type": "type", "text": "hello"}'), 5 / 11),
+    (TYPED, boxed('{"action_type": "input_text", "text": "hello there"}'), 1),
+    (CLICK, boxed('{"action_type": "click", "box_2d": [[20.5, 10, 60, 50]]}'), 0),  # whole numbers
+    ({**ROW, "box": [0, 0, 20, 50]}, boxed('{"action_type": "click", "box_2d": [[0, 0, 201, 50]]}'), 0),  # off screen
+    ({**ROW, "box": [160, -10, 210, 50]}, boxed('{"action_type": "click", "box_2d": [[160, 0, 200, 50]]}'), 1),
     (CLICK, boxed('{"action_type": "click", "box_2d": [[20, 10, 60, 50]]}'), 1),
     (ROW, boxed('{"action_type": "click", "box_2d": [20, 10, 60, 30]}'), 0.5),
     (ROW, boxed('{"action_type": "click", "box_2d": [[60, 50, 20, 10]]}'), 0),  # inverted
@@ -259,6 +282,26 @@ def test_region_vote():
 
 
 # --- rows, coordinates, metrics ---------------------------------------------------------------------------------------
+
+
+def test_glm_writes_up_to_999():
+    task = load("gui", {"recipe": "glm_v_androidworld"})
+    task.coordinates = make("norm999")
+    sample = task.sample_from_row({**BARE, "width": 1000, "height": 1000, "box": [0, 0, 1000, 50]})
+    paid = [task.score(sample, parse_answer(boxed(f'{{"action_type": "click", "box_2d": [[0, 0, {x}, 50]]}}')))
+            for x in (999, 1000)]
+    assert paid == [{"accuracy": pytest.approx(50 / 50.05, abs=1e-3)}, {"accuracy": 0}]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 4000), st.integers(1, 4000), st.floats(0, 1), st.floats(0, 1),
+       st.sampled_from(["norm1000", "norm999", "norm1", "original"]))
+def test_a_click_by_point_is_right_at_its_point(width, height, x, y, convention):
+    task = load("gui", {"recipe": "glm_v_androidworld"})
+    task.coordinates = make(convention)
+    row = {**BARE, "width": 20 + width, "height": 20 + height}
+    sample = task.sample_from_row({**row, "action": {"type": "click", "point": [x * (20 + width), y * (20 + height)]}})
+    assert task.score(sample, parse_answer(task.oracle(sample))) == {"accuracy": 1}
 
 
 @pytest.mark.parametrize("convention", ["norm1000", "norm999", "norm1", "processed"])
