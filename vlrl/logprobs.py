@@ -40,6 +40,15 @@ class TokenStats:
     """[N, ...] by name, of the Statistics asked for; with gradient."""
 
 
+def zero_stats(count: int, vocabulary: int, device: torch.device,
+               more: Mapping[str, Statistic] | None = None) -> TokenStats:
+    """TokenStats of `count` tokens that nothing is computed of: zeros, in the shape and type of each statistic."""
+    zeros = torch.zeros(count, device=device)
+    logits, target = zeros.new_zeros(1, vocabulary), torch.zeros(1, dtype=torch.long, device=device)
+    shapes = {name: statistic(logits, target) for name, statistic in (more or {}).items()}
+    return TokenStats(zeros, zeros, {name: value.new_zeros(count, *value.shape[1:]) for name, value in shapes.items()})
+
+
 @dataclass(frozen=True, eq=False)
 class Head:
     """The part of a model that turns hidden states into logits."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.inputs import LossInputs
 from vlrl.algo.objective import Prepared
 from vlrl.balance import optimizer_steps
-from vlrl.logprobs import Statistic, TokenStats
+from vlrl.logprobs import Statistic, TokenStats, zero_stats
 from vlrl.oom import each_batch, halves
 from vlrl.packing import Batch, Piece, make_batch, pieces_of, plan, with_idle
 from vlrl.policy import Policy
@@ -166,19 +166,22 @@ def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorith
 
         with torch.no_grad(), policy.evaluating():
             cuts = each_batch(policy, part.batches, work, part.halve)
-    none = torch.zeros(0, device=policy.device)
     ids, order = _order(part, policy.device)
-    stats = stats or [_unknown(len(ids), policy.device)]
+    vocabulary = policy.base.config.get_text_config().vocab_size
+    stats = stats or [zero_stats(len(ids), vocabulary, policy.device, algorithm.statistics)]
 
-    def whole(values: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(list(values))[order] if values else none
+    def whole(values: Iterable[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(list(values))[order]
 
-    joined = TokenStats(whole([s.logprobs for s in stats]), whole([s.entropy for s in stats]),
-                        {name: whole([s.more[name] for s in stats]) for name in stats[0].more} if stats else {})
+    def each(found: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        return {name: whole(values[name] for values in found) for name in (found[0] if found else ())}
+
+    joined = TokenStats(whole(s.logprobs for s in stats), whole(s.entropy for s in stats),
+                        each([s.more for s in stats]))
     flat = {name: whole(v) for name, v in (("old", part.old), ("reference", part.reference)) if v}
-    x = _told_apart(_inputs(part, [r for r, m in enumerate(part.masks) if len(m)], ids[order], joined, flat,
-                            policy.device, config, algorithm, step))
-    part.made[:] = [algorithm.objective.prepare(x)]
+    x = _inputs(part, [r for r, m in enumerate(part.masks) if len(m)], ids[order], joined, flat, policy.device, config,
+                algorithm, step)
+    part.made[:] = [algorithm.objective.prepare(_told_apart(replace(x, old_stats=each(part.old_stats))))]
     part.prepared[:] = _cut(part.made[0], part)
     return cuts
 
@@ -187,12 +190,6 @@ def _order(part: Minibatch, device: torch.device) -> tuple[torch.Tensor, torch.T
     """[N] rollouts of the tokens of all micro-batches, and the places of these, rollout after rollout."""
     ids = torch.cat([torch.zeros(0, dtype=torch.long, device=device), *(b.rollout_id.to(device) for b in part.batches)])
     return ids, torch.argsort(ids, stable=True)
-
-
-def _unknown(count: int, device: torch.device) -> TokenStats:
-    """Of tokens about which nothing is computed."""
-    zeros = torch.zeros(count, device=device)
-    return TokenStats(zeros, zeros)
 
 
 def loss_inputs(part: Minibatch, b: int, stats: TokenStats, device: torch.device, config: Config,
@@ -258,7 +255,8 @@ def _told_apart(x: LossInputs) -> LossInputs:
                  "reference_logprobs", "entropy", "tokens")
     more: dict[str, Any] = {name: longer(getattr(x, name)) for name in per_token}
     return replace(x, **more, mask=torch.cat([x.mask, x.mask.new_zeros(1)]),
-                   stats={k: longer(v) for k, v in x.stats.items()}, texts=[*x.texts, *x.texts[-1:]])
+                   stats={k: longer(v) for k, v in x.stats.items()},
+                   old_stats={k: longer(v) for k, v in x.old_stats.items()}, texts=[*x.texts, *x.texts[-1:]])
 
 
 def _cut(made: Prepared, part: Minibatch) -> list[Prepared]:
