@@ -26,6 +26,7 @@ from vlrl.errors import ConfigError, RunError, did_you_mean
 from vlrl.other_names import known_as
 from vlrl.paths import placed
 from vlrl.settings import SHORT, AlgoSettings, Config, CurriculumSettings, EngineSettings, label_of, resumable
+from vlrl.settings_algo import CLIPS
 from vlrl.settings_base import Named, Settings
 from vlrl.settings_engine import merge_engine
 
@@ -190,7 +191,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config)
     `model` has the settings that these are. Where it wants a Named, the curriculum or the engine, another name drops
     the options of the old one.
     """
-    out = dict(base)
+    out = _without_older_clip(base, over) if model is AlgoSettings else dict(base)
     for key, value in over.items():
         old, kind = out.get(key), _kind_of(model, key)
         if kind is Named and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
@@ -218,6 +219,18 @@ def _merge_items(key: str, old: list[Any], over: Mapping[str, Any]) -> list[Any]
             raise ConfigError(f"{key}.{place}: {key} has {len(out)} item{'s' * (len(out) != 1)}, counted from 0")
         item: Any = {"name": out[int(place)]} if isinstance(out[int(place)], str) else out[int(place)]
         out[int(place)] = merge(item, value) if isinstance(item, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def _without_older_clip(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings algo.* without a bound that `over` gives anew: algo.clip_low and algo.loss.clip_low are the same
+    one, and the later word holds."""
+    out, later = dict(base), over.get("loss")
+    for name in CLIPS:
+        if over.get(name) is not None and isinstance(out.get("loss"), Mapping):
+            out["loss"] = {k: v for k, v in out["loss"].items() if k != name}
+        if isinstance(later, Mapping) and later.get(name) is not None:
+            out.pop(name, None)
     return out
 
 

@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 
 from vlrl.settings_base import Named, Names, NonNegative, Positive, Rate, Settings
 
+CLIPS = ("clip_low", "clip_high")
+"""Settings of algo that are options of algo.loss by another way."""
+
 
 class AlgoSettings(Settings):
     """From rewards to a loss. docs/objectives.md lists the names with their formulas, options and papers."""
@@ -34,11 +37,13 @@ class AlgoSettings(Settings):
         "mean of per-answer means; constant: sum / (answers * rollout.max_new_tokens); sequence_sum; or own "
         "module:function.")
     clip_low: float | None = Field(
-        default=None, gt=0, description="The ratio is clipped below 1 - clip_low, or what the loss makes of it; null = "
-        "the loss's own default.")
+        default=None, gt=0, description="The ratio is clipped below 1 - clip_low, or what the loss makes of it: the "
+        "same as algo.loss.clip_low, of which the later word holds. Refused where the loss has no clip; null = its "
+        "default.")
     clip_high: float | None = Field(
-        default=None, gt=0, description="The ratio is clipped above 1 + clip_high, or what the loss makes of it; null "
-        "= the loss's own default.")
+        default=None, gt=0, description="The ratio is clipped above 1 + clip_high, or what the loss makes of it: the "
+        "same as algo.loss.clip_high, of which the later word holds. Refused where the loss has no clip; null = its "
+        "default.")
     kl: Named = Field(default=Named(name="k3"), description="Estimator of the KL to the reference: k1, k2, k3, ... or "
                       "own module:function.")
     kl_in: Literal["loss", "reward"] = Field(

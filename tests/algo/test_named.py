@@ -9,7 +9,9 @@ from pydantic import Field
 from vlrl import config
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import bind
+from vlrl.algo.objective import Objective
 from vlrl.errors import ConfigError
+from vlrl.settings_algo import AlgoSettings
 from vlrl.settings_base import Named
 
 BASE = "task: grounding\nmodel: {name: x}\n"
@@ -101,6 +103,39 @@ def test_names_and_options_are_merged(loaded, texts, words, loss):
     found = loaded(*texts, words=words)
     assert found.algo.model_dump()["loss"] == loss
     assert config.validate(yaml.safe_load(config.dump(found))) == found
+
+
+SHIPPED_WITH_A_CLIP = ["dapo", "siren", "top_entropy", "prorl", "brorl", "gspo", "gspo_token", "luspo", "gmpo"]
+
+
+@pytest.mark.parametrize("preset", SHIPPED_WITH_A_CLIP)
+@pytest.mark.parametrize("extended", [True, False])
+def test_a_clip_on_the_command_line_holds_over_the_preset(tmp_path, preset, extended):
+    words = ["algo.clip_low=0.01", "algo.clip_high=0.02"]
+    (tmp_path / "run.yaml").write_text(f"extends: [algorithms/{preset}.yaml]\n{BASE}" if extended else BASE)
+    found = config.load(tmp_path / "run.yaml", words if extended else [*words, f"extends=algorithms/{preset}.yaml"])
+    options = Objective.of(found.algo).term.options
+    assert (options["clip_low"], options["clip_high"]) == (0.01, 0.02)
+    assert config.validate(yaml.safe_load(config.dump(found))) == found
+
+
+def test_of_two_words_for_a_bound_the_later_holds(loaded):
+    found = loaded("algo: {clip_low: 0.1, clip_high: 0.3}\n", GSPO, words=["algo.loss.clip_low=0.5"])
+    assert Objective.of(found.algo).term.options == {"clip_low": 0.5, "clip_high": 4e-4}
+    assert (found.algo.clip_low, found.algo.clip_high) == (None, None)
+
+
+@pytest.mark.parametrize("preset", ["reinforce", "sapo", "dppo", "vespo", "kimi", "nft", "pacs", "oreal", "kl_cov"])
+def test_a_clip_is_refused_where_the_term_has_none(loaded, preset):
+    found = loaded("", words=["algo.clip_high=0.3", f"extends=algorithms/{preset}.yaml"])
+    with pytest.raises(ConfigError, match=r"algo.clip_high=0.3: algo.loss='\w+' has no clip.*ppo_clip, gspo"):
+        Objective.of(found.algo)
+
+
+def test_two_values_of_a_bound_in_one_place_are_refused():
+    values = {"clip_low": 0.1, "loss": {"name": "gspo", "clip_low": 0.2}}
+    with pytest.raises(ConfigError, match=r"algo.clip_low=0.1 and algo.loss.clip_low=0.2 are the same bound"):
+        Objective.of(AlgoSettings.model_validate(values))
 
 
 def test_a_list_of_parents_and_lists_of_names(loaded, tmp_path):

@@ -85,6 +85,12 @@ def bind(setting: str, named: Named, table: Mapping[str, Any], seen: int = 1, ma
         raise ConfigError(f"{setting}={named.name!r}: {error}") from None
 
 
+def options_of(setting: str, name: str, table: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Annotation and default of each option of the function or class that a setting names."""
+    function = resolve(setting, name, table)
+    return parameters(function, 0 if inspect.isclass(function) else 1)
+
+
 def parameters(function: Callable[..., Any], seen: int = 1) -> dict[str, tuple[Any, Any]]:
     """Annotation and default of each option: the parameters after the first `seen`, of a class those of __init__."""
     hints = _hints(function.__init__ if inspect.isclass(function) else function)

@@ -21,11 +21,11 @@ from vlrl.algo.correction import CORRECTIONS
 from vlrl.algo.entropy import ENTROPIES
 from vlrl.algo.inputs import LossInputs, Metrics
 from vlrl.algo.kl import KLS
-from vlrl.algo.named import Bound, bind, parameters
+from vlrl.algo.named import Bound, bind, options_of, parameters
 from vlrl.algo.terms import LOSSES
 from vlrl.algo.weights import WEIGHTS
 from vlrl.errors import ConfigError
-from vlrl.settings_algo import AlgoSettings
+from vlrl.settings_algo import CLIPS, AlgoSettings
 from vlrl.settings_base import Named
 
 Prepared = dict[str, Mapping[str, torch.Tensor]]
@@ -48,10 +48,11 @@ class Objective:
     @classmethod
     def of(cls, algo: AlgoSettings) -> Objective:
         """Raises ConfigError naming the setting; see named.bind."""
-        clips: dict[str, Any] = {"clip_low": algo.clip_low, "clip_high": algo.clip_high}
+        clips: dict[str, Any] = {name: value for name in CLIPS if (value := getattr(algo, name)) is not None}
+        _refuse_lost_clip(algo, clips)
         correction = optional("algo.correction", algo.correction, CORRECTIONS)
         _refuse_empty(correction)
-        kl = bind("algo.kl", algo.kl, KLS, **clips)
+        kl = bind("algo.kl", algo.kl, KLS)
         kl_weights = [bind(f"algo.kl_weights.{i}", w, WEIGHTS) for i, w in enumerate(algo.kl_weights)]
         in_loss = algo.kl_coef > 0 and algo.kl_in == "loss"
         return cls(
@@ -116,6 +117,21 @@ def optional(setting: str, named: Named, table: Mapping[str, object]) -> Bound |
     for option, value in named.options.items():
         raise ConfigError(f"{setting}.{option}={value!r}: 'none' has no options; choose a name: {', '.join(table)}")
     return None
+
+
+def _refuse_lost_clip(algo: AlgoSettings, clips: Mapping[str, float]) -> None:
+    """Raises ConfigError where algo.clip_low or algo.clip_high would do nothing: the loss has no such option, or says
+    something else by its own."""
+    name, given = algo.loss.name, algo.loss.options
+    for clip, value in clips.items():
+        if clip not in options_of("algo.loss", name, LOSSES):
+            clipping = ", ".join(other for other in LOSSES if clip in options_of("algo.loss", other, LOSSES))
+            own = ", ".join(f"algo.loss.{option}" for option in options_of("algo.loss", name, LOSSES)) or "none"
+            raise ConfigError(f"algo.{clip}={value:g}: algo.loss={name!r} has no clip, so this would do nothing. Leave "
+                              f"it out (its own options: {own}), or choose a loss that has one: {clipping}")
+        if given.get(clip, value) != value:
+            raise ConfigError(f"algo.{clip}={value:g} and algo.loss.{clip}={given[clip]} are the same bound: leave "
+                              "one of them out")
 
 
 def _refuse_empty(correction: Bound | None) -> None:
