@@ -66,17 +66,6 @@ class Qa(RecipeTask):
         return {"asked": "\n".join([row["question"], *(f"{letter}. {text}" for letter, text in options)]),
                 "kind": kinds.KINDS[row["answer_type"]].asks}
 
-    def messages(self, sample: Sample) -> list[dict[str, Any]]:
-        """As every task, but with images where the question has `<image>`."""
-        *system, user = super().messages(sample)
-        if IMAGE not in sample["question"]:
-            return [*system, user]
-        first, *rest = user["content"][-1]["text"].split(IMAGE)
-        content = [{"type": "text", "text": first}]
-        for media, text in zip(sample.media, rest, strict=True):
-            content += [{"type": media.kind}, {"type": "text", "text": text}]
-        return [*system, {"role": "user", "content": [c for c in content if c.get("text") != ""]}]
-
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Accuracy by answer type and by category, e.g. `accuracy/math` and `accuracy/geometry`."""
         columns: dict[str, list[float]] = {}

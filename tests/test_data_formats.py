@@ -65,7 +65,7 @@ CASES = {
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "How many?"}]},
         {"role": "assistant", "content": "B"}], "accu_reward_method": "mcq"},
-        {**ABOUT, "question": "How many?", "answer": "B", "answer_type": "choice",
+        {**ABOUT, "question": "How many?", "answer": "B", "answer_type": "choice", "system_prompt": "be brief",
          "meta": {"accu_reward_method": "mcq"}}),
     "ovd": ("vlm_r1", talk("Detect the following objects: cat, dog, 'bird'.",
                            '```json\n[{"bbox_2d": [0, 0, 9, 9], "label": "dog"}]\n```',

@@ -42,7 +42,7 @@ _FIELDS = (
     "instruction box action history platform element_type "
     "question answer_type answer options spans tracks tolerance "
     "label synonyms multi plan speed_mps navigation trajectory obstacles responses "
-    "cameras drivable ego_size to_pixels outcomes"
+    "cameras drivable ego_size to_pixels outcomes system_prompt"
 )
 FIELDS = frozenset(_FIELDS.split())
 """The canonical fields of all tasks. Others are kept where they are and gathered in `meta` as well."""
@@ -342,6 +342,8 @@ def _check_values(row: Mapping[str, Any]) -> None:
     _check_number(row, "difficulty", 1.0)
     for field in ("weight", "video_start", "video_end", "width", "height"):
         _check_number(row, field)
+    if row.get("system_prompt") is not None and not isinstance(row["system_prompt"], str):
+        raise DataError(f"system_prompt={short(row['system_prompt'])} must be a text")
     size, own = row.get("processed_size"), row.get("coordinates")
     if size is not None and not (isinstance(size, (list, tuple)) and len(size) == 2
                                  and all(is_number(side) and side > 0 for side in size)):

@@ -31,6 +31,8 @@ from vlrl.plugins import MissingFile, failure, file_module
 from vlrl.settings_base import refuse_bool
 from vlrl.types import Answer, Coordinates, Parts, Sample, Variant
 
+_MEDIA_MARK = re.compile(r"<(?:image|video)>")
+
 
 class Task:
     """Base of every task. Annotated class attributes are settings (`task.<name>=value`), checked against their type."""
@@ -108,10 +110,13 @@ class Task:
         return "sum"
 
     def messages(self, sample: Sample) -> list[dict[str, Any]]:
-        """Chat messages; `{"type": "image"}` and `{"type": "video"}` stand for the sample's media in order."""
-        content = [{"type": m.kind} for m in sample.media]
-        content.append({"type": "text", "text": fill(sample.prompt or self.templates[0], sample.row)})
-        system = [{"role": "system", "content": [{"type": "text", "text": self.system}]}] if self.system else []
+        """Chat messages; `{"type": "image"}` and `{"type": "video"}` stand for the sample's media in order, before the
+        text, or where the row's `question` has `<image>` or `<video>` for each.
+
+        A `system_prompt` of the row follows the task's own."""
+        content = content_of(sample, fill(sample.prompt or self.templates[0], sample.row))
+        told = "\n\n".join(filter(None, (self.system, sample.get("system_prompt"))))
+        system = [{"role": "system", "content": [{"type": "text", "text": told}]}] if told else []
         return [*system, {"role": "user", "content": content}]
 
     def parse(self, sample: Sample, answer: Answer) -> Any:
@@ -199,6 +204,19 @@ class Task:
 def fill(template: str, row: Mapping[str, Any]) -> str:
     """Replaces each {field} that the row has by its text; other braces, those of the texts too, stay as they are."""
     return re.sub(r"\{([^{}]*)\}", lambda found: str(row.get(found[1], found[0])), template)
+
+
+def content_of(sample: Sample, text: str) -> list[dict[str, Any]]:
+    """The content parts of a prompt: its text, and its media where the row's question marks them, else before."""
+    marks = len(_MEDIA_MARK.findall(str(sample.get("question") or "")))
+    pieces = _MEDIA_MARK.split(text)
+    if not marks or not len(pieces) - 1 == marks == len(sample.media):
+        return [*({"type": m.kind} for m in sample.media), {"type": "text", "text": text}]
+    first, *rest = pieces
+    content = [{"type": "text", "text": first}]
+    for media, piece in zip(sample.media, rest, strict=True):
+        content += [{"type": media.kind}, {"type": "text", "text": piece}]
+    return [part for part in content if part.get("text") != ""]
 
 
 def task_samples(task: Task, split: str) -> Sequence[Sample]:

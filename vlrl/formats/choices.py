@@ -26,7 +26,6 @@ TYPES = {"multiple choice": "choice", "multiple-choice": "choice", "multi_choice
          "ocr": "ocr", "regression": "regression", "yes_no": "yes_no", "yes/no": "yes_no", "counting": "count",
          "integer": "number", "float": "number", "math": "math"}
 """What others call a type of answer -> answer_type."""
-_MARK = re.compile(r"<(?:image|video|audio)\d?>")
 _BEFORE = re.compile(r"\s*[(\[]?([A-Z])(?:[)\].:、]|\s*[-–]\s)\s*(?=\S)")
 _LETTER = re.compile(r"(?:option|choice|answer)?\s*[(\[]?([A-Za-z])[)\]]?[.:、]?", re.IGNORECASE)
 _WITH_TEXT = re.compile(r"\s*[(\[]?([A-Z])[)\].:、]\s*(\S.*)", re.DOTALL)
@@ -42,11 +41,6 @@ def untagged(value: Any) -> str:
     said = str(value)
     inner = between(said, "<answer>", "</answer>", "last")
     return (said if inner is None else inner).strip()
-
-
-def plain(question: str) -> str:
-    """A question without the marks that stand for its media."""
-    return "\n".join(part.strip() for part in _MARK.split(question)).strip()
 
 
 def options_of(record: Record) -> list[str]:

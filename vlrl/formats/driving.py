@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlrl.errors import DataError, did_you_mean
+from vlrl.formats.asked import spoken
 from vlrl.formats.choices import untagged
 from vlrl.formats.fields import IMAGE, Source, begin, has, meta, number, pick, short
-from vlrl.formats.grounding import spoken
 from vlrl.rewards.driving import HEADS
 
 Record = Mapping[str, Any]

@@ -34,6 +34,7 @@ _DIGITS = 9  # after the point, of numbers that may be shares of an image
 _PARTS = 32  # folders of an absolute path that are looked for under the root
 _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}$")
 _VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
+_IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".webp")
 _NEARLY = 1e-3  # by which rounding may put a share of the image outside of it
 
 
@@ -73,6 +74,16 @@ class Source:
         if not isinstance(path, str) or _SUFFIX.search(path) or os.path.isdir(self._at(path)):
             return path
         return next((path + end for end in _VIDEO_SUFFIXES if _exists(self._at(path + end))), f"{path}.mp4")
+
+    def image(self, id: Any) -> str | None:
+        """The path of the image that an id stands for: the file of this name that is there, else .jpg; of a number with
+        the 12 digits of COCO's names."""
+        if isinstance(id, bool) or not isinstance(id, (str, int)) or id == "":
+            return None
+        path = f"{id:012d}" if isinstance(id, int) else str(self.path(id))
+        if _SUFFIX.search(path):
+            return path
+        return next((path + end for end in _IMAGE_SUFFIXES if _exists(self._at(path + end))), f"{path}.jpg")
 
     def duration(self, video: Any) -> float | None:
         """Seconds that a video lasts, from its header; None when it is not there, or tells none. Nothing is decoded."""
@@ -250,32 +261,10 @@ def media(record: Mapping[str, Any], source: Source) -> dict[str, Any]:
     """
     given = pick(record, *IMAGE)
     several = given if isinstance(given, (list, tuple)) else [given]
-    paths = [source.path(_picture(item)) for item in several]
+    paths = [source.path(picture(item)) for item in several]
     if not paths or None in paths:
         raise DataError(f"no field with the path of an image; known: {', '.join(IMAGE)}")
     return {"image": paths[0]} if len(paths) == 1 else {"images": paths}
-
-
-def shown(record: Mapping[str, Any], source: Source, *, needed: bool = True) -> dict[str, Any]:
-    """What a question is about: `video`, `image` or `images`; {} for a text alone, DataError where media are `needed`.
-
-    Pictures may also be numbered fields: image_1, image_2 ...
-    """
-    found: dict[str, Any] = {}
-    video = pick(record, *VIDEO)
-    if isinstance(video, (list, tuple)):
-        if len(video) > 1:
-            raise DataError(f"it names {len(video)} videos; a row shows one")
-        video = video[0] if video else None
-    if video is not None:
-        found["video"] = source.video(_picture(video))
-    given = [v for v in (record.get(f"image_{n}") for n in range(1, 10)) if v is not None and v != ""]
-    given = given if given and not has(record, *IMAGE) else pick(record, *IMAGE)
-    if given not in (None, [], ()):
-        found |= media({"images": given}, source)
-    if not found and needed:
-        raise DataError(f"no field with the path of an image or a video; known: {', '.join((*IMAGE, *VIDEO))}")
-    return found
 
 
 def named(record: Mapping[str, Any], source: Source, *names: str) -> str | int:
@@ -299,7 +288,7 @@ def optional(record: Mapping[str, Any], **names: str) -> dict[str, Any]:
     return {field: record[name] for field, name in names.items() if has(record, name)}
 
 
-def _picture(item: Any) -> Any:
+def picture(item: Any) -> Any:
     """A path or bytes out of what stands for one image."""
     if isinstance(item, Mapping):
         data = item.get("bytes")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from vlrl.errors import DataError
-from vlrl.formats.choices import OPTIONS, answered, of_clip, options_of, plain, untagged
+from vlrl.formats.asked import asked, media_said, plain, shown, spoken, system_prompt
+from vlrl.formats.choices import OPTIONS, answered, of_clip, options_of, untagged
 from vlrl.formats.fields import (
     IMAGE,
     VIDEO,
@@ -24,7 +24,6 @@ from vlrl.formats.fields import (
     pick,
     scaled,
     short,
-    shown,
     text,
     unpacked,
     xywh,
@@ -45,7 +44,6 @@ _NEXT_SENTENCE = re.compile(r"\.\s+(?=[A-Z])")
 _NO_TARGET = re.compile(r"ignore|^flag$", re.IGNORECASE)  # labels of LISA's shapes that its loader leaves out
 _ANSWER_TYPES = {"mcq": "choice", "yes_no": "yes_no", "math": "math", "numeric": "number"}
 _LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
-_SPEAKERS = {"human": "question", "user": "question", "gpt": "answer", "assistant": "answer"}
 
 
 # --- VLM-R1 (2504.07615): conversations, whose answer is a box, a list of boxes, or a text ----------------------------
@@ -53,7 +51,7 @@ _SPEAKERS = {"human": "question", "user": "question", "gpt": "answer", "assistan
 
 def is_vlm_r1(record: Record) -> bool:
     turns = pick(record, "conversations", "messages")
-    return isinstance(turns, list) and has(record, *IMAGE, *VIDEO)
+    return isinstance(turns, list) and (has(record, *IMAGE, *VIDEO) or bool(media_said(turns)))
 
 
 def vlm_r1(record: Record, source: Source) -> Rows:
@@ -61,18 +59,22 @@ def vlm_r1(record: Record, source: Source) -> Rows:
 
     Boxes are in original pixels, or shares of the image where no number is above 1.
     """
-    said = spoken(pick(record, "conversations", "messages"))
+    turns = pick(record, "conversations", "messages")
+    record = record if has(record, *IMAGE, *VIDEO) else {**record, **media_said(turns)}
+    said = spoken(turns)
     question = plain(said.get("question", ""))
     if not question:
         raise DataError("'conversations' has no turn of a human")
     answer = said.get("answer", str(pick(record, "solution", "answer") or ""))
     answer = untagged(answer)
     method = str(record.get("accu_reward_method") or "").lower()
-    rest = meta(record, "conversations", "messages", "solution", "answer", "problem", *VIDEO, *OPTIONS)
+    rest = {**system_prompt(record, said), **meta(record, "conversations", "messages", "solution", "answer", "problem",
+                                                  "system", *VIDEO, *OPTIONS)}
     boxes = _boxes_said(answer, method)
     if boxes is None:
-        return [{"id": named(record, source), **_about(record, source), "question": question, **_answered(
-            record, question, answer, _ANSWER_TYPES.get(method)), **rest}]
+        about, options = _about(record, source), options_of(record)
+        row = _answered(record, question, answer, options, _ANSWER_TYPES.get(method))
+        return [{"id": named(record, source), **about, **row, **asked(said["question"], about, options), **rest}]
     row = begin(record, source)
     boxes = [{**b, "box": _in_pixels(b["box"], row)} for b in boxes]
     if boxes and "label" not in boxes[0]:
@@ -91,26 +93,9 @@ def _about(record: Record, source: Source) -> dict[str, Any]:
     return {k: v for k, v in begin(record, source).items() if k != "id"}
 
 
-def _answered(record: Record, question: str, answer: str, kind: str | None) -> dict[str, Any]:
-    options = options_of(record)
+def _answered(record: Record, question: str, answer: str, options: list[str], kind: str | None) -> dict[str, Any]:
     row = {"answer": answer, "answer_type": kind} if kind and not options else answered(answer, options, question)
     return of_clip(row) if has(record, *VIDEO) else row
-
-
-def spoken(turns: Any) -> dict[str, str]:
-    """The first question and the last answer of a conversation."""
-    said: dict[str, str] = {}
-    for turn in turns:
-        if isinstance(turn, Mapping):
-            role = _SPEAKERS.get(str(turn.get("from") or turn.get("role")))
-            words = turn.get("value") if turn.get("value") is not None else turn.get("content")
-            if isinstance(words, list):  # parts, of which text counts
-                words = "\n".join(p["text"] for p in words if isinstance(p, Mapping) and isinstance(p.get("text"), str))
-            if role and isinstance(words, (str, int, float)) and not (role == "question" and role in said):
-                said[role] = str(words)
-            elif role and isinstance(words, Mapping):
-                said[role] = json.dumps(words)
-    return said
 
 
 def _boxes_said(answer: str, method: str) -> list[dict[str, Any]] | None:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlrl.errors import DataError
-from vlrl.formats.choices import plain, untagged
-from vlrl.formats.fields import IMAGE, VIDEO, Source, has, meta, named, number, pick, short, shown, text
-from vlrl.formats.grounding import spoken
+from vlrl.formats.asked import asked, shown, spoken, system_prompt
+from vlrl.formats.choices import untagged
+from vlrl.formats.fields import IMAGE, VIDEO, Source, has, meta, named, number, pick, short, text
 
 Record = Mapping[str, Any]
 Rows = list[dict[str, Any]]
@@ -42,8 +42,8 @@ def chosen_rejected(record: Record, source: Source) -> Rows:
         raise DataError("chosen and rejected are the same text")
     second = zlib.crc32(f"vlrl/pairs/{id}".encode("utf-8", "backslashreplace")) % 2
     pair = [worse, better] if second else [better, worse]
-    return [{"id": id, **shown(record, source, needed=False), "question": _question(record), "responses": pair,
-             "answer": 1 + second, **_about(record, "chosen", "rejected")}]
+    return [{"id": id, **_question(record, source), "responses": pair, "answer": 1 + second,
+             **_about(record, "chosen", "rejected")}]
 
 
 def _response(record: Record, name: str) -> str:
@@ -58,17 +58,20 @@ def _response(record: Record, name: str) -> str:
     return given.strip()
 
 
-def _question(record: Record) -> str:
+def _question(record: Record, source: Source) -> dict[str, Any]:
+    """The question of a row, what it is about, and the system prompt."""
     turns = next((record[n] for n in ("conversations", "messages", "prompt", "chosen")
                   if isinstance(record.get(n), list)), None)
-    asked = spoken(turns).get("question") if turns and not has(record, "question") else None
-    return plain(asked if asked else text(record, *_QUESTION))
+    said = spoken(turns) if turns and not has(record, "question") else {}
+    media = shown(record, source, needed=False)
+    return {**media, **asked(said.get("question") or text(record, *_QUESTION), media), **system_prompt(record, said)}
 
 
 def _about(record: Record, *used: str) -> dict[str, Any]:
     kind = pick(record, "category", "Category", "task")
     return {**({"category": kind} if isinstance(kind, str) else {}),
-            **meta(record, *used, *_QUESTION, *_PLACES, *VIDEO, "conversations", "messages", "category", "Category")}
+            **meta(record, *used, *_QUESTION, *_PLACES, *VIDEO, "conversations", "messages", "system", "category",
+                   "Category")}
 
 
 def is_response_pair(record: Record) -> bool:
@@ -88,8 +91,8 @@ def response_pair(record: Record, source: Source) -> Rows:
     else:
         better = _better(pick(record, *_BETTER), pair)
     used = {*_LISTS, *_BETTER, "human_ranking", "ranking", *(n for names in _PAIRS for n in names)}
-    return [{"id": named(record, source, *_PLACES), **shown(record, source, needed=False),
-             "question": _question(record), "responses": pair, "answer": better, **_about(record, *used)}]
+    return [{"id": named(record, source, *_PLACES), **_question(record, source), "responses": pair, "answer": better,
+             **_about(record, *used)}]
 
 
 def _pair(record: Record) -> list[Any]:

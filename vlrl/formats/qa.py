@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlrl.errors import DataError
-from vlrl.formats.choices import INDICES, LETTERED, OPTIONS, answered, of_clip, options_of, plain, untagged
-from vlrl.formats.fields import IMAGE, VIDEO, Source, begin, has, meta, named, number, pick, short, shown, text
+from vlrl.formats.asked import asked, plain, shown, spoken, system_prompt
+from vlrl.formats.choices import INDICES, LETTERED, OPTIONS, answered, of_clip, options_of, untagged
+from vlrl.formats.fields import IMAGE, VIDEO, Source, begin, has, meta, named, number, pick, short, text
 
 Record = Mapping[str, Any]
 _QUESTION = ("question", "problem", "query", "Question", "prompt", "text")
@@ -44,15 +45,17 @@ def problem_text(record: Record, source: Source) -> list[dict[str, Any]]:
     solution = record["solution"]
     if isinstance(solution, bool) or not isinstance(solution, (str, int, float)):
         raise DataError(f"solution={short(solution)} must be a text, a number or a box [x1, y1, x2, y2]")
-    question = plain(text(record, "problem"))
+    question = text(record, "problem")
     if has(record, "answer") and "<answer>" not in str(solution):  # the solution is worked out, and ends in the answer
         return question_answer(record, source)
-    row = answered(_final(solution), options_of(record), question, record.get("problem_type"))
+    options = options_of(record)
+    row = answered(_final(solution), options, question, record.get("problem_type"))
     value = number(row["answer"]) if row["answer_type"] in ("count", "number") else None
     counted = {"count": value} if row["answer_type"] == "count" else {}
     named_ = {"label": row["answer"]} if row["answer_type"] == "text" and _ASKS_CLASS.search(question) else {}
     row = row if value is None else {**row, "answer": value}
-    return [{**begin(record, source), "question": question, **row, **counted, **named_,
+    about = begin(record, source)
+    return [{**about, **row, **asked(question, about, options), **counted, **named_,
              **meta(record, "problem", "solution", "problem_type", *OPTIONS)}]
 
 
@@ -76,28 +79,27 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
     A worked solution counts by its \\boxed{} or what follows ####; of several answers each is right, the most frequent
     first; verl's `reward_model.ground_truth` is read. Fields that are none of these stay as they are.
     """
-    asked = pick(record, *_QUESTION)
-    if isinstance(asked, list):
-        users = [t.get("content") for t in asked if isinstance(t, Mapping) and t.get("role") == "user"]
-        asked = users[-1] if users else ""
-    question = plain(asked) if isinstance(asked, str) else ""
-    if not question:
-        raise DataError(f"question={short(asked)} must be a text")
+    told = pick(record, *_QUESTION)
+    said = spoken(told) if isinstance(told, list) else {"question": told}
+    question = said.get("question")
+    if not isinstance(question, str) or not plain(question):
+        raise DataError(f"question={short(told)} must be a text")
     options = options_of(record)
     given = _ruled(record)
     given = (pick(record, *INDICES) if options else None) if given is None else given
     given = pick(record, *_answers(record)) if given is None else given
     if isinstance(given, list) and all(isinstance(v, Mapping) for v in given):
         given = [v.get("answer") for v in given]
-    told = pick(record, "answer_type", "question_type", "problem_type")
+    kind = pick(record, "answer_type", "question_type", "problem_type")
     row = answered(_final(given) if isinstance(given, str) else given, options, question,
-                   told if isinstance(told, str) else None)
+                   kind if isinstance(kind, str) else None)
     used = {*_QUESTION, *_answers(record), *_PLACES, *OPTIONS, *IMAGE, *VIDEO, *LETTERED, "reward_model", "answer_type",
             "image_size", *(f"image_{n}" for n in range(1, 10))}
     kept = {k: v for k, v in record.items() if k not in used and v is not None and meta({k: v})}
     media = shown(record, source, needed=False) or ({"video": source.id} if _FILM.search(source.id) else {})
     row = of_clip(row) if "video" in media else row
-    return [{**_numeric(kept), "id": named(record, source, *_PLACES), **media, "question": question, **row}]
+    return [{**_numeric(kept), "id": named(record, source, *_PLACES), **media, **row, **asked(question, media, options),
+             **system_prompt({}, said)}]
 
 
 def _answers(record: Record) -> tuple[str, ...]:

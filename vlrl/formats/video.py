@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlrl.errors import DataError
+from vlrl.formats.asked import asked, shown
 from vlrl.formats.choices import INDICES, LETTERED, OPTIONS, TYPES, answered, letter, options_of, untagged
 from vlrl.formats.fields import (
     VIDEO,
@@ -25,7 +26,6 @@ from vlrl.formats.fields import (
     pick,
     scaled,
     short,
-    shown,
     text,
     xywh,
 )
@@ -78,9 +78,10 @@ def video_r1(record: Record, source: Source) -> Rows:
     told = record.get("problem_type")
     if told is not None and str(told).strip().lower() not in TYPES:
         raise DataError(f"problem_type={short(told)} is none of: {', '.join(TYPES)}")
-    row = answered(pick(record, "solution", "answer"), options_of(record), question, told)
+    options = options_of(record)
+    row = {**answered(pick(record, "solution", "answer"), options, question, told), **asked(question, media, options)}
     about = {"source": record["data_source"]} if isinstance(record.get("data_source"), str) else {}
-    return [{"id": named(record, source, "problem_id"), **media, "question": question, **row, **_length(record),
+    return [{"id": named(record, source, "problem_id"), **media, **row, **_length(record),
              **about, **meta(record, *"problem_id problem data_type problem_type options solution answer path "
                              "data_source duration".split(), *VIDEO)}]
 
