@@ -86,7 +86,8 @@ class Credit:
     def _kl(self, groups: Sequence[Group]) -> list[list[np.ndarray]]:
         """[group][rollout] -> [T] log p(sampler) - log p(reference), at the temperature that sampled.
 
-        An answer that is trained under another prompt than it was drawn with is read under that one by both.
+        0 where the engine does not know the log-probability of a token (NaN). An answer that is trained under another
+        prompt than it was drawn with is read under that one by both.
         """
         assert self.reference
         at, rollouts = self.algorithm.temperature, [(g, r) for g in groups for r in g.rollouts]
@@ -99,7 +100,8 @@ class Credit:
             read = self.reference.logprobs([prompts[i] for i in moved], [answers[i] for i in moved], at, own=True)
             for i, values in zip(moved, read, strict=True):
                 sampled[i] = values
-        found = iter([a.astype(np.float64) - b for a, b in zip(sampled, reference, strict=True)])
+        found = iter([np.where(np.isnan(a), 0.0, a.astype(np.float64) - b)
+                      for a, b in zip(sampled, reference, strict=True)])
         return [[next(found) for _ in g.rollouts] for g in groups]
 
     def _measure(self, own: Sequence[_Facts], shaped: Sequence[float]) -> None:

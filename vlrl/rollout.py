@@ -363,7 +363,7 @@ class GroupSource:
 
 def _surprise(group: Group) -> float:
     """Outcome.surprise of a group."""
-    norms = [math.sqrt(float(((1 - np.exp(c.logprobs)) ** 2)[c.loss_mask].sum()))
+    norms = [math.sqrt(float(np.nansum(((1 - np.exp(c.logprobs)) ** 2)[c.loss_mask])))
              for c in (r.completion for r in group.rollouts)]
     return float(np.mean(norms)) if norms else 0.0
 

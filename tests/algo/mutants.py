@@ -23,8 +23,8 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = {"clip": ["terms"], "inputs": ["terms", "group_terms", "aggregation", "weights"], "grouped": ["advantage"],
-         "token_advantage": ["advantage"]}
+TESTS = {"clip": ["terms"], "inputs": ["terms", "group_terms", "aggregation", "weights", "correction"],
+         "grouped": ["advantage"], "token_advantage": ["advantage"]}
 """Whose tests look at a module that has none of its own name."""
 
 MUTANTS: list[tuple[str, str, str, str]] = [
@@ -48,6 +48,11 @@ MUTANTS: list[tuple[str, str, str, str]] = [
     ("inputs", "LossInputs.group_sum", "[group]", ""),
     ("inputs", "LossInputs.log_ratio", "self.logprobs - self.old_logprobs", "self.old_logprobs - self.logprobs"),
     ("inputs", "LossInputs.log_ratio", "-20, 20", "-90, 90"),
+    ("inputs", "LossInputs.sampler_gap", "self.old_logprobs - self.sampler_logprobs",
+     "self.sampler_logprobs - self.old_logprobs"),
+    ("inputs", "LossInputs.sampler_gap", "(self.mask > 0) &", ""),
+    ("inputs", "LossInputs.sampler_gap", "& ~gap.isnan()", ""),
+    ("inputs", "LossInputs.sampler_gap", ".clamp(-20, 20)", ""),
     ("inputs", "LossInputs.correct", "self.rewards > above", "self.rewards >= above"),
     ("objective", "_of", "x.prepared.get(place, {})", "{}"),
     ("entropy", "bonus", "-coef", "coef"),
@@ -210,7 +215,7 @@ MUTANTS: list[tuple[str, str, str, str]] = [
     ("terms", "vespo", "- lam * log_w.exp()", "- log_w.exp()"),
     ("terms", "vespo", "(lam + k", "(k"),
     ("terms", "vespo", "-phi *", "phi *"),
-    ("terms", "vespo", "(x.old_logprobs - x.sampler_logprobs)", "(x.sampler_logprobs - x.old_logprobs)"),
+    ("terms", "vespo", "+ x.sampler_gap", "- x.sampler_gap"),
     ("terms", "vespo", "with torch.no_grad():", "if True:"),
     ("terms", "reinforce", "-x.logprobs", "x.logprobs"),
     ("terms", "kimi", "tau / 2", "tau"),
@@ -304,7 +309,7 @@ MUTANTS: list[tuple[str, str, str, str]] = [
     ("kl", "k3_plus", "k2(x, clamp)", "k3(x, clamp)"),
     ("kl", "k3_unbiased", "if level == \"token\"", "if level != \"token\""),
     ("kl", "k3_unbiased", "log_r.exp()", "log_r.exp().detach()"),
-    ("kl", "k3_score", "anchor = x.logprobs.detach()", "anchor = x.logprobs"),
+    ("kl", "k3_score", "- x.logprobs.detach()", "- x.logprobs"),
     ("kl", "k3_score", "if from_sampler", "if not from_sampler"),
     ("kl", "_distance", "x.reference_logprobs - x.logprobs", "x.logprobs - x.reference_logprobs"),
     ("kl", "_distance", ".clamp(-clamp, clamp)", ""),
@@ -317,17 +322,13 @@ MUTANTS: list[tuple[str, str, str, str]] = [
     ("aggregation", "sequence_sum", "total_sequences", "total_tokens"),
     ("aggregation", "_sum", "* x.mask", ""),
     ("aggregation", "_sum", "* x.weights", ""),
-    ("correction", "token_truncate", "_gap(x)", "_geometric(x)"),
-    ("correction", "token_mask", "_masked(x, _gap(x),", "_masked(x, _sequence(x),"),
+    ("correction", "token_truncate", "x.sampler_gap", "_geometric(x)"),
+    ("correction", "token_mask", "_masked(x, x.sampler_gap,", "_masked(x, _sequence(x),"),
     ("correction", "sequence_truncate", "_sequence(x)", "_geometric(x)"),
     ("correction", "sequence_mask", "_masked(x, _sequence(x),", "_masked(x, _geometric(x),"),
     ("correction", "geometric_truncate", "_geometric(x)", "_sequence(x)"),
-    ("correction", "geometric_mask", "\"token\": _gap(x)", "\"token\": mean"),
-    ("correction", "geometric_mask", "_masked(x, mean,", "_masked(x, _gap(x),"),
-    ("correction", "_gap", "x.old_logprobs - x.sampler_logprobs", "x.sampler_logprobs - x.old_logprobs"),
-    ("correction", "_gap", "torch.where(x.mask > 0, gap, 0)", "gap"),
-    ("correction", "_gap", ".nan_to_num(nan=0.0)", ""),
-    ("correction", "_gap", ".clamp(-20, 20)", ""),
+    ("correction", "geometric_mask", "\"token\": x.sampler_gap", "\"token\": mean"),
+    ("correction", "geometric_mask", "_masked(x, mean,", "_masked(x, x.sampler_gap,"),
     ("correction", "_masked", "torch.where(outside, 0,", "torch.where(outside, 1,"),
     ("correction", "_outside", "weight < (", "weight > ("),
     ("correction", "_outside", "weight > (", "weight < ("),

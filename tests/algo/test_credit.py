@@ -1,5 +1,6 @@
 """Advantages of real groups: what is gathered, greedy baselines, KL in the reward, halves that forget."""
 
+import math
 import sys
 from dataclasses import replace
 
@@ -148,6 +149,27 @@ algo:
   kl_in: reward
 rollout: {prompts_per_step: 4, group_size: 4, max_new_tokens: 8, forget: {lr: 1.0e-3}}
 """
+
+
+@pytest.mark.parametrize("advantage", ["rloo", "reinforce_pp"])
+def test_a_log_probability_that_the_engine_does_not_know_has_no_kl_in_the_reward(tiny_models, advantage):
+    config = made_settings(tiny_models["qwen3_vl"], algo={"advantage": advantage, "kl_coef": 0.5, "kl_in": "reward"})
+    policy, encode = load(config)
+    policy.keep_reference()
+    groups = credited_groups(policy, encode, config, ("text",))
+
+    def known(c, first):
+        return replace(c, logprobs=np.array([first, *c.logprobs[1:]], np.float32))
+
+    credit, first = Credit(Algorithm(config), config, policy), groups[0].rollouts[0]
+    reference = credit.reference.logprobs([groups[0].prompt], [first.completion.tokens], 1.0)[0][0]
+    found = []
+    for value in (math.nan, reference):
+        changed = replace(first, completion=known(first.completion, value))
+        done = credit([replace(groups[0], rollouts=(changed, *groups[0].rollouts[1:]))], 0)
+        found.append(np.concatenate([np.atleast_1d(r.advantage) for r in done[0].rollouts]))
+        assert math.isfinite(credit.metrics()["kl"])
+    assert np.isfinite(found[0]).all() and found[0] == pytest.approx(found[1])
 
 
 @pytest.mark.slow

@@ -45,6 +45,13 @@ def test_by_hand(name, options, value, slope):
     assert gradient(per_token, x) == pytest.approx(slope, abs=1e-5)
 
 
+def test_a_token_whose_log_probability_the_engine_does_not_know_has_the_ratio():
+    x = flat(LOGP, OLD, rollout=IDS, reference_logprobs=REFERENCE, sampler_logprobs=[math.nan, *SAMPLER[1:]])
+    per_token = run(bound(KLS, "k3_score", from_sampler=True), x)
+    assert per_token.tolist() == pytest.approx([E(0.2) * K3[0], E(-0.1) * K3[1], K3[2]])
+    assert gradient(per_token, x)[0] == pytest.approx(E(0.2) * (K3[0] + SLOPE[0]))
+
+
 def expected(name, logits, reference):
     """Mean of the estimator over the policy's own samples, by its probabilities, and the mean of its gradient."""
     logp = logits.log_softmax(-1)

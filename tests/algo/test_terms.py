@@ -112,6 +112,15 @@ def test_vespo_takes_the_correction_into_its_ratio():
     assert per_token.tolist() == pytest.approx([2 * first, 0.5 * first, -2.5 * last], abs=1e-5)
 
 
+@pytest.mark.parametrize("mask", [[1, 1, 1], [0, 1, 1]], ids=["trained", "masked"])
+def test_vespo_without_the_engine_s_log_probability_of_a_token(mask):
+    known = flat(LOGP, OLD, ADV, IDS, mask=mask, sampler_logprobs=[OLD[0], -1.0, -2.25])  # no difference at the first
+    unknown = replace(known, sampler_logprobs=torch.tensor([math.nan, -1.0, -2.25]).double())
+    vespo = bound(LOSSES, "vespo", from_sampler=True)
+    assert run(vespo, unknown)[0].tolist() == run(vespo, known)[0].tolist()
+    assert gradient(run(vespo, unknown)[0], unknown) == gradient(run(vespo, known)[0], known)
+
+
 def test_rover_by_hand():
     now = torch.tensor([-5.0, -4.0, -3.0]).double().requires_grad_()
     x = flat(LOGP, OLD, [0.5, 0.5, -0.25], IDS, stats={"mean_logprob": now},

@@ -1,8 +1,8 @@
 """Weights against a sampler that computes otherwise than the trainer: `(LossInputs, options) -> ([N], metrics)`.
 
 They come from D = log p(trainer at the weights that sampled) - log p(engine) of the trained tokens, carry no gradient,
-and multiply the policy term after its clip, not the KL. A bound that is null does not exist. A token trained under
-another prompt than the sampled one has D = 0.
+and multiply the policy term after its clip, not the KL. A bound that is null does not exist. D is kept within +-20; a
+token trained under another prompt than the sampled one, or whose log-probability the engine does not know, has D = 0.
 
 Metrics: `correction/weight` the mean weight, `correction/outside` the share of tokens whose weight was out of bounds.
 """
@@ -22,12 +22,12 @@ _Bound = Annotated[float, Field(ge=0)] | None
 
 def token_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) -> tuple[torch.Tensor, Metrics]:
     """clip(exp(D), low, high) of each token: truncated importance sampling (TIS, Yao et al. 2025, C = 2). -> [N]."""
-    return _truncated(x, _gap(x), low, high)
+    return _truncated(x, x.sampler_gap, low, high)
 
 
 def token_mask(x: LossInputs, low: _Bound = 0.5, high: _Bound = 5.0) -> tuple[torch.Tensor, Metrics]:
     """exp(D) of each token, 0 outside the bounds: IcePop (Every Step Evolves, arXiv 2510.18855). -> [N]."""
-    return _masked(x, _gap(x), _gap(x), low, high)
+    return _masked(x, x.sampler_gap, x.sampler_gap, low, high)
 
 
 def sequence_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 3.0) -> tuple[torch.Tensor, Metrics]:
@@ -53,22 +53,15 @@ def geometric_mask(x: LossInputs, low: _Bound = 0.99, high: _Bound = 1.01,
     `kept`: a rollout inside them has exp(D) of each token (NeMo-RL, ms-swift), exp(mean_t D), or 1.
     """
     mean = _geometric(x)
-    return _masked(x, mean, {"token": _gap(x), "geometric": mean, "one": torch.zeros_like(mean)}[kept], low, high)
-
-
-def _gap(x: LossInputs) -> torch.Tensor:
-    """[N] D within +-20; 0 on tokens that are not trained, or whose log-probability the engine does not know (NaN)."""
-    assert x.sampler_logprobs is not None
-    gap = (x.old_logprobs - x.sampler_logprobs).detach().nan_to_num(nan=0.0).clamp(-20, 20)
-    return torch.where(x.mask > 0, gap, 0)
+    return _masked(x, mean, {"token": x.sampler_gap, "geometric": mean, "one": torch.zeros_like(mean)}[kept], low, high)
 
 
 def _sequence(x: LossInputs) -> torch.Tensor:
-    return x.spread(x.per_sequence(_gap(x))).clamp(-20, 20)
+    return x.spread(x.per_sequence(x.sampler_gap)).clamp(-20, 20)
 
 
 def _geometric(x: LossInputs) -> torch.Tensor:
-    return x.spread(x.sequence_mean(_gap(x)))
+    return x.spread(x.sequence_mean(x.sampler_gap))
 
 
 def _truncated(x: LossInputs, log_weight: torch.Tensor, low: _Bound, high: _Bound) -> tuple[torch.Tensor, Metrics]:

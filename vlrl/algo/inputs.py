@@ -83,7 +83,8 @@ class LossInputs:
     max_length: int
     """rollout.max_new_tokens."""
     sampler_logprobs: torch.Tensor | None = None
-    """[N] of the engine that sampled; those of the trainer where a token was trained under another prompt."""
+    """[N] of the engine that sampled, NaN where it does not know them; those of the trainer where a token was trained
+    under another prompt."""
     reference_logprobs: torch.Tensor | None = None
     """[N], for functions that require "reference"."""
     entropy: torch.Tensor | None = None
@@ -133,6 +134,14 @@ class LossInputs:
     def log_ratio(self) -> torch.Tensor:
         """[N] log p - log p(old), within +-20; with gradient."""
         return (self.logprobs - self.old_logprobs).clamp(-20, 20)
+
+    @property
+    def sampler_gap(self) -> torch.Tensor:
+        """[N] log p(old) - log p(sampler), within +-20, without gradient; 0, which is no evidence of a difference, on
+        tokens that are not trained or whose log-probability the engine does not know (NaN)."""
+        assert self.sampler_logprobs is not None
+        gap = (self.old_logprobs - self.sampler_logprobs).detach().clamp(-20, 20)
+        return torch.where((self.mask > 0) & ~gap.isnan(), gap, 0)
 
     def correct(self, above: float) -> torch.Tensor:
         """[R] bool: a reward above `above`; an unscorable rollout is not."""

@@ -60,13 +60,11 @@ def k3_unbiased(x: LossInputs, clamp: _AboveZero = 20.0, level: Literal["token",
 def k3_score(x: LossInputs, clamp: _AboveZero = 20.0, from_sampler: bool = False) -> torch.Tensor:
     """w * k3, w = exp(logp - sg(logp)) = 1: adds the gradient that sampling has, which k3 alone lacks. -> [N].
 
-    `from_sampler`: w = exp(logp - the engine's logp). Arxiv 2506.09477 section 4; the default of NeMo-RL.
+    `from_sampler`: w = exp(logp - the engine's logp), the ratio to the old weights where the engine does not know it.
+    Arxiv 2506.09477 section 4; the default of NeMo-RL.
     """
-    anchor = x.logprobs.detach()
-    if from_sampler:
-        assert x.sampler_logprobs is not None
-        anchor = x.sampler_logprobs
-    return (x.logprobs - anchor).clamp(-20, 20).exp() * k3(x, clamp)
+    log_w = x.log_ratio + x.sampler_gap if from_sampler else x.logprobs - x.logprobs.detach()
+    return log_w.clamp(-20, 20).exp() * k3(x, clamp)
 
 
 def _distance(x: LossInputs, clamp: float) -> torch.Tensor:

@@ -103,14 +103,11 @@ def vespo(x: LossInputs, k_positive: _AboveZero = 2.0, lambda_positive: _AboveZe
     """-sg(phi(w)) A logp per token, phi(w) = e^lambda w^k e^(-lambda w), so phi(1) = 1. -> [N].
 
     w = exp(sum_t log-ratio) of the rollout, log w within [log 1e-8, 20]; k and lambda by the sign of A.
-    `from_sampler`: the ratio is to the engine's log-probabilities, so that the correction is part of w; leave
-    algo.correction at none then. VESPO (arXiv 2602.10693). With algo.aggregation=token_mean.
+    `from_sampler`: the ratio is to the engine's log-probabilities, where it knows them, so that the correction is part
+    of w; leave algo.correction at none then. VESPO (arXiv 2602.10693). With algo.aggregation=token_mean.
     """
     with torch.no_grad():
-        ratio = x.log_ratio
-        if from_sampler:
-            assert x.sampler_logprobs is not None
-            ratio = ratio + (x.old_logprobs - x.sampler_logprobs).clamp(-20, 20)
+        ratio = x.log_ratio + x.sampler_gap if from_sampler else x.log_ratio
         log_w = x.spread(x.per_sequence(ratio).clamp(math.log(1e-8), 20))
         good = x.advantages >= 0
         k, lam = torch.where(good, k_positive, k_negative), torch.where(good, lambda_positive, lambda_negative)
