@@ -42,7 +42,7 @@ _FIELDS = (
     "instruction box action history platform element_type "
     "question answer_type answer options spans tracks tolerance "
     "label synonyms multi plan speed_mps navigation trajectory obstacles responses "
-    "cameras drivable ego_size to_pixels outcomes system_prompt"
+    "cameras drivable ego_size to_pixels outcomes system_prompt original_id"
 )
 FIELDS = frozenset(_FIELDS.split())
 """The canonical fields of all tasks. Others are kept where they are and gathered in `meta` as well."""
@@ -178,8 +178,8 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Ac
 def read_samples(task: Any, split: str) -> Sequence[Sample]:
     """The samples in the files of `data.<split>`, made by `task.sample_from_row`.
 
-    Media files exist, boxes and points lie inside the image, ids are unique. Of files whose rows name both sides in
-    `split` (train; val, test ...), those of this side are read.
+    Media files exist, boxes and points lie inside the image, ids are unique (`rows_in` makes those of others so). Of
+    files whose rows name both sides in `split` (train; val, test ...), those of this side are read.
 
     With `data.quarantine` bad rows are left out, logged and listed in `quarantined`; else the first stops the run. Of
     large files, see `data.index`, rows are read and checked one by one when they are asked for.
@@ -198,7 +198,8 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
     data, roots = task.data, Access.of(task.data).roots
     samples: dict[str, Sample] = {}
     bad: list[BadRow] = []
-    rows = [found for path in files for found in rows_in(path, data.format, root, roots=roots)]
+    taken: set[str] = set()
+    rows = [found for path in files for found in rows_in(path, data.format, root, roots=roots, taken=taken)]
     for where, row in of_side(rows, split):
         try:
             sample = checked_sample(task, row, root)

@@ -18,6 +18,7 @@ from vlrl.formats import driving, gui, labelled, pairs, qa, video
 from vlrl.formats import grounding as g
 from vlrl.formats.fields import Source, short
 from vlrl.formats.files import records
+from vlrl.formats.whole import unique_ids
 
 __all__ = ["FORMATS", "Format", "Source", "canonical", "check_format", "recognised", "rows_in"]
 Row = dict[str, Any]
@@ -71,7 +72,7 @@ FORMATS: dict[str, Format] = {
     "videochat_span": Format(video.is_videochat_span, video.videochat_span),
     "video_r1": Format(video.is_video_r1, video.video_r1),
     "tvgbench": Format(video.is_tvgbench, video.tvgbench),
-    "time_r1": Format(video.is_time_r1, video.time_r1, video.unique_ids),
+    "time_r1": Format(video.is_time_r1, video.time_r1),
     "clip_class": Format(video.is_clip_class, video.clip_class),
     "vlm_r1": Format(g.is_vlm_r1, g.vlm_r1),
     "android_episode": Format(gui.is_android_episode, gui.android_episode, several=True),
@@ -95,8 +96,11 @@ FORMATS: dict[str, Format] = {
 
 def rows_in(path: Path, format: str = "auto", root: Path | None = None,
             columns: Mapping[str, str] | None = None,
-            roots: tuple[Path, ...] = ()) -> list[tuple[str, Row | DataError]]:
+            roots: tuple[Path, ...] = (), taken: set[str] | None = None) -> list[tuple[str, Row | DataError]]:
     """(place, canonical row) of every row of a file; what is no row of a known format gives its DataError instead.
+
+    Ids that other people's records repeat become unique, among those `taken` by files before too; canonical rows keep
+    theirs.
 
     Media lie under `root` (default: the file's folder) or `roots`; sizes that a format leaves out are read from their
     headers. `columns` says which field of the records stands for a canonical one.
@@ -119,8 +123,11 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
             made.setdefault(name, []).append((number, where, row))
     if missing and number:
         raise DataError(f"{path}: no row has a field {min(missing)!r}, which --columns names")
-    found = [entry for name, rows in made.items() for entry in (FORMATS[name].together or list)(rows)]
-    return [(where, row) for _, where, row in sorted(found, key=lambda entry: entry[0])]
+    placed = [(number, where, row, name) for name, rows in made.items()
+              for number, where, row in (FORMATS[name].together or list)(rows)]
+    placed.sort(key=lambda entry: entry[0])
+    unique_ids(path, [row for _, _, row, name in placed if name != "canonical"], set() if taken is None else taken)
+    return [(where, row) for _, where, row, _ in placed]
 
 
 def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",

@@ -29,7 +29,6 @@ from vlrl.formats.fields import (
     text,
     xywh,
 )
-from vlrl.formats.grounding import Placed
 from vlrl.formats.times import clip, interval, intervals, seconds
 from vlrl.rewards.literals import read_literal
 
@@ -181,16 +180,6 @@ def _grounded(record: Record, source: Source, video: str, question: str, when: A
         length = {"duration": round(whole, 3)}
     return {"video": video, **part, "question": question, "answer_type": "span", "spans": intervals(when, "timestamp"),
             **length}
-
-
-def unique_ids(rows: Placed) -> Placed:
-    """Ids that occur before get a number: data sets name a moment by its video and sentence, which may come again."""
-    seen: dict[str, int] = {}
-    for _, _, row in rows:
-        if not isinstance(row, DataError):
-            count = seen[str(row["id"])] = seen.get(str(row["id"]), 0) + 1
-            row["id"] = f"{row['id']}-{count}" if count > 1 else row["id"]
-    return rows
 
 
 # --- Charades-STA (1705.02101) and ActivityNet captions (1705.00754): all sentences of a video in one record ----------
