@@ -168,7 +168,8 @@ FAULTS = {
         "extends=algorithms/decoupled_ppo.yaml", "async.max_staleness=1")),
     "two steps drawn ahead": ("raises", TrainingError, (
         "extends=algorithms/decoupled_ppo.yaml", "async.max_staleness=2")),
-    "weights that forget": ("raises", TrainingError, ("rollout.forget.lr=0.01", "rollout.group_size=4")),
+    "weights that forget": ("raises", TrainingError, ("rollout.forget.lr=0.01", "algo.correction=token_truncate",
+                                                           "rollout.group_size=4")),
     "a reference that moves": ("raises", TrainingError, (
         "algo.reference={name: ema, decay: 0.5, every: 1}", "algo.kl_coef=0.1")),
     "a reference that moves under an adapter": ("raises", TrainingError, (

@@ -3,7 +3,9 @@
 EEPO: Exploration-Enhanced Policy Optimization via Sample-Then-Forget (arXiv 2510.05837), as described there: between
 the two halves of a rollout the policy takes one light step that suppresses the answers it just gave, so that the second
 half explores elsewhere; where the entropy is high there is nothing to forget. The weights are put back, bit for bit,
-before anything is learned.
+before anything is learned. The second half is then off-policy: its sampler log-probabilities are those of the weights
+that had forgotten, and algo.correction weighs its tokens by p(trainer) / p(sampler). The correction, its bound and the
+entropy limit of the preset are this project's.
 """
 
 from __future__ import annotations

@@ -359,7 +359,7 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _stale_answers_fit(self) -> Config:
-        if problem := self.asynchronous.problem(self.rollout, self.algo):
+        if problem := self.asynchronous.problem(self.rollout, self.algo) or self.rollout.forget.problem(self.algo):
             raise ValueError(problem)
         return self
 

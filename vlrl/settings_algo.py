@@ -65,6 +65,12 @@ class AlgoSettings(Settings):
         "LoRA), ema, reset.")
     mask_truncated: bool = Field(default=False, description="Leave answers that hit the length limit out of the loss.")
 
+    @property
+    def corrected(self) -> bool:
+        """Whether the loss makes up for answers that other weights sampled; an own one is trusted to."""
+        return (self.correction.name != "none" or ":" in self.loss.name
+                or self.loss.options.get("from_sampler") is True)
+
     @model_validator(mode="before")
     @classmethod
     def _default_names(cls, values: Any) -> Any:

@@ -21,7 +21,8 @@ class ForgetSettings(Settings):
 
     lr: NonNegative = Field(
         default=0.0, description="Size of the one step that makes the first answers of a group less likely; 0 = off. "
-        "A few times train.lr.")
+        "A few times train.lr. Needs algo.correction: other weights sample the second half than those that learn "
+        "from it.")
     entropy: Rate | None = Field(
         default=None, description="Only where the first answers have at most this mean entropy a token, in nats; null "
         "= in every step.")
@@ -32,6 +33,15 @@ class ForgetSettings(Settings):
             raise ValueError(f"rollout.forget.entropy={self.entropy} would never apply with rollout.forget.lr=0: give "
                              "it a size, or leave rollout.forget.entropy out")
         return self
+
+    def problem(self, algo: AlgoSettings) -> str:
+        """Why algo.* forbids it, and the way out; "" where nothing does. algo.correction=none has to be said."""
+        if not self.lr or algo.corrected or "correction" in algo.model_fields_set:
+            return ""
+        return (f"rollout.forget.lr={self.lr:g} has half of each group sampled by other weights than those that learn "
+                f"from it, and algo.loss={algo.loss.name} takes them for answers of its own. Set "
+                "algo.correction=token_truncate (extends=algorithms/eepo.yaml has it), or algo.correction=none to "
+                "learn from them as they are")
 
 
 class RolloutSettings(Settings):
@@ -102,8 +112,7 @@ class AsyncSettings(Settings):
             return (f"async.max_staleness={most} generates while the weights learn, and rollout.forget.lr="
                     f"{rollout.forget.lr:g} changes them between two halves of a group: set rollout.forget.lr=0, or "
                     f"{off}")
-        own = ":" in algo.loss.name or algo.loss.options.get("from_sampler") is True
-        if algo.correction.name == "none" and not own:
+        if not algo.corrected:
             return (f"async.max_staleness={most} learns from answers of older weights, and with algo.correction=none "
                     f"algo.loss={algo.loss.name} takes them for answers of its own. Set algo.correction=token_truncate "
                     f"(extends=algorithms/decoupled_ppo.yaml is the decoupled objective), or {off}")

@@ -14,6 +14,7 @@ from tests.helpers import settings as made_settings
 from tests.test_rollout import Number, encode
 from vlrl import curriculum
 from vlrl.algo.algorithm import Algorithm
+from vlrl.config import load as load_config
 from vlrl.config import validate
 from vlrl.credit import Credit
 from vlrl.engine.scripted import ScriptedEngine
@@ -134,6 +135,23 @@ def test_wrong_settings_are_named(algorithm, says):
         credited(right_after(1), algo=algorithm)
 
 
+def test_forgetting_needs_a_correction_or_a_word_against_it():
+    def found(algo):
+        return validate({"task": "x", "model": {"name": "x"}, "algo": algo, "rollout": {"forget": {"lr": 1e-3}}})
+
+    with pytest.raises(ConfigError, match=r"rollout\.forget\.lr=0\.001 .*Set algo\.correction=token_truncate"):
+        found({})
+    for algo in ({"correction": "token_truncate"}, {"correction": "none"},
+                 {"loss": {"name": "vespo", "from_sampler": True}}, {"loss": "mine.py:loss"}):
+        again = validate(found(algo).model_dump(mode="json"))
+        assert again.rollout.forget.lr == 1e-3
+
+
+def test_the_preset_corrects_the_second_half_and_forgets_at_low_entropy_alone():
+    found = load_config(ROOT / "configs" / "quickstart.yaml", ["extends=algorithms/eepo.yaml"])
+    assert found.algo.correction.name == "token_truncate" and 0 < found.rollout.forget.entropy < 1
+
+
 def test_forgetting_needs_a_size():
     with pytest.raises(ConfigError, match=r"rollout\.forget\.entropy=0\.3 would never apply"):
         validate({"task": "x", "model": {"name": "x"}, "rollout": {"forget": {"entropy": 0.3}}})
@@ -147,6 +165,7 @@ algo:
   shaping: [overlong, {name: grsp, clusters: 2}]
   kl_coef: 0.05
   kl_in: reward
+  correction: token_truncate
 rollout: {prompts_per_step: 4, group_size: 4, max_new_tokens: 8, forget: {lr: 1.0e-3}}
 """
 
@@ -222,7 +241,7 @@ def test_a_run_with_all_of_it_resumes_exactly(tiny_models, tmp_path):
 def test_two_processes_give_the_same_advantages(tiny_models, tmp_path, algorithm):
     config = write_config(tmp_path, tiny_models["qwen3_vl"])
     words = ["steps=1", "eval.samples=0", f"algo.advantage={algorithm}", "algo.batch=rorecomp",
-             "rollout.forget.lr=1e-3"]
+             "rollout.forget.lr=1e-3", "algo.correction=token_truncate"]
     if algorithm == "reinforce_pp":
         words += ["algo.kl_in=reward", "algo.kl_coef=0.1"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",

@@ -14,7 +14,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def made(tiny_models):
-    config = settings(tiny_models["qwen3_vl"], rollout={"group_size": 3, "max_new_tokens": 8, "forget": {"lr": 2e-3}},
+    config = settings(tiny_models["qwen3_vl"], algo={"correction": "token_truncate"},
+                      rollout={"group_size": 3, "max_new_tokens": 8, "forget": {"lr": 2e-3}},
                       train={"lr": 1e-3, "tokens_per_batch": 120})
     policy, encode = load(config)
     groups = credited_groups(policy, encode, config, ("text", "image"))

@@ -108,7 +108,8 @@ def generated(tiny_models, tmp_path_factory):
         {"copy": str(root / "single"), **run("widened", 3)},
         {"resave": str(root / "single/checkpoints/step-000002"), **run("again")},
         run("ema", 3, own=LORA, algo={"kl_coef": 0.1, "reference": {"name": "ema", "every": 1}}),
-        run("one prompt", 2, own=LORA, rollout={**small, "forget": {"lr": 1e-4}}),
+        run("one prompt", 2, own=LORA, algo={"correction": "token_truncate"},
+            rollout={**small, "forget": {"lr": 1e-4}}),
         run("ahead", 3, own=LORA, algo={"kl_coef": 0.1, "correction": "token_truncate"}, **ahead),
     ], root / "runs.json", ACCELERATE_USE_FSDP="true", FSDP_VERSION="2",
         FSDP_CPU_RAM_EFFICIENT_LOADING="true", FSDP_OFFLOAD_PARAMS="true")

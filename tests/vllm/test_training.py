@@ -67,7 +67,8 @@ def test_evaluations_are_of_the_weights_of_their_step(runs):
         assert json.loads((whole / "heartbeat.json").read_text())["state"] == "finished"
 
 
-@pytest.mark.parametrize("more", [("rollout.forget.lr=1e-2",), ("rollout.step_tokens=8",)], ids=["forget", "partial"])
+@pytest.mark.parametrize("more", [("rollout.forget.lr=1e-2", "algo.correction=none"), ("rollout.step_tokens=8",)],
+                         ids=["forget", "partial"])
 def test_answers_of_changed_weights_and_in_pieces(tmp_path, more):
     """Sample-then-forget syncs within a step; partial answers go on under new weights."""
     folder = start(tmp_path / "run", *more, "steps=3", "eval.samples=0", "save.every=0")
