@@ -10,6 +10,11 @@ ARGS  ?=
 SKIP  ?=
 RUNS  ?= runs
 
+# of `make test-newest`, which takes the newest Python that is here
+NEWEST := .venv-newest
+NEWEST_PYTHON ?= $(firstword $(foreach p,python3.14 python3.13 python3.12 python3.11,$(shell \
+	$(p) -c 'print("$(p)")' 2>/dev/null)))
+
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Python compiles a module when it is first imported; compiling all of them here would take another half minute
@@ -17,6 +22,7 @@ PIP   := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-che
 # one thread a test worker; tests never reach for a model hub
 TESTS  := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(JOBS)
 PYTEST := $(TESTS) --dist worksteal
+FAST   := -m "not slow and not vllm and not browser and not gpu"
 # vLLM's own threads are not pinned to cores; it reports no usage, and an engine takes 1 GiB for its keys and values
 VLLM   := VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 VLLM_STAMP := $(VENV)/.installed-vllm
@@ -29,7 +35,7 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo app install test test-rest test-vllm test-zero test-all check clean
+.PHONY: help demo app install test test-rest test-vllm test-zero test-all test-newest check clean
 
 help:
 	@echo 'make demo      set up, then train the quickstart on this machine: 5 minutes on 2 CPU cores'
@@ -38,6 +44,7 @@ help:
 	@echo 'make test-vllm set up vLLM too (its CPU build where there is no GPU), then run the tests of its engines'
 	@echo 'make test-zero set up DeepSpeed too, then run the tests of train.sharding=zero2 and zero3'
 	@echo 'make test-all  every test but those that need a GPU'
+	@echo 'make test-newest  the fast tests with the newest versions that pyproject.toml allows, in $(NEWEST)'
 	@echo 'make check     ruff and pyright'
 	@echo 'make install   only the set-up: .venv with the versions of constraints.txt'
 	@echo 'make clean     remove caches and build leftovers; .venv/ and runs/ stay'
@@ -74,7 +81,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	touch $(STAMP) && say 'done; the next call skips this'
 
 test: $(STAMP)
-	$(PYTEST) -m "not slow and not vllm and not browser and not gpu" $(ARGS)
+	$(PYTEST) $(FAST) $(ARGS)
 
 # Half as many workers again, as these tests often wait: for a time-out, a killed process, a page. pytest leaves with 5
 # when nothing is selected, e.g. before the first test of a kind exists
@@ -103,6 +110,15 @@ $(VLLM_STAMP): requirements-vllm.txt constraints.txt $(STAMP)
 
 # SKIP=test leaves out the fast tests where they have just run. What nothing else needs is installed last
 test-all: $(filter-out $(SKIP),test test-rest test-vllm test-zero)
+
+# What `pip install vlrl` takes today, without constraints.txt; resolved again by every call
+test-newest:
+	@test -n "$(NEWEST_PYTHON)" || { echo 'no Python of at least 3.11: make test-newest NEWEST_PYTHON=/path' >&2; exit 1; }
+	test -x $(NEWEST)/bin/python || $(NEWEST_PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install -qq --no-input --upgrade pip
+	$(NEWEST)/bin/python -m pip install -qq --no-input --no-compile --upgrade --upgrade-strategy eager -e '.[dev]'
+	@$(NEWEST)/bin/python --version; $(NEWEST)/bin/python -m pip freeze --exclude-editable | tee $(NEWEST)/versions.txt
+	$(subst $(BIN),$(NEWEST)/bin,$(PYTEST)) $(FAST) $(ARGS)
 
 check: $(STAMP)
 	@failed=0; $(BIN)/ruff check . || failed=1; $(BIN)/pyright || failed=1; exit $$failed

@@ -223,6 +223,20 @@ def test_doctor_prints_json_and_fails_only_when_nothing_can_run(tmp_path, capsys
     assert "FAIL" in out and "training cannot run: mend training first" in out and "pip install torch" in out
 
 
+def test_a_version_is_ok_only_when_its_package_works(tmp_path, monkeypatch):
+    """PyAV as it is when it cannot open a clip, scipy as it is when it cannot be imported."""
+    import av
+
+    monkeypatch.setattr(av, "open", lambda *args, **more: 1 / 0)
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    checks = [c for c in doctor._checks(tmp_path) if c.name in ("av", "scipy", "rapidfuzz", "video by PyAV")]
+    monkeypatch.setattr(doctor, "_checks", lambda runs: checks)
+    found = {f.name: f for f in doctor.examine(tmp_path)}
+    assert found["av"].verdict == "warning" and found["rapidfuzz"].verdict == "ok" and found["scipy"].verdict == "error"
+    assert re.search(r"^\d.*, but video by PyAV: does not work: ZeroDivisionError", found["av"].detail)
+    assert found["av"].fix == "pip install --force-reinstall av"
+
+
 def test_a_check_that_fails_says_how_to_mend_it(tmp_path, monkeypatch):
     def checked(run, verdict: doctor.Verdict = "missing"):
         return doctor._run(doctor.Check("usable", "x", run, verdict, "pip install x"))

@@ -187,6 +187,26 @@ def test_sound_alone_is_no_video(tmp_path):
         read(path)
 
 
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_title_need_not_be_text(tmp_path, monkeypatch, newer):
+    """Bytes that are no UTF-8, as Latin-1 titles are. PyAV 19 refuses the keyword that earlier ones need for them."""
+    path, av = tmp_path / "titled.mp4", films.av
+    with av.open(str(path), "w") as container:
+        container.metadata["title"] = "TITLE"
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for _ in range(2):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8), format="rgb24")))
+        container.mux(stream.encode())
+    if newer:
+        monkeypatch.setattr(av, "__version__", "19.0.2")
+        opened = av.open
+        monkeypatch.setattr(av, "open", lambda file, mode="r", options=None: opened(file, mode, options=options))
+    else:
+        path.write_bytes(path.read_bytes().replace(b"TITLE", b"caf\xe9\xff"))
+    assert decoders.track(path).size == (64, 48) and decoders.told_duration(path) == pytest.approx(0.2)
+
+
 def test_false_statements_of_length_and_rate_do_not_matter(tmp_path, made):
     """variable.mkv declares 25 frames a second and has 2 on average; here a header claims weeks."""
     assert read(made["variable.mkv"]).metadata["fps"] == pytest.approx(59 / films.FILES["variable.mkv"].times[-1])

@@ -119,7 +119,9 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     from av.stream import Disposition
 
     options = {"format_whitelist": _FORMATS, "protocol_whitelist": "file"}
-    with av.open(f"file:{path}", options=options, metadata_errors="ignore") as container:
+    # titles need not be UTF-8: PyAV 19 keeps their bytes and lost the keyword, earlier ones raise without it
+    lenient: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.partition(".")[0]) < 19 else {}
+    with av.open(f"file:{path}", options=options, **lenient) as container:
         streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
         if not streams:
             raise ValueError("it has no video stream")

@@ -11,7 +11,7 @@ import importlib.metadata
 import io
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,15 @@ def examine(runs: Path = Path("runs"), tell: Callable[[str], None] | None = None
         if tell:
             tell(check.name)
         found.append(_run(check))
-    return found
+    return _as_tried(found)
+
+
+def _as_tried(found: list[Finding]) -> list[Finding]:
+    """Withdraws the ok of a version whose package fails the check that uses it (`_TRIALS`)."""
+    failed = {f.name: f for f in found if f.group != "versions" and f.verdict not in ("ok", "info")}
+    return [replace(f, verdict="warning", detail=f"{f.detail}, but {trial.name}: {trial.detail}", fix=trial.fix)
+            if f.group == "versions" and f.verdict == "ok" and (trial := failed.get(_TRIALS.get(f.name, ""))) else f
+            for f in found]
 
 
 def _run(check: Check) -> Finding:
@@ -82,6 +90,13 @@ _OPTIONAL = {"vllm": "fast generation on NVIDIA GPUs", "bitsandbytes": "QLoRA", 
              "tensorboard": "log.trackers", "wandb": "log.trackers", "trackio": "log.trackers",
              "flash-attn": "not needed: attention is PyTorch's own",
              "liger-kernel": "not needed: logits are computed at answers only"}
+_TRIALS = {"torch": "training", "transformers": "training", "accelerate": "training", "torchvision": "torchvision",
+           "peft": "LoRA", "bitsandbytes": "QLoRA", "pillow": "images", "av": "video by PyAV",
+           "decord": "video by decord", "vllm": "engine vllm", "tensorboard": "tensorboard",
+           "imagehash": "near-duplicates"}
+"""Package -> the check that uses it; every other package is imported when its version is looked up."""
+_IMPORTS = {"scikit-learn": "sklearn", "pyyaml": "yaml"}
+"""Modules that are named otherwise than their package."""
 
 
 def _requirements() -> dict[str, Any]:
@@ -117,6 +132,8 @@ def _version(name: str, need: Any) -> str:
     version = importlib.metadata.version(name)
     if need and not need.specifier.contains(version, prereleases=True):
         raise Found("warning", f"{version} is outside what vlrl asks for ({need.specifier})")
+    if name not in _TRIALS:
+        importlib.import_module(_IMPORTS.get(name, name.replace("-", "_")))
     return version
 
 
@@ -169,7 +186,8 @@ def _checks(runs: Path) -> Iterator[Check]:
         Check("usable", "QLoRA", trials.qlora, "missing", "pip install bitsandbytes"),
         Check("usable", "video by decord", lambda: trials.video("decord"), "missing",
               "pip install decord   (Linux and Windows on x86-64; elsewhere PyAV is used)"),
-        Check("usable", "video by PyAV", lambda: trials.video("pyav"), "missing", "pip install av"),
+        Check("usable", "video by PyAV", lambda: trials.video("pyav"), "missing",
+              "pip install --force-reinstall av"),
         Check("usable", "engine vllm", trials.vllm, "missing", "pip install 'vlrl[vllm]'   (NVIDIA GPU; fixes torch)"),
         Check("usable", "tensorboard", trials.tensorboard, "missing", "pip install tensorboard"),
         Check("usable", "wandb", lambda: trials.tracker("wandb"), "missing", "pip install wandb"),
