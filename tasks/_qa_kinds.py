@@ -131,8 +131,11 @@ def _near(_task: Any, given: float, right: float, row: Row) -> float:
     return float(abs(given - right) <= max(units, share * abs(right)) + 1e-9 * abs(right))
 
 
-def _math(task: Any, given: str, right: str, _row: Row) -> float:
-    return float(math.equal(given, right, task.math_seconds))
+def _math(task: Any, given: str, right: str, row: Row) -> float:
+    worked_out = task.math_rule == "worked_out"
+    if worked_out and math.repeats(given, right, row["question"]):
+        return 0.0
+    return float(math.equal(given, right, task.math_seconds, worked_out))
 
 
 def _chart(_task: Any, given: str, right: str, row: Row) -> float:

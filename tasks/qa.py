@@ -41,6 +41,9 @@ class Qa(RecipeTask):
     """What a text earns that is not equal to a right one: nothing, mean ROUGE F, or its edit similarity."""
     math_seconds: Rate = 5.0
     """Seconds of CPU time that math-verify may take for one answer."""
+    math_rule: Literal["worked_out", "math_verify"] = "worked_out"
+    """What an answer of type math must be: equal by math-verify with its arithmetic done (not 3*4+5 for 17, nor the
+    question's own expression, nor 3 = 2 for 2), or equal by math-verify alone, as published systems have it."""
     noise: Annotated[float, Field(ge=0, le=999)] = 500.0
     """noisy_rollout: diffusion steps of noise at the start, of 1,000."""
     noise_steps: Positive = 60

@@ -331,6 +331,20 @@ def test_the_verifier_sees_mathematical_answers_only(monkeypatch):
         scored(MATH, "1/3")
 
 
+def test_the_task_is_no_answer():
+    rows = [({"question": "What is 3*4+5?", "answer": 17, "answer_type": "math"}, "3*4+5"),
+            ({"question": "Simplify 2x+3x.", "answer": "5x", "answer_type": "math"}, "2x+3x"),
+            ({"question": "Solve x+1=3.", "answer": "2", "answer_type": "math"}, "3=2")]
+    for row, text in rows:
+        assert [scored(row, text, **rule)[0].parts["accuracy"] for rule in ({}, {"math_rule": "math_verify"})] == [0, 1]
+
+
+def test_signs_of_mathematics():
+    for right, same in (("145\u00b0", "145"), ("10\u221a3", "\\sqrt{300}")):
+        row = {"question": "How much?", "answer": right, "answer_type": "math"}
+        assert [s.parts["accuracy"] for s in scored(row, right, same, "144")] == [1, 1, 0]
+
+
 def test_no_verdict_never_pays(monkeypatch):
     def failing(*_):
         raise verifier.VerifierError("math-verify gave no verdict within 5 s")

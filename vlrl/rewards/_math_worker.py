@@ -5,12 +5,18 @@ neither C code nor an exception handler of the library can outlast it. The end o
 """
 
 import json
+import math
 import os
+import re
 import signal
 import sys
 
 MEMORY = 4 * 2**30
 """Bytes of address space; an expression that wants more fails."""
+MOST_DIGITS = 5000
+"""Digits of a value; an expression whose value may have more equals nothing: a tower of powers would take all the time.
+"""
+_DIVIDES = re.compile(r"\\[dt]?(?:frac|binom)|\\div|\\gcd|\\lcm|\d\s*[/:]\s*\d")
 
 
 def expression(text, parse, config):
@@ -25,9 +31,99 @@ def answer(question, parse, verify, config):
         if "answer" not in question:
             return {"value": bool(gold)}
         given = expression(question["answer"], parse, config)
-        return {"value": bool(gold and given and verify(gold, given, timeout_seconds=None, raise_on_error=True))}
+        if not gold or not given or digits(given[0]) > max(MOST_DIGITS, digits(gold[0])):
+            return {"value": False}
+        same = verify(gold, given, timeout_seconds=None, raise_on_error=True)
+        if same and question["worked_out"]:
+            same = all(map(holds, parts(given[0]))) and work_left(question["answer"], parse, config) <= work_left(
+                question["gold"], parse, config)
+        return {"value": bool(same)}
     except Exception as error:  # the library may raise anything on hostile text
         return {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+
+
+def parts(expr):
+    """An expression and all that it is made of."""
+    yield expr
+    for arg in getattr(expr, "args", ()):
+        yield from parts(arg)
+
+
+def digits(node):
+    """A bound of log10 |value|, a letter being worth 10; infinite beyond what a float can hold."""
+    if _is_number(node):
+        return math.log10(int(abs(node)) + 1) if node.is_finite else 0.0
+    known = [digits(arg) for arg in getattr(node, "args", ())] or [1.0]
+    name = type(node).__name__
+    if name in ("Pow", "exp", "factorial"):
+        base = max(1.0, known[0]) if name != "exp" else 1.0
+        return base * 10 ** known[-1] if known[-1] < 300 else math.inf
+    return sum(known)
+
+
+def holds(part):
+    """Whether a part is no equation of two numbers that differ: "3 = 2"."""
+    return type(part).__name__ != "Equality" or bool(part.free_symbols) or abs((part.lhs - part.rhs).evalf()) < 1e-6
+
+
+def work_left(text, parse, config):
+    """How many parts of what a text gives, behind its last equals sign, are still to be worked out: sums and products
+    of several numbers, and what is a number and not written as one, like 10!, 24/2 or the root of 4."""
+    text = last_side(text)
+    (expr, *_) = expression(text, parse, config) or [None]
+    if getattr(expr, "is_Integer", False) and _DIVIDES.search(text):
+        return 1
+    return sum(map(is_work, unwritten(expr)))
+
+
+def last_side(text):
+    """What stands behind the last equals sign that is outside of all brackets."""
+    depth, start = 0, 0
+    for at, sign in enumerate(text):
+        depth += (sign in "{(") - (sign in ")}")
+        start = at + 1 if sign == "=" and depth == 0 and text[at - 1:at] not in ("<", ">", "!", ":") else start
+    return text[start:]
+
+
+def unwritten(node):
+    """The parts of an expression that are not written as numbers."""
+    if hasattr(node, "free_symbols") and hasattr(node, "func") and not is_written(node):
+        yield node
+        for arg in node.args:
+            yield from unwritten(arg)
+
+
+def is_written(node):
+    """Whether a part is a number as one writes it: 12, 1.5, 1/2, 50 %, 3 * 10^5."""
+    if node.is_Mul:
+        others = [arg for arg in node.args if not _is_number(arg)]
+        return len(_numbers(node)) == len(others) == 1 and (is_percent(others[0]) or is_power_of_ten(others[0]))
+    return _is_number(node) or is_power_of_ten(node) or (node.is_Pow and _is_number(node.args[0])
+                                                         and node.args[1] == -1)
+
+
+def is_percent(node):
+    return type(node).__name__ == "UnevaluatedExpr" and node.args[0] * 100 == 1
+
+
+def is_power_of_ten(node):
+    return node.is_Pow and node.args[0] == 10 and node.args[1].is_Integer
+
+
+def is_work(node):
+    """Whether a part is a sum or product of several numbers, or a number in disguise."""
+    if (node.is_Add or node.is_Mul) and len(_numbers(node)) > 1:
+        return True
+    return not node.free_symbols and _is_number(node.doit())
+
+
+def _is_number(node):
+    return bool(getattr(node, "is_Number", False))
+
+
+def _numbers(node):
+    """The numbers that a sum or product is made of, its sign aside."""
+    return [arg for arg in node.args if _is_number(arg) and arg != -1]
 
 
 def limited(seconds):

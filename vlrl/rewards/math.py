@@ -34,7 +34,15 @@ _FUNCTION = "sin|cos|tan|cot|sec|csc|log|exp|sqrt|arcsin|arccos|arctan|and|max|m
 _WORD = re.compile(r"(?<![A-Za-z])(?:(?:[Ii]s|[Ii]t|of|to|[Ii]n|at|by|as|[Ss]o|an|on|be)(?![A-Za-z])"
                    rf"|(?!(?:{_FUNCTION})(?![A-Za-z]))[A-Za-z]{{3,}})")
 _TWO_NUMBERS = re.compile(r"\d\s+[-+]?\s?\d|\d\s*\n", re.ASCII)
-_MIXED = re.compile(r"(-?)(\d{1,9})\s+(\d{1,9}/[1-9]\d{0,8})", re.ASCII)
+_MIXED = re.compile(r"(-?)(\d{1,9})\s+(\d{1,9})/([1-9]\d{0,8})", re.ASCII)
+_OPERATOR = re.compile(r"[+*/^!]|(?<=.)-|\\(?:[dt]?frac|sqrt|cdot|times|div)")
+_SPACING = re.compile(r"\$|\\(?:left|right|,|;)")
+_ROOT = re.compile(r"\u221a\s?(\d{1,30}(?:\.\d{1,30})?|[A-Za-z]|\([^()]{1,200}\)|\{[^{}]{1,200}\})", re.ASCII)
+_RAISED = re.compile(r"[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]{1,30}")
+_DIGITS_RAISED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-")
+_AS_LATEX = str.maketrans({
+    "\u2212": "-", "\u00b0": "^\\circ ", "\u00d7": "\\times ", "\u00b7": "\\cdot ", "\u00f7": "\\div ",
+    "\u03c0": "\\pi ", "\u221e": "\\infty ", "\u2264": "\\le ", "\u2265": "\\ge ", "\u00bd": "\\frac{1}{2}"})
 _MARK = re.compile(r"\\boxed\{|[{}]|<\|(?:begin|end)_of_box\|>")
 
 
@@ -71,8 +79,10 @@ def expression(text: str) -> str | None:
     """The one mathematical expression that a text gives, as LaTeX; None when it gives none, or more than one.
 
     What is boxed counts, else the one `$...$`, else a text without words as it is, else the one number among words:
-    "The answer is 12" is 12, "12 or 13 apples" is nothing. At most 500 characters.
+    "The answer is 12" is 12, "12 or 13 apples" is nothing. At most 500 characters. Signs such as those of 10\u221a3,
+    145\u00b0 and x\u00b2 are written as LaTeX.
     """
+    text = _latex(text)
     for marked in (boxed(text), _dollars(text)):
         if marked:
             return _usable(marked[0]) if len({"".join(m.split()) for m in marked}) == 1 else None
@@ -85,9 +95,27 @@ def expression(text: str) -> str | None:
     return numbers.pop() if len(numbers) == 1 else None
 
 
-def equal(answer: str | None, gold: str, seconds: float = SECONDS) -> bool:
+def repeats(answer: str, gold: str, question: str) -> bool:
+    """Whether an answer is an expression with an operator that stands in the question as it is, and is not the gold one
+    to the letter: "2x+3x" is no answer to "Simplify 2x+3x"."""
+    said, right = ("".join(_SPACING.sub("", _latex(text)).split()) for text in (answer, gold))
+    if said == right or not _OPERATOR.search(said) or len(said) > LONGEST:
+        return False
+    asked = _SPACING.sub(" ", _latex(question))
+    for found in re.finditer(r"\s*".join(map(re.escape, said)), asked):
+        before, after = asked[:found.start()].rstrip(" ")[-1:], asked[found.end():].lstrip(" ")[:1]
+        joined = asked[found.start() - 1:found.start()].isalnum() or asked[found.end():found.end() + 1].isalnum()
+        if not joined and not (before and before in "^*/+(-") and not (after and after in "^*/+!(-"):
+            return True
+    return False
+
+
+def equal(answer: str | None, gold: str, seconds: float = SECONDS, worked_out: bool = True) -> bool:
     """Whether two expressions are equal by math-verify; None equals nothing. Two plain numbers need no verifier: whole
     ones are compared exactly, others up to a relative error of 1e-6.
+
+    `worked_out`: the answer leaves no more arithmetic to be done than the gold one, so "3*4+5" and "10!" are no answers
+    where "17" and "3628800" are, and equations of numbers in it hold ("3 = 2" is not 2). False: math-verify alone.
 
     `seconds` are CPU seconds of the verifier, so a busy machine changes no verdict. Raises VerifierError when it fails
     or takes longer, ConfigError without the library.
@@ -97,12 +125,12 @@ def equal(answer: str | None, gold: str, seconds: float = SECONDS) -> bool:
     if _NUMBER.fullmatch(answer) and _NUMBER.fullmatch(gold):
         a, b = (float(number.replace(",", "")) for number in (answer, gold))
         return abs(a - b) <= 1e-6 * abs(b) if "." in answer + gold else a == b
-    return answer == gold or verified(answer, gold, seconds)
+    return answer == gold or verified(answer, gold, seconds, worked_out)
 
 
-def verified(answer: str, gold: str, seconds: float = SECONDS) -> bool:
+def verified(answer: str, gold: str, seconds: float = SECONDS, worked_out: bool = True) -> bool:
     """The verdict of math-verify on two expressions: the one place where it is asked. Errors as in `equal`."""
-    return _verdict(gold, answer, seconds)
+    return _verdict(gold, answer, seconds, worked_out)
 
 
 def readable(gold: str, seconds: float = SECONDS) -> bool:
@@ -110,18 +138,19 @@ def readable(gold: str, seconds: float = SECONDS) -> bool:
     return bool(_NUMBER.fullmatch(gold)) or _verdict(gold, None, seconds)
 
 
-def _verdict(gold: str, answer: str | None, seconds: float) -> bool:
-    found = _remembered(gold, answer, seconds)
+def _verdict(gold: str, answer: str | None, seconds: float, worked_out: bool = True) -> bool:
+    found = _remembered(gold, answer, seconds, worked_out)
     if isinstance(found, str):
         raise VerifierError(found)
     return found
 
 
 @functools.lru_cache(maxsize=50_000)
-def _remembered(gold: str, answer: str | None, seconds: float) -> bool | str:
+def _remembered(gold: str, answer: str | None, seconds: float, worked_out: bool) -> bool | str:
     """The verdict, or why there is none; both are kept, so that what hangs does so once."""
+    question = {"gold": gold, "seconds": seconds, "worked_out": worked_out}
     try:
-        return _WORKER.ask({"gold": gold, "seconds": seconds} | ({} if answer is None else {"answer": answer}))
+        return _WORKER.ask(question | ({} if answer is None else {"answer": answer}))
     except VerifierError as error:
         return str(error)
 
@@ -131,6 +160,15 @@ def require_library() -> None:
     if importlib.util.find_spec("math_verify") is None:
         raise ConfigError("rows with answer_type=math are compared by math-verify, which is not installed: "
                           "pip install 'math-verify[antlr4_13_2]', or give them answer_type=number or text")
+
+
+def _latex(text: str) -> str:
+    """A text with its mathematical signs as LaTeX."""
+    if text.isascii():
+        return text
+    text = _ROOT.sub(lambda found: f"\\sqrt{{{found[1].strip('{}()')}}}", text)
+    text = _RAISED.sub(lambda found: f"^{{{found[0].translate(_DIGITS_RAISED)}}}", text)
+    return text.translate(_AS_LATEX)
 
 
 def _paired(text: str) -> bool:
@@ -153,8 +191,8 @@ def _usable(text: str) -> str | None:
     """An expression that math-verify may see: short, braces in pairs, no two numbers side by side, which it would add.
     """
     if mixed := _MIXED.fullmatch(text):
-        sign, whole, part = mixed.groups()
-        return f"{sign}({whole}+{part})"
+        sign, whole, above, below = mixed.groups()
+        return f"{sign}{int(whole) * int(below) + int(above)}/{below}"
     if not text or len(text) > LONGEST or _TWO_NUMBERS.search(text) or not _paired(text):
         return None
     return text
