@@ -253,3 +253,29 @@ def test_limits_that_are_not_given_stay(tiny_models, family):
     policy, _ = load(settings(tiny_models[family]))
     for unit in ("image_processor", "video_processor"):
         assert getattr(policy.processor, unit).to_dict() == getattr(own, unit).to_dict()
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def misplaced(named):
+    """Names of tensors that do not start where PyTorch's allocator puts them."""
+    return [name for name, tensor in named if tensor.data_ptr() % 64]
+
+
+def test_what_comes_from_files_has_memory_as_what_is_made(tiny_models, tmp_path):
+    """Kernels of CPUs answer differently in the last bits at other addresses."""
+    folder = tiny_models["qwen3_vl"]
+    full = policies.load(settings(folder), Accelerator(cpu=True), folder)
+    tied = full.model.get_input_embeddings().weight is full.model.get_output_embeddings().weight
+    assert tied == full.model.config.tie_word_embeddings
+    full.keep_reference(folder)
+    for module in (full.model, full._reference):
+        assert misplaced([*module.named_parameters(), *module.named_buffers()]) == []
+
+    config = settings(folder, **model(folder, lora={"rank": 3}))
+    policies.load(config, Accelerator(cpu=True)).save(tmp_path)
+    adapted = policies.load(config, Accelerator(cpu=True), tmp_path)
+    assert misplaced([*adapted.model.named_parameters(), *adapted.model.named_buffers()]) == []
+    beside = policies.load_model(tmp_path, torch.float32, merge=False)
+    assert misplaced(beside.named_parameters()) == []

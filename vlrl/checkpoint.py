@@ -301,12 +301,15 @@ def load_state(path: Path, check: bool = True) -> dict[str, Any]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    from vlrl.aligned import own
+
     wrong = problems(path) if check else []
     if wrong:
         raise RunError(f"checkpoint {path} is damaged: {'; '.join(wrong)}. Remove that folder to go on from the one "
                        "before it, or set resume=never to start over.")
     try:
-        return _decode(json.loads((path / STATE).read_bytes()), load_file(path / TENSORS))
+        tensors = {name: own(tensor) for name, tensor in load_file(path / TENSORS).items()}
+        return _decode(json.loads((path / STATE).read_bytes()), tensors)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise RunError(f"cannot read the trainer state of checkpoint {path}: {error}. Remove that folder to go on from "
                        "the one before it, or set resume=never to start over.") from error

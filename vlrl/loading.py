@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from vlrl import hub
+from vlrl.aligned import own, own_weights
 from vlrl.attention import ATTENTION
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.families import Family, family_of, set_pixel_limits
@@ -132,7 +133,8 @@ def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized
                device: torch.device | None = None, merge: bool = True) -> Any:
     """A whole model; an adapter is merged into its base model, or with merge=False laid on it as a PEFT model.
 
-    `what` says for errors where the source is named. Raises ConfigError when it cannot be loaded.
+    `what` says for errors where the source is named; `device` is where the model goes, None = it stays on the CPU.
+    Raises ConfigError when it cannot be loaded.
     """
     name = str(source)
     what = what or f"model.name={name!r}"
@@ -148,12 +150,12 @@ def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized
         if rounded:  # what it learned belongs to the rounded weights
             model = dequantized(load_model(base, rounded.compute_dtype, what, rounded, device), dtype)
         else:
-            model = load_model(base, dtype, what)
+            model = load_model(base, dtype, what, device=device)
         cached_file(resolve(name), "adapter_model.safetensors")  # raises without one: PEFT would take a pickle
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
             adapted = PeftModel.from_pretrained(model, resolve(name))
-        return adapted.merge_and_unload() if merge else adapted
+        return adapted.merge_and_unload() if merge else own_weights(adapted)
 
 
 def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantization | None,
@@ -174,6 +176,8 @@ def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantizatio
         raise ConfigError(f"{what} lacks weights that its config asks for: {', '.join(wrong[:3])}{more}. They would be "
                           "random; give a folder that holds the whole model.")
     keep_layout(model)
+    if device is None or device.type == "cpu":
+        own_weights(model)
     model.name_or_path = model.config.name_or_path = name  # what an adapter names as its base; not a path in a package
     return model
 
@@ -234,5 +238,5 @@ def add_lora(model: Any, family: Family, settings: ModelSettings, checkpoint: Pa
             lora_dropout=lora.dropout, target_modules=targets, bias="none"))
     for _, parameter in peft.named_parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+            parameter.data = own(parameter.data.float())
     return peft

@@ -155,11 +155,11 @@ class Policy:
         """
         if self.lora:
             return
-        model = load_model(source, torch.float32) if source else copy.deepcopy(self.model)
+        place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
+        model = load_model(source, torch.float32, device=place) if source else copy.deepcopy(self.model)
         agree(model, self.processor)
         for kept, own in zip(model.parameters(), self.model.parameters(), strict=True):
             kept.data = kept.data.to(own.dtype)
-        place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
         self._reference = model.requires_grad_(False).eval().to(place)
 
     def free_reference(self) -> None:

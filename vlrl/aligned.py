@@ -1,0 +1,28 @@
+"""Tensors read from files, in memory as PyTorch allocates it.
+
+safetensors maps a file into memory, so a tensor read from it starts wherever it stands there. Matrix kernels of CPUs
+answer differently in the last bits at addresses that are no multiples of a vector's width: a resumed run would not be
+the undisturbed one. Whatever goes on computing with tensors of a file takes them through here.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+
+ALIGNMENT = 64
+"""Bytes: addresses of PyTorch's allocator on CPUs are multiples of it."""
+_Module = TypeVar("_Module", bound=torch.nn.Module)
+
+
+def own(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in memory of its own, of the same strides; on other devices than CPUs the tensor itself."""
+    return tensor.detach().clone() if tensor.device.type == "cpu" else tensor
+
+
+def own_weights(model: _Module) -> _Module:
+    """The model, each of its parameters and buffers moved to memory of its own; what is tied stays tied."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = own(tensor.data)
+    return model
