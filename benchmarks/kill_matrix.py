@@ -1,8 +1,13 @@
 #!/usr/bin/env python3
-"""Kills a 20-step run with kill -9 at random moments, starts it again each time, and compares what is left with an
-undisturbed run: every file of the last checkpoint, metrics (times and memory aside), evaluations and rollouts.
+"""Kills runs with kill -9 at random moments, starts them again each time, and compares what is left with an undisturbed
+run: every file of every checkpoint, metrics (times and memory aside), evaluations and rollouts.
 
     python benchmarks/kill_matrix.py --kills 50 --out benchmarks/results/kill_matrix.md
+    python benchmarks/kill_matrix.py --kinds shaped --kills 30 --out benchmarks/results/kill_matrix_shaped.md
+
+A kind is a configuration: `small` is 20 steps of 9 answers of 6 tokens. The others, which `shaped` means together, have
+answers as long as the quickstart's, enough of them for the matrix kernels of a real run, and a correction that brings
+the sampler's log-probabilities into the weights. With several processes the first one is killed.
 
 The moments are drawn with a seed and spread over phases: a run is killed in the c-th visit of a phase, after a random
 part of the time that this phase takes. The phase in which a kill really fell is read from a file that the run keeps
@@ -37,9 +42,21 @@ PHASES = ("generation", "update", "checkpoint", "rollouts", "evaluation")
 """Answers drawn and scored; forward, backward and optimizer; files of a checkpoint written; those of a step's rollouts;
 an evaluation. Checkpoints and rollouts are written in threads, beside the others."""
 CONFIG = "configs/quickstart.yaml"
-WORDS = ("rollout.prompts_per_step=3", "rollout.group_size=3", "rollout.max_new_tokens=6", "eval.every=4",
-         "eval.samples=4", "save.every=3", "save.keep=2", "save.best=iou", "log.samples_every=0",
-         "train.schedule=cosine", "curriculum.name=sec", "data.workers=1")
+_SHAPED = ("steps=10", "rollout.prompts_per_step=8", "rollout.group_size=4", "eval.every=5", "eval.samples=24",
+           "save.every=3", "save.keep=9", "log.samples_every=0", "algo.correction=token_truncate")
+KINDS: dict[str, tuple[str, ...]] = {
+    "small": ("steps=20", "rollout.prompts_per_step=3", "rollout.group_size=3", "rollout.max_new_tokens=6",
+              "eval.every=4", "eval.samples=4", "save.every=3", "save.keep=2", "save.best=iou", "log.samples_every=0",
+              "train.schedule=cosine", "curriculum.name=sec", "data.workers=1"),
+    "plain": _SHAPED,
+    "lora": (*_SHAPED, "model.lora.rank=8", "model.lora.dropout=0.1", "train.lr=1e-3"),
+    "dump": (*_SHAPED, "curriculum.name=dump"),
+    "rlcs": (*_SHAPED, "curriculum={name: rlcs, by: category, oversample: ema, select: nearest_half}"),
+    "partial": (*_SHAPED, "rollout.step_tokens=12"),
+    "async": (*_SHAPED, "async.max_staleness=1"),
+    "two processes": _SHAPED}
+"""Settings over those of the quickstart."""
+PROCESSES = {"two processes": 2}
 VARYING = ("time/", "tokens_per_s", "memory/")
 MOST_PER_RUN = 5
 """Kills of one run; then it goes on to its end, and another one begins."""
@@ -49,12 +66,13 @@ MOST_PER_RUN = 5
 
 
 class Marker:
-    """Says in a mapped file which phases are open, counts visits, and kills this process in the planned one."""
+    """Says in a mapped file which phases are open and whether it killed, counts visits, and kills this process in the
+    planned one."""
 
     def __init__(self, path: Path, plan: dict[str, Any]):
-        path.write_bytes(bytes(len(PHASES)))
+        path.write_bytes(bytes(len(PHASES) + 1))
         with open(path, "r+b") as file:
-            self._open = mmap.mmap(file.fileno(), len(PHASES))
+            self._open = mmap.mmap(file.fileno(), len(PHASES) + 1)
         self._plan, self._visits = plan, collections.Counter[str]()
         self.seconds: dict[str, list[float]] = collections.defaultdict(list)
 
@@ -64,7 +82,7 @@ class Marker:
         self._visits[phase] += 1
         self._open[place] += 1
         if self._plan.get("phase") == phase and self._visits[phase] == self._plan["visit"]:
-            timer = threading.Timer(self._plan["after_s"], os.kill, (os.getpid(), signal.SIGKILL))
+            timer = threading.Timer(self._plan["after_s"], self._kill)
             timer.daemon = True
             timer.start()
         try:
@@ -72,6 +90,10 @@ class Marker:
         finally:
             self._open[place] -= 1
             self.seconds[phase].append(time.monotonic() - start)
+
+    def _kill(self) -> None:
+        self._open[len(PHASES)] = 1
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def wrapping(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """`call` as a phase; an evaluation's rollouts are part of the evaluation."""
@@ -99,6 +121,8 @@ def child(folder: Path, plan: dict[str, Any], words: Sequence[str]) -> int:
     from vlrl.store import RunFolder
 
     sys.argv = ["train.py", *words]
+    if int(os.environ.get("RANK", 0)):
+        return cli.train(words)
     marker = Marker(folder.with_suffix(".phases"), plan)
     checkpoint.save = marker.wrapping("checkpoint", checkpoint.save)
     RunFolder.write_rollouts = marker.wrapping("rollouts", RunFolder.write_rollouts)
@@ -122,6 +146,7 @@ class Kill:
     """Of the time that the phase takes."""
     fell: tuple[str, ...] = ()
     """Phases that were open."""
+    kind: str = ""
     run: int = -1
 
     @property
@@ -135,24 +160,27 @@ class Found:
     """What a matrix gives."""
 
     kills: list[Kill] = field(default_factory=list)
-    differing: dict[int, list[str]] = field(default_factory=dict)
-    """Run -> what is not as in the undisturbed one."""
+    differing: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+    """Kind and run -> what is not as in the undisturbed one."""
     seconds: float = 0.0
 
     @property
     def identical(self) -> list[Kill]:
         """Kills of runs that ended as the undisturbed one."""
-        return [kill for kill in self.kills if not self.differing[kill.run]]
+        return [kill for kill in self.kills if not self.differing[kill.kind, kill.run]]
 
 
-def start(folder: Path, words: Sequence[str], plan: dict[str, Any], fork: bool = True) -> int:
-    """Runs until the end or the kill; the exit code. A fork of this process has the imports done; else a new one."""
+def start(folder: Path, words: Sequence[str], plan: dict[str, Any], processes: int = 1, fork: bool = True) -> int:
+    """Runs until the end or the kill; the exit code. A fork of this process has the imports done; else new ones."""
     words = [*words, f"run.dir={folder}"]
     with open(folder.with_suffix(".log"), "ab") as log:
-        if not fork:
-            command = [sys.executable, str(Path(__file__).resolve()), "--child", str(folder), json.dumps(plan), *words]
-            return subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=log, stderr=log,
-                                  check=False, cwd=ROOT).returncode
+        if not fork or processes > 1:
+            own = [str(Path(__file__).resolve()), "--child", str(folder), json.dumps(plan), *words]
+            several = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+            command = [sys.executable, *(several if processes > 1 else ()), *own]
+            more = {"PYTHONPATH": str(ROOT), **({"ACCELERATE_USE_CPU": "true"} if processes > 1 else {})}
+            return subprocess.run(command, env=os.environ | more, stdout=log, stderr=log, check=False,
+                                  cwd=ROOT).returncode
         sys.stdout.flush()
         if pid := os.fork():
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -178,44 +206,50 @@ def moments(count: int, seed: int) -> list[Kill]:
     return [Kill(phase, rng.randint(1, most.get(phase, 7)), rng.random()) for phase in phases]
 
 
-def matrix(root: Path, kills: int, seed: int, words: Sequence[str], tell: Callable[[str], object] = print) -> Found:
-    """Kills `kills` times, in as many runs as that takes; the last of `words` wins over the defaults."""
-    begun, found, whole = time.monotonic(), Found(), root / "whole"
-    if start(whole, words, {}, fork=False) != 0:
+def matrix(root: Path, kind: str, kills: int, seed: int, words: Sequence[str], found: Found,
+           tell: Callable[[str], object] = print) -> None:
+    """Kills runs of a kind `kills` times, in as many runs as that takes; the last of `words` wins. Adds to `found`."""
+    begun, whole, processes = time.monotonic(), root / "whole", PROCESSES.get(kind, 1)
+    if start(whole, words, {}, processes, fork=False) != 0:
         raise RuntimeError(f"the undisturbed run failed: {whole.with_suffix('.log').read_text()[-2000:]}")
     seconds = {k: sum(v) / len(v) for k, v in json.loads(whole.with_suffix(".seconds").read_text()).items()}
     waiting, run = collections.deque(moments(kills, seed)), 0
     while waiting:
-        folder, done = root / f"run-{run:03d}", False
-        for _ in range(MOST_PER_RUN):
-            if not waiting:
-                break
+        folder, done, last = root / f"run-{run:03d}", False, max(len(waiting) - MOST_PER_RUN, 0)
+        while len(waiting) > last and not done:
             kill = waiting[0]
             plan = {"phase": kill.planned, "visit": kill.visit, "after_s": kill.share * seconds.get(kill.planned, 0.1)}
-            code = start(folder, words, plan)
-            if code == 0:  # it ended before that visit: the moment is for the next run
-                done = True
-                break
-            if code != -signal.SIGKILL:
-                raise RuntimeError(f"{folder} ended with {code}: {folder.with_suffix('.log').read_text()[-2000:]}")
-            state = folder.with_suffix(".phases").read_bytes()
-            kill.fell = tuple(name for name, depth in zip(PHASES, state, strict=True) if depth)
-            kill.run = run
-            found.kills.append(waiting.popleft())
-            tell(f"run {run}: killed in {kill.phase} (planned {kill.planned}, open: {', '.join(kill.fell) or 'none'})")
-        if not done and start(folder, words, {"phase": ""}) != 0:
+            done = _killed(folder, words, plan, processes, kill) is None  # that moment is for the next run
+            if not done:
+                kill.kind, kill.run = kind, run
+                found.kills.append(waiting.popleft())
+                tell(f"{kind} {run}: killed in {kill.phase} (planned {kill.planned}, "
+                     f"open: {', '.join(kill.fell) or 'none'})")
+        if not done and start(folder, words, {"phase": ""}, processes) != 0:
             raise RuntimeError(f"{folder} did not end: {folder.with_suffix('.log').read_text()[-2000:]}")
-        found.differing[run] = differences(whole, folder)
-        tell(f"run {run}: {', '.join(found.differing[run]) or 'identical'}; {len(found.kills)} of {kills} kills, "
-             f"{time.monotonic() - begun:.0f} s")
+        found.differing[kind, run] = differences(whole, folder)
+        tell(f"{kind} {run}: {', '.join(found.differing[kind, run]) or 'identical'}; {kills - len(waiting)} of {kills} "
+             f"kills, {time.monotonic() - begun:.0f} s")
         shutil.rmtree(folder)
         run += 1
-    found.seconds = time.monotonic() - begun
-    return found
+    found.seconds += time.monotonic() - begun
+
+
+def _killed(folder: Path, words: Sequence[str], plan: dict[str, Any], processes: int, kill: Kill) -> Kill | None:
+    """The kill, with the phases that were open; None where the run ended before it."""
+    code = start(folder, words, plan, processes)
+    if code == 0:
+        return None
+    *state, killed = folder.with_suffix(".phases").read_bytes()
+    if not killed:
+        raise RuntimeError(f"{folder} ended with {code}: {folder.with_suffix('.log').read_text()[-2000:]}")
+    kill.fell = tuple(name for name, depth in zip(PHASES, state, strict=True) if depth)
+    return kill
 
 
 def differences(whole: Path, other: Path) -> list[str]:
     """What two runs do not share."""
+    from vlrl import checkpoint
     from vlrl.store import RunFolder
 
     def checkpoints(run: Path) -> Any:
@@ -230,23 +264,25 @@ def differences(whole: Path, other: Path) -> list[str]:
         return RunFolder(run).rollouts(split=split).to_pylist()
 
     looks: dict[str, Callable[[Path], Any]] = {
-        "checkpoints": checkpoints, "best": lambda run: json.loads((run / "checkpoints/best.json").read_bytes()),
+        "checkpoints": checkpoints, "best": lambda run: checkpoint.marked(run / "checkpoints"),
         "metrics.jsonl": lambda run: lines(run, "metrics.jsonl"), "eval.jsonl": lambda run: lines(run, "eval.jsonl"),
         "rollouts": lambda run: answers(run, None), "eval-rollouts": lambda run: answers(run, "heldout")}
     return [name for name, look in looks.items() if repr(look(whole)) != repr(look(other))]
 
 
-def table(found: Found, words: Sequence[str], seed: int) -> str:
+def table(found: Found, command: str) -> str:
     """Markdown."""
-    rows = [(phase, [k for k in found.kills if k.phase == phase]) for phase in (*PHASES, "between")]
-    lines = [f"| {phase} | {len(kills)} | {sum(k in found.identical for k in kills)} |"
-             for phase, kills in rows if kills]
+    kinds = dict.fromkeys(k.kind for k in found.kills)
+    by_kind = [(kind, [k for k in found.kills if k.kind == kind]) for kind in kinds]
+    by_phase = [(phase, [k for k in found.kills if k.phase == phase]) for phase in (*PHASES, "between")]
+    rows = [f"| {name} | {len(kills)} | {sum(k in found.identical for k in kills)} |"
+            for name, kills in (*(by_kind if len(by_kind) > 1 else ()), *by_phase) if kills]
+    wrong = [f"{kind} {run}: {', '.join(names)}" for (kind, run), names in found.differing.items() if names]
     return "\n".join([
-        "# Kill matrix", "", f"`python benchmarks/kill_matrix.py --kills {len(found.kills)} --seed {seed}`: "
-        f"{len(found.differing)} runs of 20 steps with {words[0]}, {len(found.kills)} times kill -9, "
-        f"{found.seconds / 60:.0f} minutes.", "",
-        "| killed in | kills | ended as the undisturbed run |", "|---|---|---|", *lines,
-        f"| all | {len(found.kills)} | {len(found.identical)} |", "",
+        "# Kill matrix", "", f"`{command}`: {len(found.differing)} runs of {CONFIG} ({', '.join(kinds)}), "
+        f"{len(found.kills)} times kill -9, {found.seconds / 60:.0f} minutes.", "",
+        "| killed in | kills | ended as the undisturbed run |", "|---|---|---|", *rows,
+        f"| all | {len(found.kills)} | {len(found.identical)} |", "", *(f"Differing in {line}\n" for line in wrong),
         "Compared: every file of every checkpoint that is kept (sha256), which of them is the best, metrics.jsonl "
         "without times and memory, eval.jsonl, every rollout and every evaluated answer. `between`: starting up, or "
         "bookkeeping between two phases.", ""])
@@ -256,18 +292,21 @@ def main(argv: Sequence[str]) -> int:
     if argv[:1] == ["--child"]:
         return child(Path(argv[1]), json.loads(argv[2]), argv[3:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=50, help="over all kinds")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--config", default=CONFIG)
+    parser.add_argument("--kinds", nargs="+", choices=("shaped", *KINDS), default=["small"])
     parser.add_argument("--out", type=Path, help="where the table is written, besides being printed")
-    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="further settings")
     given = parser.parse_args(argv)
-    words = (given.config, "steps=20", *WORDS, *given.words)
+    kinds = [k for k in KINDS if k != "small"] if given.kinds == ["shaped"] else given.kinds
     import vlrl.loop  # noqa: F401 - before the forks, which then need not
 
-    with tempfile.TemporaryDirectory(prefix="kill-matrix-") as root:
-        found = matrix(Path(root), given.kills, given.seed, words, lambda text: print(text, flush=True))
-    text = table(found, words, given.seed)
+    found = Found()
+    for i, kind in enumerate(kinds):
+        with tempfile.TemporaryDirectory(prefix="kill-matrix-") as root:
+            kills = given.kills // len(kinds) + (i < given.kills % len(kinds))
+            matrix(Path(root), kind, kills, given.seed + i, (CONFIG, *KINDS[kind]), found,
+                   lambda text: print(text, flush=True))
+    text = table(found, f"python benchmarks/kill_matrix.py {' '.join(argv)}".split(" --out")[0])
     print(text)
     if given.out:
         given.out.write_text(text)
