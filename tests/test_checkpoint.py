@@ -70,7 +70,8 @@ def test_state_round_trip_is_exact(tmp_path):
     after = checkpoint.load_state(path)
     wrong = [key for key in before if not same(before[key], after[key])]
     assert not wrong and list(after) == list(before)
-    assert [name for name, tensor in checkpoint.view(after).tensors.items() if tensor.data_ptr() % 64] == []
+    tensors = [*after["optimizer"]["state"][0].values(), *after["dtypes"], *after["whole"], *after["shared"]]
+    assert [t for t in tensors if t.data_ptr() % 64] == []  # kernels of CPUs answer otherwise at other addresses
 
 
 def test_optimizer_and_rng_go_on_as_if_nothing_had_happened(tmp_path):
