@@ -170,6 +170,24 @@ OTHERS = {
         {"video": "a.mp4", "answer": "B", "answer_type": "choice"}),
     "two labels": ({"image": "a.png", "labels": ["cat", "dog"]}, {"label": ["cat", "dog"], "multi": True}),
     "a level is no difficulty": ({**ASK, "answer": "x", "difficulty": 4}, {"meta": {"difficulty": 4}}),
+    "pope": ({"question_id": 1, "image": "a.png", "text": "Is there a cat?", "label": "yes"},
+             {"id": 1, "image": "a.png", "question": "Is there a cat?", "answer": "yes", "answer_type": "yes_no"}),
+    "coco's image ids": ({"image_id": 299207, "question": "q", "choices": ["x", "y"], "correct_choice_idx": 1},
+                         {"image": "000000299207.jpg", "answer": "B", "image_id": 299207}),
+    "image ids of textvqa": ({"image_id": "0054c913", "question": "q", "answers": ["a"]}, {"image": "0054c913.jpg"}),
+    "a part of a film": ({**CLIP, "candidates": ["x", "y"], "answer": "y", "start": 3.5, "end": 7.0, "duration": 90},
+                         {"video_start": 3.5, "video_end": 7, "start": None, "end": None, "duration": None}),
+    "video-mme's file": ({"video_id": "001", "videoID": "fFj", "question": "q", "answer": "x"}, {"video": "fFj.mp4"}),
+    "curr-reft, a choice": ({"id": 1, **ASK, "width": 9, "height": 8, "options": ["x", "y"], "answer": "A"},
+                            {"width": 9, "height": 8, "answer": "A"}),
+    "counting": ({**ASK, "image_size": [9, 8], "answer": 3, "count": 3}, {"width": 9, "height": 8, "count": 3}),
+    "a talk about actions": ({"image": "a.png", "conversations": [
+        {"from": "human", "value": "<image>What actions can lead to a collision?"},
+        {"from": "gpt", "value": "Accelerate and go straight."}]}, {"answer": "Accelerate and go straight."}),
+    "words of a plan in capitals": ({"image": "a.png", "problem": "What next?", "solution": "KEEP, STRAIGHT"},
+                                    {"plan": {"speed": "KEEP", "path": "STRAIGHT"}}),
+    "a start before the clip": ({**TIMED, "timestamp": [-0.1, 4]}, {"spans": [[0, 4]]}),
+    "true or not": ({"image": "a.png", "pid": 1, "question": "Red?", "answer": True}, {"answer": "yes"}),
     "own words stay": ({"id": 1, **ASK, "answer": 5, "level": 3}, {"answer": 5, "level": 3}),
     "own answers stay": ({"id": 1, **ASK, "answer": {"x": 1}}, {"answer": {"x": 1}, "answer_type": None}),
 }
@@ -294,5 +312,7 @@ def test_types_of_answers():
     for answer, asked, kind in (("5", "How many?", "count"), ("5", "How far?", "number"), ("Yes.", "", "yes_no"),
                                 ("(C)", "", "choice"), ("2\\pi", "", "math"), ("x = 3", "", "math"),
                                 ("3/4", "", "math"),
-                                ("covid-19 virus", "", "text"), ("a cat", "", "text"), ("", "", "text")):
+                                ("covid-19 virus", "", "text"), ("1/8/93", "", "text"),
+                                ("2019-2021", "", "text"), ("10-12", "", "math"), ("a cat", "", "text"),
+                                ("", "", "text")):
         assert kind_of(answer, asked) == kind, answer

@@ -32,6 +32,8 @@ _WITH_TEXT = re.compile(r"\s*[(\[]?([A-Z])[)\].:、]\s*(\S.*)", re.DOTALL)
 _SEVERAL = re.compile(r"[A-H](?:\s*[,;&]\s*[A-H])+")
 _ASKS_COUNT = re.compile(r"\bhow many\b|\bcount\b|\bnumber of\b", re.IGNORECASE)
 _MATH = re.compile(r"[\\$^√π°]|\d\s*[-+*/=]\s*\w|\w\s*[-+*/=]\s*\d")
+_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|(?:1\d|20)\d\d\s?[-–/]\s?(?:(?:1\d|20)\d\d|\d\d)")
+"""A day, or a span of years."""
 _LONGEST_MATH = 200
 _OF_CLIP = {"count": "number", "yes_no": "text", "math": "text"}
 
@@ -122,6 +124,8 @@ def kind_of(answer: str, question: str) -> str:
         return "yes_no"
     if re.fullmatch(r"\(?[A-H]\)?\.?", answer):
         return "choice"
+    if _DATE.fullmatch(answer):
+        return "text"
     return "math" if len(answer) <= _LONGEST_MATH and _MATH.search(answer) and not re.search(
         r"(?<![\\A-Za-z])[A-Za-z]{4,}", answer) else "text"
 

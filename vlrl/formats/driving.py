@@ -27,13 +27,18 @@ _SPEED = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*(m/s|mps|meters? per second|metr
 _PER_SECOND = {"m": 1.0, "k": 1 / 3.6, "mph": 0.44704}
 _ROUTE = re.compile(r"navigation\w{0,3}(?:\s+(?:command|instruction|information|info|text|prompt))*\s*"
                     r"(?:is|says|:|=)+\s*[\"'“<]?([^\n\"'”>;]{2,200}?)[\"'”>]?\s*(?:[.;]|$|\n)", re.IGNORECASE)
+_PLANS = re.compile(r"\bplan|meta.?action|\bnavigation|\b(?:current|ego) speed|\bspeed (?:is|of)|\d\s?(?:m/s|km/h|mph)",
+                    re.IGNORECASE)
 _ANSWERS = ("solution", "answer", "meta_action", "action", "decision")
 
 
 def is_alphadrive(record: Record) -> bool:
-    words = _words(_answer(record))
-    planned = bool(words) and (_unknown(words) is None or "speed" in _asked(record).lower())
-    return planned and has(record, *IMAGE, "images")
+    """Whether a record answers in meta-actions, and asks for them: by its text, by capitals, or without a question.
+    Other questions about driving are answered in such words too ("What could lead to a collision?", DriveLM)."""
+    given, text = _answer(record), _asked(record)
+    words = _words(given)
+    planned = bool(words) and (_unknown(words) is None or "speed" in text.lower())
+    return planned and (not text or given.isupper() or bool(_PLANS.search(text))) and has(record, *IMAGE, "images")
 
 
 def alphadrive(record: Record, source: Source) -> list[dict[str, Any]]:

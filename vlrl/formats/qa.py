@@ -10,7 +10,7 @@ from typing import Any
 from vlrl.errors import DataError
 from vlrl.formats.asked import asked, plain, shown, spoken, system_prompt
 from vlrl.formats.choices import INDICES, LETTERED, OPTIONS, answered, of_clip, options_of, untagged
-from vlrl.formats.fields import IMAGE, VIDEO, Source, begin, has, meta, named, number, pick, short, text
+from vlrl.formats.fields import IMAGE, VIDEO, Source, begin, has, meta, named, number, pick, short, size_of, text
 
 Record = Mapping[str, Any]
 _QUESTION = ("question", "problem", "query", "Question", "prompt", "text")
@@ -30,6 +30,7 @@ _KEPT = ("id", "question", "answer", "answer_type", "options", "tolerance", "dif
 
 _NUMBERS = {"duration": 1e6, "fps": 1e4, "difficulty": 1, "weight": 1e9}
 """Canonical numbers that others use for other things -> the most that they can be."""
+_YES_NO = ("yes", "no")
 _FILM = re.compile(r"\.(?:mp4|mkv|webm|avi|mov)$")
 
 
@@ -90,21 +91,39 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
     given = pick(record, *_answers(record)) if given is None else given
     if isinstance(given, list) and all(isinstance(v, Mapping) for v in given):
         given = [v.get("answer") for v in given]
+    if isinstance(given, bool):
+        given = "yes" if given else "no"
     kind = pick(record, "answer_type", "question_type", "problem_type")
     row = answered(_final(given) if isinstance(given, str) else given, options, question,
                    kind if isinstance(kind, str) else None)
-    used = {*_QUESTION, *_answers(record), *_PLACES, *OPTIONS, *IMAGE, *VIDEO, *LETTERED, "reward_model", "answer_type",
-            "image_size", *(f"image_{n}" for n in range(1, 10))}
-    kept = {k: v for k, v in record.items() if k not in used and v is not None and meta({k: v})}
     media = shown(record, source, needed=False) or ({"video": source.id} if _FILM.search(source.id) else {})
+    used = {*_QUESTION, *_answers(record), *_PLACES, *OPTIONS, *IMAGE, *VIDEO, *LETTERED, "reward_model", "answer_type",
+            "image_size", *(f"image_{n}" for n in range(1, 10)), *(("start", "end") if "video" in media else ())}
+    kept = {k: v for k, v in record.items() if k not in used and v is not None and meta({k: v})}
     row = of_clip(row) if "video" in media else row
-    return [{**_numeric(kept), "id": named(record, source, *_PLACES), **media, **row, **asked(question, media, options),
-             **system_prompt({}, said)}]
+    return [{**_of_part(_numeric(kept), media), "id": named(record, source, *_PLACES), **media, **_told_size(record),
+             **row, **asked(question, media, options), **system_prompt({}, said)}]
+
+
+def _of_part(kept: dict[str, Any], media: Record) -> dict[str, Any]:
+    """Without the `duration` of a whole file of which a part is shown."""
+    part = media.get("video_end", 0) - media.get("video_start", 0)
+    return {k: v for k, v in kept.items() if not (k == "duration" and part and abs(v - part) > 1)}
+
+
+def _told_size(record: Record) -> dict[str, float]:
+    """Width and height where the record tells them: tasks that look for something ask for them."""
+    try:
+        size = size_of(record, {}, Source())
+    except DataError:  # others call other things so
+        return {}
+    return {"width": size[0], "height": size[1]} if size else {}
 
 
 def _answers(record: Record) -> tuple[str, ...]:
-    """Fields that may hold the answer: ChartQA calls it label, beside a query."""
-    return (*_ANSWER, "label") if has(record, "query") else _ANSWER
+    """Fields that may hold the answer: ChartQA calls it label, beside a query, and POPE, beside a text that asks."""
+    asks = isinstance(text := record.get("text"), str) and ("?" in text or str(record.get("label")).lower() in _YES_NO)
+    return (*_ANSWER, "label") if has(record, "query") or asks else _ANSWER
 
 
 def _numeric(kept: dict[str, Any]) -> dict[str, Any]:

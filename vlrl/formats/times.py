@@ -16,6 +16,8 @@ _BETWEEN = re.compile(r"\s*(?:\bto\b|\band\b|,|–|—|~|->|-)\s*", re.IGNORECAS
 _CUT = re.compile(r"_(\d\d:\d\d:\d\d[:.]\d{3})_(\d\d:\d\d:\d\d[:.]\d{3})(?=\.\w+$)")
 _SAME = 1.0
 """Seconds by which a file's length may differ from that of the clip it is."""
+_EARLY = 0.5
+"""Seconds by which an annotated start may lie before the clip's, as in NExT-GQA; it counts as 0."""
 _LONGEST = 100
 
 
@@ -50,7 +52,9 @@ def interval(value: Any, name: str) -> list[float]:
         found = [pick(found, "start", "start_time", "begin", "s"), pick(found, "end", "end_time", "stop", "e")]
     if not isinstance(found, (list, tuple)) or len(found) != 2:
         raise DataError(f"{name}={short(value)} must be an interval [start, end] in seconds")
-    start, end = (seconds(v, name) for v in found)
+    early = number(found[0])
+    start = 0 if early is not None and -_EARLY <= early < 0 else seconds(found[0], name)
+    end = seconds(found[1], name)
     if not start < end:
         raise DataError(f"{name}={short(value)} must begin before it ends")
     return [start, end]
