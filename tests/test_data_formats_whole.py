@@ -1,14 +1,54 @@
-"""What all records of a file together tell: ids."""
+"""What all records of a file together tell: its format, and ids."""
 
 import json
 
 import pytest
 
+from tests.test_data import task
 from tests.test_data_formats import save
 from vlrl.cli import main
 from vlrl.data import FIELDS, read_rows
 from vlrl.errors import DataError
-from vlrl.formats import rows_in
+from vlrl.formats import recognised, rows_in
+from vlrl.tools.dataconvert import convert
+
+ASK = {"image": "a.png", "question": "What could lead to a collision?", "answer": "Turning left."}
+FOUND = {"image": "a.png", "width": 9, "height": 9, "x1": 1, "y1": 2, "x2": 3, "y2": 4, "label": "mug"}
+
+
+@pytest.mark.parametrize(("usual", "other", "wanted"), [
+    (ASK, {**ASK, "answer": "ACCELERATE, STRAIGHT"}, ("answer", "ACCELERATE, STRAIGHT")),  # no plan among questions
+    (ASK, {"id": 5, **ASK, "answer": "No"}, ("answer_type", "yes_no")),  # alone it would be a canonical row
+    ({**ASK, "id": 1, "answer_type": "text"}, {**ASK, "id": 7, "options": ["x", "y"]}, ("answer", "Turning left.")),
+    ({"image": "a.png", "label": "cat"}, {"id": 7, "image": "a.png", "label": "dog"}, ("labels", ["cat", "dog"])),
+])
+def test_a_record_is_read_as_the_others_of_its_file(tmp_path, usual, other, wanted):
+    rows = read_rows(save(tmp_path / "r.json", [usual, usual, other]))
+    assert rows[2][wanted[0]] == wanted[1]
+
+
+@pytest.mark.parametrize(("usual", "other", "words"), [
+    (FOUND, {**ASK, "answer": "KEEP, STRAIGHT"}, "of format alphadrive, and most of the file's rows are of format tab"),
+    (ASK, {"image": "a.png", "label": "cat"}, "of format labelled, and most of the file's rows are of format qa"),
+    (ASK, {"image": "a.png", "caption": "a cat"}, "of no known format, and most of the file's rows are of format qa"),
+    ({"image": "a.png", "label": "cat"}, ASK, "are those of format qa, and"),
+])
+def test_a_record_of_another_format_is_refused(tmp_path, usual, other, words):
+    file = save(tmp_path / "r.json", [usual, other, usual])
+    wrong = [(where, row) for where, row in rows_in(file) if isinstance(row, DataError)]
+    assert len(wrong) == 1 and wrong[0][0].endswith("row 2") and words in str(wrong[0][1])
+    forced = [row for _, row in rows_in(file, recognised(usual) or "") if isinstance(row, DataError)]
+    assert not any("most of the file's rows" in str(row) for row in forced)
+
+
+def test_large_files_are_of_one_format_too(tmp_path):
+    (tmp_path / "a.png").touch()
+    rows = [ASK] * 200 + [{**ASK, "answer": "ACCELERATE, STRAIGHT"}, {"image": "a.png", "label": "cat"}]
+    file = save(tmp_path / "r.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+    samples = task(train=str(file), index="lazy", cache=str(tmp_path / "cache")).samples("train")
+    assert samples[200]["answer"] == "ACCELERATE, STRAIGHT"
+    with pytest.raises(DataError, match="of format labelled, and most of the file's rows are of format qa"):
+        samples[201]
 
 
 def test_repeated_ids_of_others_become_unique_by_place(tmp_path, caplog, capsys):
@@ -28,7 +68,8 @@ def test_files_that_follow_one_another_share_no_id(tmp_path):
     pair = {"id": "a", "prompt": "q", "chosen": "x", "rejected": "y"}
     one, two = (save(tmp_path / f"{n}.json", [pair]) for n in "12")
     taken: set[str] = set()
-    assert [row["id"] for file in (one, two) for _, row in rows_in(file, taken=taken)] == ["a", "a-2"]
+    found = [row for file in (one, two) for _, row in rows_in(file, taken=taken)]
+    assert [row["id"] for row in found if isinstance(row, dict)] == ["a", "a-2"]
 
 
 def test_canonical_rows_keep_their_ids(tmp_path):
@@ -36,6 +77,4 @@ def test_canonical_rows_keep_their_ids(tmp_path):
     file = save(tmp_path / "r.jsonl", f"{json.dumps(row)}\n{json.dumps(row)}\n")
     assert [row["id"] for row in read_rows(file)] == [1, 1]
     with pytest.raises(DataError, match="ids must be unique"):
-        from vlrl.tools.dataconvert import convert
-
         convert(file, tmp_path / "out.jsonl")

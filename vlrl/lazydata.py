@@ -12,7 +12,7 @@ import numpy as np
 from vlrl.data import checked_sample
 from vlrl.errors import ConfigError, DataError
 from vlrl.files import cache_folder
-from vlrl.formats import FORMATS, Source, canonical, check_format, recognised
+from vlrl.formats import FORMATS, Source, check_format, format_of, rows_as
 from vlrl.media import Access
 from vlrl.rowindex import Rows, bytes_of, opened
 from vlrl.types import Sample
@@ -23,11 +23,15 @@ LARGE = 64 << 20
 """Bytes from which data.index=auto reads rows one at a time; packed files count ten times."""
 
 
+_LOOKED_AT = 64
+
+
 class LazySamples(Sequence[Sample]):
     """The samples of a split, made when asked for. A bad row raises its DataError, naming file and line, each time."""
 
     def __init__(self, task: Any, rows: Rows, split: str, root: Path):
         self._task, self._rows, self._root = task, rows, root
+        self._format = _format(rows, task.data.format)
         self._roots = Access.of(task.data).roots
         self._places = _of_side(rows.sides, split)
 
@@ -46,10 +50,7 @@ class LazySamples(Sequence[Sample]):
         where, id, record = self._rows[index if self._places is None else int(self._places[index])]
         data = self._task.data
         try:
-            name = data.format if data.format != "auto" else recognised(record) or "canonical"
-            if not FORMATS[name].alone:
-                raise DataError(_joined(name))
-            (row,) = canonical(record, name, Source(id, self._root, self._roots))
+            (row,) = rows_as(record, self._format, Source(id, self._root, self._roots), sure=data.format != "auto")
             return checked_sample(self._task, row, self._root)
         except DataError as error:
             way = "" if data.quarantine else " (data.quarantine=true leaves bad rows out)"
@@ -83,12 +84,15 @@ def _unfit(rows: Rows | None, format: str) -> str:
     """Why rows cannot be read one at a time; "" where they can, as far as the first tells."""
     if rows is None:
         return "files of this kind are read as a whole; .jsonl, .jsonl.gz, .parquet and .arrow are not"
-    name = format if format != "auto" else (recognised(rows[0].record) if len(rows) else None) or "canonical"
-    return "" if FORMATS[name].alone else _joined(name)
+    name = _format(rows, format)
+    return "" if FORMATS[name].alone else (
+        f"rows of format {name} are made of several records, or several of one, so they cannot be read one at a time")
 
 
-def _joined(name: str) -> str:
-    return f"rows of format {name} are made of several records, or several of one, so they cannot be read one at a time"
+def _format(rows: Rows, format: str) -> str:
+    """The format of all rows, as _LOOKED_AT of them tell, which lie at even distances."""
+    places = range(0, len(rows), max(1, len(rows) // _LOOKED_AT))
+    return format if format != "auto" else format_of([rows[i].record for i in places])
 
 
 def _of_side(sides: np.ndarray | None, split: str) -> np.ndarray | None:

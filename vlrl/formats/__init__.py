@@ -7,6 +7,7 @@ Another format is one more entry of FORMATS: a function that recognises a record
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,13 @@ from vlrl.formats import annotated as a
 from vlrl.formats import driving, gui, labelled, pairs, qa, video
 from vlrl.formats import grounding as g
 from vlrl.formats.fields import Source, short
-from vlrl.formats.files import records
+from vlrl.formats.files import Found, records
 from vlrl.formats.whole import unique_ids
 
-__all__ = ["FORMATS", "Format", "Source", "canonical", "check_format", "recognised", "rows_in"]
+__all__ = ["FORMATS", "Format", "Source", "canonical", "check_format", "format_of", "recognised", "rows_as", "rows_in"]
 Row = dict[str, Any]
+_QUESTIONS = ("qa", "problem_text", "mathvista", "vlm_r1", "video_r1")
+"""Formats that read whatever asks and answers, also where a more particular one would know the words of an answer."""
 _CONTENT = frozenset(("image", "images", "video", "question"))
 """Canonical fields of which a line of a table has at least one."""
 
@@ -91,7 +94,8 @@ FORMATS: dict[str, Format] = {
     "labelled": Format(labelled.is_labelled, labelled.labelled, labelled.choose_from_all),
     "unlabelled": Format(gui.is_unlabelled, gui.unlabelled),
 }
-"""By name, the most particular first: `auto` takes the first that recognises a record, and canonical if none does."""
+"""By name, the most particular first: a record is of the first that recognises it, and canonical if none does; `auto`
+takes the one that most records of a file are of."""
 
 
 def rows_in(path: Path, format: str = "auto", root: Path | None = None,
@@ -109,25 +113,43 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
     """
     check_format(format)
     path = Path(path)
-    made: dict[str, g.Placed] = {}
-    number, missing = 0, set((columns or {}).values())
-    for where, id, record in records(path):
-        if columns and not isinstance(record, DataError):
-            missing -= record.keys()
-            record = _renamed(record, columns)
-        name = format if format != "auto" else recognised(record) or "canonical"
+    found = list(records(path))
+    if columns:
+        found, missing = [f._replace(record=_renamed(f.record, columns)) for f in found], _missing(found, columns)
+        if missing:
+            raise DataError(f"{path}: no row has a field {missing!r}, which --columns names")
+    name = format if format != "auto" else format_of([f.record for f in found])
+    placed: g.Placed = []
+    for where, id, record in found:
         if name == "canonical" and path.suffix.lower() in (".csv", ".tsv") and not isinstance(record, DataError):
             record = {"id": id, **record} if record.keys() & _CONTENT else _unknown(record)
-        for row in canonical(record, name, Source(id, root or path.parent, roots)):
-            number += 1
-            made.setdefault(name, []).append((number, where, row))
-    if missing and number:
-        raise DataError(f"{path}: no row has a field {min(missing)!r}, which --columns names")
-    placed = [(number, where, row, name) for name, rows in made.items()
-              for number, where, row in (FORMATS[name].together or list)(rows)]
-    placed.sort(key=lambda entry: entry[0])
-    unique_ids(path, [row for _, _, row, name in placed if name != "canonical"], set() if taken is None else taken)
-    return [(where, row) for _, where, row, _ in placed]
+        made = rows_as(record, name, Source(id, root or path.parent, roots), sure=format != "auto")
+        placed += [(len(placed) + n, where, row) for n, row in enumerate(made)]
+    placed = sorted((FORMATS[name].together or list)(placed), key=lambda entry: entry[0])
+    if name != "canonical":
+        unique_ids(path, [row for *_, row in placed], set() if taken is None else taken)
+    return [(where, row) for _, where, row in placed]
+
+
+def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
+    """The format of a file: the one that most of its records are recognised as; canonical where most are of none."""
+    names = Counter(recognised(record) for record in records if not isinstance(record, DataError))
+    known = [(name, count) for name, count in names.most_common() if name]
+    return known[0][0] if known and known[0][1] >= names[None] else "canonical"
+
+
+def rows_as(record: Mapping[str, Any] | DataError, name: str, source: Source, sure: bool = False
+            ) -> Sequence[Row | DataError]:
+    """The rows of a record of a file of format `name`; unless that is `sure`, a record of another format has none."""
+    if sure or name == "canonical" or isinstance(record, DataError):
+        return canonical(record, name, source)
+    own, plain = recognised(record), {k: v for k, v in record.items() if k != "id"}  # others have ids too
+    asks = (own is None or name in _QUESTIONS) and any(_recognises(FORMATS[name], r) for r in (record, plain))
+    if own == name or asks:
+        return canonical(record, name, source)
+    of = f"format {own}" if own else "no known format"
+    return [DataError(f"its fields are those of {of}, and most of the file's rows are of format {name}. Mend it, move "
+                      f"it to another file, or have all rows read in one way: data.format={name} (--format {name})")]
 
 
 def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
@@ -176,8 +198,16 @@ def _recognises(format: Format, record: Mapping[str, Any]) -> bool:
         return False
 
 
-def _renamed(record: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+def _missing(found: Sequence[Found], columns: Mapping[str, str]) -> str | None:
+    """A field that `columns` names and no record has; None where there is no record at all."""
+    named = [f.record.keys() for f in found if not isinstance(f.record, DataError)]
+    return next((c for c in sorted(columns.values()) if not any(c in keys for keys in named)), None) if found else None
+
+
+def _renamed(record: dict[str, Any] | DataError, columns: Mapping[str, str]) -> dict[str, Any] | DataError:
     """The record with fields under the names that they stand for, without others that could stand for the same."""
+    if isinstance(record, DataError):
+        return record
     given = {name: record[field] for name, field in columns.items() if field in record}
     rivals = {n for name in given for n in a.ROLES.get(name, (name,))} | set(columns.values())
     return {**{k: v for k, v in record.items() if k not in rivals}, **given}
