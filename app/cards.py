@@ -167,6 +167,7 @@ def _chips(rollout: RolloutView) -> list[Html]:
         found.append(chip(f"variant {rollout.variant}", "warn", "drawn with other media"))
     if len(rollout.turns) > 1:
         found.append(chip(f"{len(rollout.turns)} turns"))
+    found += [chip(f"{name} {number(value)}", title="a metric of the task") for name, value in rollout.metrics.items()]
     return found
 
 

@@ -82,6 +82,8 @@ class RolloutView:
     reward: float | None
     advantage: float | None
     """None for an answer of a variant that is not trained on."""
+    metrics: dict[str, float | None]
+    """What the task measured on the answer, e.g. an IoU; of evaluated answers."""
     parsed: Any
     """Decoded JSON."""
     error: str | None
@@ -283,9 +285,9 @@ def _rollout_view(key: GroupKey, place: int, row: Mapping[str, Any], notes: list
             per_token[name] = None
     return RolloutView(
         RolloutKey(*key, index), row["schema"], row["policy_step"], row["completion"] or "", ids, **per_token,
-        parts=_parts(row["parts"]), weights=_parts(row["weights"]), reward=finite(row["reward"]),
-        advantage=finite(row["advantage"]), parsed=decoded(row["parsed"]), error=row["error"],
-        finish_reason=row["finish_reason"], truncated=bool(row["truncated"]),
+        parts=_parts(row["parts"]), weights=_parts(row["weights"]), metrics=_parts(row["metrics"]),
+        reward=finite(row["reward"]), advantage=finite(row["advantage"]), parsed=decoded(row["parsed"]),
+        error=row["error"], finish_reason=row["finish_reason"], truncated=bool(row["truncated"]),
         turns=tuple(turn for turn in row["turns"] or () if turn), variant=row["variant"], marks=_marks(row["marks"]))
 
 

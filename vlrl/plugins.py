@@ -26,6 +26,9 @@ _NOT_OWN = ("<", str(Path(__file__).parent) + os.sep, *{sysconfig.get_path(k) + 
 FILE_MODULE = "vlrl_user_file_"
 """How the names of modules from files begin."""
 
+FOLDERS: set[Path] = set()
+"""On sys.path only because a task file was loaded from there; what lies in them is not installed."""
+
 
 class MissingFile(ConfigError):
     """There is no file to take code from."""
@@ -73,6 +76,7 @@ def file_module(path: Path) -> ModuleType:
         return sys.modules[name]
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
+        FOLDERS.add(path.parent)
     loader = SourceFileLoader(name, str(path))  # named, so that a link to a file of another name works
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec

@@ -42,7 +42,8 @@ def test_every_column_of_the_store_is_there(library):
         for name in ("schema", "policy_step", "completion", "reward", "advantage", "error", "finish_reason",
                      "truncated", "variant"):
             assert getattr(rollout, name) == row[name], name
-        assert (rollout.parts, rollout.weights) == (dict(row["parts"]), dict(row["weights"]))
+        assert (rollout.parts, rollout.weights, rollout.metrics) == tuple(
+                dict(row[name] or {}) for name in ("parts", "weights", "metrics"))
         assert rollout.parsed == json.loads(row["parsed"]) and list(rollout.marks) == json.loads(row["marks"])
         assert list(rollout.turns) == row["turns"] and rollout.token_ids.dtype == np.int32
     first = stored[0]

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.e2e.runs import ENV, ROOT, kill_after, metrics, run, weights
+from vlrl.preflight import FIRST
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -70,7 +71,7 @@ def test_one_row_at_a_time_is_the_same_run_and_goes_on_after_a_kill(made, tmp_pa
         assert done.returncode == 0, done.stderr
     assert metrics(tmp_path / "lazy") == metrics(tmp_path / "memory")
     assert weights(tmp_path / "lazy", 5) == weights(tmp_path / "memory", 5)
-    assert len(reads(tmp_path, "memory-")) == 60 and len({*reads(tmp_path, "lazy-")}) == 5 * 4
+    assert len(reads(tmp_path, "memory-")) == 60 and 5 * 4 <= len({*reads(tmp_path, "lazy-")}) <= 5 * 4 + FIRST
 
     config = made(bad=range(0, 60, 5))
     whole, broken = tmp_path / "whole", tmp_path / "broken"

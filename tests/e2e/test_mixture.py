@@ -16,7 +16,7 @@ class Brief(Shades):
     rewards = {"brief": 1.0}
 
     def score(self, sample, answer):
-        return {"brief": 1 / (1 + len(answer.text))}
+        return {"brief": 1 / max(1, len(answer.text))}
 '''
 
 

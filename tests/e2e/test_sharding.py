@@ -79,7 +79,9 @@ def test_same_losses_and_weights_as_one_process(alone, tiny_models, tmp_path, pr
         assert len(one) == len(several) == 5
         for a, b in zip(one, several, strict=True):
             for key in ("loss", "grad_norm", "entropy", "kl", "reward/mean"):
-                assert b[key] == pytest.approx(a[key], rel=1e-5, abs=1e-8), (name, a["step"], key)
+                # the KL is about half the square of a difference of log-probabilities, rounded at 1e-5 of it
+                rel = 1e-4 if key == "kl" else 1e-5
+                assert b[key] == pytest.approx(a[key], rel=rel, abs=1e-8), (name, a["step"], key)
         (first, _), (weights, averages), (found, others) = saved(alone / name, 2), saved(alone / name, 5), saved(
             tmp_path / name, 5)
         assert weights.keys() == found.keys() and averages.keys() == others.keys()

@@ -18,6 +18,7 @@ from string import Template
 from PIL import Image, ImageDraw
 
 from vlrl.errors import ConfigError
+from vlrl.plugins import FOLDERS
 from vlrl.task import builtin_names
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -85,13 +86,14 @@ def _name_problem(name: str) -> str | None:
 
 
 def _installed(name: str) -> bool:
-    """Whether a package of this name is installed; files in the working directory do not count."""
+    """Returns whether a package of this name is installed; files in the working directory and beside task files do not
+    count."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return name in sys.modules
     origin = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
-    return bool(origin) and Path(str(origin)).parent.resolve() != Path.cwd().resolve()
+    return bool(origin) and Path(str(origin)).parent.resolve() not in {Path.cwd().resolve(), *FOLDERS}
 
 
 def _write_rows(folder: Path) -> list[Path]:
