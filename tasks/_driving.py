@@ -32,15 +32,15 @@ def words_of(plan: Any) -> dict[str, list[str]] | None:
         return None
     given: dict[str, Any] = {head: [plan.get(head)] if isinstance(plan.get(head), str) else plan.get(head)
                              for head in HEADS}
-    right = all(isinstance(words, list) and words and all(isinstance(w, str) and w in HEADS[head] for w in words)
-                for head, words in given.items())
+    right = all(isinstance(words, list) and all(isinstance(w, str) and w in HEADS[head] for w in words)
+                and 0 < len(set(words)) < len(HEADS[head]) for head, words in given.items())
     return {head: [w for w in HEADS[head] if w in given[head]] for head in HEADS} if right else None
 
 
 def needs_plan(_task: Any, row: Mapping[str, Any]) -> str | None:
     if words_of(row.get("plan")) is None:
         return (f"plan={str(row.get('plan'))[:200]} must be {{\"speed\": ..., \"path\": ...}}, each one of "
-                f"{', '.join(HEADS['speed'])} and of {', '.join(HEADS['path'])}, or a list of them")
+                f"{', '.join(HEADS['speed'])} and of {', '.join(HEADS['path'])}, or a list of some of them")
     return None
 
 
@@ -92,7 +92,7 @@ def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _plan(task: Any, sample: Sample, answer: Answer) -> Parts:
     plan, truth = rules.read_plan(answer_text(answer.text)), _true_plan(task, sample) or {}
-    return {**{head: rules.word_f1(plan[head], truth.get(head, ())) for head in HEADS},
+    return {**{head: rules.subset_f1(plan[head], truth.get(head, ())) for head in HEADS},
             "format": rules.plan_format(answer.final)}
 
 

@@ -37,7 +37,7 @@ _BEND = 3.0
 
 class Driving(RecipeTask):
     """Plans and trajectories: see `task.recipe`. Parts of the default: `speed` and `path`, each the F1 of the words in
-    [0, 1], and `format` 0 or 1."""
+    [0, 1], 0 with a wrong one, and `format` 0 or 1."""
 
     _recipes = RECIPES
     recipe: str = "plan"

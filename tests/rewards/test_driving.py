@@ -27,9 +27,17 @@ def test_words_of_a_plan(text, speed, path):
 @pytest.mark.parametrize(("text", "expected"), [
     ("KEEP, STRAIGHT", 1), (" KEEP ,STRAIGHT\n", 1), ("KEEP, STOP, LEFT_TURN, STRAIGHT", 1), ("STRAIGHT, KEEP", 0),
     ("KEEP STRAIGHT", 0), ("KEEP, KEEP, STRAIGHT", 0), ("KEEP", 0), ("STRAIGHT", 0), ("KEEP, STRAIGHT, fast", 0),
-    ("KEEP, STRAIGHT.", 0), ("", 0), ("KEEP, STRAIGHT, STOP", 0), ("<answer>KEEP, STRAIGHT</answer>", 0)])
+    ("KEEP, STRAIGHT.", 0), ("", 0), ("KEEP, STRAIGHT, STOP", 0), (", ".join([*driving.HEADS["speed"], "STRAIGHT"]), 0),
+    ("<answer>KEEP, STRAIGHT</answer>", 0)])
 def test_format_of_a_plan(text, expected):
     assert driving.plan_format(text) == expected
+
+
+@given(st.sets(st.sampled_from(list(driving.HEADS["path"]))), st.sets(st.sampled_from(list(driving.HEADS["path"]))))
+def test_a_wrong_word_pays_nothing(given, truth):
+    paid = driving.subset_f1(given, truth)
+    assert paid == (driving.word_f1(given, truth) if given <= truth else 0)
+    assert driving.subset_f1([*given, "BACK"], truth) == 0
 
 
 def test_f1_and_worth():

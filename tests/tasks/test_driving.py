@@ -58,14 +58,14 @@ def written(*points):
 
 PLAN = [  # speed, path, format
     (ROW, "KEEP, LEFT_TURN", 1, 1, 1), (ROW, "KEEP, STRAIGHT", 1, 0, 1), (ROW, "STOP, STRAIGHT", 0, 0, 1),
-    (ROW, "KEEP, STOP, LEFT_TURN", 2 / 3, 1, 1), (TWO, "STOP, STRAIGHT", 2 / 3, 1, 1),
+    (ROW, "KEEP, STOP, LEFT_TURN", 0, 1, 1), (TWO, "STOP, STRAIGHT", 2 / 3, 1, 1),  # a wrong word, a missing one
     (TWO, "STOP, DECELERATE, STRAIGHT", 1, 1, 1), (ROW, "LEFT_TURN, KEEP", 1, 1, 0),
     (ROW, "I will KEEP speed for the LEFT_TURN.", 1, 1, 0), (ROW, think("KEEP, LEFT_TURN"), 1, 1, 1),
     (ROW, "<think>KEEP, LEFT_TURN</think>STOP, STRAIGHT", 0, 0, 1), (ROW, "<think>KEEP, LEFT_TURN", 0, 0, 0),
     (ROW, "<answer>STOP, STRAIGHT</answer><answer>KEEP, LEFT_TURN</answer>", 0, 0, 1),
     (ROW, "keep, left_turn", 0, 0, 0),
     (ROW, "KEEP, ACCELERATE, DECELERATE, STOP, STRAIGHT, LEFT_TURN, RIGHT_TURN, LEFT_CHANGE, RIGHT_CHANGE",
-     0.4, 1 / 3, 1), (ROW, LONG, 0, 0, 0), (ROW, "🙂", 0, 0, 0), (ROW, "", 0, 0, 0)]
+     0, 0, 0), (ROW, LONG, 0, 0, 0), (ROW, "🙂", 0, 0, 0), (ROW, "", 0, 0, 0)]
 ALONE = [  # AlphaDrive of a single answer: the share of its plan is 1, so the factor is .8
     (ROW, think("KEEP, LEFT_TURN"), 0.64, 0.8, 1), (ROW, think("STOP, LEFT_TURN"), 0, 0.8, 1),
     (ROW, think("KEEP, STOP, LEFT_TURN"), 2 / 3 * 0.9 * 0.8, 0.8, 1), (TWO, think("STOP, STRAIGHT"), 1.6 / 3, 0.64, 1),

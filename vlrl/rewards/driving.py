@@ -49,11 +49,13 @@ def read_plan(text: str) -> dict[str, list[str]]:
 
 
 def plan_format(text: str) -> float:
-    """1 for a bare `SPEED, PATH`: words of speed, then of path, at least one of each, none twice; else 0."""
+    """1 for a bare `SPEED, PATH`: words of speed, then of path, at least one of each and not all, none twice; else 0.
+    """
     words = [word.strip() for word in text.strip().split(",")]
     plan = read_plan(text)
     speeds = len(plan["speed"])
-    right = bool(speeds and plan["path"]) and sorted(words) == sorted([*plan["speed"], *plan["path"]])
+    right = all(0 < len(plan[head]) < len(known) for head, known in HEADS.items())
+    right = right and sorted(words) == sorted([*plan["speed"], *plan["path"]])
     return float(right and set(words[:speeds]) == set(plan["speed"]))
 
 
@@ -61,6 +63,11 @@ def word_f1(given: Collection[str], truth: Collection[str]) -> float:
     """F1 of two sets of words, in [0, 1]; 0 when either is empty."""
     given, truth = set(given), set(truth)
     return 2 * len(given & truth) / (len(given) + len(truth)) if given and truth else 0.0
+
+
+def subset_f1(given: Collection[str], truth: Collection[str]) -> float:
+    """`word_f1` of an answer whose words are all right, 0 with a wrong one: naming more words never pays."""
+    return word_f1(given, truth) if set(given) <= set(truth) else 0.0
 
 
 def worth(words: Collection[str], weights: Mapping[str, float]) -> float:
