@@ -66,7 +66,7 @@ def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: boo
     return (point[0] - x) ** 2 + (point[1] - y) ** 2 < _POINT_RADIUS ** 2
 
 
-def step_success(right: Mapping[str, Any], given: Mapping[str, Any] | None, strict: bool = False,
+def step_success(task: Any, right: Mapping[str, Any], given: Mapping[str, Any] | None, strict: bool = False,
                  texts: Sequence[str] = _TEXTS) -> bool:
     """The same type; a click on its place, a text with a word F1 of at least .5 where the type is one of `texts`."""
     if given is None or _lower(given["type"]) != _lower(right["type"]):
@@ -74,7 +74,8 @@ def step_success(right: Mapping[str, Any], given: Mapping[str, Any] | None, stri
     if right["type"] in CLICKS:
         return _is_hit(right, given.get("point"), strict)
     if right["type"] in texts and right.get("text"):
-        return bool(given.get("text")) and token_f1(given["text"], right["text"]) >= 0.5
+        return bool(given.get("text")) and token_f1(
+            given["text"], right["text"], contained=task.word_rule == "contained") >= 0.5
     return True
 
 
@@ -127,7 +128,7 @@ def step_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
         hit = found is not None and found["type"] in CLICKS and _is_hit(right, found.get("point"))
         return {"click_acc": float(hit)}
     same = found is not None and _lower(found["type"]) == _lower(right["type"])
-    return {"type_acc": float(same), "step_success": float(step_success(right, found))}
+    return {"type_acc": float(same), "step_success": float(step_success(task, right, found))}
 
 
 def in_pixels(task: Any, sample: Sample, given: Any) -> Any:
@@ -167,7 +168,7 @@ UI_R1 = Recipe(
 def _gui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
     """GUI-R1: the action, and the format. Which app is opened is not compared."""
     given = task.used.read(task, sample, answer)
-    return {"accuracy": float(step_success(wanted(task, sample), given, strict=True, texts=_GUI_R1_TEXTS)),
+    return {"accuracy": float(step_success(task, wanted(task, sample), given, strict=True, texts=_GUI_R1_TEXTS)),
             "format": float(bool(think_answer_format(answer.text)) and _gui_r1_form(task, sample, answer))}
 
 

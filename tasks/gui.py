@@ -9,7 +9,7 @@ an action (ui_r1, gui_r1, infigui_r1, glm_v_androidworld), or agreement within t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -41,6 +41,9 @@ class Gui(RecipeTask):
     infigui_r1, glm_v_androidworld, or own module:function that returns a Recipe."""
     point_reach: Rate = 50.0
     """gui_rcpo, region_vote: pixels by which a point grows to each side before it votes."""
+    word_rule: Literal["alike", "contained"] = "alike"
+    """gui_r1: when one typed word may stand for another that holds it: where half of their letters are shared (F1), or
+    always, one letter for any word that has it, as the paper pays."""
     iou_full: Annotated[float, Field(gt=0, le=1)] = 0.7
     """infigui_r1: the IoU from which a box earns everything."""
 

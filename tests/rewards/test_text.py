@@ -157,9 +157,22 @@ def test_choice_letters(text, letters):
 
 @pytest.mark.parametrize(("a", "b", "f1"), [
     ("hello there", "hello there", 1), ("Hello", "hello", 1), ("hello there", "hello", 2 / 3), ("a b c", "d e", 0),
-    ("downwards", "down", 1), ("", "", 1), ("", "down", 0), ("down", " ", 0)])
+    ("downwards", "down", 8 / 13), ("a", "at", 0), ("a", "A", 1), ("cat", "at", 0.8), ("", "", 1),
+    ("", "down", 0), ("down", " ", 0)])
 def test_token_f1(a, b, f1):
     assert token_f1(a, b) == pytest.approx(f1) and token_f1(b, a) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize(("a", "b", "f1"), [
+    ("downwards", "down", 1), ("a", "cat", 1), ("a", "dog", 0), ("a b", "a", 2 / 3), ("", "a", 0)])
+def test_token_f1_by_containment(a, b, f1):
+    assert token_f1(a, b, contained=True) == pytest.approx(f1) and token_f1(b, a, contained=True) == pytest.approx(f1)
+
+
+@given(st.text(alphabet="abc ", max_size=8), st.text(alphabet="abc ", max_size=8))
+def test_containment_pays_at_least_as_much(a, b):
+    assert 0 <= token_f1(a, b) <= token_f1(a, b, contained=True) <= 1
+    assert token_f1(a, b) == token_f1(b, a) and token_f1(a, a) == 1
 
 
 def test_says_none():

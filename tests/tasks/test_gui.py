@@ -284,6 +284,13 @@ def test_region_vote():
 # --- rows, coordinates, metrics ---------------------------------------------------------------------------------------
 
 
+def test_one_letter_is_no_text():
+    row = {**BARE, "action": {"type": "type", "text": "Settings"}}
+    for said, *paid in (("Settings", 1, 1), ("Setting", 1, 1), ("e", 0, 1), ("Set", 1, 1), ("in", 0, 1), ("x", 0, 0)):
+        answer = think(act("type", text=said))
+        assert [scored("gui_r1", row, answer, word_rule=rule)[0][0] for rule in ("alike", "contained")] == paid
+
+
 def test_glm_writes_up_to_999():
     task = load("gui", {"recipe": "glm_v_androidworld"})
     task.coordinates = make("norm999")

@@ -146,17 +146,20 @@ def choice_letters(text: str, letters: str = "ABCDE") -> str:
     return ",".join(dict.fromkeys(found))
 
 
-def token_f1(a: str, b: str) -> float:
+def token_f1(a: str, b: str, contained: bool = False) -> float:
     """F1 of the two texts' sets of words, in [0, 1], whatever their case; 1 for two empty texts.
 
-    Of two single words one that holds the other counts as equal (GUI-R1, 2504.10458).
+    Of two single words one may hold the other. With `contained` that counts as equal, one letter too (GUI-R1,
+    2504.10458); else it counts the F1 of their letters, and one letter counts nothing.
     """
     first, second = set(a.casefold().split()), set(b.casefold().split())
     if not first or not second:
         return float(first == second)
     if len(first) == len(second) == 1:
-        (x,), (y,) = first, second
-        return float(x in y or y in x)
+        short, long = sorted((*first, *second), key=len)
+        if short not in long or contained or short == long:
+            return float(short in long)
+        return 2 * len(short) / (len(short) + len(long)) if len(short) > 1 else 0.0
     return 2 * len(first & second) / (len(first) + len(second))
 
 
