@@ -1,5 +1,7 @@
 """The group source with a scripted engine: draws, rejections, refills, errors."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,16 @@ def source(script, **settings):
     samples = task.samples("train")
     sampler = Sequential(Prompts(len(samples), 0))
     return GroupSource(config, task, encode, ScriptedEngine(script), sampler, samples, Clock())
+
+
+def test_the_weight_of_a_draw_is_that_of_its_group_in_the_loss():
+    class Weighted(Sequential):
+        def next(self, count, step):
+            return [replace(draw, weight=0.25 + draw.index) for draw in super().next(count, step)]
+
+    s = source(lambda prompt, i: prompt.text)
+    s.sampler = Weighted(s.prompts)
+    assert [g.sample.weight for g in s.next_groups(2, 0)] == [0.25, 1.25]
 
 
 def test_groups_are_scored_and_credited():

@@ -242,7 +242,8 @@ class GroupSource:
         if draw not in self._made:
             sample = self._drawn_sample(draw)
             template = self.task.of(sample).template(sample, draw.visit)
-            self._made[draw] = replace(sample, prompt=template)
+            row = sample.row if draw.weight == 1 else {**sample.row, "weight": sample.weight * draw.weight}
+            self._made[draw] = replace(sample, prompt=template, row=row)
         return self._made[draw]
 
     def _drawn_sample(self, draw: Draw) -> Sample:

@@ -106,6 +106,19 @@ def test_recap_by_hand():
     assert sampler.shares() == pytest.approx([exp(v / 0.5) / total for v in (rising, forgotten, 1)], abs=1e-5)
 
 
+def test_recap_weighs_the_loss_instead_of_the_draws():
+    of = prompts()
+    even, other = Recap(of, by="task", weigh="loss"), Recap(prompts(), by="task", weigh="draws")
+    for sampler in (even, other):
+        sampler.observe([outcome(0, 0.0, 0.0), outcome(40, 1.0, 1.0)], 0)
+    weight = even.shares() / (even.sizes / even.sizes.sum())
+    draws = even.next(of.size, 1)
+    assert sorted(d.index for d in draws) == list(range(of.size))
+    assert np.mean([d.weight for d in draws]) == pytest.approx(1)
+    assert all(d.weight == weight[even.categories.of[d.index]] for d in draws)
+    assert weight[0] > 1 > weight[1] and {d.weight for d in other.next(8, 1)} == {1.0}
+
+
 def test_sws_by_hand():
     sampler = Sws(prompts((40, 20)), visits=1, floor=0.1)
     sampler.observe([outcome(0, 0, 0, 0, 1), outcome(1, 1, 1, 0, 0), outcome(40, 0, 0)], 0)

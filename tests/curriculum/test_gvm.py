@@ -71,7 +71,7 @@ def test_sizes_add_up_and_keep_the_bounds(weights, least, below, above):
 
 
 def test_every_prompt_once_an_epoch_with_its_size():
-    sampler = GVM(prompts(6))
+    sampler = GVM(prompts(6), probe=0)
     assert isinstance(sampler, Foreseeing) and [d.group_size for d in sampler.upcoming(6, 0)] == [4] * 6
     for index in range(6):
         tell(sampler, index, 1 + index % 2 * 3, 4, surprise=2.0 + index)
@@ -95,7 +95,18 @@ def test_probes_are_of_the_prompts_that_come_next():
     assert [d.group_size for d in probes] == [2] * 3 and sampler.drawn == 0 and not sampler.prompts.history.visits.any()
     assert [(d.index, d.visit) for d in sampler.next(3, 0)] == [(d.index, d.visit) for d in probes]
     assert {d.index for d in sampler.probes(1)}.isdisjoint({d.index for d in probes})
-    assert GVM(prompts(9)).probes(0) == []
+    assert GVM(prompts(9), probe=0).probes(0) == []
+
+
+def test_the_preset_probes_before_the_first_pass():
+    found = config.load("configs/quickstart.yaml", ["extends=curricula/gvm.yaml"]).curriculum
+    sampler = curriculum.make(found, prompts(8))
+    assert isinstance(sampler, Probing)
+    probes = sampler.probes(0)
+    assert [d.group_size for d in probes] == [4] * 4
+    for k, draw in enumerate(probes):
+        tell(sampler, draw.index, 1 + k, 4, surprise=2.0)
+    assert sizes_of(sampler.next(4, 0)) == [6, 4, 3, 3]  # proportional to 1 / sqrt(p + .001 / p)
 
 
 def test_probed_answers_count_and_are_not_trained_on():

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from vlrl.curriculum.base import Categories, Outcome, Prompts
+from vlrl.curriculum.base import Categories, Draw, Outcome, Prompts
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, softmax
 from vlrl.errors import ConfigError
 from vlrl.settings_base import Beta, Fraction, Positive, Rate
@@ -53,6 +54,10 @@ class ByCategory(Adaptive):
         """[C] how likely each category is, summing to 1."""
         raise NotImplementedError
 
+    def of_draws(self) -> np.ndarray:
+        """[C] each category's share of the draws."""
+        return self.shares()
+
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
         whole, rest = divmod(count, self.prompts.size)
         parts = [draw.permutation(self.prompts.size) for _ in range(whole)]
@@ -62,7 +67,7 @@ class ByCategory(Adaptive):
 
     def counts(self, count: int, draw: np.random.Generator) -> np.ndarray:
         """[C] how many of `count` draws each category gets, at most as many as it has prompts."""
-        counts, shares = np.zeros(len(self.names), dtype=np.int64), self.shares()
+        counts, shares = np.zeros(len(self.names), dtype=np.int64), self.of_draws()
         room = self.sizes - np.bincount(self.categories.of[self.history.rejected], minlength=len(self.names))
         while missing := count - int(counts.sum()):
             open_ = np.where(counts < room, shares, 0.0)
@@ -244,6 +249,8 @@ class Recap(ByCategory):
     Mitigating General Capabilities Forgetting in Large Reasoning Models" (RECAP, 2510.21978), which weighs loss terms
     with them; their form, the constants and the use for draws are ours.
 
+    weigh       draws: an objective's share is that of the draws. loss: prompts are drawn evenly, and the loss of a
+                group is multiplied by share / (the objective's share of the prompts), 1 on the average
     fast, slow  in [0, 1), share of the old average that each round keeps; fast < slow
     tau         > 0, higher = more even
     target      > 0, the reward of a perfect answer
@@ -252,11 +259,11 @@ class Recap(ByCategory):
     kept = ("fast", "slow", "variance", "seen")
 
     def __init__(self, prompts: Prompts, by: FieldName = "task", bins: Bins = 5, fast: Beta = 0.5, slow: Beta = 0.9,
-                 tau: Rate = 0.5, target: Rate = 1.0):
+                 tau: Rate = 0.5, target: Rate = 1.0, weigh: Literal["draws", "loss"] = "draws"):
         if fast >= slow:
             raise ValueError(f"curriculum.fast={fast} must be below curriculum.slow={slow}")
         super().__init__(prompts, by, bins)
-        self.decays, self.tau, self.target = (fast, slow), tau, target
+        self.decays, self.tau, self.target, self.weigh = (fast, slow), tau, target, weigh
         self.fast, self.slow, self.variance = (np.zeros(len(self.names)) for _ in range(3))
         self.seen = np.zeros(len(self.names), dtype=bool)
 
@@ -269,6 +276,14 @@ class Recap(ByCategory):
 
     def shares(self) -> np.ndarray:
         return softmax(self.scores(), self.tau)
+
+    def of_draws(self) -> np.ndarray:
+        return self.shares() if self.weigh == "draws" else self.sizes / self.sizes.sum()
+
+    def draws(self, indices: np.ndarray | Sequence[int], **more: Any) -> list[Draw]:
+        weights = self.shares() / self.of_draws()
+        return [replace(draw, weight=float(weights[self.categories.of[draw.index]]))
+                for draw in super().draws(indices, **more)]
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         fast, slow = self.decays

@@ -47,6 +47,8 @@ class Draw:
     """Answers; None = rollout.group_size."""
     max_new_tokens: int | None = None
     """Most tokens of an answer; None = rollout.max_new_tokens."""
+    weight: float = 1.0
+    """Factor on the loss of its group, beside that of the row."""
     knobs: tuple[tuple[str, float], ...] = ()
     """For a task that makes its samples: the sample is `task.generate(index, knobs)`."""
 

@@ -28,13 +28,14 @@ class GVM(Uniform):
     rounded by largest remainder. p_i is the pass rate of the prompt's last group and g_i stands for the norm of its
     gradient: Outcome.surprise, sqrt(sum over tokens of (1 - p(token))^2), which is within a constant of the norm with
     respect to the logits; the paper takes the norm of the whole gradient. Of a prompt not seen so far p_i is `prior`
-    and g_i the mean of those known. With `probe`, so many answers to each prompt that comes next tell both before its
-    group is drawn: they are counted and not trained on, as in the paper's first stage.
+    and g_i the mean of those known. `probe` answers to each prompt that comes next tell both before its group is drawn:
+    they are counted and not trained on, as in the paper's first stage; with 0 they are those of its last visit.
 
-    alpha and beta are those of the released code; least, most (null = 4 * rollout.group_size) and prior are ours.
+    alpha and beta are those of the released code; probe, least, most (null = 4 * rollout.group_size) and prior are
+    ours.
     """
 
-    def __init__(self, prompts: Prompts, alpha: NonNegative = 1e-3, beta: NonNegative = 2.0, probe: Count = 0,
+    def __init__(self, prompts: Prompts, alpha: NonNegative = 1e-3, beta: NonNegative = 2.0, probe: Count = 4,
                  least: Positive = 2, most: Positive | None = None, prior: Fraction = 0.5):
         super().__init__(prompts)
         self.alpha, self.beta, self.probe, self.prior = alpha, beta, probe, prior
