@@ -9,7 +9,7 @@ import pytest
 
 from vlrl import alerts as alerts_module
 from vlrl import config
-from vlrl.alerts import RULES, Alerts
+from vlrl.alerts import RULES, Alerts, watched
 from vlrl.errors import ConfigError
 from vlrl.settings_alerts import AlertSettings
 
@@ -80,6 +80,10 @@ def rewards(*values, std=0.1):
     ({"window": 2, "reward_drop": None}, rewards(.8, .8, 0, 0, 0), []),
     ({"kl_above": 1}, [{"kl": v} for v in (0.0, 0.9, 1.1, 3, 0.5, 2, None)], [2, 5]),
     ({"entropy_below": 0.1}, [{"entropy": v} for v in (0.9, 0.05, 0.01, None)], [1]),
+    ({"entropy_drop": 0.9}, [{"entropy": v} for v in (2.0, 2.6, None, 0.3, 0.25, 0.07)], [4]),
+    ({"constant_rewards": 2}, rewards(0, 0, 0, .1, .1, .1, std=0), [1, 4]),
+    ({"constant_rewards": 2}, rewards(0.5, 0.5, 0.5, 0.5), []),  # equal means of differing rewards
+    ({"zero_variance_above": 0.9}, [{"groups/zero_variance_frac": v} for v in (1, .2, .9, 1, 1, 1, .95, .6)], [6]),
     ({"truncated_above": 0.5}, [{"completion/truncated_frac": v} for v in (0.5, 0.75)], [1]),
     ({"skipped_above": 1, "window": 3}, [{"skipped": v} for v in (0, 2, 0, 0, 1, 1, 0)], [5]),
     ({}, [{"kl": 0.0, "skipped": 0.0, "entropy": 0.0, "completion/truncated_frac": 1.0}] * 3, []),
@@ -100,6 +104,36 @@ def test_a_resumed_run_tells_nothing_twice(tmp_path):
     settings = {"window": 2}
     whole = [list(alerts(tmp_path, [], rows[:i], **settings).check(rows[i])) for i in range(len(rows))]
     assert [i for i, names in enumerate(whole) if names] == [3, 9]
+
+
+def evaluations(*values, split="heldout", half=0.05):
+    return [{"step": 10 * i, "split": split, "acc": v, "acc/ci95_low": v - half, "acc/ci95_high": v + half}
+            for i, v in enumerate(values)]
+
+
+@pytest.mark.parametrize("lines, told", [
+    (evaluations(.41, .45, .2, .1, .44, .1), [20, 50]),  # told once, and again after it has ceased
+    (evaluations(.41, .38, .39), []),  # within a tenth
+    (evaluations(.41, .3, half=.1), []),  # within the intervals
+    (evaluations(-.4, -.3, -.6), [20]),
+    ([{"step": 0, "split": "a", "acc": .9}, {"step": 0, "split": "b", "acc": .2}, {"step": 5, "split": "b", "acc": .2},
+      {"step": 5, "split": "a", "acc": .2}], [5]),  # splits apart, without intervals
+    ([{"step": 0, "split": "a", "acc": None}, {"step": 5, "split": "a", "acc": .2}], []),
+])
+def test_a_fall_of_the_held_out_result(tmp_path, lines, told):
+    said = []
+    found = [alerts(tmp_path, said).evaluated(lines[:i + 1], "acc") for i in range(len(lines))]
+    assert [line["step"] for line, names in zip(lines, found, strict=True) if names] == told == [
+        json.loads(line)["step"] for line in ((tmp_path / "alerts.jsonl").read_text().splitlines() if told else [])]
+    assert all("(alerts.heldout_drop)" in s for s in said)
+    assert not alerts(tmp_path, said, heldout_drop=None).evaluated(lines, "acc")
+
+
+def test_given_answers_have_no_rules_on_rewards():
+    base = {"task": "x", "model": {"name": "x"}}
+    assert watched(config.validate(base)) == AlertSettings()
+    given = watched(config.validate({**base, "algo": {"loss": {"name": "supervised"}}}))
+    assert given.entropy_drop is None is given.constant_rewards and given.heldout_drop == 0.1
 
 
 def test_an_alert_is_posted(tmp_path):

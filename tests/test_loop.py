@@ -32,7 +32,9 @@ def test_run_folder(tiny_models, tmp_path):
     evals = metrics(folder.path, "eval.jsonl")
     assert [(e["step"], e["split"], e["n"]) for e in evals] == [(0, "heldout", 8), (2, "heldout", 8), (3, "heldout", 8)]
     assert all(e["vowels/ci95_low"] <= e["vowels"] <= e["vowels/ci95_high"] for e in evals)
-    assert [p.name for p in sorted(folder.checkpoints.iterdir())] == ["step-000002", "step-000003"]
+    assert [p.name for p in sorted(folder.checkpoints.iterdir())] == ["best.json", "step-000002", "step-000003"]
+    best = max(evals[1:], key=lambda e: e["reward/mean"])
+    assert json.loads((folder.checkpoints / "best.json").read_text())["step"] == best["step"]
     saved = configs.validate(yaml.safe_load((folder.path / "config.yaml").read_text()))
     assert saved.steps == 3 and saved.rollout.group_size == 4 and json.loads((folder.path / "env.json").read_text())
     assert folder.last_heartbeat()["state"] == "finished" and not (folder.path / "run.lock").exists()

@@ -1,6 +1,7 @@
 """stats.py, report.py and progress.py: what a user is shown of a run."""
 
 import io
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,6 +110,17 @@ def test_summary_table_shows_figures_and_intervals(run):
     for words in ("heldout", "0.375 [", "0.725 [", "+0.133 [+0.100, +0.200]"):
         assert words in line
     assert "steps 0 to 20" in shown and "[low, high]" in shown and "nan" not in shown  # mAP has no interval
+
+
+def test_summary_table_says_which_step_was_best(run):
+    assert "best reward/mean of heldout: 0.725 at step 20\n" in re.sub(" +\n", "\n", text_of(report.summary_table(run)))
+    run.checkpoints.mkdir()
+    (run.checkpoints / "best.json").write_text('{"step": 10, "metric": "acc", "value": 0.3, "split": "heldout"}')
+    write_evaluation(run, 30, {"a": 0.0}, acc=0.1)
+    write_evaluation(run, 10, {"a": 0.0}, acc=0.3)
+    assert "best acc of heldout: 0.300 at step 10 (checkpoints/best)" in text_of(report.summary_table(run))
+    write_evaluation(run, 0, {"a": 0.0}, acc=0.4)
+    assert "best acc of heldout: 0.400 before the first step" in text_of(report.summary_table(run))
 
 
 def test_an_empty_run_and_one_evaluation(tmp_path):

@@ -2,6 +2,7 @@
 
 A rule looks at the metrics of the last steps. It is told when it begins to hold, and again only after it has ceased
 to. A resumed run goes over the steps before without telling of them again, so alerts.jsonl has each alert once.
+`heldout_drop` looks at the lines of eval.jsonl instead.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import numpy as np
 
 from vlrl.errors import ConfigError
 from vlrl.files import append_line
+from vlrl.settings import Config
 from vlrl.settings_alerts import AlertSettings, webhook_problem
 
 _WAITING = 100
@@ -50,8 +52,11 @@ class Alert:
 
 Columns = Mapping[str, Sequence[float]]
 """Values of the last alerts.window steps by metric, NaN where a step has none; of reward/mean and reward/std those of
-the last steps that have a reward. BEST holds the best mean reward of as many steps so far, once there were as many."""
-BEST = "reward/best"
+the last steps that have a reward. BEST holds the best mean reward of as many steps so far, once there were as many,
+HIGHEST the largest entropy so far."""
+BEST, HIGHEST = "reward/best", "entropy/highest"
+_RECENT = 5
+"""Steps that zero_variance_above looks at."""
 Found = tuple[float, float, str]
 """(value, limit, what it says)"""
 
@@ -62,7 +67,8 @@ class Alerts:
     def __init__(self, settings: AlertSettings, folder: Path, say: Callable[[str], None],
                  before: Iterable[Mapping[str, Any]] = ()):
         self.settings, self.folder, self._say = settings, folder, say
-        self._columns = {name: deque[float](maxlen=settings.window) for name in _READ} | {BEST: deque[float](maxlen=1)}
+        self._columns = {name: deque[float](maxlen=settings.window) for name in _READ}
+        self._columns |= {name: deque[float](maxlen=1) for name in (BEST, HIGHEST)}
         self._holding: set[str] = set()
         address = _address(settings.webhook)
         self._hook = Webhook(address, settings.webhook_timeout_s, say) if address else None
@@ -72,7 +78,18 @@ class Alerts:
 
     def check(self, line: Mapping[str, Any]) -> dict[str, float]:
         """Takes the metrics of a step, tells what has begun to hold, and returns it as metrics for trackers."""
-        found = self._begun(line)
+        return self._tell(self._begun(line))
+
+    def evaluated(self, evals: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
+        """Tells when the last line of eval.jsonl is a fall of `metric` that the one of its split before was not."""
+        last, share = evals[-1], self.settings.heldout_drop
+        lines = [line for line in evals if line["split"] == last["split"] and _number(line.get(metric))]
+        if share is None or lines[-1:] != [last] or heldout_drop(lines[:-1], metric, share):
+            return {}
+        found = heldout_drop(lines, metric, share)
+        return self._tell([_alert("heldout_drop", last["step"], found)] if found else [])
+
+    def _tell(self, found: Sequence[Alert]) -> dict[str, float]:
         for alert in found:
             record = {**asdict(alert), "run": str(self.folder), "host": socket.gethostname(), "time": time.time()}
             self._say(f"ALERT {alert.text}")
@@ -91,8 +108,7 @@ class Alerts:
         step, found = int(line.get("step", 0)), self._found()
         fresh = {name: told for name, told in found.items() if name not in self._holding}
         self._holding = set(found)
-        return [Alert(name, step, value, limit, f"at step {step}: {said} (alerts.{name})")
-                for name, (value, limit, said) in fresh.items()]
+        return [_alert(name, step, told) for name, told in fresh.items()]
 
     def _take(self, line: Mapping[str, Any]) -> None:
         values = {name: line.get(name) for name in _READ}
@@ -101,6 +117,9 @@ class Alerts:
             del values["reward/mean"], values["reward/std"]
         for name, value in values.items():
             self._columns[name].append(value)
+        entropy, highest = values["entropy"], self._columns[HIGHEST]
+        if math.isfinite(entropy):
+            highest.append(max([entropy, *highest]))
         rewards = self._columns["reward/mean"]
         if len(rewards) == self.settings.window:
             self._columns[BEST].append(max([fmean(rewards), *self._columns[BEST]]))
@@ -112,7 +131,64 @@ class Alerts:
         return {name: found for name, found in told.items() if found}
 
 
+def watched(config: Config) -> AlertSettings:
+    """`alerts.*`, for supervised training without the rules on rewards and entropies: its answers are given."""
+    if config.algo.loss.name != "supervised":
+        return config.alerts
+    off = ("reward_drop", "constant_rewards", "zero_variance_above", "entropy_below", "entropy_drop")
+    return config.alerts.model_copy(update=dict.fromkeys(off))
+
+
 # --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def _alert(name: str, step: int, found: Found) -> Alert:
+    value, limit, said = found
+    return Alert(name, step, value, limit, f"at step {step}: {said} (alerts.{name})")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def heldout_drop(lines: Sequence[Mapping[str, Any]], metric: str, share: float) -> Found | None:
+    """The fall of the last of these lines of eval.jsonl, all of one split, below the best one before it.
+
+    It must be larger than `share` of the best value, and the 95 % intervals of the two, where they have one, apart.
+    """
+    if len(lines) < 2:
+        return None
+    best, last = max(lines[:-1], key=lambda line: line[metric]), lines[-1]
+    value, limit = float(last[metric]), best[metric] - share * abs(best[metric])
+    high, low = last.get(f"{metric}/ci95_high"), best.get(f"{metric}/ci95_low")
+    if value >= limit or (high is not None and low is not None and high >= low):
+        return None
+    return value, limit, (f"{metric} of {last['split']} is {value:.3g}, after {best[metric]:.3g} at step "
+                          f"{best['step']}: what is learned does not hold beyond the training samples")
+
+
+def _constant_rewards(columns: Columns, settings: AlertSettings) -> Found | None:
+    count = min(settings.constant_rewards or 1, settings.window)
+    means, spreads = [[*columns[name]][-count:] for name in ("reward/mean", "reward/std")]
+    if len(means) < count or any(spreads) or len({*means}) > 1:
+        return None
+    return means[0], means[0], (f"all rewards of {count} steps are {means[0]:g}, so nothing is learned from them; see "
+                                "rollouts/ for whether the task reads the answers as the prompt asks for them")
+
+
+def _zero_variance_above(columns: Columns, settings: AlertSettings) -> Found | None:
+    count, limit = min(_RECENT, settings.window), settings.zero_variance_above or 0.0
+    recent = [*columns["groups/zero_variance_frac"]][-count:]
+    value = fmean(recent) if len(recent) == count else math.nan
+    return (value, limit, f"{value:.0%} of the groups of the last {count} steps have equal rewards, more than "
+            f"{limit:.0%}: they have no advantage to learn from") if value > limit else None
+
+
+def _entropy_drop(columns: Columns, settings: AlertSettings) -> Found | None:
+    highest, value = _last(columns, HIGHEST), _last(columns, "entropy")
+    limit = highest * (1 - (settings.entropy_drop or 0.0))
+    return (value, limit, f"the entropy is {value:.3g} per token, after {highest:.3g} at its highest: answers are "
+            "becoming all alike") if value < limit else None
 
 
 def _reward_drop(columns: Columns, settings: AlertSettings) -> Found | None:
@@ -154,10 +230,12 @@ def _skipped_above(columns: Columns, settings: AlertSettings) -> Found | None:
 
 
 RULES: Mapping[str, Callable[[Columns, AlertSettings], Found | None]] = {
-    "reward_drop": _reward_drop, "kl_above": _kl_above, "entropy_below": _entropy_below,
+    "reward_drop": _reward_drop, "constant_rewards": _constant_rewards, "zero_variance_above": _zero_variance_above,
+    "kl_above": _kl_above, "entropy_below": _entropy_below, "entropy_drop": _entropy_drop,
     "truncated_above": _truncated_above, "skipped_above": _skipped_above}
 """By the name of their setting; null turns one off."""
-_READ = ("reward/mean", "reward/std", "kl", "entropy", "completion/truncated_frac", "skipped")
+_READ = ("reward/mean", "reward/std", "groups/zero_variance_frac", "kl", "entropy", "completion/truncated_frac",
+         "skipped")
 
 
 def _json(record: Mapping[str, Any]) -> str:

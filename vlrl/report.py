@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from vlrl.files import replacing
+from vlrl.files import read_json, replacing
 from vlrl.stats import Interval, paired_gain
 from vlrl.store import RunFolder
 
@@ -62,7 +62,8 @@ def summary_table(run: RunFolder) -> Table:
     """
     rows = _shown(gains(run))
     span = f" (steps {rows[0].steps[0]} to {rows[0].steps[1]})" if rows else ": no evaluation yet"
-    caption = Text("[low, high] = 95 % interval; the gain is paired over the same samples", "dim")
+    notes = ["[low, high] = 95 % interval; the gain is paired over the same samples", *_best(run)]
+    caption = Text("\n".join(notes), "dim")
     table = Table(title=f"Evaluation before and after{span}", caption=caption, box=SIMPLE_HEAD, pad_edge=False,
                   collapse_padding=True, min_width=50)
     for name in ("split", "metric", "n", "before", "after", "gain"):
@@ -74,6 +75,22 @@ def summary_table(run: RunFolder) -> Table:
         cells = (row.split, row.metric, str(row.n), str(row.before), str(row.after))
         table.add_row(*(Text(cell) for cell in cells), gain)
     return table
+
+
+def _best(run: RunFolder) -> Iterator[str]:
+    """The best evaluation of each split that was evaluated after a step, by the metric of checkpoints/best."""
+    marked = read_json(run.checkpoints / "best.json") or {}
+    metric = marked.get("metric", "reward/mean")
+    splits: dict[str, list[dict[str, Any]]] = {}
+    for line in run.evals():
+        if _number(line.get(metric)):
+            splits.setdefault(str(line["split"]), []).append(line)
+    for split, lines in splits.items():
+        best = max(lines, key=lambda line: line[metric])
+        where = f"at step {best['step']}" if best["step"] else "before the first step"
+        saved = " (checkpoints/best)" if (best["step"], split) == (marked.get("step"), marked.get("split")) else ""
+        if max(line["step"] for line in lines):
+            yield f"best {metric} of {split}: {best[metric]:.3f} {where}{saved}"
 
 
 def _shown(rows: list[Gain]) -> list[Gain]:

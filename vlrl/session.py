@@ -16,7 +16,7 @@ import yaml
 from accelerate import Accelerator
 
 from vlrl import checkpoint, config, dist, families, files, saving, sharding, tracking
-from vlrl.alerts import Alerts
+from vlrl.alerts import Alerts, watched
 from vlrl.assemble import Parts, remove_engine_folder
 from vlrl.curriculum.visited import write_visited
 from vlrl.errors import RunError, TrainingError
@@ -160,7 +160,7 @@ class Session:
 
     def _watch_metrics(self) -> None:
         if dist.is_main():
-            self.alerts = Alerts(self.config.alerts, self.folder.path, self.progress.print, self.folder.metrics())
+            self.alerts = Alerts(watched(self.config), self.folder.path, self.progress.print, self.folder.metrics())
             self._stack.callback(self.alerts.close)
 
     def _write_tokenizer(self) -> None:
@@ -263,8 +263,7 @@ class Session:
         if groups and every and step % every == 0:
             self.progress.sample_answer(groups[0])
         self._beat(reward=line.get("reward/mean"))
-        if self.config.log.trackers:
-            self.accelerator.log({k: v for k, v in {**line, **told}.items() if k != "step"}, step=step)
+        self._track({k: v for k, v in {**line, **told}.items() if k != "step"}, step)
 
     def save_if_due(self, done: int) -> None:
         """Saves every save.every steps. Raises what a save in the background raised."""
@@ -328,20 +327,23 @@ class Session:
             if dist.is_main():
                 self.folder.append_eval(record)
                 self.progress.print(evaluation_line(record))
+                self._track(self.alerts.evaluated(self.folder.evals(), self.config.save.best or "reward/mean"), done)
             self._track_eval(record)
         self._keep_best()
 
     def _track_eval(self, record: Mapping[str, Any]) -> None:
-        if self.config.log.trackers:
-            self.accelerator.log({f"eval/{record['split']}/{k}": v for k, v in record.items() if k != "split"},
-                                 step=record["step"])
+        self._track({f"eval/{record['split']}/{k}": v for k, v in record.items() if k != "split"}, record["step"])
+
+    def _track(self, values: Mapping[str, Any], step: int) -> None:
+        if values and self.config.log.trackers:
+            self.accelerator.log(dict(values), step=step)
 
     def _keep_best(self) -> None:
         """Saves and marks the checkpoint of `done` steps when its evaluation is the best so far."""
-        metric = self.config.save.best
-        if not metric:
+        metric, measured = self.config.save.best, self.config.eval
+        if not (metric and measured.samples and measured.splits):
             return
-        best = dist.on_main(lambda: tracking.best_of(self.folder.evals(), self.config.eval.splits[0], metric))
+        best = dist.on_main(lambda: tracking.best_of(self.folder.evals(), measured.splits[0], metric))
         if best and best["step"] == self.done:
             self._save()
             if dist.is_main():

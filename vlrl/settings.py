@@ -229,8 +229,8 @@ class SaveSettings(Settings):
     every: Count = Field(default=50, description="Steps between checkpoints; the last step is always saved.")
     keep: Positive = Field(default=2, description="Most checkpoints kept.")
     best: str = Field(
-        default="", description="Metric of eval.jsonl, e.g. reward/mean, of the first of eval.splits: the checkpoint "
-        "with its highest value is kept besides, as checkpoints/best. Empty = none.")
+        default="reward/mean", description="Metric of eval.jsonl of the first of eval.splits: the checkpoint with its "
+        "highest value is kept besides, as checkpoints/best. Empty = none.")
     background: bool = Field(
         default=True, description="Weights and optimizer are copied to host memory (12 bytes per trained parameter) "
         "and written while training goes on. Where that much memory is not free, or with false, training waits.")
@@ -365,7 +365,8 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _best_is_measured(self) -> Config:
-        if self.save.best and not (self.eval.samples and self.eval.splits):
+        usual = SaveSettings.model_fields["best"].default  # set by nobody, so nothing is promised
+        if self.save.best not in ("", usual) and not (self.eval.samples and self.eval.splits):
             raise ValueError(f"save.best={self.save.best!r} keeps the checkpoint of the best evaluation, but nothing "
                              "is evaluated: set eval.samples (and eval.every), or take save.best away")
         return self

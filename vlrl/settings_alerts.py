@@ -20,8 +20,20 @@ class AlertSettings(Settings):
         "than this share of it (or of the spread of rewards, where that is larger); null = never.")
     kl_above: NonNegative | None = Field(
         default=1.0, description="Tell when the KL to the reference is larger, per token; null = never.")
+    constant_rewards: Positive | None = Field(
+        default=2, description="Tell when all rewards of so many steps in a row, the first ones too, are one value; "
+        "null = never.")
+    zero_variance_above: Fraction | None = Field(
+        default=0.9, description="Tell when, over the last 5 steps, a larger share of the groups has equal rewards; "
+        "null = never.")
+    heldout_drop: Rate | None = Field(
+        default=0.1, description="Tell when the metric save.best (reward/mean where that is empty) of an evaluation is "
+        "below that of the best one by more than this share of it, and their 95 % intervals are apart; null = never.")
     entropy_below: Rate | None = Field(
         default=None, description="Tell when the entropy is smaller, per token; null = never.")
+    entropy_drop: Fraction | None = Field(
+        default=0.9, description="Tell when the entropy per token of a step is below the largest so far by more than "
+        "this share; null = never.")
     truncated_above: Fraction | None = Field(
         default=None, description="Tell when a larger share of a step's answers is cut off; null = never.")
     skipped_above: Count | None = Field(

@@ -155,6 +155,7 @@ def test_nan_in_every_step(scene, tmp_path):
 def test_reward_collapse(scene, tmp_path):
     with Server() as server:
         done = run(scene[0], tmp_path / "run", "alerts.window=2", "alerts.reward_drop=0.6",
+                   "alerts.constant_rewards=null", "alerts.zero_variance_above=null",
                    f"alerts.webhook={server.url}", FAULT="collapse")
         ((_, _, body),) = server.wait(1)
     assert done.returncode == 0, done.stderr
