@@ -208,3 +208,19 @@ def test_warnings_cannot_steer_the_terminal():
     assert train(["--help"]) == 0 and logging.lastResort
     record = logging.LogRecord("x", logging.WARNING, "", 0, "row '%s' left out", ("\x1b[31mred\u202e\né",), None)
     assert logging.lastResort.format(record) == "row '?[31mred?\né' left out"
+
+
+def test_other_rows_at_a_resume_are_refused_and_rows_left_out_are_kept(config, tmp_path, capsys):
+    file, rows = tmp_path / "asked.py", tmp_path / "rows.jsonl"
+    code = TASK.replace('"How bright is {id}?"', '"{question}"')
+    file.write_text(code[:code.index("    def samples")] + code[code.index("    def score"):])
+    entries = [{"id": i, "question": f"What is {i}?"} for i in range(8)] + [{"question": "no id"}]
+    rows.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    words = [str(config), f"run.dir={tmp_path}/run", f"task={file}:Shades", f"data.train={rows}", "eval.samples=0",
+             "data.quarantine=true", "rollout.prompts_per_step=1", "rollout.group_size=2", "run.checks=warn"]
+    assert train([*words, "steps=1"]) == 0
+    (left,) = [json.loads(line) for line in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
+    assert left["step"] == 0 and "rows.jsonl:9: the row has id=None" in left["reason"]
+    rows.write_text(rows.read_text().replace("What is 3?", "Who is 3?"))
+    fails(capsys, r"data\.train=.*rows\.jsonl' are not those of the checkpoint: 1 rows are others, '3' \(row 4\)",
+          *words, "steps=2")

@@ -60,9 +60,10 @@ class BadRow:
 class Samples(Sequence[Sample]):
     """The usable samples of a file, media unread, and the rows left out of it."""
 
-    def __init__(self, samples: Sequence[Sample], quarantined: Sequence[BadRow] = ()):
+    def __init__(self, samples: Sequence[Sample], quarantined: Sequence[BadRow] = (), files: Sequence[Path] = ()):
         self._samples = tuple(samples)
         self.quarantined = tuple(quarantined)
+        self.files = tuple(files)
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -216,7 +217,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
     if not samples:
         first = f"; {bad[0].where}: {bad[0].reason}" if bad else ""
         raise DataError(f"data.{split}={getattr(data, split)!r} has no usable row{first}")
-    return Samples(list(samples.values()), bad)
+    return Samples(list(samples.values()), bad, files)
 
 
 def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:

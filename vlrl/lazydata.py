@@ -29,7 +29,8 @@ _LOOKED_AT = 64
 class LazySamples(Sequence[Sample]):
     """The samples of a split, made when asked for. A bad row raises its DataError, naming file and line, each time."""
 
-    def __init__(self, task: Any, rows: Rows, split: str, root: Path):
+    def __init__(self, task: Any, rows: Rows, split: str, root: Path, files: Sequence[Path] = ()):
+        self.files = tuple(files)
         self._task, self._rows, self._root = task, rows, root
         self._format = _format(rows, task.data.format)
         self._roots = Access.of(task.data).roots
@@ -73,7 +74,7 @@ def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> La
             raise ConfigError(f"data.index=lazy: {files[0]}: {why}. Set data.index=memory, or write it anew: vlrl data "
                               f"convert {files[0].name} -o rows.jsonl")
         return None
-    found = LazySamples(task, rows, split, root)
+    found = LazySamples(task, rows, split, root, files)
     if not len(found):
         raise DataError(f"data.{split}={str(files[0])!r} has no usable row")
     log.info("data.%s: %d rows, each read when it is drawn", split, len(found))

@@ -29,6 +29,8 @@ class Turns(Sequence[Sample]):
     def __init__(self, samples: Mapping[str, Sequence[Sample]]):
         self.labels = tuple(samples)
         self._samples = tuple(samples.values())
+        self.parts = dict(samples)
+        """The samples of each label."""
         sizes = [len(s) for s in self._samples]
         self._size = sum(sizes)
         self._stretches: list[tuple[int, int, tuple[int, ...]]] = []

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from vlrl import dist
+from vlrl import dist, fingerprint
 from vlrl.answering import Answering, Asked, Reference
 from vlrl.curriculum import (
     Draw,
@@ -92,6 +92,7 @@ class GroupSource:
         self.config, self.task, self.encode, self.engine = config, task, encode, engine
         self.sampler, self.samples, self.clock = sampler, samples, clock
         self.prompts = prompts or Prompts.of(samples, config.seed, config.data.difficulty)
+        self.fingerprint = fingerprint.of(samples)
         self.answering = Answering(config, task, engine, clock, reference)
         self.filters, self.tally = Filters(config.curriculum), Tally()
         self._varies = self.generates and has_variants(task)
@@ -347,11 +348,14 @@ class GroupSource:
         """What a resumed run needs; of the main process, which alone has the sampler."""
         sampler = self.sampler.state_dict() if dist.is_main() else {}
         return {"drawn": self.drawn, "sampler": sampler, "filters": self.filters.state_dict(),
-                "history": self.prompts.history.state_dict(), "tally": self.tally.state_dict(),
-                "rejected": self.rejected.count, "offered": self.rejected.drawn,
+                "data": self.fingerprint.state_dict(), "history": self.prompts.history.state_dict(),
+                "tally": self.tally.state_dict(), "rejected": self.rejected.count, "offered": self.rejected.drawn,
                 "held": [held.state_dict() for held in self.held.values()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave. Raises RunError where the samples were others then."""
+        named = f"data.train={self.config.data.train!r}" if self.config.data.train else f"task '{self.task.name}'"
+        self.fingerprint.check(state.get("data") or {"rows": len(state["history"]["visits"])}, named)
         self.drawn = int(state["drawn"])
         if dist.is_main():
             self.sampler.load_state_dict(state["sampler"])

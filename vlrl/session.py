@@ -22,6 +22,7 @@ from vlrl.curriculum.visited import write_visited
 from vlrl.errors import RunError, TrainingError
 from vlrl.evaluate import evaluate, evaluation_line
 from vlrl.metrics import peak_gib
+from vlrl.mixture import Turns
 from vlrl.progress import Progress
 from vlrl.rest import Rest
 from vlrl.rollout import check_score_errors
@@ -65,6 +66,7 @@ class Session:
         self._ending = False
         self._lock: Lock = Unlocked()
         self._state, self._rejections, self._step_s = "running", 0, 0.0
+        self._changed_files: set[str] = set()
 
     # --- beginning and end ---------------------------------------------------------------------------------------
 
@@ -140,6 +142,8 @@ class Session:
             self.progress.print(f"going on from {self.checkpoint} ({self.start} steps completed)")
             if dist.is_main():
                 self._tell_new_weights(parts.task)
+        if not self.start and dist.is_main():
+            self._keep_left_out()
         dist.on_main(self._write_tokenizer)
         if self.config.log.trackers:
             options = tracking.options(self.folder.path, self.start) if dist.is_main() else {}
@@ -300,6 +304,22 @@ class Session:
             if self._rejections <= _SHOWN:
                 self.progress.print(f"left out: {reason}")
 
+    def _keep_left_out(self) -> None:
+        """Rows that were left out when the data was read, in rejected.jsonl too."""
+        samples = self.parts.source.samples
+        for own in samples.parts.values() if isinstance(samples, Turns) else (samples,):
+            for bad in getattr(own, "quarantined", ()):
+                line = {"step": 0, "reason": f"{bad.where}: {bad.reason}"}
+                files.append_line(self.folder.path / "rejected.jsonl", json.dumps(line))
+
+    def _tell_changed_files(self) -> None:
+        """Says once of each file that it is no longer what was read."""
+        for name in {*self.parts.source.fingerprint.written_to()} - self._changed_files:
+            self._changed_files.add(name)
+            self.progress.print(f"warning: {name} was written to, moved or removed since the run began, which goes on "
+                                "with the rows that it found there. Bring the file back before the run is resumed: "
+                                "other rows are refused then.")
+
     def _flush(self) -> None:
         with self.parts.clock("store"):
             dist.together(self._writer.flush)
@@ -359,6 +379,8 @@ class Session:
         dist.on_main(self._saver.check)
         if dist.broadcast(dist.is_main() and self._saver.has(self.done)):
             return
+        if dist.is_main():
+            self._tell_changed_files()
         parts = self.parts
         with parts.clock("save"):
             weights = sharding.weights(parts.policy)

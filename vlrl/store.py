@@ -145,7 +145,7 @@ class RunFolder:
         when it will be repeated (`evaluated=False`). `truncate(0, evaluated=False)` empties a run to start over.
         """
         last = step if evaluated else step - 1
-        for name in ("metrics.jsonl", "alerts.jsonl", "timeline.jsonl"):
+        for name in ("metrics.jsonl", "alerts.jsonl", "timeline.jsonl", "rejected.jsonl"):
             self._keep_lines(name, lambda record: record.get("step", 0) < step)
         self._keep_lines("eval.jsonl", lambda record: record.get("step", 0) <= last)
         for folder, first in (("rollouts", step), ("eval-rollouts", last + 1)):
