@@ -63,6 +63,8 @@ def test_dry_run_of_the_quickstart(tmp_path, capsys, monkeypatch):
     assert oracle["answer"] == "[633, 656, 867, 891]" and oracle["reward"] == oracle["parts"]["iou"] > 0.99
     assert found["splits"][1] == {"name": "heldout", "samples": 4096, "first": "heldout-000000"}
     assert found["parameters"] == [825120, 825120] and found["memory"]["total"] > 12 * 825120
+    assert [line.split(" (")[0] for line in found["inert"]] == ["inert: algo.loss=ppo_clip",
+                                                                "inert: task.rewards.format=0"]
     assert found["step"]["answers"] == 256 and found["step"]["tokens"] == 32 * 49 + 256 * 24
 
 

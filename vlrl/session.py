@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from accelerate import Accelerator
 
-from vlrl import checkpoint, config, dist, families, files, saving, sharding, tracking
+from vlrl import checkpoint, config, dist, families, files, inert, saving, sharding, tracking
 from vlrl.alerts import Alerts, watched
 from vlrl.assemble import Parts, remove_engine_folder
 from vlrl.curriculum.visited import write_visited
@@ -133,6 +133,8 @@ class Session:
         self._stack.callback(parts.scorer.close if parts.scorer else lambda: None)
         self._stack.callback(parts.source.close)
         parts.source.tell = self.progress.busy
+        for one in inert.find(self.config, parts.task):
+            self.progress.print(str(one))
         if self.checkpoint:
             state = checkpoint.load_state(self.checkpoint, check=False)
             sharding.load_optimizer(parts.optimizer, state["optimizer"])

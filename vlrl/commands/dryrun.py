@@ -62,6 +62,8 @@ def _print(found: DryRun) -> None:
     for name, value in _rows(found):
         table.add_row(name, Text(_clean(value.rstrip(), console.encoding)))
     console.print(table)
+    for line in found.inert:
+        console.print(Text(_clean(line, console.encoding), "yellow"), soft_wrap=True)
     for warning in found.warnings:
         console.print(Text(f"warning: {_clean(warning, console.encoding)}", "yellow"), soft_wrap=True)
     for problem in found.problems:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vlrl import checkpoint, curriculum, loading, media, packing, preflight
+from vlrl import checkpoint, curriculum, inert, loading, media, packing, preflight
 from vlrl import config as configs
 from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.algorithm import Algorithm
@@ -145,6 +145,8 @@ class DryRun:
     memory: Any = None
     engine: str = ""
     """What generates, and what of the device it takes beside `memory`; "" = the training model."""
+    inert: list[str] = field(default_factory=list)
+    """Settings that cannot change anything; see vlrl.inert."""
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """What may be meant, and does not stop a run."""
@@ -173,6 +175,7 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
     if not found.problems:
         with found.noting():
             Algorithm(config)
+            found.inert = [str(one) for one in inert.find(config, task)]
     with found.noting():
         found.run = _run_state(config)
     if config.algo.loss.name == "supervised":  # one given answer a prompt
