@@ -167,8 +167,7 @@ def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorith
         with torch.no_grad(), policy.evaluating():
             cuts = each_batch(policy, part.batches, work, part.halve)
     ids, order = _order(part, policy.device)
-    vocabulary = policy.base.config.get_text_config().vocab_size
-    stats = stats or [zero_stats(len(ids), vocabulary, policy.device, algorithm.statistics)]
+    stats = stats or [zero_stats(len(ids), policy.vocabulary, policy.device, algorithm.statistics)]
 
     def whole(values: Iterable[torch.Tensor]) -> torch.Tensor:
         return torch.cat(list(values))[order]

@@ -43,6 +43,8 @@ class Policy:
         banned = {*family.vision_ids(processor), *range(known, vocabulary)}
         self.banned = torch.tensor(sorted(banned), dtype=torch.long, device=self.device)
         """Ids that can be neither sampled nor given probability: vision tokens and rows without a token."""
+        self.vocabulary = vocabulary
+        """Rows of the output layer."""
         self.eos = _eos_ids(base, processor.tokenizer) | {family.end_id(processor)}
         self.quantized, self.features = quantized, features
         self.scaler = _loss_scaler(self.device, dtype)
@@ -57,6 +59,11 @@ class Policy:
         self.away = False
         """Whether weights are others than the learned ones for the time being, which come back."""
         """The trained weights of a reference that moves, by their names in the policy; see `free_reference`."""
+
+    @property
+    def choices(self) -> int:
+        """Ids that can be sampled."""
+        return self.vocabulary - len(self.banned)
 
     @property
     def base(self) -> Any:

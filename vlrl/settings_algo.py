@@ -59,7 +59,7 @@ class AlgoSettings(Settings):
         default=(), description="Weights on tokens or answers, multiplied into the KL; names as in algo.weights.")
     entropy: Named = Field(
         default=Named(name="none"), description="How the entropy of the policy is held up: none, bonus, adaptive, "
-        "siren, temperature, or own module:function.")
+        "siren, temperature, e3, or own module:function.")
     reference: Named = Field(
         default=Named(name="auto"), description="The reference policy: auto = frozen (the adapter switched off under "
         "LoRA), ema, reset.")

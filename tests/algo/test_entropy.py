@@ -85,20 +85,37 @@ def test_siren_is_selected_in_single_precision_too():
 def test_temperature_follows_the_entropy():
     function = bound(ENTROPIES, "temperature", rate=0.1, low=0.9, high=1.4).function
     assert function.temperature(1.2) == 1.2
-    function.observe_step(2.0, 1.2)  # the first step's entropy is the target
+    function.observe_step(2.0, 1.2, 99)  # the first step's entropy is the target
     assert function.target == 2 and function.temperature(1.2) == pytest.approx(1.2)
-    function.observe_step(1.0, 1.2)
+    function.observe_step(1.0, 1.2, 99)
     assert function.temperature(1.2) == pytest.approx(1.2 * math.exp(0.05))
     again = bound(ENTROPIES, "temperature", rate=0.1, low=0.9, high=1.4).function
     again.load_state_dict(function.state_dict())
     for _ in range(9):
-        again.observe_step(0.0, 1.2)
+        again.observe_step(0.0, 1.2, 99)
     assert again.temperature(1.2) == pytest.approx(1.4)
     for _ in range(99):
-        again.observe_step(4.0, 1.2)
+        again.observe_step(4.0, 1.2, 99)
     assert again.temperature(1.2) == pytest.approx(0.9)
     _, x = held([1.0, 2.0])
     assert again(x)[0].tolist() == [0, 0]
+
+
+def test_e3_by_hand():
+    function = bound(ENTROPIES, "e3", low=0.1, high=3.0).function
+    function.observe_step(2.0, 1.0, 1000)
+    assert function.target == 2 and function.temperature(1.0) == 1
+    function.observe_step(0.5, 1.0, 1000)
+    scale = math.log(1000) + math.log(math.log(1000))
+    first = 1 + math.log(4) / scale
+    assert function.temperature(1.0) == pytest.approx(first)
+    function.observe_step(8.0, 1.0, 1000)
+    assert function.temperature(1.0) == pytest.approx(first * (1 - first * math.log(4) / scale))
+    again = bound(ENTROPIES, "e3", low=0.1, high=3.0).function
+    again.load_state_dict(function.state_dict())
+    for _ in range(99):
+        again.observe_step(0.0, 1.0, 1000)
+    assert again.temperature(1.0) == 3 and again.target == 2
 
 
 def test_what_cannot_be():

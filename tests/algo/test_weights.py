@@ -59,6 +59,12 @@ def test_planning_tokens_stay_inside_a_rollout_and_take_the_longest_phrase():
     assert planning_tokens([], [], ("a",)) == []
 
 
+def test_planning_tokens_of_a_script_without_spaces():
+    found = planning_tokens(["我们", "等一", "下", "再看", " b"], [0] * 5, ("等一下", "b"))
+    assert found == [False, True, True, False, True]
+    assert planning_tokens(["もう一度", "abc"], [0, 0], ("一度ab", "度a")) == [False, False]
+
+
 def test_hicra_by_hand():
     x = flat([-1.0] * 4, adv=[2.0, -1.0, 0.0, 2.0], texts=[" wait", "wait ", "wait", " no"], rollout=[0, 1, 2, 2])
     weight = run(bound(WEIGHTS, "hicra"), x)

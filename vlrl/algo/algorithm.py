@@ -85,7 +85,7 @@ class Algorithm:
         if hasattr(self._entropy, "observe_step"):
             tells["temperature"] = self.temperature
             if math.isfinite(stats["entropy"]):
-                self._entropy.observe_step(stats["entropy"], self.config.rollout.temperature)
+                self._entropy.observe_step(stats["entropy"], self.config.rollout.temperature, policy.choices)
         if math.isfinite(stats["kl"]):  # nothing is known of a step that was left out
             self.kl.observe(stats["kl"], self.config.rollout.prompts_per_step * self.config.rollout.group_size)
         if self.moves_reference:  # without a reference too: a reset starts the optimizer afresh

@@ -18,6 +18,8 @@ from vlrl.algo.inputs import LossInputs, Metrics, everywhere, requires
 
 _Share = Annotated[float, Field(gt=0, le=1)]
 _AboveZero = Annotated[float, Field(gt=0)]
+_LEAST = 1e-6
+"""Nats that an entropy of 0 counts as."""
 
 
 @requires("stat:entropy")
@@ -114,6 +116,10 @@ class Temperature:
         self.target, self.rate, self.low, self.high = target, rate, low, high
         self.factor = 1.0
 
+    def moved(self, temperature: float, entropy: float, target: float, choices: int) -> float:
+        """The next temperature, before its bounds."""
+        return temperature * math.exp(self.rate * (1 - entropy / target))
+
     def __call__(self, x: LossInputs) -> tuple[torch.Tensor, Metrics]:
         return torch.zeros_like(x.mask), {}
 
@@ -121,11 +127,11 @@ class Temperature:
         """Of the next step, from rollout.temperature."""
         return base * self.factor
 
-    def observe_step(self, entropy: float, base: float) -> None:
-        """Takes the mean entropy of a step's tokens over all processes."""
+    def observe_step(self, entropy: float, base: float, choices: int) -> None:
+        """Takes the mean entropy of a step's tokens over all processes, each drawn among so many."""
         self.target = self.target or entropy
-        step = self.rate * (1 - entropy / max(self.target, 1e-6))
-        self.factor = min(max(base * self.factor * math.exp(step), self.low), self.high) / base
+        moved = self.moved(base * self.factor, max(entropy, _LEAST), max(self.target, _LEAST), choices)
+        self.factor = min(max(moved, self.low), self.high) / base
 
     def metrics(self) -> dict[str, float]:
         return {}
@@ -137,4 +143,19 @@ class Temperature:
         self.factor, self.target = state["factor"], state["target"]
 
 
-ENTROPIES: dict[str, Any] = {"bonus": bonus, "adaptive": Adaptive, "siren": Siren, "temperature": Temperature}
+class E3(Temperature):
+    """As temperature, with T <- clip(T (1 + T ln(target / H) / (ln V + ln ln V)), low, high), V = the number of tokens
+    that can be sampled: no rate to choose. The rule for the temperature of E3 (arXiv 2505.18573); its numbers of
+    answers by difficulty are not part of it, and the bounds are this project's.
+    """
+
+    def __init__(self, target: _AboveZero | None = None, low: _AboveZero = 0.5, high: _AboveZero = 1.5):
+        super().__init__(target, low=low, high=high)
+
+    def moved(self, temperature: float, entropy: float, target: float, choices: int) -> float:
+        scale = math.log(choices) + math.log(math.log(choices))
+        return temperature * (1 + temperature * math.log(target / entropy) / scale)
+
+
+ENTROPIES: dict[str, Any] = {"bonus": bonus, "adaptive": Adaptive, "siren": Siren, "temperature": Temperature,
+                             "e3": E3}

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Annotated, Any
+from unicodedata import east_asian_width
 
 import numpy as np
 import torch
@@ -58,8 +59,9 @@ class Hicra:
     """1 + alpha on planning tokens with A > 0, 1 - alpha on those with A < 0, 1 elsewhere: A + alpha |A| on tokens that
     belong to one of `phrases`. -> [N].
 
-    Phrases are found as whole words in the text of an answer, in any case, whatever its tokens are. HICRA (Emergent
-    Hierarchical Reasoning, arXiv 2509.03646); there the strategic grams are mined from the model's own answers.
+    Phrases are found in the text of an answer, in any case, whatever its tokens are: as whole words, or anywhere where
+    the script writes no spaces. The default ones are English. HICRA (Emergent Hierarchical Reasoning, arXiv
+    2509.03646); there the strategic grams are mined from the model's own answers.
     """
 
     alpha: _NotNegative = 0.2
@@ -77,8 +79,8 @@ class Hicra:
 
 def planning_tokens(texts: Any, rollout_id: list[int], phrases: tuple[str, ...]) -> list[bool]:
     """[N] whether the token is part of a phrase; a phrase does not reach over the end of a rollout."""
-    words = ["\\s+".join(map(re.escape, p.lower().split())) for p in phrases if p.strip()]
-    pattern = re.compile(r"(?<!\w)(?:" + "|".join(sorted(words, key=len, reverse=True)) + r")(?!\w)")
+    longest_first = sorted((p.lower().strip() for p in phrases if p.strip()), key=len, reverse=True)
+    pattern = re.compile("|".join(map(_phrase, longest_first)))
     lower = [t.lower() for t in texts]
     found = [False] * len(lower)
     for first, last in _runs(rollout_id):
@@ -92,6 +94,13 @@ def planning_tokens(texts: Any, rollout_id: list[int], phrases: tuple[str, ...])
                 if ends[i] >= match.end():
                     break
     return found
+
+
+def _phrase(text: str) -> str:
+    """Pattern of a phrase: whole words, apart from ends in a wide script (Chinese, Japanese), which has no spaces."""
+    before, after = ("" if east_asian_width(end) in "WF" else edge
+                     for end, edge in ((text[0], r"(?<!\w)"), (text[-1], r"(?!\w)")))
+    return before + "\\s+".join(map(re.escape, text.split())) + after
 
 
 def _runs(ids: list[int]) -> list[tuple[int, int]]:
