@@ -7,8 +7,9 @@ import sys
 import time
 
 import pytest
+import torch.distributed as distributed
 
-from vlrl import metrics
+from vlrl import dist, metrics, rollcall
 from vlrl.watchdog import Stuck, Watchdog
 
 SCRIPT = """
@@ -99,3 +100,25 @@ def test_a_process_that_was_stopped_goes_on(tmp_path):
     (tmp_path / "go").touch()
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (0, "ended well\n"), err
+
+
+def test_a_rank_that_waits_for_others_says_for_whom(tmp_path, monkeypatch):
+    """Also where limits.stuck_s is below limits.collective_s."""
+    monkeypatch.setattr(rollcall, "BEAT", 0.02)
+    server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(server.port))
+    here, there = rollcall.Here(), rollcall.Here()
+    there.at("step 3")
+    calls = [rollcall.RollCall(place, rank, 2, 1800) for rank, place in enumerate((here, there))]
+    monkeypatch.setattr(dist, "here", here)
+    monkeypatch.setattr(dist, "_calls", calls[0])
+    here.at("step 3")
+    here.enter("gathering values")
+    with pytest.raises(Stuck, match=r"'train' began: rank 0 waited 0 s in step 3: gathering values .* for rank 1 "
+                                    r"\(in step 3 for 0 s\)\. The stacks"), Watchdog(0.1, tmp_path):
+        metrics.phase("train")
+        time.sleep(60)
+    here.leave()
+    for call in calls:
+        call.close()

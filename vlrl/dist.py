@@ -34,6 +34,11 @@ def watch(limit: float) -> None:
         _calls = RollCall(here, rank(), world(), limit)
 
 
+def waits_for() -> str:
+    """In which collective this process waits, and for which ranks; "" in none. For any thread; takes some seconds."""
+    return _calls.waits(time.monotonic() - here.since) if _calls is not None and here.doing else ""
+
+
 @atexit.register
 def leave() -> None:
     """Ends the process group; a process that exits with one may abort in the threads of its transport."""

@@ -154,6 +154,11 @@ class RollCall:
 
     def error(self, waited: float, cause: str) -> RankError:
         """Who is missing where this rank waits, or waited; takes some seconds to hear who still lives."""
+        return RankError(f"{self.waits(waited)}. The last checkpoint is intact: start the same command again on every "
+                         f"host. If a rank only takes long, raise limits.collective_s={self.limit:g}. ({cause})")
+
+    def waits(self, waited: float) -> str:
+        """The same in words: "rank 0 waited 60 s in step 3: gathering values (...) for rank 1 (...)"."""
         place, count = str(self.here), self.here.count
         self.tell()
         before = self._records()
@@ -167,9 +172,7 @@ class RollCall:
                 self._launcher.end_if_it_hangs()
         else:
             missing = describe_missing(self.rank, count, before, after)
-        return RankError(f"rank {self.rank} waited {waited:.0f} s in {place} for {missing}. The last checkpoint is "
-                         "intact: start the same command again on every host. If a rank only takes long, raise "
-                         f"limits.collective_s={self.limit:g}. ({cause})")
+        return f"rank {self.rank} waited {waited:.0f} s in {place} for {missing}"
 
     def done(self) -> None:
         """On rank 0: what the others wait for in `await_main` is done."""
