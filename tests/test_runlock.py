@@ -1,5 +1,6 @@
 """The lock on a run folder: who gets it, who loses it, and what is written without it."""
 
+import errno
 import json
 import os
 import shutil
@@ -180,3 +181,13 @@ def test_of_many_takers_of_a_stale_lock_one_wins(tmp_path):
 def _ended(taker: subprocess.Popen) -> bool:
     """Waits for the word of the winner or the end of a loser."""
     return taker.stdout.readline() != "held\n"
+
+
+def test_a_lock_that_cannot_be_removed_hides_no_error(tmp_path, monkeypatch, caplog):
+    def unlink(path, missing_ok=False):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with pytest.raises(RunError, match="the first error"), RunFolder(tmp_path).lock():
+        monkeypatch.setattr(Path, "unlink", unlink)
+        raise RunError("the first error")
+    assert "stays locked" in caplog.text and "Read-only file system" in caplog.text

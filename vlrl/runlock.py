@@ -93,8 +93,17 @@ def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
     finally:
         ended.set()
         beats.join()
+        _let_go(held)
+
+
+def _let_go(held: Lock) -> None:
+    """A lock that cannot be removed, as on a disk that has become read-only, is taken over by the next run of this
+    host: what ended this one is to be seen."""
+    try:
         if held.held:
-            path.unlink()
+            held.path.unlink()
+    except OSError as error:
+        _log.warning("the run folder stays locked, for %s cannot be removed: %s", held.path, error.strerror or error)
 
 
 def _beat(held: Lock, ended: threading.Event) -> None:

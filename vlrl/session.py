@@ -205,6 +205,14 @@ class Session:
         self._state = "finished"
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            self._end(kind, error)
+        except Exception as later:
+            if error is None:
+                raise
+            self._tell(f"\nwarning: while the run ended: {later}\n")  # the first error is raised on
+
+    def _end(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         self._signals.completed()
         self._ending = True
         try:
@@ -292,8 +300,11 @@ class Session:
             yield
         except TrainingError as error:
             failed = RunFolder(self.folder.path / "failed", self.config.store.media)
-            path = failed.write_rollouts(step, dist.rank(), groups)
-            raise type(error)(f"{error} The step's rollouts are in {path}.") from None
+            try:
+                told = f"The step's rollouts are in {failed.write_rollouts(step, dist.rank(), groups)}."
+            except RunError as lost:
+                told = f"The step's rollouts are lost: {lost}"
+            raise type(error)(f"{error} {told}") from None
 
     # --- inside --------------------------------------------------------------------------------------------------
 
