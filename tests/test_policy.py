@@ -275,6 +275,8 @@ def test_what_comes_from_files_has_memory_as_what_is_made(tiny_models, tmp_path)
 
     config = settings(folder, **model(folder, lora={"rank": 3}))
     policies.load(config, Accelerator(cpu=True)).save(tmp_path)
+    targets = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+    assert targets == sorted(targets)  # the same bytes whatever process wrote it
     adapted = policies.load(config, Accelerator(cpu=True), tmp_path)
     assert misplaced([*adapted.model.named_parameters(), *adapted.model.named_buffers()]) == []
     beside = policies.load_model(tmp_path, torch.float32, merge=False)
