@@ -71,7 +71,7 @@ def _one_target(task: Any, sample: Sample) -> Any:
 def _say_one(task: Any, sample: Sample, found: Any) -> str:
     kind = _kind(sample.row)
     if kind == "span":
-        return thinking(json.dumps({"time": [round(float(t), 4) for t in found[0]]}))
+        return thinking(json.dumps({"time": [round(float(t), 12) for t in found[0]]}))
     if kind == "track":
         said = [f'"{key}": {format_box(shown(task, sample, box))}'
                 for key, box in zip(frame_names(sample), found["boxes"], strict=True) if box]

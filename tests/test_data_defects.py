@@ -14,6 +14,7 @@ from PIL import Image
 from tests.test_data_formats import make_video
 from vlrl.cli import main
 from vlrl.settings import LimitsSettings
+from vlrl.task import load
 from vlrl.tools.datacheck import check, files_of
 from vlrl.tools.rowcheck import field_problems, leaks
 
@@ -178,3 +179,13 @@ TRACK = {"width": 64, "height": 32, "answer_type": "track",
 def test_fields_by_hand(row, words):
     found = list(field_problems(row))
     assert [words in problem for problem in found] == [True] if words else found == []
+
+
+@pytest.mark.parametrize(("name", "recipe", "row"), [
+    ("video", "time_r1", {"video": "a.mp4", "question": "When?", "answer_type": "span", "duration": 40.1,
+                          "spans": [[13.333333333333334, 24.777777777]]}),
+    ("driving", "trajectory", {"image": "a.png", "trajectory": [[3.14159265, 0.1234567, 0.5], [6.28, 1 / 3, 1.0]]})])
+def test_labels_of_many_decimals_are_no_problem(tmp_path, name, recipe, row):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "1", "width": 90, "height": 60, **row}))
+    task = load(name, {"recipe": recipe})
+    assert check(tmp_path / "rows.jsonl", task, LimitsSettings(), allow_missing=True).problems == ()

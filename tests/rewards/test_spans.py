@@ -128,7 +128,7 @@ def test_texts_that_are_read(text, tolerant, bare, only):
 def test_several_spans():
     assert read_spans("0 to 1, 2 to 3, 4 to 5", 2) == [[0, 1], [2, 3]]
     assert only_spans("0 to 1, 2 to 3", 2) and not only_spans("0 to 1, 2 to 3", 1) and not only_spans("0 to 1", 2)
-    assert read_spans(format_span([0.1 + 0.2, 12.0])) == [[0.3, 12]] and format_span([3, 10.50004]) == "3 to 10.5"
+    assert read_spans(format_span([0.1 + 0.2, 12.0])) == [[0.3, 12]] and format_span([3, 10.50004]) == "3 to 10.50004"
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -151,3 +151,10 @@ def test_reading_never_raises(text):
     found = [*read_spans(text), *([last_span(text)] if last_span(text) else []), *(span_list(text) or [])]
     json.dumps(found, allow_nan=False)
     assert all(len(span) == 2 and min(span) >= 0 for span in found) and only_spans(text, 1) in (True, False)
+
+
+@given(st.floats(0, 1e6), st.floats(1e-3, 1e6))
+def test_a_written_span_is_the_same_span(start, length):
+    span = [start, start + length]
+    assert temporal_iou(read_spans(format_span(span))[0], span) == pytest.approx(1, abs=1e-6)
+    assert temporal_iou(last_span(format_span(span)), span) == pytest.approx(1, abs=1e-6)

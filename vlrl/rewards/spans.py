@@ -120,12 +120,12 @@ def span_list(text: str) -> list[list[float]] | None:
 
 
 def format_time(seconds: float) -> str:
-    """Seconds with up to 4 decimals: 3, 12.5."""
-    return f"{seconds:.4f}".rstrip("0").rstrip(".")
+    """Seconds as they are, without an exponent and with up to 12 decimals: 3, 12.5."""
+    return f"{seconds:.12f}".rstrip("0").rstrip(".")
 
 
 def format_span(span: Span) -> str:
-    """`start to end`, in seconds with up to 4 decimals."""
+    """`start to end`, in seconds; read again it is the same span."""
     return f"{format_time(span[0])} to {format_time(span[1])}"
 
 

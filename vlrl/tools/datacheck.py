@@ -38,6 +38,7 @@ Tell = Callable[[str, int, int], None]
 """Called as (what, done, total) while the work proceeds."""
 _FRAMES = VideoSampling(fps=1.0, max_frames=4)  # enough to see that a video decodes from its start to its end
 _PLACES = ("boxes", "box", "points", "action", "point", "coordinate")  # fields with pixels in them
+_CENTIMETRES = ("trajectory",)  # with metres, which answers give to two decimals
 _TIMES = ("video_start", "video_end")
 _ORDER = ("file", "row", "id", "field", "media", "size", "box", "oracle", "leak")
 _NO_ROWS = ("metadata.jsonl", "metadata.csv", "dataset_info.json", "dataset_dict.json", "state.json")
@@ -289,12 +290,12 @@ def _earned(task: Task, sample: Sample) -> tuple[str, dict[str, float], float, f
 
 
 def _whole(value: Any, field: str = "") -> Any:
-    """A row with the numbers of its boxes and points rounded to whole pixels."""
+    """A row with the numbers of its boxes and points rounded to whole pixels, of its way-points to centimetres."""
     if isinstance(value, Mapping):
-        return {k: _whole(v, k) if k in _PLACES else v for k, v in value.items()}
+        return {k: _whole(v, k) if k in (*_PLACES, *_CENTIMETRES) else v for k, v in value.items()}
     if isinstance(value, list):
         return [_whole(v, field) for v in value]
-    return round(value) if is_number(value) else value
+    return round(value, 2 if field in _CENTIMETRES else None) if is_number(value) else value
 
 
 def _check_media(row: _Row, seen: Mapping[_Key, _Seen]) -> None:
