@@ -13,11 +13,10 @@ from typing import Any
 
 from vlrl.errors import DataError, did_you_mean
 from vlrl.formats.fields import short
+from vlrl.recipes import Recipe
 from vlrl.rewards.confidence import brier, confidence_format, read_confidence
 from vlrl.rewards.text import answer_tag, answer_text, clean_label, same_label, think_answer_format
 from vlrl.types import Answer, Parts, Sample
-
-from ._recipes import Recipe
 
 Row = Mapping[str, Any]
 _LONGEST = 2000

@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vlrl.recipes import Recipe
 from vlrl.rewards import driving as rules
 from vlrl.rewards.boxes import format_box
 from vlrl.rewards.contrast import contrast_goal, goal_baseline
 from vlrl.rewards.driving import HEADS
 from vlrl.rewards.text import answer_text, think_answer_format
 from vlrl.types import Answer, Media, Parts, Sample
-
-from ._recipes import Recipe
 
 Group = Callable[[Sequence[Sequence[str]]], list[float]]
 _WORDS = ("the speed (KEEP, ACCELERATE, DECELERATE or STOP) and the path (STRAIGHT, LEFT_TURN, RIGHT_TURN, LEFT_CHANGE "

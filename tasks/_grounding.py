@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from vlrl.recipes import Box, Recipe, pixels, shown, whole_units
 from vlrl.rewards.boxes import box_format, format_box, giou, iou, is_number, parse_box, parse_whole_box
 from vlrl.rewards.detection import (
     average_precision,
@@ -26,8 +27,6 @@ from vlrl.rewards.text import (
     think_answer_within,
 )
 from vlrl.types import Answer, Parts, Sample
-
-from ._recipes import Box, Recipe, pixels, shown, whole_units
 
 _THINK = ("First output the thinking process in <think> </think> tags and then output the final answer in <answer> "
           "</answer> tags.")

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vlrl.recipes import Box, Recipe, pixels, shown, whole_units
 from vlrl.rewards.boxes import centre, iou, is_number
 from vlrl.rewards.literals import decimals, first_object, numbers_of, read_literal
 from vlrl.rewards.points import inside
@@ -14,7 +15,6 @@ from vlrl.rewards.text import answer_tag, answer_text, between, think_answer_for
 from vlrl.types import Answer, Parts, Sample
 
 from ._gui import element, middle, write_point
-from ._recipes import Box, Recipe, pixels, shown, whole_units
 
 CLICKS = ("click", "tap", "left_click", "long_press")
 _GUI_R1_TEXTS = ("type", "input_text", "select", "scroll")

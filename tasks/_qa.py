@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vlrl.recipes import Recipe
 from vlrl.rewards.math import VerifierError, boxed
 from vlrl.rewards.text import between, think_answer_format
 from vlrl.task import Weight
 from vlrl.types import Answer, Parts, Sample, Variant
 
 from . import _qa_kinds as kinds
-from ._recipes import Recipe
 
 _TAGS = "Output the thinking process in <think> </think> and the final answer ({kind}) in <answer> </answer> tags."
 _LONGEST_LINE = 200

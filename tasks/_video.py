@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vlrl.recipes import Recipe
 from vlrl.rewards.answers import LETTERS, STRICT, bare_options, option_letter, read_number, rouge_tokens, tolerant
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.groups import consistency_bonus, length_bonus, temporal_bonus
@@ -18,7 +19,6 @@ from vlrl.types import Answer, Parts, Sample, Variant
 
 from . import _video_time as times
 from . import _video_tracks as tracks
-from ._recipes import Recipe
 
 TYPED = tuple(STRICT)
 """Answer types that are scored here: choice, number, ocr, text, regression."""

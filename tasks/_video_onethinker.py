@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from vlrl.recipes import pixels, shown
 from vlrl.rewards.answers import exact, ocr, read_number, rouge
 from vlrl.rewards.boxes import format_box
 from vlrl.rewards.literals import numbers_of, read_literal
@@ -15,7 +16,6 @@ from vlrl.rewards.tracks import mean_overlap, read_keyed_boxes
 from vlrl.types import Answer, Parts, Sample
 
 from . import _video as typed
-from ._recipes import pixels, shown
 from ._video_time import TimeRecipe, needs_one_span, say_oracle, spans_of, thinking
 from ._video_tracks import boxes_of, frame_names, needs_track, track_of
 

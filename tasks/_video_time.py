@@ -12,6 +12,7 @@ from typing import Any
 
 from rapidfuzz.distance import LCSseq
 
+from vlrl.recipes import Recipe
 from vlrl.rewards.answers import option_letter, option_text, rouge_tokens
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.literals import read_literal
@@ -30,8 +31,6 @@ from vlrl.rewards.spans import (
 )
 from vlrl.rewards.text import answer_tag, clean_label, extract_tag, think_answer_format
 from vlrl.types import Answer, Parts, Sample
-
-from ._recipes import Recipe
 
 Spans = Sequence[Sequence[float]]
 _LETTERS = "ABCDEFG"

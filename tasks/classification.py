@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from vlrl.data import SPLITS, Drawn
 from vlrl.errors import DataError
+from vlrl.recipes import RecipeTask
 from vlrl.rewards.confidence import calibration_error
 from vlrl.settings_base import Count
 from vlrl.types import Answer, Parts, Sample
 
 from . import _classification as recipes
-from ._recipes import RecipeTask
 
 
 class Classification(RecipeTask):

@@ -18,13 +18,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from vlrl.media import Access, resolve
+from vlrl.recipes import RecipeTask
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.driving import HEADS, obstacle_problem, polygon_problem, project, trajectory_problem
 from vlrl.rewards.text import parse_answer
 from vlrl.types import Answer, Parts, Sample
 
 from . import _driving as recipes
-from ._recipes import RecipeTask
 
 RECIPES = {
     "plan": recipes.PLAN, "alphadrive": recipes.ALPHADRIVE, "alphadrive_released": recipes.ALPHADRIVE_RELEASED,

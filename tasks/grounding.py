@@ -16,6 +16,7 @@ from pydantic import Field
 
 from vlrl.data import SPLITS, Drawn
 from vlrl.errors import ConfigError
+from vlrl.recipes import RecipeTask
 from vlrl.rewards.boxes import iou, is_number
 from vlrl.rewards.detection import coco_map
 from vlrl.settings_base import Positive
@@ -23,7 +24,6 @@ from vlrl.types import Answer, Media, Parts, Sample
 
 from . import _grounding as boxes
 from . import _grounding_words as words
-from ._recipes import RecipeTask
 from ._scenes import KNOBS, made_scene, scene
 
 RECIPES = {

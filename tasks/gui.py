@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from vlrl.recipes import RecipeTask
 from vlrl.rewards.boxes import iou, is_number
 from vlrl.rewards.points import inside
 from vlrl.settings_base import Rate
@@ -20,7 +21,6 @@ from vlrl.types import Answer, Parts, Sample
 
 from . import _gui as elements
 from . import _gui_actions as actions
-from ._recipes import RecipeTask
 
 RECIPES = {
     "element": elements.ELEMENT, "click": elements.CLICK, "gui_g1": elements.GUI_G1, "gui_g2": elements.GUI_G2,

@@ -13,10 +13,9 @@ from typing import Any, Literal
 
 from vlrl.data import Drawn
 from vlrl.formats.fields import short
+from vlrl.recipes import Recipe, RecipeTask
 from vlrl.rewards.text import clean_label, extract_tag, think_answer_format
 from vlrl.types import Answer, Parts, Sample
-
-from ._recipes import Recipe, RecipeTask
 
 _CHOICE = re.compile(r"(?:response )?([12])")
 _VERDICT = re.compile(r"(?<![\d.])-?[01]\.0(?!\d)")

@@ -16,13 +16,13 @@ from pydantic import Field
 
 from vlrl.data import MEDIA_FIELDS
 from vlrl.errors import DataError
+from vlrl.recipes import RecipeTask
 from vlrl.settings_base import Positive, Rate
 from vlrl.types import Sample
 
 from . import _qa as recipes
 from . import _qa_kinds as kinds
 from ._qa_forms import FORMS
-from ._recipes import RecipeTask
 
 IMAGE = "<image>"
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from vlrl.errors import ConfigError
+from vlrl.recipes import RecipeTask
 from vlrl.rewards.boxes import is_number
 from vlrl.settings_base import Rate
 from vlrl.types import Answer, Parts, Sample
@@ -23,7 +24,6 @@ from . import _video as typed
 from . import _video_onethinker as onethinker
 from . import _video_time as times
 from . import _video_tracks as tracks
-from ._recipes import RecipeTask
 
 RECIPES = {
     "direct": typed.DIRECT, "video_r1": typed.VIDEO_R1, "grpo_care": typed.GRPO_CARE,

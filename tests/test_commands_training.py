@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -197,6 +199,8 @@ def stats(model, folder, words):
 def test_an_exported_lora_run_is_base_and_adapter(lora, tmp_path, capsys):
     out, _ = call(capsys, "export", lora.run, "-o", tmp_path / "model", "--dtype", "float32")
     assert "step-000002" in out and "largest difference" in out
+    plain = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, text=True)
+    assert ("import vlrl first" in out) == ("torchvision::nms does not exist" in plain.stderr)
     names = {f.name for f in (tmp_path / "model").iterdir()}
     assert {"model.safetensors", "config.json", "generation_config.json", "chat_template.jinja",
             "tokenizer.json"} <= names

@@ -17,6 +17,8 @@ from vlrl import task as tasks
 from vlrl.data import read_rows, read_samples, sample_from_row
 from vlrl.errors import VlrlError
 from vlrl.media import resolve
+from vlrl.rewards.text import parse_answer
+from vlrl.scoring import score_group
 from vlrl.settings import DataSettings
 from vlrl.tools import docs
 
@@ -363,3 +365,14 @@ def test_rows_from_a_csv(tmp_path, monkeypatch):
     exec(code, {})
     (row,) = read_rows(tmp_path / "all.jsonl")
     assert sample_from_row(row, tmp_path).id == "0" and row["question"] == "How many?" and row["box"] == [1, 2, 30, 40]
+
+
+def test_the_recipe_on_the_page_pays_as_the_page_says(tmp_path):
+    page = (ROOT / "docs" / "write-a-task.md").read_text(encoding="utf-8")
+    (code,) = [body for _, body in BLOCK.findall(page) if body.startswith("# my_recipe.py")]
+    (tmp_path / "my_recipe.py").write_text(code)
+    assert "task.recipe=my_recipe.py:strict" in page
+    task = tasks.load("grounding", {"recipe": f"{tmp_path}/my_recipe.py:strict", "drawn": True})
+    sample = task.samples("train")[0]
+    texts = [task.oracle(sample), "[0, 0, 1, 1]", "there"]
+    assert [s.reward for s in score_group(task, sample, [parse_answer(text) for text in texts], 0)] == [1.1, 0.1, 0.0]

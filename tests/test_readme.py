@@ -83,7 +83,8 @@ def test_every_value_in_the_text_is_allowed():
 
 def test_every_path_exists():
     paths = {*re.findall(r"`([\w.-]+/[\w./-]*)`", TEXT), *re.findall(r"\]\(([\w./-]+)\)", TEXT)}
-    missing = [p for p in paths if not (ROOT / p).exists()]
+    made = {".venv/bin"}  # by make; the environment that runs this may lie elsewhere
+    missing = [p for p in paths - made if not (ROOT / p).exists()]
     assert len(paths) > 8 and not missing
 
 

@@ -30,6 +30,13 @@ def _declare_schemas() -> None:
     _declared.append(library)
 
 
+def needed() -> bool:
+    """Whether torchvision here cannot be imported without `install`: its library of operators could not be loaded."""
+    from torchvision import extension
+
+    return bool(_declared) and not extension._has_ops()
+
+
 def install() -> None:
     """Registers the import hook once; does nothing when torchvision is already imported."""
     known = any(isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path)

@@ -361,6 +361,12 @@ def _tell_exported(done: Exported) -> None:
         for token, before, after in zip(done.tokens, done.before, done.after, strict=True):
             typer.echo(f"{printable(token):<16}{before:>12.5f}{after:>12.5f}")
         typer.echo(f"largest difference {done.difference:.1e}; weights and prompt tokens read back are those saved")
+    from vlrl import _torchvision
+
+    if _torchvision.needed():
+        typer.echo("note: torch is a CPU build here and torchvision is not, so plain transformers fails to load the "
+                   "processor (operator torchvision::nms does not exist): import vlrl first, or install both from "
+                   "https://download.pytorch.org/whl/cpu")
 
 
 def extrapolate(

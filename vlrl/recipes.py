@@ -4,7 +4,8 @@
         _recipes = {"vlm_r1_rec": Recipe(prompt=..., rewards={"accuracy": 1.0, "format": 1.0}, ...)}
         recipe: str = "vlm_r1_rec"
 
-The functions of a recipe take the task first: it has the settings and the coordinates.
+The functions of a recipe take the task first: it has the settings and the coordinates. docs/write-a-task.md shows
+one of one's own, `task.recipe=my_recipe.py:strict`.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class RecipeTask(Task):
         if callable(found):  # one's own module:function that makes a recipe
             found = found()
         if not isinstance(found, Recipe):
-            raise ConfigError(f"task.recipe={name!r} must be one of {', '.join(cls._recipes)}, or module:function that "
-                              "returns a Recipe")
+            raise ConfigError(f"task.recipe={name!r} must be one of {', '.join(cls._recipes)}, or "
+                              "path/file.py:function or module:function that returns a vlrl.recipes.Recipe")
         return found
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
@@ -112,6 +113,7 @@ class RecipeTask(Task):
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
         return self.used.group(self, sample, answers, services) if self.used.group else []
+
     def parse(self, sample: Sample, answer: Answer) -> Any:
         return self.used.read(self, sample, answer)
 
