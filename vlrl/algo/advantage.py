@@ -1,7 +1,8 @@
 """Advantages of a step's rollouts from their rewards: `Scores -> [R]`, or a list of [T] for one a token.
 
 R rollouts in groups; n scorable answers of a group. Unscorable rollouts (NaN) are in no statistic and have advantage 0.
-Where a formula centres rewards on their group, a group of equal rewards has exactly 0. What needs nothing but the
+Where a formula centres rewards on their group, a group of equal rewards has exactly 0 (before reinforce_pp_baseline
+whitens). What needs nothing but the
 groups of its own process says "local".
 """
 

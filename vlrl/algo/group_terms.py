@@ -109,6 +109,9 @@ class Oreal:
     rest: OREAL (arXiv 2502.06781) as in its released trainer without the token-level reward model, with
     algo.advantage=rloo, algo.aggregation=token_mean and kl_coef=0.01. `weighted`=false: correct rollouts are cloned
     with weight 1 instead of A. Unscorable rollouts have no loss.
+
+    The trainer writes the term of the others as exp(logp - sg(logp)) A with the logp of the same forward pass: a ratio
+    that is 1 at any number of optimizer steps. Its gradient is A grad logp, so that of the -A logp here is the same.
     """
 
     positive: _NotNegative = 1.0

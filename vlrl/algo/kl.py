@@ -48,8 +48,10 @@ def k3_plus(x: LossInputs, clamp: _AboveZero = 20.0, limit: _AboveZero | None = 
 
 
 def k3_unbiased(x: LossInputs, clamp: _AboveZero = 20.0, level: Literal["token", "sequence"] = "token") -> torch.Tensor:
-    """r * k3, r = the ratio to the policy that sampled, not clipped: unbiased also off-policy, and so is its gradient.
-    -> [N].
+    """r * k3, r = the ratio to the weights that begin the update, not clipped: for answers of these weights it is
+    unbiased at every optimizer step, and so is its gradient. -> [N].
+
+    Not for answers of older weights or another sampler: algo.correction does not multiply the KL.
 
     `level` of the ratio: of each token, or exp(mean_t log-ratio) of its rollout. DeepSeek-V3.2 (arXiv 2512.02556).
     """

@@ -99,10 +99,10 @@ class Objective:
             per_token = per_token * factor
         if self.kl and kl_coef:
             kl = self.kl(_of(x, "kl"))
+            metrics = {**metrics, "kl": (kl.detach() * x.mask).sum()}
             for i, weight in enumerate(self.kl_weights):
                 kl = kl * weight(_of(x, f"kl_weights.{i}"))
             per_token = per_token + kl_coef * kl
-            metrics = {**metrics, "kl": (kl.detach() * x.mask).sum()}
         loss = self.aggregation(per_token, _of(x, "aggregation"))
         if self.entropy:
             held, more = self.entropy(_of(x, "entropy"))
