@@ -75,6 +75,36 @@ def test_a_sound_file(folder, capsys):
     assert sorted(folder.rglob("*")) == before  # nothing was written
 
 
+def test_what_all_rows_have_in_common_is_said_once(folder, capsys):
+    file = folder / "wrong.csv"
+    file.write_text("picture,mark\n" + "".join(f"img/{n}.png,cup\n" for n in range(5)) + "a,b,c\n")
+    code, out, _ = run(capsys, "check", file)
+    assert code == 1 and out.count("its columns are those of no known format") == 1 and "(and 4 rows more)" in out
+    assert "wrong.csv:7: (no id): row: the line has more values" in out and "6 bad rows" in out
+    rows = [row(str(n), image="../x.png") for n in range(3)]
+    code, out, _ = run(capsys, "convert", write(folder / "r.jsonl", *rows, row("9")), "-o", folder / "o.jsonl",
+                       "--keep-going")
+    assert code == 0 and out.count("left out") == 2 and "r.jsonl:1: row '0': media path '../x.png'" in out
+    assert "(and 2 rows more)" in out
+
+
+def test_control_characters_of_names_reach_no_terminal(folder, capsys):
+    for name in ("0", "a\x1b[31m"):
+        (folder / "img" / f"{name}.png").write_bytes((folder / "img" / "1.png").read_bytes())
+    file = write(folder / "r.jsonl", row("0"), row("1", image="img/a\x1b[31m.png"))
+    _, out, _ = run(capsys, "check", file)
+    assert "same content" in out and "a?[31m.png" in out and "\x1b" not in out
+
+
+def test_a_table_with_own_columns_can_be_split(folder, capsys):
+    lines = "".join(f"img/{n}.png,{n % 2}\n" for n in range(4))
+    (folder / "t.csv").write_text(f"photo,kind\n{lines}")
+    code, _, err = run(capsys, "split", folder / "t.csv", "-o", folder, "--columns", "image=photo", "--columns",
+                         "label=kind", "--no-near-duplicates", "--heldout", 1)
+    assert code == 0, err
+    assert [json.loads(line)["image"][:4] for line in (folder / "train.jsonl").read_text().splitlines()] == ["img/"] * 3
+
+
 def test_every_problem_is_listed_with_line_and_id(folder, capsys):
     (folder / "img" / "cut.png").write_bytes((folder / "img" / "0.png").read_bytes()[:300])
     (folder / "img" / "copy.png").write_bytes((folder / "img" / "0.png").read_bytes())

@@ -10,7 +10,8 @@ import glob
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
@@ -55,6 +56,24 @@ class BadRow:
     where: str
     """File and line, or file and number."""
     reason: str
+
+
+def told_once(bad: Iterable[tuple[str, str]]) -> list[str]:
+    """A line for each different reason of (whose it is, reason) pairs, with the number of rows more that have it."""
+    same: dict[str, list[str]] = {}
+    for whose, reason in bad:
+        same.setdefault(reason, []).append(whose)
+    return [f"{whose[0]}: {reason}" + (f" (and {len(whose) - 1:,} rows more)" if whose[1:] else "")
+            for reason, whose in same.items()]
+
+
+def rows_told_once(bad: Iterable[BadRow]) -> list[str]:
+    """`told_once` of rows that were left out; a reason may begin with the name of its row."""
+    return told_once((f"{b.where}{': ' + row[0][:-2] if (row := _ROW.match(b.reason)) else ''}",
+                      _ROW.sub("", b.reason, count=1)) for b in bad)
+
+
+_ROW = re.compile(r"row '[^'\n]*': ")
 
 
 class Samples(Sequence[Sample]):
@@ -212,7 +231,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
                 raise DataError(f"{where}: {error} (data.quarantine=true leaves bad rows out)") from error
             bad.append(BadRow(where, str(error)))
     if bad:
-        listed = "".join(f"\n  {b.where}: {b.reason}" for b in bad[:20])
+        listed = "".join(f"\n  {line}" for line in rows_told_once(bad)[:20])
         log.warning("data.%s: left out %d of %d rows%s", split, len(bad), len(bad) + len(samples), listed)
     if not samples:
         first = f"; {bad[0].where}: {bad[0].reason}" if bad else ""

@@ -128,6 +128,7 @@ def convert(
 
     Media paths stay valid: relative to the new file's folder, or to --root.
     """
+    from vlrl.data import rows_told_once
     from vlrl.tools.datacheck import printable
     from vlrl.tools.dataconvert import convert as run
 
@@ -141,8 +142,8 @@ def convert(
     if json:
         emit({"file": str(out), "rows": count, "left_out": [asdict(row) for row in bad]})
         return
-    for row in bad:
-        typer.echo(f"left out {row.where}: {printable(row.reason)}")
+    for line in rows_told_once(bad):
+        typer.echo(f"left out {printable(line)}")
     typer.echo(f"{out}: {count:,} rows" + (f", {len(bad):,} left out" if bad else ""))
 
 
@@ -164,7 +165,7 @@ def split(
     root: Annotated[Path | None, typer.Option(
         help="Folder that media paths are relative to in all files, e.g. data/; default: each file's own folder.",
         show_default=False)] = None,
-    format: Format = "auto", force: Force = False, json: AsJson = False,
+    format: Format = "auto", columns: Columns = None, force: Force = False, json: AsJson = False,
 ) -> None:
     """Split a data file into train.jsonl and heldout.jsonl so that nothing leaks from one to the other.
 
@@ -175,7 +176,7 @@ def split(
 
     with bars() as tell:
         found = split_file(file, out, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, root=root,
-                           format=format, force=force, tell=tell)
+                           format=format, columns=_pairs(columns), force=force, tell=tell)
     if json:
         emit({"train": len(found.train), "heldout": len(found.heldout), "wanted": found.wanted, "groups": found.groups,
               "largest_group": found.largest, "near_duplicates": found.near, "media_not_found": found.unread,
@@ -285,12 +286,16 @@ def _show_made(out: Path, counts: dict[str, int], json: bool) -> None:
 
 
 def _show_findings(file: str, found: Findings, most: int, labels: bool) -> None:
-    for problem in found.problems[:most or None]:
-        typer.echo(f"{problem.where}: {problem.id or '(no id)'}: {problem.kind}: {problem.reason}")
-    if 0 < most < len(found.problems):
-        typer.echo(f"... and {len(found.problems) - most:,} more (--max 0 lists all)")
+    from vlrl.data import told_once
+    from vlrl.tools.datacheck import printable
+
+    listed = told_once((f"{p.where}: {p.id or '(no id)'}", f"{p.kind}: {p.reason}") for p in found.problems)
+    for line in listed[:most or None]:
+        typer.echo(printable(line))
+    if 0 < most < len(listed):
+        typer.echo(f"... and {len(listed) - most:,} more (--max 0 lists all)")
     for paths in found.copies[:_VALUES]:
-        typer.echo(f"same content: {', '.join(paths)}")
+        typer.echo(printable(f"same content: {', '.join(paths)}"))
     if len(found.copies) > _VALUES:
         typer.echo(f"... and {len(found.copies) - _VALUES:,} more contents under several names (--json lists all)")
     _show_fields(found)
@@ -301,6 +306,7 @@ def _show_findings(file: str, found: Findings, most: int, labels: bool) -> None:
     if labels and found.unlabelled:
         typer.echo(f"without a label: {found.unlabelled:,} rows")
     media = "".join(f", {count:,} {kind}" for kind, count in found.media.items() if count)
+    file = printable(file)
     typer.echo(f"{file}: {found.rows:,} rows{media}; {found.bad:,} bad rows" if found.rows else f"{file}: no rows")
 
 

@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +64,10 @@ class Split:
 
 def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_key", seed: int = 0, *,
                near_duplicates: bool = True, distance: int = 4, root: Path | None = None, format: str = "auto",
-               limits: LimitsSettings | None = None, force: bool = False, tell: Tell | None = None) -> Split:
+               columns: Mapping[str, str] | None = None, limits: LimitsSettings | None = None, force: bool = False,
+               tell: Tell | None = None) -> Split:
     """Writes train.jsonl and heldout.jsonl into `folder`; see `split`. Media paths stay valid there or under `root`.
+    `columns` says which field stands for a canonical one.
 
     Raises DataError at the first bad row, when the files exist (without `force`), and for what `split` raises.
     """
@@ -73,7 +75,7 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
     if os.path.exists(folder) and not folder.is_dir():
         raise DataError(f"{folder} is a file; name a folder for {' and '.join(FILES)}")
     refuse_existing(targets, force)
-    rows, bad = usable_rows(path, format, root)
+    rows, bad = usable_rows(path, format, root, columns=columns)
     if bad:
         raise DataError(f"{bad[0].where}: {bad[0].reason} (vlrl data check lists every bad row)")
     if not rows:
