@@ -9,7 +9,7 @@ from tests.test_data_formats import save
 from vlrl.cli import main
 from vlrl.data import FIELDS, read_rows
 from vlrl.errors import DataError
-from vlrl.formats import recognised, rows_in
+from vlrl.formats import canonical, recognised, rows_in
 from vlrl.tools.dataconvert import convert
 
 ASK = {"image": "a.png", "question": "What could lead to a collision?", "answer": "Turning left."}
@@ -70,6 +70,37 @@ def test_files_that_follow_one_another_share_no_id(tmp_path):
     taken: set[str] = set()
     found = [row for file in (one, two) for _, row in rows_in(file, taken=taken)]
     assert [row["id"] for row in found if isinstance(row, dict)] == ["a", "a-2"]
+
+
+IMAGES = [{"id": 1, "file_name": "a.png", "width": 9, "height": 9}]
+CATS = {"categories": [{"id": 1, "name": "cat"}]}
+
+
+def test_annotations_of_coco_find_their_image_or_are_refused(tmp_path):
+    def read(images, *annotations):
+        found = [{"id": n, "category_id": 1, **a} for n, a in enumerate(annotations)]
+        return [row for _, row in rows_in(save(tmp_path / "c.json", {"images": images, "annotations": found, **CATS}))]
+
+    (row,) = read(IMAGES, {"image_id": "1", "bbox": [1, 2, 3, 4]}, {"image_id": 1, "bbox": [1, 2, 0, 4]})
+    assert isinstance(row, dict) and row["boxes"] == [{"box": [1, 2, 4, 6], "label": "cat"}]
+    assert row["meta"] == {"empty": [{"box": [1, 2, 1, 6], "label": "cat"}]}
+    two = read([*IMAGES, {**IMAGES[0], "file_name": "b.png"}], {"image_id": 1, "bbox": [1, 2, 3, 4]})
+    assert all("2 files in 'images' have the id 1" in str(row) for row in two)
+    (row,) = canonical({"images": IMAGES, "annotations": [{"id": 5, "image_id": 7, "category_id": 1}], **CATS})
+    assert isinstance(row, DataError) and "annotation 5: image_id=7 is the id of no entry" in str(row)
+
+
+@pytest.mark.parametrize(("name", "content", "words"), [
+    ("p.json", [{"question": "q", "response_a": "x", "response_b": "y", "label": n} for n in (0, 1)],
+     ["answer=0 must say", "answer=1: another row of the file says 0"]),
+    ("t.csv", "image,xmin,ymin,xmax,ymax,label\na.png,1,2,3,4,\nb.png,1,2,3,4,dog\n", ["a box and no label", None]),
+    ("k.json", [{"image": "a.png", "label": " "}, {"image": "b.png", "label": "cat"}], ["not empty", None]),
+    ("i.json", [{"shapes": [], "text": [], "image": "a.png"}], ["holds nothing to ask"]),
+])
+def test_what_would_be_read_wrongly_in_silence_is_refused(tmp_path, name, content, words):
+    found = [row for _, row in rows_in(save(tmp_path / name, content))]
+    assert all((word is None) == isinstance(row, dict) and (word or "") in str(row)
+               for word, row in zip(words, found, strict=True))
 
 
 def test_canonical_rows_keep_their_ids(tmp_path):

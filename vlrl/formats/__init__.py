@@ -67,7 +67,7 @@ FORMATS: dict[str, Format] = {
     "alphadrive": Format(driving.is_alphadrive, driving.alphadrive),
     "chosen_rejected": Format(pairs.is_chosen_rejected, pairs.chosen_rejected),
     "r1_reward": Format(pairs.is_r1_reward, pairs.r1_reward),
-    "response_pair": Format(pairs.is_response_pair, pairs.response_pair),
+    "response_pair": Format(pairs.is_response_pair, pairs.response_pair, pairs.one_or_two),
     "captions": Format(video.is_captions, video.captions, several=True),
     "got10k": Format(video.is_got10k, video.got10k),
     "seed_bench_r1": Format(video.is_seed_bench_r1, video.seed_bench_r1),
@@ -163,7 +163,8 @@ def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
         return [record]
     found = FORMATS[format if format != "auto" else recognised(record) or "canonical"]
     try:
-        return found.rows(record, source or Source())
+        return found.rows(record, source or Source()) or [DataError(
+            f"it holds nothing to ask: one of its lists ({short([k for k, v in record.items() if v == []])}) is empty")]
     except DataError as error:
         return [error]
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:  # shapes nobody thought of

@@ -150,6 +150,8 @@ BOX = ("bbox", "bbox_2d", "box", "bounding_box")
 LABEL = ("label", "class", "category", "class_name", "category_name", "label_name", "object", "name")
 NAMED = (*EXPRESSION, "text")
 INSTRUCTION = ("instruction", "command", "goal")
+_UNNAMED = "object"
+"""The label of boxes in a table without labels."""
 ROLES = {"image": IMAGE, "label": LABEL, "expression": NAMED, "instruction": INSTRUCTION}
 """What a column may stand for -> the names under which it is looked for."""
 
@@ -177,7 +179,7 @@ def table(record: Record, source: Source) -> Rows:
     boxes = [_table_box(record, fields, row)] if fields else []
     words = {role: text(record, *names) for role, names in (
         ("instruction", INSTRUCTION), ("expression", NAMED)) if has(record, *names)}
-    label = str(pick(record, *LABEL)) if has(record, *LABEL) else next(iter(words.values()), "object")
+    label = str(pick(record, *LABEL)) if has(record, *LABEL) else next(iter(words.values()), _UNNAMED)
     if "instruction" in words:
         kind = optional(record, element_type="element_type", platform="platform")
         target = {"box": boxes[0]} if boxes else {}
@@ -257,7 +259,12 @@ def ask_for_all(rows: Placed) -> Placed:
 
 
 def one_row_per_image(rows: Placed) -> Placed:
-    """Joins the boxes of one image and one expression, which a table has a line each for."""
+    """Joins the boxes of one image and one expression, which a table has a line each for. Where others have a label, a
+    box without one is refused."""
+    labels = {b["label"] for _, _, row in rows if isinstance(row, dict) for b in row.get("boxes", ())}
+    if len(labels - {_UNNAMED}) and _UNNAMED in labels:
+        rows = [(n, where, DataError("it has a box and no label, where other rows have one") if isinstance(row, dict)
+                 and any(b["label"] == _UNNAMED for b in row.get("boxes", ())) else row) for n, where, row in rows]
     first: dict[Any, tuple[int, str, dict[str, Any] | DataError]] = {}
     for n, where, row in rows:
         if isinstance(row, DataError) or "boxes" not in row:

@@ -31,7 +31,10 @@ _LETTER = re.compile(r"(?:option|choice|answer)?\s*[(\[]?([A-Za-z])[)\]]?[.:、]
 _WITH_TEXT = re.compile(r"\s*[(\[]?([A-Z])[)\].:、]\s*(\S.*)", re.DOTALL)
 _SEVERAL = re.compile(r"[A-H](?:\s*[,;&]\s*[A-H])+")
 _ASKS_COUNT = re.compile(r"\bhow many\b|\bcount\b|\bnumber of\b", re.IGNORECASE)
+_NO_OPTIONS = ("", "none", "null", "nan", "n/a", "[]", "{}")
+_SINGLE = OPTIONS[3:]  # what others call "option" or "choice" may be the one that was chosen
 _MATH = re.compile(r"[\\$^√π°]|\d\s*[-+*/=]\s*\w|\w\s*[-+*/=]\s*\d")
+_THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d{1,9})?")
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|(?:1\d|20)\d\d\s?[-–/]\s?(?:(?:1\d|20)\d\d|\d\d)")
 """A day, or a span of years."""
 _LONGEST_MATH = 200
@@ -56,7 +59,10 @@ def options_of(record: Record) -> list[str]:
         given = [record[name] for name in columns if has(record, name)] or None
     if isinstance(given, str):
         lines = [line for line in given.split("\n") if line.strip()]
+        said = given
         given = read_literal(given) or (lines if len(lines) > 1 else None)
+        if given is None and said.strip().lower() not in _NO_OPTIONS and not has(record, *_SINGLE):
+            raise DataError(f"options={short(said)} must be a list of texts, or a text with a line for each")
     if isinstance(given, Mapping):
         given = given["text"] if isinstance(given.get("text"), list) else [given[key] for key in sorted(given)]
     if given is None or given == []:
@@ -110,6 +116,14 @@ def letter(answer: Any, options: Sequence[str]) -> str:
     return chr(ord("A") + place)
 
 
+def placed_letter(place: Any, options: Sequence[str]) -> str:
+    """The letter of the right option, which a field of INDICES tells: a whole number is its place from 0, whatever the
+    options say; else as in `letter`."""
+    told = number(place)
+    return letter(place if told is None or told != int(told) or not 0 <= told < len(options)
+                  else chr(ord("A") + int(told)), options)
+
+
 def _clash(said: str, options: Sequence[str]) -> bool:
     """Whether a single letter is the text of one option and the letter of another."""
     return len(said) == 1 and said.isupper() and ord(said) - ord("A") < len(options)
@@ -124,6 +138,8 @@ def kind_of(answer: str, question: str) -> str:
         return "yes_no"
     if re.fullmatch(r"\(?[A-H]\)?\.?", answer):
         return "choice"
+    if _THOUSANDS.fullmatch(answer):
+        return "number"
     if _DATE.fullmatch(answer):
         return "text"
     return "math" if len(answer) <= _LONGEST_MATH and _MATH.search(answer) and not re.search(

@@ -157,20 +157,26 @@ def _images(path: Path, document: Mapping[str, Any]) -> Iterator[Found]:
     by_image: dict[Any, list[Any]] = {}
     for entry in document["annotations"]:
         key = entry.get("image_id") if isinstance(entry, dict) else None
-        by_image.setdefault(key if isinstance(key, (str, int)) else None, []).append(entry)
+        by_image.setdefault(str(key) if isinstance(key, (str, int)) else None, []).append(entry)
     shared = {"categories": document.get("categories") or []}
+    files: dict[str, set[str]] = {}
+    for image in filter(lambda image: isinstance(image, dict), document["images"]):
+        files.setdefault(str(image.get("id")), set()).add(str(image.get("file_name")))
     for n, image in enumerate(document["images"], 1):
         key = image.get("id") if isinstance(image, dict) else None
         where = f"{path}, image {short(key)}" if isinstance(key, (str, int)) else f"{path}, image number {n}"
         if not isinstance(key, (str, int)):
             yield Found(where, str(n), DataError("an entry of 'images' has no id"))
             continue
-        yield Found(where, str(key), {"images": [image], "annotations": by_image.pop(key, []), **shared})
-    for key, entries in by_image.items():
+        if len(files[str(key)]) > 1:
+            yield Found(where, str(n), DataError(f"{len(files[str(key)])} files in 'images' have the id {short(key)}, "
+                                                 "so whose the annotations are cannot be told"))
+            continue
+        yield Found(where, str(key), {"images": [image], "annotations": by_image.get(str(key), []), **shared})
+    for key, entries in ((key, entries) for key, entries in by_image.items() if key not in files):
         first = entries[0].get("id") if isinstance(entries[0], dict) else entries[0]
         yield Found(f"{path}, annotation {short(first)}", str(first), DataError(
-            f"image_id={short(key)} of {len(entries)} annotations is the id of no entry of 'images', or of an earlier "
-            "one"))
+            f"image_id={key} of {len(entries)} annotations is the id of no entry of 'images'"))
 
 
 def parsed_line(text: str, most: int = MOST_LINE) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlrl.errors import DataError
@@ -41,6 +41,10 @@ _OBJECTS = re.compile(r"(?:objects?|categor(?:y|ies)|targets?|labels?|following|
                       r"([^\n\]]+)", re.IGNORECASE)
 _QUOTED = re.compile(r"""\s*(["'])(.+?)\1\s*(?:[,;]|\W*$)""")
 _NEXT_SENTENCE = re.compile(r"\.\s+(?=[A-Z])")
+_CODE = re.compile(r"\bpyautogui\.|<box>|<\|box_start\||<point>|<click>|\b(?:left_|double_)?click\(|\bcomputer\.\w+\(")
+_POINT = re.compile(r"[(\[]?\s*\d+(?:\.\d+)?\s*,\s*\d+(?:\.\d+)?\s*[)\]]?")
+_ASKS_PLACE = re.compile(r"\b(?:click|tap|press|screenshot|screen|button|icon|element|UI|GUI|webpage|point to|"
+                         r"locate)\b", re.IGNORECASE)
 _NO_TARGET = re.compile(r"ignore|^flag$", re.IGNORECASE)  # labels of LISA's shapes that its loader leaves out
 _ANSWER_TYPES = {"mcq": "choice", "yes_no": "yes_no", "math": "math", "numeric": "number"}
 _LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
@@ -71,6 +75,9 @@ def vlm_r1(record: Record, source: Source) -> Rows:
     rest = {**system_prompt(record, said), **meta(record, "conversations", "messages", "solution", "answer", "problem",
                                                   "system", *VIDEO, *OPTIONS)}
     boxes = _boxes_said(answer, method)
+    if boxes is None and (_CODE.search(answer) or (_POINT.fullmatch(answer) and _ASKS_PLACE.search(question))):
+        raise DataError(f"its answer {short(answer)} is a place or an action, which no rule for questions can score: "
+                        "give boxes as [x1, y1, x2, y2] in pixels, or an `action`")
     if boxes is None:
         about, options = _about(record, source), options_of(record)
         row = _answered(record, question, answer, options, _ANSWER_TYPES.get(method))
@@ -257,30 +264,35 @@ def is_coco(record: Record) -> bool:
 def coco(record: Record, source: Source) -> Rows:
     """A row per image: `labels` are the file's categories, `boxes` the annotations, from [x, y, width, height].
 
-    Regions of a crowd (iscrowd=1) are no targets and stand in `meta.crowd`. Of a vocabulary of more than MOST_LABELS
-    categories a row asks for its own and those that LVIS says are absent (neg_category_ids).
+    Regions of a crowd (iscrowd=1), and those without an extent, are no targets and stand in `meta`. Of a vocabulary of
+    more than MOST_LABELS categories a row asks for its own and those that LVIS says are absent (neg_category_ids).
     """
     names = {entry["id"]: text(entry, "name") for entry in record.get("categories") or []
              if isinstance(entry, Mapping) and isinstance(entry.get("id"), (int, str))}
-    boxes: dict[Any, Rows] = {}
-    crowd: dict[Any, Rows] = {}
+    found: dict[str, dict[str, Rows]] = {str(image.get("id")): {} for image in record["images"]}
     for entry in record["annotations"]:
         if not isinstance(entry, Mapping):
             raise DataError(f"annotations: {short(entry)} is no annotation")
-        (crowd if entry.get("iscrowd") in (1, True) else boxes).setdefault(entry.get("image_id"), []).append(
-            _annotation(entry, names))
-    return [_coco_row(image, source, names, boxes.get(image.get("id"), []), crowd.get(image.get("id"), []))
-            for image in record["images"]]
+        if str(entry.get("image_id")) not in found:
+            told = f"annotation {short(entry.get('id'))}: image_id={short(entry.get('image_id'))}"
+            raise DataError(f"{told} is the id of no entry of 'images'")
+        region = _annotation(entry, names)
+        x1, y1, x2, y2 = region["box"]
+        kind = "crowd" if entry.get("iscrowd") in (1, True) else "boxes" if x2 > x1 and y2 > y1 else "empty"
+        found[str(entry["image_id"])].setdefault(kind, []).append(region)
+    return [_coco_row(image, source, names, **found[str(image.get("id"))]) for image in record["images"]]
 
 
-def _coco_row(image: Record, source: Source, names: Mapping[Any, str], boxes: Rows, crowd: Rows) -> dict[str, Any]:
+def _coco_row(image: Record, source: Source, names: Mapping[Any, str], boxes: Sequence[Record] = (),
+              **others: Rows) -> dict[str, Any]:
     url = str(image.get("coco_url") or "")
     named = {**image, "file_name": image.get("file_name") or url.rpartition("/")[2] or None}
     absent = [names[key] for key in image.get("neg_category_ids") or [] if key in names]
     few = list(dict.fromkeys([*(b["label"] for b in boxes), *absent]))
     labels = list(dict.fromkeys(names.values())) if len(names) <= MOST_LABELS else few
-    more = {"meta": {"crowd": crowd}} if crowd else {}
-    return {**begin(named, source), "id": str(image.get("id", source.id)), "labels": labels, "boxes": boxes, **more}
+    more = {"meta": others} if others else {}
+    return {**begin(named, source), "id": str(image.get("id", source.id)), "labels": labels, "boxes": list(boxes),
+            **more}
 
 
 def _annotation(entry: Record, names: Mapping[Any, str]) -> dict[str, Any]:

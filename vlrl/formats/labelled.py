@@ -32,11 +32,20 @@ def labelled(record: Record, source: Source) -> list[dict[str, Any]]:
     several = given if isinstance(given, list) else [given]
     if not several or not all(isinstance(v, (str, int)) and not isinstance(v, bool) for v in several):
         raise DataError(f"label={short(given)} must be the name of a class, or a list of names")
-    names = [_name(v) for v in several]
+    names = [_name(_class(v, record)) for v in several]
+    if not all(names):
+        raise DataError(f"label={short(given)} must be the name of a class, not empty")
     label = {"label": names, "multi": True} if isinstance(given, list) and len(names) > 1 else {"label": names[0]}
     told = {"split": record["split"]} if isinstance(record.get("split"), str) else {}
     return [{"id": named(record, source), **media(record, source), **label, **told,
              **meta(record, *LABEL, *LABELS, "split", "multi", "class_id")}]
+
+
+def _class(value: Any, record: Record) -> Any:
+    """The name of a class that is told by its place among those of the record, from 0."""
+    names = pick(record, *LABELS)
+    known = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names[value] if known and isinstance(value, int) and 0 <= value < len(names) else value
 
 
 def _name(value: Any) -> str:

@@ -13,6 +13,7 @@ from vlrl.formats.choices import untagged
 from vlrl.formats.fields import IMAGE, VIDEO, Source, has, meta, named, number, pick, short, text
 
 Record = Mapping[str, Any]
+Placed = list[tuple[int, str, dict[str, Any] | DataError]]
 Rows = list[dict[str, Any]]
 _QUESTION = ("question", "prompt", "query", "instruction", "text", "Text", "input", "problem")
 _PAIRS = (("response_1", "response_2"), ("response1", "response2"), ("response_a", "response_b"),
@@ -95,6 +96,19 @@ def response_pair(record: Record, source: Source) -> Rows:
              **_about(record, *used)}]
 
 
+def one_or_two(rows: Placed) -> Placed:
+    """Where a row of the file says 0 the others count from 0 too, so that their 1 is not the first: all are refused."""
+    if not any(isinstance(row, _FromZero) for _, _, row in rows):
+        return rows
+    return [(n, where, row if isinstance(row, DataError) else _FromZero(
+        f"answer={row['answer']}: another row of the file says 0, so it counts from 0, or says whether the first is "
+        "better. Write 1 or 2, or A or B")) for n, where, row in rows]
+
+
+class _FromZero(DataError):
+    """A row that says 0, or that stands in one file with such."""
+
+
 def _pair(record: Record) -> list[Any]:
     listed = next((found for n in _LISTS if isinstance(found := pick(record, n), list) and len(found) == 2), None)
     if listed and all(isinstance(v, str) and v.strip() for v in listed):
@@ -113,6 +127,8 @@ def _better(told: Any, pair: list[str]) -> int:
     if words in pair and pair[0] != pair[1]:
         return pair.index(words) + 1
     side = _SIDE.fullmatch(words)
+    if number(told) == 0:
+        raise _FromZero(f"answer={short(told)} must say which response is better: 1 or 2")
     if not side:
         raise DataError(f"answer={short(told)} must say which response is better: 1 or 2")
     return 1 if side[1] else 2

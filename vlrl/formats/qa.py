@@ -9,7 +9,7 @@ from typing import Any
 
 from vlrl.errors import DataError
 from vlrl.formats.asked import asked, plain, shown, spoken, system_prompt
-from vlrl.formats.choices import INDICES, LETTERED, OPTIONS, answered, of_clip, options_of, untagged
+from vlrl.formats.choices import INDICES, LETTERED, OPTIONS, answered, of_clip, options_of, placed_letter, untagged
 from vlrl.formats.fields import IMAGE, VIDEO, Source, begin, has, meta, named, number, pick, short, size_of, text
 
 Record = Mapping[str, Any]
@@ -87,7 +87,8 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
         raise DataError(f"question={short(told)} must be a text")
     options = options_of(record)
     given = _ruled(record)
-    given = (pick(record, *INDICES) if options else None) if given is None else given
+    place = pick(record, *INDICES) if options and given is None else None
+    given = placed_letter(place, options) if place is not None else given
     given = pick(record, *_answers(record)) if given is None else given
     if isinstance(given, list) and all(isinstance(v, Mapping) for v in given):
         given = [v.get("answer") for v in given]

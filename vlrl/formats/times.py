@@ -10,6 +10,8 @@ from vlrl.errors import DataError
 from vlrl.formats.fields import number, pick, short, unpacked
 
 _CLOCK = re.compile(r"(?:(\d{1,3}):)?(\d{1,3}):(\d{1,2}(?:\.\d{1,6})?)")
+_MILLIS = re.compile(r"(:\d\d),(\d{3})(?!\d)")
+"""Subtitles write 00:00:02,500."""
 _WITH_MILLIS = re.compile(r"(\d{1,3}):(\d{1,2}):(\d{1,2}):(\d{3})")
 _UNIT = re.compile(r"\s*(?:s|sec|secs|second|seconds)\.?$", re.IGNORECASE)
 _BETWEEN = re.compile(r"\s*(?:\bto\b|\band\b|,|–|—|~|->|-)\s*", re.IGNORECASE)
@@ -25,12 +27,12 @@ def seconds(value: Any, name: str) -> float:
     """A time in seconds: 12.5, "12.5 s", "1:02", "00:01:02.5" or "00:01:02:500". DataError naming the field else."""
     found = number(value)
     if found is None and isinstance(value, str) and len(value) <= _LONGEST:
-        said = _UNIT.sub("", value.strip())
+        said = _MILLIS.sub(r"\1.\2", _UNIT.sub("", value.strip()))
         millis, clock = _WITH_MILLIS.fullmatch(said), _CLOCK.fullmatch(said)
         if millis:
             h, m, s, ms = map(int, millis.groups())
             found = number(3600 * h + 60 * m + s + ms / 1000)
-        elif clock:
+        elif clock and float(clock[3]) < 60 and (not clock[1] or int(clock[2]) < 60):
             found = number(3600 * int(clock[1] or 0) + 60 * int(clock[2]) + float(clock[3]))
         else:
             found = number(said)
@@ -47,7 +49,7 @@ def interval(value: Any, name: str) -> list[float]:
     found = unpacked(value)
     if isinstance(found, str) and len(found) <= _LONGEST:
         said = re.sub(r"^\s*(?:from|between)\b", "", found.strip(" []()"), flags=re.IGNORECASE)
-        found = _BETWEEN.split(said.strip())
+        found = _between(said.strip())
     if isinstance(found, Mapping):
         found = [pick(found, "start", "start_time", "begin", "s"), pick(found, "end", "end_time", "stop", "e")]
     if not isinstance(found, (list, tuple)) or len(found) != 2:
@@ -60,11 +62,15 @@ def interval(value: Any, name: str) -> list[float]:
     return [start, end]
 
 
+def _between(said: str) -> list[str]:
+    return _BETWEEN.split(_MILLIS.sub(r"\1.\2", said))
+
+
 def intervals(value: Any, name: str) -> list[list[float]]:
     """One interval, or a list of them."""
     found = unpacked(value)
     several = isinstance(found, (list, tuple)) and found and all(
-        isinstance(v, (list, tuple, Mapping)) or (isinstance(v, str) and len(_BETWEEN.split(v)) == 2) for v in found)
+        isinstance(v, (list, tuple, Mapping)) or (isinstance(v, str) and len(_between(v)) == 2) for v in found)
     return [interval(v, name) for v in found] if several else [interval(found, name)]
 
 

@@ -13,7 +13,17 @@ from typing import Any
 
 from vlrl.errors import DataError
 from vlrl.formats.asked import asked, shown
-from vlrl.formats.choices import INDICES, LETTERED, OPTIONS, TYPES, answered, letter, options_of, untagged
+from vlrl.formats.choices import (
+    INDICES,
+    LETTERED,
+    OPTIONS,
+    TYPES,
+    answered,
+    letter,
+    options_of,
+    placed_letter,
+    untagged,
+)
 from vlrl.formats.fields import (
     VIDEO,
     Source,
@@ -104,7 +114,7 @@ def seed_bench_r1(record: Record, source: Source) -> Rows:
     golden = pick(record, *INDICES)
     if has(record, "choice_a"):
         options = options_of(record)
-        right = letter(golden if golden is not None else record.get("answer"), options)
+        right = letter(record.get("answer"), options) if golden is None else placed_letter(golden, options)
     else:
         answer, wrong = text(record, "answer"), pick(record, "negative_answers")
         if not isinstance(wrong, list) or not all(isinstance(v, str) and v.strip() for v in wrong):
