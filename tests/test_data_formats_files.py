@@ -1,5 +1,6 @@
 """Files and folders -> records: JSON, tables, parquet, classes of images; what is hostile or broken is refused."""
 
+import base64
 import json
 from pathlib import Path
 
@@ -16,6 +17,19 @@ from vlrl.formats import Source, canonical, files, rows_in
 from vlrl.settings import DataSettings
 from vlrl.task import Task
 from vlrl.tools.dataconvert import convert
+
+
+def test_pictures_in_base64_become_files(tmp_path):
+    Image.new("RGB", (9, 8)).save(tmp_path / "a.png")
+    text = base64.b64encode((tmp_path / "a.png").read_bytes()).decode()
+    table = save(tmp_path / "m.tsv", f"index\timage\tquestion\tA\tB\tanswer\n1\t{text}\tWhich?\tx\ty\tB\n")
+    line = save(tmp_path / "m.jsonl", json.dumps({
+        "image": f"data:image/png;base64,{text}", "question": "Which?", "answer": "x"}))
+    for file in (table, line):
+        assert main(["data", "convert", str(file), "-o", str(tmp_path / f"{file.suffix[1:]}_rows.jsonl")]) == 0
+        (row,) = read_rows(tmp_path / f"{file.suffix[1:]}_rows.jsonl")
+        with Image.open(tmp_path / row["image"]) as image:
+            assert image.size == (9, 8)
 
 
 def test_a_coco_file_is_read_image_by_image(tmp_path):

@@ -161,7 +161,9 @@ def shown(record: Record, source: Source, *, needed: bool = True) -> dict[str, A
     given = [v for v in (record.get(f"image_{n}") for n in range(1, 10)) if v is not None and v != ""]
     given = given if given and not has(record, *IMAGE) else pick(record, *IMAGE)
     if given in (None, [], ()) and not found:
-        given = source.image(pick(record, *_IDS))
+        given = source.image(id := pick(record, *_IDS))
+        if given is None and id is not None:
+            raise DataError(f"image_id={short(id)} must be the id of an image, a text or a whole number")
     if given not in (None, [], ()):
         found |= media({"images": given}, source)
     if not found and needed:

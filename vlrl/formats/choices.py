@@ -15,7 +15,8 @@ Record = Mapping[str, Any]
 OPTIONS = ("options", "choices", "candidates", "option", "choice")
 _COLUMNS = (tuple("ABCDEFGH"), tuple(f"choice_{c}" for c in "abcdefgh"), tuple(f"option_{c}" for c in "abcdefgh"),
             tuple(f"option{c}" for c in "ABCDEFGH"), tuple(f"a{n}" for n in range(8)),
-            tuple(f"option_{n}" for n in range(8)), tuple(f"option{n}" for n in range(1, 9)))
+            *(tuple(f"{word}{n}" for n in range(first, first + 8)) for first in (0, 1)
+              for word in ("option", "option_", "option ", "candidate_", "choice_")))
 """Names of fields that hold one option each."""
 LETTERED = tuple(name for names in _COLUMNS for name in names)
 INDICES = ("golden_choice_idx", "correct_choice_idx", "correct_choice", "correct_idx", "answer_idx", "answer_index",
@@ -42,10 +43,10 @@ _OF_CLIP = {"count": "number", "yes_no": "text", "math": "text"}
 
 
 def untagged(value: Any) -> str:
-    """The text of an answer, out of its last <answer> tag where it has one."""
+    """The text of an answer, out of its last <answer> tag where it has one, else what follows its thinking."""
     said = str(value)
     inner = between(said, "<answer>", "</answer>", "last")
-    return (said if inner is None else inner).strip()
+    return (said.rpartition("</think>")[2] if inner is None else inner).strip()
 
 
 def options_of(record: Record) -> list[str]:

@@ -64,6 +64,10 @@ def _question(record: Record, source: Source) -> dict[str, Any]:
     turns = next((record[n] for n in ("conversations", "messages", "prompt", "chosen")
                   if isinstance(record.get(n), list)), None)
     said = spoken(turns) if turns and not has(record, "question") else {}
+    asks = {spoken(v)["question"] for n in ("chosen", "rejected") if isinstance(v := record.get(n), list)
+            and "question" in spoken(v)}
+    if len(asks) > 1:
+        raise DataError("chosen and rejected answer different questions")
     media = shown(record, source, needed=False)
     return {**media, **asked(said.get("question") or text(record, *_QUESTION), media), **system_prompt(record, said)}
 

@@ -4,7 +4,7 @@ Video-MME, verl's rows, and others of these shapes."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlrl.errors import DataError
@@ -16,6 +16,7 @@ Record = Mapping[str, Any]
 _QUESTION = ("question", "problem", "query", "Question", "prompt", "text")
 _ANSWER = ("answer", "solution", "ground_truth", "gt_answer", "gt", "correct_answer", "final_answer", "Answer",
            "direct_answers", "answers", *INDICES)
+_DIRECT = tuple(name for name in _ANSWER if name not in INDICES)
 _PLACES = ("question_id", "sample_id", "pid", "problem_id", "qid", "uid", "ID")
 _OTHERS = ("boxes", "box", "plan", "responses", "instruction")
 _BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
@@ -86,14 +87,7 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
     if not isinstance(question, str) or not plain(question):
         raise DataError(f"question={short(told)} must be a text")
     options = options_of(record)
-    given = _ruled(record)
-    place = pick(record, *INDICES) if options and given is None else None
-    given = placed_letter(place, options) if place is not None else given
-    given = pick(record, *_answers(record)) if given is None else given
-    if isinstance(given, list) and all(isinstance(v, Mapping) for v in given):
-        given = [v.get("answer") for v in given]
-    if isinstance(given, bool):
-        given = "yes" if given else "no"
+    given = _right(record, options)
     kind = pick(record, "answer_type", "question_type", "problem_type")
     row = answered(_final(given) if isinstance(given, str) else given, options, question,
                    kind if isinstance(kind, str) else None)
@@ -104,6 +98,21 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
     row = of_clip(row) if "video" in media else row
     return [{**_of_part(_numeric(kept), media), "id": named(record, source, *_PLACES), **media, **_told_size(record),
              **row, **asked(question, media, options), **system_prompt({}, said)}]
+
+
+def _right(record: Record, options: Sequence[str]) -> Any:
+    """What a record says is right: verl's rule, the place among the options, or the answer itself."""
+    given = _ruled(record)
+    place = pick(record, *INDICES) if given is None else None
+    if place is not None and options:
+        given = placed_letter(place, options)
+    elif place is not None and not has(record, *_DIRECT):
+        raise DataError(f"it tells the place {short(place)} of the right option, and no field holds the options; "
+                        f"known: {', '.join(OPTIONS)}; or a field for each, such as A, B or option_0, option_1")
+    given = pick(record, *_answers(record)) if given is None else given
+    if isinstance(given, list) and all(isinstance(v, Mapping) for v in given):
+        given = [v.get("answer") for v in given]
+    return ("yes" if given else "no") if isinstance(given, bool) else given
 
 
 def _of_part(kept: dict[str, Any], media: Record) -> dict[str, Any]:
