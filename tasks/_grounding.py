@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from vlrl.recipes import Box, Recipe, pixels, shown, whole_units
 from vlrl.rewards.boxes import box_format, format_box, giou, iou, is_number, parse_box, parse_whole_box
 from vlrl.rewards.detection import (
+    Detection,
     average_precision,
     calibration,
     clipped,
@@ -17,6 +18,7 @@ from vlrl.rewards.detection import (
     length_penalty,
     match_quality,
     mean_matched,
+    weighted_sum,
 )
 from vlrl.rewards.literals import MOST, json_block, read_detections, read_fenced, read_literal
 from vlrl.rewards.text import (
@@ -166,14 +168,41 @@ def _read_ovd(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]
     return _detections(task, sample, json_block(given) if given is not None else None)
 
 
+def _capped(found: Sequence[Detection], wanted: Sequence[Detection]) -> float:
+    """COCO's mAP of the image, less where there are more boxes than objects."""
+    return average_precision(found, wanted) * length_penalty(len(found), len(wanted))
+
+
+OVD: Mapping[str, Callable[[Sequence[Detection], Sequence[Detection]], float]] = {
+    "odLength": _capped, "od_ap": average_precision, "map": average_precision, "weighted_sum": weighted_sum,
+    "od_ap50": lambda found, wanted: average_precision(found, wanted, (0.5,))}
+"""VLM-R1's rewards of a list of boxes, by the name that its rows give in `accu_reward_method`."""
+
+
+def _ovd_method(task: Any, row: Mapping[str, Any]) -> str:
+    """The reward of `task.ovd_reward`, of the row, or odLength."""
+    meta = row.get("meta")
+    told = row.get("accu_reward_method") or (meta.get("accu_reward_method") if isinstance(meta, Mapping) else None)
+    if task.ovd_reward != "row" or told in (None, "default"):
+        return "odLength" if task.ovd_reward == "row" else task.ovd_reward
+    return str(told)
+
+
+def _ovd_problem(task: Any, row: Mapping[str, Any]) -> str | None:
+    method = _ovd_method(task, row)
+    return None if method in OVD else (
+        f"accu_reward_method={method[:80]!r} is no reward of boxes, which are {', '.join(OVD)}: score such rows by "
+        "task.name=qa, or choose one reward for all rows by task.ovd_reward")
+
+
 def _ovd(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """VLM-R1 OVD: COCO's mAP of the image, less where there are more boxes than objects."""
+    """VLM-R1 OVD: the reward of boxes that the row names; None or an empty list where nothing is there."""
     wanted, given = truths(task, sample), answer_tag(answer.text, "last")
     found = _read_ovd(task, sample, answer)
     if not wanted:  # nothing readable is no claim that nothing is there
         score = float(not found and given is not None and (says_none(given) or read_fenced(given) == []))
     else:
-        score = average_precision(found, wanted) * length_penalty(len(found), len(wanted))
+        score = OVD[_ovd_method(task, sample.row)](found, wanted)
     return {"accuracy": score, "format": think_answer_format(answer.text)}
 
 
@@ -201,7 +230,7 @@ VLM_R1_OVD = Recipe(
            'target\'s bbox coordinates in JSON format, as ```json\n[{"bbox_2d": [x1, y1, x2, y2], "label": '
            '"target name"}]\n```. If there are no such targets in the image, simply respond with None. ' + _THINK,
     rewards={"accuracy": 1.0, "format": 1.0}, read=_read_ovd, score=_ovd, target=truths, write=_write_ovd,
-    oracle=lambda task, sample: _write_ovd(task, sample, _all_boxes(task, sample)))
+    problem=_ovd_problem, oracle=lambda task, sample: _write_ovd(task, sample, _all_boxes(task, sample)))
 
 
 def _read_griffon(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ means that the object is absent.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -50,6 +50,9 @@ class Grounding(RecipeTask):
     """Scenes of a drawn split."""
     size: Annotated[int, Field(ge=32, le=4096)] = 128
     """Side of a drawn scene in pixels."""
+    ovd_reward: Literal["row", "odLength", "od_ap", "od_ap50", "weighted_sum"] = "row"
+    """vlm_r1_ovd: what boxes earn: as the row's accu_reward_method says (odLength where it says none), or one for all.
+    """
     progressive: bool = True
     """vision_r1_griffon: the bars of quality rise at switch_step; false: no bars, as its code without a step."""
     switch_step: Positive = 1500

@@ -14,6 +14,7 @@ from vlrl.rewards.detection import (
     length_penalty,
     match_quality,
     mean_matched,
+    weighted_sum,
 )
 
 MUG, CAT = {"box": [20, 10, 60, 50], "label": "mug"}, {"box": [100, 20, 140, 60], "label": "cat"}
@@ -108,3 +109,13 @@ def test_all_stay_bounded(found, truths):
     matched = greedy_matches(found, truths)
     assert len(matched) == len(found) and all(0 <= m <= 1 for m in matched)
     assert 0 <= calibration(found, matched) <= 1 and math.isfinite(sum(matched))
+
+
+@settings(max_examples=50)
+@given(detections(), detections())
+def test_weighted_sum_stays_in_bounds_and_knows_the_truth(found, truths):
+    paid = weighted_sum(found, truths)
+    assert 0 <= paid <= 1
+    assert weighted_sum(truths, truths) == pytest.approx(1) or len({tuple(t["box"]) for t in truths}) < len(truths)
+    if truths:
+        assert weighted_sum([*truths, *truths], truths) < 1

@@ -209,6 +209,31 @@ TABLES = {"vlm_r1_rec": REC, "vlm_r1_ovd": OVD, "vision_r1_griffon": GRIFFON, "v
           "reasoning": REASONING, "counting": COUNTING, "pointing": POINTING}
 
 
+SUMMED = [  # P, K
+    (fenced(MUG, CAT), 1, 1), (fenced(MUG), 0.5, 0.75), (fenced(HALF, CAT), 0.75, 1),
+    (fenced(MUG, (*CAT[:4], "mug")), 0.5, 1),  # a matched pair of two labels has no IoU
+    (fenced(MUG, CAT, MUG), 1, 1 - 1 / 6), (fenced((0, 0, 5, 5, "mug")), 0, 0)]
+
+
+@pytest.mark.parametrize(("text", "p", "k"), SUMMED)
+def test_weighted_sum_by_hand(text, p, k):
+    row = {**TWO, "meta": {"accu_reward_method": "weighted_sum"}}
+    paid = 0.7 * p + 0.3 * k
+    assert parts("vlm_r1_ovd", row, think(text))[0] == pytest.approx(paid)
+    assert parts("vlm_r1_ovd", TWO, think(text), ovd_reward="weighted_sum")[0] == pytest.approx(paid)
+
+
+def test_a_row_names_its_reward():
+    text = think(fenced(HALF, CAT, (0, 0, 9, 9, "cat")))
+    rows = {name: {**TWO, "accu_reward_method": name} for name in ("od_ap", "od_ap50", "odLength")}
+    found = {name: parts("vlm_r1_ovd", row, text)[0] for name, row in rows.items()}
+    assert found["od_ap50"] == pytest.approx(1) and 0.5 < found["od_ap"] < 0.6
+    assert found["odLength"] == pytest.approx(found["od_ap"] * 2 / 3) == parts("vlm_r1_ovd", TWO, text)[0]
+    assert parts("vlm_r1_ovd", rows["od_ap"], text, ovd_reward="odLength")[0] == found["odLength"]
+    with pytest.raises(DataError, match=r"accu_reward_method='mcq' is no reward of boxes.*task.name=qa"):
+        parts("vlm_r1_ovd", {**TWO, "meta": {"accu_reward_method": "mcq"}}, text)
+
+
 @pytest.mark.parametrize(("recipe", "case"), [(name, case) for name, table in TABLES.items() for case in table],
                          ids=lambda v: v if isinstance(v, str) else ascii(v[1][:30]))
 def test_by_hand(recipe, case):
