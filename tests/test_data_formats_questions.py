@@ -228,6 +228,9 @@ WRONG = {
     "two questions": ({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
                        "rejected": [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]},
                       "answer different questions"),
+    "labels of some boxes": ({"image": "a.png", "conversations": [{"from": "human", "value": "Find cats."}, {
+        "from": "gpt", "value": '[{"bbox_2d": [1, 2, 3, 4], "label": "cat"}, {"bbox_2d": [5, 6, 7, 8]}]'}]},
+        "of its 2 boxes some have a label"),
     "options in a line": ({**ASK, "options": "A) x B) y", "answer": "B"},
                           "must be a list of texts, or a text with a line"),
     "a clock": ({**TIMED, "timestamp": ["0:10", "0:75"]}, "timestamp='0:75' must be a time"),

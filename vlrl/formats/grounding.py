@@ -84,6 +84,8 @@ def vlm_r1(record: Record, source: Source) -> Rows:
         return [{"id": named(record, source), **about, **row, **asked(said["question"], about, options), **rest}]
     row = begin(record, source)
     boxes = [{**b, "box": _in_pixels(b["box"], row)} for b in boxes]
+    if len({"label" in b for b in boxes}) > 1:
+        raise DataError(f"of its {len(boxes)} boxes some have a label and some have none")
     if boxes and "label" not in boxes[0]:
         expression = (_DESCRIBES.findall(question) or [question])[-1]
         return [{**row, "expression": expression, "boxes": [{**b, "label": expression} for b in boxes], **rest}]
