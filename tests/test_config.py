@@ -170,3 +170,19 @@ def test_a_supervised_run_and_an_rl_run_are_told_apart(file):
     with pytest.raises(RunError, match=r"runs/a holds a supervised run .* this is an RL run .*model.name=runs/a "):
         config.refuse_other_kind(supervised, rl, "runs/a")
     config.refuse_other_kind(rl, config.load(file, ["algo.loss=cispo"]), "runs/a")
+
+
+def test_merge_keys_bring_so_many_settings_at_most(tmp_path):
+    levels = "\n".join(f"m{i}: &m{i} {{{', '.join(['<<: [' + ', '.join([f'*m{i - 1}'] * 10) + ']', f'k{i}: 1'])}}}"
+                       for i in range(1, 8))
+    file = tmp_path / "many.yaml"
+    file.write_text(f"m0: &m0 {{k0: 1, j0: 1}}\n{levels}\n")
+    with pytest.raises(ConfigError, match=r"many\.yaml: its merge keys \(<<\) bring more than 10,000 settings"):
+        config.load(file)
+
+
+def test_a_run_folder_that_yaml_reads_as_false_is_refused(tmp_path):
+    file = tmp_path / "off.yaml"
+    file.write_text("extends: tiny.yaml\ntask: grounding\nrun: {dir: no}\n")
+    with pytest.raises(ConfigError, match=r"run\.dir=False"):
+        config.load(file)

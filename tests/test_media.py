@@ -1,4 +1,5 @@
 import io
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -84,6 +85,22 @@ def test_other_modes(tmp_path, mode):
         assert loaded.frames[0].getpixel((1, 0)) == (100, 100, 100)
 
 
+@pytest.mark.parametrize("values, seen", [
+    (np.array([[0, 0.5, 1]], np.float32), (0, 127, 255)), (np.array([[0, 40.0, 255]], np.float32), (0, 40, 255)),
+    (np.array([[0, 256, 65535]], np.int32), (0, 1, 255)), (np.array([[0, 1, 200]], np.int32), (0, 1, 200))])
+def test_pictures_of_numbers(tmp_path, values, seen):
+    loaded = load(saved(tmp_path / "a.tiff", Image.fromarray(values)), LIMITS)
+    assert [loaded.frames[0].getpixel((x, 0)) for x in range(3)] == [(v, v, v) for v in seen]
+
+
+@pytest.mark.parametrize("values", [
+    np.array([[0, 2**31 - 1]], np.int32), np.array([[-1, 2]], np.int32), np.array([[-0.5, 1]], np.float32),
+    np.array([[0, np.nan]], np.float32)])
+def test_pictures_of_numbers_without_known_black_and_white_are_refused(tmp_path, values):
+    with pytest.raises(DataError, match=r"a\.tiff.* holds numbers from .*8 or 16 bits a pixel"):
+        load(saved(tmp_path / "a.tiff", Image.fromarray(values)), LIMITS)
+
+
 def broken_files():
     png = io.BytesIO()
     picture(64, 64).save(png, "PNG")
@@ -103,8 +120,10 @@ def test_a_broken_image_names_its_file(tmp_path, name):
 def test_missing_files_folders_and_other_sources(tmp_path):
     with pytest.raises(DataError, match=r"none\.png does not exist.*data\.root"):
         load(Media(source=tmp_path / "none.png"), LIMITS)
-    with pytest.raises(DataError, match="does not exist"):
-        load(Media(source=tmp_path), LIMITS)
+    os.mkfifo(tmp_path / "pipe.png")
+    for path, said in ((tmp_path, "is a folder"), (tmp_path / "pipe.png", "is no regular file")):
+        with pytest.raises(DataError, match=f"{path.name} {said}"):
+            load(Media(source=path), LIMITS)
     with pytest.raises(DataError, match="URL"):
         load(Media(source="https://example.org/a.png"), LIMITS)
     with pytest.raises(DataError, match="type int"):
@@ -113,9 +132,10 @@ def test_missing_files_folders_and_other_sources(tmp_path):
 
 def test_limits_refuse_before_decoding(tmp_path):
     path = tmp_path / "bomb.png"
-    path.write_bytes(bomb(60_000, 60_000))
-    with pytest.raises(DataError, match=r"bomb\.png.*decompression bomb"):
-        load(Media(source=path), LIMITS)
+    for side in (20_000, 60_000):  # above Pillow's own limit
+        path.write_bytes(bomb(side, side))
+        with pytest.raises(DataError, match=r"bomb\.png has more pixels than limits\.image_pixels=64000000, or"):
+            load(Media(source=path), LIMITS)
     path.write_bytes(bomb(9_000, 9_000))  # below Pillow's own limit, above ours
     with pytest.raises(DataError, match=r"bomb\.png is 9000x9000 = 81000000 pixels.*limits\.image_pixels=64000000"):
         load(Media(source=path), LIMITS)

@@ -605,10 +605,13 @@ def test_weights_come_from_given_folders_alone(routes, tmp_path, where):
     assert status == 404 and "must see one folder" in said["error"]
 
 
-def test_the_key_comes_from_a_file_or_the_environment(monkeypatch, tmp_path):
+def test_the_key_comes_from_a_file_or_the_environment(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("VLRL_ENGINE_KEY", "of the environment")
     assert read_key("") == "of the environment"
     (tmp_path / "key").write_text("of the file\n")
-    assert read_key(str(tmp_path / "key")) == "of the file"
+    for mode, told in ((0o600, False), (0o640, True)):
+        (tmp_path / "key").chmod(mode)
+        assert read_key(str(tmp_path / "key")) == "of the file"
+        assert ("can be read by others than its owner (mode 640)" in caplog.text) == told
     with pytest.raises(ConfigError, match=r"engine\.key_file"):
         read_key(str(tmp_path / "absent"))

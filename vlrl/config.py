@@ -30,6 +30,8 @@ from vlrl.settings_algo import CLIPS
 from vlrl.settings_base import Named, Settings
 from vlrl.settings_engine import merge_engine
 
+MOST_MERGED = 10_000
+"""Keys that the merge keys (`<<`) of a config may bring."""
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
 _SHORT.maxstring = _SHORT.maxother = 300  # of a value in a message; of a nested one the first items
@@ -46,7 +48,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     for word in _names_first(overrides):
         tree = _override(tree, word)
     tree.setdefault("run", {})
-    if isinstance(tree["run"], dict) and not tree["run"].get("dir"):
+    if isinstance(tree["run"], dict) and tree["run"].get("dir") in (None, ""):  # false is a mistake, and told
         tree["run"]["dir"] = str(Path("runs") / path.stem)
     loaded = validate(tree)
     if not os.path.isdir(loaded.model.name) and not loaded.model.name.endswith("best"):
@@ -155,7 +157,17 @@ def _parents(folder: Path, parents: Any, said_by: str, seen: tuple[Path, ...]) -
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a mapping has each key once; YAML's own loader lets the last one win."""
+    """YAML in which a mapping has each key once; YAML's own loader lets the last one win. Merged mappings (`<<`) may
+    bring so many keys, as each of a chain of them may bring all of the one before ten times."""
+
+    merged = 0
+
+    def flatten_mapping(self, node: Any) -> None:
+        before = len(node.value)
+        super().flatten_mapping(node)
+        self.merged += max(len(node.value) - before, 0)
+        if self.merged > MOST_MERGED:
+            raise ComposerError(None, None, f"its merge keys (<<) bring more than {MOST_MERGED:,} settings", None)
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)

@@ -23,7 +23,7 @@ from vlrl.formats import rows_in
 from vlrl.formats.fields import short
 from vlrl.formats.files import MOST_LINE
 from vlrl.formats.folders import of_side
-from vlrl.media import CLOSED, Access, source
+from vlrl.media import CLOSED, Access, missing, source
 from vlrl.paths import tried
 from vlrl.plugins import failure
 from vlrl.rewards.boxes import is_number
@@ -269,8 +269,8 @@ def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) ->
         raise DataError(f"row '{sample.id}': {problem}")
     for media in sample.media:
         if isinstance(media.source, Path) and not os.path.isfile(media.source):  # Path.is_file raises for long names
-            raise DataError(f"row '{sample.id}': media file {short(media.source)} does not exist; check it and "
-                            "data.root")
+            raise DataError(f"row '{sample.id}': media file {short(media.source)} {missing(media.source)}; check it "
+                            "and data.root")
     for problem in box_problems(sample.row, (sample.get("width"), sample.get("height"))):
         raise DataError(f"row '{sample.id}': {problem}")
     return sample

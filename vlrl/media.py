@@ -126,13 +126,19 @@ def _checked_file(source: Any, limits: LimitsSettings) -> Path:
     _refuse_url(str(source))
     path = Path(source)
     if not _guard(path, path.is_file):
-        raise DataError(f"media file {path} does not exist; check the row's path and data.root")
+        raise DataError(f"media file {path} {missing(path)}; check the row's path and data.root")
     size = _guard(path, path.stat).st_size
     if size > limits.media_bytes:
         raise DataError(f"media file {path} has {size} bytes, more than limits.media_bytes={limits.media_bytes}")
     if size == 0:
         raise DataError(f"media file {path} is empty")
     return path
+
+
+def missing(path: Path) -> str:
+    """What is wrong with a path that is no file."""
+    kind = "a folder" if os.path.isdir(path) else "no regular file"
+    return f"is {kind}" if os.path.exists(path) else "does not exist"
 
 
 def _refuse_url(path: str) -> None:
@@ -170,7 +176,12 @@ def _pixel_hash(frames: Sequence[Image.Image]) -> str:
 
 def _decode(data: bytes, path: Path, limits: LimitsSettings) -> Image.Image:
     def read() -> Image.Image:
-        with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
+        try:
+            opened = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
+        except Image.DecompressionBombError:
+            raise DataError(f"{path} has more pixels than limits.image_pixels={limits.image_pixels}, or than Pillow "
+                            "opens; make it smaller") from None
+        with opened as image:
             _check_pixels(image.size, str(path), limits)
             return _rgb(ImageOps.exif_transpose(image), str(path), limits)
 
@@ -181,12 +192,22 @@ def _rgb(image: Image.Image, name: str, limits: LimitsSettings) -> Image.Image:
     _check_pixels(image.size, name, limits)
     with _READING:
         image.load()
-    if image.mode.startswith("I") and (values := np.asarray(image)).max() > 255:  # 16 bits a pixel, else all white
-        image = Image.fromarray((values >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _of_numbers(np.asarray(image), name)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image.convert("RGB") if image.mode != "RGB" else image
+
+
+def _of_numbers(values: np.ndarray, name: str) -> Image.Image:
+    """A picture of one number a pixel: floats in [0, 1], or whole numbers of 8 or 16 bits, in [0, 255]."""
+    low, high = values.min(), values.max()
+    most = 1 if values.dtype.kind == "f" and high <= 1 else 255 if high <= 255 else 65535
+    if not 0 <= low <= high <= most:  # also nan
+        raise DataError(f"{name} holds numbers from {low:g} to {high:g}, of which black and white are not known: save "
+                        "it with 8 or 16 bits a pixel")
+    return Image.fromarray((values // 256 if most == 65535 else values * (255 / most)).astype(np.uint8))
 
 
 def _check_pixels(size: tuple[int, int], name: str, limits: LimitsSettings) -> None:

@@ -306,7 +306,7 @@ async def _body(headers: Iterable[tuple[bytes, bytes]], receive: Any) -> bytes |
     """A request's whole body; None when the client has gone. Refused where it is larger than MOST_BYTES."""
     length = dict(headers).get(b"content-length", b"")
     parts, left = [], MOST_BYTES
-    while left >= 0 and (not length.isdigit() or int(length) <= MOST_BYTES):
+    while left >= 0 and (not length.isdigit() or int(length[:20]) <= MOST_BYTES):  # int refuses thousands of digits
         message = await receive()
         if message["type"] == "http.disconnect":
             return None

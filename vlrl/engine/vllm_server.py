@@ -383,6 +383,9 @@ def read_key(file: str) -> str:
     if not file:
         return os.environ.get(KEY, "")
     try:
+        if (mode := os.stat(file).st_mode & 0o777) & 0o077:
+            _log.warning("engine.key_file=%r can be read by others than its owner (mode %o), and whoever has the key "
+                         "commands the servers: chmod 600 %s", file, mode, file)
         return Path(file).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise ConfigError(f"engine.key_file={file!r} cannot be read: {error.strerror}. `vlrl serve` writes it; copy it "

@@ -20,7 +20,7 @@ from vlrl.errors import DataError, TaskError
 from vlrl.formats import rows_in
 from vlrl.formats.fields import number
 from vlrl.formats.files import READERS
-from vlrl.media import load
+from vlrl.media import load, missing
 from vlrl.plugins import failure, prints_aside
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.text import parse_answer
@@ -362,7 +362,8 @@ def _open(key: _Key, limits: LimitsSettings) -> _Seen:
 
 
 def _exist(keys: Sequence[_Key]) -> dict[_Key, _Seen]:
-    return {key: _Seen(problem="" if os.path.isfile(key[0]) else f"media file {key[0]} does not exist") for key in keys}
+    return {key: _Seen(problem="" if os.path.isfile(key[0]) else f"media file {key[0]} {missing(Path(key[0]))}")
+            for key in keys}
 
 
 # --- all rows ---------------------------------------------------------------------------------------------------------
