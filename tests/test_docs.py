@@ -273,7 +273,7 @@ PROVOKED = {
     "row '…': this id occurs before; ids must be unique": reads(1, 1),
     "… (data.quarantine=true leaves bad rows out)": reads(1, 1),
     "…=… must be the image's … in pixels": reads(1, width=0),
-    "row '…': media file … does not exist; check it and data.root": reads(1, image="none.png"),
+    "row '…': media file …; check it and data.root": reads(1, image="none.png"),
     "the row has id=…; every row needs an 'id'": lambda folder: sample_from_row({}, folder),
     "media path … leads out of …: …": lambda folder: resolve("../a.png", folder),
     "media path … is a URL, and nothing is fetched unless data.urls allows it: …":
