@@ -84,6 +84,8 @@ def test_annotations_of_coco_find_their_image_or_are_refused(tmp_path):
     (row,) = read(IMAGES, {"image_id": "1", "bbox": [1, 2, 3, 4]}, {"image_id": 1, "bbox": [1, 2, 0, 4]})
     assert isinstance(row, dict) and row["boxes"] == [{"box": [1, 2, 4, 6], "label": "cat"}]
     assert row["meta"] == {"empty": [{"box": [1, 2, 1, 6], "label": "cat"}]}
+    (row,) = read(IMAGES, {"image_id": 1, "bbox": [5, 5, -3, 4]})  # no region: its corners are refused
+    assert isinstance(row, dict) and row["boxes"] == [{"box": [5, 5, 2, 9], "label": "cat"}]
     two = read([*IMAGES, {**IMAGES[0], "file_name": "b.png"}], {"image_id": 1, "bbox": [1, 2, 3, 4]})
     assert all("2 files in 'images' have the id 1" in str(row) for row in two)
     (row,) = canonical({"images": IMAGES, "annotations": [{"id": 5, "image_id": 7, "category_id": 1}], **CATS})

@@ -280,7 +280,7 @@ def coco(record: Record, source: Source) -> Rows:
             raise DataError(f"{told} is the id of no entry of 'images'")
         region = _annotation(entry, names)
         x1, y1, x2, y2 = region["box"]
-        kind = "crowd" if entry.get("iscrowd") in (1, True) else "boxes" if x2 > x1 and y2 > y1 else "empty"
+        kind = "crowd" if entry.get("iscrowd") in (1, True) else "empty" if x2 == x1 or y2 == y1 else "boxes"
         found[str(entry["image_id"])].setdefault(kind, []).append(region)
     return [_coco_row(image, source, names, **found[str(image.get("id"))]) for image in record["images"]]
 
