@@ -150,7 +150,7 @@ class E3(Temperature):
     """
 
     def __init__(self, target: _AboveZero | None = None, low: _AboveZero = 0.5, high: _AboveZero = 1.5):
-        super().__init__(target, low=low, high=high)
+        Temperature.__init__(self, target, low=low, high=high)
 
     def moved(self, temperature: float, entropy: float, target: float, choices: int) -> float:
         scale = math.log(choices) + math.log(math.log(choices))
