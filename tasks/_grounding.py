@@ -250,7 +250,8 @@ def _griffon(task: Any, sample: Sample, answer: Answer) -> Parts:
     """Vision-R1's criteria: how good the matched boxes are, how many objects are found, and the dual format."""
     wanted, found = truths(task, sample), _read_griffon(task, sample, answer)
     if not wanted or not found:
-        empty = float(len(wanted) == len(found))
+        text = answer_text(answer.text)
+        empty = float(not wanted and not found and (not text or says_none(text) or read_fenced(text) == []))
         return {"precision": empty, "recall": empty,
                 "format": empty if not wanted else _griffon_format(answer_text(answer.text))}
     low, high, least, outer = _bars(task, answer.step)

@@ -184,6 +184,7 @@ def test_fields_by_hand(row, words):
 @pytest.mark.parametrize(("name", "recipe", "row"), [
     ("video", "time_r1", {"video": "a.mp4", "question": "When?", "answer_type": "span", "duration": 40.1,
                           "spans": [[13.333333333333334, 24.777777777]]}),
+    ("video", "onethinker", {"video": "a.mp4", "question": "When?", "answer_type": "span", "spans": [[1 / 3, 2.5]]}),
     ("driving", "trajectory", {"image": "a.png", "trajectory": [[3.14159265, 0.1234567, 0.5], [6.28, 1 / 3, 1.0]]})])
 def test_labels_of_many_decimals_are_no_problem(tmp_path, name, recipe, row):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "1", "width": 90, "height": 60, **row}))

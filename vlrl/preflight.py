@@ -254,8 +254,9 @@ class _OwnParts:
 
     def problems(self, text: str) -> Iterator[Problem]:
         """Yields that the perfect answer earns less than the maximum, with its parts."""
-        most, low = self._combine({name: float(self.weights[name] > 0) for name in self.parts}), self._low()
-        known = {name: float(self.weights[name] > 0) if name in low and self._is_open(name, text) else value
+        best = {name: (self.weights[name] > 0) * self.task.most.get(name, 1.0) for name in self.parts}
+        most, low = self._combine(best), self._low()
+        known = {name: best[name] if name in low and self._is_open(name, text) else value
                  for name, value in self.parts.items()}
         if self.parts and self._combine(known) < most - max(ROUNDING * abs(most), 1e-6):
             listed = ", ".join(f"{name} {value:.4g}" for name, value in self.parts.items())

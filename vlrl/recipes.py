@@ -11,7 +11,7 @@ one of one's own, `task.recipe=my_recipe.py:strict`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -49,6 +49,8 @@ class Recipe:
     """Further answers with other media, as `Task.variants` gives them."""
     problem: Callable[[Any, Mapping[str, Any]], str | None] | None = None
     """What this recipe misses in a row, or None."""
+    most: Mapping[str, float] = field(default_factory=dict)
+    """Part -> the most that it can be, where that is not 1."""
     asks: bool = False
     """Rows may have a question and its answer instead of the boxes of a grounding row."""
     system: str = ""
@@ -63,6 +65,7 @@ class RecipeTask(Task):
     def __init__(self, **settings: Any):
         super().__init__(**settings)
         self.used: Recipe = self._chosen(settings)
+        self.most = self.used.most
         """The recipe in use; what a subclass sets itself (prompt, rewards) wins."""
         self.prompt = self.prompt or self.used.prompt
         self.system = self.system or self.used.system

@@ -90,6 +90,9 @@ class Task:
         group; () = none. The same for the same arguments. Evaluations draw none."""
         return ()
 
+    most: Mapping[str, float] = MappingProxyType({})
+    """Part -> the most that it can be, where that is not 1."""
+
     knobs: Mapping[str, tuple[float, float]] = MappingProxyType({})
     """Of a task that can make training samples at any difficulty: name -> (lowest, highest)."""
 

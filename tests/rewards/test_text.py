@@ -176,6 +176,7 @@ def test_containment_pays_at_least_as_much(a, b):
 
 
 def test_says_none():
+    assert not any(map(says_none, ("I do not know", "I'm not sure", "I can't tell.", "It cannot tell")))
     assert all(map(says_none, ("none", "None.", "No Objects", "[]", "```json\n[]\n```", "There is no mug.", "null",
                                "I don't see it", "没有")))
     assert not any(map(says_none, ("", " ", "[1, 2]", "none 3", "mug", "x" * 1000, "{bad", "```json\n{bad\n```", "[[[",
@@ -184,6 +185,7 @@ def test_says_none():
 
 @pytest.mark.parametrize(("text", "value"), [
     ("3", 3), ("there are 3 cats", 3), ("-2.5", -2.5), ("1,200 people", 1200), ("1,200,300.5", 1200300.5), ("3.", 3),
+    (".5", 0.5), ("1e6", 1e6), ("about \u22123", -3), ("-2.5e-3 m", -0.0025), ("v.5", None), ("3e", None),
     ("7 or 8", 7), ("x2 3D", None), ("1.2.3", None), ("", None), ("three", None), ("9" * 400, None)])
 def test_number(text, value):
     assert number(text) == value

@@ -334,3 +334,8 @@ def test_marks_of_every_kind_of_answer():
         ("box", [100, 20, 140, 60], "cat", "target"), ("box", [20, 10, 60, 50], "mug", "answer")]
     assert marks("pointing", POINTS, "[[1, 2]]")[2:] == [("point", [1, 2], "mug", "answer")]
     assert marks("curr_reft_binary", ROW, "yes") == [] and marks("counting", ROW, "1") == []
+
+
+def test_griffon_pays_nothing_said_for_nothing_there():
+    for text, paid in (("```json\n[]\n```", 1), ("None", 1), ("qz wv", 0), ("", 1), ("I do not know", 0)):
+        assert parts("vision_r1_griffon", ABSENT, text) == (paid,) * 3

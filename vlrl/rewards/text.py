@@ -20,7 +20,9 @@ _OTHER_WORDS = re.compile(r"\w\w")
 _EMPTY = ("[]", "{}", "```json\n[]\n```", "```json\n{}\n```")
 _NOTHING = re.compile(r"(?<!\w)(?:no|none|not|nothing|nowhere|neither|null|empty|absent|missing|without|cannot)(?!\w)"
                       r"|n['\u2019]t(?!\w)|没有|不存在|无")
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?(?![\w]|\.\d)", re.ASCII)
+_NUMBER = re.compile(r"(?<![\w.])[-+\u2212]?(?:(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?|\.\d++)(?:[eE][-+]?\d{1,2})?+"
+                     r"(?!\w|\.\d)", re.ASCII)
+_UNSURE = re.compile(r"(?:(?<!\w)(?:not|cannot)|n['\u2019]t)\s{1,9}(?:know|sure|certain|tell|say|decide)(?!\w)")
 
 
 def extract_tag(text: str, tag: str, which: Literal["first", "last"] = "first") -> str | None:
@@ -117,13 +119,13 @@ def same_label(a: str, b: str) -> bool:
 def number(text: str) -> float | None:
     """The first number of a text that stands alone ("3", "-2.5", "1,200"); None without one ("x2", "3D" are none)."""
     found = _NUMBER.search(text)
-    value = float(found[0].replace(",", "")) if found else math.nan
+    value = float(found[0].replace(",", "").replace("\u2212", "-")) if found else math.nan
     return value if math.isfinite(value) else None
 
 
 def numbers(text: str) -> Iterator[float]:
     """All numbers of a text that stand alone, in its order; those beyond the range of floats are infinite."""
-    return (float(found[0].replace(",", "")) for found in _NUMBER.finditer(text))
+    return (float(found[0].replace(",", "").replace("\u2212", "-")) for found in _NUMBER.finditer(text))
 
 
 def yes_no(text: str) -> str | None:
@@ -166,10 +168,12 @@ def token_f1(a: str, b: str, contained: bool = False) -> float:
 def says_none(text: str) -> bool:
     """Whether a text says that nothing is there, without any number: "none", "No Objects", "[]", "the cat is absent".
 
-    Other words, broken JSON and single signs say nothing of the kind.
+    Other words, broken JSON and single signs say nothing of the kind, and "I do not know" neither.
     """
     text = text.strip().casefold()
-    return not any(c.isdigit() for c in text) and (text in _EMPTY or _NOTHING.search(text) is not None)
+    if any(c.isdigit() for c in text) or _UNSURE.search(text):
+        return False
+    return text in _EMPTY or _NOTHING.search(text) is not None
 
 
 def answer_text(text: str) -> str:
