@@ -137,7 +137,8 @@ def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None
     given = any(r.advantage is not None or r.aside for r in view.rollouts)  # evaluations and the playground give none
     advantage = _advantage(rollout) if given and view.key.source == "train" else ""
     top = el("div", el("i", class_="v-swatch", style=f"background:{color(rollout.index)}"), title,
-             el("b", number(rollout.reward), class_="v-reward", title="reward"), advantage, class_="v-top")
+             el("b", number(rollout.reward), class_="v-reward", title="reward"), _outcome(rollout), advantage,
+             class_="v-top")
     broken = [chip(problem, "bad") for problem in form.problems]
     error = note("Scorer: ", rollout.error, kind="bad") if rollout.error else ""
     return el("article", top, el("div", *_chips(rollout), class_="v-chips"),
@@ -145,6 +146,12 @@ def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None
               _text(form), _parsed(view, rollout), class_=f"v-card{' v-chosen' if chosen else ''}", role="listitem",
               id=f"v-answer-{rollout.index}", style=f"--v-c:{color(rollout.index)}",
               aria_current="true" if chosen else None)
+
+
+def _outcome(rollout: RolloutView) -> Html | str:
+    if rollout.correct is None:
+        return ""
+    return chip("correct", "good", "by the task's outcome") if rollout.correct else chip("wrong", "bad")
 
 
 def _advantage(rollout: RolloutView) -> Html:

@@ -80,6 +80,8 @@ class RolloutView:
     parts: dict[str, float | None]
     weights: dict[str, float | None]
     reward: float | None
+    correct: bool | None
+    """What the task says of it."""
     advantage: float | None
     """None for an answer of a variant that is not trained on."""
     metrics: dict[str, float | None]
@@ -286,9 +288,10 @@ def _rollout_view(key: GroupKey, place: int, row: Mapping[str, Any], notes: list
     return RolloutView(
         RolloutKey(*key, index), row["schema"], row["policy_step"], row["completion"] or "", ids, **per_token,
         parts=_parts(row["parts"]), weights=_parts(row["weights"]), metrics=_parts(row["metrics"]),
-        reward=finite(row["reward"]), advantage=finite(row["advantage"]), parsed=decoded(row["parsed"]),
-        error=row["error"], finish_reason=row["finish_reason"], truncated=bool(row["truncated"]),
-        turns=tuple(turn for turn in row["turns"] or () if turn), variant=row["variant"], marks=_marks(row["marks"]))
+        reward=finite(row["reward"]), correct=row["correct"], advantage=finite(row["advantage"]),
+        parsed=decoded(row["parsed"]), error=row["error"], finish_reason=row["finish_reason"],
+        truncated=bool(row["truncated"]), turns=tuple(turn for turn in row["turns"] or () if turn),
+        variant=row["variant"], marks=_marks(row["marks"]))
 
 
 _PER_TOKEN = ("loss_mask", "logprobs", "trainer_logprobs", "entropies", "ratio", "clipped", "top_ids", "top_logprobs")

@@ -1,7 +1,8 @@
 """What many rollouts tell together: a prompt's history, two runs compared, what the curriculum did. No torch.
 
-An answer passes when its reward (or the reward part named by `part`) is at least `threshold`. Without a threshold that
-is half of the largest value seen in the run, over training and evaluations; the largest itself when it is not above 0.
+An answer passes when the run says that it is correct. With a `part` or `threshold` asked for, and in runs that do not
+say so, it passes when its reward (or that reward part) is at least the threshold: by default half of the largest value
+seen in the run, over training and evaluations, or the largest itself when it is not above 0.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ EDGES = (0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0)
 """Bounds of the classes of pass rate."""
 _KEY = "run, source, split, step, group_id"
 _RUNS = "(SELECT unnest(?::VARCHAR[]))"
-_VALUE = "CASE WHEN ?::VARCHAR IS NULL THEN reward ELSE part_values[list_position(part_names, ?::VARCHAR)] END"
-"""What an answer passes by: its reward, or the part that is named."""
+_VALUE = ("CASE WHEN ?::BOOLEAN AND correct IS NOT NULL THEN correct::DOUBLE "
+          "WHEN ?::VARCHAR IS NULL THEN reward ELSE part_values[list_position(part_names, ?::VARCHAR)] END")
+"""What an answer passes by: whether it is correct, its reward, or the part that is named."""
 _EQUAL = 1e-9
 _ANSWER = 4000  # characters of an answer in a history
 _MOST_CATEGORIES = 40
@@ -137,7 +139,9 @@ class Curriculum:
 
     run: str
     threshold: float | None
-    """The reward from which an answer passes."""
+    """The reward from which an answer passes; None = nothing was scored."""
+    judged: bool
+    """Whether an answer passes by what the run says is correct, 1 or 0."""
     bins: tuple[tuple[int, int], ...]
     """First and last step of each."""
     edges: tuple[float, ...]
@@ -168,7 +172,7 @@ def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str
                min(reward) AS worst, list({_VALUE}) AS scored,
                arg_max(completion, reward)[:{_ANSWER}] AS answer
         FROM rollouts WHERE sample_id = ? AND run IN {_RUNS} AND NOT aside GROUP BY {_KEY}
-        ORDER BY run, step, source DESC, split, group_id""", [*_value(part), sample_id, asked.runs])
+        ORDER BY run, step, source DESC, split, group_id""", [*_value(part, threshold), sample_id, asked.runs])
     drawn = {run: _drawn(index, run) for run in {row["run"] for row in rows}}
     visits, seen = [], dict[str, int]()
     for row in rows:
@@ -216,7 +220,7 @@ def curriculum(index: Index, library: Library, run: str, *, part: str | None = N
                count(DISTINCT reward) < 2 AS equal, count(*) FILTER (truncated) AS truncated, count(error) AS errors,
                count({_VALUE}) AS valued, count(*) FILTER ({_VALUE} >= ?) AS passed
         FROM rollouts WHERE run = ? AND source = 'train' AND NOT aside GROUP BY {_KEY} ORDER BY step""",
-        [*_value(part) * 2, limit, run])
+        [*_value(part, threshold) * 2, limit, run])
     metrics = library.metrics(run)
     names = sorted({name for line in metrics for name in line if name.startswith("curriculum/")})
     weights = {name: tuple((line["step"], value) for line in metrics if (value := finite(line.get(name))) is not None)
@@ -226,7 +230,8 @@ def curriculum(index: Index, library: Library, run: str, *, part: str | None = N
     wasted = [(line["step"], value) for line in metrics if (value := finite(line.get("groups/wasted"))) is not None]
     dropped = [_mean([value for step, value in wasted if first <= step <= last]) for first, last in spans]
     return Curriculum(
-        run, limit, tuple(spans), EDGES, tuple(_classes(of_bin) for of_bin in binned),
+        run, limit, part is None and threshold is None and _judged(index, run), tuple(spans), EDGES,
+        tuple(_classes(of_bin) for of_bin in binned),
         tuple(_share(of_bin, lambda row: row["n"] if row["equal"] else 0) for of_bin in binned),
         tuple(_share(of_bin, lambda row: row["truncated"]) for of_bin in binned),
         tuple(_share(of_bin, lambda row: row["errors"]) for of_bin in binned), tuple(dropped),
@@ -236,17 +241,27 @@ def curriculum(index: Index, library: Library, run: str, *, part: str | None = N
 # --- passing ----------------------------------------------------------------------------------------------------------
 
 
-def _value(part: str | None) -> list[str | None]:
+def _value(part: str | None, threshold: float | None) -> list[Any]:
     """The parameters of _VALUE."""
-    return [part, part]
+    return [part is None and threshold is None, part, part]
 
 
 def _thresholds(index: Index, runs: Sequence[str], part: str | None, given: float | None) -> dict[str, float]:
     """By run, from which value on an answer passes; a run without a scored answer has none."""
-    rows = index.table.fetch(f"SELECT run, max({_VALUE}) AS best FROM rollouts WHERE run IN {_RUNS} GROUP BY run",
-                             [*_value(part), list(runs)])
-    half = {row["run"]: row["best"] / 2 if row["best"] > 0 else row["best"] for row in rows if row["best"] is not None}
+    rows = index.table.fetch(f"""
+        SELECT run, max({_VALUE}) AS best, bool_or(correct IS NOT NULL) AS judged
+        FROM rollouts WHERE run IN {_RUNS} GROUP BY run""", [*_value(part, given), list(runs)])
+    known = [row for row in rows if row["best"] is not None]
+    if part is None and given is None:  # whether an answer is correct is 0 or 1
+        return {r["run"]: 0.5 if r["judged"] else r["best"] / 2 if r["best"] > 0 else r["best"] for r in known}
+    half = {r["run"]: r["best"] / 2 if r["best"] > 0 else r["best"] for r in known}
     return half if given is None else dict.fromkeys(half, float(given))
+
+
+def _judged(index: Index, run: str) -> bool:
+    """Whether a run says of its answers if they are correct."""
+    rows = index.table.fetch("SELECT bool_or(correct IS NOT NULL) AS judged FROM rollouts WHERE run = ?", [run])
+    return bool(rows[0]["judged"])
 
 
 def _pass_rate(values: Sequence[float | None], threshold: float | None) -> float | None:

@@ -93,7 +93,7 @@ def _rollout(rollout: Rollout, key: GroupKey, group: Group) -> RolloutView:
         token_ids=np.asarray(done.tokens, np.int32), loss_mask=np.asarray(done.loss_mask, bool),
         logprobs=np.asarray(done.logprobs, np.float32), trainer_logprobs=None, entropies=None, ratio=None, clipped=None,
         top_ids=None, top_logprobs=None, parts=dict(rollout.parts), weights=dict(group.weights),
-        metrics=dict(rollout.metrics), reward=rollout.reward, advantage=None, parsed=plain(rollout.parsed),
-        error=rollout.error, finish_reason=done.finish_reason, truncated=done.truncated, turns=(),
-        variant=rollout.variant or None,
+        metrics=dict(rollout.metrics), reward=rollout.reward, correct=rollout.correct, advantage=None,
+        parsed=plain(rollout.parsed), error=rollout.error, finish_reason=done.finish_reason, truncated=done.truncated,
+        turns=(), variant=rollout.variant or None,
         marks=None if rollout.marks is None else tuple(plain(m) for m in rollout.marks))

@@ -38,13 +38,14 @@ SEARCHED = {"completion": 20_000, "prompt": 4_000, "error": 1_000}
 """Characters of each text that can be searched and shown in lists; less in files of more than _LONG_FILE bytes."""
 _COLUMNS = ("schema", "group_id", "sample_id", "task", "index", "step", "policy_step", "split", "prompt", "completion",
             "loss_mask", "parts", "reward", "advantage", "category", "difficulty", "error", "truncated", "variant",
-            "media")
+            "media", "correct")
 _FIELDS = [SCHEMA.field(name) for name in _COLUMNS]
 _TABLE = {"run": "VARCHAR", "source": "VARCHAR", "split": "VARCHAR", "step": "BIGINT", "group_id": "VARCHAR",
           "idx": "INTEGER", "file": "BIGINT", "task": "VARCHAR", "sample_id": "VARCHAR", "policy_step": "INTEGER",
           "reward": "DOUBLE", "advantage": "DOUBLE", "length": "INTEGER", "truncated": "BOOLEAN", "error": "VARCHAR",
           "category": "VARCHAR", "difficulty": "DOUBLE", "aside": "BOOLEAN", "part_names": "VARCHAR[]",
-          "part_values": "DOUBLE[]", "media": "VARCHAR", "completion": "VARCHAR", "prompt": "VARCHAR"}
+          "part_values": "DOUBLE[]", "media": "VARCHAR", "completion": "VARCHAR", "prompt": "VARCHAR",
+          "correct": "BOOLEAN"}
 _SETTINGS: dict[str, Any] = {
     "memory_limit": "448MB", "threads": 2, "enable_external_access": False, "autoinstall_known_extensions": False,
     "autoload_known_extensions": False, "preserve_insertion_order": False}
@@ -354,7 +355,8 @@ def _light(batch: _Batch) -> pa.Table:
         "error": column("error"), "category": column("category"), "difficulty": _finite(column("difficulty")),
         "aside": pc.and_(pc.is_valid(column("variant")), pc.is_null(column("advantage"))),
         "part_names": names, "part_values": values, "media": _first_path(column("media")),
-        "completion": pc.fill_null(column("completion"), ""), "prompt": pc.fill_null(column("prompt"), "")})
+        "completion": pc.fill_null(column("completion"), ""), "prompt": pc.fill_null(column("prompt"), ""),
+        "correct": column("correct")})
 
 
 def _finite(values: Any) -> Any:

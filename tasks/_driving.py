@@ -77,6 +77,12 @@ def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
     return {**{f"{head}_acc": value for head, value in right.items()}, "joint_acc": min(right.values())}
 
 
+def _is_plan(task: Any, sample: Sample, answer: Answer) -> bool | None:
+    """Whether exactly the true words of both heads are given."""
+    found = plan_metrics(task, sample, rules.read_plan(answer_text(answer.text)))
+    return bool(found["joint_acc"]) if found else None
+
+
 def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """F1 of every word, e.g. `f1/STOP`, and their mean over the true words of a head: `speed_f1`, `path_f1`."""
     found: dict[str, float] = {}
@@ -97,7 +103,8 @@ def _plan(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 PLAN = Recipe(
     prompt=f"{_SCENE}Answer with {_WORDS} as SPEED, PATH.", rewards={"speed": 1.0, "path": 1.0, "format": 0.1},
-    read=_read_plan, score=_plan, target=_true_plan, oracle=_oracle_plan, problem=needs_plan)
+    read=_read_plan, score=_plan, target=_true_plan, oracle=_oracle_plan, problem=needs_plan,
+    correct=_is_plan)
 
 
 # --- AlphaDrive -------------------------------------------------------------------------------------------------------
@@ -123,7 +130,7 @@ def _alphadrive(pay: Callable[[float, float, float], float], novelty: Group) -> 
                "the plan as SPEED, PATH in <answer> </answer>.",
         rewards={"speed": 1.0, "path": 1.0, "format": 1.0}, read=_read_plan,
         score=lambda _task, _sample, answer: {"format": think_answer_format(answer.text)}, target=_true_plan,
-        oracle=_oracle_thought, group=_heads(pay, novelty), problem=needs_plan)
+        oracle=_oracle_thought, group=_heads(pay, novelty), problem=needs_plan, correct=_is_plan)
 
 
 # The paper (2503.07608, Algorithm 1): F1 * weight * diversity per head.
@@ -204,7 +211,7 @@ TRAJECTORY = Recipe(
     prompt=f"{_SCENE}Where will the vehicle be after {{times}} seconds? Answer with [[x, y, t], ...]: metres, x ahead "
            "and y to the left of where it is.",
     rewards={"l2": 1.0, "collision": -1.0, "off_road": -0.5, "format": 0.1}, read=read_way, score=_trajectory,
-    target=_true_way, oracle=_oracle_way, problem=needs_trajectory)
+    target=_true_way, oracle=_oracle_way, problem=needs_trajectory, outcome={"l2": 0.5})
 
 
 # --- pictures of outcomes ---------------------------------------------------------------------------------------------

@@ -280,7 +280,7 @@ def _write_griffon(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
 VISION_R1_GRIFFON = Recipe(
     prompt="Locate every item from the category list in the image and output the coordinates in JSON format. The "
            "category set includes {categories}.",
-    rewards={"precision": 1.0, "recall": 1.0, "format": 1.0},
+    rewards={"precision": 1.0, "recall": 1.0, "format": 1.0}, outcome={"precision": 0.5, "recall": 0.5},
     read=_read_griffon, score=_griffon, target=truths, write=_write_griffon,
     oracle=lambda task, sample: _write_griffon(task, sample, _all_boxes(task, sample)))
 
@@ -356,7 +356,7 @@ def _write_marked(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
 
 PERCEPTION_R1 = Recipe(
     prompt="Output the bounding box of the {categories} in the image.",
-    rewards={"accuracy": 1.0, "format": 1.0},
+    rewards={"accuracy": 1.0, "format": 1.0}, outcome={"accuracy": 0.25},  # squared IoU
     read=_read_marked, score=_perception, target=truths, write=_write_marked,
     oracle=lambda task, sample: _write_marked(task, sample, _all_boxes(task, sample)) or "none")
 

@@ -170,7 +170,7 @@ SE_GUI = Recipe(
     prompt='Click on the element for this instruction: {instruction}. Answer with <tool_call>{"name": "computer_use", '
            '"arguments": {"action": "left_click", "coordinate": [x, y]}}</tool_call>.',
     rewards={"point": 1.0, "format": 1.0}, read=_read_tool_call, score=_se_gui, target=element, oracle=_oracle_box,
-    write=_write_tool_call, problem=needs_box)
+    write=_write_tool_call, problem=needs_box, outcome={"point": 1.0})
 
 
 # --- without labels ---------------------------------------------------------------------------------------------------

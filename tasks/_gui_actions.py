@@ -162,7 +162,8 @@ UI_R1 = Recipe(
            "</think> <answer>[{'action': enum['click', 'scroll', 'open_app', 'navigate_back', 'input_text'], "
            "'coordinate': [x, y]}]</answer>\nPlease strictly follow the format.",
     rewards={"type": 1.0, "coordinate": 1.0, "format": 1.0}, read=_read_list("coordinate"), score=_ui_r1,
-    target=wanted, oracle=_oracle_list("coordinate"), write=_write_list("coordinate"), problem=action_problem)
+    target=wanted, oracle=_oracle_list("coordinate"), write=_write_list("coordinate"), problem=action_problem,
+    outcome={"type": 0.5, "coordinate": 0.5})
 
 
 def _gui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:

@@ -36,7 +36,7 @@ from vlrl.store import RunFolder
 from vlrl.task import Task, task_messages, task_oracle
 from vlrl.tools.rescore import compare
 from vlrl.tools.score_rows import score_lines
-from vlrl.types import Group, Prompt, Rollout, Sample
+from vlrl.types import Prompt, Sample
 from vlrl.variants import has_variants
 
 
@@ -483,13 +483,10 @@ def test_words_change_single_tasks(tmp_path):
         load(child)
 
 
-def test_the_part_that_says_right_is_each_tasks_own():
-    def group(task, parts, weights):
-        made = Rollout(group_id="g", index=0, completion=None, policy_step=0, parts=parts, reward=1.0)  # pyright: ignore
-        return Group(id="g", task=task, split="train", sample=Sample(id="s", task=task), prompt=None,  # pyright: ignore
-                     rollouts=(made,), weights=weights)
-
-    wanted = CurriculumSettings(part="right")
-    assert curriculum.right(group("number", {"right": 0.0, "short": 1.0}, {"right": 1, "short": 2}), wanted) == (False,)
-    assert curriculum.right(group("letter", {"letter": 1.0}, {"letter": 2.0}), wanted) == (True,)
-    assert curriculum.right(group("", {"letter": 1.0}, {"letter": 2.0}), wanted) == (None,)
+def test_what_is_correct_is_each_tasks_own():
+    """curriculum.part is asked of the tasks that have it."""
+    config = validate({"tasks": [{"name": "tests.test_rollout:Number"}, {"name": "tests.helpers:Vowels"}],
+                       "model": {"name": "x"}, "curriculum": {"part": "right"}})
+    number, vowels = make_task(config).members
+    assert (number.criterion, number.overridden) == ({"right": 0.5}, True)
+    assert (vowels.criterion, vowels.overridden) == ({"vowels": 0.5}, False)

@@ -125,7 +125,7 @@ def test_state_goes_on_where_it_was():
 def test_scoring_errors_stop_above_the_limit():
     s = source(lambda prompt, i: "-1" if i == 0 else prompt.text)
     groups = s.next_groups(3, 0)
-    assert [g.rewards for g in groups] == [[0.0, 1.0, 1.0]] * 3
+    assert [g.rewards for g in groups] == [[None, 1.0, 1.0]] * 3
     assert check_score_errors(groups, 0.5, "step 4") == pytest.approx(1 / 3)
     with pytest.raises(TrainingError, match=r"step 4: 3 of 9 .*limits\.score_errors=0\.1.*ValueError: negative"):
         check_score_errors(groups, 0.1, "step 4")

@@ -115,14 +115,14 @@ def test_an_answer_that_hangs_or_ends_the_process(scorer, text, why, caplog):
     if text == "overlay":
         assert bad.reward == 7.5 and marks is None and bad.error is None
     else:
-        assert bad.reward == 0 and why in bad.error and bad.parts == {"length": 0.0, "rank": 0.0}
+        assert bad.reward is None and why in bad.error and bad.parts == {"length": None, "rank": None}
     assert good.error is None and scored(scorer, "one")[0][0][0].reward == 3  # another process goes on
 
 
 def test_a_group_that_hangs(scorer):
     scorer.seconds = 0.4  # for each of its answers
     found, _ = scored(scorer, "one", "group")
-    assert all(s.reward == 0 and "TimeoutError" in s.error for s, _ in found)
+    assert all(s.reward is None and "TimeoutError" in s.error for s, _ in found)
 
 
 def test_what_the_answer_has_started_ends_too(scorer, tmp_path):

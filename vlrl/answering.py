@@ -237,8 +237,8 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
                         {} if reference is None else {"reference_logprobs": looked_up(answers, reference)})
     scored, weights = score(task, sample, answers, others, step, services)
     rollouts = [Rollout(group_id=group_id, index=i, completion=c, parts=s.parts, reward=s.reward,
-                        parsed=s.parsed, error=s.error, variant=name, train_prompt=prompt if name else None,
-                        marks=marks,
+                        correct=s.correct, parsed=s.parsed, error=s.error, variant=name,
+                        train_prompt=prompt if name else None, marks=marks,
                         policy_step=step if policy_step is None else policy_step)
                 for i, ((name, c), (s, marks)) in enumerate(zip([*members, *aside], scored, strict=True))]
     return Group(id=group_id, task=task.name, split=split, sample=sample, prompt=prompt,

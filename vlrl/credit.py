@@ -134,6 +134,7 @@ class _Facts:
     lengths: Sequence[float]
     truncated: Sequence[bool]
     parts: Sequence[Mapping[str, float | None]]
+    outcome: Sequence[bool]
     kl_sums: Sequence[float] = ()
     tokens: Sequence[np.ndarray] = ()
     masks: Sequence[np.ndarray] = ()
@@ -149,6 +150,7 @@ def _facts(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None)
         id=group.id, task=group.task, weights=dict(group.weights), greedy=_number(greedy),
         rewards=[_number(r.reward) for r in rollouts], lengths=[float(_written(r.completion)) for r in rollouts],
         truncated=[r.completion.truncated for r in rollouts], parts=[dict(r.parts) for r in rollouts],
+        outcome=[bool(r.correct) for r in rollouts],
         kl_sums=[float(k[m].sum()) for k, m in zip(kl, masks, strict=True)] if kl is not None else (),
         tokens=[r.completion.tokens for r in rollouts] if "tokens" in needs else (),
         masks=masks if "tokens" in needs else (), kl=kl if kl is not None and "token_kl" in needs else (),
@@ -176,6 +178,7 @@ def _scores(groups: Sequence[_Facts], max_length: int, kl_coef: float, step: int
         task=torch.tensor([names.index(g.task) for g in groups], dtype=torch.int64).repeat_interleave(sizes),
         task_names=names, parts={k: numbers(_number(p.get(k)) for g in groups for p in g.parts) for k in parts},
         part_weights={k: numbers(g.weights.get(k, 0.0) for g in groups for _ in g.parts) for k in parts},
+        outcome=torch.tensor([c for g in groups for c in g.outcome], dtype=torch.bool),
         greedy=numbers(g.greedy for g in groups for _ in g.rewards),
         truncated=torch.tensor([t for g in groups for t in g.truncated], dtype=torch.bool),
         tokens=[t for g in groups for t in g.tokens], masks=[m for g in groups for m in g.masks],

@@ -33,7 +33,8 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
     """One line of eval.jsonl and this process's groups of one answer each.
 
     Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Greedy unless
-    eval.temperature is set. Samples that cannot be encoded count as `rejected`, not as wrong. `tell(what, done, total)`
+    eval.temperature is set. `correct_frac` is the share of correct answers (Task.correct). Samples that cannot be
+    encoded count as `rejected`, answers without a reward as `unscorable`: neither as wrong. `tell(what, done, total)`
     is called as the work proceeds. No variants are drawn; `reference` is needed by tasks that ask the reference policy,
     whose parts are left out without it. Of a mixture the samples are those of every task in turn.
     """
@@ -44,7 +45,8 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
     records = [r for part in dist.gather([_record(g) for g in groups]) for r in part]
     failed = sum(r["error"] is not None for r in records) / max(len(records), 1)
     return {"step": step, "split": split, "n": len(records), "rejected": int(dist.total(rejected)[0]),
-            "score_errors": failed, **_table(task, records)}, groups
+            "unscorable": sum(r["reward"] is None for r in records), "score_errors": failed,
+            **_table(task, records)}, groups
 
 
 def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
@@ -93,7 +95,7 @@ def _record(group: Group) -> dict[str, Any]:
     rollout, completion = group.rollouts[0], group.rollouts[0].completion
     return {"task": group.task, "sample": group.sample.row, "id": group.sample.id, "answer": completion.text,
             "parsed": rollout.parsed, "target": group.target, "parts": rollout.parts, "reward": rollout.reward,
-            "length": len(completion.tokens),
+            "correct": rollout.correct, "length": len(completion.tokens),
             "truncated": float(completion.truncated), "error": rollout.error, "metrics": rollout.metrics}
 
 
@@ -108,6 +110,8 @@ def _table(task: Task, records: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def _intervals(records: Sequence[dict[str, Any]]) -> dict[str, float]:
     columns: dict[str, list[float]] = {"reward/mean": [r["reward"] for r in records if r["reward"] is not None],
+                                       "correct_frac": [float(r["correct"]) for r in records
+                                                        if r["correct"] is not None],
                                        "completion/length_mean": [float(r["length"]) for r in records],
                                        "completion/truncated_frac": [r["truncated"] for r in records]}
     for record in records:

@@ -31,12 +31,12 @@ def make_task(config: Config) -> Task:
     """The configured task, or the mixture of `tasks`. With task.coordinates=auto its coordinates ask the model's family
     when they are used."""
     if not config.tasks:
-        return _made(config.task, config.data, config.model.name)
+        return _made(config, config.task, config.data)
     made: dict[str, Task] = {}
     for i, entry in enumerate(config.tasks):
         data = config.data.model_copy(update=entry.data.model_dump(exclude_none=True))
         try:
-            made[entry.label] = _made(entry, data, config.model.name)
+            made[entry.label] = _made(config, entry, data)
         except VlrlError as error:
             raise type(error)(f"tasks.{i} ({entry.label}): {error}") from error
     mixture = Mixture(made)
@@ -44,12 +44,13 @@ def make_task(config: Config) -> Task:
     return mixture
 
 
-def _made(settings: TaskSettings, data: DataSettings, model: str) -> Task:
+def _made(config: Config, settings: TaskSettings, data: DataSettings) -> Task:
     own = settings.model_extra or {}
     task = tasks.load(settings.name, {**own, "combine": settings.combine, "rewards": settings.rewards})
     task.seed, task.data = data.seed, data
+    task.override_outcome(config.curriculum.part, config.curriculum.pass_at)
     auto = settings.coordinates == "auto"
-    task.coordinates = FamilyConvention(model) if auto else coordinates.make(settings.coordinates)
+    task.coordinates = FamilyConvention(config.model.name) if auto else coordinates.make(settings.coordinates)
     return task
 
 

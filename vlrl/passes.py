@@ -231,6 +231,7 @@ def _inputs(part: Minibatch, order: Sequence[int], ids: torch.Tensor, stats: Tok
         tokens=joined([r.completion.tokens for r in rollouts], np.int64) if "tokens" in wanted else None,
         texts=[text for r in order for text in part.texts[r]] if part.texts else (),
         rewards=joined([[np.nan if r.reward is None else r.reward for r in part.rollouts]]),
+        outcome=joined([[bool(r.correct) for r in part.rollouts]], np.bool_),
         group=joined([part.groups], np.int64), difficulty=joined([part.difficulty]),
         identity=joined([[_identity(r) for r in part.rollouts]], np.int64))
 

@@ -54,6 +54,10 @@ class Recipe:
     asks: bool = False
     """Rows may have a question and its answer instead of the boxes of a grounding row."""
     system: str = ""
+    outcome: Mapping[str, float] = field(default_factory=dict)
+    """What makes an answer correct, as `Task.outcome`: part -> the least raw value."""
+    correct: Callable[[Any, Sample, Answer], bool | None] | None = None
+    """Whether an answer is correct, where no values of parts say so."""
 
 
 class RecipeTask(Task):
@@ -79,6 +83,10 @@ class RecipeTask(Task):
     @classmethod
     def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, Weight]:
         return cls.rewards or cls._chosen(settings).rewards
+
+    @classmethod
+    def outcome_for(cls, settings: Mapping[str, Any]) -> Mapping[str, float]:
+        return cls.outcome or cls._chosen(settings).outcome
 
     @classmethod
     def _chosen(cls, settings: Mapping[str, Any]) -> Recipe:
@@ -116,6 +124,10 @@ class RecipeTask(Task):
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
         return self.used.group(self, sample, answers, services) if self.used.group else []
+
+    def correct(self, sample: Sample, answer: Answer, parts: Parts) -> bool | None:
+        own = self.used.correct
+        return own(self, sample, answer) if own else super().correct(sample, answer, parts)
 
     def parse(self, sample: Sample, answer: Answer) -> Any:
         return self.used.read(self, sample, answer)

@@ -18,7 +18,7 @@ from vlrl.store import RunFolder
 if TYPE_CHECKING:
     from vlrl.session import Session
 
-_NOT_METRICS = {"step", "n", "rejected", "score_errors"}
+_NOT_METRICS = {"step", "n", "rejected", "unscorable", "score_errors"}
 _COLORS = {"raw": "#9db8d9", "smooth": "#1f5fa8"}
 _SPLIT_COLORS = ("#d1591b", "#3a7d44", "#7a4ea3", "#8a6d1d")
 

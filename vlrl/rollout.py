@@ -25,7 +25,6 @@ from vlrl.curriculum import (
     Probing,
     Prompts,
     Sampler,
-    right,
 )
 from vlrl.curriculum.report import Tally
 from vlrl.data import readable
@@ -308,7 +307,7 @@ class GroupSource:
                 if number not in self.held}
 
     def _outcome(self, draw: Draw, group: Group) -> Outcome:
-        return Outcome(draw, tuple(group.rewards), right(group, self.config.curriculum), _surprise(group))
+        return Outcome(draw, tuple(group.rewards), tuple(r.correct for r in group.rollouts), _surprise(group))
 
     def _count(self, refused: Sequence[str], drawn: int, accepted: bool) -> None:
         """Notes rejected prompts; TrainingError when they are too many, or when no sample can be used at all."""

@@ -85,7 +85,7 @@ class Scorer:
                                        pickle.HIGHEST_PROTOCOL)
                 found = self._scored(request, sample)
             except GivenUp as given:
-                lost = Scored(dict.fromkeys(task.of(sample).weights_at(step), 0.0), 0.0, None, str(given))
+                lost = Scored(dict.fromkeys(task.of(sample).weights_at(step)), None, None, str(given))
                 found = [(lost, None)] * (len(answers) + len(others)), task.of(sample).weights_at(step)
             except Exception as error:  # whatever a task's own objects raise, and a system that forks no more
                 found = f"{type(error).__name__}: {error}"

@@ -12,7 +12,7 @@ from typing import Any
 from vlrl.errors import TaskError, TrainingError
 from vlrl.plugins import place
 from vlrl.services import Services, without_absent
-from vlrl.task import Task, check_parts, check_shape
+from vlrl.task import Task, check_parts, check_shape, reaches
 from vlrl.types import Answer, Parts, Sample
 
 _MOST_MARKS = 1000
@@ -33,12 +33,14 @@ def watching(watch: Callable[[int], str | None]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Scored:
-    """One answer's parts and reward; `error` says why a part or the reward was set to 0."""
+    """One answer's parts, reward and outcome; `error` says why a part or the reward has no value."""
 
     parts: Parts
     reward: float | None
     parsed: Any = None
     error: str | None = None
+    correct: bool | None = None
+    """What Task.correct says; None where the answer is unscorable."""
 
 
 Marked = list[tuple[Scored, list[Any] | None]]
@@ -50,9 +52,10 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
     """Scores the answers to one sample. Without `services` there are no answers of variants either, and parts that need
     a service are left out.
 
-    A part that is no finite number or a scorer that raises gives 0 and an `error`; None makes the rollout unscorable
-    (reward None). Raises TaskError when what the scorers return has the wrong shape, or parts and `rewards` do not name
-    the same things: that is the task's bug, not the model's.
+    None as a part makes the rollout unscorable (reward None); so do, with an `error`, a part that is no finite number
+    and a scorer that raises: 0 could be the best reward of the group. Raises TaskError when what the scorers
+    return has the wrong shape, or parts and `rewards` do not name the same things: that is the task's bug, not the
+    model's.
     """
     if not answers:
         return []
@@ -137,28 +140,39 @@ def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, err
             weights: dict[str, float]) -> Scored:
     parsed, parse_error = _guarded(lambda: task.parse(sample, answer))
     if parts is None:
-        return Scored(dict.fromkeys(weights, 0.0), 0.0, parsed, error)
+        return Scored(dict.fromkeys(weights), None, parsed, error)
     clean: Parts = {}
     for name, given in parts.items():
         value, problem = _number(given)
-        clean[name] = 0.0 if problem else value
+        clean[name] = value
         error = error or (problem and f"part '{name}' {problem}")
     error = error or parse_error
     known = {name: value for name, value in clean.items() if value is not None}
     if len(known) < len(clean):
         return Scored(clean, None, parsed, error)
     reward, problem = _combined(task, known, weights)
-    return Scored(clean, reward, parsed, error or problem)
+    if reward is None:
+        return Scored(clean, None, parsed, error or problem)
+    correct, problem = _correct(task, sample, answer, clean)
+    return Scored(clean, reward, parsed, error or problem, correct)
 
 
-def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) -> tuple[float, str | None]:
-    """The reward, or 0 and why."""
+def _correct(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[bool | None, str | None]:
+    """What the task says, or the settings in its place."""
+    if task.overridden:
+        return reaches(task.criterion, parts), None
+    found, problem = _guarded(lambda: task.correct(sample, answer, parts))
+    return None if found is None else bool(found), problem and f"correct: {problem}"
+
+
+def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) -> tuple[float | None, str | None]:
+    """The reward, or None and why."""
     given, problem = _guarded(lambda: task.combine(parts, weights))
     if problem is None:
         value, problem = _number(given)
         if value is not None:
             return value, None
-    return 0.0, f"combine: {problem or 'gave None'}"
+    return None, f"combine: {problem or 'gave None'}"
 
 
 def _number(value: Any) -> tuple[float | None, str | None]:

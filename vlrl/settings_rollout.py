@@ -137,9 +137,10 @@ class CurriculumSettings(Settings):
         default=Named(name="first"), description="Which of more kept groups than are wanted are trained on: first, "
         "nearest_half (pass rate), most_varied (rewards), or own module:function.")
     part: str | None = Field(
-        default=None, min_length=1, description="The reward part that says whether an answer is right; null = the one "
-        "with the largest weight, the first of equal ones.")
-    pass_at: float = Field(default=0.5, description="An answer is right when that part is at least this much.")
+        default=None, min_length=1, description="The reward part that says whether an answer is correct, to "
+        "objectives, curricula, difficulty and evaluations alike; null = what the task names as its outcome.")
+    pass_at: float | None = Field(default=None, description="An answer is correct when that part is at least this "
+                                  "much; null = the task's threshold, 0.5 for another part than its own.")
 
     @property
     def sampler(self) -> Named:

@@ -55,13 +55,14 @@ SCHEMA = pa.schema({
     "finish_reason": pa.string(), "truncated": pa.bool_(), "turns": pa.list_(pa.struct(_TURN)),
     "media": pa.list_(pa.struct(_MEDIA)), "variant": pa.string(), "marks": pa.string(),
     "top_ids": pa.list_(pa.list_(pa.int32())), "top_logprobs": pa.list_(_FLOATS), "metrics": _NUMBERS,
+    "correct": pa.bool_(),
 })
 """The columns of every rollout file. Lists are per token; parsed, target, sample and marks (those of Task.overlay, for
 answer and target) are JSON; any value may be null. `advantage` of a rollout with one advantage per token is the mean
 over its trained tokens. `variant` names the variant that an answer was drawn with; an answer of one that is not trained
 on has no advantage, and is in no group. `top_ids` and `top_logprobs` are the store.alternatives most probable tokens at
-the place of each token, in falling order. `metrics` is what Task.metrics
-says of an evaluated answer."""
+the place of each token, in falling order. `metrics` is what Task.metrics says of an evaluated answer,
+`correct` what Task.correct says of any; null where that is not known."""
 
 PER_TOKEN = {"trainer_logprobs": np.float32, "entropies": np.float32, "ratio": np.float32, "clipped": np.bool_,
              "top_ids": np.int32, "top_logprobs": np.float32}
@@ -320,7 +321,7 @@ def _rows(step: int, group: Group, media: list[dict[str, Any]]) -> Iterator[dict
             "index": rollout.index, "policy_step": rollout.policy_step, "completion": _text(done.text),
             "token_ids": np.asarray(done.tokens, np.int32), "loss_mask": mask,
             "logprobs": np.asarray(done.logprobs, np.float32), "parts": _numbers(rollout.parts),
-            "metrics": _numbers(rollout.metrics), "reward": rollout.reward,
+            "metrics": _numbers(rollout.metrics), "reward": rollout.reward, "correct": rollout.correct,
             "advantage": float(advantage) if np.ndim(advantage) == 0 else 0.0,
             "parsed": _json(rollout.parsed), "error": None if rollout.error is None else _text(rollout.error),
             "finish_reason": done.finish_reason, "truncated": done.truncated,

@@ -31,6 +31,8 @@ from vlrl.plugins import MissingFile, failure, file_module
 from vlrl.settings_base import refuse_bool
 from vlrl.types import Answer, Coordinates, Parts, Sample, Variant
 
+_OUTCOMES = ("accuracy", "correct")
+"""Reward parts that are a task's outcome by their name, where it says nothing else."""
 _MEDIA_MARK = re.compile(r"<(?:image|video)>")
 
 
@@ -46,6 +48,10 @@ class Task:
     """System prompt; empty = the model's default."""
     rewards: ClassVar[Mapping[str, Weight]] = {}
     """Part -> weight in the reward."""
+    outcome: ClassVar[Mapping[str, float]] = {}
+    """What makes an answer correct: reward part -> the least raw value; with several, all of them. {} = the part
+    named accuracy or correct, else that of the largest default weight (the first of equal ones), from 0.5 on.
+    `curriculum.part` and `curriculum.pass_at` override it."""
     needs: ClassVar[Collection[str]] = frozenset()
     """Services that score_group is to be given, of services.SERVICES: a set, or {service: the parts that need it}."""
 
@@ -59,6 +65,10 @@ class Task:
         self.combination = self._combination(settings.pop("combine", "auto"), settings)
         """How parts become the reward: a value of `task.combine`, or "own"."""
         self._combine = make_combine("sum" if self.combination == "own" else self.combination, self.weights)
+        self.criterion = self._criterion(settings)
+        """What makes an answer correct in this run: part -> the least raw value."""
+        self.overridden = False
+        """Whether the criterion is that of `curriculum.part` or `curriculum.pass_at`, and `correct` is not asked."""
         for key, value in settings.items():
             setattr(self, key, _checked(cls, key, value))
 
@@ -108,6 +118,11 @@ class Task:
         return cls.rewards
 
     @classmethod
+    def outcome_for(cls, settings: Mapping[str, Any]) -> Mapping[str, float]:
+        """`outcome` under these settings, for a task whose settings choose its parts."""
+        return cls.outcome
+
+    @classmethod
     def combine_for(cls, settings: Mapping[str, Any]) -> str:
         """What `task.combine=auto` stands for under these settings."""
         return "sum"
@@ -129,6 +144,12 @@ class Task:
     def target(self, sample: Sample) -> Any:
         """What `parse` is compared with, JSON-able."""
         return sample.get("target", sample.get("answer"))
+
+    def correct(self, sample: Sample, answer: Answer, parts: Parts) -> bool | None:
+        """Returns whether an answer with these raw parts is correct, by `outcome`; None where that is not known.
+
+        This, and no reward, is what objectives, curricula, difficulty, evaluations and the app mean by correct."""
+        return reaches(self.criterion, parts)
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
         """Further numbers per evaluated sample, averaged over the split."""
@@ -195,6 +216,25 @@ class Task:
         """The reward of one answer, by `task.combine`. A task may override it, and is then combined in no other way."""
         return self._combine(parts, weights)
 
+    def override_outcome(self, part: str | None, least: float | None) -> None:
+        """Has an answer count as correct from `least` of a part on: None stands for the task's own part, or 0.5.
+
+        A task without that part keeps its own, with `least`."""
+        if part in self.weights:
+            self.criterion, self.overridden = {part: 0.5 if least is None else least}, True
+        elif least is not None:
+            self.criterion, self.overridden = dict.fromkeys(self.criterion, least), True
+
+    def _criterion(self, settings: Mapping[str, Any]) -> dict[str, float]:
+        found = dict(self.outcome_for(settings))
+        for part in found:
+            if part not in self.weights:
+                raise ConfigError(f"task {self.name or type(self).__name__!r}: outcome names the part {part!r}, which "
+                                  f"rewards does not.{did_you_mean(part, self.weights)}")
+        weights = {part: weight_at(w, 0) for part, w in self.rewards_for(settings).items()}
+        named = next((part for part in _OUTCOMES if part in weights), None)
+        return found or ({named or max(weights, key=lambda part: weights[part]): 0.5} if weights else {})
+
     @classmethod
     def _combination(cls, given: Any, settings: Mapping[str, Any]) -> str:
         own = cls.combine is not Task.combine
@@ -202,6 +242,14 @@ class Task:
             raise ConfigError(f"task.combine={given!r}: this task combines its parts itself; leave it at auto" if own
                               else f"task.combine={given!r}: give a text, such as sum or gate:format")
         return ("own" if own else cls.combine_for(settings)) if given == "auto" else given
+
+
+def reaches(criterion: Mapping[str, float], parts: Parts) -> bool | None:
+    """Whether raw parts reach every threshold of a criterion; None where one of these parts has no value."""
+    values = [(parts.get(part), least) for part, least in criterion.items()]
+    if not values or any(value is None for value, _ in values):
+        return None
+    return all(value >= least for value, least in values if value is not None)
 
 
 def fill(template: str, row: Mapping[str, Any]) -> str:
@@ -386,7 +434,7 @@ def setting_names(cls: type[Task]) -> list[str]:
     """The task's own settings and those of every task: what may stand after `task.`, apart from rewards."""
     names = {n for c in cls.__mro__ if issubclass(c, Task) for n, v in vars(c).items()
              if not n.startswith("_") and not callable(v) and not isinstance(v, (property, classmethod, staticmethod))}
-    return sorted(names - {"name", "rewards", "needs", "knobs"})
+    return sorted(names - {"name", "rewards", "outcome", "needs", "knobs"})
 
 
 def _checked(cls: type[Task], key: str, value: Any) -> Any:

@@ -267,12 +267,14 @@ class Rollout:
     parts: Parts = field(default_factory=dict)
     reward: float | None = None
     """None = unscorable: left out of the group's statistics, advantage 0."""
+    correct: bool | None = None
+    """What Task.correct says of it; None where that is not known."""
     parsed: Any = None
     """JSON-able form of the answer, for the viewer."""
     marks: list[Any] | None = None
     """What Task.overlay draws of it and of the target; None when that failed."""
     error: str | None = None
-    """Why a part was set to 0."""
+    """Why it could not be scored."""
     advantage: float | np.ndarray = 0.0
     """A scalar, or [T]."""
     train_prompt: Prompt | None = None

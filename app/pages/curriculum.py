@@ -34,7 +34,7 @@ def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
         {"page": "curriculum"},
         controls.pick("run", "Run", where.get("run"), [("", f"newest: {runs[0]}"), *((r, r) for r in runs)]),
         controls.field("threshold", "An answer passes from reward", where.get("threshold"), "number", step="any",
-                       placeholder="half of the best"), label="Which run")
+                       placeholder="what is correct"), label="Which run")
     try:
         threshold = controls.decimal(where, "threshold")
         found = curriculum(site.index, site.library, where.get("run") or runs[0], threshold=threshold)
@@ -54,7 +54,7 @@ def _facts(found: Curriculum) -> Html:
     ends = [_last(values) for values in (found.wasted, found.dropped)]
     epoch = found.weights.get("curriculum/epoch")
     facts = [("groups drawn", f"{groups:,}"), ("rollouts", f"{rollouts:,}"),
-             ("passes from reward", number(found.threshold)),
+             ("passes", "if correct" if found.judged else f"from reward {number(found.threshold)}"),
              ("rollouts without a lesson, at the end", _percent(ends[0])),
              ("groups dropped per step, at the end", number(ends[1])),
              ("epochs", number(epoch[-1][1]) if epoch else "–")]

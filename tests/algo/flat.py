@@ -12,7 +12,9 @@ from vlrl.algo.named import bind
 from vlrl.settings_base import Named
 
 F64 = torch.float64
-PER_ROLLOUT = {"rewards", "group", "lengths", "difficulty", "identity"}
+PER_ROLLOUT = {"rewards", "outcome", "group", "lengths", "difficulty", "identity"}
+
+_KINDS = {"group": torch.int64, "identity": torch.int64, "outcome": torch.bool}
 
 
 def flat(logp, old=None, adv=None, rollout=None, mask=None, **more) -> LossInputs:
@@ -26,7 +28,7 @@ def flat(logp, old=None, adv=None, rollout=None, mask=None, **more) -> LossInput
             "advantages": [0.0] * n if adv is None else adv}
     base = {k: v if torch.is_tensor(v) else torch.tensor(v, dtype=F64) for k, v in base.items()}
     base["logprobs"] = base["logprobs"].clone().requires_grad_()
-    own = {k: torch.tensor(v, dtype=torch.int64 if k in ("group", "identity") else F64)
+    own = {k: torch.tensor(v, dtype=_KINDS.get(k, F64))
            if isinstance(v, list) and k not in ("texts",) else v for k, v in more.items()}
     counts = {"lengths": lengths, "total_tokens": float(mask.sum()), "total_sequences": float((lengths > 0).sum()),
               "max_length": 4}

@@ -23,8 +23,8 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = {"clip": ["terms"], "inputs": ["terms", "group_terms", "aggregation", "weights", "correction"],
-         "grouped": ["advantage"], "token_advantage": ["advantage"]}
+TESTS = {"clip": ["terms"], "inputs": ["outcome", "terms", "group_terms", "aggregation", "weights", "correction"],
+         "grouped": ["outcome", "advantage"], "token_advantage": ["advantage"]}
 """Whose tests look at a module that has none of its own name."""
 
 MUTANTS: list[tuple[str, str, str, str]] = [
@@ -53,7 +53,9 @@ MUTANTS: list[tuple[str, str, str, str]] = [
     ("inputs", "LossInputs.sampler_gap", "(self.mask > 0) &", ""),
     ("inputs", "LossInputs.sampler_gap", "& ~gap.isnan()", ""),
     ("inputs", "LossInputs.sampler_gap", ".clamp(-20, 20)", ""),
-    ("inputs", "LossInputs.correct", "self.rewards > above", "self.rewards >= above"),
+    ("inputs", "LossInputs.correct", "self.rewards > (", "self.rewards >= ("),
+    ("inputs", "LossInputs.correct", "if above is None and", "if"),
+    ("inputs", "LossInputs.wrong", "& ~self.rewards.isnan()", ""),
     ("objective", "_of", "x.prepared.get(place, {})", "{}"),
     ("entropy", "bonus", "-coef", "coef"),
     ("entropy", "Adaptive.__call__", "-(self.coef", "(self.coef"),
@@ -140,7 +142,8 @@ MUTANTS: list[tuple[str, str, str, str]] = [
     ("grouped", "smallest", "values.isnan(), torch.inf", "values.isnan(), 0.0"),
     ("grouped", "largest", "-smallest(-", "smallest("),
     ("grouped", "settled", ">=", ">"),
-    ("grouped", "correct", "values > above", "values >= above - 1"),
+    ("grouped", "correct", "values > (", "values >= ("),
+    ("grouped", "correct", "not part and above", "above"),
     ("shaping", "overlong", "- weight *", "+ weight *"),
     ("shaping", "overlong", "- (most - room)", "- most"),
     ("shaping", "overlong", ".clamp(0, 1)", ".clamp(0)"),
@@ -272,7 +275,7 @@ MUTANTS: list[tuple[str, str, str, str]] = [
     ("group_terms", "Oreal.prepare", "self.positive /", "1 /"),
     ("group_terms", "Oreal.prepare", "max(misses, 1.0)", "max(hits, 1.0)"),
     ("group_terms", "Oreal.prepare", "* x.total_tokens", ""),
-    ("group_terms", "Oreal.prepare", "x.rewards <= self.above", "~good"),
+    ("group_terms", "Oreal.prepare", "x.wrong(self.above)", "~good"),
     ("group_terms", "Oreal.__call__", "-x.logprobs", "x.logprobs"),
     ("group_terms", "Oreal.__call__", "if self.weighted", "if not self.weighted"),
     ("group_terms", "StableReinforce.prepare", "(a * mask).sum()", "a.sum()"),

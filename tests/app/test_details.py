@@ -39,7 +39,7 @@ def test_every_column_of_the_store_is_there(library):
             assert np.array_equal(getattr(rollout, name), np.asarray(row[name], getattr(rollout, name).dtype)), name
         for name in ("top_ids", "top_logprobs"):
             assert np.array_equal(np.stack(getattr(rollout, name)), np.asarray(row[name], np.float32)), name
-        for name in ("schema", "policy_step", "completion", "reward", "advantage", "error", "finish_reason",
+        for name in ("schema", "policy_step", "completion", "reward", "correct", "advantage", "error", "finish_reason",
                      "truncated", "variant"):
             assert getattr(rollout, name) == row[name], name
         assert (rollout.parts, rollout.weights, rollout.metrics) == tuple(

@@ -179,7 +179,7 @@ def test_compare_keeps_its_form_and_says_what_to_do(site, where, said):
 
 
 def test_curriculum_figures_of_known_counts():
-    found = Curriculum("r", 0.5, ((0, 3), (4, 7)), (0.0, 0.0, 0.5, 1.0), ((1, 2, 1), (0, 0, 0)), (0.25, None),
+    found = Curriculum("r", 0.5, False, ((0, 3), (4, 7)), (0.0, 0.0, 0.5, 1.0), ((1, 2, 1), (0, 0, 0)), (0.25, None),
                        (0.0, None), (None, None), (2.0, None), (), {"curriculum/epoch": ((0, 0.1), (4, 0.9)),
                                                                     "curriculum/<b>": ((0, 3.0),)})
     made = {figure["id"]: figure for figure in curriculum.figures(found)}

@@ -33,8 +33,8 @@ def rollout(ids=(5, 6, 7, 8), **more):
               "trainer_logprobs": np.array([-0.4, -1, -2, -9.3], np.float32),
               "entropies": np.array([0, 0.6, 1.5, 9], np.float32), "ratio": np.array([1.1, 1, 1, 0.5], np.float32),
               "top_ids": None, "top_logprobs": None, "parts": {}, "weights": {}, "metrics": {}, "reward": 1.0,
-              "advantage": -2.0, "parsed": None, "error": None, "finish_reason": "stop", "truncated": False,
-              "turns": (), "variant": None, "marks": None}
+              "correct": None, "advantage": -2.0, "parsed": None, "error": None, "finish_reason": "stop",
+              "truncated": False, "turns": (), "variant": None, "marks": None}
     return RolloutView(**(fields | more))
 
 

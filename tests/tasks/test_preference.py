@@ -106,7 +106,7 @@ def test_a_judge_that_fails_never_pays():
     for failing, words in ((judge, "gone"), (lambda questions: [], "ValueError")):
         services = Services(given={"judge": failing})
         (found,) = score_group(task, task.sample_from_row(ROW), [parse_answer(think("2"))], 0, services)
-        assert found.reward == 0 and words in (found.error or "")
+        assert found.reward is None and words in (found.error or "")
 
 
 def test_the_prompt_shows_question_and_responses():

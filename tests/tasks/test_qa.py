@@ -351,7 +351,7 @@ def test_no_verdict_never_pays(monkeypatch):
     monkeypatch.setattr(verifier, "verified", failing)
     right, hung = scored(MATH, think("$\\frac{1}{2}$"), think("9^{9^{9}}"), recipe="kimi_k1_5", lengths=(5, 9))
     assert (right.reward, right.error, right.parts["length"]) == (1, None, 0.5)
-    assert hung.reward == 0 and hung.error.startswith("VerifierError: math-verify gave no verdict")
+    assert hung.reward is None and hung.error.startswith("VerifierError: math-verify gave no verdict")
 
 
 PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<|begin_of_box|>", "<|end_of_box|>", "\\boxed{", "{", "}",

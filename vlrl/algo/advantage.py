@@ -146,8 +146,9 @@ def maxrl(s: Scores) -> torch.Tensor:
 
 
 @requires("local")
-def w_reinforce(s: Scores, positive: NonNegative = 0.1, correct: float = 0.5, part: str = "") -> torch.Tensor:
-    """`positive` for a correct answer (reward, or part, above `correct`), -1 for a wrong one; no baseline.
+def w_reinforce(s: Scores, positive: NonNegative = 0.1, correct: float | None = None, part: str = "") -> torch.Tensor:
+    """`positive` for a correct answer, -1 for a wrong one; no baseline. Correct: as the task says; where one is given,
+    `part` or else the reward above `correct`.
 
     The surprising effectiveness of negative reinforcement (W-REINFORCE, arXiv 2506.01347): positive = 1 is
     REINFORCE on rewards of +-1.
@@ -157,7 +158,7 @@ def w_reinforce(s: Scores, positive: NonNegative = 0.1, correct: float = 0.5, pa
 
 
 @requires("local")
-def nsr(s: Scores, correct: float = 0.5, part: str = "") -> torch.Tensor:
+def nsr(s: Scores, correct: float | None = None, part: str = "") -> torch.Tensor:
     """Negative samples alone: -1 for a wrong answer, 0 for a correct one. arXiv 2506.01347."""
     return w_reinforce(s, 0.0, correct, part)
 

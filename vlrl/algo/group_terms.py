@@ -29,15 +29,15 @@ Prepared = dict[str, torch.Tensor]
 # --- one group -------------------------------------------------------------------------------------------------------
 
 
-def nft(x: LossInputs, above: float = 0.5, floor: _AboveZero = 1.0, negative: _NotNegative = 1.0,
+def nft(x: LossInputs, above: float | None = None, floor: _AboveZero = 1.0, negative: _NotNegative = 1.0,
         like: Literal["dr_grpo", "grpo", "none"] = "dr_grpo") -> tuple[torch.Tensor, Metrics]:
     """-log r per token of a correct rollout, -log max((1 - q r) / (1 - q), floor) of another one, r = the ratio (at
     most e^10), q = the group's share of correct rollouts (within 0.02 .. 0.98). -> [N].
 
-    The floor leaves the gradient as it is. Correct: reward > `above`; a group that is all correct or all wrong has no
-    loss. `negative` weighs the second kind; `like` the group, so that on-policy the gradient is Dr. GRPO's (1 - q), or
-    GRPO's (sqrt((1 - q) / q)). It uses rewards, not advantages. NFT (negative-aware, arXiv 2505.18116), with
-    the values of its released training script and algo.aggregation=constant.
+    The floor leaves the gradient as it is. Correct: as the task says, or reward > `above`; a group that is all
+    correct or all wrong has no loss. `negative` weighs the second kind; `like` the group, so that on-policy the
+    gradient is Dr. GRPO's (1 - q), or GRPO's (sqrt((1 - q) / q)). It uses rewards, not advantages. NFT (negative-aware,
+    arXiv 2505.18116), with the values of its released training script and algo.aggregation=constant.
     """
     assert x.rewards is not None
     scorable, good = ~x.rewards.isnan(), x.correct(above)
@@ -57,17 +57,17 @@ class Pacs:
     """Binary cross-entropy of a rollout's score against its outcome, spread over its tokens. -> [N].
 
     Score: z_i = s_i - mean of s_j over the rest of the group, s = beta sum_t (logp - anchor's logp); outcome y = 1 for
-    a reward > `above`. `balanced`: in a group with both outcomes each weighs n / (2 n_outcome). PACS (arXiv
-    2509.02522), with algo.aggregation=sequence_sum. The anchor is the policy that sampled, as in the released code;
-    anchor=reference is the other choice. It uses rewards, not advantages; unscorable and masked rollouts are in no
-    group.
+    a correct rollout (as the task says, or reward > `above`). `balanced`: in a group with both outcomes each weighs
+    n / (2 n_outcome). PACS (arXiv 2509.02522), with algo.aggregation=sequence_sum. The anchor is the policy that
+    sampled, as in the released code; anchor=reference is the other choice. It uses rewards, not advantages; unscorable
+    and masked rollouts are in no group.
 
     With e_i = w_i (sigmoid(z_i) - y_i) the pull on s_j is e_j - sum_{i != j} e_i / (G - 1), so the loss of one rollout
     is this number times s, plus the value.
     """
 
     beta: _AboveZero = 1.0
-    above: float = 0.5
+    above: float | None = None
     balanced: bool = True
     anchor: Literal["old", "reference"] = "old"
 
@@ -102,8 +102,8 @@ class Pacs:
 
 @dataclass(frozen=True)
 class Oreal:
-    """-logp A per token, normalised on its own for correct rollouts (reward > `above`, times `positive`) and for the
-    others (times `negative`): each kind is divided by its own number of trained tokens. -> [N].
+    """-logp A per token, normalised on its own for correct rollouts (as the task says, or reward > `above`; times
+    `positive`) and for the others (times `negative`): each kind is divided by its own number of trained tokens. -> [N].
 
     Behaviour cloning on what best-of-N keeps, and a policy gradient with the reward reshaped by the pass rate on the
     rest: OREAL (arXiv 2502.06781) as in its released trainer without the token-level reward model, with
@@ -116,13 +116,13 @@ class Oreal:
 
     positive: _NotNegative = 1.0
     negative: _NotNegative = 0.5
-    above: float = 0.5
+    above: float | None = None
     weighted: bool = True
 
     def prepare(self, x: LossInputs) -> Prepared:
         """share: [N] factor of each token."""
         assert x.rewards is not None
-        good, bad = x.correct(self.above), x.rewards <= self.above
+        good, bad = x.correct(self.above), x.wrong(self.above)
         hits, misses = dist.total(float(x.lengths[good].sum()), float(x.lengths[bad].sum()))
         share = (good * (self.positive / max(hits, 1.0)) + bad * (self.negative / max(misses, 1.0))) * x.total_tokens
         return {"share": x.spread(share).to(x.mask.dtype)}

@@ -51,15 +51,19 @@ def centred(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     return torch.where(settled(values, group) & ~values.isnan(), 0.0, away)
 
 
-def correct(s: Scores, part: str, above: float) -> torch.Tensor:
-    """[R] bool: the reward, or the raw reward part of that name, is above a value. Unscorable is not correct.
+def correct(s: Scores, part: str = "", above: float | None = None, without: float = 0.5) -> torch.Tensor:
+    """[R] bool: which rollouts are correct; one that is unscorable is not.
 
-    Raises ValueError when no rollout has the part.
+    By what the tasks say (Scores.outcome). With `part` or `above` given: the raw reward part of that name, or the
+    reward, is above that value, or above `without`, which also stands in where no outcome is known. Raises ValueError
+    when no rollout has the part.
     """
     if part and part not in s.parts:
         raise ValueError(f"there is no reward part '{part}'; there are: {', '.join(s.parts)}")
+    if not part and above is None and s.outcome is not None:
+        return s.outcome & ~s.rewards.isnan()
     values = s.parts[part] if part else s.rewards
-    return (values > above) & ~s.rewards.isnan()
+    return (values > (without if above is None else above)) & ~s.rewards.isnan()
 
 
 def _count(group: torch.Tensor) -> int:

@@ -35,6 +35,8 @@ class Scores:
     """[R] raw reward parts by name; NaN = unscorable, or a part that the rollout's task does not have."""
     part_weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[R] weight of each part in the reward of the rollout."""
+    outcome: torch.Tensor | None = None
+    """[R] bool: correct, as the task says (Task.correct); None = nothing but rewards is known."""
     greedy: torch.Tensor | None = None
     """[R] reward of the greedy answer to the rollout's prompt, for functions that require "greedy"."""
     truncated: torch.Tensor | None = None
@@ -95,6 +97,8 @@ class LossInputs:
     """[N] text of each token, for functions that require "texts"."""
     rewards: torch.Tensor | None = None
     """[R]; NaN = unscorable."""
+    outcome: torch.Tensor | None = None
+    """[R] bool: correct, as the task says (Task.correct); None = nothing but rewards is known."""
     group: torch.Tensor | None = None
     """[R] number of each rollout's group on this process. A group never spans optimizer steps or processes."""
     difficulty: torch.Tensor | None = None
@@ -143,10 +147,18 @@ class LossInputs:
         gap = (self.old_logprobs - self.sampler_logprobs).detach().clamp(-20, 20)
         return torch.where((self.mask > 0) & ~gap.isnan(), gap, 0)
 
-    def correct(self, above: float) -> torch.Tensor:
-        """[R] bool: a reward above `above`; an unscorable rollout is not."""
+    def correct(self, above: float | None = None) -> torch.Tensor:
+        """[R] bool: which rollouts are correct, as the task says, or where `above` is given by a reward above that; an
+        unscorable rollout is not."""
         assert self.rewards is not None
-        return self.rewards > above  # NaN is above nothing
+        if above is None and self.outcome is not None:
+            return self.outcome & ~self.rewards.isnan()
+        return self.rewards > (0.5 if above is None else above)  # NaN is above nothing
+
+    def wrong(self, above: float | None = None) -> torch.Tensor:
+        """[R] bool: the scorable rollouts that are not correct."""
+        assert self.rewards is not None
+        return ~self.correct(above) & ~self.rewards.isnan()
 
 
 def everywhere(values: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,8 @@ def whole(s: Scores) -> torch.Tensor:
 
 
 @requires("local")
-def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Fraction = 0.0, correct: float = 0.5,
-             part: str = "") -> torch.Tensor:
+def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Fraction = 0.0,
+             correct: float | None = None, part: str = "") -> torch.Tensor:
     """Priority batches: of each group the shortest `keep` of the correct answers and the longest `keep` of the wrong
     ones (rounded up, ties included). In a compensation step the rest is trained on too.
 

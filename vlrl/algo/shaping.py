@@ -1,7 +1,8 @@
 """Changes of the rewards before the advantage: `Scores -> [R]` rewards; unscorable rollouts stay NaN.
 
-What is stored as the reward is what the task paid. An answer is correct when its reward, or the raw part named by
-`part`, is above `correct`. All of them look at one group at a time.
+What is stored as the reward is what the task paid. An answer is correct when the task says so
+(Task.correct); where `correct` or `part` is given, when its reward, or the raw part of that name, is above `correct`,
+0.5 by default. All of them look at one group at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def overlong(s: Scores, weight: NonNegative = 1.0, limit: Positive | None = None
 
 
 @requires("local")
-def kimi_length(s: Scores, weight: NonNegative = 1.0, after: Count = 0, correct: float = 0.5,
+def kimi_length(s: Scores, weight: NonNegative = 1.0, after: Count = 0, correct: float | None = None,
                 part: str = "") -> torch.Tensor:
     """+ weight * l for a correct answer, + weight * min(0, l) for a wrong one, l = 0.5 - (L - min) / (max - min) over
     the lengths of the group, 0 where all are equal.
@@ -45,13 +46,13 @@ def kimi_length(s: Scores, weight: NonNegative = 1.0, after: Count = 0, correct:
 
 
 @requires("local")
-def length_bonus(s: Scores, bonus: float = 0.2, low: Count = 320, high: Count = 512, correct: float = 0.1,
+def length_bonus(s: Scores, bonus: float = 0.2, low: Count = 320, high: Count = 512, correct: float | None = None,
                  part: str = "") -> torch.Tensor:
     """+ bonus for a correct answer of low to high tokens, in a group with at least two correct ones.
 
-    Video-R1 (arXiv 2503.21776) eq. 4; constants of its code.
+    Video-R1 (arXiv 2503.21776) eq. 4; constants of its code, which takes a reward above 0.1 for correct.
     """
-    right = grouped.correct(s, part, correct)
+    right = grouped.correct(s, part, correct, without=0.1)
     enough = grouped.total(right.to(s.rewards.dtype), s.group) >= 2
     within = right & enough & (s.lengths >= low) & (s.lengths <= high)
     return s.rewards + bonus * within.to(s.rewards.dtype)
@@ -59,7 +60,7 @@ def length_bonus(s: Scores, bonus: float = 0.2, low: Count = 320, high: Count = 
 
 @requires("local")
 def cosine(s: Scores, correct_short: float = 2.0, correct_long: float = 1.0, wrong_short: float = -10.0,
-           wrong_long: float = 0.0, exceed: float = -10.0, limit: Positive | None = None, correct: float = 0.5,
+           wrong_long: float = 0.0, exceed: float = -10.0, limit: Positive | None = None, correct: float | None = None,
            part: str = "") -> torch.Tensor:
     """Replaces the reward by long + (short - long) * (1 + cos(pi L / limit)) / 2, of the pair for correct or wrong
     answers; `exceed` for a truncated answer.
@@ -77,8 +78,8 @@ def cosine(s: Scores, correct_short: float = 2.0, correct_long: float = 1.0, wro
 
 
 @requires("local")
-def dast(s: Scores, slope: float = -0.5, offset: float = 0.5, limit: Positive | None = None, correct: float = 0.5,
-         part: str = "") -> torch.Tensor:
+def dast(s: Scores, slope: float = -0.5, offset: float = 0.5, limit: Positive | None = None,
+         correct: float | None = None, part: str = "") -> torch.Tensor:
     """+ max(slope * l + offset, 0.1) for a correct answer, + min(0.9 * l - 0.1, -0.1) for a wrong one.
 
     l = (L - B) / B, and the budget B = p * mean length of the correct ones + (1 - p) * limit with the share p of
@@ -94,7 +95,7 @@ def dast(s: Scores, slope: float = -0.5, offset: float = 0.5, limit: Positive | 
 
 
 @requires("local", "texts")
-def step_pruner(s: Scores, weight: NonNegative = 0.5, correct: float = 0.5, part: str = "") -> torch.Tensor:
+def step_pruner(s: Scores, weight: NonNegative = 0.5, correct: float | None = None, part: str = "") -> torch.Tensor:
     """- weight * (1 - fewest / steps) for a correct answer, fewest = steps of the shortest correct answer of the group;
     what a wrong answer earned above 0 is withheld.
 
@@ -108,7 +109,7 @@ def step_pruner(s: Scores, weight: NonNegative = 0.5, correct: float = 0.5, part
 
 
 @requires("local", "texts")
-def grsp(s: Scores, weight: NonNegative = 0.1, clusters: Positive = 4, ratio: Rate = 0.5, correct: float = 0.5,
+def grsp(s: Scores, weight: NonNegative = 0.1, clusters: Positive = 4, ratio: Rate = 0.5, correct: float | None = None,
          part: str = "") -> torch.Tensor:
     """- weight * sum_k w_k z_k for a correct answer: z_k = (c_k - mean) / std over the group, of the count c_k of its
     segments in cluster k.

@@ -163,13 +163,14 @@ def rover(x: LossInputs, scale: _AboveZero = 1.0) -> tuple[torch.Tensor, Metrics
 
 
 @requires("entropy", "stat:top:{k}")
-def simko(x: LossInputs, share: _Share = 0.01, quantile: _Share = 0.8, penalty: float = 1.1, above: float = 0.5,
-          k: _Count = 3, clip_low: Reach = 0.2, clip_high: Reach = 0.2) -> tuple[torch.Tensor, Metrics]:
+def simko(x: LossInputs, share: _Share = 0.01, quantile: _Share = 0.8, penalty: float = 1.1,
+          above: float | None = None, k: _Count = 3, clip_low: Reach = 0.2,
+          clip_high: Reach = 0.2) -> tuple[torch.Tensor, Metrics]:
     """PPO's clipped term, changed on tokens whose entropy is above that quantile of their rollout. -> [N].
 
-    In a correct rollout (reward > `above`) `share` of the gradient of logp goes in equal parts to the `k` most probable
-    tokens; in one with A < 0 a sampled token that is the most probable one counts `penalty` times. SimKO (arXiv
-    2510.14807), with the values of its released training script.
+    In a correct rollout (as the task says, or reward > `above`) `share` of the gradient of logp goes in equal parts to
+    the `k` most probable tokens; in one with A < 0 a sampled token that is the most probable one counts `penalty`
+    times. SimKO (arXiv 2510.14807), with the values of its released training script.
     """
     assert x.entropy is not None
     top = x.stats[f"top:{k}"]

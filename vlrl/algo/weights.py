@@ -120,12 +120,13 @@ def difficulty(x: LossInputs, low: _NotNegative = 0.5, high: _NotNegative = 1.5)
     return x.spread(torch.where(d.isnan(), 1.0, low + (high - low) * d))
 
 
-def dads(x: LossInputs, above: float = 0.5) -> torch.Tensor:
+def dads(x: LossInputs, above: float | None = None) -> torch.Tensor:
     """1 - exp(-e (1 - d)) where A > 0, d = the group's share of rollouts that are not correct; 1 elsewhere, and for
     d = 0 or 1. -> [N].
 
-    For algo.kl_weights: the harder the sample, the less the KL holds what it does right. Correct: reward > `above`.
-    Difficulty-adaptive divergence shaping of APO (arXiv 2506.21655), as in its released code; e = 2.718...
+    For algo.kl_weights: the harder the sample, the less the KL holds what it does right. Correct: as the task says, or
+    reward > `above`. Difficulty-adaptive divergence shaping of APO (arXiv 2506.21655), as in its released code; e =
+    2.718...
     """
     assert x.rewards is not None
     count, hits = (x.group_sum(v.to(x.mask.dtype)) for v in (~x.rewards.isnan(), x.correct(above)))
@@ -133,12 +134,12 @@ def dads(x: LossInputs, above: float = 0.5) -> torch.Tensor:
     return torch.where((x.advantages > 0) & (d > 0) & (d < 1), 1 - torch.exp(-math.e * (1 - d)), 1.0)
 
 
-def stcr(x: LossInputs, base: Annotated[float, Field(gt=1)] = 1.00001, above: float = 0.5) -> torch.Tensor:
+def stcr(x: LossInputs, base: Annotated[float, Field(gt=1)] = 1.00001, above: float | None = None) -> torch.Tensor:
     """2 - base^-(L - L_c) on rollouts that are not correct and longer than L_c, the mean length of the correct ones of
     their group; 1 elsewhere, and in groups without a correct one. -> [N].
 
-    Wrong answers that ramble count more. Correct: reward > `above`; unscorable rollouts have weight 1. Suboptimal
-    trajectory complexity regularization of APO (arXiv 2506.21655), as in its released code.
+    Wrong answers that ramble count more. Correct: as the task says, or reward > `above`; unscorable rollouts have
+    weight 1. Suboptimal trajectory complexity regularization of APO (arXiv 2506.21655), as in its released code.
     """
     assert x.rewards is not None
     good = x.correct(above)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from vlrl.algo.named import bind, parameters
 from vlrl.curriculum.bandits import DomainWeighted, Dump, Recap, Sec, Sws
-from vlrl.curriculum.base import Categories, Draw, Foreseeing, Measuring, Outcome, Probing, Prompts, Sampler, right
+from vlrl.curriculum.base import Categories, Draw, Foreseeing, Measuring, Outcome, Probing, Prompts, Sampler
 from vlrl.curriculum.filters import Filters, Intake
 from vlrl.curriculum.gain import GainRL
 from vlrl.curriculum.gvm import GVM
@@ -24,7 +24,7 @@ from vlrl.settings import CurriculumSettings
 from vlrl.task import Task
 
 __all__ = ["SAMPLERS", "Categories", "Draw", "Filters", "Foreseeing", "Intake", "Measuring", "Outcome", "Probing",
-           "Prompts", "Sampler", "Sequential", "Shares", "Uniform", "check", "make", "right"]
+           "Prompts", "Sampler", "Sequential", "Shares", "Uniform", "check", "make"]
 
 SAMPLERS = {
     "uniform": Uniform, "sequential": Sequential,

@@ -24,8 +24,8 @@ from vlrl.curriculum.history import History
 from vlrl.data import readable
 from vlrl.mixture import Turns
 from vlrl.rewards.boxes import is_number
-from vlrl.settings import CurriculumSettings, RolloutSettings
-from vlrl.types import Group, Sample
+from vlrl.settings import RolloutSettings
+from vlrl.types import Sample
 
 _LARGEST = 1e30
 """A number beyond is taken for none: ranges of float32 are computed of it."""
@@ -60,7 +60,7 @@ class Outcome:
     draw: Draw
     rewards: tuple[float | None, ...]
     passed: tuple[bool | None, ...] = ()
-    """Whether each answer counts as right: its curriculum.part is at least curriculum.pass_at."""
+    """Whether each answer is correct (Task.correct); None where that is not known."""
     surprise: float = 0.0
     """Mean over the answers of sqrt(sum over tokens of (1 - p(token))^2), p by the sampler: what gvm takes for the norm
     of the gradient."""
@@ -82,7 +82,7 @@ class Outcome:
 
     @property
     def pass_rate(self) -> float:
-        """Share of the scorable answers that are right, in [0, 1]; nan without any."""
+        """Share of the answers known to be correct or wrong that are correct, in [0, 1]; nan without any."""
         known = [p for p in self.passed if p is not None]
         return sum(known) / len(known) if known else float("nan")
 
@@ -95,17 +95,6 @@ class Outcome:
         away = [abs(r - mean) for r in self.scored]
         spread = math.sqrt(sum(a * a for a in away) / count) if scale else 1.0
         return sum(away) / count / spread if spread else 0.0
-
-
-def right(group: Group, settings: CurriculumSettings) -> tuple[bool | None, ...]:
-    """Whether each answer of a group counts as right: curriculum.part (default: the part with the largest weight in
-    force, the first of equal ones; also where a task of a mixture lacks that part) is at least curriculum.pass_at; None
-    where the answer could not be scored."""
-    part = settings.part
-    if group.weights and (part is None or (group.sample.task and part not in group.weights)):
-        part = max(group.weights, key=lambda name: group.weights[name])
-    paid = [None if r.reward is None else r.parts.get(part or "") for r in group.rollouts]
-    return tuple(None if value is None else value >= settings.pass_at for value in paid)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,6 @@ from typing import Any
 
 from vlrl import dist
 from vlrl.answering import make_group, sampling_of
-from vlrl.curriculum import right
 from vlrl.data import write_rows
 from vlrl.encode import PromptTooLong
 from vlrl.errors import ConfigError, DataError
@@ -116,7 +115,7 @@ def _answered(ready: Ready, asked: Asked, samples: Sequence[Sample], numbers: Se
     groups = [make_group(ready.task, sample, prompt, answers, group_id=f"{asked.split}-{number:06d}", split=asked.split,
                          step=0, reference=known)
               for (number, sample, prompt), answers, known in zip(prompts, made, values, strict=True)]
-    records += [_record(config, number, group) for (number, *_), group in zip(prompts, groups, strict=True)]
+    records += [_record(number, group) for (number, *_), group in zip(prompts, groups, strict=True)]
     return groups, sorted(records, key=lambda m: m.number)
 
 
@@ -134,10 +133,10 @@ def _id(sample_of: Callable[[], Sample]) -> str:
         return ""
 
 
-def _record(config: Config, number: int, group: Group) -> Measured:
+def _record(number: int, group: Group) -> Measured:
     sample = group.sample
     return Measured(number=number, id=sample.id, category=None if sample.category is None else str(sample.category),
-                    task=sample.task, passed=right(group, config.curriculum), rewards=tuple(group.rewards))
+                    task=sample.task, passed=tuple(r.correct for r in group.rollouts), rewards=tuple(group.rewards))
 
 
 # --- the side file ----------------------------------------------------------------------------------------------------
