@@ -151,3 +151,25 @@ def test_a_soak_shows_what_grows(tmp_path, monkeypatch, capsys):
     assert samples[-1]["steps"] > samples[0]["steps"] and all(s["memory_mb"] > 100 for s in samples)
     growing = soak.line([{"at_s": s["at_s"], "x": 7 + s["at_s"] / 1800} for s in samples], "x")
     assert growing.slope == pytest.approx(2, abs=1e-6)  # an hour
+
+
+def test_gradients_are_compared_by_angle_and_norm():
+    compare = module("presets").compare
+    default = torch.tensor([3.0, 4.0])
+    assert compare(2 * default, default) == pytest.approx((1.0, 2.0))
+    assert compare(torch.tensor([-4.0, 3.0]), default) == pytest.approx((0.0, 1.0))
+    cosine, norm = compare(torch.zeros(2), default)
+    assert cosine != cosine and norm == 0
+
+
+@pytest.mark.slow
+def test_gradients_of_presets(tmp_path, monkeypatch, capsys):
+    presets = module("presets")
+    monkeypatch.setattr(sys, "argv", ["presets.py", "--presets", "gspo", "dr_grpo", "hold_entropy", "--prompts", "3",
+                                      "--out", str(tmp_path / "out.md")])
+    presets.main()
+    cells = {row[1]: row[2:-1] for line in (tmp_path / "out.md").read_text().splitlines()
+             if len(row := [cell.strip() for cell in line.split("|")]) == 8}
+    assert cells["gspo"][:2] == ["4", "1.0000"] and float(cells["gspo"][3]) < 0.99
+    assert float(cells["dr_grpo"][2]) < 0.5
+    assert cells["hold_entropy"] == ["1", "1.0000", "1", "1.0000", "1"]
