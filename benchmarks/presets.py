@@ -40,7 +40,7 @@ FITTED = {"length_bonus": ["algo.shaping.0.low=1", "algo.shaping.0.high=20"],
 STEP = 150
 """rorecomp does not compensate in it, and kimi_length has begun."""
 NOTES = (
-    "- hold_entropy and grpo_care change how answers are drawn or what they are paid, not the gradient of a given "
+    "- hold_entropy, e3 and grpo_care change how answers are drawn or what they are paid, not the gradient of a given "
     "batch; so does eepo, beside its correction.",
     "- dual_clip and two_sided act on tokens whose ratio is above 3 or 4; kl_cov and clip_cov on a few tokens in ten "
     "thousand, at least one.",
