@@ -1,6 +1,6 @@
 """Chosen rollouts as one file: JSONL, parquet, or a set that `vlrl sft` learns from. Imports no Gradio.
 
-    made = export("sft", library, media, notes.all(flag="good"), folder)
+    made = export("sft", library, media, notes.all(flag="good"), folder)     # bad ones only with bad=True
     made.path, made.rows, made.left_out
 
 Texts stay data: nothing in them is run, and no name from a run folder becomes a name on this machine.
@@ -43,10 +43,10 @@ _NOT_CARRIED = {*MEDIA_FIELDS, "split", "solution"}
 _README = """Answers chosen in vlrl's inspector, as data for supervised fine-tuning: rows.jsonl, its media in media/.
 
     vlrl data check rows.jsonl --config CONFIG data.format=canonical
-    vlrl sft CONFIG data.train=rows.jsonl data.format=canonical
+    vlrl sft CONFIG data.train=rows.jsonl data.format=canonical data.root= data.own_samples=false run.dir=runs/sft
 
-CONFIG is that of the run the answers come from, for its task and coordinates. The task has to read rows from a file:
-where the run drew its samples, add task.drawn=false; in place of digits take task.name=classification.
+CONFIG is that of the run the answers come from (config.yaml in its folder), for its task and coordinates.
+data.own_samples=false has a task that draws its samples read these rows; it is evaluated on its own.
 """
 
 
@@ -60,16 +60,24 @@ class Export:
     """Which rollouts are not in it and what to beware of, a sentence each."""
 
 
-def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path) -> Export:
+def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
+           bad: bool = False) -> Export:
     """Writes the rollouts of `chosen` to a file in `folder`, in one of FORMS.
 
-    Raises AppError for an unknown form, too many rollouts, and when none of them can be written.
+    A set for supervised training has no answer that is flagged bad, but with `bad`. Raises AppError for an unknown
+    form, too many rollouts, and when none of them can be written.
     """
     if form not in FORMS:
         raise AppError(f"form {form!r} is not known; take one of {', '.join(FORMS)}")
     if len(chosen) > MOST_ROWS:
         raise AppError(f"{len(chosen)} rollouts are chosen; {MOST_ROWS} is the most for one file: narrow the choice")
     left_out: list[str] = []
+    if form == "sft" and not bad:
+        kept = [note for note in chosen if note.flag != "bad"]
+        if len(kept) < len(chosen):
+            left_out.append(f"{len(chosen) - len(kept)} are flagged bad: no model should learn them. Choose the flag "
+                            "bad above to export them all the same")
+        chosen = kept
     path, rows = FORMS[form](library, media, chosen, folder, left_out)
     if not rows:
         path.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ seen in the run, over training and evaluations, or the largest itself when it is
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_right
 from collections import Counter
@@ -170,9 +171,12 @@ def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str
     rows = index.table.fetch(f"""
         SELECT {_KEY}, count(*) AS n, avg(reward) AS mean, round(stddev_samp(reward), 12) AS std, max(reward) AS best,
                min(reward) AS worst, list({_VALUE}) AS scored,
-               arg_max(completion, reward)[:{_ANSWER}] AS answer
+               arg_max(completion, reward)[:{_ANSWER}] AS answer,
+               {{'media': first(media), 'target': first(target),
+                 'prompt': CASE WHEN first(media) IS NULL THEN first(left(prompt, 240)) END}} AS content
         FROM rollouts WHERE sample_id = ? AND run IN {_RUNS} AND NOT aside GROUP BY {_KEY}
         ORDER BY run, step, source DESC, split, group_id""", [*_value(part, threshold), sample_id, asked.runs])
+    rows, notes = _of_one_sample(rows)
     drawn = {run: _drawn(index, run) for run in {row["run"] for row in rows}}
     visits, seen = [], dict[str, int]()
     for row in rows:
@@ -184,7 +188,8 @@ def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str
             0.0 if row["best"] is not None and row["best"] == row["worst"] else row["std"], row["best"], row["worst"],
             _pass_rate(row["scored"], limits.get(run)), seen[run], seen[run] / usual if training and usual else None,
             row["answer"] or ""))
-    return History(sample_id, tuple(visits), {run: limits[run] for run in drawn if run in limits}, asked.notes)
+    return History(sample_id, tuple(visits), {run: limits[run] for run in drawn if run in limits},
+                   (*asked.notes, *notes))
 
 
 def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Comparison:
@@ -195,19 +200,19 @@ def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Compari
     asked = index.refresh(list(dict.fromkeys((a.run, b.run))))
     split = split or _common_split(index, a, b)
     (a, first), (b, second) = (_evaluated(index, side, split) for side in (a, b))
-    both = [sample for sample in first if sample in second]
+    both, others = _matched(first, second)
     if not both:
         raise AppError(f"the evaluations of {split!r} in run {a.run!r} at step {a.step} and run {b.run!r} at step "
-                       f"{b.step} have no sample in common")
-    pairs = sorted((Pair(sample, first[sample]["category"], first[sample]["mean"], second[sample]["mean"],
-                         _eval_key(a, split, first[sample]), _eval_key(b, split, second[sample])) for sample in both),
+                       f"{b.step} have no sample in common{f'. {others}' if others else ''}")
+    pairs = sorted((Pair(one["sample_id"], one["category"], one["mean"], other["mean"], _eval_key(a, split, one),
+                         _eval_key(b, split, other)) for one, other in both),
                    key=lambda pair: (-pair.gain, pair.sample_id))
     categories = sorted({pair.category for pair in pairs if pair.category is not None})
     return Comparison(
         a, b, split, len(pairs), *_outcomes(pairs), mean_ci([p.a for p in pairs]), mean_ci([p.b for p in pairs]),
         paired_gain([p.a for p in pairs], [p.b for p in pairs]), tuple(pairs),
         tuple(_category_outcomes(name, [p for p in pairs if p.category == name]) for name in categories),
-        len(first) - len(both), len(second) - len(both), asked.notes)
+        len(first) - len(both), len(second) - len(both), (*asked.notes, *([others] if others else ())))
 
 
 def curriculum(index: Index, library: Library, run: str, *, part: str | None = None, threshold: float | None = None,
@@ -272,6 +277,19 @@ def _pass_rate(values: Sequence[float | None], threshold: float | None) -> float
 # --- history ----------------------------------------------------------------------------------------------------------
 
 
+def _of_one_sample(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows with the content (media and target; the prompt of a text alone) of most of them, and what is to be said
+    of the others: an id that runs share may stand for other pictures."""
+    counts = Counter(json.dumps(row["content"]) for row in rows)
+    if len(counts) < 2:
+        return list(rows), []
+    usual = max(counts, key=lambda content: counts[content])
+    kept = [row for row in rows if json.dumps(row["content"]) == usual]
+    others = sorted({row["run"] for row in rows if json.dumps(row["content"]) != usual})
+    return kept, [f"{len(rows) - len(kept):,} groups of this id have other media or another target (another data.seed, "
+                  f"or other rows) and are left out, of {', '.join(others[:5])}."]
+
+
 def _drawn(index: Index, run: str) -> Callable[[int], float]:
     """Mean training groups of a drawn sample up to a step."""
     rows = index.table.fetch("""
@@ -305,8 +323,35 @@ def _common_split(index: Index, a: Side, b: Side) -> str:
     return rows[0]["split"]
 
 
-def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, dict[str, dict[str, Any]]]:
-    """The side with its step, and mean reward, category and group by sample."""
+_Row = dict[str, Any]
+
+
+def _matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_Row, _Row]], str]:
+    """Rows of the same sample on both sides, and what is to be said of those left out.
+
+    The same are rows of one id with equal media, target and prompt; of those left that show something, rows of one id
+    with equal media and target, which were asked in other words, and rows of other ids with all three equal. An id
+    alone says nothing: with another data.seed it is another picture.
+    """
+    found: list[tuple[_Row, _Row]] = []
+    for names, shown in ((("sample_id", "media", "target", "prompt"), False), (("sample_id", "media", "target"), True),
+                         (("media", "target", "prompt"), True)):
+        waiting: dict[Any, list[_Row]] = {}
+        for row in second:
+            if row["media"] or not shown:
+                waiting.setdefault(tuple(row[name] for name in names), []).append(row)
+        for row in first:
+            if others := waiting.get(tuple(row[name] for name in names)):
+                found.append((row, others.pop(0)))
+        used = {id(row) for pair in found for row in pair}
+        first, second = ([row for row in rows if id(row) not in used] for rows in (first, second))
+    ids = {row["sample_id"] for row in first} & {row["sample_id"] for row in second}
+    return found, (f"{len(ids):,} samples have one id on both sides and other media, another target or another prompt "
+                   "(another data.seed, or other rows): they are left out." if ids else "")
+
+
+def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, list[_Row]]:
+    """The side with its step, and mean reward, category, group and content of each sample."""
     found = index.table.fetch("SELECT DISTINCT step FROM rollouts WHERE source = 'eval' AND run = ? AND split = ? "
                               "ORDER BY step", [side.run, split])
     steps = [row["step"] for row in found]
@@ -316,10 +361,11 @@ def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, dict[str, di
         raise AppError(f"run {side.run!r} has no evaluation of {split!r}"
                        f"{'' if step is None else f' at step {step}'}: {told}")
     rows = index.table.fetch("""
-        SELECT sample_id, avg(reward) AS mean, first(category) AS category, min(group_id) AS group_id FROM rollouts
+        SELECT sample_id, avg(reward) AS mean, first(category) AS category, min(group_id) AS group_id,
+               first(media) AS media, first(target) AS target, first(left(prompt, 240)) AS prompt FROM rollouts
         WHERE source = 'eval' AND run = ? AND split = ? AND step = ? AND NOT aside AND reward IS NOT NULL
         GROUP BY sample_id ORDER BY sample_id""", [side.run, split, step])
-    return Side(side.run, step), {row["sample_id"]: row for row in rows}
+    return Side(side.run, step), rows
 
 
 def _eval_key(side: Side, split: str, row: dict[str, Any]) -> GroupKey:

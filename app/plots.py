@@ -81,15 +81,21 @@ def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
     found = [(line["step"], value) for line in lines if (value := finite(line.get(name))) is not None]
     width = max(1, -(-len(found) // MOST_POINTS))
     buckets = [found[i:i + width] for i in range(0, len(found), width)]
-    return Curve([b[len(b) // 2][0] for b in buckets], [sum(v for _, v in b) / len(b) for b in buckets])
+    return Curve([b[len(b) // 2][0] for b in buckets], [_mean([v for _, v in b]) for b in buckets])
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Exactly the value where all are the same: a constant is drawn as one."""
+    return values[0] + sum(v - values[0] for v in values) / len(values)
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
     """Exponential mean without a bias to 0 at the start (Kingma and Ba 2015, arXiv 1412.6980)."""
     made, mean, share = [], 0.0, 0.0
     for value in values:
-        mean, share = weight * mean + (1 - weight) * value, weight * share + (1 - weight)
-        made.append(mean / share)
+        share = weight * share + (1 - weight)
+        mean += (1 - weight) / share * (value - mean)  # a value that stays is met exactly
+        made.append(mean)
     return made
 
 

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import weakref
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -38,14 +39,14 @@ SEARCHED = {"completion": 20_000, "prompt": 4_000, "error": 1_000}
 """Characters of each text that can be searched and shown in lists; less in files of more than _LONG_FILE bytes."""
 _COLUMNS = ("schema", "group_id", "sample_id", "task", "index", "step", "policy_step", "split", "prompt", "completion",
             "loss_mask", "parts", "reward", "advantage", "category", "difficulty", "error", "truncated", "variant",
-            "media", "correct")
+            "media", "correct", "target")
 _FIELDS = [SCHEMA.field(name) for name in _COLUMNS]
 _TABLE = {"run": "VARCHAR", "source": "VARCHAR", "split": "VARCHAR", "step": "BIGINT", "group_id": "VARCHAR",
           "idx": "INTEGER", "file": "BIGINT", "task": "VARCHAR", "sample_id": "VARCHAR", "policy_step": "INTEGER",
           "reward": "DOUBLE", "advantage": "DOUBLE", "length": "INTEGER", "truncated": "BOOLEAN", "error": "VARCHAR",
           "category": "VARCHAR", "difficulty": "DOUBLE", "aside": "BOOLEAN", "part_names": "VARCHAR[]",
           "part_values": "DOUBLE[]", "media": "VARCHAR", "completion": "VARCHAR", "prompt": "VARCHAR",
-          "correct": "BOOLEAN"}
+          "correct": "BOOLEAN", "target": "BIGINT"}
 _SETTINGS: dict[str, Any] = {
     "memory_limit": "448MB", "threads": 2, "enable_external_access": False, "autoinstall_known_extensions": False,
     "autoload_known_extensions": False, "preserve_insertion_order": False}
@@ -356,7 +357,7 @@ def _light(batch: _Batch) -> pa.Table:
         "aside": pc.and_(pc.is_valid(column("variant")), pc.is_null(column("advantage"))),
         "part_names": names, "part_values": values, "media": _first_path(column("media")),
         "completion": pc.fill_null(column("completion"), ""), "prompt": pc.fill_null(column("prompt"), ""),
-        "correct": column("correct")})
+        "correct": column("correct"), "target": _digests(column("target"))})
 
 
 def _finite(values: Any) -> Any:
@@ -376,6 +377,12 @@ def _lengths(batch: _Batch, masks: Any) -> Any:
                for place, _, _ in batch]
         masks = pa.concat_arrays(ids)
     return pc.fill_null(pc.list_value_length(masks), 0)
+
+
+def _digests(texts: Any) -> Any:
+    """A number for each text, to tell them apart; null for none."""
+    return pa.array([None if text is None else zlib.crc32(text) for text in texts.cast(pa.binary()).to_pylist()],
+                    pa.int64())
 
 
 def _first_path(media: Any) -> Any:

@@ -46,6 +46,8 @@ _NAMES = {
     "engine.memory": "vllm_gpu_memory_utilization gpu_memory_utilization",
     "engine.tensor_parallel": "vllm_tensor_parallel_size tensor_parallel_size",
     "engine.sleep": "vllm_enable_sleep_mode",
+    "engine.top_p": "top_p",
+    "engine.top_k": "top_k",
     "engine.servers": "vllm_server_base_url",
     "run.dir": "output_dir save_checkpoint_path",
     "save.every": "save_steps save_freq",

@@ -271,9 +271,13 @@ def content_of(sample: Sample, text: str) -> list[dict[str, Any]]:
 
 
 def task_samples(task: Task, split: str) -> Sequence[Sample]:
-    """The samples of a split, as a sequence. Raises TaskError when `samples` fails or gives anything else."""
+    """The samples of a split, as a sequence; with data.own_samples=false those for training are the rows of data.train.
+
+    Raises TaskError when `samples` fails or gives anything else.
+    """
+    rows = split == "train" and task.data is not None and not task.data.own_samples
     try:
-        found = _sequence(task.samples(split))
+        found = _sequence(Task.samples(task, split) if rows else task.samples(split))
     except VlrlError:
         raise
     except (Exception, SystemExit) as error:

@@ -190,11 +190,21 @@ def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tup
     chosen = _kept(site, where) if which == "filter" else listed_notes(site, where)
     if not chosen:
         raise AppError("No rollout is chosen: note some first, or widen the filters.")
+    unsure = []
+    if form == "sft" and which == "notes" and not where.get("mark"):
+        unsure = [remark for remark in chosen if remark.flag != "good"]
+        chosen = [remark for remark in chosen if remark.flag == "good"]
+        if not chosen:
+            raise AppError("No answer is flagged good, and a set for vlrl sft takes those: flag some, or choose "
+                           "another flag above.")
     folder = Path(get_upload_folder())
     folder.mkdir(parents=True, exist_ok=True)
-    made = exports.export(form, site.library, site.media, chosen, Path(tempfile.mkdtemp(dir=folder)))
+    made = exports.export(form, site.library, site.media, chosen, Path(tempfile.mkdtemp(dir=folder)),
+                          bad=where.get("mark") == "bad")
     size = made.path.stat().st_size / 2**20
     lines = [note(words, kind="warn") for words in made.left_out[:20]]
+    lines += [note(f"{len(unsure):,} that are not flagged good are left out; choose a flag above to take others.")
+              ] if unsure else []
     more = len(made.left_out) - len(lines)
     lines += [note(f"and {more:,} more")] if more > 0 else []
     return made.path, el("div", el("p", f"{made.rows:,} of {len(chosen):,} rollouts, {size:.1f} MiB.", role="status"),

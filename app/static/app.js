@@ -208,7 +208,8 @@ window.vlrl = (() => {
   function look() {
     const style = getComputedStyle(document.body), read = name => style.getPropertyValue(name).trim();
     const text = read("--body-text-color") || style.color, grid = read("--border-color-primary") || "#8884";
-    const axis = {gridcolor: grid, zerolinecolor: grid, linecolor: grid, automargin: true};
+    const axis = {gridcolor: grid, zerolinecolor: grid, linecolor: grid, automargin: true,
+                  exponentformat: "power"};
     return {axis, layout: {paper_bgcolor: "transparent", plot_bgcolor: "transparent", height: 220, showlegend: false,
                            font: {color: text, size: 11, family: style.fontFamily}, hovermode: "closest",
                            margin: {l: 44, r: 10, t: 6, b: 28}, dragmode: "zoom",

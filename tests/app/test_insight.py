@@ -123,3 +123,57 @@ def test_curriculum_in_bins_and_of_nothing(index, library):
     assert empty.bins == empty.counts == empty.categories == () and empty.threshold == 0.5
     with pytest.raises(AppError, match="no run"):
         curriculum(index, library, "none")
+
+
+# --- the same sample --------------------------------------------------------------------------------------------------
+
+
+def content(group, picture, target, prompt="Where?"):
+    """The group, asked about another picture."""
+    media = replace(group.prompt.media[0], sha256=picture * 32) if group.prompt.media else None
+    prompt = replace(group.prompt, text=prompt, media=(media,) if media else ())
+    return replace(group, prompt=prompt, target=target)
+
+
+@pytest.fixture
+def seeds(tmp_path):
+    """Two runs of another data.seed: sample p is another picture, q the same one, r the same one under the id t, and s
+    the same one asked in other words."""
+    runs = {"a": {"p": ("aa", 1), "q": ("bb", 2), "r": ("cc", 3), "s": ("dd", 4, "Where is it?")},
+            "b": {"p": ("ee", 9), "q": ("bb", 2), "t": ("cc", 3), "s": ("dd", 4)}}
+    for run, samples in runs.items():
+        folder = RunFolder(tmp_path / run)
+        folder.write_rollouts(0, 0, [content(group(sample, 0, [float(run == "b")], split="held"), *about)
+                                     for sample, about in samples.items()], split="held")
+    index = Index(Library(tmp_path), budget_s=60)
+    yield index
+    index.close()
+
+
+def test_only_the_same_pictures_are_compared(seeds):
+    found = compare(seeds, Side("a"), Side("b"))
+    assert [(p.sample_id, p.key_b.group) for p in found.pairs] == [
+        ("q", "held-0-q"), ("r", "held-0-t"), ("s", "held-0-s")]
+    assert found.gain.mean == 1 and (found.only_a, found.only_b) == (1, 1)
+    assert any("1 samples have one id on both sides and other media" in text for text in found.notes)
+
+
+def test_a_history_is_of_one_picture(seeds):
+    assert [v.key.run for v in history(seeds, "q").visits] == ["a", "b"] and history(seeds, "q").notes == ()
+    found = history(seeds, "p")
+    assert len(found.visits) == 1 and "1 groups of this id have other media or another target" in found.notes[0]
+
+
+def test_an_answer_passes_when_the_run_says_that_it_is_correct(tmp_path):
+    """Rewards alone would say that all do."""
+    made = group("x", 0, [1.0, 1.0, 1.3, 1.9], category="c1")
+    rollouts = tuple(replace(r, correct=r.index >= 2) for r in made.rollouts)
+    RunFolder(tmp_path / "a").write_rollouts(0, 0, [replace(made, rollouts=rollouts)])
+    library = Library(tmp_path)
+    index = Index(library, budget_s=60)
+    found = curriculum(index, library, "a")
+    assert found.judged and found.categories[0].pass_rate == 0.5
+    assert history(index, "x").visits[0].pass_rate == 0.5
+    asked = curriculum(index, library, "a", threshold=1.0)
+    assert not asked.judged and asked.categories[0].pass_rate == 1
+    index.close()

@@ -256,6 +256,31 @@ def test_a_set_for_sft_names_its_media_and_leaves_out_what_teaches_nothing(runs)
     assert rows[0]["boxes"] and rows[0]["width"] == 128
 
 
+def test_what_is_flagged_bad_is_no_lesson(runs):
+    library, media, out = runs
+    wanted = [*chosen((0, 0)), *chosen((0, 1), flag="bad")]
+    made = export("sft", library, media, wanted, out)
+    assert made.rows == 1 and made.left_out[0].startswith("1 are flagged bad: no model should learn them")
+    assert export("sft", library, media, wanted, out, bad=True).rows == 2
+    assert export("jsonl", library, media, wanted, out).rows == 2  # for whoever wants to look at them
+    with pytest.raises(AppError, match="no rollout can be written: 1 are flagged bad"):
+        export("sft", library, media, wanted[1:], out)
+
+
+@pytest.mark.slow
+def test_the_commands_of_a_set_run_where_the_task_draws_its_samples(runs, monkeypatch):
+    library, media, out = runs
+    with zipfile.ZipFile(export("sft", library, media, chosen((0, 0), (1, 0)), out).path) as archive:
+        archive.extractall(out / "set")
+    monkeypatch.chdir(out / "set")
+    check, sft = (line.replace("CONFIG", str(library.root / "a/config.yaml")).split()[1:]
+                  for line in (out / "set/README.txt").read_text().splitlines() if line.startswith("    vlrl "))
+    assert main(check) == 0
+    assert main([*sft, "steps=1", "rollout.prompts_per_step=2", "eval.samples=2"]) == 0
+    table = store.RunFolder(out / "set/runs/sft").rollouts(0).to_pylist()
+    assert {row["completion"] for row in table} == {"[1, 2, 3, 4]", "</script>\u2028é"}
+
+
 def test_a_set_of_evaluated_answers_comes_with_a_warning(tmp_path):
     answered(tmp_path / "a", {"train-000002": ["[1, 2, 3, 4]"]}, split="heldout")
     library = Library(tmp_path)

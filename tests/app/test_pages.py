@@ -11,12 +11,12 @@ import pytest
 
 from tests.app import made_runs
 from vlrl import store
-from vlrl.app import AppError, controls
+from vlrl.app import AppError, controls, plots
 from vlrl.app.index import Index, Query, RolloutKey
 from vlrl.app.insight import Curriculum
 from vlrl.app.library import Library
 from vlrl.app.media import MediaStore
-from vlrl.app.notes import Notes
+from vlrl.app.notes import Note, Notes
 from vlrl.app.pages import compare, curriculum, history, notes, rollouts
 from vlrl.app.rows import Span, compare_spans, every_rollout, part_gains
 from vlrl.app.site import Site
@@ -224,6 +224,22 @@ def test_a_note_keeps_what_another_tab_wrote(site):
     with pytest.raises(AppError, match="has no answer 7"):
         notes.edited(site, {**where, "rollout": "7"})
     assert notes.edited(site, {"run": "a"}) is None
+
+
+def test_a_set_for_sft_takes_what_is_flagged_good(site, monkeypatch):
+    remark = Note(RolloutKey("a", "train", "train", 0, "g", 0), "look")
+    monkeypatch.setattr(notes, "listed_notes", lambda *_: [remark])
+    with pytest.raises(AppError, match="No answer is flagged good"):
+        notes.exported(site, {}, "notes", "sft")
+
+
+def test_a_curve_that_stays_is_drawn_as_one_value():
+    values = [2e-4] * 700
+    assert set(plots.smoothed(values, 0.6)) == {2e-4}
+    curve = plots._curve([{"step": i, "lr": 2e-4} for i in range(1801)], "lr")
+    assert len(curve.steps) < 700 and set(curve.values) == {2e-4}
+    rising = plots.smoothed([0.0, 1.0, 1.0], 0.5)  # means with the weights 1; 1, 2; 1, 2, 4
+    assert rising == pytest.approx([0, 2 / 3, 6 / 7])
 
 
 def test_the_filters_of_the_rollouts_page_choose_what_is_exported(site, tmp_path, monkeypatch):
