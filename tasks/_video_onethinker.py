@@ -123,6 +123,6 @@ ONETHINKER = TimeRecipe(
     prompt="{question}{choices}\nPlease answer this question based on the visual content. Provide your thinking "
            "process between the <think> and </think> tags, and then give your final answer between the <answer> and "
            "</answer> tags. {as_type}",
-    rewards={"accuracy": 0.9, "format": 0.1, "structure": 1.0}, most={"structure": 0.5},
+    rewards={"accuracy": 0.9, "format": 0.1, "structure": 1.0}, best_parts={"structure": 0.5},
     read=_read_one, score=_one, target=_one_target,
     oracle=say_oracle, say=_say_one, problem=_needs_type)

@@ -254,7 +254,7 @@ class _OwnParts:
 
     def problems(self, text: str) -> Iterator[Problem]:
         """Yields that the perfect answer earns less than the maximum, with its parts."""
-        best = {name: (self.weights[name] > 0) * self.task.most.get(name, 1.0) for name in self.parts}
+        best = {name: (self.weights[name] > 0) * self.task.best_parts.get(name, 1.0) for name in self.parts}
         most, low = self._combine(best), self._low()
         known = {name: best[name] if name in low and self._is_open(name, text) else value
                  for name, value in self.parts.items()}

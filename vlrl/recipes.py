@@ -49,7 +49,7 @@ class Recipe:
     """Further answers with other media, as `Task.variants` gives them."""
     problem: Callable[[Any, Mapping[str, Any]], str | None] | None = None
     """What this recipe misses in a row, or None."""
-    most: Mapping[str, float] = field(default_factory=dict)
+    best_parts: Mapping[str, float] = field(default_factory=dict)
     """Part -> the most that it can be, where that is not 1."""
     asks: bool = False
     """Rows may have a question and its answer instead of the boxes of a grounding row."""
@@ -69,8 +69,8 @@ class RecipeTask(Task):
     def __init__(self, **settings: Any):
         super().__init__(**settings)
         self.used: Recipe = self._chosen(settings)
-        self.most = self.used.most
         """The recipe in use; what a subclass sets itself (prompt, rewards) wins."""
+        self.best_parts: Any = self.used.best_parts
         self.prompt = self.prompt or self.used.prompt
         self.system = self.system or self.used.system
         if self.used.variants:  # else it is known that there are none

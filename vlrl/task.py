@@ -100,7 +100,7 @@ class Task:
         group; () = none. The same for the same arguments. Evaluations draw none."""
         return ()
 
-    most: Mapping[str, float] = MappingProxyType({})
+    best_parts: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Part -> the most that it can be, where that is not 1."""
 
     knobs: Mapping[str, tuple[float, float]] = MappingProxyType({})
@@ -438,7 +438,7 @@ def setting_names(cls: type[Task]) -> list[str]:
     """The task's own settings and those of every task: what may stand after `task.`, apart from rewards."""
     names = {n for c in cls.__mro__ if issubclass(c, Task) for n, v in vars(c).items()
              if not n.startswith("_") and not callable(v) and not isinstance(v, (property, classmethod, staticmethod))}
-    return sorted(names - {"name", "rewards", "outcome", "needs", "knobs"})
+    return sorted(names - {"name", "rewards", "outcome", "needs", "knobs", "best_parts"})
 
 
 def _checked(cls: type[Task], key: str, value: Any) -> Any:

@@ -38,9 +38,9 @@ def scene(tiny_models):
 
 
 def rewarded(groups, rewards):
-    """The groups with those rewards."""
-    return [replace(g, rollouts=tuple(replace(r, reward=value) for r, value in zip(g.rollouts, rewards, strict=True)))
-            for g in groups]
+    """The groups with those rewards; an answer is correct above 0.5."""
+    return [replace(g, rollouts=tuple(replace(r, reward=value, correct=None if value is None else value > 0.5)
+                                      for r, value in zip(g.rollouts, rewards, strict=True))) for g in groups]
 
 
 def answered(groups, change):

@@ -285,7 +285,7 @@ def _earned(task: Task, sample: Sample) -> tuple[str, dict[str, float], float, f
         return None
     parts = {k: float(v) for k, v in task.score(sample, parse_answer(text)).items() if v is not None}
     weights = task.weights_at(0)
-    best = float(task.combine({k: (weights.get(k, 0) > 0) * task.most.get(k, 1.0) for k in parts}, weights))
+    best = float(task.combine({k: (weights.get(k, 0) > 0) * task.best_parts.get(k, 1.0) for k in parts}, weights))
     return text, parts, float(task.combine(parts, weights)), best
 
 

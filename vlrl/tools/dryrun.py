@@ -340,7 +340,7 @@ def _show_unseen(config: Config, task: Task, sample: Sample) -> Shown:
 
 def _oracle(task: Task, text: str, tokens: int | None, scored: Scored) -> Oracle:
     weights = {part: weight for part, weight in task.weights_at(0).items() if part in scored.parts}
-    best = task.combine({part: (weight > 0) * task.most.get(part, 1.0) for part, weight in weights.items()}, weights)
+    best = task.combine({part: (w > 0) * task.best_parts.get(part, 1.0) for part, w in weights.items()}, weights)
     return Oracle(answer=text, tokens=tokens, parts=scored.parts, weights=weights, reward=scored.reward, best=best,
                   error=scored.error)
 
