@@ -154,6 +154,7 @@ def lost(error, path, why):
     assert not files(path)
 
 
+AHEAD = ("extends=algorithms/decoupled_ppo.yaml", "rollout.minibatches=1")
 ALONE = ("limits.score_s=0", "rollout.score_ahead=false")
 FAULTS = {
     "too many answers fail to score": ("raises", TrainingError, ()),
@@ -163,11 +164,9 @@ FAULTS = {
     "code in an evaluation": ("summary", MemoryError, ("eval.samples=2", "eval.every=2")),
     "nothing happens": ("sleeps", Stuck, (*ALONE, "limits.stuck_s=20")),
     "NaN": ("huge", TrainingError, ("algo.advantage=dr_grpo", "limits.nonfinite_steps=0")),
-    "drawn ahead": ("raises", TrainingError, ("extends=algorithms/decoupled_ppo.yaml", "async.max_staleness=1")),
-    "drawn ahead, the thread fails": ("part", TaskError, (
-        "extends=algorithms/decoupled_ppo.yaml", "async.max_staleness=1")),
-    "two steps drawn ahead": ("raises", TrainingError, (
-        "extends=algorithms/decoupled_ppo.yaml", "async.max_staleness=2")),
+    "drawn ahead": ("raises", TrainingError, (*AHEAD, "async.max_staleness=1")),
+    "drawn ahead, the thread fails": ("part", TaskError, (*AHEAD, "async.max_staleness=1")),
+    "two steps drawn ahead": ("raises", TrainingError, (*AHEAD, "async.max_staleness=2")),
     "weights that forget": ("raises", TrainingError, ("rollout.forget.lr=0.01", "algo.correction=token_truncate",
                                                            "rollout.group_size=4")),
     "a reference that moves": ("raises", TrainingError, (

@@ -35,6 +35,8 @@ def test_the_outcome_decides_not_the_reward():
     assert w_reinforce(s).tolist() == [-1, -1, 0.1, 0.1]
     assert grouped.correct(s, above=1.5).tolist() == [False, False, False, True]  # an option overrides it
     assert grouped.correct(scores([REWARDS])).tolist() == [True] * 4  # nothing but rewards is known
+    assert grouped.correct(scores([[0.5, 0.6]])).tolist() == [False, True]
+    assert step(outcome=OUTCOME).correct(1.5).tolist() == [False, False, False, True]
 
 
 def test_the_unscorable_are_neither():

@@ -15,7 +15,8 @@ from vlrl.store import RunFolder
 pytestmark = pytest.mark.slow
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
             str(ROOT / "train.py")]
-ASYNC = ("extends=algorithms/decoupled_ppo.yaml", "steps=12", "save.every=3", "eval.every=4", "log.samples_every=0")
+ASYNC = ("extends=algorithms/decoupled_ppo.yaml", "rollout.minibatches=1", "steps=12", "save.every=3", "eval.every=4",
+         "log.samples_every=0")
 CASES = {"one": ("async.max_staleness=1",),
          "three, refilled": ("async.max_staleness=3", "curriculum.keep=mixed", "curriculum.max_refills=1",
                              "rollout.group_size=2", "rollout.max_new_tokens=2"),

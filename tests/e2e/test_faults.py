@@ -193,7 +193,7 @@ def test_a_reward_that_hangs(scene, tmp_path):
     rows = RunFolder(tmp_path / "run").rollouts(2).to_pylist()
     hung = [r for r in rows if r["error"]]
     assert {r["sample_id"] for r in hung} == {asked[0]["sample_id"]} and len(hung) == 4
-    assert all(r["reward"] == 0 and "TimeoutError" in r["error"] for r in hung)
+    assert all(r["reward"] is None and "TimeoutError" in r["error"] for r in hung)
     assert metrics(tmp_path / "run")[2]["score_errors"] == pytest.approx(4 / 12)
     assert [(r["completion"], r["reward"]) for r in rows if not r["error"]] == [
         (r["completion"], r["reward"]) for r in asked if r["sample_id"] != asked[0]["sample_id"]]

@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, re
 PATIENT = 900
 """Seconds after which something that should happen does not."""
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
-SMALL = ("engine=vllm", "engine.max_model_len=2048", "extends=algorithms/decoupled_ppo.yaml", "steps=5",
+SMALL = ("engine=vllm", "engine.max_model_len=2048", "extends=algorithms/decoupled_ppo.yaml",
+         "rollout.minibatches=1", "steps=5",
          "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.samples=4", "eval.every=2", "save.every=1",
          "save.keep=9", "log.samples_every=0", "train.lr=5e-4")
 LORA = ("model.lora.rank=4", "model.lora.dropout=0.2", "model.lora.target=all_linear", "train.lr=5e-3")

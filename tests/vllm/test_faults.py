@@ -28,7 +28,7 @@ QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 SMALL = ("engine=vllm_server", "engine.max_model_len=512", "engine.max_seqs=32")
 RUN = (*SMALL, f"engine.timeout_s={PATIENT}", "engine.retries=50", "steps=4", "rollout.prompts_per_step=6",
        "rollout.group_size=3", "eval.samples=4", "eval.every=4", "save.every=1", "save.keep=9", "log.samples_every=0")
-ASYNC = ("async.max_staleness=1", "extends=algorithms/decoupled_ppo.yaml")
+ASYNC = ("async.max_staleness=1", "extends=algorithms/decoupled_ppo.yaml", "rollout.minibatches=1")
 EVALUATIONS = 1
 """Generations before that of step 0."""
 DIES = """
