@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from vlrl.data import Samples, readable
-from vlrl.errors import RunError
+from vlrl.errors import DataError, RunError
 from vlrl.lazydata import LazySamples
 from vlrl.mixture import Turns
 from vlrl.types import Sample
@@ -78,10 +78,28 @@ class Fingerprint:
 def of(samples: Sequence[Sample]) -> Fingerprint:
     """The fingerprint of a split's samples."""
     known = [*_compared(samples, len(samples))]
-    found = [(sample.id, _sum(sample)) if (sample := readable(samples, i)) else ("", 0) for i in known]
+    found = [_read(samples, i) for i in known]
     return Fingerprint(len(samples), np.array(known, dtype=np.int64),
                        np.array([crc for _, crc in found], dtype=np.uint32), tuple(id for id, _ in found),
                        {path: _state(path) for path in _files(samples)})
+
+
+def _read(samples: Sequence[Sample], index: int) -> tuple[str, int]:
+    """Id and CRC-32 of a row; of one that is read when it is drawn, of the record in the file, so that it is not made
+    into a sample before its turn."""
+    if isinstance(samples, Turns):
+        label, place = samples.locate(index)
+        if isinstance(samples.parts[label], LazySamples):
+            return _read(samples.parts[label], place)
+    if isinstance(samples, LazySamples):
+        try:
+            _, id, record = samples.record(index)
+        except DataError:
+            return "", 0
+        own = record.get("id", id) if isinstance(record, Mapping) else id
+        return str(own), _sum("", record)
+    sample = readable(samples, index)
+    return (sample.id, _sum(sample.id, sample.row)) if sample else ("", 0)
 
 
 def _compared(samples: Sequence[Sample], size: int) -> Sequence[int]:
@@ -109,11 +127,11 @@ def _state(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _sum(sample: Sample) -> int:
+def _sum(id: str, row: Any) -> int:
     try:
-        text = json.dumps([sample.id, sample.row], default=_other, skipkeys=True)
+        text = json.dumps([id, row], default=_other, skipkeys=True)
     except (ValueError, RecursionError):
-        text = json.dumps(sample.id)
+        text = json.dumps(id)
     return zlib.crc32(text.encode("utf-8", "surrogatepass"))
 
 

@@ -14,7 +14,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.files import cache_folder
 from vlrl.formats import FORMATS, Source, check_format, format_of, rows_as
 from vlrl.media import Access
-from vlrl.rowindex import Rows, bytes_of, opened
+from vlrl.rowindex import Found, Rows, bytes_of, opened
 from vlrl.types import Sample
 
 log = logging.getLogger(__name__)
@@ -47,8 +47,12 @@ class LazySamples(Sequence[Sample]):
         places = range(len(self))[index]
         return [self._sample(i) for i in places] if isinstance(places, range) else self._sample(places)
 
+    def record(self, index: int) -> Found:
+        """Where a row stands, its id and what the file holds of it, before anything is made of it."""
+        return self._rows[index if self._places is None else int(self._places[index])]
+
     def _sample(self, index: int) -> Sample:
-        where, id, record = self._rows[index if self._places is None else int(self._places[index])]
+        where, id, record = self.record(index)
         data = self._task.data
         try:
             (row,) = rows_as(record, self._format, Source(id, self._root, self._roots), sure=data.format != "auto")

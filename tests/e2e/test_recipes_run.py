@@ -36,8 +36,9 @@ RECIPES = {
 }
 NAMES = [f"{folder}/{name}" for folder, names in RECIPES.items() for name in names.split()]
 NO_RECIPES = {"tiny", "digits"}
-SMALL = ("model.lora.dropout=0", "rollout.prompts_per_step=2", "rollout.max_new_tokens=8", "train.lr=1e-3", "steps=2",
-         "eval.samples=0", "log.samples_every=0", "curriculum.keep=all")
+SMALL = ("model.lora.dropout=0", "rollout.prompts_per_step=2", "rollout.minibatches=1",
+         "rollout.max_new_tokens=8", "train.lr=1e-3", "steps=2", "eval.samples=0", "log.samples_every=0",
+         "curriculum.keep=all")
 """A random model is never right, so it has no groups of mixed rewards to wait for."""
 SERVED = {"video/grpo_care": {"consistency"}}
 """Parts that need a service which training has and `vlrl score` has not."""
