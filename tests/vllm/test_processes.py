@@ -40,12 +40,12 @@ _TRAINER = os.getpid()  # a reward runs in a process of its own
 
 
 class Faulty(Shades):
-    """The second process meets what `FAULT` says in its second step: an overlong row, or its own death."""
+    """The second process meets what `FAULT` says in its second step: an overlong prompt, or its own death."""
 
-    def samples(self, split):
-        found = super().samples(split)
-        if _FAULT == "long" and split == "train":  # drawn second in the second step
-            found[6] = Sample(id="overlong", row={"id": "picture " * 300}, media=found[6].media)
+    def messages(self, sample):
+        found = super().messages(sample)
+        if _FAULT == "long" and sample.id == "train-6":  # drawn second in the second step
+            found[-1]["content"][-1]["text"] *= 300
         return found
 
     def score(self, sample, answer):
@@ -220,7 +220,7 @@ def test_processes_that_failed_or_died_go_on_with_the_same_servers(served, share
         pytest.skip("once is enough")
     broken = served.root / "broken"
     said = failing(served.config, broken, *words, fault="long")
-    assert said.count("error: engine.max_model_len=256 is too short for sample 'overlong'") == 2, said
+    assert said.count("error: engine.max_model_len=256 is too short for sample 'train-6'") == 2, said
     assert checkpoints(broken) == ["step-000001"]
     said = failing(served.config, broken, *words, fault="kill")
     assert re.search(r"rank 0 waited .* for rank 1", said), said
