@@ -237,6 +237,7 @@ def add_lora(model: Any, family: Family, settings: ModelSettings, checkpoint: Pa
             r=lora.rank, lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  # PEFT only divides it by r
             lora_dropout=lora.dropout, target_modules=targets, bias="none"))
     for config in peft.peft_config.values():
+        assert isinstance(config, LoraConfig)
         if isinstance(config.target_modules, set):  # else each process writes them in another order
             config.target_modules = sorted(config.target_modules)
     for _, parameter in peft.named_parameters():

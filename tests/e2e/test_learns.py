@@ -25,6 +25,6 @@ def test_held_out_iou_rises(tmp_path):
 
 def test_random_rewards_do_not(tmp_path):
     control = f"task.name={ROOT}/benchmarks/random_reward.py:RandomGrounding"
-    done = run(QUICKSTART, tmp_path / "run", control, "steps=15", "eval.samples=128", timeout=900)
+    done = run(QUICKSTART, tmp_path / "run", control, "steps=12", "eval.samples=64", timeout=900)
     assert done.returncode == 0, done.stderr
     assert gain(tmp_path / "run", "iou").mean <= 0.02
