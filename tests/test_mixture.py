@@ -33,7 +33,7 @@ from vlrl.services import served
 from vlrl.settings import CurriculumSettings
 from vlrl.stats import mean_ci
 from vlrl.store import RunFolder
-from vlrl.task import Task, task_messages, task_oracle
+from vlrl.task import Task, task_messages, task_oracle, task_samples
 from vlrl.tools.rescore import compare
 from vlrl.tools.score_rows import score_lines
 from vlrl.types import Prompt, Sample
@@ -481,6 +481,15 @@ def test_words_change_single_tasks(tmp_path):
     child.write_text("extends: mix.yaml\ntask: qa\n")
     with pytest.raises(ConfigError, match="are both set"):
         load(child)
+
+
+def test_rows_in_place_of_drawn_samples_are_those_of_each_task(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"id": "own", "n": 3}\n')
+    rows = {"train": str(tmp_path / "rows.jsonl")}
+    config = validate({"tasks": [{"name": "tests.test_rollout:Number", "data": rows},
+                                 {"name": "tests.test_rollout:Number", "label": "other", "data": rows}],
+                       "model": {"name": "x"}, "data": {"own_samples": False}})
+    assert [s.id for s in task_samples(make_task(config), "train")] == ["Number/own", "other/own"]
 
 
 def test_what_is_correct_is_each_tasks_own():

@@ -210,7 +210,8 @@ class Session:
         except Exception as later:
             if error is None:
                 raise
-            self._tell(f"\nwarning: while the run ended: {later}\n")  # the first error is raised on
+            # the first error is raised on
+            self._tell(f"\nwarning: while the run ended: {type(later).__name__}: {later}\n")
 
     def _end(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         self._signals.completed()

@@ -217,11 +217,12 @@ class Task:
         return self._combine(parts, weights)
 
     def override_outcome(self, part: str | None, least: float | None) -> None:
-        """Has an answer count as correct from `least` of a part on: None stands for the task's own part, or 0.5.
+        """Has an answer count as correct from `least` of a part on. None stands for the task's own part, and for its
+        own threshold, which is 0.5 for other parts.
 
         A task without that part keeps its own, with `least`."""
         if part in self.weights:
-            self.criterion, self.overridden = {part: 0.5 if least is None else least}, True
+            self.criterion, self.overridden = {part: self.criterion.get(part, 0.5) if least is None else least}, True
         elif least is not None:
             self.criterion, self.overridden = dict.fromkeys(self.criterion, least), True
 
@@ -275,7 +276,7 @@ def task_samples(task: Task, split: str) -> Sequence[Sample]:
 
     Raises TaskError when `samples` fails or gives anything else.
     """
-    rows = split == "train" and task.data is not None and not task.data.own_samples
+    rows = split == "train" and task.data is not None and not task.data.own_samples and not task.labels
     try:
         found = _sequence(Task.samples(task, split) if rows else task.samples(split))
     except VlrlError:

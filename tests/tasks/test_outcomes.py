@@ -93,12 +93,18 @@ def test_what_counts_where_the_task_says_nothing(rewards, expected):
 
 
 @pytest.mark.parametrize(("part", "least", "expected"), [
-    (None, None, [True, False]), ("far", None, [False, False]), ("far", 0.3, [True, True]), (None, 0.1, [True, True]),
+    (None, None, [True, False]), ("far", None, [True, True]), ("format", None, [True, True]), ("far", 0.3, [True, True]), (None, 0.1, [True, True]),
     ("of another task", None, [True, False])])
 def test_the_settings_of_a_run_override_it(part, least, expected):
     task = Shaped()
     task.override_outcome(part, least)
     assert said(task, "0.8", "0.2") == expected
+
+
+def test_the_own_part_keeps_its_threshold():
+    task = Shaped()
+    task.override_outcome("near", None)
+    assert task.criterion == {"near": 0.8} and said(task, "0.8", "0.7") == [True, False]
 
 
 def test_an_own_rule_decides_unless_the_settings_do():
