@@ -93,7 +93,9 @@ def test_what_counts_where_the_task_says_nothing(rewards, expected):
 
 
 @pytest.mark.parametrize(("part", "least", "expected"), [
-    (None, None, [True, False]), ("far", None, [True, True]), ("format", None, [True, True]), ("far", 0.3, [True, True]), (None, 0.1, [True, True]),
+    (None, None, [True, False]), ("far", None, [True, True]),
+    ("format", None, [True, True]), ("far", 0.3, [True, True]),
+    (None, 0.1, [True, True]),
     ("of another task", None, [True, False])])
 def test_the_settings_of_a_run_override_it(part, least, expected):
     task = Shaped()
