@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlrl import media, offline
-from vlrl.combine import COMBINE
 from vlrl.config import validate
-from vlrl.data import SPLITS
-from vlrl.settings import Config
+from vlrl.config.schema import Config
+from vlrl.data import SPLITS, media
+from vlrl.data.video_sampling import VideoSampling
 from vlrl.store import plain
 from vlrl.task import Task, builtin_names, load_class, task_messages, task_samples, task_target
+from vlrl.task.combine import COMBINE
+from vlrl.training import build_task
 from vlrl.types import LoadedMedia, Media, Sample
-from vlrl.video import VideoSampling
 
 from . import AppError
 from .library import Library
@@ -214,7 +214,7 @@ class Tasks:
         """The task of a config and its splits read so far; the last few are kept."""
         key = json.dumps([config.model_dump(mode="json", include={"task", "tasks", "data"}), config.model.name])
         if key not in self._made:
-            made = offline.make_task(config)
+            made = build_task.make_task(config)
             while len(self._made) >= _KEPT:
                 del self._made[next(iter(self._made))]
             self._made[key] = made, {}

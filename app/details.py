@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
-from vlrl.scoring import overlay_marks
 from vlrl.store import SCHEMA, as_schema, plain
 from vlrl.task import builtin_names, load_class
+from vlrl.task.scoring import overlay_marks
 from vlrl.types import Sample
 
 from . import AppError

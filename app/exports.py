@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from vlrl.config.schema import LimitsSettings
 from vlrl.data import MEDIA_FIELDS, json_line
 from vlrl.errors import VlrlError
-from vlrl.settings import LimitsSettings
 from vlrl.store import PER_TOKEN, SCHEMA
 
 from . import AppError

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from vlrl.stats import Interval, mean_ci, paired_gain
+from vlrl.evaluation.stats import Interval, mean_ci, paired_gain
 
 from . import AppError
 from .index import GroupKey, Index

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vlrl.config.registry import failure
 from vlrl.errors import VlrlError
-from vlrl.plugins import failure
 
 PATIENCE_S = 30.0
 """A job at which nobody has looked for so long stops: its page was closed."""

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.errors import did_you_mean
-from vlrl.files import read_json
 from vlrl.store import RunFolder
+from vlrl.store.files import read_json
 from vlrl.tools import status
 
 from . import AppError

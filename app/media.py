@@ -21,10 +21,10 @@ from urllib.parse import urlencode
 import numpy as np
 from PIL import Image, ImageSequence
 
-from vlrl import decoders
+from vlrl.config.schema import LimitsSettings
+from vlrl.data import video_decoders
+from vlrl.data.media import IMAGE_FORMATS, load
 from vlrl.errors import DataError
-from vlrl.media import IMAGE_FORMATS, load
-from vlrl.settings import LimitsSettings
 from vlrl.types import Media
 
 from . import AppError
@@ -148,17 +148,17 @@ def _frames(path: Path, times: Sequence[float]) -> list[Image.Image]:
         return _moving(path, times)
     if path.stat().st_size > _LIMITS.media_bytes:
         raise DataError(f"it has more than {_LIMITS.media_bytes} bytes")
-    found = decoders.track(path)
+    found = video_decoders.track(path)
     _check_size(*found.size)
     wanted = [int(np.abs(found.times - t).argmin()) for t in times]
     order = sorted(set(wanted))
     try:
-        frames, _ = decoders.frames_of(found, order)
-    except decoders.Hidden:
-        found = decoders.counted(found)
+        frames, _ = video_decoders.frames_of(found, order)
+    except video_decoders.Hidden:
+        found = video_decoders.counted(found)
         wanted = [int(np.abs(found.times - t).argmin()) for t in times]
         order = sorted(set(wanted))
-        frames, _ = decoders.frames_of(found, order)
+        frames, _ = video_decoders.frames_of(found, order)
     return [frames[order.index(i)] for i in wanted]
 
 

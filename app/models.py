@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlrl import checkpoint, offline
+from vlrl.config.schema import Config
 from vlrl.errors import VlrlError
-from vlrl.files import read_json
-from vlrl.settings import Config
+from vlrl.store import checkpoint
+from vlrl.store.files import read_json
+from vlrl.training import build_task
 
 from . import AppError
 from .library import Library
 
 if TYPE_CHECKING:
-    from vlrl.policy import Policy
+    from vlrl.models.policy import Policy
 
 GIB = 2**30
 _BETWEEN = "/checkpoints/"
@@ -43,7 +44,7 @@ class Chosen:
 
 def listed(library: Library) -> list[tuple[str, str]]:
     """(label, value) of the embedded models and of the checkpoints of every run, the newest of each first."""
-    shipped = sorted(p.parent.name for p in (Path(offline.__file__).parent / "assets").glob("*/config.json"))
+    shipped = sorted(p.parent.name for p in (Path(build_task.__file__).parent / "assets").glob("*/config.json"))
     found = [(f"{name}, as shipped", f"embedded/{name}") for name in shipped]
     for run in library.runs():
         with contextlib.suppress(VlrlError, OSError):
@@ -71,7 +72,7 @@ def choose(library: Library, model: str) -> Chosen:
         step = _step(path.name)
         return Chosen(str(_weights(path)), f"{run}, step {step}", run, step, _stamp(path))
     if model.startswith("embedded/"):
-        return Chosen(str(offline.embedded(model)), model)
+        return Chosen(str(build_task.embedded(model)), model)
     path = Path(model).expanduser()
     if model and _is_dir(path):
         path = _weights(path)
@@ -150,7 +151,7 @@ def check_memory(config: Config, loaded: bool) -> int:
     import torch
 
     from vlrl.engine.capacity import device_bytes
-    from vlrl.loading import compute_dtype, skeleton
+    from vlrl.models.loading import compute_dtype, skeleton
     from vlrl.tools.memory import estimate
 
     needed = estimate(config, skeleton(config.model)[0].config)
@@ -174,8 +175,8 @@ def load(config: Config, weights: int, tell: Callable[[float], None]) -> Policy:
     import psutil
     import transformers
 
-    from vlrl import policy
-    from vlrl.assemble import make_accelerator
+    from vlrl.models import policy
+    from vlrl.training.build import make_accelerator
 
     transformers.logging.disable_progress_bar()
     process = psutil.Process()
@@ -195,7 +196,7 @@ def stay_local(name: str) -> None:
             return
         name = str(base)
         if name.startswith("embedded/"):
-            name = str(offline.embedded(name))
+            name = str(build_task.embedded(name))
         elif not _is_dir(Path(name)):
             folder = _cached(name)
             if folder is None:

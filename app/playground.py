@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlrl.config.registry import prints_aside
+from vlrl.config.schema import Config
 from vlrl.errors import VlrlError
-from vlrl.offline import settle_coordinates
-from vlrl.plugins import prints_aside
-from vlrl.settings import Config
 from vlrl.task import Task
+from vlrl.training.build_task import settle_coordinates
 from vlrl.types import Answer, Completion, Group, Prompt, Request, Sample
 
 from . import AppError, models
@@ -32,7 +32,7 @@ from .library import Library
 from .models import Chosen
 
 if TYPE_CHECKING:
-    from vlrl.policy import Policy
+    from vlrl.models.policy import Policy
 
 _LOOK_S = 0.05
 """Least seconds between two looks at the texts; they take at most a fifth of the time."""
@@ -142,7 +142,7 @@ class Playground:
         return self._loaded.policy
 
     def _prompt(self, ask: Ask, config: Config, policy: Policy) -> tuple[Task, Sample, Prompt]:
-        from vlrl.encode import Encoder
+        from vlrl.models.processing import Encoder
 
         with self._asking, prints_aside():
             task, sample, messages = self.tasks.messages(config, ask)
@@ -158,8 +158,8 @@ def ask_name(chosen: Chosen) -> str:
 
 def _write(policy: Policy, config: Config, prompt: Prompt, ask: Ask, job: Job) -> list[Completion]:
     """The completions; the job shows them while they are written, and stops them."""
-    from vlrl.answering import sampling_of
     from vlrl.engine.hf import HFEngine
+    from vlrl.rollout.group_source.generate import sampling_of
 
     n = ask.answers if ask.temperature else 1
     texts, due, tokens = [""] * n, 0.0, 0
@@ -206,7 +206,7 @@ def _scored(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Co
 
     `task` is a copy that may be changed.
     """
-    from vlrl.answering import make_group
+    from vlrl.rollout.group_source.generate import make_group
 
     if not ask.upload:
         return make_group(task, sample, prompt, completions, group_id="playground", split=ask.split, step=step)

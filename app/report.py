@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.errors import RunError, VlrlError
-from vlrl.files import read_json, write_text
-from vlrl.progress import duration
-from vlrl.report import Gain, gains
+from vlrl.evaluation.report import Gain, gains
+from vlrl.monitoring.progress import duration
 from vlrl.store import RunFolder
+from vlrl.store.files import read_json, write_text
 
 from . import cards, curves, telling
 from .details import GroupView, group, with_marks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from vlrl.stats import Interval, mean_ci, paired_gain
+from vlrl.evaluation.stats import Interval, mean_ci, paired_gain
 
 from . import AppError
 from .index import Index, RolloutRow

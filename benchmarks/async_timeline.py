@@ -24,7 +24,8 @@ from statistics import fmean
 
 from learning import changed, run
 
-from vlrl import config, report
+from vlrl import config
+from vlrl.evaluation import report
 from vlrl.store import RunFolder
 
 PRESET = "algorithms/decoupled_ppo.yaml"

@@ -68,9 +68,11 @@ def write(folder: Path, rows: int) -> None:
 
 def measure(path: Path, cache: Path, reads: int) -> dict[str, float]:
     """Opens a file as a run does, reads rows at random; in this process."""
-    from vlrl import lazydata  # noqa: F401  imports are not what is measured
-    from vlrl.data import read_samples
-    from vlrl.settings import DataSettings
+    from vlrl.config.schema import DataSettings
+    from vlrl.data import (
+        lazy_dataset,  # noqa: F401  imports are not what is measured
+        read_samples,
+    )
     from vlrl.task import Task
 
     task, process = Task(), psutil.Process()

@@ -28,7 +28,8 @@ from typing import Any
 
 from learning import ROOT, changed, run
 
-from vlrl import config, report
+from vlrl import config
+from vlrl.evaluation import report
 from vlrl.store import RunFolder
 
 ENGINES = ("hf", "vllm", "vllm_server")

@@ -26,14 +26,15 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vlrl import config as configs
-from vlrl import families, policy, tiny_families
 from vlrl import task as tasks
-from vlrl.cli import main as vlrl
-from vlrl.encode import Encoder
-from vlrl.packing import pack, pieces_of
-from vlrl.policy import Policy
-from vlrl.settings import Config
+from vlrl.cli.main.main import main as vlrl
+from vlrl.config.schema import Config
+from vlrl.models import families, policy
+from vlrl.models.packing import pack, pieces_of
+from vlrl.models.policy import Policy
+from vlrl.models.processing import Encoder
 from vlrl.task import Task
+from vlrl.tools import tiny_families
 from vlrl.types import Answer, Media, Parts, Sample
 
 KINDS = ("image", "two images", "video", "text", "mixed")

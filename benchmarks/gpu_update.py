@@ -8,7 +8,7 @@
 The model has the 3B's shape and random weights; nothing is downloaded. Four prompts of 800 visual and 200 text tokens
 with 8 answers of 400 tokens each; bfloat16, gradient checkpointing, vision tower frozen. Every side trains on the same
 given answers at its own best micro-batch size, found before the timing; the sides take turns, and medians with least
-and largest are shown. MFU is that of the useful operations (vlrl/flops.py: each prompt and image once, nothing
+and largest are shown. MFU is that of the useful operations (vlrl/models/flops.py: each prompt and image once, nothing
 recomputed), the same for all sides. Log-probabilities and gradient norm of every side stand beside those of padded
 rows. Generation is compared with the time in which the card can read weights, keys and values.
 
@@ -43,16 +43,18 @@ import transformers
 from PIL import Image
 
 import vlrl
-from vlrl import assemble, config, tiny
-from vlrl.attention import DEVICES
-from vlrl.flops import Cost, cost_model, patches_of
-from vlrl.metrics import watching
-from vlrl.profile import Peak, Recorder, device_name, peak_of, traced
-from vlrl.settings import Config
+from vlrl import config
+from vlrl.config.schema import Config
+from vlrl.models.attention import DEVICES
+from vlrl.models.flops import Cost, cost_model, patches_of
+from vlrl.monitoring.metrics import watching
 from vlrl.task import Task
-from vlrl.tiny_families import CHAT_TEMPLATE, QWEN
+from vlrl.tools import tiny_models
+from vlrl.tools.tiny_families import CHAT_TEMPLATE, QWEN
+from vlrl.training import build as assemble
+from vlrl.training.profiler import Peak, Recorder, device_name, peak_of, traced
+from vlrl.training.update import update
 from vlrl.types import Completion, Group, Media, Request, Rollout, Sample, Sampling
-from vlrl.update import update
 
 GIB = 2**30
 SIDE = 28
@@ -108,7 +110,7 @@ def tokenizer(size: Size) -> tuple[Any, str]:
     found = importlib.util.find_spec("dashscope") if size is FULL else None
     path = Path(found.origin).parent / "resources" / "qwen.tiktoken" if found and found.origin else None
     if path is None or not path.is_file():
-        return tiny.make_tokenizer(QWEN), "that of the tiny models"
+        return tiny_models.make_tokenizer(QWEN), "that of the tiny models"
     return qwen_tokenizer(path), "Qwen's, from the package dashscope"
 
 
@@ -133,7 +135,7 @@ def qwen_tokenizer(path: Path) -> Any:
                                [(spelled(a), spelled(b)) for *_, a, b in sorted(merges)]))
     bpe.normalizer = normalizers.NFC()
     bpe.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(tiny.SPLIT.partition("|")[2]), "isolated", False),  # without our own addition
+        pre_tokenizers.Split(Regex(tiny_models.SPLIT.partition("|")[2]), "isolated", False),  # without our own addition
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     bpe.decoder = decoders.ByteLevel()
     bpe.add_special_tokens(list(QWEN.special))

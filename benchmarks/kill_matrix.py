@@ -106,7 +106,7 @@ class Marker:
 
     @contextmanager
     def watch(self, name: str) -> Iterator[None]:
-        """What vlrl.metrics.watching takes: the clock's phases of the main thread."""
+        """What vlrl.monitoring.metrics.watching takes: the clock's phases of the main thread."""
         phase = {"rollout": "generation", "train": "update", "eval": "evaluation"}.get(name)
         if phase is None or threading.current_thread() is not threading.main_thread():
             yield
@@ -117,8 +117,9 @@ class Marker:
 
 def child(folder: Path, plan: dict[str, Any], words: Sequence[str]) -> int:
     """train.py, marked."""
-    from vlrl import checkpoint, cli, metrics
-    from vlrl.store import RunFolder
+    from vlrl.cli.main import main as cli
+    from vlrl.monitoring import metrics
+    from vlrl.store import RunFolder, checkpoint
 
     sys.argv = ["train.py", *words]
     if int(os.environ.get("RANK", 0)):
@@ -249,8 +250,7 @@ def _killed(folder: Path, words: Sequence[str], plan: dict[str, Any], processes:
 
 def differences(whole: Path, other: Path) -> list[str]:
     """What two runs do not share."""
-    from vlrl import checkpoint
-    from vlrl.store import RunFolder
+    from vlrl.store import RunFolder, checkpoint
 
     def checkpoints(run: Path) -> Any:
         paths = run.glob("checkpoints/step-*/manifest.json")
@@ -298,7 +298,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, help="where the table is written, besides being printed")
     given = parser.parse_args(argv)
     kinds = [k for k in KINDS if k != "small"] if given.kinds == ["shaped"] else given.kinds
-    import vlrl.loop  # noqa: F401 - before the forks, which then need not
+    import vlrl.training.loop  # noqa: F401 - before the forks, which then need not
 
     found = Found()
     for i, kind in enumerate(kinds):

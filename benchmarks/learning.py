@@ -19,8 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
-from vlrl import config, report
-from vlrl.loading import resolve
+from vlrl import config
+from vlrl.evaluation import report
+from vlrl.models.loading import resolve
 from vlrl.store import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from vlrl.logprobs import Head, token_stats
+from vlrl.models.logprobs import Head, token_stats
 
 MIB = 2**20
 SMALL = (512, 1024)

@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 from learning import ROOT, changed, run
 
-from vlrl import config, report
+from vlrl import config
+from vlrl.evaluation import report
 from vlrl.store import RunFolder
 
 VARIANTS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "gmpo", "rloo", "reinforce_pp_baseline", "remax",

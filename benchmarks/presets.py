@@ -23,13 +23,13 @@ import torch
 
 from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
-from vlrl.assemble import assemble, make_accelerator
-from vlrl.credit import Credit
-from vlrl.passes import loss_inputs, make_minibatch, no_grad_passes, prepare
-from vlrl.policy import Policy
-from vlrl.settings import Config
+from vlrl.config.schema import Config
+from vlrl.models.policy import Policy
+from vlrl.training.advantages import Credit
+from vlrl.training.build import assemble, make_accelerator
+from vlrl.training.minibatch import loss_inputs, make_minibatch, no_grad_passes, prepare
+from vlrl.training.update import split
 from vlrl.types import Group
-from vlrl.update import split
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGUN: Mapping[str, Any] = {"siren": {"anchor": 0.5}, "adaptive": {"coef": 0.1, "active": True}}

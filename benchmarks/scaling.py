@@ -10,7 +10,7 @@ process's own CPU seconds, so that what else runs on the machine matters little.
 A line `seconds = intercept + slope * tokens` is fitted to each series, through the medians and through the least values
 (which other processes disturb least). Where a prompt is computed once per group, its slope is that of one prompt at any
 group size, apart from the answers' attention to it; computed once per answer, it would grow with the group. How much of
-a slope the useful operations (vlrl/flops.py) explain stands beside it. In a step, a longer answer also takes further
+a slope the useful operations (vlrl/models/flops.py) explain stands beside it. In a step, a longer answer also takes further
 forward passes while generating, which cost about the same for any group of such a small model.
 """
 
@@ -35,14 +35,16 @@ import transformers
 from PIL import Image
 from scipy.stats import linregress
 
-from vlrl import assemble, config, tiny
+from vlrl import config
 from vlrl.algo.advantage import grpo
-from vlrl.answering import make_group
-from vlrl.credit import credit
-from vlrl.flops import cost_model, patches_of
+from vlrl.models.flops import cost_model, patches_of
+from vlrl.rollout.group_source.generate import make_group
 from vlrl.task import Task
+from vlrl.tools import tiny_models
+from vlrl.training import build
+from vlrl.training.advantages import credit
+from vlrl.training.update import update
 from vlrl.types import Answer, Completion, Group, Media, Parts, Request, Sample, Sampling
-from vlrl.update import update
 
 SIDE = 16
 """Side of the square of pixels that becomes one visual token of this tiny model."""
@@ -118,13 +120,13 @@ class Bench:
 
     def __init__(self, folder: str, largest: int):
         torch.set_num_threads(1)
-        tiny.build("qwen3_vl", Path(folder, "model"), max_pixels=largest * SIDE**2)
+        tiny_models.build("qwen3_vl", Path(folder, "model"), max_pixels=largest * SIDE**2)
         settings = config.validate({
             "task": {"name": f"{__file__}:Pictures"}, "steps": 10**6, "algo": {"kl_coef": 0.0},
             "model": {"name": f"{folder}/model", "dtype": "float32", "train": ["language", "merger", "vision"]},
             "rollout": {"prompts_per_step": 1, "max_new_tokens": 4096},
             "train": {"lr": 1e-6, "tokens_per_batch": 10**6}, "limits": {"score_s": 0}})
-        self.parts = assemble.assemble(settings, assemble.make_accelerator(settings))
+        self.parts = build.assemble(settings, build.make_accelerator(settings))
         policy = self.parts.policy
         policy.banned = torch.tensor(sorted({*policy.banned.tolist(), *policy.eos}))
         self.cost = cost_model(policy.model, policy.family)

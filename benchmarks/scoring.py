@@ -14,10 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vlrl import config, offline
+from vlrl import config
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import score_group
 from vlrl.task import Task
+from vlrl.task.scoring import score_group
+from vlrl.training import build_task
 from vlrl.types import Sample
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -52,7 +53,7 @@ def main() -> None:
 
 def measure(path: Path, completions: int, group: int) -> float:
     """CPU seconds to score so many completions in groups."""
-    task = offline.make_task(config.load(path))
+    task = build_task.make_task(config.load(path))
     kind = {"answer_type": TYPES[path.stem]} if path.stem in TYPES else {}
     sample = task.sample_from_row({"id": "1", **ROWS[task.name], **kind})
     texts = (answers(task, sample) * (group // 4 + 1))[:group]

@@ -23,8 +23,9 @@ from statistics import fmean
 
 from learning import run
 
-from vlrl import config, report
-from vlrl.stats import Interval
+from vlrl import config
+from vlrl.evaluation import report
+from vlrl.evaluation.stats import Interval
 from vlrl.store import RunFolder
 
 CONFIG = "configs/classification/digits.yaml"

@@ -26,12 +26,12 @@ import av
 import numpy as np
 from PIL import Image
 
-from vlrl import decoders
+from vlrl.config.schema import LimitsSettings
+from vlrl.data import video_decoders
+from vlrl.data.media import load
+from vlrl.data.video_sampling import VideoSampling, clock
 from vlrl.errors import DataError
-from vlrl.media import load
-from vlrl.settings import LimitsSettings
 from vlrl.types import LoadedMedia, Media
-from vlrl.video import VideoSampling, clock
 
 BITS = 10
 SAMPLING = VideoSampling(fps=2, max_frames=8)
@@ -236,14 +236,14 @@ def rows(folder: Path) -> Iterator[tuple[str, str, dict[str, Row | str]]]:
 def by_decoder(path: Path, span: tuple[float | None, float | None]) -> dict[str, LoadedMedia | str]:
     """What each decoder alone makes of a file, or why it is not used."""
     found: dict[str, LoadedMedia | str] = {}
-    every = dict(decoders.DECODERS)
+    every = dict(video_decoders.DECODERS)
     for name, decoder in every.items():
-        decoders.DECODERS = {name: decoder}
+        video_decoders.DECODERS = {name: decoder}
         try:
             found[name] = load(Media(kind="video", source=path, start=span[0], end=span[1]), LimitsSettings(), SAMPLING)
         except DataError as error:
             found[name] = f"{error}".partition(f"{name}: ")[2].partition(");")[0]
-    decoders.DECODERS = every
+    video_decoders.DECODERS = every
     return found
 
 
@@ -289,12 +289,12 @@ def measured(path: Path, how: str) -> dict[str, float]:
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before, wall, cpu = _peak(), time.perf_counter(), time.process_time()
     if how == "from the start":
-        chosen = decoders.track(path)
+        chosen = video_decoders.track(path)
         wanted = {round(i) for i in np.linspace(0, len(chosen.times) - 1, HOUR.max_frames)}
         with av.open(str(path)) as container:
             frames = [f.to_image() for i, f in enumerate(container.decode(video=0)) if i in wanted]
     else:
-        decoders.DECODERS = {how: decoders.DECODERS[how]}
+        video_decoders.DECODERS = {how: video_decoders.DECODERS[how]}
         frames = load(Media(kind="video", source=path), LimitsSettings(), HOUR).frames
     assert len(frames) == HOUR.max_frames
     return {"s": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "mib": _peak() - before}

@@ -140,8 +140,8 @@ def trl_side(job: Job, turn: Callable[[], None]) -> None:
 def vlrl_side(job: Job, turn: Callable[[], None]) -> None:
     """vlrl's loop without logging and saving."""
     from vlrl.algo.advantage import grpo
-    from vlrl.credit import credit
-    from vlrl.update import update
+    from vlrl.training.advantages import credit
+    from vlrl.training.update import update
 
     parts = vlrl_parts(job)
     for step in range(1_000_000):
@@ -153,7 +153,7 @@ def vlrl_side(job: Job, turn: Callable[[], None]) -> None:
 
 def update_side(job: Job, turn: Callable[[], None]) -> None:
     """Only vlrl's update, again and again on the same answers; nothing is generated."""
-    from vlrl.update import update
+    from vlrl.training.update import update
 
     parts = vlrl_parts(job)
     groups = given_groups(parts, job.setting.answer)
@@ -169,7 +169,8 @@ def vlrl_parts(job: Job) -> Any:
     """What a run of this config works with, its end token banned so that every answer runs to the full length."""
     import torch
 
-    from vlrl import assemble, config
+    from vlrl import config
+    from vlrl.training import build
 
     settings = config.validate({
         "task": {"name": f"{__file__}:Benchmark", "rows": f"{job.folder}/samples.json"},
@@ -178,7 +179,7 @@ def vlrl_parts(job: Job) -> Any:
         "rollout": {"prompts_per_step": PROMPTS, "group_size": GROUP, "max_new_tokens": job.setting.answer},
         "train": {"lr": 1e-6, "tokens_per_batch": job.tokens_per_batch,
                   "packing": "padded" if job.side == "padded" else "shared"}})
-    parts = assemble.assemble(settings, assemble.make_accelerator(settings))
+    parts = build.assemble(settings, build.make_accelerator(settings))
     parts.policy.banned = torch.tensor(sorted({*parts.policy.banned.tolist(), *parts.policy.eos}))
     return parts
 
@@ -224,10 +225,10 @@ def prepare(job: Job, family: str, reply: Callable[[Any], None]) -> None:
     """Writes model, images and questions, and replies with [longest prompt in tokens, million parameters]."""
     from PIL import Image, ImageDraw
 
-    from vlrl import tiny
+    from vlrl.tools import tiny_models
 
     side = PIXELS[family] * int(job.setting.visual**0.5)
-    model, processor = tiny.build(family, Path(job.folder, "model"), max_pixels=side * side)
+    model, processor = tiny_models.build(family, Path(job.folder, "model"), max_pixels=side * side)
     rows, rng, longest = [], random.Random(0), 0
     for i in range(SAMPLES):
         image = Image.new("RGB", (side, side), (245, 245, 245))

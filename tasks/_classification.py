@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from vlrl.data.formats.fields import short
 from vlrl.errors import DataError, did_you_mean
-from vlrl.formats.fields import short
-from vlrl.recipes import Recipe
 from vlrl.rewards.confidence import brier, confidence_format, read_confidence
 from vlrl.rewards.text import answer_tag, answer_text, clean_label, same_label, think_answer_format
+from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Parts, Sample
 
 Row = Mapping[str, Any]

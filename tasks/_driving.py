@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vlrl.recipes import Recipe
 from vlrl.rewards import driving as rules
 from vlrl.rewards.boxes import format_box
 from vlrl.rewards.contrast import contrast_goal, goal_baseline
 from vlrl.rewards.driving import HEADS
 from vlrl.rewards.text import answer_text, think_answer_format
+from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Media, Parts, Sample
 
 Group = Callable[[Sequence[Sequence[str]]], list[float]]
@@ -250,8 +250,8 @@ def _outcomes(pay: Callable[[Any, Sequence[float]], float]) -> Any:
 
 
 def _picture(path: str) -> Any:
-    from vlrl import media
-    from vlrl.settings import LimitsSettings
+    from vlrl.config.schema import LimitsSettings
+    from vlrl.data import media
 
     return media.load(Media(source=Path(path)), LimitsSettings()).frames[0]
 

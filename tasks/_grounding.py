@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from vlrl.recipes import Box, Recipe, pixels, shown, whole_units
 from vlrl.rewards.boxes import box_format, format_box, giou, iou, is_number, parse_box, parse_whole_box
 from vlrl.rewards.detection import (
     Detection,
@@ -28,6 +27,7 @@ from vlrl.rewards.text import (
     think_answer_format,
     think_answer_within,
 )
+from vlrl.task.recipes import Box, Recipe, pixels, shown, whole_units
 from vlrl.types import Answer, Parts, Sample
 
 _THINK = ("First output the thinking process in <think> </think> tags and then output the final answer in <answer> "

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.recipes import Recipe, pixels, shown
 from vlrl.rewards.boxes import format_box, is_number
 from vlrl.rewards.detection import mean_matched
 from vlrl.rewards.literals import decimals, numbers_of, read_fenced
 from vlrl.rewards.points import inside
 from vlrl.rewards.text import answer_text, choice_letters, number, think_answer_format, yes_no
+from vlrl.task.recipes import Recipe, pixels, shown
 from vlrl.types import Answer, Parts, Sample
 
 LETTERS = "ABCDE"

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.recipes import Box, Recipe, pixels, shown, whole_units
 from vlrl.rewards.boxes import box_format, centre, edge_similarity, format_box, iou, parse_box
 from vlrl.rewards.literals import decimals, first_object, numbers_of, read_fenced, read_literal
 from vlrl.rewards.points import distance_reward, gaussian_coverage, gaussian_point, inside
 from vlrl.rewards.regions import clip_to_image, region_consistency, region_vote
 from vlrl.rewards.text import answer_text, between, think_answer_within
+from vlrl.task.recipes import Box, Recipe, pixels, shown, whole_units
 from vlrl.types import Answer, Parts, Sample
 
 _POINT = re.compile(r"[\[(]\s*([-+]?\d{1,9}(?:\.\d{1,20})?)\s*,\s*([-+]?\d{1,9}(?:\.\d{1,20})?)\s*[\])]", re.ASCII)

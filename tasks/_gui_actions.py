@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.recipes import Box, Recipe, pixels, shown, whole_units
 from vlrl.rewards.boxes import centre, iou, is_number
 from vlrl.rewards.literals import decimals, first_object, numbers_of, read_literal
 from vlrl.rewards.points import inside
 from vlrl.rewards.text import answer_tag, answer_text, between, think_answer_format, token_f1
+from vlrl.task.recipes import Box, Recipe, pixels, shown, whole_units
 from vlrl.types import Answer, Parts, Sample
 
 from ._gui import element, middle, write_point

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vlrl.recipes import Recipe
 from vlrl.rewards.math import VerifierError, boxed
 from vlrl.rewards.text import between, think_answer_format
 from vlrl.task import Weight
+from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Parts, Sample, Variant
 
 from . import _qa_kinds as kinds

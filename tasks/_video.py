@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.recipes import Recipe
 from vlrl.rewards.answers import LETTERS, STRICT, bare_options, option_letter, read_number, rouge_tokens, tolerant
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.groups import consistency_bonus, length_bonus, temporal_bonus
 from vlrl.rewards.text import answer_tag, same_label, think_answer_format
 from vlrl.task import fill
+from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Parts, Sample, Variant
 
 from . import _video_time as times

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.recipes import pixels, shown
 from vlrl.rewards.answers import exact, ocr, read_number, rouge
 from vlrl.rewards.boxes import format_box
 from vlrl.rewards.literals import numbers_of, read_literal
 from vlrl.rewards.spans import temporal_iou
 from vlrl.rewards.text import answer_text, think_answer_format
 from vlrl.rewards.tracks import mean_overlap, read_keyed_boxes
+from vlrl.task.recipes import pixels, shown
 from vlrl.types import Answer, Parts, Sample
 
 from . import _video as typed

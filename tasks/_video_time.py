@@ -12,7 +12,6 @@ from typing import Any
 
 from rapidfuzz.distance import LCSseq
 
-from vlrl.recipes import Recipe
 from vlrl.rewards.answers import option_letter, option_text, rouge_tokens
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.literals import read_literal
@@ -30,6 +29,7 @@ from vlrl.rewards.spans import (
     union_iou,
 )
 from vlrl.rewards.text import answer_tag, clean_label, extract_tag, think_answer_format
+from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Parts, Sample
 
 Spans = Sequence[Sequence[float]]

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from vlrl.recipes import pixels, shown
 from vlrl.rewards.boxes import format_box, iou, is_number
 from vlrl.rewards.spans import format_time
 from vlrl.rewards.text import answer_tag, think_answer_format
 from vlrl.rewards.tracks import mean_overlap, read_track, success_rate
+from vlrl.task.recipes import pixels, shown
 from vlrl.types import Answer, Parts, Sample
 
 from . import _video_time as times

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from vlrl.config.base import Count
 from vlrl.data import SPLITS, Drawn
 from vlrl.errors import DataError
-from vlrl.recipes import RecipeTask
 from vlrl.rewards.confidence import calibration_error
-from vlrl.settings_base import Count
+from vlrl.task.recipes import RecipeTask
 from vlrl.types import Answer, Parts, Sample
 
 from . import _classification as recipes

@@ -17,11 +17,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from vlrl.media import Access, resolve
-from vlrl.recipes import RecipeTask
+from vlrl.data.media import Access, resolve
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.driving import HEADS, obstacle_problem, polygon_problem, project, trajectory_problem
 from vlrl.rewards.text import parse_answer
+from vlrl.task.recipes import RecipeTask
 from vlrl.types import Answer, Parts, Sample
 
 from . import _driving as recipes

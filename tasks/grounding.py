@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from vlrl.config.base import Positive
 from vlrl.data import SPLITS, Drawn
 from vlrl.errors import ConfigError
-from vlrl.recipes import RecipeTask
 from vlrl.rewards.boxes import iou, is_number
 from vlrl.rewards.detection import coco_map
-from vlrl.settings_base import Positive
+from vlrl.task.recipes import RecipeTask
 from vlrl.types import Answer, Media, Parts, Sample
 
 from . import _grounding as boxes

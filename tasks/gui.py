@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from vlrl.recipes import RecipeTask
+from vlrl.config.base import Rate
 from vlrl.rewards.boxes import iou, is_number
 from vlrl.rewards.points import inside
-from vlrl.settings_base import Rate
+from vlrl.task.recipes import RecipeTask
 from vlrl.types import Answer, Parts, Sample
 
 from . import _gui as elements

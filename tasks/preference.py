@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vlrl.data import Drawn
-from vlrl.formats.fields import short
-from vlrl.recipes import Recipe, RecipeTask
+from vlrl.data.formats.fields import short
 from vlrl.rewards.text import clean_label, extract_tag, think_answer_format
+from vlrl.task.recipes import Recipe, RecipeTask
 from vlrl.types import Answer, Parts, Sample
 
 _CHOICE = re.compile(r"(?:response )?([12])")

@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from vlrl.config.base import Positive, Rate
 from vlrl.data import MEDIA_FIELDS
 from vlrl.errors import DataError
-from vlrl.recipes import RecipeTask
-from vlrl.settings_base import Positive, Rate
+from vlrl.task.recipes import RecipeTask
 from vlrl.types import Sample
 
 from . import _qa as recipes

@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from vlrl.config.base import Rate
 from vlrl.errors import ConfigError
-from vlrl.recipes import RecipeTask
 from vlrl.rewards.boxes import is_number
-from vlrl.settings_base import Rate
+from vlrl.task.recipes import RecipeTask
 from vlrl.types import Answer, Parts, Sample
 
 from . import _video as typed

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlrl import families, tiny_families
+from vlrl.models import families
+from vlrl.tools import tiny_families
 from vlrl.types import Media, Sample
 
 FAMILIES = tuple(tiny_families.FAMILIES)
@@ -51,7 +52,7 @@ class TinyModels(dict):
         self.root = root
 
     def __missing__(self, family: str) -> Path:
-        from vlrl import tiny
+        from vlrl.tools import tiny_models as tiny
 
         tiny.build(family, self.root / family, seed=1)
         self[family] = self.root / family

@@ -3,14 +3,14 @@
 from accelerate import Accelerator
 
 from tests.conftest import SAMPLES, kinds_of
-from vlrl import policy as policies
 from vlrl.algo.advantage import grpo
-from vlrl.answering import make_group
 from vlrl.config import validate
-from vlrl.credit import credit
-from vlrl.encode import Encoder
 from vlrl.engine.hf import HFEngine
+from vlrl.models import policy as policies
+from vlrl.models.processing import Encoder
+from vlrl.rollout.group_source.generate import make_group
 from vlrl.task import Task
+from vlrl.training.advantages import credit
 from vlrl.types import Request, Sampling
 
 MIXED = ("image", "two images", "text", "video", "image", "text")

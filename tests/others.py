@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vlrl import tiny, tiny_families
-from vlrl.tiny_families import CHAT_TEMPLATE, HEADS, HIDDEN, INIT_RANGE, QWEN, ROPE, SIGHT, VISION, Tokens, _text
+from vlrl.tools import tiny_families, tiny_models
+from vlrl.tools.tiny_families import CHAT_TEMPLATE, HEADS, HIDDEN, INIT_RANGE, QWEN, ROPE, SIGHT, VISION, Tokens, _text
 
 _TURN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _GLM = ("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>", "<|image|>", "<|video|>")
@@ -159,7 +159,7 @@ def qwen3_vl_moe(tokenizer: Any) -> tuple[Any, Any]:
 
 
 RELATIVES: dict[str, tuple[Tokens, Callable[[Any], tuple[Any, Any]]]] = {"qwen3_vl_moe": (QWEN, qwen3_vl_moe)}
-"""Types of the table that vlrl.tiny does not build."""
+"""Types of the table that vlrl.tools.tiny_models does not build."""
 OTHERS: dict[str, tuple[Tokens, Callable[[Any], tuple[Any, Any]]]] = {
     "glm4v": (Tokens(special=(*_TURN, *_GLM)), glm4v),
     "gemma3": (Tokens(special=(*_TURN, *_GEMMA), bos="<bos>", named=_GEMMA_NAMES), gemma3),
@@ -175,7 +175,7 @@ def build(name: str, out: Path) -> Path:
     import torch
 
     tokens, make = (OTHERS | RELATIVES)[name]
-    tokenizer = tiny.make_tokenizer(tokens)
+    tokenizer = tiny_models.make_tokenizer(tokens)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model, processor = make(tokenizer)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlrl.stats import Interval
+from vlrl.evaluation.stats import Interval
 
 from .. import AppError, controls
 from ..figures import figure

@@ -10,8 +10,8 @@ from typing import Any
 
 import gradio as gr
 
+from vlrl.config.registry import failure
 from vlrl.errors import VlrlError
-from vlrl.plugins import failure
 
 from .. import cards, draw, live, models, tokens
 from ..asking import IMAGES, MOST_ANSWERS, MOST_TOKENS, SPLITS, VIDEOS, Ask, tasks_of, title_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 
-from vlrl.progress import duration
+from vlrl.monitoring.progress import duration
 
 from .. import plots
 from ..controls import field

@@ -74,7 +74,7 @@ def run_one(job: tuple[str, str, int, argparse.Namespace]) -> str:
     from session import budgeted
 
     from vlrl import config
-    from vlrl.loop import train
+    from vlrl.training.loop import train
 
     torch.set_num_threads(1)
     offline = [f"data.difficulty={args.runs / mix}.difficulty.jsonl"] if "(offline)" in sampler else []

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import SAMPLERS, Outcome, Prompts, make
-from vlrl.settings import CurriculumSettings
 
 OPTIONS: dict[str, dict] = {
     "recap": {"by": "category"},

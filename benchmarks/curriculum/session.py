@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from vlrl.session import Session
+from vlrl.training.session import Session
 
 
 def budgeted(budget: int, every: int) -> type[Session]:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from vlrl import dist
 from vlrl.algo.inputs import LossInputs
 from vlrl.algo.named import bind
-from vlrl.settings_base import Named
+from vlrl.config.base import Named
+from vlrl.distributed import comm
 
 F64 = torch.float64
 PER_ROLLOUT = {"rewards", "outcome", "group", "lengths", "difficulty", "identity"}
@@ -104,7 +104,7 @@ def process(x: LossInputs, rollouts: list[int]) -> LossInputs:
 
 
 def side_by_side(monkeypatch, calls):
-    """Results of the calls, each in a thread that is a process of its own to vlrl.dist.gather."""
+    """Results of the calls, each in a thread that is a process of its own to vlrl.distributed.comm.gather."""
     here, met, values = threading.local(), threading.Barrier(len(calls), timeout=30), [None] * len(calls)
 
     def gather(value):
@@ -118,6 +118,6 @@ def side_by_side(monkeypatch, calls):
         here.rank = rank
         return calls[rank]()
 
-    monkeypatch.setattr(dist, "gather", gather)
+    monkeypatch.setattr(comm, "gather", gather)
     with ThreadPoolExecutor(len(calls)) as pool:
         return list(pool.map(call, range(len(calls))))

@@ -11,17 +11,17 @@ import torch
 from tests.e2e.runs import ROOT, kill_after, metrics, run, weights, write_config
 from tests.helpers import credited_groups, load
 from tests.helpers import settings as made_settings
-from tests.test_rollout import Number, encode
+from tests.rollout.test_group_source import Number, encode
 from vlrl import curriculum
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config import load as load_config
 from vlrl.config import validate
-from vlrl.credit import Credit
 from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import ConfigError
-from vlrl.metrics import Clock
-from vlrl.rollout import GroupSource
+from vlrl.monitoring.metrics import Clock
+from vlrl.rollout.group_source.group_source import GroupSource
 from vlrl.store import RunFolder
+from vlrl.training.advantages import Credit
 
 
 def credited(script, steps=1, prompts=2, **settings):

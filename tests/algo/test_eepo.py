@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.helpers import credited_groups, load, settings
-from vlrl.eepo import Forgetting
-from vlrl.reference import Reference
+from vlrl.models.reference import Reference
+from vlrl.rollout.group_source.eepo import Forgetting
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from vlrl.algo.kl import KLS
 from vlrl.algo.objective import Objective
 from vlrl.algo.terms import LOSSES
 from vlrl.algo.weights import WEIGHTS
-from vlrl.settings import AlgoSettings
+from vlrl.config.schema import AlgoSettings
 
 ALL = [*({"aggregation": name} for name in AGGREGATIONS), *({"loss": name} for name in LOSSES),
        *({"weights": [name]} for name in WEIGHTS), *({"correction": name} for name in CORRECTIONS),
@@ -114,7 +114,7 @@ def scene(tiny_models):
 @pytest.mark.parametrize("algo", MODEL, ids=ids(MODEL))
 def test_packing_and_order_on_the_tiny_model(tiny_models, scene, algo):
     from tests.helpers import settings
-    from tests.test_update import assert_close, gradients
+    from tests.training.test_update import assert_close, gradients
 
     policy, groups = scene
 

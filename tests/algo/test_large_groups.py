@@ -5,11 +5,11 @@ import pytest
 
 from tests.conftest import SAMPLES, random_answers
 from tests.helpers import Vowels, load, settings
-from tests.test_update import assert_close, gradients
+from tests.training.test_update import assert_close, gradients
 from vlrl.algo.advantage import grpo
-from vlrl.answering import make_group
-from vlrl.credit import credit
-from vlrl.packing import pieces_of
+from vlrl.models.packing import pieces_of
+from vlrl.rollout.group_source.generate import make_group
+from vlrl.training.advantages import credit
 from vlrl.types import Completion
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ from vlrl import config
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import bind
 from vlrl.algo.objective import Objective
+from vlrl.config.algo import AlgoSettings
+from vlrl.config.base import Named
 from vlrl.errors import ConfigError
-from vlrl.settings_algo import AlgoSettings
-from vlrl.settings_base import Named
 
 BASE = "task: grounding\nmodel: {name: x}\n"
 

@@ -9,8 +9,8 @@ from tests.algo.flat import flat
 from vlrl.algo.inputs import requires
 from vlrl.algo.named import Bound
 from vlrl.algo.objective import Objective
+from vlrl.config.schema import AlgoSettings
 from vlrl.errors import ConfigError
-from vlrl.settings import AlgoSettings
 
 
 def bound(name, function, **options):

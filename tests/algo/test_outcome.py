@@ -8,15 +8,15 @@ import torch
 from tests.algo.flat import bound, flat, gradient, run
 from tests.algo.made import scores
 from tests.helpers import credited_groups, load, settings
-from tests.test_update import Recorder
+from tests.training.test_update import Recorder
 from vlrl.algo import grouped
 from vlrl.algo.advantage import w_reinforce
 from vlrl.algo.group_terms import Oreal, nft
 from vlrl.algo.objective import LOSSES
 from vlrl.algo.shaping import dast, kimi_length, step_pruner
 from vlrl.algo.weights import WEIGHTS
-from vlrl.credit import credit
-from vlrl.update import update
+from vlrl.training.advantages import credit
+from vlrl.training.update import update
 
 REWARDS = [1.0, 1.0, 1.3, 1.9]
 """Format and a little, format and a little, a fair answer, a good one."""

@@ -8,7 +8,7 @@ from tests.helpers import credited_groups, load, settings
 from vlrl.algo import weights
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.inputs import requires
-from vlrl.passes import make_minibatch, no_grad_passes, prepare, split
+from vlrl.training.minibatch import make_minibatch, no_grad_passes, prepare, split
 
 
 @pytest.fixture(scope="module")

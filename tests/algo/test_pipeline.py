@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from tests.helpers import credited_groups, load, settings
-from tests.test_update import assert_close, gradients
+from tests.training.test_update import assert_close, gradients
 from vlrl.algo.aggregation import AGGREGATIONS
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.correction import CORRECTIONS
 from vlrl.algo.kl import KLS
 from vlrl.algo.terms import LOSSES
 from vlrl.algo.weights import WEIGHTS
-from vlrl.credit import Credit
+from vlrl.training.advantages import Credit
 
 pytestmark = pytest.mark.slow
 RISING = [0.0, 0.4, 1.0]

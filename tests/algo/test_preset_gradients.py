@@ -10,9 +10,10 @@ import torch
 
 from tests.algo.flat import random_step
 from tests.algo.made import scores
-from vlrl import config, inert
+from vlrl import config
 from vlrl.algo.algorithm import Algorithm
-from vlrl.settings import Config
+from vlrl.config.schema import Config
+from vlrl.training import inert
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 NAMES = sorted(path.stem for path in (FOLDER / "algorithms").glob("*.yaml"))

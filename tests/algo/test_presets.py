@@ -37,7 +37,7 @@ def test_what_is_the_default_is_said_by_one_name():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_trains(name, tmp_path):
     from tests.e2e.runs import metrics
-    from vlrl.loop import train
+    from vlrl.training.loop import train
 
     train(config.load(FOLDER.parent / "quickstart.yaml", [f"extends=algorithms/{name}.yaml", *SMALL,
                                                           f"run.dir={tmp_path}"]))

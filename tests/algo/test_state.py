@@ -10,9 +10,9 @@ from tests.e2e.runs import metrics, weights
 from tests.helpers import credited_groups, load, settings
 from vlrl import config
 from vlrl.algo.algorithm import Algorithm
-from vlrl.loop import train
 from vlrl.store import RunFolder
-from vlrl.update import make_optimizer, update
+from vlrl.training.loop import train
+from vlrl.training.update import make_optimizer, update
 
 pytestmark = pytest.mark.slow
 SMALL = ("rollout.prompts_per_step=2", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.samples=0",

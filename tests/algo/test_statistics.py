@@ -7,7 +7,7 @@ import torch
 
 from vlrl.algo.statistics import alternatives, statistics
 from vlrl.errors import ConfigError
-from vlrl.logprobs import Head, token_stats
+from vlrl.models.logprobs import Head, token_stats
 
 P = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.1, 0.1, 0.8, 0.0]], dtype=torch.float64)
 

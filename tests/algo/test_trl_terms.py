@@ -16,7 +16,7 @@ import torch
 
 from tests.algo.flat import random_step
 from vlrl.algo.objective import Objective
-from vlrl.settings import AlgoSettings
+from vlrl.config.schema import AlgoSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

@@ -28,8 +28,8 @@ from PIL import Image, ImageDraw
 from tokenizers import Tokenizer
 
 import vlrl
-from vlrl import config, files, runlock
-from vlrl.store import PER_TOKEN, RunFolder
+from vlrl import config
+from vlrl.store import PER_TOKEN, RunFolder, files, lock
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
 
 G = 4
@@ -325,7 +325,7 @@ def write(path: Path, kind: str = "boxes", *, steps: int = 4, prompts: int = 4, 
         _evaluate(run, kind, steps, 0.3 + gain, seed)
     run.heartbeat({**beat, "step": steps, "state": state, "reward": 0.5})
     if state == "running":  # this process holds it
-        files.write_text(path / "run.lock", json.dumps(runlock.myself()))
+        files.write_text(path / "run.lock", json.dumps(lock.myself()))
     return run
 
 

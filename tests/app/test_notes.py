@@ -26,14 +26,14 @@ from vlrl.app.index import RolloutKey
 from vlrl.app.library import Library
 from vlrl.app.media import MediaStore
 from vlrl.app.notes import Note, Notes
-from vlrl.cli import main
+from vlrl.cli.main.main import main
+from vlrl.config.schema import LimitsSettings
 from vlrl.data import read_rows
-from vlrl.media import load
-from vlrl.settings import LimitsSettings
+from vlrl.data.media import load
+from vlrl.data.video_sampling import VideoSampling
 from vlrl.store import RunFolder
 from vlrl.task import load as load_task
 from vlrl.types import Group, LoadedMedia, Media, Prompt, Rollout
-from vlrl.video import VideoSampling
 
 KEY = RolloutKey("quickstart", "train", "train", 12, "00000384", 3)
 OTHER = KEY._replace(run="sweep/a1", source="eval", split="heldout", group="heldout-000007")

@@ -19,7 +19,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from vlrl import checkpoint, config
+from vlrl import config
 from vlrl.app import AppError, jobs, live, models
 from vlrl.app.asking import Ask, own_code
 from vlrl.app.jobs import Job
@@ -27,8 +27,9 @@ from vlrl.app.library import Library
 from vlrl.app.playground import Playground
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
-from vlrl.offline import embedded
 from vlrl.rewards.boxes import iou
+from vlrl.store import checkpoint
+from vlrl.training.build_task import embedded
 
 TINY = "embedded/tiny-qwen3-vl"
 

@@ -11,9 +11,9 @@ from tests.app import made_runs
 from tests.app.markup import Markup
 from vlrl.app import curves, report, telling
 from vlrl.app.library import Library
-from vlrl.cli import main
+from vlrl.cli.main.main import main
 from vlrl.errors import RunError
-from vlrl.report import gains
+from vlrl.evaluation.report import gains
 
 
 @pytest.fixture(scope="module")

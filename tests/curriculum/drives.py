@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from vlrl import checkpoint
 from vlrl.curriculum import Draw, Outcome, Prompts
+from vlrl.store import checkpoint
 
 
 def outcome(draw: Draw, pass_rate: float | None, reward: float | None = None) -> Outcome:

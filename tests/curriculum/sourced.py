@@ -10,16 +10,18 @@ from typing import Any, cast
 import numpy as np
 from accelerate import Accelerator
 
-from vlrl import checkpoint, curriculum, dist
+from vlrl import curriculum
 from vlrl.config import validate
 from vlrl.curriculum import Prompts
-from vlrl.encode import PromptTooLong
+from vlrl.distributed import comm
 from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import DataError
-from vlrl.metrics import Clock
-from vlrl.mixture import Mixture
-from vlrl.rollout import GroupSource
+from vlrl.models.processing import PromptTooLong
+from vlrl.monitoring.metrics import Clock
+from vlrl.rollout.group_source.group_source import GroupSource
+from vlrl.store import checkpoint
 from vlrl.task import Task
+from vlrl.task.mixture import Mixture
 from vlrl.types import Prompt, Sample
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -92,7 +94,7 @@ def source(name: str, case: str) -> GroupSource:
     task = Mixture({"levels": Levels(), "others": Levels(size=11)}) if shares else Levels()
     samples = task.samples("train")
     prompts = Prompts.of(samples, 3, "", config.rollout, task.knobs)
-    sampler = dist.on_main_alone(lambda: curriculum.make(config.curriculum, prompts, shares))
+    sampler = comm.on_main_alone(lambda: curriculum.make(config.curriculum, prompts, shares))
     made = GroupSource(config, task, cast(Any, encode), ScriptedEngine(answer), sampler, samples, Clock(),
                        prompts=prompts)
     made.measures["angle"] = lambda samples, places, tell: np.array(
@@ -103,7 +105,7 @@ def source(name: str, case: str) -> GroupSource:
 def step_of(source: GroupSource, step: int) -> dict[str, Any]:
     """What a step draws and says, over all processes."""
     groups = source.next_groups(4, step)
-    trained, dropped = (sorted(itertools.chain(*dist.gather([_told(g) for g in some])))
+    trained, dropped = (sorted(itertools.chain(*comm.gather([_told(g) for g in some])))
                         for some in (groups, source.dropped))
     return {"trained": trained, "dropped": dropped, "held": [*source.held], "reasons": sorted(source.rejected.take()),
             "metrics": source.metrics()}
@@ -129,5 +131,5 @@ def main(out: Path) -> None:
     """What SHARED draw and say, over all processes; the main one writes it."""
     Accelerator(cpu=True)
     found = {f"{name}, {case}": [*run(name, case, STEPS)] for name in curriculum.SAMPLERS for case in SHARED}
-    if dist.is_main():
+    if comm.is_main():
         out.write_text(json.dumps(found))

@@ -11,15 +11,16 @@ from tests.conftest import SAMPLES
 from tests.e2e.runs import ROOT, run, write_config
 from tests.e2e.test_processes import TORCHRUN
 from tests.helpers import Vowels, load, settings
-from tests.test_rollout import source
-from vlrl import checkpoint, config, curriculum
-from vlrl.angles import Angles, angle, question_span
+from tests.rollout.test_group_source import source
+from vlrl import config, curriculum
+from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import Draw, Measuring, Outcome, Prompts
 from vlrl.curriculum.gain import GainRL
 from vlrl.errors import ConfigError, DataError
-from vlrl.loop import train
-from vlrl.prefetch import Prefetcher
-from vlrl.settings import CurriculumSettings
+from vlrl.rollout.group_source.prefetch import Prefetcher
+from vlrl.rollout.group_source.prompt_angle import Angles, angle, question_span
+from vlrl.store import checkpoint
+from vlrl.training.loop import train
 from vlrl.types import Media, Sample
 
 

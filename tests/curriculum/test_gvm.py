@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.e2e.runs import metrics
-from tests.test_rollout import source
-from vlrl import checkpoint, config, curriculum
+from tests.rollout.test_group_source import source
+from vlrl import config, curriculum
+from vlrl.config.schema import CurriculumSettings, RolloutSettings
 from vlrl.curriculum import Draw, Foreseeing, Outcome, Probing, Prompts
 from vlrl.curriculum.gvm import GVM, apportion
 from vlrl.errors import ConfigError
-from vlrl.loop import train
-from vlrl.settings import CurriculumSettings, RolloutSettings
-from vlrl.store import RunFolder
+from vlrl.store import RunFolder, checkpoint
+from vlrl.training.loop import train
 
 
 def prompts(size, group_size=4, per_step=4):

@@ -8,10 +8,10 @@ from scipy.stats import chisquare
 
 from tests.curriculum.drives import drive, resumed, told
 from vlrl import curriculum
+from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import Foreseeing, Prompts
 from vlrl.curriculum.ordered import EasyToHard, Gaussian
 from vlrl.errors import ConfigError
-from vlrl.settings import CurriculumSettings
 
 
 def prompts(values, seed=0, name="difficulty"):

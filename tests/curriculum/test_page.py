@@ -12,8 +12,8 @@ import yaml
 from tests.curriculum.drives import drive, resumed, steps
 from vlrl import config, curriculum
 from vlrl.algo.named import parameters
+from vlrl.config.registry import resolve
 from vlrl.curriculum import SAMPLERS, Prompts
-from vlrl.plugins import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "curriculum.md").read_text(encoding="utf-8")

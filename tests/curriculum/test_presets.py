@@ -43,7 +43,7 @@ def test_a_preset_is_a_few_lines_that_say_whose_it_is(name):
 @pytest.mark.parametrize("name", sorted(STAGES))
 def test_a_preset_trains(name, tmp_path):
     from tests.e2e.runs import metrics
-    from vlrl.loop import train
+    from vlrl.training.loop import train
 
     group = ["rollout.group_size=4"]
     train(config.load(QUICKSTART, [f"extends=curricula/{name}.yaml", *SMALL, *group, *STAGES[name],

@@ -10,16 +10,16 @@ from scipy.stats import chisquare, kstest
 
 from tests.curriculum.drives import drive, resumed
 from tests.e2e.runs import ROOT, metrics
-from vlrl import config, contract, curriculum
-from vlrl.contract.findings import Findings
-from vlrl.contract.samples import check_samples
+from vlrl import config, curriculum, testing
+from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import Draw, Outcome, Prompts
 from vlrl.curriculum.procedural import ALPGMM, Weakness, fit
 from vlrl.errors import ConfigError
-from vlrl.loop import train
-from vlrl.settings import CurriculumSettings
 from vlrl.store import RunFolder
 from vlrl.task import generated, load
+from vlrl.testing.findings import Findings
+from vlrl.testing.samples import check_samples
+from vlrl.training.loop import train
 
 KNOBS = {"count": (1.0, 5.0), "size": (0.0, 1.0)}
 
@@ -196,7 +196,7 @@ def test_the_example_of_the_docs_keeps_the_contract(tmp_path):
     (code,) = [c for c in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def generate" in c]
     assert len(code.splitlines()) <= 30
     (tmp_path / "dots.py").write_text(code)
-    contract.assert_ok(load(str(tmp_path / "dots.py")), samples=3, processes=0)
+    testing.assert_ok(load(str(tmp_path / "dots.py")), samples=3, processes=0)
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------

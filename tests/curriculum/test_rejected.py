@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from tests.curriculum.drives import told
+from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import SAMPLERS, Draw, Filters, Intake, Outcome, Prompts
 from vlrl.curriculum.history import History
-from vlrl.settings import CurriculumSettings
 
 KINDS = ["good"] * 12 + ["long"] * 4
 BAD = frozenset(range(12, 16))

@@ -38,7 +38,7 @@ def test_broken_and_long_prompts_are_left_out():
 
 def test_supervised_steps_learn_whatever_the_filters_are(tiny_models, tmp_path):
     """A group of one given answer is neither mixed nor of a middle pass rate."""
-    from vlrl.sft import train
+    from vlrl.training.sft import train
 
     words = [f"run.dir={tmp_path / 'run'}", "steps=1", "eval.samples=0", "save.every=0", "rollout.prompts_per_step=2",
              "curriculum.keep=mixed", "curriculum.oversample=2"]

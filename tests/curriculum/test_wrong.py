@@ -4,10 +4,10 @@ import pytest
 
 from tests.curriculum.sourced import source
 from vlrl import config, curriculum
+from vlrl.config.base import Named
 from vlrl.curriculum import Prompts
 from vlrl.errors import ConfigError, TrainingError
-from vlrl.offline import make_task
-from vlrl.settings_base import Named
+from vlrl.training.build_task import make_task
 
 OWN = """
 class Raises:

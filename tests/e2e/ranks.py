@@ -10,9 +10,9 @@ import time
 import torch
 
 from tests.helpers import settings
-from vlrl import dist
-from vlrl.assemble import make_accelerator
+from vlrl.distributed import comm
 from vlrl.errors import VlrlError
+from vlrl.training.build import make_accelerator
 
 LIMIT = 10
 
@@ -38,24 +38,24 @@ def main(how: str) -> None:
     """One step in which rank 1 does `how` before all gather; or rank 0 works alone, longer than the limit."""
     signal.signal(signal.SIGTERM, lambda *_: None)  # torchrun's, when one is dead; a session takes it for Ctrl-C
     make_accelerator(settings("nowhere", limits={"collective_s": LIMIT}))
-    dist.gather(0)
-    dist.here.at("step 7")
-    with dist.explained(), dist.within("train"):
+    comm.gather(0)
+    comm.here.at("step 7")
+    with comm.explained(), comm.within("train"):
         if how == "patient":
-            saved = dist.on_main(lambda: time.sleep(2 * LIMIT) or "saved", "saving")
-            print(saved, dist.rank(), dist.here.count, flush=True)
+            saved = comm.on_main(lambda: time.sleep(2 * LIMIT) or "saved", "saving")
+            print(saved, comm.rank(), comm.here.count, flush=True)
         elif how == "dead while saving":
-            dist.on_main(kill, "saving")
+            comm.on_main(kill, "saving")
         elif how == "impatient":
-            dist.on_main(lambda: time.sleep(LIMIT + 15))
+            comm.on_main(lambda: time.sleep(LIMIT + 15))
         elif how == "transport":  # a collective that is not made in vlrl, as those of FSDP
-            if dist.rank() == 1:
+            if comm.rank() == 1:
                 kill()
             torch.distributed.all_reduce(torch.ones(3))
         else:
-            if dist.rank() == 1:
+            if comm.rank() == 1:
                 globals()[how]()
-            dist.together(lambda: dist.sum_gradients(_parameters()))
+            comm.together(lambda: comm.sum_gradients(_parameters()))
 
 
 def _parameters() -> list[torch.nn.Parameter]:

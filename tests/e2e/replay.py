@@ -8,17 +8,18 @@ import torch
 from PIL import Image
 
 from tests.helpers import Vowels, credited_groups, load, settings
-from tests.test_update import Recorder
-from vlrl import balance, dist, sharding
+from tests.training.test_update import Recorder
+from vlrl.distributed import comm
+from vlrl.models import cost, fsdp
+from vlrl.training.update import update
 from vlrl.types import Group, Media, Sample
-from vlrl.update import update
 
 
 class Whole(Recorder):
     """Also of sharded gradients."""
 
     def step(self, closure=None):
-        self.steps.append({n: dist.whole(p.grad).clone() for n, p in self.policy.trainable() if p.grad is not None})
+        self.steps.append({n: comm.whole(p.grad).clone() for n, p in self.policy.trainable() if p.grad is not None})
 
 
 def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:
@@ -36,22 +37,22 @@ def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:
     groups = mine = credited_groups(policy, encode, config)
     if how == "truncated":
         groups = mine = [g if g.prompt.mm else cut_off(g) for g in groups]
-    if dist.world() > 1:
+    if comm.world() > 1:
         unequal = [[g for g in groups if g.prompt.mm], [g for g in groups if not g.prompt.mm]]
-        mine = {"dealt": groups[dist.rank()::dist.world()], "idle": [groups, []][dist.rank()]}.get(
-            how, unequal[dist.rank()])
-    before = dist.gather(sum(balance.group_cost(g, policy.cost) for g in mine))
+        mine = {"dealt": groups[comm.rank()::comm.world()], "idle": [groups, []][comm.rank()]}.get(
+            how, unequal[comm.rank()])
+    before = comm.gather(sum(cost.group_cost(g, policy.cost) for g in mine))
     loads = {}
     if how == "balanced":
-        mine, loads = balance.share_out(mine, policy.cost, config)
-    if how == "sharded" and dist.world() > 1:
+        mine, loads = cost.share_out(mine, policy.cost, config)
+    if how == "sharded" and comm.world() > 1:
         picture = Media(source=Image.new("RGB", (32, 32)))
-        sharding.shard(policy, encode(Vowels(), Sample(id="idle", row={"q": ""}, media=(picture,))))
+        fsdp.shard(policy, encode(Vowels(), Sample(id="idle", row={"q": ""}, media=(picture,))))
     recorder = Whole(policy)
     stats, per_token = update(policy, recorder, mine, config, step=0)
-    kept = dist.gather([(g.id, r.index) for g in mine for r in g.rollouts])
-    lengths = dist.gather([0 if a is None else len(a) for a in per_token["trainer_logprobs"]])
-    if dist.is_main():
+    kept = comm.gather([(g.id, r.index) for g in mine for r in g.rollouts])
+    lengths = comm.gather([0 if a is None else len(a) for a in per_token["trainer_logprobs"]])
+    if comm.is_main():
         torch.save({"gradients": recorder.steps, "stats": stats, "kept": kept, "lengths": lengths, "before": before,
                     **loads}, out)
 
@@ -66,13 +67,13 @@ def objectives(folder: str, out: str, algos: list[dict]) -> None:
     """Gradient and metrics of the same rollouts under each objective."""
     policy, encode = load(settings(folder))
     policy.keep_reference(folder)
-    mine = credited_groups(policy, encode, settings(folder))[dist.rank()::dist.world()]
+    mine = credited_groups(policy, encode, settings(folder))[comm.rank()::comm.world()]
     found = []
     for algo in algos:
         recorder = Whole(policy)
         stats, _ = update(policy, recorder, mine, settings(folder, algo=algo), step=0)
         found.append({"gradients": recorder.steps, "stats": stats})
-    if dist.is_main():
+    if comm.is_main():
         torch.save(found, out)
 
 

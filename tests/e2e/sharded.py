@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vlrl import checkpoint, dist, sharding
-from vlrl.assemble import assemble, make_accelerator
 from vlrl.config import validate
+from vlrl.distributed import comm
 from vlrl.engine.rules import Texts
-from vlrl.loop import train
-from vlrl.rollout import GroupSource
+from vlrl.models import fsdp
+from vlrl.rollout.group_source.group_source import GroupSource
+from vlrl.store import checkpoint
 from vlrl.task import Task
+from vlrl.training.build import assemble, make_accelerator
+from vlrl.training.loop import train
 from vlrl.types import Completion, Media, Sample, Turn
 
 
@@ -75,12 +77,12 @@ class Stored(GroupSource):
 
 def resave(config, path: Path) -> None:
     """Loads a checkpoint and saves it again, into the run folder of the config."""
-    config = sharding.launched(config)
+    config = fsdp.launched(config)
     parts = assemble(config, make_accelerator(config), path)
-    sharding.load_optimizer(parts.optimizer, checkpoint.load_state(path)["optimizer"])
-    state = sharding.whole({"optimizer": parts.optimizer.state_dict()})
-    weights = sharding.weights(parts.policy)
-    dist.on_main(lambda: checkpoint.save(
+    fsdp.load_optimizer(parts.optimizer, checkpoint.load_state(path)["optimizer"])
+    state = fsdp.whole({"optimizer": parts.optimizer.state_dict()})
+    weights = fsdp.weights(parts.policy)
+    comm.on_main(lambda: checkpoint.save(
         Path(config.run.dir), 1, lambda folder: parts.policy.save(folder, weights), state, 1) and None)
     if parts.scorer:
         parts.scorer.close()
@@ -90,7 +92,7 @@ def main(listed: str) -> None:
     for run in json.loads(Path(listed).read_text()):
         config = validate(run["config"])
         if "copy" in run:
-            dist.on_main(lambda run=run, config=config: shutil.copytree(run["copy"], config.run.dir) and None)
+            comm.on_main(lambda run=run, config=config: shutil.copytree(run["copy"], config.run.dir) and None)
         if "resave" in run:
             resave(config, Path(run["resave"]))
         else:

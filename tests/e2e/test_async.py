@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.e2e.runs import ROOT, kill_after, metrics, run, weights, write_config
-from vlrl import report
+from vlrl.evaluation import report
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow

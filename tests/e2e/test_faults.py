@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.e2e.runs import ENV, ROOT, TRAIN, metrics, run, weights
-from tests.test_alerts import Server
+from tests.monitoring.test_alerts import Server
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ class Faulty(Task):
 STARVED = '''
 import sys, torch
 from vlrl import cli, policy as policies
-from vlrl.sharding import decoder_layers
+from vlrl.models.fsdp import decoder_layers
 load = policies.load
 def starved(*given):
     """Asks the real allocator for a petabyte: of more than 4 answers side by side in generation, and in the middle of

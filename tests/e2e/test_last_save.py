@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.runs import ENV, ROOT, metrics, run, weights
 from tests.e2e.test_sharding import ZERO
-from tests.test_rest import STEPS, write
+from tests.training.test_emergency_checkpoint import STEPS, write
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow

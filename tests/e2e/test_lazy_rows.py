@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from tests.e2e.runs import ENV, ROOT, kill_after, metrics, run, weights
-from vlrl.preflight import FIRST
 from vlrl.store import RunFolder
+from vlrl.training.preflight import FIRST
 
 pytestmark = pytest.mark.slow
 TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(ROOT / "train.py")]

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.e2e.runs import ROOT, metrics, run
-from vlrl import report
+from vlrl.evaluation import report
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,7 @@ import pytest
 
 from tests.e2e.runs import ROOT, kill_after, metrics, run, weights, write_config
 from tests.e2e.test_processes import TORCHRUN
-from vlrl import checkpoint
-from vlrl.store import RunFolder
+from vlrl.store import RunFolder, checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from tests.e2e.runs import ENV, ROOT, metrics
 from tests.e2e.sharded import main
-from vlrl import checkpoint, cli
-from vlrl.store import RunFolder
+from vlrl.cli.main import main as cli
+from vlrl.store import RunFolder, checkpoint
 
 pytestmark = pytest.mark.slow
 ZERO = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs vlrl[deepspeed]")

@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vlrl import config, contract, offline
+from vlrl import config, testing
+from vlrl.config.schema import DataSettings
 from vlrl.data import read_rows
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import score_group
-from vlrl.settings import DataSettings
 from vlrl.task import load
+from vlrl.task.scoring import score_group
 from vlrl.tasks._classification import few, halves, names_class
+from vlrl.training import build_task
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = {path.stem: path for path in sorted((ROOT / "configs" / "classification").glob("*.yaml"))}
@@ -329,7 +330,7 @@ def test_folders_and_tables_are_read(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "digits"])
 def test_every_config_scores_its_perfect_answer(name):
-    task = offline.make_task(config.load(CONFIGS[name]))
+    task = build_task.make_task(config.load(CONFIGS[name]))
     assert task.used is built(recipe=name).used
     for row in (ROW, OPEN, SEVERAL):
         sample = task.sample_from_row(row)
@@ -379,4 +380,4 @@ def test_the_contract(recipe, rows, tmp_path):
     path.write_text("".join(json.dumps({**row, "id": str(i)}) + "\n" for i, row in enumerate(made)), encoding="utf-8")
     task = load("classification", {"recipe": recipe})
     task.data = DataSettings(train=str(path))
-    contract.assert_ok(task, samples=6, processes=0)
+    testing.assert_ok(task, samples=6, processes=0)

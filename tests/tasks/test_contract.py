@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlrl import contract
-from vlrl.contract.cheats import with_template
-from vlrl.contract.texts import special_tokens
-from vlrl.settings import DataSettings
+from vlrl import testing
+from vlrl.config.schema import DataSettings
 from vlrl.task import Task, builtin_names, load
+from vlrl.testing.cheats import with_template
+from vlrl.testing.texts import special_tokens
 
 VARIANTS = {
     "grounding": [{"drawn": True, "count": 40}, {}],
@@ -62,13 +62,13 @@ def built(name: str, variant: int, folder: str) -> Task:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}")
 def test_the_contract(case, tmp_path_factory):
-    contract.assert_ok(built(*case, str(tmp_path_factory.getbasetemp())), samples=12, processes=0)
+    testing.assert_ok(built(*case, str(tmp_path_factory.getbasetemp())), samples=12, processes=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}")
 def test_the_contract_over_more_samples_and_processes(case, tmp_path_factory):
-    contract.assert_ok(built(*case, str(tmp_path_factory.getbasetemp())), samples=40, processes=2)
+    testing.assert_ok(built(*case, str(tmp_path_factory.getbasetemp())), samples=40, processes=2)
 
 
 @pytest.mark.parametrize("name", builtin_names())
@@ -78,15 +78,15 @@ def test_no_text_raises(tmp_path_factory, name, text):
     for variant in range(len(VARIANTS.get(name, [{}]))):
         task = built(name, variant, str(tmp_path_factory.getbasetemp()))
         for template in task.templates:
-            assert contract.try_text(task, with_template(task.samples("train")[0], template), text) == []
+            assert testing.try_text(task, with_template(task.samples("train")[0], template), text) == []
 
 
 def test_importing_every_task_loads_no_torch():
-    code = ("import sys, vlrl.types, vlrl.data, vlrl.media, vlrl.video, vlrl.coordinates, vlrl.scoring\n"
-            "import vlrl.checkpoint, vlrl.rewards.boxes, vlrl.rewards.text, vlrl.rewards.detection\n"
-            "import vlrl.rewards.literals, vlrl.rewards.points, vlrl.rewards.regions, vlrl.contract\n"
-            "import vlrl.contract.labelled, vlrl.rewards.driving, vlrl.rewards.contrast, vlrl.rewards.math\n"
-            "import vlrl.offline, vlrl.store, vlrl.report, vlrl.progress, vlrl.stats, vlrl.cli, vlrl.tools.docs\n"
+    code = ("import sys, vlrl.types, vlrl.data, vlrl.data.media, vlrl.data.video_sampling, vlrl.data.coordinates, vlrl.task.scoring\n"
+            "import vlrl.store.checkpoint, vlrl.rewards.boxes, vlrl.rewards.text, vlrl.rewards.detection\n"
+            "import vlrl.rewards.literals, vlrl.rewards.points, vlrl.rewards.regions, vlrl.testing\n"
+            "import vlrl.testing.labelled, vlrl.rewards.driving, vlrl.rewards.contrast, vlrl.rewards.math\n"
+            "import vlrl.training.build_task, vlrl.store, vlrl.evaluation.report, vlrl.monitoring.progress, vlrl.evaluation.stats, vlrl.cli.main, vlrl.tools.docs\n"
             "from vlrl.tools import (catalogue, datacheck, dataconvert, datasplit, doctor, play, rescore, scaffold,\n"
             "                        score_rows, status, trials)\n"
             "from vlrl.task import builtin_names, load\n"

@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vlrl import config, contract, offline
-from vlrl.contract.answers import _mark_problem
+from vlrl import config, testing
+from vlrl.config.schema import DataSettings
 from vlrl.errors import DataError, TaskError
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import score_group
-from vlrl.services import Services
-from vlrl.settings import DataSettings
 from vlrl.task import load
+from vlrl.task.scoring import score_group
+from vlrl.task.services import Services
+from vlrl.testing.answers import _mark_problem
+from vlrl.training import build_task
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = "x" * 100_000
@@ -229,7 +230,7 @@ def test_the_contract(recipe, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     task = load("driving", {"recipe": recipe})
     task.data = DataSettings(train=str(path))
-    contract.assert_ok(task, samples=12, processes=0)
+    testing.assert_ok(task, samples=12, processes=0)
 
 
 # --- rows, prompts, metrics, marks ------------------------------------------------------------------------------------
@@ -355,7 +356,7 @@ def test_outcomes(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["alphadrive", "alphadrive_released", "tiny"])
 def test_configs(name):
     path = ROOT / "configs" / "driving" / f"{name}.yaml"
-    task = offline.make_task(config.load(path))
+    task = build_task.make_task(config.load(path))
     assert task.used is built("plan" if name == "tiny" else name).used
     sample = task.sample_from_row(ROW)
     (found,) = score_group(task, sample, [parse_answer(task.oracle(sample))], 0)

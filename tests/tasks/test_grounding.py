@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from vlrl.coordinates import make
+from vlrl.config.schema import DataSettings
+from vlrl.data.coordinates import make
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
-from vlrl.settings import DataSettings
 from vlrl.task import load
 from vlrl.types import Sample
 

@@ -9,8 +9,8 @@ import pytest
 
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import score_group
 from vlrl.task import load
+from vlrl.task.scoring import score_group
 from vlrl.tasks.grounding import RECIPES, Grounding
 
 LONG = "x" * 100_000

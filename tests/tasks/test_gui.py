@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlrl.coordinates import make
+from vlrl.data.coordinates import make
 from vlrl.errors import DataError
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import score_group
 from vlrl.task import load
+from vlrl.task.scoring import score_group
 
 LONG = "x" * 100_000
 ROW = {"id": "r1", "width": 200, "height": 100, "instruction": "open it", "box": [20, 10, 60, 50]}

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.recipe_scores import CASES, think
-from vlrl import config, offline
+from vlrl import config
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import score_group
 from vlrl.task import Task, load
+from vlrl.task.scoring import score_group
+from vlrl.training import build_task
 from vlrl.types import Sample
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,8 +25,8 @@ OUTCOMES = {
 
 
 def made(name):
-    task = offline.make_task(config.load(ROOT / "configs" / f"{name}.yaml"))
-    return task, offline.sample_from(task, CASES[name].sample, ROOT)
+    task = build_task.make_task(config.load(ROOT / "configs" / f"{name}.yaml"))
+    return task, build_task.sample_from(task, CASES[name].sample, ROOT)
 
 
 def scored(task, sample, *texts):
@@ -136,4 +137,4 @@ def test_an_outcome_of_no_part_is_refused():
 
 def test_a_config_sets_it():
     found = config.load(ROOT / "configs" / "qa" / "mm_eureka.yaml", ["curriculum.part=format"])
-    assert offline.make_task(found).criterion == {"format": 0.5} and load("qa").criterion == {"accuracy": 0.5}
+    assert build_task.make_task(found).criterion == {"format": 0.5} and load("qa").criterion == {"accuracy": 0.5}

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlrl import config, contract, offline
+from vlrl import config, testing
+from vlrl.config.schema import DataSettings
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import score_group
-from vlrl.services import Services, unserved_parts
-from vlrl.settings import DataSettings
 from vlrl.task import load
+from vlrl.task.scoring import score_group
+from vlrl.task.services import Services, unserved_parts
 from vlrl.tools.score_rows import score_row
+from vlrl.training import build_task
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = {path.stem: path for path in sorted((ROOT / "configs" / "preference").glob("*.yaml"))}
@@ -188,7 +189,7 @@ def test_who_always_says_one_shows_it(data, said, bias, agreement):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):
-    task = offline.make_task(config.load(CONFIGS[name]))
+    task = build_task.make_task(config.load(CONFIGS[name]))
     sample = task.sample_from_row(ROW)
     right, silent = score_group(task, sample, [parse_answer(t) for t in (task.oracle(sample), "")], 0)
     assert right.reward == sum(task.weights_at(0).values()) and silent.reward == 0
@@ -235,4 +236,4 @@ def test_parts_are_bounded_over_many_texts(texts):
 @pytest.mark.parametrize("recipe", TABLES)
 def test_the_contract(recipe, order, data):
     task, _ = samples(data, recipe=recipe, order=order)
-    contract.assert_ok(task, samples=6, processes=0)
+    testing.assert_ok(task, samples=6, processes=0)

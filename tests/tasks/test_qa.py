@@ -12,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vlrl import config, contract, offline
+from vlrl import config, testing
+from vlrl.config.schema import DataSettings
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards import math as verifier
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import score_group
-from vlrl.services import AbsentService, Services
-from vlrl.settings import DataSettings
 from vlrl.task import load
+from vlrl.task.scoring import score_group
+from vlrl.task.services import AbsentService, Services
 from vlrl.tasks._qa import noise_step
+from vlrl.training import build_task
 from vlrl.types import Media
 
 from .test_recipes import ROWS as OTHERS
@@ -285,7 +286,7 @@ def test_accuracy_by_type_and_category():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):
     found = config.load(CONFIGS[name])
-    task = offline.make_task(found)
+    task = build_task.make_task(found)
     for row in (CHOICE, COUNT, TEXT):
         sample = sample_of(task, row)
         (right, silent) = score_group(task, sample, [parse_answer(t) for t in (task.oracle(sample), "")], 0,
@@ -391,4 +392,4 @@ def test_the_contract(recipe, tmp_path):
                     encoding="utf-8")
     task = load("qa", {"recipe": recipe})
     task.data = DataSettings(train=str(path))
-    contract.assert_ok(task, samples=12, processes=0)
+    testing.assert_ok(task, samples=12, processes=0)

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlrl import config, contract, offline
+from vlrl import config, testing
+from vlrl.config.schema import DataSettings
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import score_group
-from vlrl.settings import DataSettings
 from vlrl.task import load
+from vlrl.task.scoring import score_group
+from vlrl.training import build_task
 
 from . import test_grounding_recipes as grounding
 from . import test_gui as gui
@@ -48,7 +49,7 @@ def rewards(task, sample, *texts):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):
     found = config.load(CONFIGS[name])
-    task = offline.make_task(found)
+    task = build_task.make_task(found)
     assert task.used is built(found.task.name, name)[0].used
     sample = task.sample_from_row({**ROWS[found.task.name], "processed_size": [196, 112]})
     text = task.oracle(sample) or "[20, 10, 60, 50]"
@@ -59,7 +60,7 @@ def test_every_config_scores_its_perfect_answer(name):
 
 @pytest.mark.parametrize(("name", "recipe"), [("grounding", "vision_r1_griffon"), ("gui", "element")])
 def test_configs_of_the_embedded_model(name, recipe):
-    task = offline.make_task(config.load(ROOT / "configs" / name / "tiny.yaml"))
+    task = build_task.make_task(config.load(ROOT / "configs" / name / "tiny.yaml"))
     assert task.used is built(name, recipe)[0].used
     sample = task.sample_from_row(ROWS[name])
     assert task.messages(sample)[0]["content"][-1]["text"].startswith("Locate the ")
@@ -186,4 +187,4 @@ def test_the_contract(name, recipe, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     task = load(name, {"recipe": recipe})
     task.data = DataSettings(train=str(path))
-    contract.assert_ok(task, samples=12, processes=0)
+    testing.assert_ok(task, samples=12, processes=0)

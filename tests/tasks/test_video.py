@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlrl import config, contract, offline
+from vlrl import config, testing
+from vlrl.config.schema import DataSettings
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import score_group
-from vlrl.services import Services
-from vlrl.settings import DataSettings
 from vlrl.task import load
+from vlrl.task.scoring import score_group
+from vlrl.task.services import Services
+from vlrl.training import build_task
 from vlrl.types import Media, Sample
 
 from . import test_video_time as timed
@@ -295,7 +296,7 @@ def test_summary_by_type_level_and_attribute():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):
     found = config.load(CONFIGS[name])
-    task = offline.make_task(found)
+    task = build_task.make_task(found)
     assert (found.task.name, task.used) == ("video", built(name).used)
     assert "(25" in CONFIGS[name].read_text(encoding="utf-8"), "no paper is cited"
     for row in ROWS[name][:3]:
@@ -310,7 +311,7 @@ def test_every_config_scores_its_perfect_answer(name):
 def test_configs_of_the_published_and_of_the_embedded_model():
     unpublished = {"direct", "span", "time_r1_reasoning", "temporal_r1", "videochat_r1_span", "onethinker"}
     assert set(CONFIGS) == set(ROWS) - unpublished
-    task = offline.make_task(config.load(ROOT / "configs" / "video" / "tiny.yaml"))
+    task = build_task.make_task(config.load(ROOT / "configs" / "video" / "tiny.yaml"))
     assert task.used is built("direct").used
 
 
@@ -388,4 +389,4 @@ def test_the_contract(recipe, kind, tmp_path):
                     encoding="utf-8")
     task = load("video", {"recipe": recipe})
     task.data = DataSettings(train=str(path))
-    contract.assert_ok(task, samples=12, processes=0)
+    testing.assert_ok(task, samples=12, processes=0)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlrl.coordinates import make
+from vlrl.data.coordinates import make
 from vlrl.errors import DataError
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import score_group
 from vlrl.task import load
+from vlrl.task.scoring import score_group
 
 LONG = "1 to " * 20_000
 SPAN = {"id": "r1", "question": "A Person opens the door.", "answer_type": "span", "spans": [[10, 20]], "duration": 40}

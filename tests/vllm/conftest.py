@@ -11,7 +11,7 @@ import torch
 from tests.conftest import SAMPLES, TWO, kinds_of
 from tests.helpers import Vowels, load, settings
 from vlrl.engine.hf import HFEngine
-from vlrl.packing import pack, pieces_of
+from vlrl.models.packing import pack, pieces_of
 
 for _name, _value in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1",
                       "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",

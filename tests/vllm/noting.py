@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from vlrl import cli, dist, loop
+from vlrl.cli.main import main
+from vlrl.distributed import comm
 from vlrl.engine.proof import differing
-from vlrl.session import Session
+from vlrl.training import loop
+from vlrl.training.session import Session
 
 
 class Noting(Session):
@@ -31,9 +33,9 @@ class Noting(Session):
             noted |= {"way": engine.way, "version": engine._target.version, "adapter": bool(engine._target.adapter),
                       "asked": {r.address: r.asked for r in engine.pool.replicas}}
         path = self.folder.path
-        path.with_name(f"{path.name}-noted-{dist.rank()}.json").write_text(json.dumps(noted))
+        path.with_name(f"{path.name}-noted-{comm.rank()}.json").write_text(json.dumps(noted))
 
 
 if __name__ == "__main__":
     loop.train = functools.partial(loop.train, make_session=Noting)
-    sys.exit(cli.train(sys.argv[1:]))
+    sys.exit(main.train(sys.argv[1:]))

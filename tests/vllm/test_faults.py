@@ -19,8 +19,8 @@ from tests.vllm.test_server import PATIENT, free_ports, until
 from vlrl import config as configs
 from vlrl.engine import vllm_launch, vllm_server
 from vlrl.errors import TrainingError
-from vlrl.loop import train
 from vlrl.store import RunFolder
+from vlrl.training.loop import train
 
 pytestmark = pytest.mark.vllm
 
@@ -35,7 +35,7 @@ DIES = """
 import os, signal, sys
 from vlrl import config
 from vlrl.engine.vllm_server import ServerEngine
-from vlrl.loop import train
+from vlrl.training.loop import train
 
 class Dies(ServerEngine):
     calls = 0
@@ -53,7 +53,7 @@ train(config.load(sys.argv[1], sys.argv[2:]))
 
 
 HASTY = ("-c", "from vlrl.engine import vllm_launch; vllm_launch._SILENT_S = 5.0\n"
-               "from vlrl.cli import main; raise SystemExit(main())")
+               "from vlrl.cli.main import main; raise SystemExit(main())")
 """`vlrl` that takes five seconds for a long silence."""
 
 

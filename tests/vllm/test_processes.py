@@ -24,7 +24,7 @@ from tests.vllm.test_server import PATIENT, free_ports, until
 from vlrl import config as configs
 from vlrl.engine.client import Client
 from vlrl.engine.vllm_server import read_key
-from vlrl.loop import train
+from vlrl.training.loop import train
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")]
 PROMPTS, GROUP, STEPS = 5, 3, 3

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from tests.conftest import SAMPLES
+from tests.engine.test_proof import perturb
 from tests.helpers import Vowels, load, settings
-from tests.test_proof import perturb
 from tests.vllm.conftest import trainer_logprobs, untied
 from vlrl.engine import vllm_server
 from vlrl.engine.client import Client, Unavailable
@@ -65,7 +65,7 @@ ENDS = {"qwen3_vl": "SIGTERM", "qwen2_5_vl": "SIGHUP", "qwen2_5_vl untied": "SIG
 """What `vlrl serve` ends by; the last one's server is killed too, and its workers must not be left behind."""
 every_kind = pytest.mark.parametrize("served", KINDS, indirect=True)
 one_kind = pytest.mark.parametrize("served", ["qwen3_vl"], indirect=True)
-SERVE = (f"from vlrl.engine import vllm_launch; vllm_launch.EXTENSION = {planted!r}; from vlrl.cli import main; "
+SERVE = (f"from vlrl.engine import vllm_launch; vllm_launch.EXTENSION = {planted!r}; from vlrl.cli.main import main; "
          "raise SystemExit(main())")
 
 

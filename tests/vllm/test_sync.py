@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.conftest import SAMPLES
+from tests.engine.test_proof import perturb
 from tests.helpers import load, settings
-from tests.test_proof import perturb
 from tests.vllm.conftest import untied
 from vlrl.engine.proof import Proof, trainer_logprobs
 from vlrl.errors import TrainingError

@@ -15,7 +15,7 @@ import torch
 from vlrl.algo import grouped
 from vlrl.algo.inputs import Scores, requires
 from vlrl.algo.token_advantage import reinforce_pp, tempo, whitened
-from vlrl.settings_base import Beta, NonNegative, Rate
+from vlrl.config.base import Beta, NonNegative, Rate
 
 
 @requires("local")

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from vlrl import dist
 from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.control import KLCoefficient
 from vlrl.algo.named import Bound, bind
@@ -17,9 +16,10 @@ from vlrl.algo.recompose import BATCHES
 from vlrl.algo.reference import REFERENCES
 from vlrl.algo.shaping import SHAPINGS
 from vlrl.algo.statistics import statistics
+from vlrl.config.schema import AlgoSettings, Config
+from vlrl.distributed import comm
 from vlrl.errors import ConfigError
-from vlrl.policy import Policy
-from vlrl.settings import AlgoSettings, Config
+from vlrl.models.policy import Policy
 
 
 class Algorithm:
@@ -116,7 +116,7 @@ class Algorithm:
         self.kl.load_state_dict(state.get("kl_coef", {}))
         self.nonfinite = int(state.get("nonfinite", {}).get("steps", 0))
         for name, weight in state.get("reference", {}).items():
-            dist.fill(policy.moving_reference[name], weight)
+            comm.fill(policy.moving_reference[name], weight)
 
 
 def _refuse_idle(advantage: Bound, shaping: Sequence[Bound], algo: AlgoSettings) -> None:

@@ -15,9 +15,9 @@ import torch
 from pydantic import Field
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from vlrl import dist
 from vlrl.algo.clip import AboveOne, Reach, clipping, surrogate
 from vlrl.algo.inputs import LossInputs, Metrics, everywhere, requires
+from vlrl.distributed import comm
 
 _AboveZero = Annotated[float, Field(gt=0)]
 _NotNegative = Annotated[float, Field(ge=0)]
@@ -123,7 +123,7 @@ class Oreal:
         """share: [N] factor of each token."""
         assert x.rewards is not None
         good, bad = x.correct(self.above), x.wrong(self.above)
-        hits, misses = dist.total(float(x.lengths[good].sum()), float(x.lengths[bad].sum()))
+        hits, misses = comm.total(float(x.lengths[good].sum()), float(x.lengths[bad].sum()))
         share = (good * (self.positive / max(hits, 1.0)) + bad * (self.negative / max(misses, 1.0))) * x.total_tokens
         return {"share": x.spread(share).to(x.mask.dtype)}
 
@@ -149,9 +149,9 @@ class StableReinforce:
     def prepare(self, x: LossInputs) -> Prepared:
         """keep: [N], 0 where the token is left out."""
         a, mask = x.advantages.double(), x.mask.double()
-        n, total = dist.total(float(mask.sum()), float((a * mask).sum()))
+        n, total = comm.total(float(mask.sum()), float((a * mask).sum()))
         mean = total / max(n, 1.0)
-        (squares,) = dist.total(float(((a - mean) ** 2 * mask).sum()))
+        (squares,) = comm.total(float(((a - mean) ** 2 * mask).sum()))
         reach = self.sigma * (squares / max(n, 1.0)) ** 0.5
         return {"keep": ((a - mean).abs() <= reach * (1 + 1e-9) + 1e-12).to(x.mask.dtype)}
 
@@ -239,7 +239,7 @@ def _mixed(z: torch.Tensor) -> torch.Tensor:
 def _covariance(x: LossInputs) -> torch.Tensor:
     """[N] float64; see ClipCov."""
     a, logp, mask = x.advantages.double(), x.logprobs.detach().double(), x.mask.double()
-    n, sum_a, sum_l = dist.total(float(mask.sum()), float((a * mask).sum()), float((logp * mask).sum()))
+    n, sum_a, sum_l = comm.total(float(mask.sum()), float((a * mask).sum()), float((logp * mask).sum()))
     return (a - sum_a / max(n, 1.0)) * (logp - sum_l / max(n, 1.0))
 
 

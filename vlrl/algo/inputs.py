@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vlrl import dist
+from vlrl.distributed import comm
 
 Metrics = dict[str, torch.Tensor]
 """Sums over the trained tokens of this micro-batch; divided by the token count later."""
@@ -163,7 +163,7 @@ class LossInputs:
 
 def everywhere(values: torch.Tensor) -> torch.Tensor:
     """[n] of this process -> those of all processes, in rank order. Called on all of them, equally often."""
-    return torch.cat([torch.as_tensor(part) for part in dist.gather(values.detach().cpu())]).to(values.device)
+    return torch.cat([torch.as_tensor(part) for part in comm.gather(values.detach().cpu())]).to(values.device)
 
 
 def requires(*what: str) -> Callable[[Any], Any]:

@@ -14,9 +14,9 @@ from typing import Any, get_type_hints
 
 import pydantic
 
+from vlrl.config.base import Named, refuse_bool
+from vlrl.config.registry import resolve
 from vlrl.errors import ConfigError, did_you_mean
-from vlrl.plugins import resolve
-from vlrl.settings_base import Named, refuse_bool
 
 _FINITE = pydantic.ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
 

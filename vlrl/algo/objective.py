@@ -24,9 +24,9 @@ from vlrl.algo.kl import KLS
 from vlrl.algo.named import Bound, bind, options_of, parameters
 from vlrl.algo.terms import LOSSES
 from vlrl.algo.weights import WEIGHTS
+from vlrl.config.algo import CLIPS, AlgoSettings
+from vlrl.config.base import Named
 from vlrl.errors import ConfigError
-from vlrl.settings_algo import CLIPS, AlgoSettings
-from vlrl.settings_base import Named
 
 Prepared = dict[str, Mapping[str, torch.Tensor]]
 """What each function made of the whole optimizer step, by its place in `Objective.functions`."""

@@ -8,7 +8,7 @@ import torch
 
 from vlrl.algo import grouped
 from vlrl.algo.inputs import Scores, requires
-from vlrl.settings_base import Fraction, Positive
+from vlrl.config.base import Fraction, Positive
 
 
 @requires("local")

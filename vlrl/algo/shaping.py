@@ -14,7 +14,7 @@ import torch
 
 from vlrl.algo import grouped
 from vlrl.algo.inputs import Scores, requires
-from vlrl.settings_base import Count, NonNegative, Positive, Rate
+from vlrl.config.base import Count, NonNegative, Positive, Rate
 
 
 @requires("local")

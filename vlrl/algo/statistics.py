@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from vlrl.errors import ConfigError, did_you_mean
-from vlrl.logprobs import Statistic
+from vlrl.models.logprobs import Statistic
 
 
 def entropy() -> Statistic:

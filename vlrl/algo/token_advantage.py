@@ -11,7 +11,7 @@ import torch
 
 from vlrl.algo import grouped
 from vlrl.algo.inputs import Scores, requires
-from vlrl.settings_base import Fraction, NonNegative
+from vlrl.config.base import Fraction, NonNegative
 
 
 @requires("tokens", "token_kl")

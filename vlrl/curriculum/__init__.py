@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vlrl.algo.named import bind, parameters
+from vlrl.config.registry import failure, place, resolve
+from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum.bandits import DomainWeighted, Dump, Recap, Sec, Sws
 from vlrl.curriculum.base import Categories, Draw, Foreseeing, Measuring, Outcome, Probing, Prompts, Sampler
 from vlrl.curriculum.filters import Filters, Intake
@@ -19,8 +21,6 @@ from vlrl.curriculum.refocus import ADCL, HardFocus
 from vlrl.curriculum.shares import Shares
 from vlrl.curriculum.staged import Retrospective, Staged
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
-from vlrl.plugins import failure, place, resolve
-from vlrl.settings import CurriculumSettings
 from vlrl.task import Task
 
 __all__ = ["SAMPLERS", "Categories", "Draw", "Filters", "Foreseeing", "Intake", "Measuring", "Outcome", "Probing",

@@ -14,10 +14,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from vlrl.config.base import Beta, Fraction, Positive, Rate
 from vlrl.curriculum.base import Categories, Draw, Outcome, Prompts
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, softmax
 from vlrl.errors import ConfigError
-from vlrl.settings_base import Beta, Fraction, Positive, Rate
 
 FieldName = Annotated[str, Field(min_length=1)]
 Bins = Annotated[int, Field(ge=2, le=100)]

@@ -19,12 +19,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from vlrl.config.schema import RolloutSettings
 from vlrl.curriculum.columns import Columns
 from vlrl.curriculum.history import History
 from vlrl.data import readable
-from vlrl.mixture import Turns
 from vlrl.rewards.boxes import is_number
-from vlrl.settings import RolloutSettings
+from vlrl.task.mixture import Turns
 from vlrl.types import Sample
 
 _LARGEST = 1e30

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vlrl.config.paths import tried
 from vlrl.data import check_suffix
+from vlrl.data.formats.files import records
 from vlrl.errors import ConfigError, DataError
-from vlrl.formats.files import records
-from vlrl.paths import tried
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ import numpy as np
 from pydantic import Field
 
 from vlrl.algo.named import bind
+from vlrl.config.base import Beta, Fraction
+from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum.base import Outcome
 from vlrl.errors import ConfigError
-from vlrl.settings import CurriculumSettings
-from vlrl.settings_base import Beta, Fraction
 
 Factor = Annotated[float, Field(ge=1)]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from vlrl.config.base import Fraction, NonNegative, Rate
 from vlrl.curriculum.base import Outcome, Prompts
 from vlrl.curriculum.drawing import Adaptive, weighted
 from vlrl.errors import ConfigError
-from vlrl.settings_base import Fraction, NonNegative, Rate
 
 _REACH = 6
 """The window is cut off at so many standard deviations."""
@@ -27,7 +27,7 @@ class GainRL(Adaptive):
 
     with the mean pass rate and the mean angle of the n prompts that were answered. s is `spread` places, at most a
     quarter of the prompts (the bound is ours). A row may bring its `angle`; the others are measured with the policy
-    that the run begins with (vlrl/angles.py), and a prompt that cannot be used comes last. The paper's policy measures
+    that the run begins with (vlrl/rollout/prompt_angle.py), and a prompt that cannot be used comes last. The paper's policy measures
     the angle of what it trains on anew; here each prompt has one angle. Constants are those of the released code.
     """
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from vlrl.config.base import Count, Fraction, NonNegative, Positive
 from vlrl.curriculum.base import Draw, Outcome, Prompts
 from vlrl.curriculum.plain import Uniform
-from vlrl.settings_base import Count, Fraction, NonNegative, Positive
 
 _HALVINGS = 200
 _NEVER = 1e-6

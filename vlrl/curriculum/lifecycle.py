@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from vlrl.config.base import Beta, Fraction
 from vlrl.curriculum.base import Outcome, Prompts
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, weighted
-from vlrl.settings_base import Beta, Fraction
 
 log = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from vlrl.config.base import Beta, Fraction
 from vlrl.curriculum.bandits import Bins, FieldName, categories, weight_metrics
 from vlrl.curriculum.base import Categories, Outcome, Prompts
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, weighted
 from vlrl.curriculum.ordered import LEAST
 from vlrl.errors import ConfigError
-from vlrl.settings_base import Beta, Fraction
 
 Buffer = Annotated[int, Field(ge=1, le=100_000)]
 Power = Annotated[float, Field(ge=0, le=100)]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from vlrl.config.base import Fraction, Rate
 from vlrl.curriculum.base import Outcome, Prompts
 from vlrl.curriculum.drawing import Adaptive, weighted
 from vlrl.curriculum.plain import Sequential
 from vlrl.errors import ConfigError
-from vlrl.settings_base import Fraction, Rate
 
 LEAST = 1e-12
 """Least weight of a prompt that is not dropped, so that one far from the mean can still be drawn."""

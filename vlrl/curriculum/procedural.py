@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from vlrl.config.base import Fraction, Positive, Rate
 from vlrl.curriculum.base import Draw, Outcome, Prompts
 from vlrl.curriculum.drawing import stream
 from vlrl.errors import ConfigError
-from vlrl.settings_base import Fraction, Positive, Rate
 
 _DIGITS = 6
 """Decimal places of a knob."""

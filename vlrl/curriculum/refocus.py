@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from vlrl.config.base import Count, Positive
 from vlrl.curriculum.base import Draw, Prompts
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, stream
 from vlrl.curriculum.ordered import needed
 from vlrl.curriculum.staged import foreseen
-from vlrl.settings_base import Count, Positive
 
 
 class ADCL(Adaptive):

@@ -11,11 +11,11 @@ import numpy as np
 import pydantic
 from pydantic import Field, field_validator
 
+from vlrl.config.base import Fraction, Positive, Rate, Settings
 from vlrl.curriculum.base import Draw, Outcome, Prompts
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, stream, weighted
 from vlrl.curriculum.history import History
 from vlrl.errors import ConfigError, did_you_mean
-from vlrl.settings_base import Fraction, Positive, Rate, Settings
 
 # --- prompts of before ------------------------------------------------------------------------------------------------
 

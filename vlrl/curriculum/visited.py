@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from vlrl.curriculum.history import History
 from vlrl.data import readable
-from vlrl.files import replacing
+from vlrl.store.files import replacing
 from vlrl.types import Sample
 
 _NAMES = {"index": pa.int32(), "sample_id": pa.string(), "category": pa.string(), "task": pa.string()}

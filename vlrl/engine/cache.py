@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 
-from vlrl.attention import PromptCache
+from vlrl.models.attention import PromptCache
 
 ROOM = 64
 """Tokens of free space whenever a layer has to grow."""

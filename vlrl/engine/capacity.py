@@ -20,7 +20,7 @@ import psutil
 import torch
 
 from vlrl.engine.cache import ROOM
-from vlrl.policy import Policy
+from vlrl.models.policy import Policy
 from vlrl.types import Prompt, Request
 
 Job = tuple[int, list[int]]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vlrl.engine.hf import HFEngine
-from vlrl.policy import Policy
+from vlrl.models.policy import Policy
 from vlrl.types import Completion, Request
 
 

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import torch
 
-from vlrl import dist
+from vlrl.distributed import comm
 from vlrl.engine.base import Done, SoFar, Watch
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import VlrlError
-from vlrl.features import FeatureCache
-from vlrl.policy import Policy
+from vlrl.models.policy import Policy
+from vlrl.models.vision_cache import FeatureCache
 from vlrl.types import Completion, Request
 
 GIVEN_UP = "the run ends, so what is being generated is given up"
@@ -42,7 +42,7 @@ class CopiedEngine(HFEngine):
         own = dict(self.policy.model.named_parameters())
         with torch.no_grad():
             for name, weight in policy.trainable():
-                own[name].copy_(dist.whole(weight))
+                own[name].copy_(comm.whole(weight))
 
     def generate(self, requests: Sequence[Request], done: Done | None = None,
                  watch: Watch | None = None) -> list[list[Completion]]:

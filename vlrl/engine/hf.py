@@ -22,10 +22,10 @@ from vlrl.engine.capacity import Capacity, Job, automatic, batches, chunks, cut
 from vlrl.engine.rules import Texts
 from vlrl.engine.writing import Writing, Written
 from vlrl.errors import TrainingError
-from vlrl.metrics import phase
-from vlrl.oom import release, short_of_memory
-from vlrl.packing import aligned_inputs, media_inputs, to_device
-from vlrl.policy import Policy
+from vlrl.models.oom import release, short_of_memory
+from vlrl.models.packing import aligned_inputs, media_inputs, to_device
+from vlrl.models.policy import Policy
+from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Prompt, Request, Turn
 
 _COMPACT = 0.75

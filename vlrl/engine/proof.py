@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from vlrl import packing
-from vlrl.encode import Encoder
 from vlrl.errors import TrainingError
-from vlrl.policy import Policy
+from vlrl.models import packing
+from vlrl.models.policy import Policy
+from vlrl.models.processing import Encoder
 from vlrl.task import Task
 from vlrl.types import Media, Prompt, Sample
 

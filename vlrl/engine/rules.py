@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from vlrl.errors import ConfigError
-from vlrl.policy import Policy
+from vlrl.models.policy import Policy
 from vlrl.types import Sampling
 
 CLOSING = "</think>"

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from vlrl import _torchcodec, dist
-from vlrl.encode import Encoder
+from vlrl import _torchcodec
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
 from vlrl.engine import weights
 from vlrl.engine.base import Done
 from vlrl.engine.copied import GIVEN_UP, Abandoned, with_own_processor
@@ -43,9 +44,9 @@ from vlrl.engine.vllm_inputs import (
     seed_of,
 )
 from vlrl.errors import ConfigError, TrainingError, VlrlError
-from vlrl.metrics import phase
-from vlrl.policy import Policy
-from vlrl.settings import Config
+from vlrl.models.policy import Policy
+from vlrl.models.processing import Encoder
+from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Request
 
 _ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are handed over in this process
@@ -79,7 +80,7 @@ class VLLMEngine:
         dtype = getattr(torch, settings.dtype) if settings.dtype else None
         encode = Encoder(policy.processor, policy.family, policy.positions, config)
         self._proof = Proof.of(encode, settings.proof, dtype)
-        with _explained(config, "start"), _bystander(), dist.explained():
+        with _explained(config, "start"), _bystander(), comm.explained():
             self.llm: Any = start(policy, config, folder / "model", self.max_model_len)
         from vlrl.engine.vllm_sync import Weights
 
@@ -260,7 +261,7 @@ def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> A
     _torchcodec.hide_broken()
     from vllm import LLM, ModelRegistry
 
-    from vlrl.engine.vllm_heads import widen
+    from vlrl.engine.vllm_cpu_patches import widen
     from vlrl.engine.vllm_seeds import keep_apart
     from vlrl.engine.vllm_sync import lora_options, transfer_options
 

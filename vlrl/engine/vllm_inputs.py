@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from vlrl.config.schema import Config
+from vlrl.data.video_sampling import clock
 from vlrl.engine.rules import CLOSING, Texts
 from vlrl.errors import ConfigError, TrainingError
-from vlrl.policy import Policy
-from vlrl.settings import Config
+from vlrl.models.policy import Policy
 from vlrl.types import Completion, LoadedMedia, Prompt, Sampling, Turn
-from vlrl.video import clock
 
 HOTTEST = 2.0
 """The highest temperature that vLLM samples at."""

@@ -26,15 +26,15 @@ from typing import Any
 import httpx
 import torch
 
-from vlrl import files, runlock
+from vlrl.config.engine import EngineSettings
+from vlrl.config.schema import Config
 from vlrl.engine.vllm_process import PARENT
 from vlrl.engine.vllm_routes import ALIVE, KEY, WEIGHTS
 from vlrl.engine.vllm_server import EXTENSION, read_key
 from vlrl.engine.vllm_worker import EMPTY
 from vlrl.errors import ConfigError, RunError, TrainingError
-from vlrl.loading import compute_dtype, load_processor, skeleton
-from vlrl.settings import Config
-from vlrl.settings_engine import EngineSettings
+from vlrl.models.loading import compute_dtype, load_processor, skeleton
+from vlrl.store import files, lock
 
 MIDDLEWARE = "vlrl.engine.vllm_routes.Routes"
 _POLL_S = 0.5
@@ -299,7 +299,7 @@ def alone(folder: Path) -> Iterator[None]:
     path = folder / "serve.lock"
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(runlock.lock(path))
+            held.enter_context(lock.lock(path))
         except RunError as error:
             owner = files.read_json(path)
             if owner is None:

@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vlrl import dist
-from vlrl.encode import Encoder
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
 from vlrl.engine import vllm_wire
 from vlrl.engine.base import Done
 from vlrl.engine.client import Client, Unavailable
@@ -55,9 +55,9 @@ from vlrl.engine.vllm_inputs import (
 from vlrl.engine.vllm_worker import saved
 from vlrl.engine.weights import adapted, gathered, saved_tensors, write_adapter, write_weights
 from vlrl.errors import ConfigError, TrainingError
-from vlrl.metrics import phase
-from vlrl.policy import Policy
-from vlrl.settings import Config
+from vlrl.models.policy import Policy
+from vlrl.models.processing import Encoder
+from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Prompt, Request
 
 KEY = "VLRL_ENGINE_KEY"
@@ -105,18 +105,18 @@ class ServerEngine:
         self._proof = Proof.of(Encoder(policy.processor, policy.family, policy.positions, config), settings.proof,
                                getattr(torch, self._dtype))
         self._target: Target | None = None
-        self._run = dist.broadcast(secrets.token_hex(4))  # versions of two runs are never alike
+        self._run = comm.broadcast(secrets.token_hex(4))  # versions of two runs are never alike
         self._syncs = 0
         self._refusals: dict[str, int] = {}
         self._checks: dict[str, int] = {}
         """How often the weights of each server were proved since it was started."""
         self._client = Client(read_key(settings.key_file), settings.timeout_s)
         addresses = settings.servers or DEFAULT
-        turn = dist.rank() % len(addresses)  # each process begins with another one
+        turn = comm.rank() % len(addresses)  # each process begins with another one
         self.pool = Replicas(addresses[turn:] + addresses[:turn], self._client, self._admit, most=2 * settings.max_seqs,
                              retries=settings.retries, wait_s=settings.timeout_s)
         self.way = "full"
-        self._slots = min(dist.gather(dist.together(self._meet)))
+        self._slots = min(comm.gather(comm.together(self._meet)))
         self.way = self._way()
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
@@ -187,14 +187,14 @@ class ServerEngine:
         The main process writes and pushes. A server that does not answer is left out until it does.
         """
         self.policy, self.step = policy, step
-        dist.barrier()  # none generates with the weights before
-        old, new = self._target, dist.broadcast(dist.together(lambda: self._write(policy)))
+        comm.barrier()  # none generates with the weights before
+        old, new = self._target, comm.broadcast(comm.together(lambda: self._write(policy)))
         self._target = new
         self._refusals.clear()
         self.pool.doubt()
-        dist.on_main_alone(lambda: self._admit_all(policy))
-        dist.together(lambda: dist.is_main() or self.pool.admit_all())
-        if old is not None and dist.is_main():
+        comm.on_main_alone(lambda: self._admit_all(policy))
+        comm.together(lambda: comm.is_main() or self.pool.admit_all())
+        if old is not None and comm.is_main():
             for path in {old.base[1], old.adapter} - {new.base[1], None}:
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -208,17 +208,17 @@ class ServerEngine:
         base, adapter = (version, str(self.folder / f"weights-{version}")), None
         if self.way == "adapter" and self._target is not None:
             base = self._target.base
-        elif dist.is_main():
+        elif comm.is_main():
             write_weights(policy, Path(base[1]), merge=self.way != "adapter", dtype=getattr(torch, self._dtype))
         elif _sharded(policy):
             for _ in saved_tensors(policy, self.way != "adapter"):
                 pass
-        if self.way == "adapter" and (dist.is_main() or _sharded(policy)):
+        if self.way == "adapter" and (comm.is_main() or _sharded(policy)):
             adapter = str(self.folder / f"adapter-{version}")
             write_adapter(policy, Path(adapter))
         probe = trainer_logprobs(policy, self._proof.prompt, self._proof.answer)
         target = Target(version, base, adapter, tuple(map(float, probe)), self._proof.allowed(policy))
-        if self._syncs <= WHOLE and (dist.is_main() or _sharded(policy)):
+        if self._syncs <= WHOLE and (comm.is_main() or _sharded(policy)):
             stale = differing(self._written(policy, target))
             if stale:
                 raise TrainingError(f"the files for the servers do not hold the policy's weights: {listed(stale)}. "
@@ -227,15 +227,15 @@ class ServerEngine:
 
     def _written(self, policy: Policy, target: Target) -> Pairs:
         """(name, the policy's tensor, what its file holds, NaN without one); only the main process has pairs."""
-        files = dict(saved(Path(target.base[1]))) if dist.is_main() else {}
+        files = dict(saved(Path(target.base[1]))) if comm.is_main() else {}
         own = saved_tensors(policy, merge=self.way != "adapter")
         if target.adapter is not None:
-            files |= saved(Path(target.adapter)) if dist.is_main() else {}
+            files |= saved(Path(target.adapter)) if comm.is_main() else {}
             own = itertools.chain(own, ((f"base_model.model.{path}.{side}.weight", gathered(part.weight))
                                         for path, layer in adapted(policy).items() for side in SIDES
                                         for part in [getattr(layer, side)[policy.model.active_adapter]]))
         for name, tensor in own:
-            if dist.is_main():
+            if comm.is_main():
                 yield name, tensor, files.get(name, torch.full(tensor.shape, torch.nan))
 
     def _admit_all(self, policy: Policy) -> None:
@@ -257,7 +257,7 @@ class ServerEngine:
             return
         if not state["version"]:
             self._checks[address] = 0
-        mine = dist.is_main() or state["version"] != target.version
+        mine = comm.is_main() or state["version"] != target.version
         body = json.dumps({"version": target.version, "base": target.base, "adapter": target.adapter}).encode()
         try:
             self._client.post(address, "/vlrl/load", body)
@@ -325,7 +325,7 @@ class ServerEngine:
         reason = why_merged(self.policy, taken=self._slots > 0)  # a server with slots has a model that takes adapters
         if not reason and self._slots < self._rank():
             reason = f"the servers have room for adapters of rank {self._slots} at most"
-        if reason and dist.is_main():
+        if reason and comm.is_main():
             _log.warning("every sync carries all weights, with the adapter added: %s", reason)
         return "merged" if reason else "adapter"
 

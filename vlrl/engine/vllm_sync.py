@@ -32,7 +32,7 @@ from vlrl.engine.vllm_held import Held, Pairs
 from vlrl.engine.vllm_worker import repack_heads
 from vlrl.engine.weights import adapted, gathered, saved_tensors, write_adapter, write_weights
 from vlrl.errors import TrainingError
-from vlrl.policy import Policy
+from vlrl.models.policy import Policy
 from vlrl.types import Prompt
 
 Way = Literal["full", "adapter", "merged"]

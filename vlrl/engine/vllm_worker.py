@@ -120,7 +120,7 @@ def prepare() -> None:
     from vllm.model_executor.model_loader import get_model_loader, register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-    from vlrl.engine.vllm_heads import widen
+    from vlrl.engine.vllm_cpu_patches import widen
 
     widen()
     with contextlib.suppress(ValueError):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from vlrl.policy import Policy
+from vlrl.models.policy import Policy
 
 SHARD = 4 * 2**30
 """Most bytes of one weights file."""

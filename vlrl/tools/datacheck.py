@@ -15,22 +15,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vlrl.config.registry import failure, prints_aside
+from vlrl.config.schema import LimitsSettings
 from vlrl.data import FIELDS, MEDIA_FIELDS, box_problems, make_sample, sample_from_row
+from vlrl.data.formats import rows_in
+from vlrl.data.formats.fields import number
+from vlrl.data.formats.files import READERS
+from vlrl.data.media import load, missing
+from vlrl.data.row_media import unshown_problem
+from vlrl.data.video_sampling import VideoSampling
 from vlrl.errors import DataError, TaskError
-from vlrl.formats import rows_in
-from vlrl.formats.fields import number
-from vlrl.formats.files import READERS
-from vlrl.media import load, missing
-from vlrl.plugins import failure, prints_aside
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.text import parse_answer
-from vlrl.rowmedia import unshown_problem
-from vlrl.settings import LimitsSettings
 from vlrl.task import Task, task_oracle
 from vlrl.tools.pixelbudget import PixelBudget, Scale, pixel_budget
 from vlrl.tools.rowcheck import field_problems, leaks, length_problem, side, unseen_problem
 from vlrl.types import Coordinates, Media, Sample
-from vlrl.video import VideoSampling
 
 COUNTED = ("category", "split", "answer_type")
 """Fields whose values are counted."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlrl.config.registry import prints_aside
 from vlrl.data import MEDIA_FIELDS, BadRow, box_problems, check_suffix, json_line, make_sample, write_rows
+from vlrl.data.formats import rows_in
+from vlrl.data.media import IMAGE_FORMATS, resolve
 from vlrl.errors import DataError
-from vlrl.files import replacing
-from vlrl.formats import rows_in
-from vlrl.media import IMAGE_FORMATS, resolve
-from vlrl.plugins import prints_aside
+from vlrl.store.files import replacing
 from vlrl.task import Task
 from vlrl.types import Media
 

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vlrl.config.schema import LimitsSettings
 from vlrl.data import write_rows
+from vlrl.data.media import load
 from vlrl.errors import ConfigError, DataError, did_you_mean
-from vlrl.media import load
-from vlrl.settings import LimitsSettings
 from vlrl.tools.datacheck import printable
 from vlrl.tools.dataconvert import UsableRow, moved, refuse_existing, usable_rows
 from vlrl.types import Media

@@ -17,16 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlrl import dist
-from vlrl.answering import make_group, sampling_of
+from vlrl.config.engine import PLACES
+from vlrl.config.schema import Config
 from vlrl.data import write_rows
-from vlrl.encode import PromptTooLong
+from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError
-from vlrl.files import append_line, write_text
-from vlrl.rollout import check_score_errors
-from vlrl.settings import Config
-from vlrl.settings_engine import PLACES
+from vlrl.models.processing import PromptTooLong
+from vlrl.rollout.group_source.generate import make_group, sampling_of
+from vlrl.rollout.group_source.group_source import check_score_errors
 from vlrl.store import plain
+from vlrl.store.files import append_line, write_text
 from vlrl.task import Task, task_samples
 from vlrl.tools.measure import Chosen, Ready
 from vlrl.tools.prompttable import COLUMNS, Measured, Places, Summary, joined, plot, summary
@@ -77,16 +77,16 @@ def measured(ready: Ready, asked: Asked, part: Path, known: Mapping[str, Any], t
         raise ConfigError(f"task '{ready.task.name}' has no samples in split '{asked.split}'")
     count, size = min(asked.limit or len(samples), len(samples)), max(1, _TOGETHER // asked.answers)
     chunks = [range(first, min(first + size, count)) for first in range(0, count, size)]
-    found: dict[int, Measured] = dist.on_main(lambda: open_part(part, known))
+    found: dict[int, Measured] = comm.on_main(lambda: open_part(part, known))
     left = [chunk for chunk in chunks if not all(number in found for number in chunk)]
-    mine = [*left[dist.rank()::dist.world()], range(0), range(0)]
-    for i in range(math.ceil(len(left) / dist.world())):  # in step: a reference policy needs all processes at once
+    mine = [*left[comm.rank()::comm.world()], range(0), range(0)]
+    for i in range(math.ceil(len(left) / comm.world())):  # in step: a reference policy needs all processes at once
         tell(f"answering {asked.split}", sum(number in found for number in range(count)), count)
-        groups, records = dist.together(partial(_answered, ready, asked, samples, mine[i], mine[i + 1]))
+        groups, records = comm.together(partial(_answered, ready, asked, samples, mine[i], mine[i + 1]))
         check_score_errors(groups, ready.config.limits.score_errors,
-                           f"prompts from number {left[i * dist.world()].start} on")
-        shares = dist.gather(records)
-        dist.on_main(partial(_append, part, shares))
+                           f"prompts from number {left[i * comm.world()].start} on")
+        shares = comm.gather(records)
+        comm.on_main(partial(_append, part, shares))
         found |= {m.number: m for share in shares for m in share}
     tell(f"answering {asked.split}", count, count)
     return [found[number] for number in range(count)]

@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from vlrl.settings_base import Named
+from vlrl.config.base import Named
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 COMMAND = "python -m vlrl.tools.docs"
-MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/settings.py or the task instead. -->\n"
+MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/config/schema.py or the task instead. -->\n"
 
 _PLAIN = {bool: "true or false", int: "whole number", float: "number", str: "text", Any: "any value", NoneType: "null",
           Named: "name, or mapping of name and options"}
@@ -93,7 +93,7 @@ def page(text: str) -> str:
 def tables() -> str:
     """Every setting in Markdown, by section; then the fields of the built-in tasks."""
     from vlrl.config import describe
-    from vlrl.settings import Config, resumable
+    from vlrl.config.schema import Config, resumable
 
     rows = [(f"`{name}`", kind, _code(default), "may change" if resumable(name) else "", text)
             for name, kind, default, text in describe()]

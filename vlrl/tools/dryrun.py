@@ -17,23 +17,27 @@ from typing import Any
 
 import numpy as np
 
-from vlrl import checkpoint, curriculum, inert, loading, media, packing, preflight
 from vlrl import config as configs
+from vlrl import curriculum
 from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import bind
 from vlrl.algo.objective import Objective
-from vlrl.answering import make_group
-from vlrl.assemble import check_engine, check_trackers
-from vlrl.encode import Encoder, PromptTooLong
+from vlrl.config.registry import failure, prints_aside
+from vlrl.config.schema import Config
+from vlrl.data import media
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
-from vlrl.offline import make_task, settle_coordinates
-from vlrl.plugins import failure, prints_aside
+from vlrl.models import loading, packing
+from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import Scored, score_group
-from vlrl.settings import Config
+from vlrl.rollout.group_source.generate import make_group
+from vlrl.store import checkpoint
 from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
+from vlrl.task.scoring import Scored, score_group
 from vlrl.tools import memory
+from vlrl.training import inert, preflight
+from vlrl.training.build import check_engine, check_trackers
+from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.types import Completion, Coordinates, Parts, Prompt, Sample
 
 SAMPLES = 32
@@ -146,7 +150,7 @@ class DryRun:
     engine: str = ""
     """What generates, and what of the device it takes beside `memory`; "" = the training model."""
     inert: list[str] = field(default_factory=list)
-    """Settings that cannot change anything; see vlrl.inert."""
+    """Settings that cannot change anything; see vlrl.training.inert."""
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """What may be meant, and does not stop a run."""

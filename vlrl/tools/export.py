@@ -24,13 +24,14 @@ from PIL import Image, ImageDraw
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from vlrl import checkpoint, loading, packing
-from vlrl.checkpoint import MANIFEST, STATE, TENSORS
 from vlrl.config import validate
-from vlrl.encode import Encoder
+from vlrl.config.schema import ModelSettings
 from vlrl.errors import ConfigError, RunError
-from vlrl.families import agree, family_of
-from vlrl.settings import ModelSettings
+from vlrl.models import loading, packing
+from vlrl.models.families import agree, family_of
+from vlrl.models.processing import Encoder
+from vlrl.store import checkpoint
+from vlrl.store.checkpoint import MANIFEST, STATE, TENSORS
 from vlrl.task import Task
 from vlrl.types import Media, Prompt, Sample
 

@@ -21,9 +21,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from vlrl import checkpoint
-from vlrl.checkpoint import MANIFEST, STATE, TENSORS
 from vlrl.errors import ConfigError, RunError
+from vlrl.store import checkpoint
+from vlrl.store.checkpoint import MANIFEST, STATE, TENSORS
 
 ADAPTER = "adapter_config.json"
 

@@ -24,9 +24,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from vlrl.data import SPLITS, write_rows
+from vlrl.data.formats.fields import tidy
 from vlrl.errors import ConfigError, DataError
-from vlrl.files import replacing
-from vlrl.formats.fields import tidy
+from vlrl.store.files import replacing
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-lcd-text", "--font-render-hinting=none",

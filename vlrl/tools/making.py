@@ -9,7 +9,7 @@ from typing import Any
 
 from vlrl.data import SPLITS, write_rows
 from vlrl.errors import ConfigError, DataError
-from vlrl.files import replacing, write_text
+from vlrl.store.files import replacing, write_text
 
 Tell = Callable[[str, int, int], None]
 """Told what is made, how many are done, and of how many."""

@@ -18,16 +18,17 @@ from typing import Any
 
 import transformers
 
-from vlrl import checkpoint, loading, policy
-from vlrl.assemble import check_engine, make_accelerator, make_engine, make_reference, seed_everything
-from vlrl.encode import Encoder
+from vlrl.config.schema import Config, LoraSettings
 from vlrl.engine.base import Engine
-from vlrl.evaluate import evaluate
-from vlrl.offline import make_task, settle_coordinates
-from vlrl.prefetch import Prefetcher
-from vlrl.reference import Reference
-from vlrl.settings import Config, LoraSettings
+from vlrl.evaluation.evaluate import evaluate
+from vlrl.models import loading, policy
+from vlrl.models.processing import Encoder
+from vlrl.models.reference import Reference
+from vlrl.rollout.group_source.prefetch import Prefetcher
+from vlrl.store import checkpoint
 from vlrl.task import Task
+from vlrl.training.build import check_engine, make_accelerator, make_engine, make_reference, seed_everything
+from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.types import Group
 
 

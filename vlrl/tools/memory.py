@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from vlrl import loading
+from vlrl.config.schema import Config
 from vlrl.engine.cache import ROOM
 from vlrl.engine.capacity import MOST_ROWS, head_width, logit_bytes, token_bytes
-from vlrl.families import Family, Part, family_of
-from vlrl.flops import merge_side, patch_side
-from vlrl.logprobs import chunk_rows
-from vlrl.quantize import adapted_layers
-from vlrl.settings import Config
+from vlrl.models import loading
+from vlrl.models.families import Family, Part, family_of
+from vlrl.models.flops import merge_side, patch_side
+from vlrl.models.logprobs import chunk_rows
+from vlrl.models.quantization import adapted_layers
 
 GIB = 2**30
 BAND = (0.7, 1.2)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from vlrl.config.schema import Config
 from vlrl.errors import VlrlError
 from vlrl.rewards.boxes import is_number
-from vlrl.settings import Config
 
 Size = tuple[float, float]
 Scale = Callable[[Size], float | None]
@@ -76,7 +76,7 @@ def scale_of(config: Config) -> Scale:
 
 
 def _asked(config: Config) -> Scale:
-    from vlrl.offline import family_convention
+    from vlrl.training.build_task import family_convention
 
     try:
         family_convention(config.model.name)  # raises when the model is not here, and no network is asked
@@ -97,8 +97,8 @@ def _of_limits(config: Config, size: Size) -> float | None:
 def _of_processor(config: Config) -> Scale:
     from transformers import AutoConfig
 
-    from vlrl.families import family_of
-    from vlrl.loading import load_processor, resolve
+    from vlrl.models.families import family_of
+    from vlrl.models.loading import load_processor, resolve
 
     family = family_of(AutoConfig.from_pretrained(resolve(config.model.name), trust_remote_code=False))
     unit = load_processor(config.model, family).image_processor

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from vlrl import loading, sharding, zero
 from vlrl.algo.algorithm import Algorithm
-from vlrl.cards import Card
+from vlrl.config.schema import Config, ModelSettings
 from vlrl.engine.capacity import token_bytes
 from vlrl.errors import ConfigError
-from vlrl.flops import Cost, cost_model, merge_side
-from vlrl.settings import Config, ModelSettings
+from vlrl.models import deepspeed, fsdp, loading
+from vlrl.models.flops import Cost, cost_model, merge_side
+from vlrl.monitoring.gpu_specs import Card
 from vlrl.tools import memory
 from vlrl.tools.memory import GIB, Memory
 
@@ -146,7 +146,7 @@ def _sharded(config: Config, gpus: int) -> bool:
 def _check(config: Config, shape: Any, gpus: int) -> None:
     """Raises ConfigError for what sharding, assemble or vLLM would refuse."""
     if _sharded(config, gpus):
-        sharding.check(config)
+        fsdp.check(config)
     each, heads = config.engine.tensor_parallel, shape.get_text_config().num_attention_heads
     if config.engine.name == "vllm" and each > 1 and gpus > 1:
         raise ConfigError(f"engine.tensor_parallel={each} with {gpus} GPUs that learn: with engine.name=vllm each has "
@@ -165,7 +165,7 @@ def _model(settings: str) -> tuple[tuple[int, int], Cost, bool, float, float]:
     sizes = [(p.numel(), p.requires_grad) for p in skeleton.parameters()]
     counts = sum(n for n, learns in sizes if learns), sum(n for n, _ in sizes)
     base = skeleton.get_base_model() if hasattr(skeleton, "get_base_model") else skeleton
-    layers = [sum(p.numel() for p in layer.parameters()) for layer in sharding.decoder_layers(base)]
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in fsdp.decoder_layers(base)]
     return (counts, cost_model(skeleton, family), family.shared, 1 - sum(layers) / counts[1], max(layers) / counts[1])
 
 
@@ -192,7 +192,7 @@ def _by_deepspeed(config: Config, found: Memory, gpus: int, gathered: float) -> 
 
     copy, weights = part(found.trained), found.trained + found.frozen
     found = replace(found, trained=found.trained + copy, optimizer=part(found.optimizer),
-                    gradients=2 * part(found.gradients) + zero.BUCKET * 4)
+                    gradients=2 * part(found.gradients) + deepspeed.BUCKET * 4)
     if config.train.sharding == "zero2":
         return found
     return replace(found, trained=2 * copy, frozen=part(found.frozen), casts=int(found.casts * gathered),

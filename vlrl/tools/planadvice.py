@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlrl import config as configs
+from vlrl.config.schema import Config
 from vlrl.errors import ConfigError
-from vlrl.settings import Config
 from vlrl.tools import memory
 from vlrl.tools.memory import GIB
 from vlrl.tools.plan import Plan, plan

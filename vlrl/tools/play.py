@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlrl import media
+from vlrl.config.registry import prints_aside
+from vlrl.config.schema import LimitsSettings
+from vlrl.data import media
 from vlrl.errors import ConfigError, DataError, did_you_mean
-from vlrl.plugins import prints_aside
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import Scored, score_group
-from vlrl.services import Services, without_absent
-from vlrl.settings import LimitsSettings
 from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
+from vlrl.task.scoring import Scored, score_group
+from vlrl.task.services import Services, without_absent
 from vlrl.types import LoadedMedia, Media, Sample
 
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from vlrl.config.schema import Config
 from vlrl.curriculum.report import BINS, bins
 from vlrl.data import SPLITS, json_line
+from vlrl.data.formats import rows_in
+from vlrl.data.formats.folders import of_side
 from vlrl.errors import DataError
-from vlrl.files import replacing
-from vlrl.formats import rows_in
-from vlrl.formats.folders import of_side
-from vlrl.settings import Config
+from vlrl.store.files import replacing
 from vlrl.tools.dataconvert import UsableRow, moved
 
 COLUMNS = {"pass_at_k": "share of the k answers that are right, in [0, 1]", "difficulty": "1 - pass_at_k",

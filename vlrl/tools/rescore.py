@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from vlrl.config.registry import prints_aside
 from vlrl.errors import RunError
-from vlrl.plugins import prints_aside
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import score_group
-from vlrl.services import Services, without_absent
 from vlrl.store import RunFolder
 from vlrl.task import Task, fill
+from vlrl.task.scoring import score_group
+from vlrl.task.services import Services, without_absent
 from vlrl.types import Answer, Parts, Sample
 
 _COLUMNS = ("group_id", "sample_id", "task", "index", "step", "prompt", "completion", "token_ids", "parts", "reward",

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.data import MEDIA_FIELDS, box_problems
+from vlrl.data.formats.choices import letter, options_of
+from vlrl.data.formats.driving import plan_problem
+from vlrl.data.formats.fields import number, short
+from vlrl.data.formats.folders import side_of
 from vlrl.errors import DataError, did_you_mean
-from vlrl.formats.choices import letter, options_of
-from vlrl.formats.driving import plan_problem
-from vlrl.formats.fields import number, short
-from vlrl.formats.folders import side_of
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.driving import trajectory_problem
 

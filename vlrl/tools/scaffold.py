@@ -17,8 +17,8 @@ from string import Template
 
 from PIL import Image, ImageDraw
 
+from vlrl.config.registry import FOLDERS
 from vlrl.errors import ConfigError
-from vlrl.plugins import FOLDERS
 from vlrl.task import builtin_names
 
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -18,16 +18,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vlrl.coordinates import Convention
+from vlrl.config.registry import prints_aside
+from vlrl.data.coordinates import Convention
 from vlrl.errors import DataError, VlrlError, did_you_mean
-from vlrl.offline import sample_from
-from vlrl.plugins import prints_aside
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.text import parse_answer
-from vlrl.scoring import Scored, score_alone, score_group
-from vlrl.services import Services, without_absent
 from vlrl.store import plain
 from vlrl.task import Task
+from vlrl.task.scoring import Scored, score_alone, score_group
+from vlrl.task.services import Services, without_absent
+from vlrl.training.build_task import sample_from
 from vlrl.types import Answer, Coordinates, Sample
 
 _KEYS = ("sample", "completions", "step", "variants", "task")

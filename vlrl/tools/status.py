@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.errors import RunError, did_you_mean
-from vlrl.files import read_json
-from vlrl.runlock import owner_lives
+from vlrl.store.files import read_json
+from vlrl.store.lock import owner_lives
 
 ACTIVE = ("starting", "running", "stale")
 """States in which a process works on the run."""

@@ -122,7 +122,7 @@ def training() -> str:
     import logging
 
     from vlrl.config import load
-    from vlrl.loop import train
+    from vlrl.training.loop import train
 
     with tempfile.TemporaryDirectory() as folder:
         words = ("steps=1", f"run.dir={folder}/run", "rollout.prompts_per_step=2", "rollout.group_size=2",
@@ -140,18 +140,19 @@ def training() -> str:
 def batch_shapes() -> str:
     """Whether answers depend on how many are written side by side: the last bits of the logits do, and may tip a draw.
     """
-    from vlrl import offline, policy
-    from vlrl.answering import sampling_of
-    from vlrl.assemble import make_accelerator
     from vlrl.config import load
-    from vlrl.encode import Encoder
     from vlrl.engine.compare import compare
-    from vlrl.rollout import first_samples
+    from vlrl.models import policy
+    from vlrl.models.processing import Encoder
+    from vlrl.rollout.group_source.generate import sampling_of
+    from vlrl.rollout.group_source.group_source import first_samples
+    from vlrl.training import build_task
+    from vlrl.training.build import make_accelerator
     from vlrl.types import Request
 
     words = ("model.dtype=float32", "task.count=4", "rollout.max_new_tokens=24", "log.trackers=[]")
     config = load("configs/quickstart.yaml", words)
-    model, task = policy.load(config, make_accelerator(config)), offline.make_task(config)
+    model, task = policy.load(config, make_accelerator(config)), build_task.make_task(config)
     encode = Encoder(model.processor, model.family, model.positions, config)
     requests = [Request(prompt=encode(task, sample), n=4, sampling=sampling_of(config.rollout, 1.0), key=(0, i))
                 for i, sample in enumerate(first_samples(task, "train", 4))]
@@ -167,8 +168,8 @@ def batch_shapes() -> str:
 def images() -> str:
     from PIL import Image, features
 
-    from vlrl.media import load
-    from vlrl.settings import LimitsSettings
+    from vlrl.config.schema import LimitsSettings
+    from vlrl.data.media import load
     from vlrl.types import Media
 
     kinds = ["png", "jpeg", *(k for k in ("webp", "avif") if features.check(k))]
@@ -188,7 +189,7 @@ def video(decoder: str) -> str:
     import av
     import numpy as np
 
-    from vlrl import decoders
+    from vlrl.data import video_decoders
 
     importlib.import_module({"pyav": "av"}.get(decoder, decoder))
     with tempfile.TemporaryDirectory() as folder:
@@ -200,8 +201,8 @@ def video(decoder: str) -> str:
                 picture = np.full((48, 64, 3), 30 * i, np.uint8)
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
             container.mux(stream.encode())
-        clip = decoders.track(path)
-        last = np.asarray(decoders.DECODERS[decoder](clip, [7])[0])
+        clip = video_decoders.track(path)
+        last = np.asarray(video_decoders.DECODERS[decoder](clip, [7])[0])
     right = len(clip.times) == 8 and clip.size == (64, 48) and abs(float(last.mean()) - 210) < 20
     assert right, "frames come out wrong"
     return "decodes a clip"

@@ -1,0 +1,233 @@
+"""What a user gets wrong, over every subcommand: one message on stderr, the right exit code, nothing written."""
+
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_looking import finished
+from vlrl.cli.main.main import main
+from vlrl.models import hub
+
+TASK = """
+from vlrl.task import Task
+from vlrl.types import Sample
+class Yes(Task):
+    prompt = "Say yes."
+    rewards = {"correct": 1.0}
+    def samples(self, split): return [Sample(id=f"{split}-{i}", row={"answer": "yes", "n": f"{split}{i}"})
+                                      for i in range(4)]
+    def score(self, sample, answer): return {"correct": float(answer.final == sample["answer"])}
+    def oracle(self, sample): return "yes"
+"""
+BROKEN = {
+    "raises": "1 / 0", "exits": "import sys\nsys.exit(0)", "odd": "class Odd(BaseException): pass\nraise Odd('end')",
+    "two": TASK + "class No(Yes): pass", "none": "x = 1",
+    "leaves": TASK + "    def samples(self, split): raise SystemExit(0)\n",
+    "target": TASK + "    def target(self, sample): return {}[0]\n",
+    "content": TASK + "    def messages(self, sample): return [{'role': 'user'}]\n",
+    "number": TASK + "    def oracle(self, sample): return 5\n",
+    "dies": TASK + "    def weights_at(self, step): raise SystemExit(0)\n",
+}
+CONFIGS = {
+    "yes": "extends: tiny.yaml\ntask: yes.py", "list": "- steps", "twice": "steps: 1\nsteps: 2",
+    "tab": "train:\n\tlr: 1",
+    "compose": "services: {web: {image: nginx}}", "empty_section": "extends: tiny.yaml\ntrain:", "number": "1: 2",
+    "words": "only words", "code": "a: !!python/object/apply:os.system [ls]", "deep": "a: " + "[" * 500,
+    "lost": "extends: quikstart.yaml",
+}
+ROW = '{"sample": {"id": "a", "answer": "yes"}, "completions": ["yes"]}'
+LONG = "x" * 300
+
+CASES = [
+    # configs
+    ("score folder", 1, "config 'folder' is a folder: name a YAML file"),
+    ("score /dev/null", 1, "config '/dev/null' is no regular file"),
+    ("score quickstrat.yaml", 1, "Did you mean 'configs/quickstart.yaml'"),
+    (f"score {LONG}.yaml", 1, "does not exist"),
+    ("score list.yaml", 1, "list.yaml must hold settings as 'key: value', not a list"),
+    ("score words.yaml", 1, "not a text"),
+    ("score bytes.yaml", 1, "bytes.yaml: it is no UTF-8 text. Save it as UTF-8"),
+    ("score twice.yaml", 1, "twice.yaml: line 2: the key 'steps' stands in line 1 already"),
+    ("score tab.yaml", 1, r"tab.yaml: line 2: found character '\\t'"),
+    ("score code.yaml", 1, "line 1: could not determine a constructor for the tag.*os.system"),
+    ("score deep.yaml", 1, "deep.yaml: (nested too deeply|line 1: )"),
+    ("score number.yaml", 1, "unknown setting '1': the name of a setting is a text"),
+    ("score compose.yaml", 1, "unknown setting 'services' .value {'web': {'image': 'nginx'}}.. Known here: steps"),
+    ("score empty_section.yaml", 1, "train=None: write its settings below it, as 'key: value'.*Known: lr"),
+    ("score lost.yaml", 1, "extends: 'quikstart.yaml' does not exist.*Did you mean 'quickstart.yaml'"),
+    ("train", 2, "Missing argument 'CONFIG'"),
+    ("train yes.yaml --json", 2, "goes with --dry-run"),
+    ("train twice.yaml --dry-run", 1, "twice.yaml: line 2"),
+    ("sft nothing.yaml", 1, "config file 'nothing.yaml' does not exist"),
+    # tasks
+    ("tasks check raises.py", 1, "task.name='raises.py': .*raises.py:1: ZeroDivisionError"),
+    ("tasks check exits.py", 1, "exits.py:2: SystemExit: 0"),
+    ("tasks check odd.py", 1, "odd.py:2: Odd: end"),
+    ("tasks check two.py", 1, "2 tasks are there, Yes and No; name one, as two.py:Yes"),
+    ("tasks check none.py", 1, "no class there is a Task: write `class Mine.Task.`, or begin with `vlrl tasks new`"),
+    ("tasks check yes.py:Yess", 1, "yes.py has no Task class 'Yess'. Did you mean 'Yes'"),
+    ("tasks check yes.py:Task", 1, "yes.py has no Task class 'Task'.$"),
+    ("tasks check leaves.py --processes 0", 1, "leaves.py:.*SystemExit: 0"),
+    ("tasks new pens --dir rows.jsonl", 1, "--dir 'rows.jsonl' cannot be written: File exists"),
+    ("tasks lst", 2, "No such command 'lst'. Did you mean 'list'"),
+    # play and score
+    ("play yes.yaml task=target.py --answer x", 1, "target of sample 'train-0' failed: .*target.py:11: KeyError: 0"),
+    ("play yes.yaml task=content.py --answer x", 1, "messages of sample 'train-0' holds .*expected {\"role\""),
+    ("play yes.yaml task=number.py --answer x", 1, "oracle of sample 'train-0' gave int, expected the text"),
+    ("play yes.yaml task=dies.py --answer x", 1, "dies.py:11: SystemExit: 0"),
+    ("play yes.yaml --index 1 --id a", 2, "give one of --index, --id and --random"),
+    ("score yes.yaml loop.jsonl", 1, "input 'loop.jsonl' cannot be read: Too many levels of symbolic links"),
+    ("score yes.yaml rows.jsonl -o /dev/full", 1, "No space left on device. Free space"),
+    ("score yes.yaml rows.jsonl --run runs/a", 2, "--run reads the rollouts of a run"),
+    ("score yes.yaml --run ''", 1, "holds no rollouts"),
+    (f"score yes.yaml --run {LONG}", 1, "is no run folder: it does not exist"),
+    ("score yes.yaml --run damaged", 1, "damaged holds no rollouts. skipped .*step-000000-rank-00000.parquet"),
+    # data
+    ("data check latin.jsonl", 1, "latin.jsonl cannot be read: it is no UTF-8 text .*at byte 11.. Save it as UTF-8"),
+    ("data check looping.jsonl", 1, "media path 'loop.jsonl' is not a path: Symlink loop|loop.jsonl does not exist"),
+    (f"data convert good.jsonl -o {LONG}.jsonl", 1, "File name too long. Name another"),
+    (f"data split good.jsonl -o {LONG} --root .", 1, "File name too long|leaves none to train on"),
+    # runs, checkpoints and models
+    (f"status {LONG}", 1, "is no folder of a run"),
+    ("status yes.yaml", 1, "is no folder of a run: it is a file. Name a run folder"),
+    ("status runs --watch --every inf", 2, "--every"),
+    ("doctor runs", 2, "unexpected extra argument"),
+    ("eval yes.yaml --checkpoint nowhere", 1, "'nowhere' is not a folder: name a run folder, or a checkpoint"),
+    ("eval yes.yaml --checkpoint runs", 1, "runs is neither a run folder nor a checkpoint"),
+    ("eval yes.yaml --model m --checkpoint runs", 2, "name a model or a checkpoint, not both"),
+    ("eval yes.yaml -o link.jsonl", 1, "link.jsonl exists already, and nothing is overwritten"),
+    (f"export {LONG} -o out", 1, "is not a folder: name a run folder"),
+    ("export runs", 2, "Missing option '-(o|-out)'"),
+    ("tiny -o folder", 1, "folder is not an empty folder, and nothing is overwritten"),
+    ("tiny -o out --seed 99999999999999999999 --random", 2, "--seed"),
+    ("tiny -o out --max-pixels 4096", 2, "goes with --random"),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with one of everything that is wrong."""
+    root = tmp_path_factory.mktemp("bad")
+    for name, text in {**BROKEN, "yes": TASK}.items():
+        (root / f"{name}.py").write_text(text)
+    for name, text in CONFIGS.items():
+        (root / f"{name}.yaml").write_text(text)
+    (root / "bytes.yaml").write_bytes(b"\xff\xfe\0")
+    (root / "rows.jsonl").write_text(ROW + "\n")
+    (root / "good.jsonl").write_text('{"id": "a"}\n')
+    (root / "latin.jsonl").write_bytes('{"id": "caf\xe9"}'.encode("latin-1"))
+    (root / "looping.jsonl").write_text('{"id": "a", "image": "loop.jsonl"}\n')
+    (root / "loop.jsonl").symlink_to("loop.jsonl")
+    (root / "link.jsonl").symlink_to("nothing.jsonl")
+    for folder in ("folder/full", "runs", "damaged/rollouts"):
+        (root / folder).mkdir(parents=True)
+    (root / "damaged/rollouts/step-000000-rank-00000.parquet").write_bytes(b"PAR1")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _here(place, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+@pytest.mark.parametrize(("words", "code", "says"), CASES, ids=[words[:50] for words, _, _ in CASES])
+def test_message_and_exit_code(place, capsys, words, code, says):
+    before = sorted(p for p in place.rglob("*") if "__pycache__" not in p.parts)
+    assert main(shlex.split(words)) == code
+    out, err = capsys.readouterr()
+    assert re.search(says, " ".join((err if err else out).split())), (out, err)
+    assert "Traceback" not in out + err
+    assert code == 2 or err.startswith("error: ") or re.match("(data|tasks) check", words)
+    assert sorted(p for p in place.rglob("*") if "__pycache__" not in p.parts) == before
+
+
+@pytest.mark.parametrize("words", [
+    "play {} --answer yes --json", "score {} rows.jsonl", "tasks check {task} --samples 2 --json",
+    "data check good.jsonl --config {} --json"])
+def test_what_a_task_prints_stays_out_of_json(place, capsys, words):
+    (place / "noisy.py").write_text(TASK.replace("def score(self, sample, answer): ", "def score(self, sample, answer):"
+                                                 "\n        print('NOISE')\n        ") + "\nprint('NOISE')\n")
+    (place / "noisy.yaml").write_text("extends: tiny.yaml\ntask: noisy.py")
+    main(words.format("noisy.yaml", task="noisy.py").split())
+    out, err = capsys.readouterr()
+    assert all(isinstance(json.loads(line), dict) for line in out.splitlines()) and out and "NOISE" in err
+
+
+def test_a_scorer_that_exits_is_an_error_of_the_answer(place, capsys):
+    (place / "quits.py").write_text(TASK.replace("return {\"correct\": float", "raise SystemExit(3) or {\"c\": float"))
+    assert main(["score", "yes.yaml", "rows.jsonl", "task=quits.py"]) == 0
+    assert json.loads(capsys.readouterr().out)["rewards"][0]["error"].startswith("SystemExit: 3")
+
+
+def test_json_has_no_nan(tmp_path, capsys):
+    finished(tmp_path / "run")
+    (tmp_path / "run" / "eval.jsonl").write_text('{"step": 1e999, "split": "heldout", "iou": NaN}\n')
+    assert main(["status", str(tmp_path / "run"), "--json"]) == 0
+    assert "NaN" not in (out := capsys.readouterr().out) and "Infinity" not in out
+
+
+@pytest.mark.parametrize(("words", "code", "says"), [
+    ("score yes.yaml rows.jsonl >&-", 0, "^$"),
+    ("tasks list --json > /dev/full", 1, "^error: .*No space left on device")])
+def test_closed_and_full_streams(words, code, says):
+    done = subprocess.run(f"exec {shlex.quote(sys.executable)} -m vlrl {words}", shell=True, capture_output=True,
+                          text=True, timeout=60)
+    assert done.returncode == code and re.search(says, done.stderr) and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", ["play yes.yaml --answer é", "status --help"])
+def test_a_terminal_without_unicode(words, capsys, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+    monkeypatch.setenv("COLUMNS", "20")
+    assert main(words.split()) == 0 and written.getvalue().isascii() and not capsys.readouterr().err
+
+
+def test_a_working_directory_that_is_gone(tmp_path):
+    script = f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && exec {sys.executable} -m vlrl"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(f"{script} status", shell=True, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 1 and done.stderr.startswith("error: the working directory does not exist any more")
+
+
+def test_light_commands_import_no_torch():
+    code = ("import sys; from vlrl.cli.main import main; [main(w.split()) for w in ('--help', 'tasks list', 'status none', "
+            "'score none.yaml', 'export none -o x', 'eval yes.yaml --checkpoint none')]; "
+            "sys.exit('torch' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unreachable_hub_is_asked_once(monkeypatch, caplog):
+    from huggingface_hub import constants
+
+    hub._settle.cache_clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    hub.settle("some/model")
+    hub.settle("other/model")
+    assert constants.HF_HUB_OFFLINE and len(caplog.records) == 1
+    assert "the model hub http://127.0.0.1:9 cannot be reached" in caplog.text
+    hub._settle.cache_clear()
+
+
+def test_packages_of_another_environment_are_not_the_users_code(tmp_path):
+    """Such as those that a virtual environment takes from the system, typer's own way to end among them."""
+    from vlrl.config.registry import place
+
+    for folder, own in (("lib/site-packages/other", False), ("dist-packages", False), ("mine", True)):
+        file = tmp_path / folder / "code.py"
+        file.parent.mkdir(parents=True)
+        file.write_text("raise SystemExit(0)")
+        with pytest.raises(SystemExit) as stop:
+            exec(compile(file.read_text(), str(file), "exec"))
+        here = str(Path(__file__))
+        assert (place(stop.value).startswith(str(file)) is own) and (own or place(stop.value).startswith(here))

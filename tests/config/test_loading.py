@@ -1,0 +1,188 @@
+"""Settings that would be misread are refused, by name and value."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from vlrl.config import loading
+from vlrl.config.base import Named
+from vlrl.config.other_names import known_as
+from vlrl.config.registry import failure, resolve
+from vlrl.errors import ConfigError, RunError
+
+ROOT = Path(__file__).parents[1]
+BASE = "task: grounding\nmodel: {name: m}\n"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(BASE)
+    return path
+
+
+@pytest.mark.parametrize(("word", "says"), [
+    ("train.lr=.nan", "train.lr=nan: .*finite number"),
+    ("train.lr=.inf", "train.lr=inf: .*finite number"),
+    ("train.part_lr.language=.inf", "train.part_lr.language=inf: .*finite"),
+    ("train.part_lr.language=0", "train.part_lr.language=0: .*greater than 0"),
+    ("train.part_lr={vision: true}", "train.part_lr.*give a number, not true or false"),
+    ("train.betas=[0.9, 1]", "train.betas.1=1: .*less than 1"),
+    ("train.betas=[-0.1, 0.9]", "train.betas.0=-0.1: .*greater than or equal to 0"),
+    ("train.betas=[true, 0.9]", "train.betas=.*not true or false"),
+    ("steps=true", "steps=True: give a number, not true or false"),
+    ("train.lr=yes", "train.lr=True: give a number"),
+    ("model.max_pixels=true", "model.max_pixels=True: give a number"),
+    ("seed=9223372036854775808", "seed=9223372036854775808: .*less than 9223372036854775808"),
+    ("data.seed=-9223372036854775809", "data.seed=-9223372036854775809"),
+    ("steps=9223372036854775808", "steps=9223372036854775808"),
+    ("model.train=[]", r"model.train=\[\]: nothing would learn.*model.lora.rank"),
+    ("model={min_pixels: 9, max_pixels: 8}", "model.min_pixels=9 is more than model.max_pixels=8"),
+    ("eval.splits=[heldout, train, heldout]", "eval.splits=.*'heldout' stands there twice"),
+    ("seed=2020-13-45", "seed: cannot read the value '2020-13-45': ValueError: month must be in 1..12"),
+    ("seed={a: 1, a: 2}", "seed: cannot read the value .*line 1: the key 'a'"),
+    ("seed=!!bool maybe", "seed: cannot read the value"),
+    ("seed=[", "seed: cannot read the value"),
+    ("=1", "'=1' is not a setting"),
+])
+def test_bad_words(file, word, says):
+    with pytest.raises(ConfigError, match=says) as error:
+        loading.load(file, [word])
+    assert "Value error" not in str(error.value)
+
+
+@pytest.mark.parametrize("words", [
+    ["extends=[curricula/time_r1.yaml,curricula/adcl.yaml]"], ["extends=curricula/time_r1.yaml", "curriculum=adcl"],
+    ["curriculum={name: gaussian, std: 0.1, pass_at: 0.7}", "curriculum={name: adcl}"],
+    ["extends=curricula/time_r1.yaml", "curriculum.name=adcl"]])
+def test_another_sampler_drops_the_options_of_the_old_one(file, words):
+    found = loading.load(file, words).curriculum
+    assert found.name == "adcl" and {*found.sampler.options} <= {"batches", "probe_size"} and found.pass_at == 0.7
+
+
+def test_a_sampler_by_its_name_alone(file):
+    file.write_text(BASE + "curriculum: sec")
+    assert loading.load(file).curriculum.sampler == Named(name="sec")
+    words = ["curriculum.keep.low=0.1", "curriculum.tau=2", "curriculum.keep=pass_range"]
+    found = loading.load(file, words).curriculum  # options stay under the same name
+    assert found.sampler.options == {"tau": 2} and found.keep.options == {"low": 0.1}
+    assert loading.load(file, ["curriculum.alpha=0.1", "curriculum=dump"]).curriculum.sampler.options == {"alpha": 0.1}
+    assert loading.load(file, ["curriculum.window=9", "curriculum=dump"]).curriculum.sampler.options == {"window": 9}
+
+
+def test_values_at_the_edge_are_taken(file):
+    found = loading.load(file, ["train.betas=[0, 0.999]", "seed=9223372036854775807", "steps=0", "train.lr=1e-4",
+                               "model={train: [], lora: {rank: 4}, min_pixels: 8, max_pixels: 8}", "data.seed=-1",
+                               "curriculum.keep=mixed", "store.rollouts=false", "train.part_lr={vision: 1e-6}"])
+    assert (found.train.betas, found.model.train, found.train.part_lr) == ((0, 0.999), (), {"vision": 1e-6})
+    assert not found.store.rollouts and found.model.min_pixels == 8
+    assert loading.validate(loading.yaml.safe_load(loading.dump(found))) == found
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("steps: 1\nseed: 2\nsteps: 3\n", "line 5: the key 'steps' stands in line 3 already"),
+    ("train:\n  lr: 1\n  betas: [0, 0]\n  lr: 2\n", "line 6: the key 'lr' stands in line 4 already"),
+    ("seed: 2020-13-45\n", "ValueError: month must be in 1..12"),
+    ("seed: !!timestamp soon\n", "cannot read config"),
+    ("seed: \x01\n", "cannot read config"),
+    ("? [a]\n: 1\n", "cannot read config"),
+    ("a: " + "[" * 5000, "cannot read config"),
+    ("1: 2\n", "1"),
+    ("extends: " + "x" * 5000, "does not exist"),
+])
+def test_bad_files(file, text, says):
+    file.write_text(BASE + text)
+    with pytest.raises(ConfigError, match=says) as error:
+        loading.load(file)
+    assert "a.yaml" in str(error.value) or text.startswith("1")
+
+
+def test_anchors_and_merges_are_no_duplicates(file):
+    file.write_text(BASE + "train: &a {lr: 1.0, warmup: 0.5}\neval: {samples: 1}\ncurriculum: {}\n")
+    assert loading.load(file).train.lr == 1
+    assert loading._parse("a: &a {x: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, y: 3}")["c"] == {"x": 2, "y": 3}
+
+
+def test_extends_reaches_the_configs_that_come_with_vlrl(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text("extends: classification/digits.yaml\nsteps: 3\n")
+    loaded = loading.load("own.yaml")
+    assert (loaded.steps, loaded.task.name, loaded.model.name) == (3, "digits", "embedded/tiny-qwen3-vl")
+    (tmp_path / "classification").mkdir()
+    (tmp_path / "classification" / "digits.yaml").write_text(BASE + "seed: 7\n")
+    assert loading.load("own.yaml").seed == 7  # a file beside it comes first
+    (tmp_path / "own.yaml").write_text("extends: tinny.yaml\n")
+    with pytest.raises(ConfigError, match=r"own\.yaml: extends: 'tinny.yaml' does not exist.*Did you mean 'tiny.yaml'"):
+        loading.load("own.yaml")
+
+
+def test_a_path_that_is_too_long():
+    with pytest.raises(ConfigError, match="does not exist"):
+        loading.load("x" * 5000 + ".yaml")
+
+
+# --- own code by name ---
+
+
+def test_resolve(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_variant.py").write_text("def f(x): return x\nnumber = 3\n")
+    (tmp_path / "own_broken.py").write_text("x = 1\ny = 1 / 0\n")
+    (tmp_path / "own_exit.py").write_text("raise SystemExit(0)\n")
+    assert resolve("algo.loss", "own_variant:f", {})(5) == 5
+    for name, says in (("own_variant:number", "is of type int, not a function or class"),
+                       ("own_variant:g", "has no attribute 'g'"), ("own_variant:", "has no attribute ''"),
+                       ("own_broken:f", r"own_broken.py:2: ZeroDivisionError"), ("own_exit:f", "SystemExit"),
+                       (":f", "ValueError: Empty module name"), ("..:f", "TypeError"), ("no.such:f", "No module named"),
+                       ("nope", "is not known")):
+        with pytest.raises(ConfigError, match=f"algo.loss={re.escape(repr(name))}.*{says}"):
+            resolve("algo.loss", name, {})
+
+
+def test_failures_outside_own_code_name_no_place():
+    try:
+        import json
+
+        json.loads("{")
+    except ValueError as error:
+        assert re.match(r".*test_config.py:\d+: JSONDecodeError: ", failure(error))
+    assert failure(KeyError("k")) == "KeyError: 'k'"
+
+
+def test_names_of_other_trainers_are_answered_with_ours(file):
+    with pytest.raises(ConfigError, match=r"'train.learning_rate' \(value 1e-05\)\. Here it is train.lr "):
+        loading.load(file, ["train.learning_rate=1.0e-5"])
+    with pytest.raises(ConfigError, match=r"Here it is rollout.group_size "):
+        loading.load(file, ["num_generations=4"])
+    ours = {name for name, *_ in loading.describe()}
+    table = (ROOT / "docs/coming-from.md").read_text()
+    rows = re.findall(r"(?m)^\| `-*([\w.]+)[^|]*\| `([\w.]+)[^|]*\|", table)
+    assert len(rows) > 80
+    for theirs, here in rows:
+        if here in ours and theirs != "deepspeed":  # that is a value, train.sharding=zero3
+            assert here in known_as(theirs), theirs
+
+
+def test_a_supervised_run_and_an_rl_run_are_told_apart(file):
+    rl = loading.load(file)
+    supervised = loading.load(file, ["algo.loss=supervised"])
+    with pytest.raises(RunError, match=r"runs/a holds a supervised run .* this is an RL run .*model.name=runs/a "):
+        loading.refuse_other_kind(supervised, rl, "runs/a")
+    loading.refuse_other_kind(rl, loading.load(file, ["algo.loss=cispo"]), "runs/a")
+
+
+def test_merge_keys_bring_so_many_settings_at_most(tmp_path):
+    levels = "\n".join(f"m{i}: &m{i} {{{', '.join(['<<: [' + ', '.join([f'*m{i - 1}'] * 10) + ']', f'k{i}: 1'])}}}"
+                       for i in range(1, 8))
+    file = tmp_path / "many.yaml"
+    file.write_text(f"m0: &m0 {{k0: 1, j0: 1}}\n{levels}\n")
+    with pytest.raises(ConfigError, match=r"many\.yaml: its merge keys \(<<\) bring more than 10,000 settings"):
+        loading.load(file)
+
+
+def test_a_run_folder_that_yaml_reads_as_false_is_refused(tmp_path):
+    file = tmp_path / "off.yaml"
+    file.write_text("extends: tiny.yaml\ntask: grounding\nrun: {dir: no}\n")
+    with pytest.raises(ConfigError, match=r"run\.dir=False"):
+        loading.load(file)

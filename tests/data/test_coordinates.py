@@ -1,0 +1,75 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlrl.data.coordinates import CONVENTIONS, make
+from vlrl.errors import ConfigError, DataError
+from vlrl.types import Sample
+
+
+def sample(width=640, height=480, **row):
+    return Sample(id="r1", row={"width": width, "height": height, **row})
+
+
+@pytest.mark.parametrize(("convention", "written", "original"), [
+    ("original", [64, 48, 320, 240], [64, 48, 320, 240]),
+    ("norm1000", [100, 100, 500, 1000], [64, 48, 320, 480]),
+    ("norm999", [0, 0, 999, 999], [0, 0, 640, 480]),
+    ("norm1", [0.1, 0.5, 0.5, 1.0], [64, 240, 320, 480]),
+    ("processed", [28, 14, 140, 84], [64, 32, 320, 192]),  # 280x210 processed, so 16/7 original pixels each
+])
+def test_both_ways(convention, written, original):
+    row = sample(processed_size=[280, 210])
+    assert make(convention).to_original(row, written) == pytest.approx(original, abs=1e-5)
+    assert make(convention).from_original(row, original) == pytest.approx(written, abs=1e-5)
+    assert make(convention).to_original(row, written[:2]) == pytest.approx(original[:2], abs=1e-5)
+
+
+def test_what_a_model_writes_is_whole_where_the_convention_is():
+    row = sample(processed_size=[280, 210])
+    for convention in ("norm1000", "norm999", "processed"):
+        assert all(isinstance(v, int) for v in make(convention).from_original(row, [1.2, 3.4, 55.5, 77.7]))
+    assert make("norm1").from_original(row, [1, 3, 100 / 3, 77]) == [0.0016, 0.0063, 0.0521, 0.1604]
+    assert make("original").from_original(row, [1.25, 3, 5, 7]) == [1.25, 3, 5, 7]
+
+
+def test_reading_is_not_rounded():
+    assert make("norm1000").to_original(sample(333, 777), [1, 1]) == [0.333, 0.777]
+
+
+@given(st.sampled_from(CONVENTIONS), st.integers(8, 8000), st.integers(8, 8000), st.integers(28, 4000),
+       st.integers(28, 4000), st.lists(st.floats(0, 1), min_size=4, max_size=4))
+def test_round_trip_within_one_unit(convention, width, height, processed_width, processed_height, shares):
+    row = sample(width, height, processed_size=[processed_width, processed_height])
+    box = [share * side for share, side in zip(shares, [width, height] * 2, strict=True)]
+    back = make(convention).to_original(row, make(convention).from_original(row, box))
+    full = {"original": (width, height), "processed": (processed_width, processed_height), "norm1000": (1000, 1000),
+            "norm999": (999, 999), "norm1": (10_000, 10_000)}[convention]
+    units = [width / full[0], height / full[1]] * 2
+    assert all(abs(a - b) <= unit for a, b, unit in zip(box, back, units, strict=True))
+
+
+def test_a_row_overrides_the_setting():
+    row = sample(coordinates="norm1000")
+    assert make("original").to_original(row, [500, 500]) == [320, 240]
+    assert make("norm1000").to_original(sample(coordinates="original"), [500, 500]) == [500, 500]
+
+
+@pytest.mark.parametrize(("convention", "row", "words"), [
+    ("processed", {}, ["r1", "processed_size", "task.coordinates"]),
+    ("processed", {"processed_size": [0, 5]}, ["r1", "processed_size=0"]),
+    ("processed", {"processed_size": 28}, ["r1", "processed_size=28"]),
+    ("norm1000", {"width": None}, ["r1", "width=None"]),
+    ("norm1000", {"height": -3}, ["r1", "height=-3"]),
+    ("norm1000", {"height": True}, ["r1", "height=True"]),
+    ("original", {"coordinates": "norm100"}, ["r1", "norm100", "norm1000"]),
+])
+def test_a_row_that_cannot_be_converted_is_named(convention, row, words):
+    with pytest.raises(DataError) as error:
+        make(convention).to_original(sample(**row), [1, 2, 3, 4])
+    assert all(word in str(error.value) for word in words)
+
+
+def test_an_unknown_setting_is_named():
+    with pytest.raises(ConfigError, match=r"task.coordinates='norm100'.*Did you mean 'norm1000'"):
+        make("norm100")

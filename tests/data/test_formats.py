@@ -1,0 +1,337 @@
+"""Native formats -> canonical rows: hand-computed values for each, and hostile files."""
+
+import json
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vlrl.cli.main.main import main
+from vlrl.data.dataset import FIELDS, sample_from_row
+from vlrl.data.formats import Source, canonical, recognised
+from vlrl.data.formats.fields import hull, number, numbers, scaled, tidy
+from vlrl.errors import DataError
+
+
+def one(record: dict, format: str = "auto", root: Path | None = None) -> dict:
+    """The only row of a record."""
+    (row,) = canonical(record, format, Source("r-1", root))
+    if isinstance(row, DataError):
+        raise row
+    return row
+
+
+def save(path: Path, value) -> Path:
+    path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+    return path
+
+
+def make_video(path: Path, frames=20, rate=10, size=(64, 32)) -> Path:
+    """Frame i is grey of value 10 * i."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        for i in range(frames):
+            frame = av.VideoFrame.from_ndarray(np.full((size[1], size[0], 3), 10 * i, np.uint8), format="rgb24")
+            frame.pts = i
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def talk(question: str, answer, **more) -> dict:
+    return {"id": 3, "image": "a.png", "width": 200, "height": 100, **more,
+            "conversations": [{"from": "human", "value": f"<image>{question}"}, {"from": "gpt", "value": answer}]}
+
+
+REC = "Please provide the bounding box coordinate of the region this sentence describes: the red mug."
+BASE = {"image": "a.png", "width": 200, "height": 100}
+ABOUT = {"id": "r-1", **BASE}
+
+CASES = {
+    # VLM-R1
+    "rec": ("vlm_r1", talk(REC, "<answer> [10, 20.5, 60, 80] </answer>"), {
+        "id": 3, **BASE, "expression": "the red mug",
+        "boxes": [{"box": [10, 20.5, 60, 80], "label": "the red mug"}]}),
+    "rec in shares": ("vlm_r1", talk(REC, "[0.1, 0.2, 0.5, 1.0]"), {
+        "id": 3, **BASE, "expression": "the red mug", "boxes": [{"box": [20, 20, 100, 100], "label": "the red mug"}]}),
+    "rec as json text": ("vlm_r1", {**BASE, "conversations": json.dumps(talk("the mug", '{"bbox_2d": [1, 2, 3, 4]}')[
+        "conversations"])}, {**ABOUT, "expression": "the mug", "boxes": [{"box": [1, 2, 3, 4], "label": "the mug"}]}),
+    "messages": ("vlm_r1", {**BASE, "messages": [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "How many?"}]},
+        {"role": "assistant", "content": "B"}], "accu_reward_method": "mcq"},
+        {**ABOUT, "question": "How many?", "answer": "B", "answer_type": "choice", "system_prompt": "be brief",
+         "meta": {"accu_reward_method": "mcq"}}),
+    "ovd": ("vlm_r1", talk("Detect the following objects: cat, dog, 'bird'.",
+                           '```json\n[{"bbox_2d": [0, 0, 9, 9], "label": "dog"}]\n```',
+                           accu_reward_method="odLength"), {
+        "id": 3, **BASE, "labels": ["cat", "dog", "bird"], "boxes": [{"box": [0, 0, 9, 9], "label": "dog"}],
+        "meta": {"accu_reward_method": "odLength"}}),
+    "ovd of nothing": ("vlm_r1", talk("Find these objects: ['cat']", "None", accu_reward_method="od_ap"), {
+        "id": 3, **BASE, "labels": ["cat"], "boxes": [], "meta": {"accu_reward_method": "od_ap"}}),
+    "ovd before another sentence": ("vlm_r1", talk("Detect the following objects: cat, dog. Output each as JSON.",
+                                                   "None", accu_reward_method="od_ap"), {
+        "id": 3, **BASE, "labels": ["cat", "dog"], "boxes": [], "meta": {"accu_reward_method": "od_ap"}}),
+    "ovd with a comma in a name": ("vlm_r1", talk("Detect the following objects: ['cat, big', 'dog']", "None",
+                                                  accu_reward_method="od_ap"), {
+        "id": 3, **BASE, "labels": ["cat, big", "dog"], "boxes": [], "meta": {"accu_reward_method": "od_ap"}}),
+    "several images": ("vlm_r1", {"id": 1, "image": ["a.png", "b/c.png"], "conversations": [
+        {"from": "human", "value": "What went wrong?"}, {"from": "gpt", "value": "No Defect"}]}, {
+        "id": 1, "images": ["a.png", "b/c.png"], "question": "What went wrong?", "answer": "No Defect",
+        "answer_type": "text"}),
+    # referring expressions
+    "problem and box": ("problem_box", {**BASE, "problem": "the mug", "solution": [1, 2, 3, 4], "dataset": "refcoco"}, {
+        **ABOUT, "expression": "the mug", "boxes": [{"box": [1, 2, 3, 4], "label": "the mug"}],
+        "meta": {"dataset": "refcoco"}}),
+    "refcoco": ("refcoco", {"ref_id": 7, "image_id": 12, "bbox": [10, 20, 30.5, 40], "sentences": [{"raw": "left mug"}],
+                            "width": 200, "height": 100}, {
+        "id": "r-1", "image": "COCO_train2014_000000000012.jpg", "width": 200, "height": 100, "expression": "left mug",
+        "boxes": [{"box": [10, 20, 40.5, 60], "label": "left mug"}], "meta": {"ref_id": 7, "image_id": 12}}),
+    "lisa": ("lisa", {"shapes": [{"label": "target", "points": [[5, 6], [50, 9], [20, 70]]},
+                                 {"label": "ignore", "points": [[0, 0], [199, 99]]},
+                                 {"label": "target", "points": [[3, 30], [4, 31]]}], "text": "what keeps tea warm",
+                      "imagePath": "a.png", "imageWidth": 200, "imageHeight": 100, "is_sentence": True}, {
+        **ABOUT, "expression": "what keeps tea warm",
+        "boxes": [{"box": [3, 6, 50, 70], "label": "what keeps tea warm"}],
+        "meta": {"is_sentence": True}}),
+    # COCO
+    "coco": ("coco", {"images": [{"id": 9, "file_name": "a.png", "width": 200, "height": 100}], "annotations": [
+        {"id": 1, "image_id": 9, "category_id": 2, "bbox": [10, 20, 30, 40], "iscrowd": 0},
+        {"id": 2, "image_id": 9, "category_id": 1, "bbox": [0, 0, 5, 5], "iscrowd": 1}],
+        "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]}, {
+        "id": "9", **BASE, "labels": ["cat", "dog"], "boxes": [{"box": [10, 20, 40, 60], "label": "dog"}],
+        "meta": {"crowd": [{"box": [0, 0, 5, 5], "label": "cat"}]}}),
+    "coco, an empty image": ("coco", {"images": [{"id": 9, "coco_url": "http://x.y/a.png", "width": 200,
+                                                  "height": 100}], "annotations": [],
+                                      "categories": [{"id": 1, "name": "cat"}]},
+                             {"id": "9", **BASE, "labels": ["cat"], "boxes": []}),
+    # Label Studio: percent of the image; a quarter turn about the upper left corner of a box of 20 x 40 pixels
+    "label studio": ("label_studio", {"id": 5, "data": {"image": "/data/upload/3/a.png"}, "annotations": [
+        {"was_cancelled": True, "result": []},
+        {"result": [{"type": "rectanglelabels", "original_width": 200, "original_height": 100, "value": {
+            "x": 50, "y": 10, "width": 10, "height": 40, "rotation": 0, "rectanglelabels": ["mug"]}},
+            {"type": "rectanglelabels", "original_width": 200, "original_height": 100, "value": {
+                "x": 50, "y": 10, "width": 10, "height": 40, "rotation": 90, "rectanglelabels": ["cup"]}},
+            {"type": "keypointlabels", "original_width": 200, "original_height": 100, "value": {
+                "x": 25, "y": 50, "width": 0.3, "keypointlabels": ["tip"]}},
+            {"type": "choices", "value": {"choices": ["good"]}}]}]}, {
+        "id": 5, "image": "3/a.png", "width": 200, "height": 100, "labels": ["mug", "cup"], "boxes": [
+            {"box": [100, 10, 120, 50], "label": "mug"}, {"box": [60, 10, 100, 30], "label": "cup"}],
+        "points": [[50, 50]]}),
+    "label studio, the small export": ("label_studio", {"id": 5, "image": "/data/local-files/?d=x/a.png", "label": [
+        {"x": 0, "y": 0, "width": 50, "height": 50, "rectanglelabels": ["mug"], "original_width": 200,
+         "original_height": 100}]}, {
+        "id": 5, "image": "x/a.png", "width": 200, "height": 100, "labels": ["mug"],
+        "boxes": [{"box": [0, 0, 100, 50], "label": "mug"}]}),
+    # place, label and text of a region are results of their own; an ellipse has a centre and radii; ground truth counts
+    "label studio, all in parts": ("label_studio", {"id": 5, "data": {"image": "/data/upload/3/a.png"}, "annotations": [
+        {"ground_truth": True, "result": [
+            {"id": "r", "type": "rectangle", "original_width": 200, "original_height": 100, "value": {
+                "x": 50, "y": 10, "width": 10, "height": 40, "rotation": 0}},
+            {"id": "r", "type": "labels", "value": {"x": 50, "y": 10, "width": 10, "height": 40, "labels": ["word"]}},
+            {"id": "r", "type": "textarea", "value": {"x": 50, "y": 10, "width": 10, "height": 40, "text": ["hi"]}},
+            {"id": "e", "type": "ellipselabels", "value": {
+                "x": 50, "y": 50, "radiusX": 10, "radiusY": 10, "rotation": 90, "ellipselabels": ["ring"]}}]},
+        {"result": []}]}, {
+        "id": 5, "image": "3/a.png", "width": 200, "height": 100, "labels": ["word", "ring"], "boxes": [
+            {"box": [100, 10, 120, 50], "label": "word"}, {"box": [90, 30, 110, 70], "label": "ring"}]}),
+    # GUI
+    "unlabelled": ("unlabelled", {"img_filename": "pc_a.png", "width": 200, "height": 100, "instruction": "close",
+                                  "data_type": "icon", "history": ["open"]}, {
+        "id": "r-1", "image": "pc_a.png", "width": 200, "height": 100, "instruction": "close", "history": ["open"],
+        "meta": {"data_type": "icon"}, "element_type": "icon", "platform": "desktop"}),
+    "screenspot, shares keep their digits": ("screenspot", {
+        "image": "a.png", "instruction": "close", "bbox": [0.12345678, 0.3333333, 0.12865432, 0.3444444],
+        "data_type": "icon", "image_size": [3840, 2160]}, {
+        "id": "r-1", "image": "a.png", "width": 3840, "height": 2160, "instruction": "close", "element_type": "icon",
+        "box": [474.074, 720, 494.033, 744], "meta": {"data_type": "icon"}}),
+    "screenspot v2": ("screenspot", {"img_filename": "mobile_a.png", "bbox": [10, 20, 30, 40], "instruction": "close",
+                                     "data_type": "icon", "data_source": "ios", "img_width": 200, "img_height": 100}, {
+        "id": "r-1", "image": "mobile_a.png", "width": 200, "height": 100, "instruction": "close",
+        "box": [10, 20, 40, 60], "element_type": "icon", "platform": "mobile",
+        "meta": {"bbox": [10, 20, 30, 40], "data_type": "icon", "data_source": "ios"}}),
+    "gui-rcpo": ("screenspot", {"id": 0, "image": "pc_a.png", "instruction": "close", "bbox": [0.25, 0.5, 0.75, 1.0],
+                                "data_type": "text", "data_source": "desktop", "image_size": [960, 540]}, {
+        "id": 0, "image": "pc_a.png", "width": 960, "height": 540, "instruction": "close", "box": [240, 270, 720, 540],
+        "element_type": "text", "platform": "desktop", "meta": {"data_type": "text", "data_source": "desktop"}}),
+    "screenspot-pro": ("screenspot_pro", {
+        "id": "x_1", "img_filename": "x/a.png", "bbox": [10, 20, 30, 40], "instruction": "open file", "ui_type": "icon",
+        "img_size": [3840, 2160], "application": "vscode", "platform": "macos", "group": "Dev"}, {
+        "id": "x_1", "image": "x/a.png", "width": 3840, "height": 2160, "instruction": "open file",
+        "box": [10, 20, 30, 40], "element_type": "icon", "platform": "desktop", "category": "Dev",
+        "group_key": "vscode", "meta": {"application": "vscode", "platform": "macos"}}),
+    "gui-g1": ("gui_g1", {**BASE, "problem": "Grounding instruction is: Save. Report the bbox coordinates in JSON "
+                          "format.", "solution": [1, 2, 30, 40], "rate": 1.5}, {
+        **ABOUT, "instruction": "Save", "box": [1, 2, 30, 40], "weight": 1.5}),
+    "gui-g2": ("gui_g2", {"image_path": "/web/a.png", "width": 200, "height": 100, "instruction": "Wish List",
+                          "rela_box": [0.1, 0.1, 0.2, 0.2], "abs_box": [20, 10, 40, 20]}, {
+        "id": "r-1", "image": "web/a.png", "width": 200, "height": 100, "instruction": "Wish List",
+        "box": [20, 10, 40, 20]}),
+    "gui-g2, shares alone": ("gui_g2", {**BASE, "instruction": "Wish List", "rela_box": [0.1, 0.1, 0.2, 0.25]}, {
+        **ABOUT, "instruction": "Wish List", "box": [20, 10, 40, 25]}),
+    "ui-r1, a click": ("android_step", {"image": "episode_12-screenshot_0.png", "gt": {
+        "action_type": "click", "x": 103, "y": 20.5}, "task": "Open the menu"}, {
+        "id": "r-1", "image": "episode_12-screenshot_0.png", "instruction": "Open the menu",
+        "action": {"type": "click", "point": [103, 20.5]}, "group_key": "episode_12", "platform": "mobile"}),
+    "ui-r1, text": ("android_step", {"image": "a.png", "gt": '{"action_type": "input_text", "text": "cake"}',
+                                     "task": "Type cake"}, {
+        "id": "r-1", "image": "a.png", "instruction": "Type cake", "action": {"type": "input_text", "text": "cake"},
+        "platform": "mobile"}),
+    "ui-r1, scroll": ("android_step", {"image": "a.png", "gt": {"action_type": "scroll", "direction": "Down"},
+                                       "task": "Go on", "gt_bbox": [1, 2, 3, 4]}, {
+        "id": "r-1", "image": "a.png", "instruction": "Go on", "action": {"type": "scroll", "direction": "down"},
+        "box": [1, 2, 3, 4], "platform": "mobile"}),
+    "gui-r1": ("gui_r1", {**BASE, "gt_action": "Click", "gt_bbox": [0.1, 0.2, 0.2, 0.4], "instruction": "press it",
+                          "gt_input_text": "no input text", "history": "None", "task_type": "high"}, {
+        **ABOUT, "instruction": "press it", "action": {"type": "click", "point": [30, 30]}, "category": "high",
+        "box": [20, 20, 40, 40]}),
+    "gui-r1, scroll": ("gui_r1", {**BASE, "gt_action": "scroll", "gt_bbox": [-100, -100], "instruction": "go on",
+                                  "gt_input_text": "DOWN", "history": "opened it"}, {
+        **ABOUT, "instruction": "go on", "action": {"type": "scroll", "direction": "DOWN"}, "history": "opened it"}),
+    # questions
+    "superclevr": ("problem_text", {"image": "/mnt/x/a.png", "problem": "How many items are there?", "solution": 4}, {
+        "id": "r-1", "image": "mnt/x/a.png", "question": "How many items are there?", "answer": 4,
+        "answer_type": "count", "count": 4}),
+    "r1-v": ("problem_text", {"image": "a.png", "problem": "Which?", "solution": "<answer> C </answer>"}, {
+        "id": "r-1", "image": "a.png", "question": "Which?", "answer": "C", "answer_type": "choice"}),
+    # tables
+    "xyxy": ("table", {**BASE, "xmin": "1", "ymin": "2", "xmax": "30", "ymax": "40", "class": "mug"}, {
+        **ABOUT, "labels": ["mug"], "boxes": [{"box": [1, 2, 30, 40], "label": "mug"}]}),
+    "xywh": ("table", {"image": "a.png", "x": 1, "y": 2, "width": 30, "height": 40, "caption": "my mug", "note": "n"}, {
+        "id": "r-1", "image": "a.png", "expression": "my mug", "boxes": [{"box": [1, 2, 31, 42], "label": "my mug"}],
+        "meta": {"note": "n"}}),
+    "shares": ("table", {**BASE, "bbox": "0.1, 0.2, 0.5, 1.0", "instruction": "press"}, {
+        **ABOUT, "instruction": "press", "box": [20, 20, 100, 100]}),
+    "told": ("table", {**BASE, "bbox": "[1, 2, 3, 4]", "bbox_format": "xywh", "label": "mug"}, {
+        **ABOUT, "labels": ["mug"], "boxes": [{"box": [1, 2, 4, 6], "label": "mug"}], "meta": {"bbox_format": "xywh"}}),
+    # lists of boxes
+    "boxes and labels": ("box_list", {**BASE, "boxes": [[1, 2, 3, 4], [0, 0, 9, 9]], "labels": ["mug", "jug"]}, {
+        **ABOUT, "labels": ["mug", "jug"],
+        "boxes": [{"box": [1, 2, 3, 4], "label": "mug"}, {"box": [0, 0, 9, 9], "label": "jug"}]}),
+    "objects": ("box_list", {**BASE, "objects": [{"bbox": [1, 2, 30, 40], "category": "mug"}], "bbox_format": "xywh"}, {
+        **ABOUT, "labels": ["mug"], "boxes": [{"box": [1, 2, 31, 42], "label": "mug"}]}),
+    # what is canonical, or of a task of one's own, stays as it is
+    "own": ("canonical", {"id": 1, "image": "a.png", "question": "q", "answer": "a", "box": [1, 2, 3, 4]},
+            {"id": 1, "image": "a.png", "question": "q", "answer": "a", "box": [1, 2, 3, 4]}),
+    "grounding": ("canonical", {**ABOUT, "expression": "x", "boxes": [], "bbox": [1, 2, 3, 4]},
+                  {**ABOUT, "expression": "x", "boxes": [], "bbox": [1, 2, 3, 4]}),
+}
+
+
+@pytest.mark.parametrize(("format", "record", "row"), CASES.values(), ids=CASES)
+def test_each_format_by_hand(format, record, row):
+    assert recognised(record) == format
+    assert one(record) == row == one(record, format)
+    assert format == "canonical" or set(row) <= FIELDS
+    assert sample_from_row(row).id == str(row["id"])
+    json.dumps(row, allow_nan=False)
+
+
+def test_several_rows_of_one_record():
+    rows = canonical({"episode_id": 4, "goal": "buy milk", "step_instructions": ["open it", "scroll"], "actions": [
+        {"action_type": "open_app", "app_name": "Shop"}, {"action_type": "scroll", "direction": "down"}],
+        "screenshot_widths": [100, 100], "screenshot_heights": [200, 200]})
+    assert [(r["id"], r["image"], r["history"], r["group_key"], r["width"], r["action"]) for r in rows] == [
+        ("4-0", "episode_4-screenshot_0.png", [], "episode_4", 100, {"type": "open_app", "text": "Shop"}),
+        ("4-1", "episode_4-screenshot_1.png", ["open it"], "episode_4", 100, {"type": "scroll", "direction": "down"})]
+    rows = canonical({"image": "a.png", "bbox": [1, 2, 3, 4], "sentences": ["one", "two"], "ref_id": 5})
+    assert [(r["id"], r["expression"]) for r in rows] == [("row-1", "one"), ("row-2", "two")]
+
+
+WRONG = {
+    "bbox of text": ({**CASES["screenspot v2"][1], "bbox": ["a", 2, 3, 4]}, "bbox=['a', 2, 3, 4] must be 4 finite"),
+    "a huge number": ({**CASES["xyxy"][1], "xmax": 10**400}, "must be 4 finite numbers"),
+    "NaN": ({**CASES["gui-g2"][1], "abs_box": [1, 2, float("nan"), 4]}, "abs_box=[1, 2, nan, 4] must be 4 finite"),
+    "three numbers": ({**CASES["gui-r1"][1], "gt_bbox": [1, 2, 3]}, "gt_bbox=[1, 2, 3] must be 2 or 4 finite"),
+    "no size": ({**CASES["gui-r1"][1], "width": None, "height": None}, "gt_bbox=[0.1, 0.2, 0.2, 0.4] is relative to "
+                "the image, whose size is not known"),
+    "no sound size": ({**CASES["rec"][1], "width": -3}, "width=-3, height=100 must be the image's width and height"),
+    "no instruction": ({**CASES["screenspot v2"][1], "instruction": 5}, "instruction=5 must be a text"),
+    "a category": ({**CASES["coco"][1], "categories": []}, "annotation 1: category_id=2 is the id of no category"),
+    "two columns": ({**CASES["xyxy"][1], "label": "jug"}, "the columns label and class may each be the label; say "
+                    "which with --columns label=label"),
+    "a solution": ({**CASES["r1-v"][1], "solution": {"a": 1}}, "solution={'a': 1} must be a text, a number or a box"),
+    "a shape": ({"shapes": [5], "text": "x"}, "shapes: 5 is no shape"),
+    "a rate": ({**CASES["gui-g1"][1], "rate": -1}, "rate=-1 must be a finite number of at least 0"),
+}
+
+
+@pytest.mark.parametrize(("record", "words"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_named(record, words):
+    with pytest.raises(DataError) as error:
+        one(record)
+    assert words in str(error.value)
+
+
+JSON = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.binary(
+    max_size=4), st.sampled_from(["[1, 2, 3, 4]", "<answer>[1,2,3,4]</answer>", "a.png", "{", "human", "none"])),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["x", "value", "points", "id"]), inner,
+                                                                max_size=3), max_leaves=6)
+NAMES = sorted({name for _, record, _ in CASES.values() for name in record} | {"annotations", "completions", "actions"})
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(sorted(CASES)), st.dictionaries(st.sampled_from(NAMES), JSON, max_size=3), st.data())
+def test_no_record_raises_anything_but_what_is_wrong_with_it(case, changed, data):
+    format, record, _ = CASES[case]
+    gone = data.draw(st.sets(st.sampled_from(sorted(record)), max_size=2))
+    hostile = {k: v for k, v in {**record, **changed}.items() if k not in gone}
+    for name in ("auto", format):
+        for row in canonical(hostile, name):
+            assert isinstance(row, (dict, DataError)) and (isinstance(row, dict) or len(str(row)) < 2000)
+
+
+def test_native_rows_are_scored_as_they_are(capsys, tmp_path):
+    native = {"image": "pc_a.png", "instruction": "close", "bbox": [0.25, 0.5, 0.75, 1.0], "data_type": "icon",
+              "image_size": [960, 540], "coordinates": "original"}
+    rows = save(tmp_path / "rows.jsonl", {"sample": native, "completions": ["[240, 270, 720, 540]", "[0, 0, 9, 9]"]})
+    config = save(tmp_path / "gui.yaml", "task: {name: gui, recipe: gui_g2, coordinates: original}\n"
+                  "model: {name: embedded/tiny-qwen3-vl}")
+    assert main(["score", str(config), str(rows)]) == 0
+    best, worst = json.loads(capsys.readouterr().out)["rewards"]
+    assert best["parts"]["point"] == best["parts"]["coverage"] == 1 and worst["reward"] < best["reward"]
+
+
+# --- numbers and sizes ------------------------------------------------------------------------------------------------
+
+
+def test_numbers():
+    assert numbers("[1, 2.5]", (2,), "p") == [1, 2.5] and numbers("1 2;3,4", (4,), "p") == [1, 2, 3, 4]
+    assert numbers("(1, 2)", (2, 4), "p") == [1, 2] and numbers((1.0, "2"), (2,), "p") == [1, 2]
+    assert [number(v) for v in ("1e3", "x", True, None, float("inf"), 10**400, "9" * 99)] == [1000, *[None] * 6]
+    assert tidy(909.9999936) == 910 and isinstance(tidy(910.0), int) and tidy(0.1234) == 0.123
+    assert hull([(3, 4), (1, 9)]) == [1, 4, 3, 9] and scaled([500, 1000], (640, 480), 1000, "p") == [320, 480]
+
+
+def test_a_size_that_is_missing_comes_from_the_header(tmp_path):
+    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
+    turned = Image.new("RGB", (200, 100))
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "turned.jpg", exif=exif)
+    (tmp_path / "cut.png").write_bytes((tmp_path / "a.png").read_bytes()[:60])  # the header is whole
+    record = {"image": "a.png", "problem": "x", "solution": [1, 2, 3, 4]}
+    for name, size in (("a.png", (200, 100)), ("turned.jpg", (100, 200)), ("cut.png", (200, 100))):
+        row = one({**record, "image": name}, root=tmp_path)
+        assert (row["width"], row["height"]) == size
+    for name in ("none.png", "../a.png", "http://x/a.png", "a\0.png", "x" * 5000):
+        assert "width" not in one({**record, "image": name}, root=tmp_path)
+    shares = {"image": "a.png", "bbox": [0.5, 0.5, 1, 1], "instruction": "x", "data_type": "icon"}
+    assert one(shares, root=tmp_path)["box"] == [100, 50, 200, 100]
+
+
+def test_absolute_paths_of_other_machines(tmp_path):
+    (tmp_path / "val" / "x").mkdir(parents=True)
+    (tmp_path / "val" / "x" / "a.png").touch()
+    source = Source(root=tmp_path)
+    for path in ("/home/me/val/x/a.png", f"{tmp_path}/val/x/a.png", "C:\\data\\val\\x\\a.png", "val\\x\\a.png"):
+        assert source.path(path) == "val/x/a.png"
+    assert source.path("/mnt/b.png") == "mnt/b.png" and source.path("a.png") == "a.png" and source.path(5) == 5
+    for path in ("../../etc/passwd", "/../etc/passwd", "http://x/a.png"):
+        with pytest.raises(DataError, match=r"leads out|URL"):
+            sample_from_row({"id": "1", "image": source.path(path)}, tmp_path)

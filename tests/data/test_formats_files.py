@@ -1,0 +1,334 @@
+"""Files and folders -> records: JSON, tables, parquet, classes of images; what is hostile or broken is refused."""
+
+import base64
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from tests.data.test_formats import BASE, CASES, make_video, one, save
+from vlrl.cli.main.main import main
+from vlrl.config.schema import DataSettings
+from vlrl.data.dataset import read_rows, read_samples, sample_from_row
+from vlrl.data.formats import Source, canonical, files, rows_in
+from vlrl.errors import DataError
+from vlrl.task import Task
+from vlrl.tools.dataconvert import convert
+
+
+def test_pictures_in_base64_become_files(tmp_path):
+    Image.new("RGB", (9, 8)).save(tmp_path / "a.png")
+    text = base64.b64encode((tmp_path / "a.png").read_bytes()).decode()
+    table = save(tmp_path / "m.tsv", f"index\timage\tquestion\tA\tB\tanswer\n1\t{text}\tWhich?\tx\ty\tB\n")
+    line = save(tmp_path / "m.jsonl", json.dumps({
+        "image": f"data:image/png;base64,{text}", "question": "Which?", "answer": "x"}))
+    for file in (table, line):
+        assert main(["data", "convert", str(file), "-o", str(tmp_path / f"{file.suffix[1:]}_rows.jsonl")]) == 0
+        (row,) = read_rows(tmp_path / f"{file.suffix[1:]}_rows.jsonl")
+        with Image.open(tmp_path / row["image"]) as image:
+            assert image.size == (9, 8)
+
+
+def test_a_coco_file_is_read_image_by_image(tmp_path):
+    file = save(tmp_path / "instances.json", {"info": {}, "categories": [{"id": 1, "name": "cat"}], "images": [
+        {"id": 7, "file_name": "a.png", "width": 9, "height": 9},
+        {"id": 8, "file_name": "b.png", "width": 9, "height": 9}, {"id": 7, "file_name": "a.png"},
+        {"file_name": "c.png"}], "annotations": [
+        {"id": 1, "image_id": 7, "category_id": 1, "bbox": [0, 0, 5, 5]}, {"id": 2, "image_id": 99, "bbox": []},
+        {"id": 3, "image_id": 8, "category_id": 4, "bbox": [0, 0, 5, 5]}]})
+    found = rows_in(file)
+    assert [(where.removeprefix(str(file)), isinstance(row, DataError)) for where, row in found] == [
+        (", image 7", False), (", image 8", True), (", image 7", False), (", image number 4", True),
+        (", annotation 2", True)]
+    assert found[0][1]["boxes"] == [{"box": [0, 0, 5, 5], "label": "cat"}]
+    assert "category_id=4" in str(found[1][1]) and "image_id=99 of 1 annotations" in str(found[4][1])
+
+
+def test_a_large_vocabulary_is_asked_for_in_part():
+    names = [{"id": i, "name": f"c{i}"} for i in range(101)]
+    image = {"id": 1, "file_name": "a.png", "neg_category_ids": [5]}
+    row = one({"images": [image], "annotations": [{"image_id": 1, "category_id": 3, "bbox": [1, 1, 2, 2]}],
+               "categories": names})
+    assert row["labels"] == ["c3", "c5"]
+
+
+def test_screenspot_with_corners_instead_of_sides(tmp_path):
+    def boxes(*given, size=(200, 100)):
+        sized = {"image_size": list(size)} if size else {}
+        file = save(tmp_path / "spot.json", [{"img_filename": f"{n}.png", "instruction": "x", "data_type": "icon",
+                                              "bbox": b, **sized} for n, b in enumerate(given)])
+        return [row["box"] for _, row in rows_in(file)]
+
+    assert boxes([10, 20, 30, 40]) == [[10, 20, 40, 60]]  # both are possible: sides, as in the paper's data
+    assert boxes([150, 20, 190, 40]) == [[150, 20, 190, 40]]  # as sides it would reach out of the image
+    assert boxes([150, 20, 190, 40], [150, 20, 40, 20])[1] == [150, 20, 190, 40]  # the second can only be sides
+    assert boxes(*[[i, 2, 30, 40] for i in range(1, 6)], size=None) == [[i, 2, 30, 40] for i in range(1, 6)]
+    assert boxes(*[[i, 2, 30, 40] for i in range(1, 5)], size=None)[0] == [1, 2, 31, 42]
+    assert boxes(*[[0.1, 0.1, 0.8, 0.9]] * 9)[0] == [20, 10, 160, 90]
+
+
+def test_tables_join_the_boxes_of_an_image(tmp_path):
+    file = save(tmp_path / "t.csv", "filename,xmin,ymin,xmax,ymax,class,width,height\na.png,1,2,3,4,mug,9,9\n"
+                "b.png,1,2,3,4,jug,9,9\na.png,5,6,7,8,cup,9,9\nc.png,,,,,,9,9\n")
+    rows = rows_in(file)
+    assert [row["image"] for _, row in rows[:2]] == ["a.png", "b.png"] and [w.rpartition(":")[2] for w, _ in rows] == [
+        "2", "3", "5"]
+    assert rows[0][1] == {"id": "t-2", "image": "a.png", "width": 9, "height": 9, "labels": ["mug", "cup", "jug"],
+                          "boxes": [{"box": [1, 2, 3, 4], "label": "mug"}, {"box": [5, 6, 7, 8], "label": "cup"}]}
+    bare = save(tmp_path / "bare.csv", "a.png;1;2;3;4;mug\na.png;5;6;7;8;mug\n")
+    assert [len(row["boxes"]) for _, row in rows_in(bare)] == [2]
+    said = save(tmp_path / "said.tsv", "image\tbox\tcaption\na.png\t[1, 2, 3, 4]\tleft, one\na.png\t[1,2,3,5]\tright\n")
+    assert [row["expression"] for _, row in rows_in(said)] == ["left, one", "right"]
+    assert [r["id"] for r in read_rows(save(tmp_path / "q.csv", "image,question,answer\na.png,Why?,so\n"))] == ["q-2"]
+
+
+def test_label_studio_asks_for_the_labels_of_the_whole_file(tmp_path):
+    def task(id, *labels):
+        return {"id": id, "data": {"image": f"{id}.png"}, "annotations": [{"result": [
+            {"type": "rectanglelabels", "original_width": 10, "original_height": 10,
+             "value": {"x": 0, "y": 0, "width": 50, "height": 50, "rectanglelabels": [label]}} for label in labels]}]}
+    rows = rows_in(save(tmp_path / "export.json", [task(1, "mug"), task(2), task(3, "cup", "mug")]))
+    assert [row["labels"] for _, row in rows] == [["mug", "cup"]] * 3
+    assert [len(row["boxes"]) for _, row in rows] == [1, 0, 2]
+
+
+@pytest.mark.parametrize(("name", "content"), [
+    ("a.json", [CASES["gui-g2"][1]]), ("a.json", {"data": [CASES["gui-g2"][1]], "info": "x"}),
+    ("a.json", CASES["gui-g2"][1]), ("a.json", {"r": CASES["gui-g2"][1]}),
+    ("a.json", "\n".join([json.dumps(CASES["gui-g2"][1])] * 2)),
+    ("a.jsonl", json.dumps([CASES["gui-g2"][1]], indent=1)),
+    ("a.ndjson", json.dumps(CASES["gui-g2"][1]))])
+def test_shapes_of_json_files(tmp_path, name, content):
+    rows = rows_in(save(tmp_path / name, content))
+    assert rows and all(row["instruction"] == "Wish List" for _, row in rows)
+
+
+def test_parquet_and_arrow(tmp_path):
+    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
+    data = (tmp_path / "a.png").read_bytes()
+    record = {**CASES["gui-r1"][1], "image": {"bytes": data, "path": None}, "width": None, "height": None}
+    table = pa.Table.from_pylist([record, {**record, "image": {"bytes": b"no image", "path": None}}])
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    for name in ("rows.parquet", "rows.arrow"):
+        (_, row), (where, broken) = rows_in(tmp_path / name)
+        assert row["box"] == [20, 20, 40, 40] and row["image"] == data and where.endswith(", row 2")
+        assert isinstance(broken, DataError)  # shares of a picture that says no size
+    with pytest.raises(DataError, match="`vlrl data convert` writes it as a file"):
+        sample_from_row(row)
+    out = tmp_path / "new" / "rows.jsonl"
+    count, bad = convert(tmp_path / "rows.parquet", out, keep_going=True)
+    (row,) = read_rows(out)
+    assert (count, len(bad)) == (1, 1) and (out.parent / row["image"]).read_bytes() == data
+    assert row["image"].startswith("rows_media/") and row["image"].endswith(".png")
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(DataError, match=r"x\.parquet cannot be read"):
+        rows_in(tmp_path / "x.parquet")
+
+
+HOSTILE = {
+    "deep": ('{"id": 1, "meta": ' + "[" * 300 + "]" * 300 + "}", "more than 64 deep"),
+    "deeper": ('{"id": 1, "meta": ' + "[" * 10**5, "not JSON"),
+    "long": ('{"id": "' + "x" * (files.MOST_LINE + 1) + '"}', "characters, more than the 16777216 that one row may "),
+    "digits": ('{"id": 1, "width": 1' + "0" * 5000 + "}", "not JSON"),
+}
+
+
+@pytest.mark.parametrize(("line", "words"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_lines_are_refused_alone(tmp_path, line, words):
+    (_, first), (where, row) = rows_in(save(tmp_path / "a.jsonl", f'{{"id": 1}}\n{line}\n'))
+    assert first == {"id": 1} and where.endswith(":2") and isinstance(row, DataError) and words in str(row)
+
+
+@pytest.mark.parametrize(("name", "text", "words"), [
+    ("a.json", '{"id": 1}', "must hold a list of rows, not a dict"),
+    ("a.json", '"x"', "must hold a list of rows, not a str"),
+    ("a.csv", "image,label\na.png,b,c\n", r"a\.csv:2: the line has more values"),
+    ("a.csv", "1,2,3,4\n", "the first line names no columns"),
+    ("a.csv", 'image,label\n"a.png,b\n', r"a\.csv:\d: not CSV"),
+    ("a.xml", "<a/>", r"\.csv, \.tsv, \.parquet or \.arrow")])
+def test_files_that_hold_no_rows(tmp_path, name, text, words):
+    with pytest.raises(DataError, match=words):
+        read_rows(save(tmp_path / name, text))
+
+
+def test_refs_of_refcoco():
+    ref = {"ref_id": 0, "ann_id": 7, "file_name": "COCO_train2014_000000000007_16.jpg", "sentences": [{"sent": "mug"}]}
+    row = one({**ref, "bbox": [10, 20, 30, 40]})
+    assert (row["image"], row["boxes"][0]["box"]) == ("COCO_train2014_000000000007.jpg", [10, 20, 40, 60])
+    with pytest.raises(DataError, match="ann_id=7 has no bbox"):
+        one(ref)
+    raw = {"raw_anns": json.dumps({"bbox": [10, 20, 30, 40]}), "raw_image_info": {"width": 200, "height": 100}}
+    row = one({**ref, **raw, "bbox": [10, 20, 40, 60]})  # the copy with corners
+    assert (row["width"], row["boxes"][0]["box"]) == (200, [10, 20, 40, 60])
+
+
+def test_shapes_that_are_no_target_of_lisa():
+    corners = [[0, 0], [50, 0], [50, 50]]
+    shapes = [{"label": name, "points": corners} for name in ("flag", "ignore", "Ignore_2")]
+    assert one({**BASE, "text": "the mug", "shapes": shapes})["boxes"] == []
+    shapes.append({"label": "target", "points": [[1, 2], [3, 4]]})
+    assert one({**BASE, "text": "the mug", "shapes": shapes})["boxes"][0]["box"] == [1, 2, 3, 4]
+
+
+def test_actions_as_json_text():
+    (row,) = canonical({"episode_id": 7, "goal": "share", "actions": ['{"action_type": "click", "x": 1, "y": 2}']})
+    assert row["action"] == {"type": "click", "point": [1, 2]}
+
+
+@pytest.mark.parametrize("annotations, words", [
+    ([], "no annotation of the task counts"),
+    ([{"was_cancelled": True, "result": []}], "no annotation of the task counts"),
+    ([{"result": [{"id": "r6", "value": {"rle": [1], "brushlabels": ["fog"]}}]}], "region 'r6' is painted with a"),
+])
+def test_label_studio_tasks_that_are_not_absent_objects(annotations, words):
+    with pytest.raises(DataError, match=words):
+        one({"id": 1, "data": {"image": "a.png"}, "annotations": annotations, "predictions": [{"result": []}]})
+
+
+@pytest.mark.parametrize("text, words", [
+    ("filename,xmin,ymin,xmax,ymax,class,class\na.png,1,2,3,4,x,y\n", "csv:1: the column 'class' is there twice"),
+    ("Photo,XMin\na.png,1\n", "its columns are those of no known format: 'Photo, XMin'"),
+    ("filename;xmin;ymin;xmax;ymax\na.png;1,5;2;3;4\n", "with a point before the decimals, not a comma"),
+    ("filename,xmin,ymin,xmax,ymax\na.png,1,2,3\n", "xmin, ymin, xmax, ymax=['1', '2', '3', None] must be 4"),
+    (f"filename,{'x' * 200_000}\na.png,1\n", "csv:1: not CSV: field larger than field limit"),
+    ('filename,xmin,ymin,xmax,ymax\na.png,1,2,3,"4\n', "csv:2: not CSV: unexpected end of data"),
+])
+def test_tables_that_cannot_be_understood(tmp_path, capsys, text, words):
+    (tmp_path / "t.csv").write_text(text)
+    assert main(["data", "convert", str(tmp_path / "t.csv"), "-o", str(tmp_path / "o.jsonl")]) == 1
+    assert words in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_places_of_a_table_that_are_empty(tmp_path):
+    (tmp_path / "t.csv").write_text("filename,x,y,w,h,class\na.png,1,2,3,4,x\nb.png,,,,,\n")
+    assert [row["boxes"] for _, row in rows_in(tmp_path / "t.csv")] == [[{"box": [1, 2, 4, 6], "label": "x"}], []]
+
+
+def test_a_column_that_no_row_has(tmp_path):
+    (tmp_path / "t.csv").write_text("file,xmin,ymin,xmax,ymax\na.png,1,2,3,4\n")
+    with pytest.raises(DataError, match="no row has a field 'fil'"):
+        rows_in(tmp_path / "t.csv", columns={"image": "fil"})
+
+
+def test_a_key_that_occurs_twice(tmp_path):
+    (tmp_path / "r.jsonl").write_text('{"id": 1, "boxes": [{"box": [1, 2, 3, 4], "box": [5, 6, 7, 8]}]}\n')
+    ((_, row),) = rows_in(tmp_path / "r.jsonl")
+    assert "the key 'box' occurs twice" in str(row)
+
+
+def test_shares_that_rounding_put_outside():
+    row = one({**BASE, "label": "x", "x": 0.500001, "y": 0.25, "w": 0.5, "h": 0.5})
+    assert row["boxes"][0]["box"] == [100, 25, 200, 75]
+
+
+def test_a_path_of_many_folders_is_looked_for_in_no_time(tmp_path):
+    assert Source("r", tmp_path).path("/" + "a/" * 60_000 + "x.png").endswith("a/x.png")
+
+
+def test_pictures_of_a_table_outside_the_root(tmp_path):
+    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
+    rows = [{"image": {"bytes": (tmp_path / "a.png").read_bytes()}, "instruction": "x", "abs_box": [1, 2, 3, 4]}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    (tmp_path / "root").mkdir()
+    with pytest.raises(DataError, match="leave --root out"):
+        convert(tmp_path / "t.parquet", tmp_path / "o.jsonl", root=tmp_path / "root")
+
+
+# --- folders, and files of others -------------------------------------------------------------------------------------
+
+
+def picture(path: Path, size=(20, 10)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size).save(path)
+    return path
+
+
+def test_a_folder_of_classes_is_read_by_side(tmp_path):
+    for name in ("train/cat/1.png", "train/dog/1.png", "test/cat/2.png", "test/great dane/3.png"):
+        picture(tmp_path / "pets" / name)
+    rows = [row for _, row in rows_in(tmp_path / "pets")]
+    assert rows[0] == {"id": "test/cat/2.png", "image": "pets/test/cat/2.png", "label": "cat", "split": "test",
+                       "labels": ["cat", "dog", "great dane"]}
+    task = Task()
+    task.data = DataSettings(train=str(tmp_path / "pets"), heldout=str(tmp_path / "pets"))
+    assert [s["label"] for s in read_samples(task, "train")] == ["cat", "dog"]
+    assert [s["label"] for s in read_samples(task, "heldout")] == ["cat", "great dane"]
+    assert convert(tmp_path / "pets", tmp_path / "rows.jsonl")[0] == 4
+
+
+def test_images_with_metadata_and_shards_with_class_names(tmp_path):
+    picture(tmp_path / "m" / "train" / "a.png")
+    (tmp_path / "m" / "train" / "metadata.csv").write_text("file_name,label\na.png,cat\nb.png,dog\n")
+    (_, row), _ = rows_in(tmp_path / "m")
+    assert (row["image"], row["label"], row["split"]) == ("m/train/a.png", "cat", "train")
+    data = picture(tmp_path / "b.png").read_bytes()
+    features = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
+                "marks": {"feature": {"names": ["x", "y"]}, "_type": "Sequence"}}
+    rows = [{"image": {"bytes": data, "path": None}, "label": n, "marks": [n]} for n in (1, 0, 7)]
+    table = pa.Table.from_pylist(rows).replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})})
+    (tmp_path / "h" / "data").mkdir(parents=True)
+    pq.write_table(table, tmp_path / "h" / "data" / "validation-00000-of-00001.parquet")
+    found = [row for _, row in rows_in(tmp_path / "h")]
+    assert [row["label"] for row in found] == ["dog", "cat", "7"] and found[0]["split"] == "validation"
+    assert found[0]["image"] == data and found[0]["meta"] == {"marks": ["y"]}
+    assert convert(tmp_path / "h", tmp_path / "out" / "rows.jsonl")[0] == 3  # pictures become files beside the rows
+    assert len(list((tmp_path / "out" / "rows_media").iterdir())) == 1
+
+
+def test_sequences_of_got10k(tmp_path):
+    folder = tmp_path / "got" / "G_1"
+    for n in range(20):
+        picture(folder / f"{n:08d}.jpg", (200, 100))
+    (folder / "groundtruth.txt").write_text("".join(f"{n}.0,10.0,20.0,30.5\n" for n in range(20)))
+    (folder / "meta_info.ini").write_text("[METAINFO]\nobject_class: sloth\n")
+    ((_, row),) = rows_in(tmp_path / "got")
+    assert [row["images"][n] for n in (0, 1, 7)] == [f"got/G_1/{n:08d}.jpg" for n in (0, 3, 19)]
+    assert row["tracks"][0]["boxes"][1] == [3, 10, 23, 40.5] and len(row["tracks"][0]["boxes"]) == 8
+    assert (row["id"], row["question"], row["width"], row["height"]) == ("G_1", "sloth", 200, 100)
+    shares = {"path": "/mnt/x/got/G_1", "object": "sloth", "gt": [[0.1, 0, 0.5, 1]] * 8}
+    row = one(shares, root=tmp_path)
+    assert row["images"][7] == "got/G_1/00000019.jpg" and row["tracks"][0]["boxes"][0] == [20, 0, 100, 100]
+    with pytest.raises(DataError, match="no frame in 'G_1' tells the size"):
+        one({"path": "G_1", "object": "x", "boxes_xywh": [[1, 2, 30, 40]]})
+
+
+def test_splits_of_coop_and_sentences_of_charades(tmp_path):
+    file = save(tmp_path / "split.json", {"train": [["a/1.jpg", 0, "cat"]], "val": [["a/2.jpg", 1, "dog"]], "test": []})
+    assert [(row["id"], row["image"], row["label"], row["split"]) for _, row in rows_in(file)] == [
+        ("train-1", "a/1.jpg", "cat", "train"), ("val-1", "a/2.jpg", "dog", "val")]
+    with pytest.raises(DataError, match="'test' must be a list of"):
+        rows_in(save(file, {"train": [["a/1.jpg", 0, "cat"]], "test": [["a/1.jpg"]]}))
+    ((where, row),) = rows_in(save(tmp_path / "sta.txt", "AB1 24.3 30.4##person sits down.\n\n"))
+    assert where.endswith("sta.txt:1") and (row["video"], row["spans"]) == ("AB1.mp4", [[24.3, 30.4]])
+    with pytest.raises(DataError, match=r"sta\.txt:1 is no line of Charades-STA"):
+        rows_in(save(tmp_path / "sta.txt", "some words\n"))
+
+
+def test_videos_that_are_named_by_an_id(tmp_path):
+    (tmp_path / "v_1.mkv").touch()
+    assert Source(root=tmp_path).video("v_1") == "v_1.mkv" and Source(root=tmp_path).video("v_2") == "v_2.mp4"
+    assert Source(root=tmp_path).video("j7_360.0_510.0") == "j7_360.0_510.0.mp4"
+    assert Source(root=tmp_path).video("x.webm") == "x.webm" and Source(root=tmp_path).video(None) is None
+
+
+def test_a_clip_is_cut_from_its_file_unless_the_file_is_the_clip(tmp_path):
+    make_video(tmp_path / "whole.mp4")  # 2 seconds
+    make_video(tmp_path / "cut.mp4")
+    record = {"duration": 1.0, "timestamp": [0.1, 0.5], "sentence": "x", "video_start": 0.5, "video_end": 1.5}
+    cut = {"video_start": 0.5, "video_end": 1.5}
+    for video, told, wanted in (
+            ("whole.mp4", {"video_end": 0.6, "duration": 0.1}, {**cut, "video_end": 0.6}),
+            ("cut.mp4", {"duration": 2.0, "video_end": 2.5}, {}),  # as long as the clip: cut already
+            ("gone_00:00:00:500_00:00:01:500.mp4", {}, {}), ("gone.mp4", {}, cut)):
+        row = one({**record, **told, "video": video}, root=tmp_path)
+        assert {k: v for k, v in row.items() if k in cut} == wanted and row["spans"] == [[0.1, 0.5]], video
+    whole = one({"video": "whole.mp4", "timestamp": [0.1, 0.5], "sentence": "x"}, root=tmp_path)
+    assert whole["duration"] == 2  # told by the file where the record does not
+    with pytest.raises(DataError, match=r"video_start=2 must be before video_end=1\.5"):
+        one({**record, "video": "a.mp4", "video_start": 2})

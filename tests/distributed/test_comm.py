@@ -1,0 +1,42 @@
+"""How a process leaves its group."""
+
+import subprocess
+import sys
+
+import pytest
+
+from vlrl.distributed import comm
+
+LEAVES = """
+import sys
+import torch
+from torch import distributed
+from vlrl import dist
+
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+kept = distributed.group.WORLD  # as FSDP's meshes keep it
+dist.gather("something")
+distributed.all_gather([torch.ones(3)], torch.ones(3))
+dist.leave()
+print(dist._states("pt_gloo"), distributed.is_initialized())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_gloos_threads_are_at_rest_when_a_process_has_left_its_group():
+    done = subprocess.run([sys.executable, "-c", LEAVES], text=True, capture_output=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "SS False\n"), done.stderr
+
+
+@pytest.mark.parametrize("looks, taken", [(["SS", "SS"], 2), (["SR", "SS", "RS", "SS", "SS", "SS"], 5)])
+def test_two_quiet_looks_are_awaited(monkeypatch, looks, taken):
+    """A thread that asks for the interpreter sleeps too, but not at two looks with a pause between."""
+    left = iter(looks)
+    monkeypatch.setattr(comm, "_states", lambda prefix: next(left))
+    comm._await_gloo()
+    assert len([*left]) == len(looks) - taken
+
+
+def test_busy_threads_are_not_awaited_for_ever(monkeypatch):
+    monkeypatch.setattr(comm, "_states", lambda prefix: "R")
+    comm._await_gloo(seconds=0.05)

@@ -1,0 +1,77 @@
+"""Who is missing, by the records of the ranks."""
+
+import errno
+import os
+
+import pytest
+from torch import distributed
+
+from vlrl.distributed.rank_monitor import Here, RollCall, describe_missing
+
+
+def record(beat=1, count=5, waits=True, place="step 3, train", ended=None):
+    return {"beat": beat, "count": count, "waits": waits, "place": place, "for_s": 12.3, "ended": ended, "host": "a"}
+
+
+def missing(*pairs, rank=0, count=5):
+    mine = (record(), record(beat=2))
+    before, after = zip(mine, *pairs, strict=True)
+    return describe_missing(rank, count, before, after)
+
+
+HERE = (record(), record(beat=2))
+SILENT = (record(beat=4), record(beat=4))
+BEHIND = (record(), record(beat=2, count=4, waits=False, place="step 3, rollout"))
+
+
+def test_the_silent_and_the_late_are_named_and_those_who_wait_too_are_not():
+    assert missing(HERE, SILENT, BEHIND) == (
+        "rank 2 (no sign of life from host a; last heard of in step 3, train); rank 3 (in step 3, rollout for 12 s)")
+
+
+def test_a_rank_that_ended_by_itself_and_one_that_followed():
+    own = (record(), record(ended={"why": "KeyError: 'x'", "follows": False}))
+    followed = (record(), record(ended={"why": "RankError: ...", "follows": True}))
+    assert missing(followed, own) == "rank 2 (ended in step 3, train: KeyError: 'x')"
+    assert "rank 1 (ended in step 3, train: RankError: ...)" in missing(followed, HERE)
+
+
+def test_when_all_are_there_the_network_between_them_is_named():
+    assert missing(HERE, HERE).startswith("rank 1; rank 2; they got here or further")
+    assert "GLOO_SOCKET_IFNAME" in missing(HERE)
+
+
+def test_a_rank_that_never_began_and_a_long_list():
+    assert missing((None, None)) == "rank 1 (has not begun)"
+    assert missing(*[SILENT] * 20).endswith(" and 12 more")
+
+
+def test_a_place_is_step_phase_and_collective():
+    here = Here()
+    here.at("step 12")
+    here.phases.append("train")
+    assert str(here) == "step 12, train"
+    here.enter("adding up gradients", depth=1)
+    assert str(here).startswith("step 12, train: adding up gradients (test_rollcall.py:")
+    here.leave()
+    assert str(here) == "step 12, train" and here.count == 1
+
+
+@pytest.mark.parametrize("code, given_up", [
+    (errno.ETIMEDOUT, True), (errno.EHOSTUNREACH, True), (errno.ENETUNREACH, True), (errno.ECONNREFUSED, False)])
+def test_what_tcp_says_of_a_host_that_it_has_given_up(monkeypatch, code, given_up):
+    """A neighbour on the same network is not found (no route) long before TCP's own time is over."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_PORT", str(server.port))
+    call = RollCall(Here(), 0, 1, 60)
+
+    class Broken:
+        def set(self, key, value):
+            raise distributed.DistNetworkError(f"failed to send, remote=[host]:29400: {os.strerror(code)}")
+
+    call.close()
+    assert not call._thread.is_alive()
+    call._writing = Broken()
+    call.tell()
+    assert call._cut is given_up

@@ -1,0 +1,118 @@
+"""What the README shows is there and works: files, commands, settings, and the example task."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vlrl import config
+from vlrl.rewards.text import parse_answer
+from vlrl.task import check_parts, load
+from vlrl.task.scoring import score_group
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+PROSE = re.sub(r"```python.*?```", "", TEXT, flags=re.DOTALL)
+COMMANDS = [line.split("  #")[0].strip() for kind, body in BLOCKS if kind == "bash" for line in body.splitlines()]
+SETTING = re.compile(r"(?<![\w./])([a-z_]+(?:\.[a-z_]+)*)=(\[[^\]]*\]|[^\s`,;:]+)")
+
+
+def block(kind):
+    (body,) = [body for k, body in BLOCKS if k == kind]
+    return body
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """The files that the README tells a reader to write, in the working directory."""
+    for kind in ("python", "yaml"):
+        name = re.match(r"# (\S+)\n", block(kind))[1]
+        (tmp_path / name).write_text(block(kind), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_first_commands_stand_early():
+    head = "\n".join(TEXT.splitlines()[:25])
+    assert "make demo" in head and "make test" in head and head.index("make demo") < head.index("make test")
+
+
+def test_every_make_target_exists():
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    used = [word for c in COMMANDS if c.startswith("make") for word in shlex.split(c)[1:]]
+    assert used and set(used) <= set(targets)
+
+
+def test_without_make_the_same_is_run():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for part in ("-c constraints.txt", "-e", "[dev]", "not slow and not vllm and not browser and not gpu",
+                 "train.py configs/quickstart.yaml"):
+        assert part in makefile and any(part in c for c in COMMANDS), part
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "python" in c or "torchrun" in c or "accelerate" in c])
+def test_every_python_command_names_files_and_settings_that_exist(files, command):
+    words = shlex.split(command)
+    places = [i for i, w in enumerate(words) if w == "train.py" or w.startswith("vlrl.")]
+    if not places:
+        assert re.search(r"-m (venv|pip|pytest) ", command), f"this test does not know what {command!r} is"
+        return
+    entry, *rest = words[places[0]:]
+    assert (ROOT / entry).is_file() or (ROOT / f"{entry.replace('.', '/')}.py").is_file()
+    if rest != ["--settings"]:
+        path, *settings = rest
+        config.load(path if path.startswith("configs/") else files / path, settings)
+
+
+def test_every_setting_exists():
+    known = {name for name, *_ in config.describe()}
+    used = {m[1] for m in SETTING.finditer(PROSE)}
+    dotted = re.findall(r"`([a-z_]+\.[a-z_.]+)`", PROSE)
+    named = {name for name in dotted if name.split(".")[0] in config.Config.model_fields} - {"config.yaml"}
+    assert {"steps", "run.dir", "resume", "model.lora.rank"} <= used and "train.part_lr" in named
+    assert used | named <= known | {"task", "engine", "extends"}, sorted((used | named) - known)
+
+
+def test_every_value_in_the_text_is_allowed():
+    for setting in SETTING.finditer(PROSE):
+        config.load("configs/quickstart.yaml", [setting[0]])
+
+
+def test_every_path_exists():
+    paths = {*re.findall(r"`([\w.-]+/[\w./-]*)`", TEXT), *re.findall(r"\]\(([\w./-]+)\)", TEXT)}
+    made = {".venv/bin"}  # by make; the environment that runs this may lie elsewhere
+    missing = [p for p in paths - made if not (ROOT / p).exists()]
+    assert len(paths) > 8 and not missing
+
+
+def test_the_yaml_example_is_a_config(files):
+    settings = config.load(files / "mugs.yaml")
+    assert settings.model.lora.rank > 0 and yaml.safe_load(block("yaml"))["task"]["name"] == settings.task.name
+
+
+def test_the_row_of_the_yaml_example_is_a_row(tmp_path):
+    row = yaml.safe_load("".join(re.findall(r"#( *\{?\"\w+\".*)$", block("yaml"), re.MULTILINE)))
+    sample = load("grounding").sample_from_row(row, tmp_path)
+    assert sample.media[0].source == tmp_path / row["image"] and sample["boxes"]
+
+
+def test_the_example_task_keeps_the_contract(files):
+    assert len(block("python").splitlines()) <= 31
+    task = load("count.py:CountCircles", {"most": 9, "rewards": {"format": 0.2}})
+    samples = task.samples("train")
+    assert len({samples[i]["answer"] for i in range(60)}) == 9  # the setting counts
+    best = sum(task.weights_at(0).values())
+    for i in range(30):
+        sample, again = samples[i], task.samples("train")[i]
+        assert sample.row == again.row and sample.media[0].source.tobytes() == again.media[0].source.tobytes()
+        answers = [parse_answer(text) for text in (task.oracle(sample), "<answer>x</answer>", "", "[" * 9999)]
+        right, *others = score_group(task, sample, answers, step=0)
+        assert right.reward == pytest.approx(best) and right.error is None
+        assert all(o.reward < best and o.error is None for o in others)
+        check_parts(task, right.parts)
+        kinds = [part["type"] for part in task.messages(sample)[-1]["content"]]
+        assert kinds == ["image", "text"] and task.target(sample) == sample["answer"]
+    assert task.samples("heldout")[0].id != samples[0].id

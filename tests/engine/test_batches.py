@@ -1,0 +1,348 @@
+"""What fits side by side, batches that turn out too large, finished requests, and answers at two batch shapes."""
+
+import itertools
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from tests import others
+from tests.conftest import SAMPLES, kinds_of
+from tests.helpers import Vowels, load, settings
+from vlrl.curriculum import Prompts, Sequential
+from vlrl.engine import capacity
+from vlrl.engine.cache import ROOM
+from vlrl.engine.capacity import GIB, Capacity, batches, chunks, cut
+from vlrl.engine.compare import _compared, compare
+from vlrl.engine.hf import HFEngine
+from vlrl.engine.scripted import ScriptedEngine
+from vlrl.errors import TaskError, TrainingError
+from vlrl.monitoring.metrics import Clock
+from vlrl.rollout.group_source.group_source import GroupSource
+from vlrl.rollout.group_source.overlap import Ahead
+from vlrl.tools.plan import architecture
+from vlrl.types import Completion, Prompt, Request, Sampling
+
+SAMPLING = Sampling(max_new_tokens=5)
+
+
+@pytest.fixture(scope="module")
+def parts(tiny_models):
+    policy, encode = load(settings(tiny_models["qwen3_vl"]))
+    requests = [Request(prompt=encode(Vowels(), SAMPLES[kind]), n=n, sampling=SAMPLING, key=(0, i))
+                for i, (kind, n) in enumerate((("text", 3), ("image", 4), ("text", 1)))]
+    return policy, encode, requests
+
+
+def tokens_of(answers):
+    return [[c.tokens.tolist() for c in group] for group in answers]
+
+
+# --- capacity --------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_of_qwen2_5_vl_3b():
+    text = architecture("Qwen/Qwen2.5-VL-3B-Instruct").get_text_config()
+    assert capacity.token_bytes(text, 2, adapter=True) == 36 * 2 * 128 * (2 + 2) == 36_864
+    assert capacity.token_bytes(text, 2, adapter=False) == 36 * 2 * 128 * (4 + 2)  # keys stay float32
+    assert capacity.logit_bytes(text, 2) == 151936 * 14
+
+
+def test_what_fits():
+    """Two prompts of 10 tokens and four answers of 20, at 2 bytes a token and 5 for the logits of an answer."""
+    shared, copied = (2 * (prompts * 10 + 4 * (20 + ROOM)) + 4 * 5 for prompts in (2, 2 + 4))
+    for total, shares in ((shared, True), (copied, False)):
+        enough = Capacity(rows=4, total=total, token=2, logits=5, shared=shares)
+        assert enough.fits(2, 10, 4, 20)
+        assert not any(enough.fits(*size) for size in ((3, 10, 4, 20), (2, 11, 4, 20), (2, 10, 4, 21), (2, 10, 5, 20)))
+    assert Capacity(rows=4).fits(10**6, 10**6, 4, 10**6) and not Capacity(rows=4).fits(1, 1, 5, 1)
+
+
+def test_the_automatic_capacity_follows_the_whole_memory(parts, monkeypatch):
+    policy, _, requests = parts
+    wide = capacity.automatic(policy)
+    assert wide == capacity.automatic(policy) and wide.rows == 256 and wide.fits(32, 400, 256, 512)
+    weights = sum(4 * p.numel() for p in policy.model.parameters())
+    trained = sum(4 * p.numel() for _, p in policy.trainable())
+    one = 2 * len(requests[1].prompt) * wide.token
+    monkeypatch.setattr(capacity, "device_bytes", lambda device: weights + 4 * trained + 2 * one)
+    small = HFEngine(policy, 0, "auto")
+    assert small.capacity.total == one  # half of what is left on a CPU
+    assert next(batches(requests, small.capacity.fits)) == [(0, [0])]
+    assert tokens_of(small.generate(requests)) == tokens_of(HFEngine(policy, 0, 64).generate(requests))
+    monkeypatch.setattr(capacity, "device_bytes", lambda device: weights)
+    assert capacity.automatic(policy).total == 0  # a row at a time
+
+
+def test_memory_is_that_of_the_container_and_shared_by_its_processes(tmp_path, monkeypatch):
+    limit = tmp_path / "memory.max"
+    limit.write_text(f"{6 * GIB + 5}\n")
+    assert capacity._container_bytes(limit) == 6 * GIB + 5
+    limit.write_text("max\n")
+    assert capacity._container_bytes(limit) == capacity._container_bytes(tmp_path / "none") == float("inf")
+    monkeypatch.setattr(capacity.psutil, "virtual_memory", lambda: SimpleNamespace(total=9 * GIB + 7))
+    for held, processes, gib in ((float("inf"), 1, 9), (6 * GIB + 5, 1, 6), (6 * GIB + 5, 4, 1)):
+        monkeypatch.setattr(capacity, "_container_bytes", lambda held=held: held)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+        assert capacity.device_bytes(torch.device("cpu")) == gib * GIB
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def asked(widths, counts, longest) -> list[Any]:
+    return [SimpleNamespace(prompt=range(w), n=n, sampling=Sampling(max_new_tokens=t), begun=())
+            for w, n, t in zip(widths, counts, longest, strict=False)]
+
+
+numbers = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+
+
+@examples(max_examples=40)
+@given(widths=numbers, counts=numbers, longest=numbers, total=st.integers(1, 2000), rows=st.integers(1, 9),
+       first=st.integers(0, 60))
+def test_every_answer_is_in_one_batch_that_fits(widths, counts, longest, total, rows, first):
+    requests, held = asked(widths, counts, longest), Capacity(rows=rows, total=total, token=1)
+
+    def size(jobs):
+        of = [requests[i] for i, _ in jobs]
+        return (len(jobs), max(len(r.prompt) for r in of), sum(len(k) for _, k in jobs),
+                max(r.sampling.max_new_tokens for r in of))
+
+    made = list(batches(requests, held.fits))
+    flat = [(i, k) for jobs in made for i, rollouts in jobs for k in rollouts]
+    assert flat == [(i, k) for i, r in enumerate(requests) for k in range(r.n)]
+    assert all(held.fits(*size(jobs)) or size(jobs)[2] == 1 for jobs in made)
+    head, tail = cut([(i, list(range(r.n))) for i, r in enumerate(requests)], first)
+    assert [(i, k) for i, rollouts in [*head, *tail] for k in rollouts] == flat
+    assert sum(len(rollouts) for _, rollouts in head) == min(first, len(flat)) and all(k for _, k in [*head, *tail])
+
+
+@examples(max_examples=40)
+@given(widths=numbers, most=st.integers(1, 40))
+def test_prompts_are_computed_within_the_budget(widths, most):
+    prompts: list[Any] = [range(w) for w in widths]
+    made = list(chunks(prompts, most))
+    assert [p for chunk in made for p in chunk] == prompts
+    assert all(len(chunk) == 1 or len(chunk) * max(map(len, chunk)) <= most for chunk in made)
+    assert all(max(map(len, [*a, b[0]])) * (len(a) + 1) > most for a, b in itertools.pairwise(made))
+
+
+@pytest.mark.parametrize("name", ["gemma3", pytest.param("qwen3_5", marks=pytest.mark.slow)])
+def test_caches_of_other_kinds_are_put_side_by_side(name, tmp_path):
+    """Sliding windows (of 20 tokens) and states of linear attention."""
+    policy, encode = load(settings(others.build(name, tmp_path / name)))
+    prompts = [encode(Vowels(), SAMPLES[kind]) for kind in kinds_of(policy.family, ("text", "image", "two images"))]
+    greedy = Sampling(max_new_tokens=8, temperature=0)
+    requests = [Request(prompt=p, n=2, sampling=greedy) for p in prompts]
+    whole, single = (HFEngine(policy, 0, 64, most).generate(requests) for most in (10**6, 1))
+    assert tokens_of(whole) == tokens_of(single)
+    drift = [np.abs(a.logprobs - b.logprobs).max() for x, y in zip(whole, single, strict=True)
+             for a, b in zip(x, y, strict=True)]
+    assert max(drift) < 2e-5
+
+
+def fails_above(engine, rows, monkeypatch):
+    """Makes the engine run out of memory with more rows than these; returns the numbers of rows it tried."""
+    tried, step = [], engine._next
+
+    def limited(token, position, held):
+        tried.append(len(token))
+        if len(token) > rows:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return step(token, position, held)
+
+    monkeypatch.setattr(engine, "_next", limited)
+    return tried
+
+
+def test_a_batch_too_large_for_the_memory_is_halved(parts, monkeypatch, caplog):
+    policy, _, requests = parts
+    engine = HFEngine(policy, 0, 64)
+    tried = fails_above(engine, 2, monkeypatch)
+    assert tokens_of(engine.generate(requests)) == tokens_of(HFEngine(policy, 0, 2).generate(requests))
+    assert tried[:3] == [8, 4, 2] and engine.capacity.rows == 2
+    assert "8 answers side by side: from here on 4" in caplog.text
+    tried.clear()
+    engine.generate(requests)
+    assert max(tried) == 2  # remembered
+
+
+def test_not_even_one_answer_fits(parts, monkeypatch):
+    policy, _, requests = parts
+    engine = HFEngine(policy, 0, 4)
+    fails_above(engine, 0, monkeypatch)
+    with pytest.raises(TrainingError, match=r"one answer alone.*CUDA out of memory.*model\.max_pixels"):
+        engine.generate(requests)
+
+
+# --- finished requests -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows, told", [(64, []), (7, [0, 1]), (4, [0]), (2, [0]), (1, [0, 1])])
+def test_requests_are_told_as_soon_as_they_are_whole(parts, rows, told):
+    """Of 3, 4 and 1 answers; those of the last batch are not told."""
+    policy, _, requests = parts
+    engine, seen = HFEngine(policy, 0, rows), []
+    out = engine.generate(requests, lambda i, completions: seen.append((i, completions)))
+    assert [i for i, _ in seen] == told
+    assert all(completions is out[i] and len(completions) == requests[i].n for i, completions in seen)
+
+
+@pytest.mark.parametrize("rows", [64, 3])
+def test_watching_changes_no_answer(parts, rows):
+    """Not a bit of it, and what is watched are the answers up to some token."""
+    policy, _, requests = parts
+    plain, seen = HFEngine(policy, 0, rows).generate(requests), []
+    watched = HFEngine(policy, 0, rows).generate(requests, watch=lambda so_far: seen.append(so_far()))
+    assert tokens_of(watched) == tokens_of(plain)
+    for a, b in zip(itertools.chain(*watched), itertools.chain(*plain), strict=True):
+        assert a.logprobs.tobytes() == b.logprobs.tobytes() and a.text == b.text
+    last = {name: text for texts in seen for name, text in texts.items()}
+    whole = {(i, k): c.text for i, group in enumerate(plain) for k, c in enumerate(group)}
+    assert {name: text.rstrip("\ufffd") for name, text in whole.items()} == last
+    assert all(whole[name].startswith(text) for texts in seen for name, text in texts.items())
+    assert len(seen) == sum(max(len(plain[i][k].tokens) for i, of in jobs for k in of)
+                            for jobs in batches(requests, Capacity(rows=rows).fits))
+
+
+def test_a_watcher_ends_the_generation(parts):
+    policy, _, requests = parts
+    engine = HFEngine(policy, 0, 64)
+
+    def stop(so_far):
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        engine.generate(requests, watch=stop)
+    assert policy.model.training and tokens_of(engine.generate(requests)) == tokens_of(
+        HFEngine(policy, 0, 64).generate(requests))
+
+
+class Where(Vowels):
+    """Notes the threads it is scored in."""
+
+    name = "where"
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.threads = []
+
+    def samples(self, split):
+        return [SAMPLES[kind] for kind in ("text", "image", "text", "two images")]
+
+    def score(self, sample, answer):
+        self.threads.append(threading.current_thread() is threading.main_thread())
+        return super().score(sample, answer)
+
+
+def next_groups(parts, rows, ahead=True, task=None):
+    policy, encode, _ = parts
+    config = settings("x", rollout={"group_size": 3, "prompts_per_step": 4, "max_new_tokens": 8, "score_ahead": ahead})
+    task = task or Where()
+    samples = task.samples("train")
+    source = GroupSource(config, task, encode, HFEngine(policy, 0, rows), Sequential(Prompts(4, 0)), samples, Clock())
+    with source.clock("rollout"):
+        groups = source.next_groups(4, 0)
+    return groups, task, source.clock
+
+
+def test_scoring_beside_generation_changes_nothing(parts):
+    plain, task, _ = next_groups(parts, 6, ahead=False)
+    assert all(task.threads) and len(task.threads) == 12
+    streamed, task, clock = next_groups(parts, 6)  # two groups side by side
+    assert not any(task.threads) and len(task.threads) == 12
+    assert [g.rewards for g in streamed] == [g.rewards for g in plain]
+    assert [g.id for g in streamed] == [g.id for g in plain] == [f"{i:08d}" for i in range(4)]
+    assert tokens_of([[r.completion for r in g.rollouts] for g in streamed]) == \
+        tokens_of([[r.completion for r in g.rollouts] for g in plain])
+    times = clock.take()
+    assert times["time/score_s"] > 0 and times["time/rollout_s"] > 0
+    assert times["time/score_s"] + times["time/rollout_s"] <= times["time/total_s"]
+    _, task, _ = next_groups(parts, 64)  # a single batch
+    assert all(task.threads)
+
+
+class Broken(Where):
+    def score(self, sample, answer):
+        raise TaskError(f"task 'where' is broken at {sample.id}")
+
+
+def test_the_first_error_of_scoring_is_raised(parts):
+    with pytest.raises(TaskError, match="broken at text"):
+        next_groups(parts, 6, task=Broken())
+
+
+def test_an_error_ends_the_work():
+    ran = []
+
+    def work(i, value):
+        ran.append(i)
+        if i == 0:
+            raise TaskError("broken")
+        until = time.monotonic() + 5
+        while not ahead._begun[3].cancelled() and time.monotonic() < until:
+            time.sleep(0.001)
+
+    with pytest.raises(TaskError, match="broken"), Ahead(work, Clock(), "score") as ahead:
+        for i in range(4):
+            ahead.begin(i, None)
+        ahead.results([None] * 4)
+    assert ran in ([0], [0, 1])
+
+
+def test_work_ahead_counts_as_its_own_phase():
+    """And not as the one that it ran beside: the first value is done before the results are asked for."""
+    clock, start = Clock(), time.perf_counter()
+
+    def work(i, value):
+        time.sleep(0.005)
+        return i * value
+
+    with clock("rollout"), Ahead(work, clock, "score") as ahead:
+        ahead.begin(0, 7)
+        ahead._begun[0].result()
+        assert ahead.results([7, 8, 9]) == [0, 8, 18]
+    passed = time.perf_counter() - start
+    assert clock.seconds["score"] >= ahead._spent >= 0.015
+    assert clock.seconds["rollout"] >= 0 and sum(clock.seconds.values()) <= passed
+
+
+def test_a_scripted_engine_tells_all_but_the_last():
+    prompt = Prompt(sample_id="a", text="a", ids=np.arange(3), raw_ids=np.arange(3), positions=np.arange(3)[None])
+    seen = []
+    ScriptedEngine(lambda prompt, i: "x").generate([Request(prompt=prompt, n=2, sampling=SAMPLING)] * 3,
+                                                   lambda i, completions: seen.append((i, len(completions))))
+    assert seen == [(0, 2), (1, 2)]
+
+
+# --- batch shapes ----------------------------------------------------------------------------------------------------
+
+
+def test_answers_are_compared_at_two_batch_shapes(parts):
+    policy, _, requests = parts
+    found = compare(policy, requests, (64, 3), seed=4)
+    assert [(c.request, c.index) for c in found] == [(i, k) for i, r in enumerate(requests) for k in range(r.n)]
+    assert sum(c.place is None for c in found) >= len(found) - 1 and max(c.drift for c in found) < 2e-5
+
+
+def test_the_first_differing_token_is_named():
+    def done(tokens, logprobs):
+        n = len(tokens)
+        return Completion(tokens=np.array(tokens), logprobs=np.array(logprobs, np.float32), loss_mask=np.ones(n, bool),
+                          text="", finish_reason="stop")
+
+    a, b = done([5, 6, 7, 9], [-1.0, -2.0, -3.0, -4.0]), done([5, 6, 8], [-1.0, -2.5, -4.25])
+    found = _compared(2, 1, a, b)
+    assert (found.place, found.tokens, found.logprobs, found.gap, found.drift) == (2, (7, 8), (-3.0, -4.25), 1.25, 0.5)
+    assert str(found) == ("request 2, answer 1: token 2 is 7 or 8, log-probabilities -3.0000 and -4.2500 (gap 1.2e+00);"
+                          " those before it within 5.0e-01")
+    same = _compared(0, 0, a, a)
+    assert (same.place, same.gap, same.drift) == (None, None, 0.0) and "the same" in str(same)

@@ -1,0 +1,122 @@
+"""The engine over servers, against small HTTP servers that answer as vlrl's do and do what is planted."""
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import SAMPLES
+from tests.engine.test_replicas import KEY_OF_ALL, PATIENT, Stub
+from tests.helpers import Vowels, load, settings
+from vlrl.engine import vllm_server, vllm_wire
+from vlrl.engine.vllm_server import ServerEngine
+from vlrl.errors import TrainingError
+from vlrl.types import Begun, Completion, Request, Sampling, Turn
+
+
+class Server(Stub):
+    """Knows the probe of `engine`; writes one token an answer. `planted(body)` may hold a request up or change it."""
+
+    def __init__(self, root):
+        super().__init__(self.reply_to)
+        self.root, self.version = root, ""
+        self.engine: Any = None
+        self.planted, self.expanded = (lambda body: None), {}
+        self.asked = []
+        """What it wrote answers to, proofs aside."""
+
+    def describe(self, **more):
+        self.state = {"protocol": vllm_wire.PROTOCOL, "version": self.version, "logprobs_mode": "processed_logprobs",
+                      "extension": vllm_server.EXTENSION, "max_model_len": 256, "lora_rank": 0, "dtype": "float32",
+                      "roots": [str(self.root)], **more}
+
+    def reply_to(self, body):
+        if "base" in body:
+            self.version = body["version"]
+            self.describe(vocabulary=self.state["vocabulary"])
+            return 200, {"version": self.version, "compared": 1, "differing": []}
+        options, ids = body["options"], body["input"]["prompt_token_ids"]
+        if "logit_bias" in options:
+            self.asked.append(ids)
+        self.planted(body)
+        proof = self.engine._proof
+        known = {tuple(p.raw_ids.tolist()): p.ids.tolist() for p in (*self.expanded.values(), proof.prompt)}
+        raw = max((k for k in known if tuple(ids[:len(k)]) == k), key=len)
+        written = ids[len(raw):]
+        logprob = self.engine._target.probe[len(written)] if raw == tuple(proof.prompt.raw_ids.tolist()) else -1.0
+        output = {"tokens": [5], "logprobs": [logprob], "finish": "length"}
+        return 200, {"prompt": [*known[raw], *written], "outputs": [output] * options["n"] if "n" in options
+                     else [output]}
+
+
+@pytest.fixture
+def two(tiny_models, tmp_path):
+    """A policy, its engine over two servers, and prompts."""
+    servers = [Server(tmp_path), Server(tmp_path)]
+    made = []
+
+    def make(**more):
+        (tmp_path / "key").write_text(KEY_OF_ALL)
+        config = settings(tiny_models["qwen2_5_vl"], engine={
+            "name": "vllm_server", "max_model_len": 256, "max_seqs": 32, "servers": [s.address for s in servers],
+            "key_file": str(tmp_path / "key"), **more})
+        policy, encode = load(config)
+        for server in servers:
+            server.describe(vocabulary=policy.base.config.get_text_config().vocab_size)
+        engine = ServerEngine(policy, config, tmp_path / "engine")
+        prompts = {kind: encode(Vowels(), SAMPLES[kind]) for kind in ("image", "text")}
+        for server in servers:
+            server.engine, server.expanded = engine, prompts
+        made.append(engine)
+        return SimpleNamespace(policy=policy, engine=engine, servers=servers, prompts=prompts)
+
+    yield make
+    for engine in made:
+        engine.close()
+    for server in servers:
+        server.kill()
+
+
+def requests(prompt, count):
+    return [Request(prompt=prompt, n=2, sampling=Sampling(max_new_tokens=1), key=(0, i)) for i in range(count)]
+
+
+def test_a_server_that_hangs_gets_nothing_more_before_it_answers_again(two):
+    """Its web page and its version are as they should be; what writes the answers stands still."""
+    it = two(timeout_s=3.0)
+    hung, other = it.servers
+    it.engine.sync(it.policy, 0)
+    free = threading.Event()
+    hung.planted = lambda body: free.wait(PATIENT)
+    for count in (4, 8):
+        found = it.engine.generate(requests(it.prompts["text"], count))
+        assert [len(made) for made in found] == [2] * count
+    assert len(hung.asked) == 2 and len(other.asked) == 4 - 2 + 2 + 8
+    assert [r.ready for r in it.engine.pool.replicas] == [False, True]
+    free.set()
+    end = time.monotonic() + PATIENT
+    while len(it.engine.pool.admit_all()) < 2:
+        assert time.monotonic() < end
+    assert len(hung.asked) == 2
+
+
+@pytest.mark.parametrize("part", ["goes on", "is forced"])
+def test_an_answer_that_goes_on_does_so_from_the_prompt_of_the_trainer(two, part):
+    it = two()
+    it.engine.sync(it.policy, 0)
+    written = Completion(tokens=np.array([5, 6]), logprobs=np.zeros(2, np.float32), loss_mask=np.ones(2, bool),
+                         text="", finish_reason="length", turns=(Turn(start=0, end=2),))
+    sampling = Sampling(max_new_tokens=3 if part == "goes on" else 9, thinking_budget=None if part == "goes on" else 2)
+    request = Request(prompt=it.prompts["image"], n=1, sampling=sampling, key=(0, 0),
+                      begun=(Begun(index=0, written=written),))
+    ((answer,),) = it.engine.generate([request])
+    assert answer.tokens[:2].tolist() == [5, 6] and len(answer.tokens) > 2
+    image = it.prompts["image"]
+    changed = SimpleNamespace(raw_ids=image.raw_ids, ids=np.append(image.ids[:-1], image.ids[-1] + 1))
+    for server in it.servers:
+        server.expanded = {"image": changed}
+    with pytest.raises(TrainingError, match=f"^sample '{image.sample_id}': vLLM's processor makes"):
+        it.engine.generate([request])

@@ -1,0 +1,191 @@
+"""Image-text models that are in no table: what vlrl reads off their configs is enough to train them right."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from tests import others
+from tests.conftest import SAMPLES, kinds_of
+from tests.e2e.runs import write_config
+from tests.helpers import Vowels, credited_groups, load, settings
+from tests.models.test_packing import MIXED, assert_equal, groups
+from vlrl.cli.main.main import main
+from vlrl.engine.hf import HFEngine
+from vlrl.errors import ConfigError
+from vlrl.models import logprobs
+from vlrl.models.families import FAMILIES, family_of, notice
+from vlrl.models.packing import pack, pieces_of
+from vlrl.models.processing import Encoder
+from vlrl.training.update import make_optimizer, update
+from vlrl.types import Request, Sampling
+
+PARTS = ["language", "merger", "vision"]
+# LLaVA takes the last layer but one of its vision tower. A key's bias shifts every score of a query alike.
+WITHOUT_EFFECT = {"llava": ("vision_tower.encoder.layers.1.", "vision_tower.post_layernorm", "k_proj.bias"),
+                  "gemma3": ("k_proj.bias",), "paligemma": ("k_proj.bias",)}
+
+
+TYPES = {"glm4v": "mm_token_type_ids", "qwen3_5": "mm_token_type_ids", "gemma3": "token_type_ids",
+         "paligemma": "token_type_ids"}
+"""Token types that a model reads."""
+FAST = ("glm4v", "gemma3")
+SCENES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in others.OTHERS]
+
+
+@pytest.fixture(scope="module", params=SCENES)
+def scene(request, tmp_path_factory):
+    """(name, folder, policy, prompts by kind) of one model."""
+    folder = others.build(request.param, tmp_path_factory.mktemp(request.param))
+    policy, encode = load(settings(folder, model={"name": str(folder), "train": PARTS}))
+    assert policy.family.videos == (request.param in ("glm4v", "qwen3_5")) and not policy.family.known
+    assert policy.layout("shared") == "padded"
+    return request.param, folder, policy, {k: encode(Vowels(), SAMPLES[k]) for k in kinds(policy)}
+
+
+def kinds(policy):
+    """Kinds of samples that a model takes; PaliGemma takes no text alone."""
+    return [k for k in kinds_of(policy.family) if k != "text" or policy.family.model_type != "paligemma"]
+
+
+@pytest.mark.slow
+def test_every_trainable_parameter_changes_in_full(scene):
+    changes(scene, {"train": PARTS})
+
+
+@pytest.mark.slow
+def test_every_trainable_parameter_changes_under_lora(scene):
+    changes(scene, {"lora": {"rank": 4, "target": "vision_language"}})
+
+
+def changes(scene, model):
+    name, folder, _, _ = scene
+    config = settings(folder, model={"name": str(folder), **model})
+    policy, encode = load(config)
+    groups = credited_groups(policy, encode, config, kinds(policy))
+    optimizer = make_optimizer(policy, config)
+    before = {n: p.detach().clone() for n, p in policy.model.named_parameters()}
+    for step in range(3):
+        update(policy, optimizer, groups, config, step)
+    trained = {n for n, _ in policy.trainable()}
+    parts = {policy.family.part_of(n) for n in trained}
+    assert parts == set(PARTS) or (policy.lora and name == "gemma3" and parts == {"language", "vision"})  # no Linear
+    for n, p in policy.model.named_parameters():
+        if n not in trained:
+            assert torch.equal(p, before[n]), f"{n} is frozen and changed"
+        elif not any(part in n for part in WITHOUT_EFFECT.get(name, ())):
+            assert not torch.equal(p, before[n]), f"{n} did not change"
+
+
+def plain(policy, prompt, answer=()):
+    """Keywords of transformers' own forward of one prompt, as its processor gives them, positions left to the model."""
+    name = policy.family.model_type
+    ids = torch.from_numpy(np.concatenate([prompt.ids, np.asarray(answer, dtype=np.int64)]))[None]
+    types = {k: torch.from_numpy(np.concatenate([v, np.full(ids.shape[1] - len(v), name == "paligemma")]))[None]
+             for k, v in prompt.aligned.items()}
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **types, **prompt.mm}
+
+
+def test_padded_rows_equal_the_models_own_forward(scene):
+    _, _, policy, prompts = scene
+    answers = [np.arange(40 + i, 46 + 3 * i) for i in range(len(prompts))]
+    prompts = dict(reversed(prompts.items()))  # a video before the images
+    (batch,) = pack(pieces_of(list(prompts.values()), answers, 10**6), 10**6, "padded")
+    ours = policy.logprobs(batch, 0.8).logprobs.detach().split([len(a) for a in answers])
+    for prompt, answer, logps in zip(prompts.values(), answers, ours, strict=True):
+        with torch.no_grad():
+            logits = policy.base(**plain(policy, prompt, answer=answer)).logits[0, len(prompt) - 1:-1].float() / 0.8
+        logits[:, policy.banned] = -torch.inf
+        expected = torch.log_softmax(logits, -1).gather(1, torch.from_numpy(answer)[:, None])[:, 0]
+        assert (logps - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert type(policy.base) not in logprobs._WHOLE  # its output layer runs in chunks
+
+
+def test_greedy_equals_plain_generate(scene):
+    _, _, policy, prompts = scene
+    engine = HFEngine(policy, seed=0, batch_rollouts=64)
+    greedy = Sampling(max_new_tokens=16, temperature=0)
+    ours = engine.generate([Request(prompt=p, n=2, sampling=greedy) for p in prompts.values()])
+    for prompt, (answer, _) in zip(prompts.values(), ours, strict=True):
+        with torch.no_grad(), policy.evaluating():
+            out = policy.base.generate(**plain(policy, prompt), do_sample=False, max_new_tokens=16,
+                                       eos_token_id=sorted(policy.eos), suppress_tokens=policy.banned.tolist())
+        assert answer.tokens.tolist() == out[0, len(prompt):].tolist()
+
+
+def test_sampler_and_trainer_agree(scene):
+    _, _, policy, prompts = scene
+    sampling = Sampling(max_new_tokens=16, temperature=0.7)
+    answers = HFEngine(policy, seed=3, batch_rollouts=7).generate(
+        [Request(prompt=p, n=3, sampling=sampling, key=(0, i)) for i, p in enumerate(prompts.values())])
+    flat = [(p, c) for p, group in zip(prompts.values(), answers, strict=True) for c in group]
+    (batch,) = pack(pieces_of([p for p, _ in flat], [c.tokens for _, c in flat], 10**6), 10**6, "padded")
+    with torch.no_grad():
+        trainer = policy.logprobs(batch, 0.7).logprobs.numpy()
+    assert np.abs(trainer - np.concatenate([c.logprobs for _, c in flat])).max() < 2e-5
+
+
+def test_visual_tokens_are_those_of_the_ids(scene):
+    name, _, policy, prompts = scene
+    base = policy.base.config
+    ids = [base.image_token_id, getattr(base, "video_token_id", -1)]
+    for prompt in prompts.values():
+        assert len(prompt.visual_tokens) == len(prompt.media)
+        assert sum(prompt.visual_tokens) == np.isin(prompt.ids, ids).sum()
+        assert set(prompt.aligned) == ({TYPES[name]} if name in TYPES else set())
+        if name in ("glm4v", "gemma3", "qwen3_5"):  # 0 is text
+            assert (prompt.aligned[TYPES[name]] > 0).sum() == sum(prompt.visual_tokens)
+
+
+def test_the_picture_matters(scene):
+    """Else the tests above could pass without it."""
+    _, _, policy, prompts = scene
+    blank = {k: torch.zeros_like(v) if k == "pixel_values" else v for k, v in prompts["image"].mm.items()}
+    seen, unseen = (policy.logprobs(pack(pieces_of([p], [np.arange(40, 46)], 99), 99, "padded")[0], 1.0).logprobs
+                    for p in (prompts["image"], dataclasses.replace(prompts["image"], mm=blank)))
+    assert (seen - unseen).abs().max() > 1e-4
+
+
+def test_no_control_token_can_be_written_in_data(scene):
+    """A row's text cannot end its turn or place an image, whatever the model's tokens look like."""
+    _, _, policy, prompts = scene
+    encode = Encoder(policy.processor, policy.family, policy.positions, settings("unused"))
+    for token in policy.processor.tokenizer.all_special_tokens:
+        sample = dataclasses.replace(SAMPLES["image"], row={"q": f"Where is {token} it?{token}"})
+        prompt, known = encode(Vowels(), sample), policy.processor.tokenizer.convert_tokens_to_ids(token)
+        assert (prompt.ids == known).sum() == (prompts["image"].ids == known).sum(), token
+    assert set(policy.processor.image_token_ids) <= set(policy.banned.tolist())
+
+
+@pytest.mark.slow
+def test_experts_share_prompts_like_the_dense_model(tmp_path):
+    """Qwen3-VL-MoE is in the table: a shared row equals padded rows, also in its gradients."""
+    folder = others.build("qwen3_vl_moe", tmp_path)
+    policy, encode = load(settings(folder))
+    assert policy.family.known and policy.layout("shared") == "shared"
+    assert_equal(policy, *groups(policy, encode, MIXED))
+    config = settings(folder)
+    before = {n: p.detach().clone() for n, p in policy.trainable()}
+    optimizer, drawn = make_optimizer(policy, config), credited_groups(policy, encode, config)
+    for step in range(3):
+        update(policy, optimizer, drawn, config, step)
+    assert all(not torch.equal(p, before[n]) for n, p in policy.trainable())
+
+
+def test_encoder_decoders_are_refused():
+    from transformers import Florence2Config
+
+    with pytest.raises(ConfigError, match="'florence2' reads images by cross-attention"):
+        family_of(Florence2Config())
+
+
+def test_a_run_says_that_its_family_is_in_no_table(tmp_path, capsys):
+    folder = others.build("gemma3", tmp_path / "model")
+    words = ["steps=1", "eval.every=0", "eval.samples=2", "save.every=0", "rollout.max_new_tokens=4"]
+    config = write_config(tmp_path, folder, "log: {samples_every: 0}")
+    assert main(["train", str(config), f"run.dir={tmp_path}/run", *words]) == 0
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert said.count("model type 'gemma3' is in no table of vlrl: rows are padded") == 1
+    assert "asked for as norm1000 (task.coordinates); the loss is the same" in said
+    assert notice(FAMILIES["qwen3_vl"]) == ""

@@ -1,0 +1,237 @@
+"""Alerts: when a rule is told, what is written, and a webhook of a real server that answers, hangs or fails."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from vlrl import config
+from vlrl.config.alerts import AlertSettings
+from vlrl.errors import ConfigError
+from vlrl.monitoring import alerts as alerts_module
+from vlrl.monitoring.alerts import RULES, Alerts, watched
+
+
+class Server(ThreadingHTTPServer):
+    """Keeps what is posted; `how` it answers: ok, an HTTP status, slow (never), redirect to /other."""
+
+    def __init__(self, how="ok"):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.how, self.seen, self.free = how, [], threading.Event()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}/hook"
+
+    def wait(self, count):
+        end = time.monotonic() + 60
+        while len(self.seen) < count and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.seen
+
+    def __exit__(self, *args):
+        self.free.set()
+        self.shutdown()
+        super().__exit__(*args)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.seen.append((self.path, self.headers["Content-Type"], json.loads(body)))
+        if self.server.how == "slow":
+            self.server.free.wait(60)
+        if self.server.how == "redirect":
+            self.send_response(307)
+            self.send_header("Location", "/other")
+        else:
+            self.send_response(200 if self.server.how == "ok" else 500)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+def alerts(folder, said, before=(), **settings):
+    return Alerts(AlertSettings(**settings), folder, said.append, before)
+
+
+def steps(found, rows):
+    """The names of what is told at each step."""
+    return [sorted(name.removeprefix("alerts/") for name in found.check({"step": i, **row}))
+            for i, row in enumerate(rows)]
+
+
+def rewards(*values, std=0.1):
+    return [{"reward/mean": v, "reward/std": std} for v in values]
+
+
+@pytest.mark.parametrize("settings, rows, told", [
+    ({"window": 2, "reward_drop": 0.5}, rewards(.1, .8, .8, .7, .2, .2, .2, .8, .8, .1, .1), [5, 10]),
+    ({"window": 2, "reward_drop": 0.5}, rewards(.1, .2, .3, .4, .5, .4, .3, .3), []),  # it only wavers
+    ({"window": 2, "reward_drop": 0.5}, rewards(-.5, -.5, -.6, -.9, -.9), [4]),  # below 0 too
+    ({"window": 2, "reward_drop": 0.5}, rewards(0.0, .01, -.01, 0.0, .02, -.02, std=0.3), []),  # noise around 0
+    ({"window": 2, "reward_drop": 0.5}, rewards(.8, .8, None, .8, .8), []),
+    ({"window": 2, "reward_drop": 0.5}, rewards(None, -.5, -.5, None, -.5, None, None, -.9, -.9), [8]),
+    ({"window": 2, "reward_drop": None}, rewards(.8, .8, 0, 0, 0), []),
+    ({"kl_above": 1}, [{"kl": v} for v in (0.0, 0.9, 1.1, 3, 0.5, 2, None)], [2, 5]),
+    ({"entropy_below": 0.1}, [{"entropy": v} for v in (0.9, 0.05, 0.01, None)], [1]),
+    ({"entropy_drop": 0.9}, [{"entropy": v} for v in (2.0, 2.6, None, 0.3, 0.25, 0.07)], [4]),
+    ({"constant_rewards": 2}, rewards(0, 0, 0, .1, .1, .1, std=0), [1, 4]),
+    ({"constant_rewards": 2}, rewards(0.5, 0.5, 0.5, 0.5), []),  # equal means of differing rewards
+    ({"zero_variance_above": 0.9}, [{"groups/zero_variance_frac": v} for v in (1, .2, .9, 1, 1, 1, .95, .6)], [6]),
+    ({"truncated_above": 0.5}, [{"completion/truncated_frac": v} for v in (0.5, 0.75)], [1]),
+    ({"skipped_above": 1, "window": 3}, [{"skipped": v} for v in (0, 2, 0, 0, 1, 1, 0)], [5]),
+    ({}, [{"kl": 0.0, "skipped": 0.0, "entropy": 0.0, "completion/truncated_frac": 1.0}] * 3, []),
+])
+def test_rules(tmp_path, settings, rows, told):
+    said = []
+    off = dict.fromkeys(RULES, None) if settings else {}
+    found = steps(alerts(tmp_path, said, **{**off, **settings}), rows)
+    assert [i for i, names in enumerate(found) if names] == told
+    path = tmp_path / "alerts.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if told else []
+    assert [line["step"] for line in lines] == told == [int(s.split("step ")[1].split(":")[0]) for s in said]
+    assert path.exists() == bool(told)
+
+
+def test_a_resumed_run_tells_nothing_twice(tmp_path):
+    rows = [{"step": i, **row} for i, row in enumerate(rewards(.8, .8, .1, .1, .1, .1, .8, .8, .1, .1))]
+    settings = {"window": 2}
+    whole = [list(alerts(tmp_path, [], rows[:i], **settings).check(rows[i])) for i in range(len(rows))]
+    assert [i for i, names in enumerate(whole) if names] == [3, 9]
+
+
+def evaluations(*values, split="heldout", half=0.05):
+    return [{"step": 10 * i, "split": split, "acc": v, "acc/ci95_low": v - half, "acc/ci95_high": v + half}
+            for i, v in enumerate(values)]
+
+
+@pytest.mark.parametrize("lines, told", [
+    (evaluations(.41, .45, .2, .1, .44, .1), [20, 50]),  # told once, and again after it has ceased
+    (evaluations(.41, .38, .39), []),  # within a tenth
+    (evaluations(.41, .3, half=.1), []),  # within the intervals
+    (evaluations(-.4, -.3, -.6), [20]),
+    ([{"step": 0, "split": "a", "acc": .9}, {"step": 0, "split": "b", "acc": .2}, {"step": 5, "split": "b", "acc": .2},
+      {"step": 5, "split": "a", "acc": .2}], [5]),  # splits apart, without intervals
+    ([{"step": 0, "split": "a", "acc": None}, {"step": 5, "split": "a", "acc": .2}], []),
+])
+def test_a_fall_of_the_held_out_result(tmp_path, lines, told):
+    said = []
+    found = [alerts(tmp_path, said).evaluated(lines[:i + 1], "acc") for i in range(len(lines))]
+    assert [line["step"] for line, names in zip(lines, found, strict=True) if names] == told == [
+        json.loads(line)["step"] for line in ((tmp_path / "alerts.jsonl").read_text().splitlines() if told else [])]
+    assert all("(alerts.heldout_drop)" in s for s in said)
+    assert not alerts(tmp_path, said, heldout_drop=None).evaluated(lines, "acc")
+
+
+def test_given_answers_have_no_rules_on_rewards():
+    base = {"task": "x", "model": {"name": "x"}}
+    assert watched(config.validate(base)) == AlertSettings()
+    given = watched(config.validate({**base, "algo": {"loss": {"name": "supervised"}}}))
+    assert given.entropy_drop is None is given.constant_rewards and given.heldout_drop == 0.1
+
+
+def test_an_alert_is_posted(tmp_path):
+    said = []
+    with Server() as server:
+        found = alerts(tmp_path, said, kl_above=1, webhook=server.url)
+        assert found.check({"step": 7, "kl": 2.5}) == {"alerts/kl_above": 2.5}
+        ((path, kind, body),) = server.wait(1)
+        found.close()
+    assert (path, kind) == ("/hook", "application/json") and said == ["ALERT " + body["text"]]
+    assert body == json.loads((tmp_path / "alerts.jsonl").read_text())
+    assert (body["alert"], body["step"], body["value"], body["limit"]) == ("kl_above", 7, 2.5, 1)
+    assert str(tmp_path) == body["run"] and "2.5" in body["text"] and "alerts.kl_above" in body["text"]
+
+
+def test_an_infinite_value_is_valid_json(tmp_path):
+    with Server() as server:
+        found = alerts(tmp_path, [], kl_above=1, webhook=server.url)
+        found.check({"step": 7, "kl": float("inf")})
+        ((_, _, body),) = server.wait(1)
+        found.close()
+    def refuse(text):
+        raise AssertionError(text)
+    (line,) = (tmp_path / "alerts.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=refuse) == body and body["value"] is None and "inf" in body["text"]
+
+
+def test_no_proxy_of_the_environment_sees_a_hook_of_this_machine(tmp_path, monkeypatch):
+    with Server() as server, Server() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        found = alerts(tmp_path, [], kl_above=1, webhook=server.url)
+        found.check({"step": 0, "kl": 2})
+        found.close()
+        assert len(server.seen) == 1 and not proxy.seen
+
+
+def test_the_steps_before_are_looked_at_once(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setitem(alerts_module.RULES, "kl_above", lambda columns, settings: asked.append(len(columns["kl"])))
+    alerts(tmp_path, [], [{"step": i, "kl": 0.0} for i in range(1000)])
+    assert asked == [20]  # the window, and not after each of them
+
+
+def test_what_it_keeps_does_not_grow_and_the_best_is_kept(tmp_path):
+    found = alerts(tmp_path, [], window=4)
+    rows = rewards(*[.9] * 4, *[.8] * 1000, *[.4] * 4)
+    assert [i for i, names in enumerate(steps(found, rows)) if names] == [1007]  # .4 is less than half of .9
+    assert all(len(column) <= 4 for column in found._columns.values())
+
+
+@pytest.mark.parametrize("how, reason", [("slow", "timed out"), ("500", "HTTP 500"), ("redirect", "HTTP 307")])
+def test_a_webhook_that_fails_is_told_once_and_harms_nothing(tmp_path, how, reason):
+    said = []
+    with Server(how) as server:
+        found = alerts(tmp_path, said, kl_above=1, webhook=server.url, webhook_timeout_s=0.5)
+        for step in range(4):
+            found.check({"step": step, "kl": 2.0 * (step % 2 == 0)})
+        assert {path for path, *_ in server.wait(2)} == {"/hook"}
+        end = time.monotonic() + 60
+        while len(said) < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+        found.close()
+    assert [s for s in said if s.startswith("warning")] == [s for s in said if reason in s]
+    assert len([s for s in said if s.startswith("ALERT")]) == 2 and len(said) == 3
+
+
+def test_a_webhook_that_nobody_serves(tmp_path):
+    with Server() as server:
+        url = server.url
+    said = []
+    found = alerts(tmp_path, said, kl_above=1, webhook=url)
+    found.check({"step": 0, "kl": 2})
+    found.close()
+    assert any("refused" in s for s in said)
+
+
+@pytest.mark.parametrize("url, problem", [
+    ("http://example.com/x", "https"), ("ftp://example.com", "https"), ("file:///etc/passwd", "https"),
+    ("https://", "host"), ("http://127.0.0.1.example.com/", "https"), ("https://a:b", "read"),
+    ("https://user:S3CRET@127.0.0.1/x", "password"), ("https://127.0.0.1/S3CRET x", "read"),
+    ("https://127.0.0.1:S3CRET/", "read"), ("https://127.0.0.1/\u00fc/S3CRET", "read")])
+def test_urls_that_are_refused(url, problem, monkeypatch, tmp_path):
+    with pytest.raises(ConfigError, match=f"alerts.webhook.*{problem}"):
+        config.validate({"task": "x", "model": {"name": "x"}, "alerts": {"webhook": url}})
+    monkeypatch.setenv("HOOK", url)
+    with pytest.raises(ConfigError, match=f"alerts.webhook.*HOOK.*{problem}") as told:
+        alerts(tmp_path, [], webhook="env:HOOK")
+    assert "S3CRET" not in str(told.value)
+
+
+def test_a_url_from_the_environment(monkeypatch, tmp_path):
+    with pytest.raises(ConfigError, match="no environment variable NO_HOOK"):
+        alerts(tmp_path, [], webhook="env:NO_HOOK")
+    with Server() as server:
+        monkeypatch.setenv("HOOK", server.url + "\n")
+        found = alerts(tmp_path, [], kl_above=1, webhook="env:HOOK")
+        found.check({"step": 0, "kl": 2})
+        assert server.wait(1)
+        found.close()
+    for url in ("https://hooks.example.com/T/secret", "http://localhost:1/x", "http://[::1]:8/"):
+        assert config.validate({"task": "x", "model": {"name": "x"}, "alerts": {"webhook": url}}).alerts.webhook == url

@@ -1,0 +1,153 @@
+"""The group source with a scripted engine: draws, rejections, refills, errors."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vlrl import curriculum
+from vlrl.algo.advantage import dr_grpo
+from vlrl.config import validate
+from vlrl.config.schema import CurriculumSettings
+from vlrl.curriculum import Prompts, Sequential, Uniform
+from vlrl.engine.scripted import ScriptedEngine
+from vlrl.errors import ConfigError, DataError, TrainingError
+from vlrl.models.processing import PromptTooLong
+from vlrl.monitoring.metrics import Clock, group_metrics
+from vlrl.rollout.group_source.group_source import GroupSource, check_score_errors, first_samples
+from vlrl.task import Task
+from vlrl.training.advantages import credit
+from vlrl.types import Prompt, Sample
+
+
+class Number(Task):
+    """Sample i asks for i; answers are numbers; a negative one crashes the scorer."""
+
+    prompt = "{n}"
+    rewards = {"right": 1.0}
+
+    def samples(self, split):
+        return [Sample(id=f"{split}-{n}", row={"n": n, "answer": str(n)}) for n in range(10)]
+
+    def score(self, sample, answer):
+        if answer.text.startswith("-"):
+            raise ValueError("negative")
+        return {"right": float(answer.text == sample["answer"])}
+
+
+def encode(task, sample):
+    n = sample["n"]
+    if n in BAD:
+        raise BAD[n]
+    return Prompt(sample_id=sample.id, text=str(n), ids=np.arange(n + 3), raw_ids=np.arange(n + 3),
+                  positions=np.arange(n + 3)[None])
+
+
+BAD: dict[int, Exception] = {}
+
+
+def source(script, **settings):
+    BAD.clear()
+    config = validate({"task": "x", "model": {"name": "x"}, "rollout": {"group_size": 3}, **settings})
+    task = Number()
+    task.name = "number"
+    samples = task.samples("train")
+    sampler = Sequential(Prompts(len(samples), 0))
+    return GroupSource(config, task, encode, ScriptedEngine(script), sampler, samples, Clock())
+
+
+def test_the_weight_of_a_draw_is_that_of_its_group_in_the_loss():
+    class Weighted(Sequential):
+        def next(self, count, step):
+            return [replace(draw, weight=0.25 + draw.index) for draw in super().next(count, step)]
+
+    s = source(lambda prompt, i: prompt.text)
+    s.sampler = Weighted(s.prompts)
+    assert [g.sample.weight for g in s.next_groups(2, 0)] == [0.25, 1.25]
+
+
+def test_groups_are_scored_and_credited():
+    s = source(lambda prompt, i: prompt.text if i else "wrong")
+    groups = credit(s.next_groups(4, step=2), dr_grpo)
+    assert [g.sample["n"] for g in groups] == [0, 1, 2, 3] and len({g.id for g in groups}) == 4
+    for g in groups:
+        assert g.rewards == [0.0, 1.0, 1.0] and g.target == str(g.sample["n"])
+        assert [r.advantage for r in g.rollouts] == pytest.approx([-2 / 3, 1 / 3, 1 / 3])
+        assert all(r.policy_step == 2 for r in g.rollouts)
+    facts = group_metrics(groups)
+    assert facts["reward/mean"] == pytest.approx(2 / 3) and facts["groups/zero_variance_frac"] == 0
+    assert facts["tokens/prompt"] == 3 + 4 + 5 + 6
+
+
+def test_too_long_prompts_are_rejected_and_replaced():
+    s = source(lambda prompt, i: "x")
+    BAD[1] = PromptTooLong("sample 'train-1': prompt of 99 tokens")
+    assert [g.sample["n"] for g in s.next_groups(3, 0)] == [0, 2, 3]
+    assert s.metrics()["prompts/rejected"] == 1
+    assert "train-1" in s.rejected.take()[0] and s.rejected.take() == []
+
+
+def test_bad_media_stops_unless_quarantined():
+    s = source(lambda prompt, i: "x")
+    BAD[1] = DataError("broken.png cannot be read")
+    with pytest.raises(DataError, match=r"broken\.png"):
+        s.next_groups(3, 0)
+    s = source(lambda prompt, i: "x", data={"quarantine": True})
+    BAD[1] = DataError("broken.png cannot be read")
+    assert [g.sample["n"] for g in s.next_groups(3, 0)] == [0, 2, 3]
+
+
+def test_too_many_rejections_stop():
+    for limit, says in ((0.5, r"limits.rejected=0.5.*sample \d is too long"), (1.0, "none accepted")):
+        s = source(lambda prompt, i: "x", limits={"rejected": limit})
+        BAD.update({n: PromptTooLong(f"sample {n} is too long") for n in range(10)})
+        with pytest.raises(TrainingError, match=says):
+            s.next_groups(4, 0)
+
+
+def test_groups_without_variance_are_refilled():
+    even = lambda prompt, i: prompt.text if int(prompt.text) % 2 or i else "wrong"  # noqa: E731
+    s = source(even, curriculum={"keep": "mixed"})
+    groups = s.next_groups(4, 0)
+    assert [g.sample["n"] for g in groups] == [0, 2, 4, 6] and s.metrics()["groups/wasted"] == 3
+    s = source(lambda prompt, i: "same", curriculum={"keep": "mixed", "max_refills": 2})
+    assert s.next_groups(4, 0) == [] and s.drawn == 12
+    assert len(s.dropped) == 12 and all(g.zero_variance for g in s.dropped)
+
+
+def test_state_goes_on_where_it_was():
+    a, b = (source(lambda prompt, i: "x") for _ in range(2))
+    a.next_groups(7, 0)
+    b.load_state_dict(a.state_dict())
+    assert [g.id for g in a.next_groups(5, 1)] == [g.id for g in b.next_groups(5, 1)]
+
+
+def test_scoring_errors_stop_above_the_limit():
+    s = source(lambda prompt, i: "-1" if i == 0 else prompt.text)
+    groups = s.next_groups(3, 0)
+    assert [g.rewards for g in groups] == [[None, 1.0, 1.0]] * 3
+    assert check_score_errors(groups, 0.5, "step 4") == pytest.approx(1 / 3)
+    with pytest.raises(TrainingError, match=r"step 4: 3 of 9 .*limits\.score_errors=0\.1.*ValueError: negative"):
+        check_score_errors(groups, 0.1, "step 4")
+
+
+def test_empty_splits_are_named():
+    task = Number()
+    task.samples = lambda split: []
+    with pytest.raises(ConfigError, match="no samples in split 'heldout'"):
+        first_samples(task, "heldout", 3)
+
+
+def test_uniform_visits_everything_once_an_epoch():
+    sampler = Uniform(Prompts(7, 3))
+    draws = sampler.next(10, 0) + sampler.next(11, 1)
+    assert sorted(d.index for d in draws[:7]) == list(range(7))
+    assert [d.visit for d in draws] == [0] * 7 + [1] * 7 + [2] * 7
+    assert [d.index for d in draws[:7]] != [d.index for d in draws[7:14]]
+    again = Uniform(Prompts(7, 3))
+    again.load_state_dict({"drawn": 10})
+    assert again.next(11, 1) == draws[10:]
+    assert [d.index for d in Uniform(Prompts(7, 4)).next(7, 0)] != [d.index for d in draws[:7]]
+    with pytest.raises(ConfigError, match="Did you mean 'uniform'"):
+        curriculum.make(CurriculumSettings(name="unifrom"), Prompts(3, 0))
+

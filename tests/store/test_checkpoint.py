@@ -1,0 +1,366 @@
+"""checkpoint.py: exact, whole or not at all, whatever is killed, damaged or full."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vlrl.errors import RunError, TrainingError
+from vlrl.store import checkpoint
+
+
+def model(path: Path) -> None:
+    (path / "model.safetensors").write_bytes(b"weights" * 100)
+    (path / "processor").mkdir()
+    (path / "processor" / "config.json").write_text("{}")
+
+
+def same(a, b) -> bool:
+    """Equal in type, dtype, shape and every bit."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, dict):
+        return list(a) == list(b) and [type(k) for k in a] == [type(k) for k in b] and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return repr(a) == repr(b)  # of floats the shortest text that gives the same bits
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8) if tensor.numel() else tensor
+
+
+def state(step: int = 0) -> dict:
+    base = torch.arange(6, dtype=torch.float32)
+    return {
+        "step": step, "lr": 0.1 + 0.2, "tiny": 5e-324, "minus": -0.0, "inf": float("inf"), "nan": float("nan"),
+        "big": 2**80, "text": "ü\ud800\x00", "none": None, "flag": True, "empty": {}, "bytes": b"\x00\xff",
+        "optimizer": {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.randn(3, 2)}, 1: {}},
+                      "param_groups": [{"params": [0, 1], "betas": (0.9, 0.999)}]},
+        "dtypes": [torch.tensor([1.5, float("nan")], dtype=d) for d in (torch.bfloat16, torch.float16, torch.float64)],
+        "whole": [torch.tensor([2**62, -1]), torch.tensor([True, False]), torch.zeros(0, 3), torch.tensor(7)],
+        "rng": {"torch": torch.get_rng_state(), "python": random.Random(1).getstate(),
+                "numpy": np.random.RandomState(1).get_state(), "array": np.array([2**32 - 1], np.uint32)},
+        "shared": [base, base[2:4], base.view(2, 3).t()],
+        "a": {"b": torch.tensor(1)}, "a.b": torch.tensor(2), "keys": {1: torch.tensor(3), "1": torch.tensor(4)},
+        "odd": {"$tensor": "mine", (1, "x"): 2, 0.5: 3}, "$array": {"$dict": []},
+    }
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
+def test_state_round_trip_is_exact(tmp_path):
+    torch.manual_seed(0)
+    before = state()
+    path = checkpoint.save(tmp_path, 50, model, before, keep=2)
+    after = checkpoint.load_state(path)
+    wrong = [key for key in before if not same(before[key], after[key])]
+    assert not wrong and list(after) == list(before)
+    tensors = [*after["optimizer"]["state"][0].values(), *after["dtypes"], *after["whole"], *after["shared"]]
+    assert [t for t in tensors if t.data_ptr() % 64] == []  # kernels of CPUs answer otherwise at other addresses
+
+
+def test_optimizer_and_rng_go_on_as_if_nothing_had_happened(tmp_path):
+    def run(weight, optimizer, steps):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (weight * torch.randn(4)).sum().square().backward()
+            optimizer.step()
+
+    torch.manual_seed(3)
+    weight = torch.nn.Parameter(torch.randn(4))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    run(weight, optimizer, 2)
+    path = checkpoint.save(tmp_path, 2, model, {"w": weight, "opt": optimizer.state_dict(),
+                                                "rng": torch.get_rng_state()}, keep=1)
+    run(weight, optimizer, 3)
+
+    saved = checkpoint.load_state(path)
+    again = torch.nn.Parameter(saved["w"].clone())
+    optimizer = torch.optim.AdamW([again], lr=9.0)
+    optimizer.load_state_dict(saved["opt"])
+    torch.set_rng_state(saved["rng"])
+    run(again, optimizer, 3)
+    assert torch.equal(weight, again)
+
+
+def test_what_cannot_be_stored_is_named(tmp_path):
+    with pytest.raises(TypeError, match=r"state\.curriculum\.seen is a set"):
+        checkpoint.save(tmp_path, 1, model, {"curriculum": {"seen": {1}}}, keep=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def test_layout_and_manifest(tmp_path):
+    path = checkpoint.save(tmp_path, 50, model, {}, keep=2)
+    assert path == tmp_path / "step-000050"
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    assert sorted(files) == ["model.safetensors", "processor/config.json", "trainer_state.json",
+                             "trainer_state.safetensors"]
+    assert files["model.safetensors"]["size"] == 700 and checkpoint.problems(path) == []
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_keep_and_stale_temporaries(tmp_path):
+    (tmp_path / ".tmp-step-000010-99").mkdir()
+    for step in (10, 20, 30, 40):
+        checkpoint.save(tmp_path, step, model, {"step": step}, keep=2)
+    assert names(tmp_path) == ["step-000030", "step-000040"]
+    checkpoint.save(tmp_path, 35, model, {"step": 35}, keep=2)  # the run went back; step 40 is of a past that is gone
+    assert names(tmp_path) == ["step-000030", "step-000035"]
+
+
+def test_a_damaged_checkpoint_takes_no_place_of_a_whole_one(tmp_path):
+    for step in (10, 20):
+        checkpoint.save(tmp_path, step, model, {}, keep=2)
+    (tmp_path / "step-000020/model.safetensors").write_bytes(b"")
+    checkpoint.save(tmp_path, 30, model, {}, keep=2)
+    assert "step-000010" in names(tmp_path)
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    for value in (1, 2):
+        path = checkpoint.save(tmp_path, 10, model, {"value": value}, keep=1)
+    assert checkpoint.load_state(path) == {"value": 2} and names(tmp_path) == ["step-000010"]
+
+
+def test_a_checkpoint_that_stepped_aside_still_counts(tmp_path):
+    checkpoint.save(tmp_path, 10, model, {"value": 1}, keep=1)
+    os.rename(tmp_path / "step-000010", tmp_path / ".old-step-000010")  # killed between the two renames
+    found = checkpoint.latest(tmp_path)
+    assert found.step == 10 and checkpoint.load_state(found.path) == {"value": 1}
+    checkpoint.save(tmp_path, 20, model, {}, keep=2)
+    assert names(tmp_path) == ["step-000010", "step-000020"]
+
+
+def test_an_error_while_saving_leaves_what_was_there(tmp_path):
+    checkpoint.save(tmp_path, 10, model, {"value": 1}, keep=1)
+
+    def fails(path):
+        model(path)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        checkpoint.save(tmp_path, 20, fails, {}, keep=1)
+    assert names(tmp_path) == ["step-000010"]
+
+
+@pytest.mark.parametrize("words", ["No space left on device (os error 28)", "File too large (os error 27)",
+                                   "Disk quota exceeded"])
+def test_a_disk_error_is_one_whatever_its_class(tmp_path, words):
+    def fails(path):
+        raise Exception(words)  # as tokenizers does
+
+    with pytest.raises(RunError, match=r"cannot save checkpoint .*step-000020.*bytes"):
+        checkpoint.save(tmp_path, 20, fails, {}, keep=1)
+
+
+@pytest.mark.parametrize("error", [TrainingError("disk quota of the user"), ValueError("a mistake in the code")])
+def test_other_errors_stay_what_they_are(tmp_path, error):
+    def fails(path):
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        checkpoint.save(tmp_path, 20, fails, {}, keep=1)
+    assert raised.value is error and list(tmp_path.iterdir()) == []
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def shorten(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("name, damage, full, seen", [
+    ("model.safetensors", shorten, False, "699 bytes instead of 700"),
+    ("model.safetensors", Path.unlink, False, "missing"),
+    ("manifest.json", shorten, False, None),  # only the last newline
+    ("manifest.json", lambda path: path.write_bytes(path.read_bytes()[:50]), False, "manifest.json"),
+    ("manifest.json", Path.unlink, False, "manifest.json"),
+    ("manifest.json", lambda path: path.write_text('{"files": []}'), False, "manifest.json"),
+    ("model.safetensors", flip, False, None),  # the size tells nothing
+    ("model.safetensors", flip, True, "sha256"),
+    ("trainer_state.safetensors", flip, True, "sha256"),
+])
+def test_latest_falls_back_and_says_so(tmp_path, name, damage, full, seen):
+    for step in (10, 20):
+        checkpoint.save(tmp_path, step, model, {"step": step, "w": torch.ones(3)}, keep=2)
+    damage(tmp_path / "step-000020" / name)
+    found = checkpoint.latest(tmp_path, full)
+    assert found.step == (10 if seen else 20)
+    if seen:
+        assert len(found.warnings) == 1 and seen in found.warnings[0] and "step-000020" in found.warnings[0]
+        with pytest.raises(RunError, match="step-000020 is damaged"):
+            checkpoint.load_state(tmp_path / "step-000020")
+    else:
+        assert not found.warnings
+
+
+@pytest.mark.parametrize("manifest", [
+    b"[" * 100_000, b'{"files": {}, "seconds": 1}', b'{"seconds": 1, "files": {"a": {}}}',
+    b'{"seconds": 1, "files": {"a": 3}}', b"\xff", b""], ids=lambda m: m[:12])
+def test_a_manifest_of_anything_is_passed_over(tmp_path, manifest):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, model, state(step), keep=2)
+    (tmp_path / "step-000002" / "manifest.json").write_bytes(manifest)
+    for full in (False, True):
+        found = checkpoint.latest(tmp_path, full)
+        assert found.step == 1 and "step-000002 is damaged" in found.warnings[0]
+    assert checkpoint.pace(tmp_path)
+
+
+def test_a_checkpoint_that_was_moved_away_and_linked_stays_where_it_is(tmp_path):
+    folder = tmp_path / "checkpoints"
+    checkpoint.save(folder, 1, model, state(), keep=1)
+    (folder / "step-000001").rename(tmp_path / "elsewhere")
+    (folder / "step-000001").symlink_to(tmp_path / "elsewhere")
+    assert checkpoint.latest(folder).step == 1
+    checkpoint.save(folder, 2, model, state(), keep=1)
+    assert os.listdir(folder) == ["step-000002"] and checkpoint.problems(tmp_path / "elsewhere") == []
+
+
+def test_nothing_there(tmp_path):
+    assert checkpoint.latest(tmp_path / "nowhere") == (None, ())
+    (tmp_path / "step-final").mkdir()
+    (tmp_path / "step-000010").mkdir()
+    found = checkpoint.latest(tmp_path)
+    assert found.path is None and found.step == 0 and len(found.warnings) == 1
+
+
+# --- disk full --------------------------------------------------------------------------------------------------------
+
+SAVE = """
+import resource, sys
+from pathlib import Path
+import torch
+from vlrl import checkpoint
+from vlrl.errors import RunError
+folder, limit, by = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+
+def write(path):
+    if by == "write":
+        (path / "model.bin").write_bytes(bytes(2_000_000))
+    if by == "tokenizer":
+        from tokenizers import Tokenizer, models
+        words = {f"word{i}": i for i in range(100_000)}
+        Tokenizer(models.WordLevel(words, unk_token="word0")).save(str(path / "tokenizer.json"))
+
+checkpoint.save(folder, 10, lambda path: (path / "model.bin").write_bytes(b"small"), {"step": 10}, keep=2)
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try:
+    checkpoint.save(folder, 20, write, {"w": torch.ones(500_000 if by == "state" else 1)}, keep=2)
+except RunError as error:
+    print(error)
+"""
+
+
+def check_full(folder: Path, limit: int, by: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SAVE, str(folder), str(limit), by], capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == 0, done.stderr
+    for words in ("step-000020", "bytes", "are free", "step-000010 is intact", "save.keep"):
+        assert words in done.stdout
+    assert names(folder) == ["step-000010"]
+    assert checkpoint.load_state(checkpoint.latest(folder, full=True).path) == {"step": 10}
+
+
+@pytest.mark.parametrize("by", ["write", *(pytest.param(by, marks=pytest.mark.slow) for by in ("state", "tokenizer"))])
+def test_file_size_limit(tmp_path, by):
+    check_full(tmp_path, 100_000, by)
+
+
+@pytest.mark.parametrize("by", ["write", *(pytest.param(by, marks=pytest.mark.slow) for by in ("state", "tokenizer"))])
+def test_disk_full(tmp_path, by):
+    mount = shutil.which("mount")
+    if not mount or subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=False,
+                                   capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        check_full(tmp_path / "checkpoints", 0, by)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+# --- kill -------------------------------------------------------------------------------------------------------------
+
+LOOP = """
+import sys
+from pathlib import Path
+import torch
+from vlrl import checkpoint
+folder = Path(sys.argv[1])
+step = checkpoint.latest(folder, full=True).step
+print("ready", flush=True)
+while True:
+    step += 1
+    def write(path):
+        for i in range(4):
+            (path / f"model-{i}.bin").write_bytes(step.to_bytes(4, "little") * 20_000)
+    checkpoint.save(folder, step, write, {"step": step, "w": torch.full((2000,), step)}, keep=2)
+    checkpoint.save(folder, step, write, {"step": step, "w": torch.full((2000,), step)}, keep=2)
+    print(step, flush=True)
+"""
+
+
+def killed_at(folder: Path, seconds: float, after: int = 0) -> int:
+    """Runs the loop of saves until it is killed, `seconds` after as many saves; returns the last step it reported."""
+    process = subprocess.Popen([sys.executable, "-c", LOOP, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    lines = [process.stdout.readline() for _ in range(after)]
+    time.sleep(seconds)
+    process.send_signal(signal.SIGKILL)
+    lines += process.communicate()[0].split("\n")[:-1]
+    return int(lines[-1]) if lines else 0
+
+
+def check_kills(folder: Path, times: int) -> None:
+    rng = random.Random(0)
+    reported = 0
+    for i in range(times):  # a busy machine may save nothing in the time of a later one
+        reported = max(reported, killed_at(folder, rng.uniform(0, 0.25), after=int(i == 0)))
+        found = checkpoint.latest(folder, full=True)
+        assert found.warnings == () and found.step in (reported, reported + 1)
+        reported = found.step
+        if found.path:
+            saved = checkpoint.load_state(found.path)
+            assert saved["step"] == found.step and (saved["w"] == found.step).all()
+            assert (found.path / "model-3.bin").read_bytes() == found.step.to_bytes(4, "little") * 20_000
+        for path in folder.glob("step-*"):
+            assert checkpoint.problems(path) == []
+    assert reported > 0
+
+
+def test_kill_at_random_moments(tmp_path):
+    check_kills(tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_kill_at_many_random_moments(tmp_path):
+    check_kills(tmp_path, 6)

@@ -1,0 +1,214 @@
+"""Scoring in a process of its own: the same scores, and answers that hang it, end it or cannot be sent."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import SAMPLES
+from tests.e2e.runs import ROOT
+from vlrl.errors import TaskError
+from vlrl.monitoring.signals import STOPS
+from vlrl.task.base import Task
+from vlrl.task.scoring import score_all
+from vlrl.task.services import Services
+from vlrl.task.subprocess_scorer import Scorer
+from vlrl.types import Answer
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process is forked on Linux alone")
+SAMPLE = SAMPLES["image"]
+
+
+def answers_overlay(parsed):
+    return isinstance(parsed, dict) and parsed["text"] == "overlay"
+
+
+class Odd(Task):
+    """Does what an answer says."""
+
+    prompt = "{q}"
+    rewards = {"length": 1.0, "rank": 0.5}
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.lambdas = 0, [lambda: 1]
+
+    def score(self, sample, answer):
+        self.asked += 1
+        text = answer.text
+        if text == "loop":
+            while True:
+                pass
+        if text == "regex":
+            re.match(r"(a+)+$", "a" * 60 + "b")  # holds the lock of the interpreter
+        if text == "exit":
+            os._exit(3)
+        if text == "child":
+            Path(sample.row["pid"]).write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+            time.sleep(1000)
+        if text == "wait":
+            (Path(sample.row["folder"]) / "begun").touch()
+            wait_for((Path(sample.row["folder"]) / "go").exists)
+        if text == "wrong":
+            raise TaskError("mend me")
+        return {"length": 1 / 0 if text == "divide" else float("nan") if text == "nan" else np.float32(len(text))}
+
+    def score_group(self, sample, answers, services):
+        if any(a.text == "group" for a in answers):
+            time.sleep(1000)
+        return [{"rank": float(i)} for i, _ in enumerate(answers)]
+
+    def parse(self, sample, answer):
+        return self.lambdas if answer.text == "lambda" else {"text": answer.text, "asked": self.asked}
+
+    def overlay(self, sample, parsed):
+        if answers_overlay(parsed):
+            time.sleep(1000)
+        return [{"kind": "point", "at": [1, 2], "label": str(parsed)}]
+
+
+@pytest.fixture
+def scorer():
+    made = Scorer(lambda convention: Odd(), 1.0)
+    made.settle("norm1000")
+    yield made
+    made.close()
+
+
+def answers(*texts):
+    return [Answer(text=text, final=text, step=3) for text in texts]
+
+
+def scored(scorer, *texts, sample=SAMPLE, task=None):
+    return scorer(task or Odd(), sample, answers(*texts), [], 3, Services())
+
+
+def both(scorer, *texts, others=()):
+    given = (SAMPLE, answers(*texts), answers(*others), 3, Services())
+    return scorer(Odd(), *given), score_all(Odd(), *given)
+
+
+def test_the_same_scores_in_the_same_order(scorer):
+    found, expected = both(scorer, "one", "divide", "nan", "three", others=("aside",))
+    assert found == expected and [s.error is None for s, _ in found[0]] == [True, False, False, True, True]
+    assert found[0][3][0].parsed["asked"] == 4  # the state of its own process
+    assert both(scorer)[0] == both(scorer)[1]
+
+
+@pytest.mark.parametrize("text, why", [
+    ("loop", "TimeoutError: no result within limits.score_s=1 s"), ("exit", "ChildProcessError"), *(
+        pytest.param(text, "TimeoutError", marks=pytest.mark.slow) for text in ("regex", "overlay"))])
+def test_an_answer_that_hangs_or_ends_the_process(scorer, text, why, caplog):
+    found, weights = scored(scorer, "one", text, "three")
+    assert weights == {"length": 1.0, "rank": 0.5} and "sample 'image'" in caplog.text
+    assert [(s.reward, s.parts) for s, _ in (found[0], found[2])] == [
+        (3.0, {"length": 3.0, "rank": 0.0}), (6.0, {"length": 5.0, "rank": 2.0})]
+    (bad, marks), (good, _) = found[1], found[0]
+    if text == "overlay":
+        assert bad.reward == 7.5 and marks is None and bad.error is None
+    else:
+        assert bad.reward is None and why in bad.error and bad.parts == {"length": None, "rank": None}
+    assert good.error is None and scored(scorer, "one")[0][0][0].reward == 3  # another process goes on
+
+
+def test_a_group_that_hangs(scorer):
+    scorer.seconds = 0.4  # for each of its answers
+    found, _ = scored(scorer, "one", "group")
+    assert all(s.reward is None and "TimeoutError" in s.error for s, _ in found)
+
+
+def test_what_the_answer_has_started_ends_too(scorer, tmp_path):
+    sample = replace(SAMPLE, row={"q": "?", "pid": str(tmp_path / "pid")})
+    scored(scorer, "child", sample=sample)
+    pid, end = int((tmp_path / "pid").read_text()), time.monotonic() + 60
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not alive(pid)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_what_cannot_be_sent_is_scored_here(scorer, caplog):
+    sample = replace(SAMPLE, row={"q": "?", "odd": lambda: 1})
+    task = Odd()
+    assert scored(scorer, "one", sample=sample, task=task)[0][0][0].reward == 3 and task.asked == 1
+    assert scored(scorer, "lambda", task=task)[0][0][0].parsed is task.lambdas and task.asked == 2
+    assert len([r for r in caplog.records if "scored in the training process" in r.message]) == 1
+
+
+def test_a_task_s_own_bug_is_raised_here(scorer):
+    with pytest.raises(TaskError, match="mend me"):
+        scored(scorer, "one", "wrong")
+
+
+def test_a_service_is_asked_here(scorer):
+    task = Odd()
+    scorer(task, SAMPLE, answers("one"), [], 3, Services({}, {"judge": lambda questions: questions}))
+    assert task.asked == 1
+
+
+ENDING = """
+import sys, time
+from tests.task.test_subprocess_scorer import Odd, SAMPLE, answers
+from vlrl.task.subprocess_scorer import Scorer
+from vlrl.task.services import Services
+scorer = Scorer(lambda convention: Odd(), 1000)
+scorer(Odd(), SAMPLE, answers("one"), [], 3, Services())
+print(scorer._keeper, scorer._pid, flush=True)
+scorer(Odd(), SAMPLE, answers("loop"), [], 3, Services())
+"""
+
+
+def test_killed_with_the_training_process():
+    process = subprocess.Popen([sys.executable, "-c", ENDING], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2 and all(map(alive, pids))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    end = time.monotonic() + 60
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not any(map(alive, pids))
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_what_asks_the_run_to_end_ends_no_scoring(scorer, tmp_path, number):
+    scorer.seconds = 60
+    signalled = threading.Thread(target=lambda: (
+        wait_for(lambda: (tmp_path / "begun").exists()),
+        [os.kill(pid, number) for pid in (scorer._pid, scorer._keeper)], (tmp_path / "go").touch()))
+    signalled.start()
+    found, _ = scored(scorer, "wait", sample=replace(SAMPLE, row={"q": "?", "folder": str(tmp_path)}))
+    signalled.join()
+    assert [(s.reward, s.error) for s, _ in found] == [(4.0, None)]
+    scored(scorer, "exit")  # which asks for another process
+    assert alive(scorer._keeper)
+
+
+def wait_for(there):
+    end = time.monotonic() + 60
+    while not there() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def test_closed(scorer):
+    both(scorer, "one")
+    keeper, worker, end = scorer._keeper, scorer._pid, time.monotonic() + 60
+    scorer.close()
+    while alive(worker) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not alive(keeper) and not alive(worker)
+    scorer.close()

@@ -1,0 +1,413 @@
+"""vlrl/contract: tasks broken on purpose, each one found; sound ones pass."""
+
+import contextlib
+import itertools
+import json
+import random
+import re
+
+import pytest
+from PIL import Image
+
+from vlrl import testing
+from vlrl.data import Drawn, coordinates
+from vlrl.errors import ConfigError
+from vlrl.rewards.boxes import format_box, iou, parse_box
+from vlrl.rewards.text import extract_tag
+from vlrl.task import Task
+from vlrl.testing.answers import check_groups, check_texts, try_answer
+from vlrl.testing.findings import Finding, Findings, TooSlow, shorten, timed
+from vlrl.testing.samples import check_samples, places
+from vlrl.types import Media, Sample
+
+WORDS = ("north", "east", "south", "west")
+
+
+class Sound(Task):
+    """Says the word of a text; every broken task below differs in one thing."""
+
+    prompt = "Sample {number} of {split}: which way? Answer in <answer></answer>."
+    rewards = {"correct": 1.0, "format": 0.1}
+
+    def samples(self, split):
+        return Drawn(12, lambda i: self.make(split, i))
+
+    def make(self, split, i):
+        return Sample(id=f"{split}-{i}", row={"split": split, "number": i, "answer": WORDS[i % 4]})
+
+    def score(self, sample, answer):
+        given = extract_tag(answer.text, "answer", "last")
+        return {"correct": float(given == sample["answer"]), "format": float(given is not None)}
+
+    def oracle(self, sample):
+        return f"<answer>{sample['answer']}</answer>"
+
+
+class Boxes(Sound):
+    """A box in a picture, in the model's convention."""
+
+    prompt = "{split} {number}: where?"
+    rewards = {"iou": 1.0}
+
+    def make(self, split, i):
+        row = {"split": split, "number": i, "width": 400, "height": 200,
+               "box": [10 + 20 * (i % 12), 10 + 15 * (i % 5), 100 + 20 * (i % 12), 80 + 15 * (i % 5)]}
+        return Sample(id=f"{split}-{i}", row=row)
+
+    def parse(self, sample, answer):
+        box = parse_box(answer.final)
+        return self.coordinates.to_original(sample, box) if box else None
+
+    def score(self, sample, answer):
+        box = self.parse(sample, answer)
+        return {"iou": iou(box, sample["box"]) if box else 0.0}
+
+    def oracle(self, sample):
+        return format_box(self.coordinates.from_original(sample, sample["box"]))
+
+    def overlay(self, sample, parsed):
+        return [{"kind": "box", "at": parsed, "label": "answer", "role": "answer"}] if parsed else []
+
+
+def found(task, samples=12, processes=0):
+    return {f.check: f for f in reversed(testing.check(task, samples, processes))}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Slow scorers are found sooner; the limit is of CPU time."""
+    monkeypatch.setattr("vlrl.testing.answers.SLOW", 0.15)
+
+
+@pytest.mark.parametrize("task", [Sound(), Boxes()], ids=["words", "boxes"])
+def test_sound_tasks_pass(task):
+    report = testing.examine(task, processes=0)
+    assert report.findings == () and report.notes == ()
+    assert {"perfect answer", "best constant answer", "two answers", "silence"} <= {row.name for row in report.cheats}
+    assert report.samples == 12 and all(row.mean < 0.6 for row in report.cheats[1:])
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def sample_task(**changes):
+    """A Sound task whose `make` is replaced."""
+    return type("Broken", (Sound,), changes)()
+
+
+def row_of(**row):
+    return lambda self, split, i: Sample(id=f"{split}-{i}", row={
+        "split": split, "number": i, "answer": WORDS[i % 4], **row})
+
+
+def one_generator():
+    rng = random.Random(0)
+    return lambda self, split, i: Sample(id=f"{split}-{i}", row={
+        "split": split, "number": i, "answer": rng.choice(WORDS)})
+
+
+def media_of(*media):
+    return lambda self, split, i: Sample(id=f"{split}-{i}", media=media, row={
+        "split": split, "number": i, "answer": WORDS[i % 4]})
+
+
+BROKEN_SAMPLES = {
+    "one id twice": ("ids", "twice in 'train'", {"make": lambda self, split, i: Sample(
+        id=f"{split}-{i // 2}", row={"split": split, "number": i, "answer": "north"})}),
+    "ids shared by the splits": ("ids", "in both train and heldout", {"make": lambda self, split, i: Sample(
+        id=str(i), row={"split": split, "number": i, "answer": "north"})}),
+    "the held-out content is trained on": ("leak", "'train-0' in train", {
+        "prompt": "Sample {number}", "make": row_of()}),
+    "one generator for all samples": ("deterministic", "in another order", {"make": one_generator()}),
+    "a generator that starts anew": ("deterministic", "another one", {
+        "samples": lambda self, split: [Sample(id=f"{split}-{i}", row={"split": split, "number": i, "answer": str(
+            random.random())}) for i in range(4)]}),
+    "a row that JSON cannot hold": ("row", "not JSON serializable", {"make": row_of(seen={1, 2})}),
+    "a row with NaN": ("row", "not JSON compliant", {"make": row_of(size=float("nan"))}),
+    "a row that JSON changes": ("row", r"the field 'size' is \(3, 4\), and \[3, 4\]", {"make": row_of(size=(3, 4))}),
+    "no samples": ("samples", "is empty", {"samples": lambda self, split: []}),
+    "samples that raise": ("samples", "KeyError: 'no'", {"make": lambda self, split, i: {}["no"]}),
+    "samples of another type": ("samples", "holds dict", {"samples": lambda self, split: [{}]}),
+    "a number as id": ("samples", "id=7", {"make": lambda self, split, i: Sample(id=7)}),
+    "media that is not there": ("media", "nowhere.png does not exist", {
+        "make": media_of(Media(source="/nowhere/nowhere.png"))}),
+    "media that the messages forget": ("messages", r"show \[\], but the sample has \['image'\]", {
+        "make": media_of(Media(source=Image.new("RGB", (8, 8)))),
+        "messages": lambda self, sample: [{"role": "user", "content": [{"type": "text", "text": str(sample.row)}]}]}),
+    "a placeholder that no row fills": ("messages", r"asks for \{name\}", {
+        "prompt": "{name}, sample {number} of {split}? \\boxed{answer}"}),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_SAMPLES)
+def test_broken_samples_are_found(name):
+    check, says, changes = BROKEN_SAMPLES[name]
+    findings = Findings()
+    check_samples(sample_task(**changes), findings, 12, 0)
+    assert check in findings.found and re.search(says, findings.found[check][0].message), findings
+
+
+HASHED = '''
+from vlrl.task import Task
+from vlrl.types import Sample
+
+class Hashed(Task):
+    prompt = "{split} {number}: which?"
+    rewards = {"correct": 1.0}
+
+    def samples(self, split):
+        words = list({"north", "east", "south", "west", "up", "down", "in", "out"})
+        return [Sample(id=f"{split}-{i}", row={"split": split, "number": i, "answer": w}) for i, w in enumerate(words)]
+
+    def score(self, sample, answer):
+        return {"correct": float(answer.final == sample["answer"])}
+
+    def oracle(self, sample):
+        return sample["answer"]
+'''
+
+
+def test_samples_that_depend_on_the_hash_seed_are_found(tmp_path):
+    from vlrl.task import load
+
+    (tmp_path / "hashed.py").write_text(HASHED)
+    task = load(str(tmp_path / "hashed.py"))
+    assert found(task) == {}
+    assert "in another process" in found(task, processes=1)["deterministic"].message
+
+
+def test_what_cannot_be_checked_is_told():
+    class Inside(Sound):
+        def samples(self, split):
+            if split != "train":
+                raise ConfigError("split 'heldout': only train")
+            return super().samples(split)
+
+        def oracle(self, sample):
+            return None
+
+    report = testing.examine(Inside(), processes=2)
+    assert report.findings == () and report.cheats == ()
+    assert [bool(re.search(says, note)) for says, note in zip(
+        ("held-out.*only train", "not at a module's top level", "no perfect answer"), report.notes, strict=True)] == [
+            True] * 3
+
+
+def test_what_is_wrong_with_the_data_is_raised():
+    with pytest.raises(ConfigError, match=r"data\.train is not set"):
+        testing.check(type("Rows", (Sound,), {"samples": Task.samples, "data": None})())
+
+
+# --- scoring ----------------------------------------------------------------------------------------------------------
+
+
+def scoring(given):
+    """A `score` whose part `correct` is what `given` makes of the answer's text and the right word."""
+    def score(self, sample, answer):
+        return {"correct": given(answer, sample["answer"]), "format": float("<answer>" in answer.text)}
+    return {"score": score}
+
+
+def say(answer):
+    return extract_tag(answer.text, "answer", "last") or ""
+
+
+def backtracks(answer, right):
+    return float(bool(re.search(r"^(\w+\s?)*$", answer.text)) and answer.text == right)
+
+
+def deep(answer, right):
+    try:
+        return float(json.loads(say(answer)) == right)
+    except ValueError:
+        return float(say(answer) == right)
+
+
+def counted():
+    calls = itertools.count()
+    return lambda answer, right: float(say(answer) == right) - 0.1 * (next(calls) % 2)
+
+
+def changed(self, sample, answer):
+    sample.row["seen"] = len(answer.text)
+    return Sound.score(self, sample, answer)
+
+
+BROKEN_SCORES = {
+    "raises on an empty answer": ("raises", "IndexError", scoring(lambda a, r: float(say(a).split()[0] == r))),
+    "raises on unicode digits": ("raises", "ValueError", scoring(
+        lambda a, r: float(int(say(a)) == 3) if say(a).isdigit() else float(say(a) == r))),
+    "raises on deep brackets": ("raises", "RecursionError", scoring(deep)),
+    "raises on surrogates": ("raises", "UnicodeEncodeError", scoring(
+        lambda a, r: float(say(a).encode() == r.encode()))),
+    "is not finite": ("parts", "part 'correct' is (nan|inf)", scoring(
+        lambda a, r: float(say(a)) if say(a).lower() in ("nan", "infinity", "1e999") else float(say(a) == r))),
+    "is no number": ("parts", "'yes'.*no number", scoring(lambda a, r: "yes" if say(a) == r else 0.0)),
+    "grows with the length": ("parts", "must stay within", scoring(lambda a, r: len(a.text) / 1000)),
+    "backtracks": ("slow", "regular expression", scoring(backtracks)),
+    "is not the same twice": ("deterministic", "the same answer got", scoring(counted())),
+    "changes the row": ("pure", "changed the sample's row", {"score": changed}),
+    "leaves out a part": ("raises", "left out the part 'format'", {
+        "score": lambda self, sample, answer: {"correct": 1.0}}),
+    "returns another part": ("raises", "'corect'.*Did you mean", {
+        "score": lambda self, sample, answer: {"corect": 1.0, "correct": 0.0, "format": 0.0}}),
+    "returns a number": ("raises", "score returned float", {"score": lambda self, sample, answer: 1.0}),
+    "parses to a set": ("parse", "parse gave what JSON cannot hold", {"parse": lambda self, s, a: {a.final}}),
+    "draws a box of three": ("overlay", "must be 4 finite numbers", {
+        "overlay": lambda self, s, parsed: [{"kind": "box", "at": [1, 2, 3], "label": "", "role": "answer"}]}),
+    "draws a track of boxes alone": ("overlay", "seconds or null", {
+        "overlay": lambda self, s, parsed: [{"kind": "track", "at": [[1, 2, 3, 4]], "label": "", "role": "answer"}]}),
+    "draws a star": ("overlay", "kind 'box' or 'point'", {"overlay": lambda self, s, parsed: [{"kind": "star"}]}),
+    "measures NaN": ("metrics", "'x' is nan", {"metrics": lambda self, s, a, p: {"x": float("nan")}}),
+    "orders matter in a group": ("group", "order of the answers", {
+        "score_group": lambda self, s, answers, services: [{"format": float(i == 0)} for i, _ in enumerate(answers)]}),
+    "a group of the wrong length": ("group", "1 results for", {
+        "score_group": lambda self, s, answers, services: [{"format": 0.0}]}),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_SCORES)
+def test_broken_scores_are_found(name):
+    check, says, changes = BROKEN_SCORES[name]
+    task, findings = sample_task(**changes), Findings()
+    sample = task.samples("train")[0]
+    check_texts(task, [sample], findings)
+    if check != "raises":
+        try_answer(task, sample, task.oracle(sample), findings)
+        check_groups(task, sample, ["", "junk", task.oracle(sample)], findings)
+    first = findings.found[check][0]
+    assert re.search(says, first.message), first
+    assert first.sample == "train-0" and (first.text or check == "group")
+
+
+BROKEN_ORACLES = {
+    "forgets the tags": ("earns (0|nothing)", {"oracle": lambda self, s: s["answer"]}),
+    "is wrong": ("earns", {"oracle": lambda self, s: f"<answer>{WORDS[(WORDS.index(s['answer']) + 1) % 4]}</answer>"}),
+    "is always the same": ("earns", {"oracle": lambda self, s: "<answer>north</answer>"}),
+    "is not the best": ("and another one", {
+        "score": lambda self, s, a: {"correct": 0.5 * (s["answer"] in a.final) + 0.5 * (a.final == s["answer"]),
+                                     "format": 1.0}, "oracle": lambda self, s: f"It is {s['answer']}!"}),
+    "raises": ("oracle raised .*KeyError", {"oracle": lambda self, s: s["lable"]}),
+    "is no text": ("gave int", {"oracle": lambda self, s: 3}),
+    "never earns a part": ("anything of the part 'format'", {
+        "score": lambda self, s, a: {**Sound.score(self, s, a), "format": 0.0}}),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_ORACLES)
+def test_broken_oracles_are_found(name):
+    says, changes = BROKEN_ORACLES[name]
+    findings = [f for f in testing.check(sample_task(**changes), 8, processes=0) if f.check == "oracle"]
+    assert any(re.search(says, f.message) for f in findings), findings
+
+
+@pytest.mark.parametrize("changes", [
+    {"oracle": lambda self, s: format_box(s["box"])},
+    {"parse": lambda self, s, a: parse_box(a.final)}], ids=["oracle", "parse"])
+def test_coordinates_used_one_way_only_are_found(changes):
+    message = found(type("OneWay", (Boxes,), changes)(), samples=3)["coordinates"].message
+    assert re.search(r"task.coordinates=\w+ perfect .*from_original in oracle and to_original", message)
+
+
+# --- cheats -----------------------------------------------------------------------------------------------------------
+
+CHEATED = {
+    "hidden in the reasoning": {"score": lambda self, s, a: {"correct": float(s["answer"] in a.text), "format": 1.0}},
+    "two answers": {"score": lambda self, s, a: {"correct": float(s["answer"] in a.final), "format": 1.0}},
+    "all answers in one": {"score": lambda self, s, a: {
+        "correct": float(s["answer"] in re.findall("<answer>(.*?)</answer>", a.text)), "format": 1.0}},
+    "silence": {"score": lambda self, s, a: {"correct": float(a.final in s["answer"]), "format": 1.0}},
+    "refusing": {"score": lambda self, s, a: {
+        "correct": 1.0 if say(a) == s["answer"] else 0.9 * (say(a) not in WORDS), "format": 1.0}},
+    "copied prompt": {"prompt": "{split} {number}: choose from north, east, south, west.", "score": lambda self, s, a: {
+        "correct": float(s["answer"] in re.findall(r"\w+", a.final)), "format": 1.0}},
+    "best constant answer": {"make": row_of(answer="north"), "samples": lambda self, split: [
+        *(self.make(split, i) for i in range(11)),
+        Sample(id=f"{split}-11", row={"split": split, "number": 11, "answer": "east"})]},
+}
+
+
+def judged(task):
+    """The names of the cheats that pay too much, and the rows of all by name."""
+    findings = Findings()
+    rows = testing.judge_cheats(task, list(task.samples("train")), findings)
+    listed = findings.found.get("cheat", [])
+    assert set(findings.found) <= {"cheat"}
+    return [f.message.split("'")[1] for f in listed], {row.name: row for row in rows}
+
+
+@pytest.mark.parametrize("cheat", CHEATED)
+def test_cheats_that_pay_are_found(cheat):
+    names, rows = judged(sample_task(**CHEATED[cheat]))
+    assert cheat in names and rows[cheat].text is not None, (names, rows)
+
+
+def test_many_boxes_that_pay_are_found():
+    def score(self, sample, answer):
+        boxes = [self.coordinates.to_original(sample, [float(v) for v in b]) for b in re.findall(
+            r"\[([\d.]+), ([\d.]+), ([\d.]+), ([\d.]+)\]", answer.final)]
+        return {"iou": max((iou(box, sample["box"]) for box in boxes), default=0.0)}
+
+    names, rows = judged(type("Best", (Boxes,), {"score": score})())
+    assert {"two answers", "all answers in one"} <= set(names) and rows["all answers in one"].at_full == 1
+
+
+def test_a_task_names_further_cheats_and_honest_answers():
+    class Own(Sound):
+        def cheats(self, sample):
+            return {"first letter": f"<answer>{sample['answer'][0]}</answer>", "refusing": None}
+
+        def score(self, sample, answer):
+            given = say(answer)
+            right = given[:1] == sample["answer"][:1] or given not in WORDS  # both wrong: that is the test
+            return {"correct": float(right), "format": 1.0}
+
+    _, rows = judged(Own())
+    assert "refusing" not in rows and rows["first letter"].mean == pytest.approx(1.1)
+
+
+def test_rows_without_a_size_get_that_of_the_picture():
+    class Unsized(Boxes):
+        def make(self, split, i):
+            sample = super().make(split, i)
+            row = {k: v for k, v in sample.row.items() if k not in ("width", "height")}
+            image = Image.new("RGB", (400, 200), (i, 0, len(split)))
+            return Sample(id=sample.id, row=row, media=(Media(source=image),))
+    task = Unsized()
+    task.coordinates = coordinates.make("norm1000")
+    assert not found(task)
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+
+def test_findings_are_counted_beyond_three_and_shortened():
+    findings = Findings()
+    for i in range(7):
+        findings.add("oracle", f"problem {i}", f"train-{i}", "x" * 500)
+    listed = findings.all()
+    assert [f.more for f in listed] == [0, 0, 4] and len(listed[0].text) < 130
+    findings.add("oracle", "problem 0", "train-0", "x" * 500)  # the same under another template
+    assert findings.all() == listed
+    assert str(listed[0]).startswith("oracle: sample 'train-0': problem 0  answer: 'xxx")
+    assert str(Finding(check="ids", message="m")) == "ids: m"
+    assert shorten("\ud800\0é") == r"'\ud800\x00\xe9'"
+
+
+def test_assert_ok_lists_what_is_wrong():
+    with pytest.raises(AssertionError, match=r"task '' breaks the contract:\nsamples: samples\('train'\) is empty"):
+        testing.assert_ok(sample_task(samples=lambda self, split: []))
+
+
+def test_a_stop_is_not_swallowed_by_the_scorer():
+    def stubborn():
+        for _ in range(100_000):  # a second or two
+            with contextlib.suppress(Exception):
+                sum(range(1000))
+    with pytest.raises(TooSlow):
+        timed(stubborn, 0.05)
+    assert timed(lambda: 3, 1.0)[0] == 3
+
+
+def test_places_are_spread():
+    assert places(3, 20) == [0, 1, 2] and places(1000, 4) == [0, 333, 666, 999] and places(5, 1) == [0]

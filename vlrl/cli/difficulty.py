@@ -1,0 +1,164 @@
+"""`vlrl data difficulty`: how often a model is right on each prompt."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlrl.cli.main.common import AsJson, ConfigPath, Words, emit, examples, load
+from vlrl.cli.main.terminal import bars, printable
+from vlrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from vlrl.config.schema import Config
+    from vlrl.tools.prompttable import Summary
+
+_SHOWN = 20  # categories, and prompts left out, that are printed
+EXAMPLES = examples(
+    "vlrl data difficulty my.yaml                                   8 answers to each row of data.train",
+    "vlrl data difficulty my.yaml --answers 16 --limit 500 --out measured.jsonl",
+    "vlrl data difficulty my.yaml --checkpoint runs/a               by a run's newest weights",
+    "torchrun --nproc-per-node 2 -m vlrl data difficulty my.yaml    each process answers its share",
+    "vlrl train my.yaml data.train=rows.difficulty.jsonl curriculum.name=rlcs")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the application."""
+    app.command(epilog=EXAMPLES)(difficulty)
+
+
+def difficulty(
+    config: ConfigPath, settings: Words = None,
+    answers: Annotated[int, typer.Option(min=1, help="Answers to each prompt, k, e.g. 16.")] = 8,
+    split: Annotated[str, typer.Option(help="The split whose prompts are answered, e.g. heldout.")] = "train",
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, show_default=False,
+                                              help="Only the first N prompts, e.g. 500.")] = None,
+    out: Annotated[Path | None, typer.Option(
+        "-o", "--out", metavar="FILE", show_default=False,
+        help="The new file, .jsonl or .json, e.g. measured.jsonl. Default: rows.difficulty.jsonl beside the data file "
+        "rows.jsonl, or runs/name.difficulty.jsonl where the task makes its samples.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(
+        metavar="FOLDER", show_default=False,
+        help="Weights of a checkpoint, or of a run folder's newest, instead of model.name, e.g. runs/a.")] = None,
+    temperature: Annotated[float | None, typer.Option(
+        metavar="T", show_default=False, help="Sampling temperature, e.g. 0.7. Default: rollout.temperature.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of an earlier measurement.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how hard each training prompt is for a model, and write it as columns beside the rows.
+
+    Each prompt is answered k times, as in training. Column pass_at_k is the share of right answers (curriculum.part at
+    least curriculum.pass_at), difficulty is 1 - pass_at_k. The same command goes on where it was stopped.
+    """
+    words = [] if temperature is None else [f"rollout.temperature={json.dumps(temperature)}"]
+    loaded = load(config, [*(settings or ()), *words])
+    from vlrl.curriculum import check
+    from vlrl.store.checkpoint import find
+    from vlrl.tools.prompttable import Places, default_out, rows_for
+    from vlrl.training.build_task import make_task
+
+    out = out or default_out(loaded, split)
+    _check_out(out, loaded, force)
+    check(loaded.curriculum, make_task(loaded))
+    rows = rows_for(loaded, split, out)
+    if checkpoint is not None:
+        find(checkpoint)  # before what takes time to import
+    from vlrl.config.registry import prints_aside
+    from vlrl.distributed import comm
+    from vlrl.tools import difficulty as tool
+    from vlrl.tools.measure import choose, ready
+
+    chosen = choose(loaded, None if checkpoint else loaded.model.name, checkpoint)
+    for warning in chosen.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    asked, places = tool.Asked(answers=answers, split=split, limit=limit), Places(out=out)
+    known = tool.facts(loaded, chosen, asked)
+    if places.part.exists():
+        tool.open_part(places.part, known)  # of another measurement: said before the model is loaded
+    with prints_aside(), ready(chosen.config, chosen) as prepared, bars(lines=True, show=comm.is_main()) as tell:
+        found = tool.measured(prepared, asked, places.part, known, tell)
+    numbers, whole = comm.on_main(lambda: tool.write(places, rows, found, known))
+    if not comm.is_main():
+        return
+    follow = _follow(config, out, split, whole)
+    if as_json:
+        emit({"file": str(out), "about": str(places.about), "plot": str(places.picture), "next": follow,
+              **vars(numbers)})
+    else:
+        _show(numbers, answers, out, places.picture, follow)
+
+
+def _check_out(out: Path, config: Config, force: bool) -> None:
+    """Raises before anything is measured when the file could not be written."""
+    from vlrl.data import check_suffix
+
+    check_suffix(out)
+    data = [Path(name) for name in (config.data.train, config.data.heldout, config.data.difficulty) if name]
+    if any(os.path.realpath(out) == os.path.realpath(path) for path in data):
+        raise ConfigError(f"--out {out} is a file that the config reads, and it stays as it is: name another file")
+    from vlrl.tools.prompttable import Places
+
+    places = Places(out=out)
+    beside = [] if places.part.exists() else [places.about, places.picture]  # else perhaps its own, of a killed command
+    for path in (out, *beside):
+        if os.path.lexists(path) and not (force and path.is_file()):
+            raise ConfigError(f"{path} exists already: --force replaces it, or name another file with --out")
+
+
+def _follow(config: str, out: Path, split: str, whole: bool) -> str:
+    """The command that trains with the columns; "" for another split than that of training."""
+    from vlrl.data import read_rows
+    from vlrl.data.formats import recognised
+
+    if split != "train":
+        return ""
+    config, file = shlex.quote(config), shlex.quote(str(out))
+    if not whole:
+        return f"vlrl train {config} data.difficulty={file} curriculum.name=rlcs"
+    foreign = any(recognised(row) not in (None, "canonical") for row in read_rows(out, "canonical"))
+    return f"vlrl train {config} data.train={file} curriculum.name=rlcs{' data.format=canonical' if foreign else ''}"
+
+
+def _show(found: Summary, answers: int, out: Path, picture: Path, follow: str) -> None:
+    from rich.console import Console
+
+    Console(highlight=False).print(_table(found))
+    shares = "  ".join(f"pass@{k} {value:.3f}" for k, value in found.pass_at.items())
+    typer.echo(f"{found.answers_drawn:,} answers drawn, {answers} to a prompt: {shares}")
+    same = found.histogram["0"] + found.histogram["100"]
+    typer.echo(f"all answers right or all wrong: {same:,} of {found.measured:,} prompts: nothing to learn "
+               "there")
+    for entry in found.left_out[:_SHOWN]:
+        typer.echo(f"left out {printable(entry['id'], 100) or '(no id)'}: {printable(entry['reason'], 300)}")
+    if len(found.left_out) > _SHOWN:
+        typer.echo(f"... and {len(found.left_out) - _SHOWN:,} more prompts left out (--json lists all)")
+    typer.echo(f"{out}: {found.measured:,} prompts with columns; histogram in {picture}")
+    if follow:
+        typer.echo(f"next: {printable(follow)}   (or easy_to_hard, gaussian, staged, which read difficulty)")
+
+
+def _table(found: Summary) -> Table:
+    """Prompts by the share of right answers, a line for each category below."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="Prompts by right answers, percent", box=SIMPLE_HEAD, pad_edge=False)
+    lines: dict[str, Any] = {"all": found.histogram}
+    lines |= dict(sorted(found.categories.items(), key=lambda item: -sum(item[1].values()))[:_SHOWN])
+    table.add_column("category" if len(lines) > 1 else "")
+    for name in found.histogram:
+        table.add_column(name, justify="right")
+    for name, counts in lines.items():
+        table.add_row(Text(printable(name, 40)), *(f"{count:,}" for count in counts.values()))
+    if len(found.categories) > _SHOWN:
+        table.caption = f"and {len(found.categories) - _SHOWN:,} more categories (--json has all)"
+    return table

@@ -1,0 +1,140 @@
+"""What `vlrl train --dry-run` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from vlrl.cli.main.common import emit
+from vlrl.cli.main.terminal import printable
+
+if TYPE_CHECKING:
+    from vlrl.config.schema import Config
+    from vlrl.tools.dryrun import DryRun, Oracle, Shown
+
+_MOST = 4000  # characters of one text that are printed
+
+
+def run(config: Config, as_json: bool) -> None:
+    """Checks the config and prints what was found; exits with 1 when there is a problem."""
+    from rich.console import Console
+
+    from vlrl.tools import dryrun
+
+    with Console(stderr=True).status("reading") as status:
+        found = dryrun.check(config, tell=status.update)
+    if as_json:
+        emit(_plain(found))
+    else:
+        _print(found)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def _plain(found: DryRun) -> dict[str, Any]:
+    out = {f.name: getattr(found, f.name) for f in fields(found)}
+    out |= {name: asdict(out[name]) for name in ("sample", "lengths", "step", "memory") if out[name]}
+    out["splits"] = [asdict(split) for split in found.splits]
+    if found.sample:
+        out["sample"]["target"] = json.loads(json.dumps(found.sample.target, default=str))
+        out["sample"]["text_tokens"] = found.sample.text_tokens
+        if found.sample.oracle:
+            out["sample"]["oracle"]["is_best"] = found.sample.oracle.is_best
+    if found.memory:
+        out["memory"] |= {"total": found.memory.total, "largest": found.memory.largest}
+    out["ok"] = not found.problems
+    return out
+
+
+def _print(found: DryRun) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _rows(found):
+        table.add_row(name, Text(_clean(value.rstrip(), console.encoding)))
+    console.print(table)
+    for line in found.inert:
+        console.print(Text(_clean(line, console.encoding), "yellow"), soft_wrap=True)
+    for warning in found.warnings:
+        console.print(Text(f"warning: {_clean(warning, console.encoding)}", "yellow"), soft_wrap=True)
+    for problem in found.problems:
+        console.print(Text(f"problem: {_clean(problem, console.encoding)}", "red"), soft_wrap=True)
+    console.print("nothing was written, no weights were read" if not found.problems else
+                  f"{len(found.problems)} problem{'s' * (len(found.problems) > 1)}; nothing was written")
+
+
+def _rows(found: DryRun) -> Iterator[tuple[str, str]]:
+    """(name, text) of everything that is known."""
+    from vlrl.tools import memory
+
+    yield "run", found.run
+    yield "task", found.task
+    for split in found.splits:
+        yield f"  {split.name}", f"{split.samples:,} samples, the first is {split.first}"
+    yield "model", found.model
+    if found.parameters:
+        trained, total = found.parameters
+        yield "  learns", f"{trained:,} of {total:,} parameters ({trained / total:.1%})"
+    if found.sample:
+        yield from _sample(found.sample)
+    if lengths := found.lengths:
+        yield "prompts", (f"{lengths.least} to {lengths.most} tokens, mean {lengths.mean:.0f}, over {lengths.samples} "
+                          f"samples; limits.prompt_tokens={lengths.limit}")
+        if lengths.rejected:
+            yield "  rejected", f"{len(lengths.rejected)}, such as: {lengths.rejected[0]}"
+    if step := found.step:
+        yield "step", (f"{step.prompts} prompts, {step.answers} answers, {step.optimizer_steps} optimizer "
+                       f"step{'s' * (step.optimizer_steps > 1)}, on one process")
+        several = f"{step.micro_batches} micro-batches" if step.micro_batches > 1 else "1 micro-batch"
+        yield "  at most", (f"{several}, {step.tokens:,} packed tokens, {step.largest:,} in the largest, where every "
+                            "answer has rollout.max_new_tokens")
+    if found.memory:
+        yield "memory", "\n".join(memory.table(found.memory))
+    if found.engine:
+        yield "engine", found.engine
+
+
+def _sample(sample: Shown) -> Iterator[tuple[str, str]]:
+    yield "sample", sample.id
+    yield "  prompt", sample.text
+    if sample.tokens is not None:
+        visual = " + ".join(str(m.tokens) for m in sample.media if m.tokens is not None)
+        apart = f" = {visual} visual + {sample.text_tokens} text" if visual else "" if sample.media else ", all text"
+        yield "  tokens", f"{sample.tokens}{apart}"
+    for seen in sample.media:
+        frames = f", {seen.frames} frames" if seen.kind == "video" else ""
+        resized = f" -> {seen.processed[0]} x {seen.processed[1]} for the model" if seen.processed else ""
+        yield f"  {seen.kind}", f"{seen.original[0]} x {seen.original[1]} pixels{frames}{resized}"
+    yield "  boxes in", sample.coordinates
+    yield "  target", str(sample.target)
+    if sample.oracle:
+        yield from _oracle(sample.oracle)
+    else:
+        yield "  oracle", "none: the task names no perfect answer for this sample"
+
+
+def _oracle(oracle: Oracle) -> Iterator[tuple[str, str]]:
+    yield "  oracle", oracle.answer
+    if oracle.tokens is not None:
+        yield "", f"{oracle.tokens} tokens with the end token"
+    parts = "  ".join(f"{name} {'none' if value is None else f'{value:.3f}'} x {oracle.weights.get(name, 0.0):g}"
+                      for name, value in oracle.parts.items())
+    yield "  parts", parts
+    reward = "none" if oracle.reward is None else f"{oracle.reward:.3f}"
+    yield "  reward", reward + (", the maximum" if oracle.is_best else f" of at most {oracle.best:.3f}")
+    if oracle.error:
+        yield "  error", oracle.error
+
+
+def _clean(text: str, encoding: str) -> str:
+    """Text that cannot steer the terminal."""
+    return printable(text, _MOST).encode(encoding, "replace").decode(encoding)

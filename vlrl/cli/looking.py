@@ -1,0 +1,212 @@
+"""`vlrl status`, `vlrl report` and `vlrl doctor`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlrl.cli.main.common import AsJson, emit, examples
+
+if TYPE_CHECKING:
+    from vlrl.tools.doctor import Finding
+    from vlrl.tools.status import Status
+
+_COLORS = {"running": "green", "starting": "green", "finished": "blue", "stale": "yellow", "interrupted": "yellow",
+           "failed": "red", "dead": "red"}
+_MARKS = {"ok": ("ok", "green"), "info": ("-", ""), "missing": ("no", "yellow"), "warning": ("!", "yellow"),
+          "error": ("FAIL", "red")}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to the application."""
+    app.command(epilog=examples(
+        "vlrl status                                  every run under runs/, one line each",
+        "vlrl status runs/quickstart --watch          until it ends",
+        "vlrl status runs/quickstart --json | jq .state"))(status)
+    app.command(epilog=examples(
+        "vlrl report runs/quickstart                  writes runs/quickstart/report.html",
+        "vlrl report runs/quickstart -o /tmp/q.html --open"))(report)
+    app.command(epilog=examples(
+        "vlrl doctor",
+        "vlrl doctor --json | jq '.findings[] | select(.verdict == \"error\")'"))(doctor)
+
+
+def status(
+    path: Annotated[Path, typer.Argument(metavar="RUN_OR_RUNS_DIR",
+                                         help="A run folder, e.g. runs/quickstart, or a folder of runs.")
+                    ] = Path("runs"),
+    watch: Annotated[bool, typer.Option("--watch", help="Go on until every run has ended, or Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds between two looks with --watch, e.g. 10.")
+                     ] = 2.0,
+    json: AsJson = False,
+) -> None:
+    """Show how runs stand: step, speed, time left, reward and its trend, last evaluation, and whether they live.
+
+    States: starting, running, finished, interrupted, failed; stale (its process lives, but has reported nothing for
+    several steps) and dead (its process is gone without a word: start it again and it goes on from its checkpoint).
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from vlrl.tools.status import ACTIVE, find, is_run, read
+
+    one = is_run(path)
+    console = Console()
+    if not console.is_terminal:  # a file or a pipe has no width to keep to
+        console.width = max(console.width, 200)
+    live = Live(console=console, auto_refresh=False) if watch and not json and console.is_terminal else None
+    if live:
+        live.start()
+    try:
+        while True:
+            found = [read(run) for run in find(path)]
+            if json:
+                emit(asdict(found[0]) if one else [asdict(s) for s in found])
+            else:
+                shown = _detail(found[0]) if one else _table(found, path)
+                live.update(shown, refresh=True) if live else console.print(shown)
+            if not watch or not any(s.state in ACTIVE for s in found):
+                return
+            time.sleep(every)
+    finally:
+        if live:
+            live.stop()
+
+
+def _table(runs: Sequence[Status], path: Path) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("run", "state", "step", "steps/min", "ETA", "reward", "trend", "evaluation"):
+        table.add_column(name, justify="left" if name in ("run", "state", "evaluation") else "right", no_wrap=True)
+    for run in runs:
+        name = str(Path(run.path).relative_to(path)) if run.path.startswith(str(path)) else run.path
+        cells = (_steps(run), _figure(run.steps_per_minute, ".1f"), _eta(run), _figure(run.reward, ".3f"),
+                 _figure(run.trend, "+.3f"), "; ".join(_evaluations(run, 1, bounds=False)))
+        table.add_row(Text(name), Text(run.state, _COLORS.get(run.state, "")), *map(Text, cells))
+    return table
+
+
+def _detail(run: Status) -> Any:
+    from rich.text import Text
+
+    from vlrl.monitoring.progress import duration
+
+    age = "" if run.heartbeat_age_s is None else f", last heard of {duration(run.heartbeat_age_s)} ago"
+    where = f" (process {run.pid} on {run.host})" if run.pid else ""
+    lines = [("run", run.path), ("state", f"{run.state}{where}{age}"), ("step", _steps(run)),
+             ("speed", f"{_figure(run.steps_per_minute, '.1f')} steps/min, {_figure(run.tokens_per_s, ',.0f')} tokens/s"
+              ), ("ETA", _eta(run)),
+             ("reward", f"{_figure(run.reward, '.3f')} (trend {_figure(run.trend, '+.3f')})")]
+    lines += [("evaluation", line) for line in _evaluations(run, 4)]
+    text = Text()
+    for i, (name, value) in enumerate(lines):
+        text.append(f"{name:<11}", "bold").append(value, _COLORS.get(run.state, "") if name == "state" else "")
+        text.append("\n" if i < len(lines) - 1 else "")
+    return text
+
+
+def _steps(run: Status) -> str:
+    return f"{'?' if run.step is None else run.step}/{'?' if run.steps is None else run.steps}"
+
+
+def _eta(run: Status) -> str:
+    from vlrl.monitoring.progress import duration
+
+    return "-" if run.eta_s is None else duration(run.eta_s)
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _evaluations(run: Status, most: int, bounds: bool = True) -> list[str]:
+    """`heldout @ 50: iou 0.412 [0.380, 0.444]` per split, with its first metrics."""
+    lines = []
+    for split, record in run.evals.items():
+        metrics = [k for k, v in record.items() if f"{k}/ci95_low" in record and isinstance(v, (int, float))
+                   and "completion/" not in k]
+        words = []
+        for name in metrics[:most]:
+            low, high = (record.get(f"{name}/ci95_{side}") for side in ("low", "high"))
+            known = bounds and isinstance(low, (int, float)) and isinstance(high, (int, float))
+            words.append(f"{name} {record[name]:.3f}" + (f" [{low:.3f}, {high:.3f}]" if known else ""))
+        lines.append(f"{split} @ {record.get('step')}: {', '.join(words)}")
+    return lines
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False,
+                                        help="A run folder, e.g. runs/quickstart; the run may still go on.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False,
+                                                help="Where to write it; report.html in the run folder if left out.")
+                      ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Write one HTML file about a run that opens offline: curves, results before and after, telling answers with their
+    pictures, settings and versions.
+
+    It holds everything itself, asks for nothing over the network and runs no script, so it can be sent or archived.
+    """
+    from vlrl.app.report import write  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
+
+    written = write(run, output)
+    typer.echo(f"{written} ({written.stat().st_size / 1e6:.1f} MB)")
+    if show:
+        import webbrowser
+
+        if not webbrowser.open(written.resolve().as_uri()):
+            typer.echo("no browser could be opened: open the file by hand", err=True)
+
+
+def doctor(
+    runs: Annotated[Path, typer.Option(help="Where run folders go, e.g. /data/runs; its free space is looked at.")
+                    ] = Path("runs"),
+    json: AsJson = False,
+) -> None:
+    """Find out what works on this machine by trying it: versions, devices, training, video, LoRA, trackers, traps.
+
+    For what is missing it prints the command that brings it. Nothing is sent over the network. Exits with 1 only if
+    training cannot run at all.
+    """
+    import sys
+
+    from rich.console import Console
+
+    from vlrl.tools.doctor import examine
+
+    console = Console(file=sys.stderr)  # fixed now: while a check runs, standard error is set aside
+    with console.status("looking") as status:
+        found = examine(runs, lambda name: status.update(f"trying {name}"))
+    failed = [f.name for f in found if f.verdict == "error"]
+    if json:
+        emit({"ok": not failed, "findings": [asdict(f) for f in found]})
+    else:
+        _show_doctor(found)
+        words = f"training cannot run: mend {', '.join(failed)} first" if failed else "training can run"
+        typer.echo(f"\n{words}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _show_doctor(found: Sequence[Finding]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console, group = Console(highlight=False), ""
+    for finding in found:
+        if finding.group != group:
+            group = finding.group
+            console.print(Text(group, "bold"))
+        mark, color = _MARKS[finding.verdict]
+        line = Text.assemble("  ", (f"{mark:<5}", color), f"{finding.name:<17} {finding.detail}")
+        console.print(line, soft_wrap=True)
+        if finding.fix and finding.verdict != "ok":
+            console.print(Text(f"{'':<25}{finding.fix}", "dim"), soft_wrap=True)

@@ -1,0 +1,139 @@
+"""The `vlrl` command: what it can do, and how an error or Ctrl-C becomes a message and an exit code.
+
+Exit codes: 0 only on success; 1 an error that the message explains, or a check that failed; 2 the command line itself
+is wrong; 130 stopped by Ctrl-C, SIGTERM or SIGUSR1 after saving.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+
+import vlrl.cli.main.interrupt  # isort: skip # noqa: F401 - before what takes time to import
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from vlrl import __version__
+from vlrl.cli.main import data, inspecting, looking, planning, scoring, serve, tasks, training
+from vlrl.cli.main.common import flowing
+from vlrl.cli.main.terminal import printable
+from vlrl.config.registry import failure, place
+from vlrl.errors import RunError, VlrlError
+
+_MOST = 8000  # characters of one message
+
+app = typer.Typer(name="vlrl", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
+                  context_settings={"help_option_names": ["-h", "--help"]},
+                  help="Fine-tune vision-language models by reinforcement learning with verifiable rewards.",
+                  epilog="First steps:\n\nvlrl train configs/quickstart.yaml\n\nvlrl tasks new count\n\nvlrl doctor")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"vlrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
+                                                help="Show the version and exit.")] = False) -> None:
+    pass
+
+
+training.register(app)
+scoring.register(app)
+app.add_typer(tasks.app)
+app.add_typer(data.app)
+looking.register(app)
+inspecting.register(app)
+serve.register(app)
+planning.register(app)
+for _command in (*app.registered_commands, *tasks.app.registered_commands, *data.app.registered_commands):
+    _command.help = flowing(_command.callback)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The `vlrl` command; returns the exit code."""
+    return _run(typer.main.get_command(app), sys.argv[1:] if argv is None else argv, "vlrl")
+
+
+def train(argv: Sequence[str]) -> int:
+    """`train.py`: the same as `vlrl train`; returns the exit code."""
+    alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
+                        context_settings={"help_option_names": ["-h", "--help"]})
+    alone.command(epilog=training.TRAIN_EXAMPLES)(training.train)
+    return _run(typer.main.get_command(alone), argv, "train.py")
+
+
+class _Printable(logging.Formatter):
+    """Warnings hold ids and names of data files, which must not steer the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), _MOST)
+
+
+def _run(command: Any, argv: Sequence[str], name: str) -> int:
+    _prepare_stdout()
+    if logging.lastResort:  # what prints warnings where nobody has set up logging
+        logging.lastResort.setFormatter(_Printable())
+    try:
+        code = _called(command, argv, name)
+        sys.stdout.flush()
+        return code
+    except VlrlError as error:
+        message = _noted(str(error), error)
+    except (Exception, SystemExit) as error:
+        if place(error):  # a task's own code, or another variant
+            message = _noted(failure(error), error)
+        elif isinstance(error, OSError):
+            message = _noted(_of_the_system(error), error)
+        else:
+            raise
+    if message:
+        print(f"error: {printable(message, _MOST)}", file=sys.stderr)
+    return 1
+
+
+def _noted(message: str, error: BaseException) -> str:
+    """With what a run that ended by the error has saved."""
+    return " ".join([message, *getattr(error, "__notes__", ())]) if message else ""
+
+
+def _called(command: Any, argv: Sequence[str], name: str) -> int:
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # some libraries end the process there
+        raise RunError("the working directory does not exist any more: change to another one") from None
+    try:
+        command.main(args=list(argv), prog_name=name)
+    except SystemExit as end:
+        if place(end):  # sys.exit of a task's own code says nothing about the command
+            raise
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    return 0
+
+
+def _prepare_stdout() -> None:
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # "?" where the terminal's encoding has no sign for a letter
+
+
+def _of_the_system(error: OSError) -> str:
+    """What the file system refused; "" when the reader has gone, as in `vlrl ... | head`."""
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python would try again at its end, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return ""
+    if error.filename is None:
+        return f"cannot read or write: {error.strerror or error}. Free space, or write elsewhere."
+    return f"cannot use {str(error.filename)!r}: {error.strerror}. Name another path, or mend its permissions."
+

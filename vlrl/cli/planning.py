@@ -1,0 +1,77 @@
+"""`vlrl plan`: what a run would take, before any GPU is rented."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlrl.cli.main.common import AsJson, ConfigPath, Words, emit, examples, load
+from vlrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vlrl.tools.plan import Plan
+    from vlrl.tools.planadvice import Change
+
+EXAMPLES = examples(
+    "vlrl plan configs/models/qwen2_5_vl_7b.yaml task=grounding --gpus 8 --gpu-memory 80",
+    "vlrl plan configs/models/qwen2_5_vl_7b.yaml task=grounding model.lora.rank=0 engine=vllm --gpus 8",
+    "vlrl plan configs/models/qwen2_5_vl_3b.yaml task=grounding --card 'RTX 4090' --answer-tokens 150")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the application."""
+    app.command(epilog=EXAMPLES)(plan)
+
+
+def plan(
+    config: ConfigPath, settings: Words = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs that learn; those of servers come on top.")] = 1,
+    gpu_memory: Annotated[float | None, typer.Option(min=1, help="GiB of each; by default the card's.",
+                                                     show_default=False)] = None,
+    card: Annotated[str, typer.Option(help="Name of the GPU, for its speed.")] = "H100",
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a prompt, visual ones included; by "
+                                                      "default an image of model.max_pixels and 256 of text.",
+                                                      show_default=False)] = None,
+    visual_tokens: Annotated[int | None, typer.Option(min=0, help="Those of its image or video.",
+                                                      show_default=False)] = None,
+    answer_tokens: Annotated[int | None, typer.Option(min=1, help="Mean length of an answer, for the seconds; by "
+                                                      "default rollout.max_new_tokens.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate memory, step time and what to change: does a config fit on these GPUs?
+
+    Nothing is loaded but the shape of the model; those of common releases are built in. Exit code 0 when it fits, 1
+    when it does not. `vlrl train CONFIG --dry-run` measures the prompts of the data, for --prompt-tokens.
+    """
+    from vlrl.monitoring.gpu_specs import CARDS, card_of
+    from vlrl.tools import plan as tool
+    from vlrl.tools import planadvice
+
+    chosen = card_of(card)
+    if chosen is None:
+        raise ConfigError(f"--card {card!r} is not known; known are {', '.join(c.name for c in CARDS)}. Take one that "
+                          "is as fast, and its memory with --gpu-memory")
+    words, asked = list(settings or ()), {"prompt_tokens": prompt_tokens, "visual_tokens": visual_tokens,
+                                          "answer_tokens": answer_tokens}
+    found = tool.plan(load(config, words), gpus, chosen, gpu_memory, **asked)
+    remedies = [] if found.fits else planadvice.changes(config, words, found, **asked)
+    if as_json:
+        emit(_plain(found) | {"changes": [{"settings": c.words, **_plain(c.plan)} for c in remedies]})
+    else:
+        _print(found, remedies)
+    if not found.fits:
+        raise typer.Exit(1)
+
+
+def _plain(found: Plan) -> dict[str, Any]:
+    return {**asdict(found), "fits": found.fits, "tight": found.tight, "step_s": found.step}
+
+
+def _print(found: Plan, remedies: list[Change]) -> None:
+    from vlrl.tools import plan as tool
+    from vlrl.tools import planadvice
+
+    advice = [] if found.fits else ["", *planadvice.render_changes(remedies)]
+    typer.echo("\n".join([*tool.render(found), *advice]))

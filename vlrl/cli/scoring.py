@@ -1,0 +1,241 @@
+"""`vlrl score`: rows from a pipe or file, or the saved rollouts of a run. `vlrl play` is in playing.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlrl.cli.main import playing
+from vlrl.cli.main.common import AsJson, ConfigPath, examples, load
+from vlrl.cli.main.terminal import late_bar, printable, standard_input
+from vlrl.errors import DataError, RunError
+
+if TYPE_CHECKING:
+    from vlrl.config.schema import Config
+    from vlrl.tools.rescore import Comparison, Rescored
+
+SCORE_EXAMPLES = examples(
+    "vlrl score configs/quickstart.yaml < rows.jsonl > scored.jsonl",
+    "vlrl score configs/quickstart.yaml rows.jsonl -o scored.jsonl task.rewards.format=0.5",
+    'A row:    {"sample": {"id": "7", ...}, "completions": ["first answer", {"text": "second", "n_tokens": 3, '
+    '"truncated": false}], "step": 0, "variants": {"shuffled": ["third"]}}',
+    'A result: {"rewards": [{"parts": {...}, "reward": 1.0, "parsed": ..., "error": null}], "weights": {...}, '
+    '"skipped": []}',
+    "vlrl score configs/quickstart.yaml --run runs/quickstart              after an edit of the reward",
+    "vlrl score configs/quickstart.yaml --run runs/quickstart --steps 10:20 --show 5 task.rewards.format=0.5",
+    "vlrl score configs/quickstart.yaml --run runs/quickstart --split heldout --json")
+_SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
+
+ScoreWords = Annotated[list[str] | None, typer.Argument(
+    metavar="INPUT|key=value", show_default=False,
+    help="A file of rows (default, or -: standard input), and settings that override the config, e.g. "
+         "task.rewards.format=0.5.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to the application."""
+    app.command(epilog=SCORE_EXAMPLES)(score)
+    app.command(epilog=playing.PLAY_EXAMPLES)(playing.play)
+
+
+def score(
+    config: ConfigPath, words: ScoreWords = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="Where results go, e.g. scored.jsonl; must not exist. "
+                                        "-: standard output.")] = "-",
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Write {\"error\": ...} for a row that cannot be "
+                                             "used and go on; the exit code is 1 at the end.")] = False,
+    run: Annotated[str | None, typer.Option(
+        show_default=False, help="Score the saved rollouts of this run folder again and compare, e.g. "
+        "runs/quickstart.")] = None,
+    step: Annotated[int | None, typer.Option(help="With --run: one step only, e.g. 12.")] = None,
+    steps: Annotated[str | None, typer.Option(
+        show_default=False, help="With --run: a range of steps, e.g. 10:20 (20 is not in it), 10: or :20.")] = None,
+    split: Annotated[str | None, typer.Option(
+        show_default=False, help="With --run: the evaluations of this split instead of the training rollouts, e.g. "
+        "heldout.")] = None,
+    show: Annotated[int, typer.Option(min=0, help="With --run: how many of the groups whose order changed most are "
+                                      "shown, e.g. 5.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Score answers by the task's reward, without a model or images.
+
+    Reads one JSON object a line and writes one a line, each at once, so it can also serve another program through a
+    pipe. With --run it scores the rollouts of a run again and says what an edited reward would change.
+    """
+    given = words or []
+    inputs = [word for word in given if not _SETTING.fullmatch(word)]
+    settings = [word for word in given if _SETTING.fullmatch(word)]
+    if len(inputs) > 1:
+        raise typer.BadParameter(f"one input file at most, not {' and '.join(map(repr, inputs))}; settings are written "
+                                 "key=value")
+    if run is not None and (inputs or output != "-" or keep_going):
+        raise typer.BadParameter("--run reads the rollouts of a run: leave out the input file, -o and --keep-going")
+    if run is None and (step is not None or steps is not None or split is not None or as_json):
+        raise typer.BadParameter("--step, --steps, --split and --json go with --run")
+    wanted = _range(step, steps)
+    loaded = load(config, settings)
+    if run is not None:
+        _rescore(loaded, run, wanted, split, show, as_json)
+    else:
+        _stream(loaded, inputs[0] if inputs else "-", output, keep_going)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
+    from vlrl.tools.score_rows import score_lines
+    from vlrl.training.build_task import make_task
+
+    task = make_task(config)
+    root = Path(config.data.root or os.path.dirname(os.path.realpath(source)))  # of standard input: where it is called
+    failed, first, done = 0, "", 0
+    with _reader(source) as lines, _writer(output) as out, late_bar("rows scored") as update:
+        for done, (text, error) in enumerate(score_lines(task, lines, root), 1):
+            if error:
+                where = "" if source == "-" else f"{source}: "
+                if not keep_going:
+                    raise type(error)(f"{where}{error}") from error
+                failed, first = failed + 1, first or f"{where}{error}"
+            out.write(text + "\n")
+            out.flush()
+            if done % 100 == 0 and not out.isatty():
+                update(done, None)
+    if failed:
+        typer.echo(f"{failed} of {done} rows could not be scored. First: {printable(first)}", err=True)
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _reader(source: str) -> Iterator[IO[bytes]]:
+    if source == "-":
+        given = standard_input()
+        if given.isatty():
+            typer.echo("reading rows from the terminal, one JSON object a line; Ctrl-D ends", err=True)
+        yield given.buffer
+        return
+    try:
+        file = open(source, "rb")  # noqa: SIM115 - closed below
+    except (OSError, ValueError) as error:
+        raise DataError(f"input {source!r} cannot be read: {getattr(error, 'strerror', None) or error}. Name a file of "
+                        "rows, or leave it out to read standard input; settings are written key=value") from None
+    with file:
+        yield file
+
+
+@contextlib.contextmanager
+def _writer(output: str) -> Iterator[IO[str]]:
+    if output == "-":
+        yield sys.stdout
+        return
+    new = not os.path.exists(output) or os.path.isfile(output)  # a pipe or /dev/null may be there
+    try:
+        file = open(output, "x" if new else "w", encoding="utf-8")  # noqa: SIM115 - closed below
+    except FileExistsError:
+        raise DataError(f"-o {output}: this file exists; remove it or give another name") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"-o {output}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+    with file:
+        yield file
+
+
+# --- rollouts ---------------------------------------------------------------------------------------------------------
+
+
+def _range(step: int | None, steps: str | None) -> range | None:
+    if step is not None:
+        if steps is not None:
+            raise typer.BadParameter("give --step or --steps, not both")
+        return range(step, step + 1)
+    if steps is None:
+        return None
+    found = re.fullmatch(r"(\d{0,18}):(\d{0,18})", steps, re.ASCII)
+    if not found:
+        raise typer.BadParameter(f"--steps {steps!r}: write first:end, e.g. 10:20")
+    return range(int(found[1] or 0), int(found[2] or 2**62))
+
+
+def _rescore(config: Config, folder: str, steps: range | None, split: str | None, show: int, as_json: bool) -> None:
+    from vlrl.store import RunFolder
+    from vlrl.tools.rescore import compare
+    from vlrl.tools.score_rows import to_json
+    from vlrl.training.build_task import make_task
+
+    if "\0" in folder:
+        raise RunError(f"{folder!r} is no run folder")
+    run = RunFolder(folder)
+    with late_bar("steps scored") as update:
+        found = compare(make_task(config), run, steps=steps, split=split, keep=show, progress=update)
+    for note in dict.fromkeys(run.notes):
+        typer.echo(f"note: {note}", err=True)
+    if as_json:
+        typer.echo(to_json(found.as_dict()))
+    else:
+        _print_comparison(found)
+
+
+def _print_comparison(found: Comparison) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("mean of", "old", "new", "change"):
+        table.add_column(name, justify="left" if name == "mean of" else "right")
+    for name, (old, new) in found.means.items():
+        a, b = old.value, new.value
+        change = "–" if a is None or b is None else f"{b - a:+.4f}"
+        table.add_row(*(Text(cell) for cell in (printable(name.removeprefix("part ")), _figure(old.value, 4),
+                                                _figure(new.value, 4), change)))
+    console.print(table)
+    for line in _summary(found):
+        console.print(line, markup=False, soft_wrap=True)
+    for group in found.top:
+        _print_group(console, group)
+
+
+def _summary(found: Comparison) -> Iterator[str]:
+    yield f"rewards changed   {found.changed:,} of {found.rollouts:,} rollouts"
+    yield f"order changed     {found.reordered:,} of {found.groups:,} groups"
+    yield (f"rank correlation  {_figure(found.taus.value)} (Kendall's tau-b, mean over the {found.taus.count:,} groups "
+           "that differ under both)")
+    yield f"groups all equal  {found.flat[0]:,} before, {found.flat[1]:,} now"
+    if found.errors:
+        yield f"scoring errors    {found.errors:,}; first: {printable(found.first_error, 300)}"
+    if found.skipped:
+        yield f"left out          {', '.join(sorted(found.skipped))}: need a service that only training has"
+    if found.unknown_templates:
+        yield (f"other prompt      {found.unknown_templates:,} groups were asked by none of the task's templates and "
+               "are scored as asked by the first")
+
+
+def _print_group(console: Any, group: Rescored) -> None:
+    from rich.text import Text
+
+    change, tau = group.order
+    console.print(Text(f"\nsample {printable(group.sample_id, 100)}  step {group.step}  group "
+                       f"{printable(group.group_id, 100)}  order changed {change:.2f}  tau {_figure(tau)}", "bold"),
+                  soft_wrap=True)
+    rows = list(zip(group.old, group.new, group.texts, strict=True))
+    for old, new, text in sorted(rows, key=lambda row: row[1] if row[1] is not None else float("-inf"), reverse=True):
+        console.print(Text(f"  {_figure(old):>7} -> {_figure(new):>7}  {_ends(text)}"), soft_wrap=True)
+
+
+def _ends(text: str, most: int = 80) -> str:
+    """Begin and end of a text on one line."""
+    middle = "" if len(text) <= 2 * most else " ... "
+    shown = text[:most] + middle + text[most:][-most:] if text[most:] else text
+    return " ".join(printable(shown).split())
+
+
+def _figure(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

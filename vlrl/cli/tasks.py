@@ -1,0 +1,179 @@
+"""`vlrl tasks list`, `new` and `check`."""
+
+from __future__ import annotations
+
+import json as encoder
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from vlrl.cli.main.common import AsJson, Words, emit, examples, load
+
+if TYPE_CHECKING:
+    from vlrl.task import Task
+    from vlrl.testing import Report
+    from vlrl.testing.labelled import Mistake, Verdict
+    from vlrl.tools.catalogue import Entry
+
+app = typer.Typer(name="tasks", no_args_is_help=True, help="List, begin and check tasks: prompt, data and rewards.")
+
+
+@app.callback()
+def _root() -> None:
+    pass
+
+
+# --- list -------------------------------------------------------------------------------------------------------------
+
+
+@app.command("list", epilog=examples("vlrl tasks list", "vlrl tasks list --json | jq -r '.[].name'"))
+def list_(json: AsJson = False) -> None:
+    """Every task that comes with vlrl: reward parts with weights, settings, and the configs that use it."""
+    from vlrl.tools.catalogue import tasks
+
+    if json:
+        return emit([asdict(entry) for entry in tasks()])
+    typer.echo("\n\n".join(map(_described, tasks())))
+
+
+def _described(entry: Entry) -> str:
+    from vlrl.tools.docs import shown
+
+    lines = [f"{entry.name}: {entry.about}", "  parts     " + ", ".join(f"{k} × {shown(v)}" for k, v in
+                                                                         entry.parts.items())]
+    for i, setting in enumerate(entry.settings):
+        default = encoder.dumps(setting.default) if isinstance(setting.default, str) else shown(setting.default)
+        lines.append(f"  {'' if i else 'settings':9} task.{setting.name}={default}  ({setting.kind})")
+    for i, path in enumerate(entry.configs):
+        lines.append(f"  {'' if i else 'configs':9} {path}")
+    return "\n".join(lines)
+
+
+# --- new --------------------------------------------------------------------------------------------------------------
+
+
+@app.command(epilog=examples(
+    "vlrl tasks new count                      count.py, count.yaml, test_count.py; pictures drawn by code",
+    "vlrl tasks new signs --rows --dir signs   the same, and signs_rows/ with 8 rows and their pictures"))
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the task and of its file, e.g. count.", show_default=False)],
+    dir: Annotated[Path, typer.Option(help="Folder to write into, e.g. mine; it is made if needed.")] = Path("."),
+    rows: Annotated[bool, typer.Option("--rows", help="Read rows and pictures from files instead of drawing.")] = False,
+) -> None:
+    """Begin a task of your own: a file that works, its config for a CPU, and its test. Nothing is overwritten."""
+    from vlrl.tools.scaffold import create
+
+    written = create(name, dir, rows)
+    typer.echo("wrote " + ", ".join(map(str, written)) + (f" and {dir / f'{name}_rows' / 'images'}" if rows else ""))
+    target = f"{name}.py --config {name}.yaml" if rows else f"{name}.py"
+    lines = [f"vlrl tasks check {target}", f"vlrl train {name}.yaml --dry-run", f"vlrl train {name}.yaml",
+             f"vlrl score {name}.yaml < answers.jsonl", f"python -m pytest test_{name}.py"]
+    cd = [] if dir.resolve() == Path.cwd() else [f"cd {shlex.quote(str(dir))}"]
+    typer.echo("\n".join(["next:", *(f"  {line}" for line in cd + lines)]))
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+@app.command(epilog=examples(
+    "vlrl tasks check count.py",
+    "vlrl tasks check grounding task.drawn=true",
+    "vlrl tasks check signs.py --config signs.yaml --samples 50",
+    "vlrl tasks check signs.py --config signs.yaml --answers judged.jsonl --max-errors 2"))
+def check(
+    task: Annotated[str, typer.Argument(metavar="NAME_OR_FILE", show_default=False, help=(
+        "A built-in name (grounding), path/file.py, path/file.py:Class or module:Class."))],
+    settings: Words = None,
+    config: Annotated[str | None, typer.Option(show_default=False, help=(
+        "Config with the task's settings and data files, e.g. my.yaml."))] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each split to look at, e.g. 50.")] = 20,
+    answers: Annotated[Path | None, typer.Option(show_default=False, help=(
+        "Judged answers, one JSON object a line with sample (a row) or id, answer, correct (true or false) and if "
+        "wanted part, e.g. judged.jsonl: prints where the verifier errs."))] = None,
+    max_errors: Annotated[int, typer.Option(min=0, help="Verifier's errors on --answers that are accepted, e.g. 2.")
+                          ] = 0,
+    processes: Annotated[int, typer.Option(min=0, help="Fresh processes that make the samples again, each with another "
+                                           "seed of Python's hash; 0 is quicker.")] = 2,
+    json: AsJson = False,
+) -> None:
+    """Check that a task keeps its contract, and that answers which are none do not pay.
+
+    Samples: unique, the same in every process, train and held-out apart. Scoring: no text makes it raise, stall or pay
+    without bound; the perfect answer earns the most; a list of cheats earns clearly less. Exits with 1 if anything is
+    wrong, naming the sample and the answer that show it.
+    """
+    from rich.console import Console
+
+    from vlrl.testing import examine
+    from vlrl.testing.labelled import judge
+
+    made = _task(task, config, settings)
+    with Console(stderr=True).status(f"checking {escape(task)}"):
+        verdict = judge(made, answers) if answers else None
+        report = examine(made, samples, processes)
+    failed = bool(report.findings) or (verdict is not None and len(verdict.mistakes) > max_errors)
+    if json:
+        emit({"task": task, "ok": not failed, **{k: v for k, v in asdict(report).items() if k != "task"},
+              "answers": _verdict_json(verdict) if verdict else None})
+    else:
+        _print_report(report)
+        if verdict:
+            _print_verdict(verdict, max_errors)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _task(name: str, config: str | None, settings: list[str] | None) -> Task:
+    from vlrl.config import shipped
+    from vlrl.training.build_task import make_task
+
+    words = [f"task.name={encoder.dumps(name)}", *(settings or ())]  # of several tasks it takes the one called so
+    return make_task(load(config or str(shipped("tiny.yaml")), words))
+
+
+def _print_report(report: Report) -> None:
+    from vlrl.testing.findings import shorten
+
+    if report.cheats:
+        typer.echo(f"{'answer':<26}{'mean':>8}{'most':>8}{'at full':>9}  example")
+    template = ""
+    for row in report.cheats:
+        if row.template != template:
+            template = row.template
+            typer.echo(f"-- prompt {template!r}")
+        typer.echo(f"{row.name:<26}{row.mean:>8.3f}{row.most:>8.3f}{row.at_full:>9.0%}  {shorten(row.text)}")
+    for note in report.notes:
+        typer.echo(f"note: {note}")
+    for finding in report.findings:
+        typer.echo(f"FAILED {finding}")
+    if report.findings:
+        count = len(report.findings)
+        typer.echo(f"task '{report.task}' breaks the contract: {count} finding{'s' * (count > 1)}")
+    else:
+        typer.echo(f"task '{report.task}' keeps the contract ({report.samples} samples looked at)")
+
+
+def _print_verdict(verdict: Verdict, accepted: int) -> None:
+    for name, mistakes, total, what in (
+            ("false positives", verdict.false_positives, verdict.wrong, "wrong answers pay"),
+            ("false negatives", verdict.false_negatives, verdict.correct, "correct answers do not pay")):
+        rate = f" ({len(mistakes) / total:.1%})" if total else ""
+        typer.echo(f"{name}: {len(mistakes)} of {total}{rate}: {what}")
+        for mistake in mistakes:
+            typer.echo(f"  row {mistake.line}, sample {mistake.sample!r}: {mistake.part}={mistake.value:g}  answer: "
+                       f"{mistake.answer}")
+    if len(verdict.mistakes) > accepted:
+        typer.echo(f"FAILED answers: {len(verdict.mistakes)} errors, more than --max-errors {accepted}")
+
+
+def _verdict_json(verdict: Verdict) -> dict[str, Any]:
+    def side(mistakes: tuple[Mistake, ...], total: int) -> dict[str, Any]:
+        return {"count": len(mistakes), "of": total, "rate": len(mistakes) / total if total else None,
+                "rows": [asdict(m) for m in mistakes]}
+
+    return {"false_positives": side(verdict.false_positives, verdict.wrong),
+            "false_negatives": side(verdict.false_negatives, verdict.correct)}

@@ -1,0 +1,85 @@
+"""What commands show in a terminal: hostile text without its control characters, and a bar for what takes longer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from vlrl.errors import DataError
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+
+def printable(text: object, most: int = 2000) -> str:
+    """Text that cannot steer the terminal: what is not printable becomes "?"; cut after `most` characters."""
+    shown = str(text)
+    cut = shown[:most] + ("..." if len(shown) > most else "")
+    return "".join(c if c in "\n\t" or c.isprintable() else "?" for c in cut)
+
+
+def standard_input() -> TextIO:
+    """sys.stdin; DataError where the caller has closed it."""
+    if sys.stdin is None:
+        raise DataError("standard input is closed")
+    return sys.stdin
+
+
+@contextmanager
+def late_bar(what: str, after: float = 2.0) -> Iterator[Callable[[int, int | None], None]]:
+    """Gives `update(done, total)`; a bar with `what` appears on stderr once `after` seconds have passed.
+
+    `total` is None where the end is not known. Nothing is shown where stderr is no terminal.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                   console=console, transient=True)
+    task, began = bar.add_task(what, total=None), time.monotonic()
+
+    def update(done: int, total: int | None) -> None:
+        if not console.is_terminal or time.monotonic() - began < after:
+            return
+        bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield update
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+@contextmanager
+def bars(lines: bool = False, show: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+    """Gives `tell(what, done, total)`: bars with the time left on standard error, nothing with `show=False`.
+
+    Where that is no terminal nothing is shown; with `lines` a line at the start, the end and each tenth between.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from vlrl.monitoring.progress import duration
+
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not (show and console.is_terminal)) as bar:
+        begun: dict[str, tuple[TaskID, int, float]] = {}
+        tenths: dict[str, int] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in begun:
+                begun[what] = bar.add_task(what, total=total, completed=done), done, time.monotonic()
+            task, first, since = begun[what]
+            bar.update(task, completed=done)
+            if lines and show and not console.is_terminal and tenths.get(what) != 10 * done // max(total, 1):
+                tenths[what] = 10 * done // max(total, 1)
+                left = (time.monotonic() - since) / (done - first) * (total - done) if done > first else None
+                console.print(f"{what} {done}/{total}  ETA {duration(left)}", markup=False, soft_wrap=True)
+
+        yield tell

@@ -1,0 +1,82 @@
+"""The settings `algo.*`: from rewards to a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from vlrl.config.base import Named, Names, NonNegative, Positive, Rate, Settings
+
+CLIPS = ("clip_low", "clip_high")
+"""Settings of algo that are options of algo.loss by another way."""
+
+
+class AlgoSettings(Settings):
+    """From rewards to a loss. docs/objectives.md lists the names with their formulas, options and papers."""
+
+    advantage: Named = Field(default=Named(name="grpo"), description="grpo, dr_grpo, rloo, ... or own module:function.")
+    shaping: Names = Field(
+        default=(), description="Changes of the rewards before the advantage, in order: overlong, kimi_length, ... or "
+        "own module:function.")
+    batch: Named = Field(
+        default=Named(name="all"), description="Which rollouts of a step are trained on: all, rorecomp, or own "
+        "module:function.")
+    loss: Named = Field(
+        default=Named(name="ppo_clip"), description="The policy term of a token: ppo_clip, gspo, cispo, reinforce, ... "
+        "or own module:function.")
+    weights: Names = Field(
+        default=(), description="Weights on tokens or answers, multiplied into the policy term: top_entropy, hicra, "
+        "... or own module:function.")
+    correction: Named = Field(
+        default=Named(name="none"), description="Weight that makes up for a sampler that computes otherwise than the "
+        "trainer: none, token_truncate (TIS), token_mask (IcePop), sequence_mask, ... or own module:function.")
+    aggregation: Named = Field(
+        default=Named(name="token_mean"), description="token_mean: sum / tokens of the optimizer step; sequence_mean: "
+        "mean of per-answer means; constant: sum / (answers * rollout.max_new_tokens); sequence_sum; or own "
+        "module:function.")
+    clip_low: float | None = Field(
+        default=None, gt=0, description="The ratio is clipped below 1 - clip_low, or what the loss makes of it: the "
+        "same as algo.loss.clip_low, of which the later word holds. Refused where the loss has no clip; null = its "
+        "default.")
+    clip_high: float | None = Field(
+        default=None, gt=0, description="The ratio is clipped above 1 + clip_high, or what the loss makes of it: the "
+        "same as algo.loss.clip_high, of which the later word holds. Refused where the loss has no clip; null = its "
+        "default.")
+    kl: Named = Field(default=Named(name="k3"), description="Estimator of the KL to the reference: k1, k2, k3, ... or "
+                      "own module:function.")
+    kl_in: Literal["loss", "reward"] = Field(
+        default="loss", description="Where the KL enters: as a term of the loss, or subtracted from the reward, as "
+        "log p - log p(reference) of each token.")
+    kl_coef: NonNegative = Field(
+        default=0.0, description="Weight of the KL to the reference; 0 = no reference is kept.")
+    kl_target: Rate | None = Field(
+        default=None, description="The KL per token that algo.kl_coef is steered to from step to step (Ziegler et "
+        "al.); null = it stays.")
+    kl_horizon: Positive = Field(default=10_000, description="Answers over which it is steered; fewer = faster.")
+    kl_weights: Names = Field(
+        default=(), description="Weights on tokens or answers, multiplied into the KL; names as in algo.weights.")
+    entropy: Named = Field(
+        default=Named(name="none"), description="How the entropy of the policy is held up: none, bonus, adaptive, "
+        "siren, temperature, e3, or own module:function.")
+    reference: Named = Field(
+        default=Named(name="auto"), description="The reference policy: auto = frozen (the adapter switched off under "
+        "LoRA), ema, reset.")
+    mask_truncated: bool = Field(default=False, description="Leave answers that hit the length limit out of the loss.")
+
+    @property
+    def corrected(self) -> bool:
+        """Whether the loss makes up for answers that other weights sampled; an own one is trusted to."""
+        return (self.correction.name != "none" or ":" in self.loss.name
+                or self.loss.options.get("from_sampler") is True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_names(cls, values: Any) -> Any:
+        """Options without a name are those of the default: `algo.loss.dual_clip=3`."""
+        if not isinstance(values, Mapping):
+            return values
+        return {key: {"name": cls.model_fields[key].default.name, **value}
+                if key in cls.model_fields and cls.model_fields[key].annotation is Named and isinstance(value, Mapping)
+                else value for key, value in values.items()}

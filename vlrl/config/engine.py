@@ -1,0 +1,149 @@
+"""The settings `engine.*`: what generates the answers, how much it takes of the device, and where servers are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from vlrl.config.base import Count, Positive, Rate, Settings
+
+_HF = frozenset({"batch_rollouts", "prefill_tokens"})
+_BOTH = frozenset({"max_model_len", "memory", "tensor_parallel", "dtype", "eager", "max_seqs", "top_p", "top_k",
+                   "proof", "scratch"})
+OWN: dict[str, frozenset[str]] = {
+    "hf": _HF, "vllm": _BOTH | {"sleep"}, "vllm_server": _BOTH | {"servers", "key_file", "timeout_s", "retries"}}
+"""The settings that each engine has, beside `name`."""
+PLACES = ("servers", "key_file", "timeout_s", "retries", "scratch", "sleep", "proof")
+"""Settings of an engine that say where and how long, and do not change an answer: they may differ on resume."""
+
+
+class EngineSettings(Settings):
+    """What generates the answers. Each engine has settings of its own (docs/engines.md); those of another are refused.
+    """
+
+    name: Literal["hf", "vllm", "vllm_server"] = Field(
+        default="hf", description="hf: the training model itself; vllm: vLLM inside the training process, on the same "
+        "device; vllm_server: one or more vLLM servers, here or on other hosts.")
+    batch_rollouts: Positive | Literal["auto"] = Field(
+        default="auto", description="hf: answers generated side by side; auto = as many as the memory of the device "
+        "allows, at most 256.")
+    prefill_tokens: Positive = Field(
+        default=16384, description="hf: most prompt tokens computed at once before generating; a longer prompt alone.")
+    memory: float = Field(
+        default=0.3, gt=0, le=0.95, description="vllm, vllm_server: share of a GPU's memory that vLLM takes, weights "
+        "included; what training needs must fit beside it. On a CPU the share of main memory, unless the environment "
+        "variable VLLM_CPU_KVCACHE_SPACE gives the GiB for keys and values.")
+    max_model_len: Positive | None = Field(
+        default=None, description="vllm, vllm_server: most tokens of a prompt and its answer together; null = "
+        "limits.prompt_tokens + rollout.max_new_tokens, as far as the model has positions. Less leaves memory for more "
+        "answers side by side.")
+    tensor_parallel: Positive = Field(
+        default=1, description="vllm, vllm_server: GPUs that one engine is spread over.")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        default=None, description="vllm, vllm_server: type that vLLM computes in; null = that of model.dtype. Another "
+        "type than the trainer's makes mismatch/kl larger.")
+    eager: bool = Field(
+        default=False, description="vllm, vllm_server: no compilation and no CUDA graphs: starts sooner, writes "
+        "slower. On a CPU it is always so.")
+    max_seqs: Positive = Field(
+        default=256, description="vllm, vllm_server: most answers written side by side by one engine.")
+    sleep: bool = Field(
+        default=True, description="vllm, on a GPU: its memory is free while the trainer learns; false keeps it, which "
+        "saves the time of waking where both fit.")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="vllm, vllm_server: sample from the most probable tokens that hold this "
+        "much probability; 1 = from all. Below 1 the sampler's probabilities are those among the kept tokens, the "
+        "trainer's those among all: mismatch/kl and algo.correction see the difference.")
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = Field(
+        default=-1, description="vllm, vllm_server: sample from so many most probable tokens; -1 = from all. As with "
+        "engine.top_p, the trainer's probabilities are others.")
+    proof: Rate | None = Field(
+        default=None, description="vllm, vllm_server: largest difference of a probe's log-probabilities between engine "
+        "and trainer, compared after every sync; null = 1e-4 in float32, 0.05 in 16 bits.")
+    servers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="vllm_server: addresses, e.g. [http://10.0.0.2:8000, http://10.0.0.3:8000]; empty = "
+        "http://127.0.0.1:8000, where `vlrl serve` listens.")
+    key_file: str = Field(
+        default="", description="vllm_server: file that holds the servers' API key; empty = the environment variable "
+        "VLRL_ENGINE_KEY, or none.")
+    timeout_s: Rate = Field(
+        default=600.0, description="vllm_server: seconds that a server may take over one request or one sync before "
+        "another one is asked.")
+    retries: Count = Field(
+        default=3, description="vllm_server: how often a request is asked again, of another server where there is one, "
+        "waiting longer each time; then the run stops.")
+    scratch: str = Field(
+        default="", description="vllm, vllm_server: folder for weights on their way to the engine, e.g. /dev/shm; "
+        "servers must see it under the same path. Empty = the run folder.")
+
+    @field_validator("batch_rollouts", mode="before")
+    @classmethod
+    def _number_or_auto(cls, value: Any) -> Any:
+        if value != "auto" and not (isinstance(value, int) and 1 <= value < 2**63):
+            raise ValueError("give a whole number from 1 on, or auto")
+        return value
+
+    @field_validator("top_k")
+    @classmethod
+    def _some_are_kept(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("no token would be left to sample; give how many are kept, or -1 for all")
+        return value
+
+    @field_validator("servers", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) and value else value
+
+    @field_validator("servers")
+    @classmethod
+    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        out: list[str] = []
+        for text in value:
+            found = _address(text)
+            if found in out:
+                raise ValueError(f"{found} stands there twice; name each server once")
+            out.append(found)
+        return tuple(out)
+
+    @model_validator(mode="after")
+    def _own(self) -> EngineSettings:
+        for name, info in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name != "name" and name not in OWN[self.name] and value != info.default:
+                others = [engine for engine, own in OWN.items() if name in own]
+                shown = f"[{', '.join(value)}]" if isinstance(value, tuple) else value
+                raise ValueError(f"engine.{name}={shown} belongs to engine.name={' or '.join(others)}, and here "
+                                 f"engine.name={self.name}: leave engine.{name} out, or set engine.name={others[0]}")
+        return self
+
+    @property
+    def renormalises(self) -> bool:
+        """Whether answers are sampled from a part of the tokens alone."""
+        return self.top_p < 1 or self.top_k > 0
+
+
+def _address(text: str) -> str:
+    """An address without a slash at its end. Raises ValueError that says what one looks like."""
+    try:
+        found = urlsplit(text)
+        good = found.scheme in ("http", "https") and found.hostname and found.port is not None
+    except ValueError:
+        good, found = False, urlsplit("")
+    if not good or found.path.strip("/") or found.query or found.fragment or found.username:
+        raise ValueError(f"{text!r} is no address of a server; write http://HOST:PORT, e.g. http://127.0.0.1:8000")
+    return f"{found.scheme}://{found.netloc}"
+
+
+def merge_engine(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `old`, each a name or settings: another engine drops the settings that it does not have."""
+    before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
+    default = EngineSettings.model_fields["name"].default
+    name = after.get("name", before.get("name", default))
+    if name in OWN and name != before.get("name", default):
+        others = frozenset().union(*OWN.values()) - OWN[name]
+        before = {key: value for key, value in before.items() if key not in others}
+    return {**before, **after}

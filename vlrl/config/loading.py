@@ -1,0 +1,351 @@
+"""Reads settings: YAML files with `extends:`, `key=value` overrides, and the errors that help.
+
+A config file holds only what differs from the defaults in settings.py; `extends: other.yaml` (relative to the file, or
+else one of those that come with vlrl) is read first; of a list of files later ones win. Paths follow paths.py.
+`tasks.0.weight=2` sets one item's field of a list. Of a config with several `tasks`, `task=LABEL` leaves one.
+`load("configs/quickstart.yaml", ["steps=20", "train.lr=1e-4"])` returns a frozen Config; an unknown key is an error
+with a suggestion. The resolved copy is saved in the run folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import reprlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pydantic
+import yaml
+from pydantic import BaseModel
+from yaml.composer import ComposerError
+
+import vlrl
+from vlrl.config.algo import CLIPS
+from vlrl.config.base import Named, Settings
+from vlrl.config.engine import merge_engine
+from vlrl.config.other_names import known_as
+from vlrl.config.paths import placed
+from vlrl.config.schema import SHORT, AlgoSettings, Config, CurriculumSettings, EngineSettings, label_of, resumable
+from vlrl.errors import ConfigError, RunError, did_you_mean
+
+MOST_MERGED = 10_000
+"""Keys that the merge keys (`<<`) of a config may bring."""
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+_SHORT.maxstring = _SHORT.maxother = 300  # of a value in a message; of a nested one the first items
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Reads a config file and applies `key=value` overrides in order.
+
+    Raises ConfigError naming the setting, its value and the way out. `run.dir` is resolved to `runs/<stem>` when empty,
+    and a run folder as `model.name` to its newest checkpoint.
+    """
+    path = _find(Path(path))
+    tree = _read(path)
+    for word in _names_first(overrides):
+        tree = _override(tree, word)
+    tree.setdefault("run", {})
+    if isinstance(tree["run"], dict) and tree["run"].get("dir") in (None, ""):  # false is a mistake, and told
+        tree["run"]["dir"] = str(Path("runs") / path.stem)
+    loaded = validate(tree)
+    if not os.path.isdir(loaded.model.name) and not loaded.model.name.endswith("best"):
+        return loaded
+    from vlrl.store.checkpoint import model_folder
+
+    name = model_folder(loaded.model.name)  # fixed now, so that a resumed run begins with the same weights
+    return loaded.model_copy(update={"model": loaded.model.model_copy(update={"name": name})})
+
+
+def validate(tree: Mapping[str, Any]) -> Config:
+    """A Config from nested dictionaries; raises ConfigError for unknown keys, wrong types and values out of range."""
+    try:
+        return Config.model_validate(tree)
+    except pydantic.ValidationError as error:
+        raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """Lines `name: old -> new` for the settings whose change forbids a resume (settings.RESUMABLE names the others)."""
+    a, b = (_flatten(c.model_dump(mode="json")) for c in (old, new))
+    return [f"{k}: {a.get(k)!r} -> {b.get(k)!r}" for k in sorted({*a, *b})
+            if a.get(k) != b.get(k) and not resumable(k)]
+
+
+def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
+    """Raises RunError where a supervised run is to go on as an RL run, or the other way round."""
+    before, now = ("a supervised run (vlrl sft)" if c.algo.loss.name == "supervised" else "an RL run (vlrl train)"
+                   for c in (old, new))
+    if before != now:
+        raise RunError(f"{folder} holds {before}, and this is {now}. Choose another run.dir; to begin with its "
+                       f"weights: model.name={folder} run.dir={str(folder).rstrip('/')}-2. resume=never starts over "
+                       "here (the old run is kept beside).")
+
+
+def dump(config: Config) -> str:
+    """The resolved config as YAML."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def describe() -> list[tuple[str, str, Any, str]]:
+    """(name, type in words, default, description) of every setting, in order; for `--settings` and the docs."""
+    from vlrl.tools import docs
+
+    return list(docs.describe(Config))
+
+
+def _find(path: Path) -> Path:
+    for candidate in (path, *(Path(folder) / path for folder in vlrl.__path__)):
+        if os.path.isfile(candidate):  # Path.is_file raises for a name that is too long
+            return candidate
+    if os.path.exists(path):
+        kind = "a folder" if os.path.isdir(path) else "no regular file"
+        raise ConfigError(f"config {str(path)!r} is {kind}: name a YAML file, e.g. configs/quickstart.yaml")
+    known = {p.name: str(Path(*p.parts[p.parts.index("configs"):])) for p in shipped_configs()}
+    if os.path.isdir(path.parent):
+        known |= {p.name: p.name for p in path.parent.glob("*.yaml")}
+    close = difflib.get_close_matches(path.name, known, n=1)
+    near = f" Did you mean '{known[close[0]]}'?" if close else ""
+    raise ConfigError(f"config file {str(path)!r} does not exist.{near}")
+
+
+def shipped(name: str) -> Path | None:
+    """The file of a config that comes with vlrl, named relative to its folder, e.g. "tiny.yaml"; None without one."""
+    places = [Path(folder) / "configs" / name for folder in vlrl.__path__]
+    return next((place for place in places if os.path.isfile(place)), None)
+
+
+def shipped_configs() -> list[Path]:
+    """Every config that comes with vlrl; those of accelerate's launcher are none."""
+    return [path for folder in vlrl.__path__ for path in sorted(Path(folder, "configs").rglob("*.yaml"))
+            if path.parent.name != "accelerate"]
+
+
+def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    if path.resolve() in seen:
+        raise ConfigError(f"{path}: 'extends' leads in a circle")
+    try:
+        tree = _parse(path.read_text(encoding="utf-8")) or {}
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read config {path}: it is no UTF-8 text. Save it as UTF-8.") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read config {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(tree, dict):
+        kind = {"list": "a list", "str": "a text"}.get(type(tree).__name__, f"a {type(tree).__name__}")
+        raise ConfigError(f"config {path} must hold settings as 'key: value', not {kind}")
+    parents = tree.pop("extends", None)
+    tree = placed(tree, path.parent)
+    return tree if parents is None else merge(
+        _parents(path.parent, parents, f"{path}: extends", (*seen, path.resolve())), tree)
+
+
+def _parents(folder: Path, parents: Any, said_by: str, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """What the files that `extends` names hold together: one, or a list in which later ones win."""
+    tree: dict[str, Any] = {}
+    for parent in parents if isinstance(parents, list) else [parents]:
+        base = folder / str(parent)
+        if not os.path.isfile(base):
+            base = shipped(str(parent))
+        if base is None:
+            near = did_you_mean(str(parent), [p.name for p in [*folder.glob("*.yaml"), *shipped_configs()]])
+            raise ConfigError(f"{said_by}: {parent!r} does not exist (it is relative to the file that names "
+                              f"it, or names one of vlrl's).{near}")
+        tree = merge(tree, _read(base, seen))
+    return tree
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a mapping has each key once; YAML's own loader lets the last one win. Merged mappings (`<<`) may
+    bring so many keys, as each of a chain of them may bring all of the one before ten times."""
+
+    merged = 0
+
+    def flatten_mapping(self, node: Any) -> None:
+        before = len(node.value)
+        super().flatten_mapping(node)
+        self.merged += max(len(node.value) - before, 0)
+        if self.merged > MOST_MERGED:
+            raise ComposerError(None, None, f"its merge keys (<<) bring more than {MOST_MERGED:,} settings", None)
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                raise ComposerError(None, None, f"line {line}: the key '{name}' stands in line {lines[name]} already; "
+                                    "keep one of them", None)
+            lines[name] = line
+        return node
+
+
+def _parse(text: str) -> Any:
+    """The value of a YAML text. Raises ValueError that says what is wrong with it."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ValueError(f"{mark}{error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except Exception as error:  # its constructors raise ValueError, KeyError, ... on values like 2020-13-45
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config) -> dict[str, Any]:
+    """`over` laid on `base`; dictionaries are merged, everything else is replaced. A dictionary of places, as
+    {"0": {...}}, changes these items of a list.
+
+    `model` has the settings that these are. Where it wants a Named, the curriculum or the engine, another name drops
+    the options of the old one.
+    """
+    out = _without_older_clip(base, over) if model is AlgoSettings else dict(base)
+    for key, value in over.items():
+        old, kind = out.get(key), _kind_of(model, key)
+        if kind is Named and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
+            out[key] = _merge_named(old, value)
+        elif kind is CurriculumSettings and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
+            out[key] = _merge_curriculum(old, value)
+        elif kind is EngineSettings and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
+            out[key] = merge_engine(old, value)
+        elif isinstance(old, list) and isinstance(value, Mapping) and value and all(map(_is_place, value)):
+            out[key] = _merge_items(key, old, value)
+        else:
+            out[key] = merge(old, value, kind) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def _is_place(key: Any) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isdecimal()
+
+
+def _merge_items(key: str, old: list[Any], over: Mapping[str, Any]) -> list[Any]:
+    """A list with some of its items changed; an item that is a name gets settings beside it."""
+    out = list(old)
+    for place, value in over.items():
+        if int(place) >= len(out):
+            raise ConfigError(f"{key}.{place}: {key} has {len(out)} item{'s' * (len(out) != 1)}, counted from 0")
+        item: Any = {"name": out[int(place)]} if isinstance(out[int(place)], str) else out[int(place)]
+        out[int(place)] = merge(item, value) if isinstance(item, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def _without_older_clip(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings algo.* without a bound that `over` gives anew: algo.clip_low and algo.loss.clip_low are the same
+    one, and the later word holds."""
+    out, later = dict(base), over.get("loss")
+    for name in CLIPS:
+        if over.get(name) is not None and isinstance(out.get("loss"), Mapping):
+            out["loss"] = {k: v for k, v in out["loss"].items() if k != name}
+        if isinstance(later, Mapping) and later.get(name) is not None:
+            out.pop(name, None)
+    return out
+
+
+def _merge_named(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
+    before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
+    same = "name" not in after or after["name"] == before.get("name", after["name"])
+    return {**before, **after} if same else after
+
+
+def _merge_curriculum(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Another sampler drops the options of the old one; the filters, which stand beside them, stay."""
+    before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
+    default = CurriculumSettings().name
+    if after.get("name", before.get("name", default)) != before.get("name", default):
+        before = {key: value for key, value in before.items() if key in CurriculumSettings.model_fields}
+    return merge(before, after, CurriculumSettings)
+
+
+def _kind_of(model: Any, key: str) -> Any:
+    info = getattr(model, "model_fields", {}).get(key)
+    return info.annotation if info else None
+
+
+def _override(tree: dict[str, Any], word: str) -> dict[str, Any]:
+    """The tree with `key=value` laid on it; `extends=FILE` lays a whole config file on it."""
+    key, equals, text = word.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{word!r} is not a setting: write key=value, e.g. train.lr=1e-6")
+    try:
+        value: Any = _parse(text) if text else ""
+    except ValueError as error:
+        raise ConfigError(f"{key}: cannot read the value {text!r}: {error}") from None
+    if key == "extends":
+        return merge(tree, _parents(Path(), value, "extends", ()))
+    label = value if key in ("task", "task.name") and isinstance(value, str) else ""
+    if label and tree.get("tasks"):
+        return _alone(tree, label)
+    first, _, rest = key.partition(".")
+    if rest and first in SHORT and isinstance(tree.get(first), str):
+        tree = {**tree, first: {"name": tree[first]}}
+    given: Any = value
+    for name in reversed(key.split(".")):
+        given = {name: given}
+    return merge(tree, given)
+
+
+def _alone(tree: dict[str, Any], wanted: str) -> dict[str, Any]:
+    """The tree with one of its `tasks`, by label, as its `task`."""
+    entries: list[Any] = tree["tasks"] if isinstance(tree["tasks"], list) else []
+    given = [{"name": e} if isinstance(e, str) else e for e in entries if isinstance(e, (str, Mapping))]
+    labels = {str(e.get("label") or label_of(str(e.get("name")))): e for e in given}
+    if wanted not in labels:
+        raise ConfigError(f"task={wanted!r}: this config has several tasks, and none has this label."
+                          f"{did_you_mean(wanted, labels)} Its labels: {', '.join(labels)}. For another task instead "
+                          f"of them: tasks=null task={wanted}")
+    task = {k: v for k, v in labels[wanted].items() if k not in ("label", "weight", "data")}
+    rest = {k: v for k, v in tree.items() if k != "tasks"}
+    data = labels[wanted].get("data")
+    return merge({**rest, "task": task}, {"data": data} if data else {})
+
+
+def _names_first(words: Sequence[str]) -> list[str]:
+    """A name drops the options of the old one, so `algo.loss.cap=5 algo.loss=cispo` is taken as if turned round."""
+    names = {f"{section}.{key}{end}" for section, model in (("algo", AlgoSettings), ("curriculum", CurriculumSettings))
+             for key in model.model_fields for end in ("", ".name") if _kind_of(model, key) is Named}
+    names |= {"extends", "curriculum", "curriculum.name", "engine", "engine.name"}
+    return sorted(words, key=lambda word: word.partition("=")[0] not in names)
+
+
+def _explain(error: Any) -> str:
+    loc = [str(part) for part in error["loc"]]
+    name, value = ".".join(loc), _SHORT.repr(error.get("input"))
+    if error["type"] == "extra_forbidden":
+        known = _names_at(loc[:-1])
+        near = known_as(name) or did_you_mean(loc[-1], known)
+        return f"unknown setting '{name}' (value {value}).{near or ' Known here: ' + ', '.join(known) + '.'}"
+    message = str(error["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list, e.g. [a, b]")
+    if error["type"] == "model_type" and loc:
+        message = f"write its settings below it, as 'key: value', or leave it out. Known: {', '.join(_names_at(loc))}."
+    if error["type"] == "invalid_key":
+        return f"unknown setting '{name}': the name of a setting is a text"
+    return f"{name}={value}: {message}" if loc else message
+
+
+def _names_at(loc: Sequence[str]) -> list[str]:
+    model: Any = Config
+    for part in loc:
+        if part.isdecimal():  # a place in a list
+            continue
+        info = next((info for name, info in model.model_fields.items() if part == (info.alias or name)), None)
+        model = info.annotation if info else Settings
+        if not isinstance(model, type):
+            model = next((a for a in get_args(model) if isinstance(a, type) and issubclass(a, BaseModel)), Settings)
+    return [info.alias or name for name, info in model.model_fields.items()]
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            out |= _flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            out |= _flatten({str(i): item for i, item in enumerate(value)}, f"{prefix}{key}.")
+        else:
+            out[prefix + str(key)] = value
+    return out

@@ -1,0 +1,119 @@
+"""Anyone's own code: variants by name, `module:function` or `path/file.py:function`, where it failed, and where its
+prints go."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from vlrl.config.paths import tried
+from vlrl.errors import ConfigError, VlrlError, did_you_mean
+
+_NOT_OWN = ("<", str(Path(__file__).parent) + os.sep, *{sysconfig.get_path(k) + os.sep
+                                                        for k in ("stdlib", "purelib", "platlib")})
+
+FILE_MODULE = "vlrl_user_file_"
+"""How the names of modules from files begin."""
+
+FOLDERS: set[Path] = set()
+"""On sys.path only because a task file was loaded from there; what lies in them is not installed."""
+
+
+class MissingFile(ConfigError):
+    """There is no file to take code from."""
+
+
+def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function or class that `name` stands for. Raises ConfigError naming `setting` when there is none."""
+    if name in table:
+        return table[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(f"{setting}={name!r} is not known.{did_you_mean(name, table)} "
+                          f"Known: {', '.join(table)}; your own: path/file.py:name or module:name.")
+    try:
+        own = file_module(Path(module)) if module.endswith(".py") else importlib.import_module(module)
+    except MissingFile as error:
+        raise ConfigError(f"{setting}={name!r}: {error}") from None
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:  # the module is anyone's code
+        what = failure(error)
+        if what.startswith("ModuleNotFoundError"):  # the module itself, not one that it imports
+            what += ". A module must be importable; for a file write path/file.py:name."
+        raise ConfigError(f"{setting}={name!r}: {what}") from None
+    if not hasattr(own, attribute):
+        raise ConfigError(f"{setting}={name!r}: {module} has no attribute {attribute!r}."
+                          f"{did_you_mean(attribute, vars(own))}")
+    found = getattr(own, attribute)
+    if not callable(found):
+        raise ConfigError(f"{setting}={name!r} is of type {type(found).__name__}, not a function or class")
+    return found
+
+
+def file_module(path: Path) -> ModuleType:
+    """The module that a file holds, run once a process. Raises MissingFile, and whatever the file raises.
+
+    It can import its neighbours by name: its folder comes last on sys.path, so that none of them hides another module.
+    """
+    if not os.path.isfile(path):
+        raise MissingFile(f"the file {str(path)!r} does not exist{tried(str(path))}")
+    path = path.resolve()
+    # named by its path, so that two files of one name, or one called like a library, never meet
+    name = f"{FILE_MODULE}{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+        FOLDERS.add(path.parent)
+    loader = SourceFileLoader(name, str(path))  # named, so that a link to a file of another name works
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def failure(error: BaseException) -> str:
+    """What went wrong and where in the user's own code: `path/file.py:3: SyntaxError: invalid syntax`.
+
+    The place is the last one outside the library and the installed packages; without any it is left out.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno or 1}: {type(error).__name__}: {error.msg}"
+    return f"{place(error)}{type(error).__name__}: {error}"[:500]
+
+
+def place(error: BaseException) -> str:
+    """`path/file.py:3: `, the last place outside the library and the installed packages; "" without any."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f"{f.filename}:{f.lineno}: " for f in frames if _is_own(f.filename)]
+    return own[-1] if own else ""
+
+
+def _is_own(filename: str) -> bool:
+    """Whether code is the user's: neither vlrl's nor of a package installed anywhere, in another environment too."""
+    return not filename.startswith(_NOT_OWN) and not {"site-packages", "dist-packages"} & {*Path(filename).parts}
+
+
+@contextlib.contextmanager
+def prints_aside() -> Iterator[None]:
+    """What own code prints goes to standard error meanwhile: standard output is for results. Also a decorator."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield

@@ -1,0 +1,148 @@
+"""The settings `rollout.*`, `async.*` and `curriculum.*`: how and when answers are drawn, to which prompts, and which
+are learned from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from vlrl.config.algo import AlgoSettings
+from vlrl.config.base import Count, Named, NonNegative, Positive, Rate, Settings
+
+
+def _factor(value: Any) -> Any:
+    """A number as the fixed factor of curriculum.oversample."""
+    return {"name": "fixed", "factor": value} if isinstance(value, (int, float)) else value
+
+
+class ForgetSettings(Settings):
+    """Half of each group is sampled, then made less likely for the other half (EEPO); undone before the update."""
+
+    lr: NonNegative = Field(
+        default=0.0, description="Size of the one step that makes the first answers of a group less likely; 0 = off. "
+        "A few times train.lr. Needs algo.correction: other weights sample the second half than those that learn "
+        "from it.")
+    entropy: Rate | None = Field(
+        default=None, description="Only where the first answers have at most this mean entropy a token, in nats; null "
+        "= in every step.")
+
+    @model_validator(mode="after")
+    def _takes_place(self) -> ForgetSettings:
+        if self.entropy is not None and not self.lr:
+            raise ValueError(f"rollout.forget.entropy={self.entropy} would never apply with rollout.forget.lr=0: give "
+                             "it a size, or leave rollout.forget.entropy out")
+        return self
+
+    def problem(self, algo: AlgoSettings) -> str:
+        """Why algo.* forbids it, and the way out; "" where nothing does. algo.correction=none has to be said."""
+        if not self.lr or algo.corrected or "correction" in algo.model_fields_set:
+            return ""
+        return (f"rollout.forget.lr={self.lr:g} has half of each group sampled by other weights than those that learn "
+                f"from it, and algo.loss={algo.loss.name} takes them for answers of its own. Set "
+                "algo.correction=token_truncate (extends=algorithms/eepo.yaml has it), or algo.correction=none to "
+                "learn from them as they are")
+
+
+class RolloutSettings(Settings):
+    """How many answers a step draws, how they are sampled, and how often they are learned from."""
+
+    prompts_per_step: Positive = Field(default=32, description="Prompts a step, over all processes.")
+    group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="Answers per prompt.")
+    max_new_tokens: Positive = Field(default=512, description="Most tokens of one answer.")
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature; training uses the same.")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="Texts that end an answer; they stay part of it. Evaluations use them too.")
+    thinking_budget: Positive | None = Field(
+        default=None, description="Tokens after which an answer without </think> gets rollout.thinking_end, and goes "
+        "on from there. Evaluations use it too.")
+    thinking_end: str = Field(
+        default="\n</think>\n", description="Text that ends thinking over budget; it is not learned from. "
+        "</think><answer> forces an answer as GLM-4.1V-Thinking does (2507.01006).")
+    step_tokens: Positive | None = Field(
+        default=None, description="Most tokens of an answer that one step writes: a longer one goes on in the next "
+        "step, and its group waits for it. Only what its last step wrote is learned from. Evaluations write whole "
+        "answers.")
+    score_ahead: bool = Field(
+        default=True, description="Score finished groups in a thread while others are generated; false for a task that "
+        "works in the main thread only.")
+    forget: ForgetSettings = ForgetSettings()
+    updates: Positive = Field(default=1, description="Passes over one batch of rollouts.")
+    minibatches: Positive = Field(default=1, description="Optimizer steps per pass.")
+
+
+    @model_validator(mode="after")
+    def _limits_apply(self) -> RolloutSettings:
+        if self.thinking_budget is not None and self.thinking_budget >= self.max_new_tokens:
+            raise ValueError(f"rollout.thinking_budget={self.thinking_budget} is not below rollout.max_new_tokens="
+                             f"{self.max_new_tokens}, so it would never apply: lower it, or set it to null")
+        if self.step_tokens is not None and self.step_tokens >= self.max_new_tokens:
+            raise ValueError(f"rollout.step_tokens={self.step_tokens} is not below rollout.max_new_tokens="
+                             f"{self.max_new_tokens}, so every answer ends in its first step: lower it, or set it to "
+                             "null")
+        if self.step_tokens is not None and self.forget.lr:
+            raise ValueError(f"rollout.step_tokens={self.step_tokens} lets answers go on in the next step, where "
+                             f"rollout.forget.lr={self.forget.lr:g} would suppress halves of groups that are not "
+                             "written together: set one of them to its default")
+        if "</think>" not in self.thinking_end:
+            raise ValueError(f"rollout.thinking_end={self.thinking_end!r} does not hold </think>, so thinking would "
+                             "go on: add it")
+        return self
+
+
+class AsyncSettings(Settings):
+    """Generation beside the update: answers of later steps are drawn while a step learns (docs/asynchronous.md)."""
+
+    max_staleness: Count = Field(
+        default=0, description="Most steps between the weights that sample an answer and those that learn from it. 0 = "
+        "generate, then learn; 1 = the answers of a step are drawn while the step before it learns; more = so many "
+        "steps are drawn ahead, and the engine takes new weights as rarely. Needs algo.correction; the hf engine keeps "
+        "a copy of the model for it.")
+
+    def problem(self, rollout: RolloutSettings, algo: AlgoSettings) -> str:
+        """Why other settings forbid it, and the way out; "" where nothing does."""
+        if not self.max_staleness:
+            return ""
+        most, off = self.max_staleness, "set async.max_staleness=0"
+        if rollout.step_tokens is not None:
+            return (f"async.max_staleness={most} draws a step's answers before it is known which of "
+                    f"rollout.step_tokens={rollout.step_tokens} go on from the step before: leave "
+                    f"rollout.step_tokens out, or {off}")
+        if rollout.forget.lr:
+            return (f"async.max_staleness={most} generates while the weights learn, and rollout.forget.lr="
+                    f"{rollout.forget.lr:g} changes them between two halves of a group: set rollout.forget.lr=0, or "
+                    f"{off}")
+        if not algo.corrected:
+            return (f"async.max_staleness={most} learns from answers of older weights, and with algo.correction=none "
+                    f"algo.loss={algo.loss.name} takes them for answers of its own. Set algo.correction=token_truncate "
+                    f"(extends=algorithms/decoupled_ppo.yaml is the decoupled objective), or {off}")
+        return ""
+
+
+class CurriculumSettings(Settings):
+    """Which samples are drawn, and which groups are learned from. Further keys are options of the sampler."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+    name: str = Field(default="uniform", min_length=1, description="What draws the prompts: uniform, sequential, sec, "
+                      "... (docs/curriculum.md) or own module:Class. Its options stand beside: `curriculum.alpha=0.5`.")
+    keep: Named = Field(
+        default=Named(name="all"), description="Which groups are trained on; others are refilled. all; mixed: those "
+        "whose rewards differ; pass_range: pass rates from low to high; or own module:function.")
+    max_refills: Count = Field(default=3, description="Most extra rounds of generation in a step to replace groups "
+                               "that are not kept.")
+    oversample: Annotated[Named, BeforeValidator(_factor)] = Field(
+        default=Named(name="fixed"), description="Groups drawn for each one wanted: a number from 1 on, or ema: 1 / "
+        "the share of groups that were neither all right nor all wrong, smoothed.")
+    select: Named = Field(
+        default=Named(name="first"), description="Which of more kept groups than are wanted are trained on: first, "
+        "nearest_half (pass rate), most_varied (rewards), or own module:function.")
+    part: str | None = Field(
+        default=None, min_length=1, description="The reward part that says whether an answer is correct, to "
+        "objectives, curricula, difficulty and evaluations alike; null = what the task names as its outcome.")
+    pass_at: float | None = Field(default=None, description="An answer is correct when that part is at least this "
+                                  "much; null = the task's threshold, 0.5 for another part than its own.")
+
+    @property
+    def sampler(self) -> Named:
+        """The sampler with its options."""
+        return Named(name=self.name, **(self.model_extra or {}))

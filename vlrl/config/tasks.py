@@ -1,0 +1,84 @@
+"""The settings `task` and `tasks`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from vlrl.config.base import Settings, refuse_bool
+
+
+class TaskSettings(BaseModel):
+    """`task.name` and what every task understands; further keys are the task's own fields."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = Field(default="", description="A built-in name (grounding), module:Class or path/file.py:Class.")
+    coordinates: Literal["auto", "original", "processed", "norm1000", "norm999", "norm1"] = Field(
+        default="auto", description="How the model writes boxes and points; auto = the model family's convention.")
+    rewards: dict[str, Any] = Field(
+        default_factory=dict, description="Weight per part: a number, or [[step, weight], ...] joined by lines.")
+    combine: str = Field(
+        default="auto", description="How parts become the reward: sum, product, gate:<part> (the others count where it "
+        "is above 0), max:<a>,<b> (the larger one, plus the rest), or own file.py:function(parts, weights); auto = the "
+        "task's own way, mostly sum.")
+
+
+class TaskData(Settings):
+    """The files of one task of several; null = what `data` says."""
+
+    train: str | None = Field(default=None, description="Instead of data.train.")
+    heldout: str | None = Field(default=None, description="Instead of data.heldout.")
+    root: str | None = Field(default=None, description="Instead of data.root.")
+    format: str | None = Field(default=None, description="Instead of data.format.")
+
+
+class TaskEntry(TaskSettings):
+    """One task of several, in `tasks`: what `task` has, its share, its label, and its own data files."""
+
+    weight: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
+        default=None, description="Its share of the draws, relative to the others; null = 1 where another has one.")
+    label: str = Field(default="", description="What it is called; empty = the last part of its name.")
+    data: TaskData = TaskData()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _labelled(cls, values: Any) -> Any:
+        values = {"name": values} if isinstance(values, str) else values
+        if isinstance(values, Mapping) and not values.get("label") and isinstance(values.get("name"), str):
+            return {**values, "label": label_of(values["name"])}
+        return values
+
+    @field_validator("weight", mode="before")
+    @classmethod
+    def _no_bool(cls, value: Any) -> Any:
+        return refuse_bool(float, value)
+
+    @field_validator("label")
+    @classmethod
+    def _plain(cls, label: str) -> str:
+        if not re.fullmatch(r"(?=.*\w)[\w.-]{1,60}", label) or label in _METRIC_GROUPS:
+            raise ValueError("a label has 1 to 60 letters, digits, '_', '-' or '.', and is none of "
+                             f"{', '.join(_METRIC_GROUPS)}, by which metrics begin")
+        return label
+
+    @model_validator(mode="after")
+    def _named(self) -> TaskEntry:
+        if not self.name:
+            raise ValueError("every task of tasks needs a name: a built-in task or a file, e.g. {name: grounding}")
+        return self
+
+
+_METRIC_GROUPS = ("reward", "completion", "groups", "tokens", "curriculum", "variants", "prompts", "rollouts", "time",
+                  "memory", "balance")
+
+
+def label_of(name: str) -> str:
+    """What a task is called by default: the last part of its name, without the file's suffix."""
+    location, _, attribute = name.partition(":")
+    if location.endswith(".py"):
+        location = Path(location).stem
+    return re.sub(r"[^\w.-]+", "-", attribute or location.rpartition(".")[2])[:60]

@@ -1,0 +1,81 @@
+"""Frames of video files kept in memory, so that a clip which several prompts or steps show is decoded once.
+
+A clip is named by the content of its file, how it is sampled and between which times. A file is hashed again when its
+size or time of change differ. What is kept is what was decoded: with and without a cache the pixels are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from pathlib import Path
+
+from vlrl.data.video_sampling import Clip
+
+_MOST_HASHES = 2**16
+
+
+class ClipCache:
+    """At most `mib` MiB of frames; the least recently used clips leave first. 0 keeps nothing. Safe across threads."""
+
+    def __init__(self, mib: int):
+        self._room, self._used = mib << 20, 0
+        self._lock = threading.Lock()
+        self._clips: OrderedDict[Hashable, Future[Clip]] = OrderedDict()
+        self._hashes: dict[tuple[str, int, int], str] = {}
+
+    def sha256(self, path: Path) -> str:
+        """Hash of a file's bytes, which are read in blocks. Raises OSError."""
+        status = path.stat()
+        file = str(path), status.st_size, status.st_mtime_ns
+        digest = self._hashes.get(file)
+        if digest is None:
+            with path.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            if self._room:
+                if len(self._hashes) >= _MOST_HASHES:
+                    self._hashes.clear()
+                self._hashes[file] = digest
+        return digest
+
+    def clip(self, key: Hashable, read: Callable[[], Clip]) -> Clip:
+        """The clip of this key: kept, awaited while another thread reads it, or `read()`, whose errors are raised."""
+        if not self._room:
+            return read()
+        with self._lock:
+            kept = self._clips.get(key)
+            if kept is None:
+                own = self._clips[key] = Future()
+            else:
+                self._clips.move_to_end(key)
+        if kept is not None:
+            return kept.result()
+        try:
+            clip = read()
+        except BaseException as error:
+            with self._lock:
+                del self._clips[key]
+            own.set_exception(error)
+            raise
+        own.set_result(clip)
+        self._make_room(clip)
+        return clip
+
+    def _make_room(self, added: Clip) -> None:
+        with self._lock:
+            self._used += _size(added)
+            for key in [k for k, kept in self._clips.items() if kept.done()]:
+                if self._used <= self._room:
+                    break
+                self._used -= _size(self._clips.pop(key).result())
+
+
+NO_CACHE = ClipCache(0)
+
+
+def _size(clip: Clip) -> int:
+    """Bytes of the frames; one that is shown twice in a row is one picture."""
+    return sum(w * h * 3 for w, h in {id(f): f.size for f in clip.frames}.values())

@@ -1,0 +1,60 @@
+"""Files made of a large file, kept in the cache for as long as it stays what it was. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from vlrl.errors import RunError
+from vlrl.store.files import replacing
+
+_VERSION = 1
+_SPARE = 1 << 30
+"""Bytes that unpacking leaves free on the disk."""
+
+
+def kept(path: Path, cache: Path, name: str, write: Callable[[Path, Path], None]) -> Path:
+    """The file `name` made of this state of `path`: the kept one, else made by `write(path, temporary)`.
+
+    What was made of an earlier state goes. Raises RunError when the cache cannot be written.
+    """
+    status = os.stat(path)
+    with open(path, "rb") as file:
+        ends = file.read(1 << 16)
+        file.seek(max(0, status.st_size - (1 << 16)))
+        ends += file.read()
+    whose = hashlib.sha256(os.path.realpath(path).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    told = f"{_VERSION} {status.st_size} {status.st_mtime_ns} ".encode() + ends
+    target = cache / "index" / f"{whose}-{hashlib.sha256(told).hexdigest()[:24]}-{name}"
+    if not target.is_file():
+        with _turn(target.parent / f".{whose}.lock"):
+            if not target.is_file():
+                with replacing(target, sync=False) as temporary:
+                    write(path, temporary)
+                for old in target.parent.glob(f"{whose}-*-{name}"):
+                    if old != target:
+                        old.unlink(missing_ok=True)
+    return target
+
+
+@contextlib.contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """One process at a time where the file system has locks: eight would unpack a file eight times over."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(open(path, "wb")), fcntl.LOCK_EX)
+            stack.callback(path.unlink, missing_ok=True)
+        yield
+
+
+def check_room(source: Path, target: Path) -> None:
+    """Raises RunError where unpacking leaves too little of the disk."""
+    if shutil.disk_usage(target.parent).free < _SPARE:
+        raise RunError(f"unpacking {source} into {target.parent} would leave less than {_SPARE >> 20} MiB free there; "
+                       "name a larger place with data.cache, or unpack it yourself")

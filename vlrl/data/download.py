@@ -1,0 +1,369 @@
+"""Media behind URLs, where `data.urls` allows them: fetched once, kept by the hash of their content. No torch.
+
+    remote = checked("https://images.example.org/7.jpg", Policy(hosts=("images.example.org",), cache=Path("cache")))
+    path = fetched(remote, most_bytes=10_000_000, seconds=60)
+
+An address is looked up once, each of its answers must be public, and the connection goes to what was checked; the name
+still stands in the request and in the check of the certificate. Redirects are followed by hand, each like the first. No
+proxy of the environment is used: it would look the name up again. Nothing that the server says of the content is
+believed: whether it is an image or a video is for the decoder to say. Every failure is a DataError naming the URL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import socket
+import ssl
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin, urlsplit, urlunsplit
+
+from vlrl.errors import ConfigError, DataError, RunError
+from vlrl.store.files import read_json, write_text
+
+MOST_HOPS = 5
+"""Redirects that are followed."""
+MOST_URL = 4096
+"""Characters of a URL."""
+TRIES = 3
+"""Times that an address is asked that fails for a moment: a broken connection, an answer 429 or 5xx."""
+_PORTS = {"https": 443, "http": 80}
+_REDIRECTS = (301, 302, 303, 307, 308)
+_HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\Z")
+_ENTRY = re.compile(r"(?P<scheme>https?://)?(?P<any>\*\.)?(?P<host>[^/:@*?#\s]+|\[[0-9a-fA-F:.]+\])(:(?P<port>\d{1,5}))?\Z")
+_AGAIN = (429, 500, 502, 503, 504)
+_BROKEN = re.compile(r"closed connection|disconnected")  # what h11 and httpcore say then
+_EMBEDDED = (("64:ff9b::/96", 0), ("2002::/16", 80))  # networks of IPv6 that hold an IPv4 address, this many bits up
+_HEADS = ((b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"GIF8", ".gif"), (b"BM", ".bmp"), (b"II*\0", ".tiff"),
+          (b"MM\0*", ".tiff"), (b"\x1aE\xdf\xa3", ".mkv"))
+_INNER = {b"WEBP": ".webp", b"AVI ": ".avi", b"avif": ".avif"}  # at byte 8
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is one of the open internet, and so is any IPv4 address that it holds.
+
+    Private, loopback, link-local, shared (100.64/10), multicast, reserved and documentation addresses are not.
+    """
+    if isinstance(address, ipaddress.IPv6Address):
+        for network, shift in _EMBEDDED:
+            if address in ipaddress.ip_network(network):
+                return is_public(ipaddress.IPv4Address(int(address) >> shift & 0xFFFFFFFF))
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if address not in ipaddress.ip_network("2000::/3") or address.teredo is not None:
+            return False
+    elif address in ipaddress.ip_network("192.88.99.0/24"):  # relays of 6to4
+        return False
+    return address.is_global and not (address.is_multicast or address.is_reserved)
+
+
+def looked_up(host: str, port: int) -> list[str]:
+    """Every address that a name has, as text. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Which addresses may be connected to. The default is the only one that settings lead to."""
+
+    permits: Callable[[Address], bool] = is_public
+    look_up: Callable[[str, int], Sequence[str]] = looked_up
+    any_port: bool = False
+    """Whether ports other than those of https and http need no entry in data.urls."""
+    trusted: str | None = None
+    """File of certificates that are trusted; None = those of the system."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What `data.urls` says, and where things are kept."""
+
+    hosts: tuple[str, ...] | None
+    """Entries of data.urls; None = every public host, by https."""
+    cache: Path
+    guard: Guard = Guard()
+
+    def allows(self, scheme: str, host: str, port: int) -> bool:
+        """Whether a host may be asked; entries are `host`, `*.host`, `host:port` and `http://host`."""
+        if self.hosts is None:
+            return scheme == "https" and (port == 443 or self.guard.any_port)
+        return any(self._matches(parts(entry), scheme, host, port) for entry in self.hosts)
+
+    def _matches(self, entry: dict[str, Any], scheme: str, host: str, port: int) -> bool:
+        wanted = entry["port"] or _PORTS[entry["scheme"]]
+        named = host.endswith(f".{entry['host']}") if entry["any"] else host == entry["host"]
+        return scheme == entry["scheme"] and named and (port == wanted or self.guard.any_port)
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A URL that a row names and that may be asked for; the source of a Media until it is loaded."""
+
+    url: str = field(repr=False)
+    policy: Policy = field(repr=False)
+
+    def __str__(self) -> str:
+        return shown(self.url)
+
+
+class _Again(Exception):
+    """What may go well the next time."""
+
+
+@cache
+def parts(entry: str) -> dict[str, Any]:
+    """scheme, any (of its subdomains), host and port of an entry of data.urls. Raises ConfigError."""
+    found = _ENTRY.match(entry)
+    host = _plain_host(found["host"]) if found else None
+    port = int(found["port"]) if found and found["port"] else 0
+    if not found or host is None or port > 65535:
+        raise ConfigError(f"data.urls: {entry[:100]!r} is no host; write images.example.org, *.example.org, "
+                          "example.org:8443, or http://example.org where it has no https")
+    return {"scheme": (found["scheme"] or "https://")[:-3], "any": bool(found["any"]), "host": host, "port": port}
+
+
+def shown(url: str) -> str:
+    """A URL as it may be printed: without what may be a secret (user, password, query, fragment)."""
+    try:
+        split = urlsplit(url)
+        host = split.netloc.rpartition("@")[2]
+        text = urlunsplit((split.scheme, host, split.path, "", "")) + ("?..." if split.query else "")
+    except ValueError:
+        text = url.partition("?")[0].rpartition("@")[2]
+    return repr("".join(c if c.isprintable() else "?" for c in text)[:200])
+
+
+def checked(url: str, policy: Policy) -> Remote:
+    """The URL, if it may be asked for. Raises DataError, which does not tell user, password and query."""
+    _target(url, policy)
+    return Remote(url, policy)
+
+
+def fetched(remote: Remote, most_bytes: int, seconds: float) -> Path:
+    """The file with the content of a URL: the kept one, if its hash is still right, else fetched.
+
+    It is named by the hash of its content. Raises DataError naming the URL, RunError when the cache cannot be written.
+    """
+    cache = remote.policy.cache
+    entry = cache / "urls" / f"{hashlib.sha256(remote.url.encode('utf-8', 'surrogatepass')).hexdigest()}.json"
+    known = read_json(entry) or {}
+    kept = cache / "media" / Path(str(known.get("file", "none"))).name
+    with contextlib.suppress(OSError):
+        if _hash(kept) == known.get("sha256"):
+            if kept.stat().st_size > most_bytes:
+                raise _too_large(remote.url, most_bytes)
+            return kept
+    deadline, pause = time.monotonic() + seconds, 0.5
+    for left in reversed(range(TRIES)):
+        try:
+            return _fetch(remote, most_bytes, deadline, entry)
+        except _Again as error:
+            if not left or time.monotonic() + pause >= deadline:
+                raise DataError(f"media URL {shown(remote.url)} cannot be fetched: {error}") from None
+        time.sleep(pause)
+        pause *= 2
+    raise AssertionError
+
+
+# --- one request ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Target:
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+
+def _target(url: str, policy: Policy) -> _Target:
+    """What to ask whom. Raises DataError for anything that is no plain URL of an allowed host."""
+    def refuse(why: str) -> DataError:
+        return DataError(f"media URL {shown(url)} {why}")
+
+    if len(url) > MOST_URL or not url.isascii() or not all("!" <= c <= "~" and c != "\\" for c in url):
+        raise refuse(f"must be at most {MOST_URL} ASCII characters without spaces; write others as %XX and xn--")
+    try:
+        split = urlsplit(url)
+        port = split.port
+    except ValueError:
+        raise refuse("is no URL") from None
+    if split.scheme not in _PORTS:
+        raise refuse("must begin with https://")
+    if split.username is not None or split.password is not None or "@" in split.netloc:
+        raise refuse("holds a user or a password, which would be kept in the run folder; leave them out")
+    host = _plain_host(split.hostname or "")
+    if host is None:
+        raise refuse("names no host")
+    port = port if port is not None else _PORTS[split.scheme]
+    if not policy.allows(split.scheme, host, port):
+        allowed = "https hosts on port 443" if policy.hosts is None else ", ".join(policy.hosts) or "none"
+        raise refuse(f"is of a host that data.urls does not allow (it allows: {allowed})")
+    return _Target(split.scheme, host, port, urlunsplit(("", "", split.path or "/", split.query, "")))
+
+
+def _plain_host(host: str) -> str | None:
+    """A host in lower case; None for what is neither a name nor an address as it is usually written."""
+    host = host.lower().strip("[]").removesuffix(".")
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(host)) if "%" not in host else None
+    last = host.rpartition(".")[2]
+    numeric = last.isdigit() or re.fullmatch(r"0x[0-9a-f]*", last)  # 127.1, 0177.0.0.1, 2130706433, 0x7f000001
+    return host if _HOST.match(host) and not numeric else None
+
+
+def _addresses(target: _Target, url: str, guard: Guard, deadline: float) -> list[str]:
+    """The addresses of a host, all of them permitted. Raises DataError."""
+    found: list[Any] = []
+
+    def ask() -> None:
+        try:
+            found.append(list(guard.look_up(target.host, target.port)))
+        except (OSError, UnicodeError) as error:
+            found.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)  # the system's resolver knows no time limit
+    asking.start()
+    asking.join(max(0.0, deadline - time.monotonic()))
+    if not found:
+        raise DataError(f"media URL {shown(url)}: its host was not found in time (limits.url_seconds)")
+    if isinstance(found[0], Exception) or not found[0]:
+        raise _Again(f"the host {target.host} is not found")
+    for text in found[0]:
+        try:
+            permitted = "%" not in text and guard.permits(ipaddress.ip_address(text))
+        except ValueError:
+            permitted = False
+        if not permitted:
+            raise DataError(f"media URL {shown(url)}: {target.host} has the address {text[:60]}, which is not one of "
+                            "the public internet; nothing there is asked for")
+    return found[0]
+
+
+def _fetch(remote: Remote, most: int, deadline: float, entry: Path) -> Path:
+    url, guard = remote.url, remote.policy.guard
+    for _ in range(MOST_HOPS + 1):
+        target = _target(url, remote.policy)
+        with _answer(target, _addresses(target, url, guard, deadline), guard, deadline, url) as (response, chunks):
+            if response.status not in _REDIRECTS:
+                return _kept(remote, response, chunks, most, entry)
+            places = [v for k, v in response.headers if k.lower() == b"location"]
+        if not places:
+            raise DataError(f"media URL {shown(url)} leads elsewhere and does not say where")
+        url = urljoin(url, places[0].decode("latin-1"))
+    raise DataError(f"media URL {shown(remote.url)} leads on more than {MOST_HOPS} times")
+
+
+@contextlib.contextmanager
+def _answer(target: _Target, addresses: Sequence[str], guard: Guard, deadline: float, url: str) -> Any:
+    """(response, its body in pieces) of a GET from one of these addresses; both end at the deadline."""
+    import httpcore
+
+    from vlrl.data.pinned_transport import Pinned, TooSlow
+
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    shown_host = host if target.port == _PORTS[target.scheme] else f"{host}:{target.port}"
+    headers = [("Host", shown_host), ("Accept", "image/*, video/*, */*;q=0.1"), ("Accept-Encoding", "identity"),
+               ("User-Agent", "vlrl"), ("Connection", "close")]
+    where = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
+    try:
+        with (httpcore.ConnectionPool(ssl_context=_context(guard.trusted), retries=0,
+                                      network_backend=Pinned(addresses, deadline)) as pool,
+              pool.stream("GET", where, headers=headers) as response):
+            yield response, response.iter_stream()
+    except (TooSlow, httpcore.TimeoutException):
+        raise DataError(f"media URL {shown(url)} was not there in time (limits.url_seconds)") from None
+    except (httpcore.ProtocolError, httpcore.UnsupportedProtocol) as error:
+        if isinstance(error, httpcore.RemoteProtocolError) and _BROKEN.search(str(error)):
+            raise _Again("the server broke off") from None
+        raise DataError(f"media URL {shown(url)}: what answers is no HTTP: {str(error)[:100]}") from None
+    except httpcore.NetworkError as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            raise DataError(f"media URL {shown(url)}: its certificate is not right: {str(error)[:200]}") from None
+        raise _Again(f"{type(error).__name__}: {str(error)[:100]}") from None
+
+
+@cache
+def _context(trusted: str | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=trusted)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _kept(remote: Remote, response: Any, chunks: Iterable[bytes], most: int, entry: Path) -> Path:
+    """Writes a body into the cache, as far as it may go."""
+    if response.status != 200:
+        if response.status in _AGAIN:
+            raise _Again(f"the server answers {response.status}")
+        raise DataError(f"media URL {shown(remote.url)}: the server answers {response.status}")
+    told = {k.lower(): v for k, v in response.headers}
+    if told.get(b"content-encoding", b"identity").strip().lower() not in (b"identity", b""):
+        raise DataError(f"media URL {shown(remote.url)} answers in a packed form that was not asked for "
+                        f"({told[b'content-encoding'][:40].decode('latin-1')})")
+    if told.get(b"content-length", b"0").isdigit() and int(told.get(b"content-length", b"0")[:20]) > most:
+        raise _too_large(remote.url, most)
+    folder, digest, size, head = remote.policy.cache / "media", hashlib.sha256(), 0, b""
+    with _on_disk(remote.policy.cache), contextlib.ExitStack() as stack:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = stack.enter_context(tempfile.NamedTemporaryFile(dir=folder, prefix=".", delete=False))
+        stack.callback(Path(file.name).unlink, missing_ok=True)
+        for chunk in _sized(chunks, most, remote.url):
+            size, head = size + len(chunk), head or chunk[:16]
+            digest.update(chunk)
+            file.write(chunk)
+        if not size:
+            raise DataError(f"media URL {shown(remote.url)} is empty")
+        file.flush()
+        path = folder / (digest.hexdigest() + _suffix(head))
+        os.replace(file.name, path)
+        write_text(entry, json.dumps({"sha256": digest.hexdigest(), "file": path.name}), sync=False)
+    return path
+
+
+def _sized(chunks: Iterable[bytes], most: int, url: str) -> Iterator[bytes]:
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > most:
+            raise _too_large(url, most)
+        yield chunk
+
+
+@contextlib.contextmanager
+def _on_disk(cache: Path) -> Iterator[None]:
+    """Tells a full or read-only disk from a server that breaks off, whose errors are those of httpcore."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"cannot keep what data.urls fetches in {cache}: {error.strerror or error}. Free space, or name "
+                       "another place with data.cache.") from None
+
+
+def _too_large(url: str, most: int) -> DataError:
+    return DataError(f"media URL {shown(url)} has more bytes than limits.media_bytes={most}")
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _suffix(head: bytes) -> str:
+    """What a file of this beginning is usually called; decoders do not rely on it."""
+    if head[4:8] == b"ftyp" and head[8:12] not in _INNER:
+        return ".mp4"
+    return _INNER.get(head[8:12]) or next((suffix for start, suffix in _HEADS if head.startswith(start)), ".bin")

@@ -1,0 +1,282 @@
+"""Own annotations -> canonical rows: exports of Label Studio, and tables with one box a line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlrl.data.formats.fields import (
+    CORNERS,
+    IMAGE,
+    SIDES,
+    Source,
+    are_shares,
+    begin,
+    has,
+    hull,
+    meta,
+    number,
+    numbers,
+    optional,
+    pick,
+    scaled,
+    short,
+    size_of,
+    text,
+    xywh,
+)
+from vlrl.data.formats.grounding import EXPRESSION, MOST_LABELS, Placed
+from vlrl.errors import DataError
+
+Rows = list[dict[str, Any]]
+Record = Mapping[str, Any]
+
+
+# --- Label Studio: a JSON export, boxes in percent of the image -------------------------------------------------------
+
+
+def is_label_studio(record: Record) -> bool:
+    if isinstance(record.get("data"), Mapping):
+        return isinstance(record.get("annotations"), list) or isinstance(record.get("completions"), list)
+    regions = record.get("label")
+    return isinstance(regions, list) and has(record, *IMAGE) and any(
+        isinstance(r, Mapping) and "original_width" in r for r in regions)
+
+
+def label_studio(record: Record, source: Source) -> Rows:
+    """A row per task: rectangles, polygons (the box around them) and key points of its last annotation that counts.
+
+    `boxes` and `points` in original pixels; `labels` are those of the task, and once `ask_for_all` saw it, of the file.
+    A region without a label counts under the empty one.
+    """
+    data = record.get("data") if isinstance(record.get("data"), Mapping) else record
+    assert isinstance(data, Mapping)
+    named = {**data, **{k: _uploaded(data[k]) for k in data if isinstance(data[k], str)}, "id": record.get("id")}
+    if not has(named, *IMAGE):
+        named["image"] = next((v for v in named.values() if isinstance(v, str) and re.search(
+            r"\.(png|jpe?g|webp|gif|bmp|tiff?|avif)$", v, re.IGNORECASE)), None)
+    row = begin(named, source, size=False)
+    regions = _regions(record)
+    size = next((s for r in regions if (s := _told_size(r))), None) or size_of(named, row, source)
+    if size:
+        row |= {"width": size[0], "height": size[1]}
+    boxes, points = [], []
+    for region in regions:
+        where, label = _region(region, _told_size(region) or size)
+        if len(where) == 4:
+            boxes.append({"box": where, "label": label})
+        elif where:
+            points.append(where)
+    labels = list(dict.fromkeys(b["label"] for b in boxes))
+    return [{**row, "labels": labels, "boxes": boxes, **({"points": points} if points else {})}]
+
+
+def _uploaded(path: str) -> str:
+    """The path of a file as Label Studio serves it: /data/upload/3/8-name.png, /data/local-files/?d=folder/name.png."""
+    return re.sub(r"^/?data/(?:local-files/\?d=|upload/)", "/", path)  # absolute: its end is looked for under the root
+
+
+def _regions(record: Record) -> list[Record]:
+    told = record.get("annotations", record.get("completions"))
+    if told is None:
+        return [{"value": r, **r} for r in record["label"] if isinstance(r, Mapping)]  # the export named JSON_MIN
+    counting = [a for a in told if isinstance(a, Mapping) and not a.get("was_cancelled")]
+    if not counting:
+        raise DataError("no annotation of the task counts: it has none, or all were cancelled")
+    found = next((a for a in counting if a.get("ground_truth")), counting[-1]).get("result")
+    return _joined([r for r in found or [] if isinstance(r, Mapping) and isinstance(r.get("value"), Mapping)])
+
+
+def _joined(results: Sequence[Record]) -> list[Record]:
+    """Each region once: its place, its label and its text are results of their own with the id of the region."""
+    regions: dict[Any, Record] = {}
+    for n, result in enumerate(results):
+        key = result["id"] if isinstance(result.get("id"), str) else n
+        before = regions.get(key, {"value": {}})
+        regions[key] = {**result, **before, "value": {**result["value"], **before["value"]}}
+    return list(regions.values())
+
+
+def _told_size(region: Record) -> tuple[float, float] | None:
+    width, height = number(region.get("original_width")), number(region.get("original_height"))
+    return (width, height) if width and height and width > 0 and height > 0 else None
+
+
+def _region(region: Record, size: tuple[float, float] | None) -> tuple[list[float], str]:
+    """(box, point or [], label) of a region, in pixels; [] for what is neither."""
+    value = region["value"]
+    label = next((str(v[0]) for k, v in value.items() if k.endswith("labels") and isinstance(v, list) and v), "")
+    if has(value, "rle"):
+        raise DataError(f"region {short(region.get('id'))} is painted with a brush, which has no corners; export it "
+                        "as a rectangle or polygon")
+    if has(value, "points") and isinstance(value["points"], list):
+        corners = [numbers(p, (2,), "points") for p in value["points"]]
+        return scaled(hull(corners), size, 100, "points") if corners else [], label
+    if not (has(value, "x") and has(value, "y")):
+        return [], label
+    x, y = numbers([value["x"], value["y"]], (2,), "x, y")
+    if has(value, "radiusX"):
+        radii = numbers([value["radiusX"], value.get("radiusY")], (2,), "radiusX, radiusY")
+        ellipse = scaled([x, y, *radii], size, 100, "x, y, radiusX, radiusY")
+        return _around(ellipse, number(value.get("rotation")) or 0.0), label
+    if region.get("type") in ("keypointlabels", "keypoint") or not has(value, "height"):
+        return scaled([x, y], size, 100, "x, y"), label
+    sides = numbers([value.get("width"), value.get("height")], (2,), "width, height")
+    corners = scaled([x, y, *sides], size, 100, "x, y, width, height")
+    return _turned(corners, number(value.get("rotation")) or 0.0), label
+
+
+def _turned(box: Sequence[float], degrees: float) -> list[float]:
+    """The box around [x, y, width, height] turned clockwise about its upper left corner."""
+    x, y, width, height = box
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return hull([(x + a * cos - b * sin, y + a * sin + b * cos) for a, b in
+                 ((0, 0), (width, 0), (0, height), (width, height))])
+
+
+def _around(ellipse: Sequence[float], degrees: float) -> list[float]:
+    """The box around an ellipse [x, y, radius, other radius] turned about its centre."""
+    x, y, a, b = ellipse
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    wide, high = math.hypot(a * cos, b * sin), math.hypot(a * sin, b * cos)
+    return hull([(x - wide, y - high), (x + wide, y + high)])
+
+
+# --- tables: one box a line, under whatever names ---------------------------------------------------------------------
+
+BOX = ("bbox", "bbox_2d", "box", "bounding_box")
+LABEL = ("label", "class", "category", "class_name", "category_name", "label_name", "object", "name")
+NAMED = (*EXPRESSION, "text")
+INSTRUCTION = ("instruction", "command", "goal")
+_UNNAMED = "object"
+"""The label of boxes in a table without labels."""
+ROLES = {"image": IMAGE, "label": LABEL, "expression": NAMED, "instruction": INSTRUCTION}
+"""What a column may stand for -> the names under which it is looked for."""
+
+
+def is_table(record: Record) -> bool:
+    """Whether a record names an image and has a box, or place for one; a row with a question is another's."""
+    empty = any(all(name in record for name in names) for names in (*CORNERS, *SIDES))
+    known = has(record, *IMAGE) and not has(record, "question", "answer")
+    return known and (empty or _box_fields(record) is not None)
+
+
+def table(record: Record, source: Source) -> Rows:
+    """One box under common names, with a label, an expression or an instruction.
+
+    [x1, y1, x2, y2], or [x, y, width, height] where the names say so; shares of the image when no number is above 1.
+    """
+    for role, names in ROLES.items():
+        if len(given := [n for n in names if has(record, n)]) > 1:
+            raise DataError(f"the columns {' and '.join(given)} may each be the {role}; say which with --columns "
+                            f"{role}={given[0]}")
+    fields = _box_fields(record) or _half_empty(record)
+    used = (*(fields or ()), *LABEL, *NAMED, *INSTRUCTION)
+    named = {k: v for k, v in record.items() if k not in (fields or ())}
+    row = begin(named, source)
+    boxes = [_table_box(record, fields, row)] if fields else []
+    words = {role: text(record, *names) for role, names in (
+        ("instruction", INSTRUCTION), ("expression", NAMED)) if has(record, *names)}
+    label = str(pick(record, *LABEL)) if has(record, *LABEL) else next(iter(words.values()), _UNNAMED)
+    if "instruction" in words:
+        kind = optional(record, element_type="element_type", platform="platform")
+        target = {"box": boxes[0]} if boxes else {}
+        return [{**row, "instruction": words["instruction"], **target, **kind, **meta(record, *used, *kind)}]
+    found = [{"box": box, "label": label} for box in boxes]
+    asked = {"expression": words["expression"]} if words else {"labels": [label] if boxes else []}
+    return [{**row, **asked, "boxes": found, **meta(record, *used)}]
+
+
+def _box_fields(record: Record) -> tuple[str, ...] | None:
+    """The fields that hold the box: one with four numbers, or four."""
+    single = next(((name,) for name in BOX if has(record, name)), None)
+    return single or next((names for names in (*CORNERS, *SIDES) if all(has(record, n) for n in names)), None)
+
+
+def _half_empty(record: Record) -> tuple[str, ...] | None:
+    """The names of a box of which some have no value: where all are empty there is nothing, here something is wrong."""
+    return next((names for names in (*CORNERS, *SIDES) if all(n in record for n in names) and has(record, *names)
+                 and not (names[2:] == ("width", "height") and not has(record, *names[:2]))), None)
+
+
+def _table_box(record: Record, fields: tuple[str, ...], row: Mapping[str, Any]) -> list[float]:
+    name = ", ".join(fields)
+    values = numbers(record[name] if len(fields) == 1 else [record[f] for f in fields], (4,), name)
+    told = str(pick(record, "bbox_format", "box_format") or "").lower()
+    if fields in SIDES or told in ("xywh", "coco"):
+        values = xywh(values)
+    if not are_shares(values):
+        return values
+    size = (row["width"], row["height"]) if "width" in row else None
+    return scaled(values, size, 1, name)
+
+
+# --- lists of boxes: all boxes of an image in one record --------------------------------------------------------------
+
+_OBJECTS = ("objects", "annotations", "shapes", "regions", "instances", "detections")
+
+
+def is_box_list(record: Record) -> bool:
+    return has(record, *IMAGE) and bool(_listed(record))
+
+
+def box_list(record: Record, source: Source) -> Rows:
+    """`boxes` with a list of `labels` of the same length, or `objects` that have a box and a label each.
+
+    [x1, y1, x2, y2] unless `bbox_format` says xywh; shares of the image when no number is above 1.
+    """
+    name, entries = _listed(record)[0]
+    row = begin(record, source)
+    told = {k: record[k] for k in ("bbox_format", "box_format") if has(record, k)}
+    boxes = [{"box": _table_box({**entry, **told}, _box_fields(entry) or ("box",), row),
+              "label": str(pick(entry, *LABEL, "phrase") or "")} for entry in entries]
+    labels = list(dict.fromkeys(b["label"] for b in boxes))
+    return [{**row, "labels": labels, "boxes": boxes, **meta(record, name, "labels", *told)}]
+
+
+def _listed(record: Record) -> list[tuple[str, list[Record]]]:
+    """(field, entries with a box and a label each) of the fields that are such lists."""
+    boxes, labels = pick(record, "boxes", "bboxes"), pick(record, "labels", "classes", "categories")
+    if isinstance(boxes, list) and isinstance(labels, list) and len(boxes) == len(labels) and boxes:
+        field = "boxes" if has(record, "boxes") else "bboxes"
+        return [(field, [{"box": box, "label": label} for box, label in zip(boxes, labels, strict=True)])]
+    return [(name, found) for name in _OBJECTS if isinstance(found := pick(record, name), list) and found and all(
+        isinstance(entry, Mapping) and _box_fields(entry) and has(entry, *LABEL, "phrase") for entry in found)]
+
+
+# --- all rows of a file together --------------------------------------------------------------------------------------
+
+def ask_for_all(rows: Placed) -> Placed:
+    """Detection rows ask for every label of the file, so that what is absent is asked for too."""
+    labels = list(dict.fromkeys(b["label"] for _, _, row in rows if not isinstance(row, DataError) and "labels" in row
+                                for b in row["boxes"]))
+    if not labels or len(labels) > MOST_LABELS:
+        return rows
+    return [(n, where, row if isinstance(row, DataError) or "labels" not in row else {**row, "labels": labels})
+            for n, where, row in rows]
+
+
+def one_row_per_image(rows: Placed) -> Placed:
+    """Joins the boxes of one image and one expression, which a table has a line each for. Where others have a label, a
+    box without one is refused."""
+    labels = {b["label"] for _, _, row in rows if isinstance(row, dict) for b in row.get("boxes", ())}
+    if len(labels - {_UNNAMED}) and _UNNAMED in labels:
+        rows = [(n, where, DataError("it has a box and no label, where other rows have one") if isinstance(row, dict)
+                 and any(b["label"] == _UNNAMED for b in row.get("boxes", ())) else row) for n, where, row in rows]
+    first: dict[Any, tuple[int, str, dict[str, Any] | DataError]] = {}
+    for n, where, row in rows:
+        if isinstance(row, DataError) or "boxes" not in row:
+            first[n] = (n, where, row)
+            continue
+        key = (str(row.get("image", row.get("images"))), row.get("expression"))
+        if key in first:
+            _, _, before = first[key]
+            assert not isinstance(before, DataError)
+            before["boxes"] += row["boxes"]
+        else:
+            first[key] = (n, where, row)
+    return ask_for_all(list(first.values()))
+
+

@@ -1,0 +1,175 @@
+"""Answers of other people's records: options to choose from, the letter of the right one, and the type of the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlrl.data.formats.fields import has, number, pick, short
+from vlrl.errors import DataError
+from vlrl.rewards.literals import read_literal
+from vlrl.rewards.text import between
+
+Record = Mapping[str, Any]
+OPTIONS = ("options", "choices", "candidates", "option", "choice")
+_COLUMNS = (tuple("ABCDEFGH"), tuple(f"choice_{c}" for c in "abcdefgh"), tuple(f"option_{c}" for c in "abcdefgh"),
+            tuple(f"option{c}" for c in "ABCDEFGH"), tuple(f"a{n}" for n in range(8)),
+            *(tuple(f"{word}{n}" for n in range(first, first + 8)) for first in (0, 1)
+              for word in ("option", "option_", "option ", "candidate_", "choice_")))
+"""Names of fields that hold one option each."""
+LETTERED = tuple(name for names in _COLUMNS for name in names)
+INDICES = ("golden_choice_idx", "correct_choice_idx", "correct_choice", "correct_idx", "answer_idx", "answer_index",
+           "answer_id", "correct_answer_idx")
+"""Fields that hold the place of the right option, counted from 0, or its letter."""
+TYPES = {"multiple choice": "choice", "multiple-choice": "choice", "multi_choice": "choice", "mcq": "choice",
+         "numerical": "number", "free-form": "text", "free_form": "text", "open": "text", "open-ended": "text",
+         "ocr": "ocr", "regression": "regression", "yes_no": "yes_no", "yes/no": "yes_no", "counting": "count",
+         "integer": "number", "float": "number", "math": "math"}
+"""What others call a type of answer -> answer_type."""
+_BEFORE = re.compile(r"\s*[(\[]?([A-Z])(?:[)\].:、]|\s*[-–]\s)\s*(?=\S)")
+_LETTER = re.compile(r"(?:option|choice|answer)?\s*[(\[]?([A-Za-z])[)\]]?[.:、]?", re.IGNORECASE)
+_WITH_TEXT = re.compile(r"\s*[(\[]?([A-Z])[)\].:、]\s*(\S.*)", re.DOTALL)
+_SEVERAL = re.compile(r"[A-H](?:\s*[,;&]\s*[A-H])+")
+_ASKS_COUNT = re.compile(r"\bhow many\b|\bcount\b|\bnumber of\b", re.IGNORECASE)
+_NO_OPTIONS = ("", "none", "null", "nan", "n/a", "[]", "{}")
+_SINGLE = OPTIONS[3:]  # what others call "option" or "choice" may be the one that was chosen
+_MATH = re.compile(r"[\\$^√π°]|\d\s*[-+*/=]\s*\w|\w\s*[-+*/=]\s*\d")
+_THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d{1,9})?")
+_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|(?:1\d|20)\d\d\s?[-–/]\s?(?:(?:1\d|20)\d\d|\d\d)")
+"""A day, or a span of years."""
+_LONGEST_MATH = 200
+_OF_CLIP = {"count": "number", "yes_no": "text", "math": "text"}
+
+
+def untagged(value: Any) -> str:
+    """The text of an answer, out of its last <answer> tag where it has one, else what follows its thinking."""
+    said = str(value)
+    inner = between(said, "<answer>", "</answer>", "last")
+    return (said.rpartition("</think>")[2] if inner is None else inner).strip()
+
+
+def options_of(record: Record) -> list[str]:
+    """The options that a record offers, in order and without their letters; [] when it offers none.
+
+    A list, an object of letters, one text with a line each, or one field each. Raises DataError for anything else.
+    """
+    given = pick(record, *OPTIONS)
+    if given is None:
+        columns = next((names for names in _COLUMNS if has(record, names[0]) and has(record, names[1])), ())
+        given = [record[name] for name in columns if has(record, name)] or None
+    if isinstance(given, str):
+        lines = [line for line in given.split("\n") if line.strip()]
+        said = given
+        given = read_literal(given) or (lines if len(lines) > 1 else None)
+        if given is None and said.strip().lower() not in _NO_OPTIONS and not has(record, *_SINGLE):
+            raise DataError(f"options={short(said)} must be a list of texts, or a text with a line for each")
+    if isinstance(given, Mapping):
+        given = given["text"] if isinstance(given.get("text"), list) else [given[key] for key in sorted(given)]
+    if given is None or given == []:
+        return []
+    if not isinstance(given, list) or not all(isinstance(v, (str, int, float, Mapping)) for v in given):
+        raise DataError(f"options={short(given)} must be a list of texts")
+    return _bare([_option(v) for v in given])
+
+
+def _option(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = pick(value, "text", "content", "value", "answer", "option")
+    if value is None or str(value).strip() == "":
+        raise DataError("one of the options is empty")
+    return str(value).strip()
+
+
+def _bare(options: Sequence[str]) -> list[str]:
+    """Options without "(A) ", "B. " in front, where all have the letter of their place."""
+    found = [_BEFORE.match(option) for option in options]
+    if all(m and ord(m[1]) - ord("A") == n for n, m in enumerate(found)):
+        return [option[m.end():].strip() for option, m in zip(options, found, strict=True) if m]
+    return list(options)
+
+
+def letter(answer: Any, options: Sequence[str]) -> str:
+    """The letter of the right option, said by letter ("A", "(A)", "A. cat"), by its text, or by its place from 0.
+
+    Several, as in "A, C", stay so. Raises DataError when the answer is none of the options.
+    """
+    if isinstance(answer, list) and len(answer) == 1:
+        answer = answer[0]
+    said = untagged(answer)
+    texts = [" ".join(option.lower().rstrip(".").split()) for option in options]
+    bare = " ".join(said.lower().rstrip(".").split())
+    if texts.count(bare) == 1 and not _clash(said, options):
+        return chr(ord("A") + texts.index(bare))
+    if _SEVERAL.fullmatch(said):
+        places = [ord(c) - ord("A") for c in re.findall("[A-H]", said)]
+        if max(places) < len(options):
+            return ", ".join(chr(ord("A") + n) for n in sorted(set(places)))
+    with_text = _WITH_TEXT.fullmatch(said)
+    single = _LETTER.fullmatch(said) or with_text
+    place = ord(single[1].upper()) - ord("A") if single else number(answer)
+    if not isinstance(place, int) or not 0 <= place < len(options):
+        raise DataError(f"answer={short(answer)} is none of the {len(options)} options, neither by letter nor by text "
+                        "nor by its place from 0")
+    words = " ".join(with_text[2].lower().rstrip(".").split()) if with_text else ""
+    if words in texts and texts.index(words) != place:
+        raise DataError(f"answer={short(answer)} has the letter of one option and the text of another")
+    return chr(ord("A") + place)
+
+
+def placed_letter(place: Any, options: Sequence[str]) -> str:
+    """The letter of the right option, which a field of INDICES tells: a whole number is its place from 0, whatever the
+    options say; else as in `letter`."""
+    told = number(place)
+    return letter(place if told is None or told != int(told) or not 0 <= told < len(options)
+                  else chr(ord("A") + int(told)), options)
+
+
+def _clash(said: str, options: Sequence[str]) -> bool:
+    """Whether a single letter is the text of one option and the letter of another."""
+    return len(said) == 1 and said.isupper() and ord(said) - ord("A") < len(options)
+
+
+def kind_of(answer: str, question: str) -> str:
+    """answer_type of an answer without options, from how it is written and what is asked."""
+    value = number(answer)
+    if value is not None:
+        return "count" if isinstance(value, int) and value >= 0 and _ASKS_COUNT.search(question) else "number"
+    if answer.lower().rstrip(".") in ("yes", "no"):
+        return "yes_no"
+    if re.fullmatch(r"\(?[A-H]\)?\.?", answer):
+        return "choice"
+    if _THOUSANDS.fullmatch(answer):
+        return "number"
+    if _DATE.fullmatch(answer):
+        return "text"
+    return "math" if len(answer) <= _LONGEST_MATH and _MATH.search(answer) and not re.search(
+        r"(?<![\\A-Za-z])[A-Za-z]{4,}", answer) else "text"
+
+
+def of_clip(row: dict[str, Any]) -> dict[str, Any]:
+    """An answer about a video by the types that video rows have: a count is a number, yes a text."""
+    return {**row, "answer_type": _OF_CLIP.get(row["answer_type"], row["answer_type"])}
+
+
+def answered(given: Any, options: Sequence[str], question: str, told: Any = None) -> dict[str, Any]:
+    """`answer`, `answer_type` and `options` of a row. `told` is what the record calls the type of its answer.
+
+    Several texts are right each, the most frequent first. Raises DataError when there is no answer, or none that
+    options allow.
+    """
+    several = list(given) if isinstance(given, list) else [given]
+    if not several or any(v is None or isinstance(v, (bool, Mapping, list)) or untagged(v) == "" for v in several):
+        raise DataError(f"answer={short(given)} must be a text or a number")
+    if options:
+        said = several[0] if len(several) == 1 else ", ".join(letter(v, options) for v in several)
+        return {"options": list(options), "answer": letter(said, options), "answer_type": "choice"}
+    answers = [untagged(v) if isinstance(v, str) else v for v in several]
+    answers = sorted(dict.fromkeys(answers), key=answers.count, reverse=True)
+    kind = TYPES.get(str(told).strip().lower()) if told is not None else None
+    kind = kind or kind_of(str(answers[0]), question)
+    if kind == "choice":
+        said = _LETTER.fullmatch(str(answers[0])) or _WITH_TEXT.fullmatch(str(answers[0]))
+        return {"answer": said[1].upper(), "answer_type": kind} if said else {
+            "answer": answers[0], "answer_type": "text"}
+    return {"answer": answers[0] if len(answers) == 1 else answers, "answer_type": kind}

@@ -1,0 +1,115 @@
+"""Records of driving decisions -> canonical rows: AlphaDrive (2503.07608)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlrl.data.formats.asked import spoken
+from vlrl.data.formats.choices import untagged
+from vlrl.data.formats.fields import IMAGE, Source, begin, has, meta, number, pick, short
+from vlrl.errors import DataError, did_you_mean
+from vlrl.rewards.driving import HEADS
+
+Record = Mapping[str, Any]
+_ALSO = {"MAINTAIN": "KEEP", "MAINTAIN_SPEED": "KEEP", "KEEP_SPEED": "KEEP", "SPEED_UP": "ACCELERATE",
+         "ACCELERATION": "ACCELERATE", "SLOW_DOWN": "DECELERATE", "DECELERATION": "DECELERATE",
+         "GO_STRAIGHT": "STRAIGHT",
+         "TURN_LEFT": "LEFT_TURN", "TURN_RIGHT": "RIGHT_TURN", "CHANGE_LEFT": "LEFT_CHANGE",
+         "CHANGE_RIGHT": "RIGHT_CHANGE", "LEFT_LANE_CHANGE": "LEFT_CHANGE", "RIGHT_LANE_CHANGE": "RIGHT_CHANGE",
+         "LANE_CHANGE_LEFT": "LEFT_CHANGE", "LANE_CHANGE_RIGHT": "RIGHT_CHANGE"}
+_VOCABULARY = [word for known in HEADS.values() for word in known]
+_LONGEST = 200
+_LONGEST_TEXT = 5000
+_SPEED = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*(m/s|mps|meters? per second|metres? per second|km/h|kph|kmh|mph)",
+                    re.IGNORECASE)
+_PER_SECOND = {"m": 1.0, "k": 1 / 3.6, "mph": 0.44704}
+_ROUTE = re.compile(r"navigation\w{0,3}(?:\s+(?:command|instruction|information|info|text|prompt))*\s*"
+                    r"(?:is|says|:|=)+\s*[\"'“<]?([^\n\"'”>;]{2,200}?)[\"'”>]?\s*(?:[.;]|$|\n)", re.IGNORECASE)
+_PLANS = re.compile(r"\bplan|meta.?action|\bnavigation|\b(?:current|ego) speed|\bspeed (?:is|of)|\d\s?(?:m/s|km/h|mph)",
+                    re.IGNORECASE)
+_ANSWERS = ("solution", "answer", "meta_action", "action", "decision")
+
+
+def is_alphadrive(record: Record) -> bool:
+    """Whether a record answers in meta-actions, and asks for them: by its text, by capitals, or without a question.
+    Other questions about driving are answered in such words too ("What could lead to a collision?", DriveLM)."""
+    given, text = _answer(record), _asked(record)
+    words = _words(given)
+    planned = bool(words) and (_unknown(words) is None or "speed" in text.lower())
+    return planned and (not text or given.isupper() or bool(_PLANS.search(text))) and has(record, *IMAGE, "images")
+
+
+def alphadrive(record: Record, source: Source) -> list[dict[str, Any]]:
+    """`plan` from the words of the answer ("<answer>KEEP, STRAIGHT</answer>"), several of a head as a list.
+
+    `speed_mps` and `navigation` come from fields of these names, else from the problem's text, which stays in `meta`.
+    """
+    words = _words(_answer(record))
+    if unknown := _unknown(words):
+        raise DataError(f"the answer {short(_answer(record))} has {unknown!r}, which is no meta-action."
+                        f"{did_you_mean(unknown, _VOCABULARY)}")
+    heads = {head: [w for w in words if w in known] for head, known in HEADS.items()}
+    if not all(heads.values()):
+        missing = next(name for name, found in heads.items() if not found)
+        raise DataError(f"the answer {short(_answer(record))} has no word for {missing}; it needs one of "
+                        f"{', '.join(HEADS[missing])}")
+    asked = _asked(record)
+    speed, route = _speed(record, asked), pick(record, "navigation", "nav", "command", "navigation_text")
+    route = route if isinstance(route, str) else next(iter(_ROUTE.findall(asked[:_LONGEST_TEXT])), None)
+    plan = {head: found[0] if len(found) == 1 else found for head, found in heads.items()}
+    return [{**begin(record, source), "plan": plan, **({"speed_mps": speed} if speed is not None else {}),
+             **({"navigation": route.strip()} if route else {}),
+             **meta(record, "conversations", "messages", *_ANSWERS, *"speed_mps ego_speed speed navigation nav command "
+                    "navigation_text".split())}]
+
+
+def _asked(record: Record) -> str:
+    turns = pick(record, "conversations", "messages")
+    return spoken(turns).get("question", "") if turns else str(pick(record, "problem", "question", "prompt") or "")
+
+
+def _unknown(words: Sequence[str]) -> str | None:
+    return next((word for word in words if word not in _VOCABULARY), None)
+
+
+def _answer(record: Record) -> str:
+    turns = pick(record, "conversations", "messages")
+    given = spoken(turns).get("answer") if isinstance(turns, list) else pick(record, *_ANSWERS)
+    return untagged(given) if isinstance(given, str) and len(given) <= 100 * _LONGEST else ""
+
+
+def _words(answer: str) -> list[str]:
+    """The meta-actions that an answer consists of, in capitals; [] when anything else stands among them, but for
+    further words in capitals."""
+    found = [re.sub(r"[\s-]+", "_", w.strip(" .[]()\"'").upper()) for w in re.split(r"[,;/+\n]|\band\b", answer)]
+    words = [_ALSO.get(w, w) for w in found if w] if len(answer) <= _LONGEST else []
+    matches = [w in _VOCABULARY for w in words]
+    return words if any(matches) and (all(matches) or answer.isupper()) else []
+
+
+def _speed(record: Record, asked: str) -> float | None:
+    told = pick(record, "speed_mps", "ego_speed", "speed")
+    found = number(told)
+    if found is not None and found >= 0:
+        return found
+    match = _SPEED.search(told if isinstance(told, str) else asked[:_LONGEST_TEXT])
+    if not match:
+        return None
+    unit = match[2].lower()
+    return round(float(match[1]) * _PER_SECOND.get(unit, _PER_SECOND.get(unit[0], 1.0)), 3)
+
+
+def plan_problem(plan: Any) -> str | None:
+    """What is wrong with a canonical `plan`, or None."""
+    if not isinstance(plan, Mapping):
+        return f"plan={short(plan)} must be {{\"speed\": ..., \"path\": ...}}"
+    for head, known in HEADS.items():
+        words = plan.get(head)
+        several = words if isinstance(words, list) else [words]
+        wrong = next((w for w in several if w not in known), None) if several else words
+        if wrong is not None or not several or words is None:
+            return (f"plan.{head}={short(words)} must be one of {', '.join(known)}, or a list of them."
+                    f"{did_you_mean(str(wrong), known)}")
+    return None

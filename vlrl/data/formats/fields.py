@@ -1,0 +1,326 @@
+"""Fields of other people's records: names, numbers, boxes, sizes and media paths. What cannot be read is a DataError
+that names the field and its value."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlrl.errors import DataError
+
+IMAGE = ("image", "image_path", "img_path", "img_filename", "image_filename", "image_file", "file_name", "filename",
+         "img", "image_name", "screenshot", "images", "Image", "imgname", "image_paths", "image_urls")
+"""Names under which records keep the path of their image."""
+VIDEO = ("video", "video_path", "video_file", "video_name", "videos", "clip", "clip_path", "vid", "videoID",
+         "video_id")
+"""Names under which records keep the path of their video, or its id."""
+CORNERS = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"),
+            ("left", "top", "right", "bottom"), ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"))
+SIDES = (("x", "y", "w", "h"), ("x", "y", "width", "height"), ("left", "top", "width", "height"),
+          ("bbox_x", "bbox_y", "bbox_w", "bbox_h"), ("bbox_x", "bbox_y", "bbox_width", "bbox_height"))
+"""Names of four columns that hold a box: its corners, or its upper left corner, width and height."""
+PLACES = frozenset(name for names in (*CORNERS, *SIDES) for name in names)
+_SIZES = (("width", "height"), ("image_width", "image_height"), ("img_width", "img_height"), ("img_w", "img_h"))
+_PAIRS = ("image_size", "img_size", "original_size", "resolution")
+_TURNED = (5, 6, 7, 8)  # EXIF orientations that lay an image on its side
+_LONGEST = 40  # characters that a number may have as text
+_DIGITS = 9  # after the point, of numbers that may be shares of an image
+_PARTS = 32  # folders of an absolute path that are looked for under the root
+_SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}$")
+_VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
+_IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".webp")
+_BASE64 = re.compile(r"(data:image/\w+;base64,|)(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR)[\w+/=\s]{40}")
+"""How JPEG, PNG, GIF and WebP begin in base64."""
+_NEARLY = 1e-3  # by which rounding may put a share of the image outside of it
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a record comes from: the id that its rows get when it has none, and the folder that its media lie under."""
+
+    id: str = "row"
+    root: Path | None = None
+    roots: tuple[Path, ...] = ()
+    """Further folders that absolute paths may lead into: data.media_roots."""
+
+    def path(self, given: Any) -> Any:
+        """A media path of a record, relative to the root where that is possible.
+
+        An absolute path of another machine becomes its longest end that exists under the root, else all of it below the
+        root. Whatever leads out of the root still does, and is refused when the sample is made.
+        """
+        if not isinstance(given, str):
+            return given
+        text = given.replace("\\", "/") if "\\" in given and "/" not in given else given
+        if not text.startswith("/") and not re.match(r"[A-Za-z]:/", text):
+            return text
+        root = os.path.realpath(self.root or Path.cwd())
+        if text.startswith(f"{root}/"):
+            return text[len(root) + 1:]
+        if any(Path(os.path.realpath(text.replace("\0", ""))).is_relative_to(folder) for folder in self.roots):
+            return text
+        parts = [part for part in re.sub(r"^[A-Za-z]:", "", text).split("/") if part]
+        ends = ("/".join(parts[i:]) for i in range(max(0, len(parts) - _PARTS), len(parts)))
+        return next((end for end in ends if _exists(os.path.join(root, end))), "/".join(parts))
+
+    def video(self, given: Any) -> Any:
+        """The path of a video that a record names, with the file's suffix where it names an id: the one of the file
+        that is there, else .mp4."""
+        path = self.path(given)
+        if not isinstance(path, str) or _SUFFIX.search(path) or os.path.isdir(self._at(path)):
+            return path
+        return next((path + end for end in _VIDEO_SUFFIXES if _exists(self._at(path + end))), f"{path}.mp4")
+
+    def image(self, id: Any) -> str | None:
+        """The path of the image that an id stands for: the file of this name that is there, else .jpg; of a number with
+        the 12 digits of COCO's names."""
+        if isinstance(id, bool) or not isinstance(id, (str, int)) or id == "":
+            return None
+        path = f"{id:012d}" if isinstance(id, int) else str(self.path(id))
+        if _SUFFIX.search(path):
+            return path
+        return next((path + end for end in _IMAGE_SUFFIXES if _exists(self._at(path + end))), f"{path}.jpg")
+
+    def duration(self, video: Any) -> float | None:
+        """Seconds that a video lasts, from its header; None when it is not there, or tells none. Nothing is decoded."""
+        from vlrl.data.media import resolve
+        from vlrl.data.video_decoders import told_duration
+
+        try:
+            file = resolve(video, self.root or Path.cwd(), self.roots)
+        except DataError:
+            return None
+        return told_duration(file) if os.path.isfile(file) else None
+
+    def frames(self, folder: Any) -> list[str]:
+        """The pictures of a folder under the root, sorted, as paths relative to it; [] when there is no such folder."""
+        from vlrl.data.media import resolve
+
+        try:
+            place = resolve(folder, self.root or Path.cwd(), self.roots)
+            names = sorted(os.listdir(place))
+        except (OSError, ValueError, DataError):
+            return []
+        return [f"{folder}/{name}" for name in names if name.lower().endswith((".jpg", ".jpeg", ".png"))]
+
+    def _at(self, path: str) -> str:
+        return os.path.join(self.root or Path.cwd(), path.replace("\0", ""))
+
+    def size(self, image: Any) -> tuple[int, int] | None:
+        """Width and height from an image's header, EXIF orientation applied; None when it is not there or unreadable.
+
+        No pixel is decoded.
+        """
+        from PIL import Image
+
+        from vlrl.data.media import IMAGE_FORMATS, resolve
+
+        try:
+            here = self.root or Path.cwd()
+            file = io.BytesIO(image) if isinstance(image, bytes) else resolve(image, here, self.roots)
+            with Image.open(file, formats=IMAGE_FORMATS) as found:
+                width, height = found.size
+                told = found.format != "PNG" or "exif" in found.info  # else it would be looked for behind the pixels
+                return (height, width) if told and found.getexif().get(0x0112) in _TURNED else (width, height)
+        except Exception:  # decoders raise anything; opening the file says what is wrong
+            return None
+
+
+def short(value: Any) -> str:
+    """A value as it may stand in a message."""
+    text = str(value) if isinstance(value, Path) else repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def pick(record: Mapping[str, Any], *names: str) -> Any:
+    """The first of these fields that has a value other than null and empty text; JSON written as text is read."""
+    for name in names:
+        value = record.get(name)
+        if value is not None and value != "":
+            return unpacked(value)
+    return None
+
+
+def has(record: Mapping[str, Any], *names: str) -> bool:
+    """Whether the record has any of these fields with a value."""
+    return any(record.get(name) is not None and record.get(name) != "" for name in names)
+
+
+def unpacked(value: Any) -> Any:
+    """A list or object that was written as JSON text; anything else as it is."""
+    if isinstance(value, str) and value[:1] in "[{" and value.strip()[-1:] in ("]", "}"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def text(record: Mapping[str, Any], *names: str) -> str:
+    """The text of the first of these fields; DataError when none has one."""
+    value = next((record[name] for name in names if isinstance(record.get(name), str) and record[name].strip()), None)
+    if value is None:
+        given = next((f"{name}={short(record[name])}" for name in names if record.get(name) is not None), None)
+        raise DataError(f"{given} must be a text" if given else f"no field {' or '.join(repr(n) for n in names)}")
+    return value.strip()
+
+
+def number(value: Any) -> float | None:
+    """A finite number, also one written as text; None for anything else."""
+    if isinstance(value, str) and len(value) <= _LONGEST:
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return tidy(value, _DIGITS) if math.isfinite(value) else None
+    except OverflowError:  # an int like 10**400
+        return None
+
+
+def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
+    """A list of so many numbers, also as JSON or as "1, 2, 3, 4"; DataError naming the field for anything else."""
+    found = unpacked(value)
+    if isinstance(found, str) and len(found) <= 5 * _LONGEST:
+        found = re.split(r"[\s,;]+", found.strip(" ()[]<>"))
+    if isinstance(found, (list, tuple)) and len(found) in counts:
+        values = [number(v) for v in found]
+        if None not in values:
+            return values  # pyright: ignore[reportReturnType]
+    comma = isinstance(found, list) and any(isinstance(v, str) and re.fullmatch(r"-?\d+,\d+", v) for v in found)
+    raise DataError(f"{name}={short(value)} must be {' or '.join(map(str, counts))} finite numbers"
+                    + (", with a point before the decimals, not a comma" if comma else ""))
+
+
+def tidy(value: float, digits: int = 3) -> float:
+    """A number without digits that only rounding made, whole ones as int. Pixels need no more than 3."""
+    value = round(value, digits) if isinstance(value, float) else value
+    return int(value) if value == int(value) else value
+
+
+def xywh(values: Sequence[float]) -> list[float]:
+    """[x, y, width, height] -> [x1, y1, x2, y2], pixels or shares of the image."""
+    x, y, width, height = values
+    return [tidy(v, _DIGITS) for v in (x, y, x + width, y + height)]
+
+
+def hull(points: Iterable[Sequence[float]]) -> list[float]:
+    """The box around points."""
+    xs, ys = zip(*points, strict=True)
+    return [tidy(v) for v in (min(xs), min(ys), max(xs), max(ys))]
+
+
+def are_shares(values: Sequence[float]) -> bool:
+    """Whether coordinates can only be shares of the image: pixels of a box this close to the corner mean nothing."""
+    return all(-_NEARLY <= v <= 1 + _NEARLY for v in values)
+
+
+def scaled(values: Sequence[float], size: Sequence[float] | None, full: float, name: str) -> list[float]:
+    """Coordinates 0..full of an image -> its pixels. DataError naming the field when its size is not known."""
+    if size is None:
+        raise DataError(f"{name}={short(list(values))} is relative to the image, whose size is not known: the record "
+                        "has no width and height, and its file is not there or cannot be read. Add them, or name the "
+                        "folder of the images with --root (data.root in a config)")
+    return [tidy(v * size[i % 2] / full) for i, v in enumerate(values)]
+
+
+def size_of(record: Mapping[str, Any], row: Mapping[str, Any], source: Source) -> tuple[float, float] | None:
+    """Width and height as the record tells them, else from the image's header, else None.
+
+    Raises DataError when what the record tells is no size.
+    """
+    for names in _SIZES:
+        if has(record, *names):
+            told = [number(record.get(name)) for name in names]
+            return _checked_size(told, f"{names[0]}={short(record.get(names[0]))}, {names[1]}="
+                                 f"{short(record.get(names[1]))}")
+    for name in _PAIRS:
+        if has(record, name):
+            return _checked_size(numbers(record[name], (2,), name), f"{name}={short(record[name])}")
+    images = row.get("images")
+    return source.size(row.get("image") or (images[0] if images else None))
+
+
+def begin(record: Mapping[str, Any], source: Source, *, size: bool = True) -> dict[str, Any]:
+    """The fields that every canonical row has: id, image or images, width and height where they can be known."""
+    row: dict[str, Any] = {"id": named(record, source), **media(record, source)}
+    found = size_of(record, row, source) if size else None
+    return {**row, "width": found[0], "height": found[1]} if found else row
+
+
+def media(record: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """`image`, or `images` when there are several. Raises DataError when there is none.
+
+    A picture that lies in the record itself (the `{"bytes": ...}` of parquet files) stays bytes.
+    """
+    given = pick(record, *IMAGE)
+    several = given if isinstance(given, (list, tuple)) else [given]
+    paths = [source.path(picture(item)) for item in several]
+    if not paths or None in paths:
+        raise DataError(f"no field with the path of an image; known: {', '.join(IMAGE)}")
+    return {"image": paths[0]} if len(paths) == 1 else {"images": paths}
+
+
+def named(record: Mapping[str, Any], source: Source, *names: str) -> str | int:
+    """The id of a row: the record's own under `id` or one of these names, else the one of its place."""
+    for name in ("id", *names):
+        own = record.get(name)
+        if isinstance(own, (str, int)) and not isinstance(own, bool) and own != "":
+            return own
+    return source.id
+
+
+def meta(record: Mapping[str, Any], *used: str) -> dict[str, Any]:
+    """`{"meta": ...}` of the fields that no canonical one holds; {} when none is left."""
+    gone = {*used, *IMAGE, *_PAIRS, *(name for names in _SIZES for name in names), "id"}
+    left = {k: v for k, v in record.items() if k not in gone and v is not None and _is_plain(v)}
+    return {"meta": left} if left else {}
+
+
+def optional(record: Mapping[str, Any], **names: str) -> dict[str, Any]:
+    """Canonical field -> value, for those of the record's fields that have one."""
+    return {field: record[name] for field, name in names.items() if has(record, name)}
+
+
+def picture(item: Any) -> Any:
+    """A path or bytes out of what stands for one image; also base64, as in the tables of MMBench and in data URIs."""
+    if isinstance(item, str) and (found := _BASE64.match(item)):
+        try:
+            return base64.b64decode("".join(item[found.end(1):].split()), validate=True)
+        except ValueError:
+            return item
+    if isinstance(item, Mapping):
+        data = item.get("bytes")
+        return data if isinstance(data, bytes) and data else item.get("path") or item.get("url")
+    return item
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can hold a value without ado."""
+    try:
+        return len(json.dumps(value, allow_nan=False)) < 1 << 20
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def _checked_size(size: Sequence[float | None], told: str) -> tuple[float, float]:
+    if any(side is None or side <= 0 for side in size):
+        raise DataError(f"{told} must be the image's width and height in pixels")
+    return size[0], size[1]  # pyright: ignore[reportReturnType]
+
+
+def _exists(path: str) -> bool:
+    try:
+        return os.path.exists(path)
+    except ValueError:  # a NUL in the path
+        return False

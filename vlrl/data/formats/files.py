@@ -1,0 +1,350 @@
+"""Files -> records: JSON lines, JSON, CSV and TSV, parquet and arrow, Charades-STA's and GOT-10k's text files. Hostile
+files are refused with a message.
+
+A record is one line, or one entry of a list. Of a document that describes many images (COCO) it is one image. A folder
+is read by folders.py.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vlrl.data.formats.fields import PLACES, number, short, unpacked
+from vlrl.errors import DataError
+
+MOST_BYTES = 2 << 30
+"""Of a text file: it is read as a whole."""
+MOST_LINE = 16 << 20
+"""Characters of one line of a .jsonl file."""
+MOST_DEPTH = 64
+"""Lists and objects inside one another."""
+_LISTS = ("data", "samples", "rows", "records", "examples", "items", "annotations", "train", "val", "test")
+"""Names under which a document keeps its list of records."""
+_SPLITS = ("train", "val", "test")
+_BARE = ("image", "x1", "y1", "x2", "y2", "label")  # columns of a CSV without a header line
+_NUMBERS = frozenset(("width", "height", "difficulty", "weight", "count", "tolerance", "duration", "fps", "speed_mps",
+                      "video_start", "video_end"))  # canonical fields that are numbers
+_ROW_SUFFIXES = ".jsonl or .jsonl.gz (one object a line), .json (a list of objects), .csv, .tsv, .parquet or .arrow"
+
+
+class Found(NamedTuple):
+    """A record, or why it is none."""
+
+    where: str
+    """File and line, or file and number."""
+    id: str
+    """For rows of a record that has no id of its own."""
+    record: dict[str, Any] | DataError
+
+
+def records(path: Path) -> list[Found]:
+    """The records of a file, or of a folder. Raises DataError when it cannot be read as a whole."""
+    if os.path.isdir(path):
+        from vlrl.data.formats.folders import folder_records
+
+        return [found._replace(record=_shallow(found.record)) for found in folder_records(path)]
+    packed = path.suffix.lower() == ".gz" and Path(path.stem).suffix.lower() in (".jsonl", ".ndjson")
+    read = _lines if packed else READERS.get(path.suffix.lower())
+    if read is None:
+        raise DataError(f"{path}: rows are kept in {_ROW_SUFFIXES}")
+    return [found._replace(record=_shallow(found.record)) for found in read(path)]
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def _text(path: Path) -> str:
+    try:
+        size = os.stat(path).st_size
+        if size > MOST_BYTES:
+            raise DataError(f"{path} has {size} bytes, more than the {MOST_BYTES} that are read as one; cut it up")
+        return _unpacked(path) if path.suffix.lower() == ".gz" else path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} cannot be read: it is no UTF-8 text ({error.reason} at byte {error.start}). Save it "
+                        "as UTF-8.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _unpacked(path: Path) -> str:
+    try:
+        with gzip.open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be unpacked: {error}") from None
+    if len(data) > MOST_BYTES:
+        raise DataError(f"{path} unpacks to more than the {MOST_BYTES} bytes that are read as one; cut it up, or set "
+                        "data.index=lazy")
+    return data.decode("utf-8-sig")
+
+
+def _lines(path: Path) -> Iterator[Found]:
+    text = _text(path)
+    if text.lstrip()[:1] == "[" and isinstance(whole := parsed_line(text), list) and not _is_one_line(text):
+        return _listed(path, whole)  # a list under the name of lines
+    return _each_line(path, text)
+
+
+def _each_line(path: Path, text: str) -> Iterator[Found]:
+    for n, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield Found(f"{path}:{n}", f"{path.stem}-{n}", record_of(parsed_line(line)))
+
+
+def _document(path: Path) -> Iterable[Found]:
+    text = _text(path)
+    found = parsed_line(text, MOST_BYTES)
+    if isinstance(found, DataError):
+        if "Extra data" in str(found) and not _is_one_line(text):  # lines under the name of a document
+            return _each_line(path, text)
+        raise DataError(f"{path}: {found}")
+    if isinstance(found, list):
+        return _listed(path, found)
+    return _of_object(path, found)
+
+
+def _of_object(path: Path, found: Any) -> Iterable[Found]:
+    """The records of a document that is one object: COCO, a list under a name, rows by id, or one record."""
+    if isinstance(found, dict):
+        if isinstance(found.get("images"), list) and isinstance(found.get("annotations"), list):
+            return _images(path, found)
+        if any(_is_coop(found.get(split)) for split in _SPLITS):
+            return _coop(path, found)
+        from vlrl.data.formats import recognised
+
+        if recognised(found):
+            return [Found(str(path), path.stem, found)]
+        for name in _LISTS:
+            if isinstance(found.get(name), list):
+                return _listed(path, found[name])
+        if found and all(isinstance(value, dict) for value in found.values()):
+            return [Found(f"{path}, {key!r}", key, value) for key, value in found.items()]
+    raise DataError(f"{path} must hold a list of rows, not a {type(found).__name__}")
+
+
+def _is_coop(entries: Any) -> bool:
+    return isinstance(entries, list) and bool(entries) and all(
+        isinstance(e, list) and len(e) == 3 and isinstance(e[0], str) and isinstance(e[2], str) for e in entries)
+
+
+def _coop(path: Path, found: Mapping[str, Any]) -> Iterator[Found]:
+    """CoOp's splits (2109.01134): under train, val and test a list of [image, number of the class, its name]."""
+    for split in _SPLITS:
+        entries = found.get(split) or []
+        if not _is_coop(entries) and entries:
+            raise DataError(f"{path}: {split!r} must be a list of [image, number of the class, name of the class]")
+        for n, (image, number_, name) in enumerate(entries, 1):
+            yield Found(f"{path}, {split} {n}", f"{split}-{n}", {
+                "image": image, "label": name, "class_id": number_, "split": split})
+
+
+def _listed(path: Path, rows: Sequence[Any]) -> Iterator[Found]:
+    for n, row in enumerate(rows, 1):
+        yield Found(f"{path}, row {n}", f"{path.stem}-{n}", record_of(row))
+
+
+def _images(path: Path, document: Mapping[str, Any]) -> Iterator[Found]:
+    """One small COCO document per image, in the order of `images`; then the annotations that belong to none."""
+    by_image: dict[Any, list[Any]] = {}
+    for entry in document["annotations"]:
+        key = entry.get("image_id") if isinstance(entry, dict) else None
+        by_image.setdefault(str(key) if isinstance(key, (str, int)) else None, []).append(entry)
+    shared = {"categories": document.get("categories") or []}
+    files: dict[str, set[str]] = {}
+    for image in filter(lambda image: isinstance(image, dict), document["images"]):
+        files.setdefault(str(image.get("id")), set()).add(str(image.get("file_name")))
+    for n, image in enumerate(document["images"], 1):
+        key = image.get("id") if isinstance(image, dict) else None
+        where = f"{path}, image {short(key)}" if isinstance(key, (str, int)) else f"{path}, image number {n}"
+        if not isinstance(key, (str, int)):
+            yield Found(where, str(n), DataError("an entry of 'images' has no id"))
+            continue
+        if len(files[str(key)]) > 1:
+            yield Found(where, str(n), DataError(f"{len(files[str(key)])} files in 'images' have the id {short(key)}, "
+                                                 "so whose the annotations are cannot be told"))
+            continue
+        yield Found(where, str(key), {"images": [image], "annotations": by_image.get(str(key), []), **shared})
+    for key, entries in ((key, entries) for key, entries in by_image.items() if key not in files):
+        first = entries[0].get("id") if isinstance(entries[0], dict) else entries[0]
+        yield Found(f"{path}, annotation {short(first)}", str(first), DataError(
+            f"image_id={key} of {len(entries)} annotations is the id of no entry of 'images'"))
+
+
+def parsed_line(text: str, most: int = MOST_LINE) -> Any:
+    """What a line of JSON says, or a DataError."""
+    if len(text) > most:
+        return DataError(f"a line of {len(text)} characters, more than the {most} that one row may have")
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        return DataError(f"not JSON: {error}")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {short(name)} occurs twice in one object")
+    return found
+
+
+def record_of(row: Any) -> dict[str, Any] | DataError:
+    """The row, if it is an object, else why it is none."""
+    if isinstance(row, (dict, DataError)):
+        return row
+    return DataError(f"a row must be a JSON object, not a {type(row).__name__}")
+
+
+def _shallow(record: dict[str, Any] | DataError) -> dict[str, Any] | DataError:
+    """The record, or a DataError when it is nested so deep that writing it could fail."""
+    level: list[Any] = [record]
+    for _ in range(MOST_DEPTH):
+        level = [child for value in level for child in (value.values() if isinstance(value, dict) else value)
+                 if isinstance(child, (dict, list))] if not isinstance(record, DataError) else []
+        if not level:
+            return record
+    return DataError(f"lists and objects lie more than {MOST_DEPTH} deep inside one another")
+
+
+def _is_one_line(text: str) -> bool:
+    return "\n" not in text.strip()
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _table(path: Path) -> Iterator[Found]:
+    """A line of a CSV or TSV as a record of texts; the delimiter is the one that the first line has most of."""
+    text = _text(path)
+    first = text.partition("\n")[0]
+    delimiter = max(",\t;|", key=first.count)
+    bare = sum(number(cell.strip('" ')) is not None for cell in first[:10_000].split(delimiter)) >= 4
+    if bare and first.count(delimiter) + 1 != len(_BARE):
+        raise DataError(f"{path}: the first line names no columns: {short(first)}. Write one that does, e.g. "
+                        f"{delimiter.join(_BARE)}")
+    lines = csv.DictReader(io.StringIO(text, newline=""), _BARE if bare else None, delimiter=delimiter, strict=True)
+    while True:
+        try:
+            line = next(lines)
+            twice = [name for name, count in Counter(lines.fieldnames or ()).items() if name and count > 1]
+            if twice:
+                raise DataError(f"{path}:1: the column {short(twice[0])} is there twice; give each a name of its own")
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise DataError(f"{path}:{lines.reader.line_num}: not CSV: {error}") from None
+        where = f"{path}:{lines.line_num}"
+        cells = {str(k).strip(): (v or "").strip() for k, v in line.items() if not isinstance(v, list)}
+        record = {k: _cell(k, v) if v else None for k, v in cells.items() if v or k in PLACES}
+        wide = DataError(f"the line has more values than the first line has names: {short(line[None])}"  # pyright: ignore
+                         ) if None in line else None
+        yield Found(where, f"{path.stem}-{lines.line_num}", wide or record)
+
+
+def _cell(name: str, text: str) -> Any:
+    """A text as the canonical field of this name is written: JSON and numbers as such."""
+    value = number(text) if name in _NUMBERS else unpacked(text)
+    return text if value is None else value
+
+
+def _lines_of_text(path: Path) -> Iterator[Found]:
+    """Charades-STA's "video start end##sentence", or the boxes of a GOT-10k sequence, x,y,width,height a frame."""
+    lines = [line.strip() for line in _text(path).split("\n")]
+    if path.name == "groundtruth.txt":
+        yield Found(str(path), path.parent.name, {
+            "path": path.parent.name, "object": _object_of(path), "boxes_xywh": [
+                line.replace("\t", ",").split(",") for line in lines if line]})
+        return
+    for n, line in enumerate(lines, 1):
+        place, _, sentence = line.partition("##")
+        moment = place.split()
+        if line and (len(moment) != 3 or not sentence.strip()):
+            raise DataError(f"{path}:{n} is no line of Charades-STA, 'video start end##sentence': {short(line)}. Rows "
+                            f"of other kinds are kept in {_ROW_SUFFIXES}")
+        if line:
+            yield Found(f"{path}:{n}", f"{path.stem}-{n}", {
+                "video": moment[0], "timestamp": moment[1:], "sentence": sentence.strip()})
+
+
+def _object_of(path: Path) -> str:
+    """What a sequence of GOT-10k shows: object_class of the meta_info.ini beside its boxes."""
+    try:
+        with open(path.with_name("meta_info.ini"), encoding="utf-8", errors="replace") as file:
+            told = file.read(10_000)
+    except OSError:
+        return "object"
+    found = [line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("object_class")]
+    return found[0] if found and found[0] else "object"
+
+
+def _parquet(path: Path) -> Iterator[Found]:
+    import pyarrow.parquet as pq
+
+    return _batches(path, lambda: pq.ParquetFile(path).iter_batches(batch_size=256))
+
+
+def _arrow(path: Path) -> Iterator[Found]:
+    import pyarrow as pa
+
+    def read() -> Iterable[Any]:
+        source = pa.memory_map(str(path))
+        try:
+            reader = pa.ipc.open_file(source)
+        except pa.ArrowInvalid:  # what `datasets` keeps is a stream
+            return pa.ipc.open_stream(source)
+        return (reader.get_batch(i) for i in range(reader.num_record_batches))
+
+    return _batches(path, read)
+
+
+def _batches(path: Path, read: Callable[[], Iterable[Any]]) -> Iterator[Found]:
+    n = 0
+    try:
+        for batch in read():
+            classes = class_names(batch.schema)
+            for record in batch.to_pylist():
+                n += 1
+                yield Found(f"{path}, row {n}", f"{path.stem}-{n}", named_classes(record, classes))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, NotImplementedError, RecursionError) as error:  # pyarrow's errors are of these
+        raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def class_names(schema: Any) -> dict[str, list[str]]:
+    """Column -> names of its classes, as `datasets` keeps them in the schema; {} for any other file."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        inner = {k: f.get("feature", f) if isinstance(f, dict) else f[0] for k, f in features.items()}
+        return {k: [str(name) for name in f["names"]] for k, f in inner.items() if "names" in f}
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError):
+        return {}
+
+
+def named_classes(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The record of a table with the names of its classes instead of their numbers."""
+    return {**record, **{k: _named(record.get(k), names) for k, names in classes.items()}}
+
+
+def _named(value: Any, names: Sequence[str]) -> Any:
+    """The name of a class that is given by its number."""
+    if isinstance(value, list):
+        return [_named(v, names) for v in value]
+    known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(names)
+    return names[value] if known else value
+
+
+READERS: dict[str, Callable[[Path], Iterable[Found]]] = {
+    ".jsonl": _lines, ".ndjson": _lines, ".json": _document, ".csv": _table, ".tsv": _table, ".txt": _lines_of_text,
+    ".parquet": _parquet, ".arrow": _arrow, ".feather": _arrow,
+}
+"""By the end of the file's name."""

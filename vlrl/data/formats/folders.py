@@ -1,0 +1,119 @@
+"""Folders -> records: one folder of images a class, metadata beside images, the shards of `datasets`, GOT-10k.
+
+Media paths begin with the folder's own name, so they are relative to the folder that it lies in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vlrl.data.formats.fields import IMAGE, VIDEO
+from vlrl.data.formats.files import READERS, Found
+from vlrl.errors import DataError
+
+SPLIT_NAMES = {"train": "train", "training": "train", "val": "heldout", "valid": "heldout", "validation": "heldout",
+               "dev": "heldout", "test": "heldout", "testing": "heldout", "eval": "heldout", "heldout": "heldout"}
+"""What folders, files and `split` fields call a side -> the side."""
+_PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
+_SHARDS = (".parquet", ".arrow")
+_METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+_MOST = 5_000_000
+"""Files of a folder."""
+
+
+def folder_records(path: Path) -> Iterator[Found]:
+    """The records of a folder. Raises DataError when it holds none."""
+    files = sorted(_files(path))
+    kinds = (("metadata beside the images", [f for f in files if os.path.basename(f) in _METADATA], _beside),
+             ("shards", [f for f in files if _is_shard(f)], _shard),
+             ("sequences", [f for f in files if os.path.basename(f) == "groundtruth.txt"], _beside),
+             ("classes", [f for f in files if f.lower().endswith(_PICTURES) and f.count("/") >= 1], _picture))
+    found = next(((chosen, read) for _, chosen, read in kinds if chosen), None)
+    if found is None:
+        raise DataError(f"{path}: the folder holds no rows; known: a folder of images for each class, images with "
+                        f"{' or '.join(_METADATA)}, {' or '.join(_SHARDS)} shards, GOT-10k sequences. Other "
+                        "rows lie in files: name one")
+    chosen, read = found
+    for file in chosen:
+        yield from read(path, file)
+
+
+def side_of(name: Any) -> str | None:
+    """train or heldout, from the name of a split, a file ("train-00000-of-2.parquet") or a folder; None for others."""
+    word = str(name).lower().replace("_", "-").split("-")[0].split(".")[0]
+    return SPLIT_NAMES.get(word)
+
+
+def of_side(rows: list[Any], split: str) -> list[Any]:
+    """Of (place, row) pairs that name both sides in `split`, those of one side and those of none; else all."""
+    sides = [None if isinstance(row, DataError) else side_of(row.get("split")) for _, row in rows]
+    if not {"train", "heldout"} <= set(sides):
+        return rows
+    return [row for row, side in zip(rows, sides, strict=True) if side in (None, split)]
+
+
+def _files(path: Path) -> Iterator[str]:
+    """Paths of files relative to the folder; links to folders are not followed."""
+    count = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            count += 1
+            if count > _MOST:
+                raise DataError(f"{path} holds more than {_MOST} files; name a folder inside it")
+            yield os.path.relpath(os.path.join(folder, name), path).replace(os.sep, "/")
+
+
+def shards_of(path: Path) -> list[str]:
+    """The shards of a folder of `datasets`, relative to it, in order; [] where the folder is of another kind."""
+    files = sorted(_files(path))
+    beside = any(os.path.basename(f) in _METADATA for f in files)
+    return [] if beside else [f for f in files if _is_shard(f)]
+
+
+def _is_shard(file: str) -> bool:
+    """Whether a file holds rows: `datasets` keeps results of map and filter beside them, which hold some once more."""
+    return file.endswith(_SHARDS) and not os.path.basename(file).startswith("cache-")
+
+
+def split_of(file: str) -> dict[str, str]:
+    """The split that one of the folders or the name of a file tells."""
+    told = next((part for part in file.split("/") if side_of(part)), None)
+    return {"split": told.split("-")[0].split(".")[0]} if told else {}
+
+
+def _picture(path: Path, file: str) -> Iterator[Found]:
+    """An image whose folder is named after its class: .../<split>/<class>/name.png or <class>/name.png."""
+    parts = file.split("/")
+    inner = [p for p in parts[:-1] if p not in SPLIT_NAMES]
+    if inner:
+        yield Found(f"{path}, {file}", file, {
+            "image": f"{path.name}/{file}", "label": inner[-1],
+            **({"split": parts[0]} if parts[0] in SPLIT_NAMES else {})})
+
+
+def _shard(path: Path, file: str) -> Iterator[Found]:
+    """A parquet or arrow file of `datasets`."""
+    for n, (where, _, record) in enumerate(READERS[os.path.splitext(file)[1]](path / file), 1):
+        yield Found(where, f"{os.path.splitext(file)[0]}-{n}",
+                    record if isinstance(record, DataError) else {**split_of(file), **record})
+
+
+def _beside(path: Path, file: str) -> Iterator[Found]:
+    """The lines of metadata.csv and its like, whose media lie beside it, or the boxes of a sequence of frames."""
+    inner = "/".join(filter(None, (path.name, os.path.dirname(file))))
+    for where, id, record in READERS[os.path.splitext(file)[1]](path / file):
+        if not isinstance(record, DataError):
+            record = {**split_of(file), **{k: _inside(inner, v) if k in (*IMAGE, *VIDEO) else v
+                                         for k, v in record.items()}}
+            if file.endswith("groundtruth.txt"):
+                record["path"] = inner
+        yield Found(where, f"{os.path.dirname(file)}/{id}".lstrip("/"), record)
+
+
+def _inside(folder: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_inside(folder, v) for v in value]
+    return f"{folder}/{value}" if isinstance(value, str) and value else value

@@ -1,0 +1,307 @@
+"""Records of grounding and detection data -> canonical rows: VLM-R1, RefCOCO, LISA, COCO."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlrl.data.formats.asked import asked, media_said, plain, shown, spoken, system_prompt
+from vlrl.data.formats.choices import OPTIONS, answered, of_clip, options_of, untagged
+from vlrl.data.formats.fields import (
+    IMAGE,
+    VIDEO,
+    Source,
+    are_shares,
+    begin,
+    has,
+    hull,
+    meta,
+    named,
+    number,
+    numbers,
+    pick,
+    scaled,
+    short,
+    text,
+    unpacked,
+    xywh,
+)
+from vlrl.errors import DataError
+
+Rows = list[dict[str, Any]]
+Record = Mapping[str, Any]
+Placed = list[tuple[int, str, dict[str, Any] | DataError]]
+"""Rows of a file: number, place, and the row or why there is none."""
+MOST_LABELS = 100
+"""Categories of a whole file that are asked for in every row; of a larger vocabulary a row asks for its own."""
+_FENCE = re.compile(r"^```\w*\s*(.*?)\s*```$", re.DOTALL)
+_DESCRIBES = re.compile(r"(?:sentence|expression|phrase) describes?:\s*(.+?)\s*\.?\s*$", re.DOTALL)
+_OBJECTS = re.compile(r"(?:objects?|categor(?:y|ies)|targets?|labels?|following|detect)\b[^:\[]{0,80}[:\[]\s*"
+                      r"([^\n\]]+)", re.IGNORECASE)
+_QUOTED = re.compile(r"""\s*(["'])(.+?)\1\s*(?:[,;]|\W*$)""")
+_NEXT_SENTENCE = re.compile(r"\.\s+(?=[A-Z])")
+_CODE = re.compile(r"\bpyautogui\.|<box>|<\|box_start\||<point>|<click>|\b(?:left_|double_)?click\(|\bcomputer\.\w+\(")
+_POINT = re.compile(r"[(\[]?\s*\d+(?:\.\d+)?\s*,\s*\d+(?:\.\d+)?\s*[)\]]?")
+_ASKS_PLACE = re.compile(r"\b(?:click|tap|press|screenshot|screen|button|icon|element|UI|GUI|webpage|point to|"
+                         r"locate)\b", re.IGNORECASE)
+_NO_TARGET = re.compile(r"ignore|^flag$", re.IGNORECASE)  # labels of LISA's shapes that its loader leaves out
+_ANSWER_TYPES = {"mcq": "choice", "yes_no": "yes_no", "math": "math", "numeric": "number"}
+_LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
+
+
+# --- VLM-R1 (2504.07615): conversations, whose answer is a box, a list of boxes, or a text ----------------------------
+
+
+def is_vlm_r1(record: Record) -> bool:
+    turns = pick(record, "conversations", "messages")
+    return isinstance(turns, list) and (has(record, *IMAGE, *VIDEO) or bool(media_said(turns)))
+
+
+def vlm_r1(record: Record, source: Source) -> Rows:
+    """A referring expression (the answer is one box), a detection (a list of boxes, or None) or a question.
+
+    Boxes are in original pixels, or shares of the image where no number is above 1.
+    """
+    turns = pick(record, "conversations", "messages")
+    record = record if has(record, *IMAGE, *VIDEO) else {**record, **media_said(turns)}
+    said = spoken(turns)
+    question = plain(said.get("question", ""))
+    if not question:
+        raise DataError("'conversations' has no turn of a human")
+    answer = said.get("answer", str(pick(record, "solution", "answer") or ""))
+    answer = untagged(answer)
+    method = str(record.get("accu_reward_method") or "").lower()
+    rest = {**system_prompt(record, said), **meta(record, "conversations", "messages", "solution", "answer", "problem",
+                                                  "system", *VIDEO, *OPTIONS)}
+    boxes = _boxes_said(answer, method)
+    if boxes is None and (_CODE.search(answer) or (_POINT.fullmatch(answer) and _ASKS_PLACE.search(question))):
+        raise DataError(f"its answer {short(answer)} is a place or an action, which no rule for questions can score: "
+                        "give boxes as [x1, y1, x2, y2] in pixels, or an `action`")
+    if boxes is None:
+        about, options = _about(record, source), options_of(record)
+        row = _answered(record, question, answer, options, _ANSWER_TYPES.get(method))
+        return [{"id": named(record, source), **about, **row, **asked(said["question"], about, options), **rest}]
+    row = begin(record, source)
+    boxes = [{**b, "box": _in_pixels(b["box"], row)} for b in boxes]
+    if len({"label" in b for b in boxes}) > 1:
+        raise DataError(f"of its {len(boxes)} boxes some have a label and some have none")
+    if boxes and "label" not in boxes[0]:
+        expression = (_DESCRIBES.findall(question) or [question])[-1]
+        return [{**row, "expression": expression, "boxes": [{**b, "label": expression} for b in boxes], **rest}]
+    labels = _asked_for(question) or list(dict.fromkeys(b["label"] for b in boxes))
+    if not labels:
+        return [{**row, "expression": question, "boxes": boxes, **rest}]
+    return [{**row, "labels": list(dict.fromkeys([*labels, *(b["label"] for b in boxes)])), "boxes": boxes, **rest}]
+
+
+def _about(record: Record, source: Source) -> dict[str, Any]:
+    """Media of a question, and the size of its image where it can be known."""
+    if has(record, *VIDEO):
+        return shown(record, source)
+    return {k: v for k, v in begin(record, source).items() if k != "id"}
+
+
+def _answered(record: Record, question: str, answer: str, options: list[str], kind: str | None) -> dict[str, Any]:
+    row = {"answer": answer, "answer_type": kind} if kind and not options else answered(answer, options, question)
+    return of_clip(row) if has(record, *VIDEO) else row
+
+
+def _boxes_said(answer: str, method: str) -> list[dict[str, Any]] | None:
+    """The boxes that an answer consists of, [] for a detection of nothing, None for an answer of another kind."""
+    if method in _LISTS_OF_BOXES and answer.lower() in ("none", "", "[]"):
+        return []
+    found = unpacked(_FENCE.sub(r"\1", answer))
+    if isinstance(found, str):
+        return None
+    entries = found if isinstance(found, list) and not (len(found) == 4 and all(map(_is_number, found))) else [found]
+    boxes = [_box_said(entry) for entry in entries]
+    return boxes if boxes and None not in boxes else None  # pyright: ignore[reportReturnType]
+
+
+def _in_pixels(box: list[float], row: Record) -> list[float]:
+    size = (row["width"], row["height"]) if "width" in row else None
+    return scaled(box, size, 1, "box") if are_shares(box) else box
+
+
+def _box_said(entry: Any) -> dict[str, Any] | None:
+    """[x1, y1, x2, y2] or {"bbox_2d": [...], "label": ...}; also {"any name": [...]}."""
+    label = entry.get("label") if isinstance(entry, Mapping) else None
+    if isinstance(entry, Mapping):
+        entry = pick(entry, "bbox_2d", "bbox", "box") or next((v for v in entry.values() if isinstance(v, list)), None)
+    if not (isinstance(entry, list) and len(entry) == 4 and all(map(_is_number, entry))):
+        return None
+    return {"box": entry, "label": label} if isinstance(label, str) else {"box": entry}
+
+
+def _asked_for(question: str) -> list[str]:
+    """The categories that the question of a detection lists."""
+    found = _OBJECTS.search(question)
+    if not found:
+        return []
+    named = _NEXT_SENTENCE.split(found[1])[0].lstrip(" [")
+    quoted = [m[2].strip() for m in _QUOTED.finditer(named)] if named[:1] in "'\"" else []
+    return quoted or [word for part in re.split(r"[,;]", named) if (word := part.strip(" '\"`.[]\n"))]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and number(value) is not None
+
+
+# --- RefCOCO, and the evaluation files of VLM-R1 ----------------------------------------------------------------------
+
+EXPRESSION = ("expression", "sentences", "sentence", "sent", "caption", "captions", "phrase", "refexp", "ref_sentence",
+               "normal_caption", "referring_expression", "raw", "description", "query")
+
+
+_REF_NAME = re.compile(r"(COCO_\w+_\d{12})_\d+(?=\.\w+$)")
+
+
+def is_problem_box(record: Record) -> bool:
+    solution = pick(record, "solution")
+    return isinstance(record.get("problem"), str) and has(record, *IMAGE) and _four(solution) is not None
+
+
+def problem_box(record: Record, source: Source) -> Rows:
+    """`problem` is the expression and `solution` [x1, y1, x2, y2] in original pixels (VLM-R1's rec_jsons_processed,
+    refcoco*_val.json and lisa_test.json)."""
+    expression = text(record, "problem")
+    expression = (_DESCRIBES.findall(expression) or [expression])[-1]
+    row = begin(record, source)
+    box = _in_pixels(numbers(_four(pick(record, "solution")), (4,), "solution"), row)
+    return [{**row, "expression": expression, "boxes": [{"box": box, "label": expression}],
+             **meta(record, "problem", "solution")}]
+
+
+def _four(value: Any) -> list[Any] | None:
+    """A list of four numbers, alone or between answer tags."""
+    if isinstance(value, str):
+        value = unpacked(untagged(value))
+    return value if isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)) else None
+
+
+def is_refcoco(record: Record) -> bool:
+    region = has(record, "bbox") or (has(record, "ref_id") and has(record, "ann_id"))
+    return region and has(record, *EXPRESSION, "answer") and (
+        has(record, "ref_id", "ann_id", "sentences", "image_id") or "question_id" in record)
+
+
+def refcoco(record: Record, source: Source) -> Rows:
+    """One region in COCO's [x, y, width, height], in original pixels, and one row per expression that names it.
+
+    Where `raw_anns` has the annotation of COCO, its bbox counts: that of the record then has corners (jxu124/refcoco).
+    The number of the annotation at the end of a ref's `file_name` is no part of the image's name.
+    """
+    raw, image = pick(record, "raw_anns"), pick(record, "raw_image_info")
+    bbox = raw.get("bbox") if isinstance(raw, Mapping) else record.get("bbox")
+    if bbox is None:
+        raise DataError(f"the region ann_id={short(record.get('ann_id'))} has no bbox: refs keep none. Copy it from "
+                        "the annotation of this id in the instances file of COCO")
+    box = xywh(numbers(bbox, (4,), "bbox"))
+    if isinstance(image, Mapping):
+        record = {**{side: image[side] for side in ("width", "height") if has(image, side)}, **record}
+    found = pick(record, *EXPRESSION, "answer")
+    names = [_sentence(s) for s in (found if isinstance(found, list) else [found])]
+    if not has(record, *IMAGE):
+        record = {**record, "file_name": _coco_name(record)}
+    if isinstance(record.get("file_name"), str):
+        record = {**record, "file_name": _REF_NAME.sub(r"\1", record["file_name"])}
+    row = begin(record, source)
+    rest = meta(record, *EXPRESSION, *"bbox segmentation answer question question_id raw_anns raw_image_info "
+                "raw_sentences".split())
+    return [{**row, "id": row["id"] if len(names) == 1 else f"{row['id']}-{n}", "expression": name,
+             "boxes": [{"box": box, "label": name}], **rest} for n, name in enumerate(names, 1)]
+
+
+def _sentence(found: Any) -> str:
+    words = found if isinstance(found, Mapping) else {"sentence": found}
+    return text(words, "sent", "raw", "sentence", "caption")
+
+
+def _coco_name(record: Record) -> str:
+    number_ = record.get("image_id")
+    if isinstance(number_, bool) or not isinstance(number_, int) or not 0 <= number_ < 10**12:
+        raise DataError(f"no field with the path of an image, and image_id={short(number_)} is no number of COCO's")
+    return f"COCO_train2014_{number_:012d}.jpg"
+
+
+# --- LISA / ReasonSeg (2308.00692): one file per image, polygons of the target ----------------------------------------
+
+
+def is_lisa(record: Record) -> bool:
+    return isinstance(record.get("shapes"), list) and has(record, "text")
+
+
+def lisa(record: Record, source: Source) -> Rows:
+    """A row per text; the box is the one around all polygons labelled `target`, in original pixels."""
+    points: list[Any] = []
+    for shape in record["shapes"]:
+        if not isinstance(shape, Mapping):
+            raise DataError(f"shapes: {short(shape)} is no shape")
+        if not _NO_TARGET.search(str(shape.get("label", "target"))):
+            points += [numbers(p, (2,), "points") for p in pick(shape, "points") or []]
+    texts = record["text"] if isinstance(record["text"], list) else [record["text"]]
+    row = begin(_with_image(record, source), source)
+    boxes = [hull(points)] if points else []
+    rest = meta(record, "shapes", "text", "imagePath", "imageData", "imageHeight", "imageWidth")
+    names = [_sentence(found) for found in texts]
+    return [{**row, "id": row["id"] if len(names) == 1 else f"{row['id']}-{n}", "expression": name,
+             "boxes": [{"box": box, "label": name} for box in boxes], **rest} for n, name in enumerate(names, 1)]
+
+
+def _with_image(record: Record, source: Source) -> Record:
+    """LISA names no image: it has the name of the file; labelme's imagePath is read too."""
+    sizes = {"width": record.get("imageWidth"), "height": record.get("imageHeight")}
+    image = pick(record, *IMAGE, "imagePath") or f"{source.id}.jpg"
+    return {**record, "image": image, **{k: v for k, v in sizes.items() if v is not None}}
+
+
+# --- COCO -------------------------------------------------------------------------------------------------------------
+
+
+def is_coco(record: Record) -> bool:
+    return isinstance(record.get("images"), list) and isinstance(record.get("annotations"), list)
+
+
+def coco(record: Record, source: Source) -> Rows:
+    """A row per image: `labels` are the file's categories, `boxes` the annotations, from [x, y, width, height].
+
+    Regions of a crowd (iscrowd=1), and those without an extent, are no targets and stand in `meta`. Of a vocabulary of
+    more than MOST_LABELS categories a row asks for its own and those that LVIS says are absent (neg_category_ids).
+    """
+    names = {entry["id"]: text(entry, "name") for entry in record.get("categories") or []
+             if isinstance(entry, Mapping) and isinstance(entry.get("id"), (int, str))}
+    found: dict[str, dict[str, Rows]] = {str(image.get("id")): {} for image in record["images"]}
+    for entry in record["annotations"]:
+        if not isinstance(entry, Mapping):
+            raise DataError(f"annotations: {short(entry)} is no annotation")
+        if str(entry.get("image_id")) not in found:
+            told = f"annotation {short(entry.get('id'))}: image_id={short(entry.get('image_id'))}"
+            raise DataError(f"{told} is the id of no entry of 'images'")
+        region = _annotation(entry, names)
+        x1, y1, x2, y2 = region["box"]
+        kind = "crowd" if entry.get("iscrowd") in (1, True) else "empty" if x2 == x1 or y2 == y1 else "boxes"
+        found[str(entry["image_id"])].setdefault(kind, []).append(region)
+    return [_coco_row(image, source, names, **found[str(image.get("id"))]) for image in record["images"]]
+
+
+def _coco_row(image: Record, source: Source, names: Mapping[Any, str], boxes: Sequence[Record] = (),
+              **others: Rows) -> dict[str, Any]:
+    url = str(image.get("coco_url") or "")
+    named = {**image, "file_name": image.get("file_name") or url.rpartition("/")[2] or None}
+    absent = [names[key] for key in image.get("neg_category_ids") or [] if key in names]
+    few = list(dict.fromkeys([*(b["label"] for b in boxes), *absent]))
+    labels = list(dict.fromkeys(names.values())) if len(names) <= MOST_LABELS else few
+    more = {"meta": others} if others else {}
+    return {**begin(named, source), "id": str(image.get("id", source.id)), "labels": labels, "boxes": list(boxes),
+            **more}
+
+
+def _annotation(entry: Record, names: Mapping[Any, str]) -> dict[str, Any]:
+    which = f"annotation {short(entry.get('id'))}"
+    key = entry.get("category_id")
+    if not isinstance(key, (int, str)) or key not in names:
+        raise DataError(f"{which}: category_id={short(key)} is the id of no category")
+    if not has(entry, "bbox"):
+        raise DataError(f"{which} has no bbox")
+    return {"box": xywh(numbers(entry["bbox"], (4,), f"{which}: bbox")), "label": names[key]}

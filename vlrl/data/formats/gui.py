@@ -1,0 +1,266 @@
+"""Records of GUI data -> canonical rows: ScreenSpot (v1, v2, Pro, GUI-RCPO), GUI-G1, GUI-G2, AndroidControl, GUI-R1.
+
+A row has the box of the target element, or the action of one step with its point, in original pixels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vlrl.data.formats.fields import (
+    IMAGE,
+    Source,
+    are_shares,
+    begin,
+    has,
+    meta,
+    number,
+    numbers,
+    optional,
+    pick,
+    scaled,
+    short,
+    text,
+    tidy,
+    unpacked,
+    xywh,
+)
+from vlrl.data.formats.grounding import Placed, is_problem_box
+from vlrl.errors import DataError
+
+Rows = list[dict[str, Any]]
+Record = Mapping[str, Any]
+_PLATFORMS = {"ios": "mobile", "android": "mobile", "mobile": "mobile", "windows": "desktop", "macos": "desktop",
+              "linux": "desktop", "desktop": "desktop", "pc": "desktop", "web": "web", "forum": "web", "gitlab": "web",
+              "shop": "web", "tool": "web"}
+_ENOUGH = 5  # elements whose sides are all longer than they are far from the corner of the image: these are no sides
+_NO_TEXT = ("", "no input text", "none", "null")
+
+
+# --- ScreenSpot -------------------------------------------------------------------------------------------------------
+
+
+def is_screenspot_pro(record: Record) -> bool:
+    return has(record, "bbox") and has(record, "instruction") and has(record, "ui_type", "img_size")
+
+
+def screenspot_pro(record: Record, source: Source) -> Rows:
+    """ScreenSpot-Pro (2504.07981): `bbox` is [x1, y1, x2, y2] in pixels; `application` never spans two splits."""
+    return _element(record, source, corners=True)
+
+
+def is_screenspot(record: Record) -> bool:
+    kind = has(record, "data_type", "data_source", "img_filename")
+    return kind and has(record, "bbox") and has(record, "instruction")
+
+
+def screenspot(record: Record, source: Source) -> Rows:
+    """ScreenSpot and v2 (2401.10935, 2410.23218): `bbox` is [x, y, width, height] in pixels, or [x1, y1, x2, y2] as
+    shares of the image where no number is above 1 (GUI-RCPO, and the copies on the hub).
+
+    `meta` keeps the bbox in pixels as it was, for `corners_or_sides`.
+    """
+    return _element(record, source, corners=False)
+
+
+def corners_or_sides(rows: Placed) -> Placed:
+    """Some copies of ScreenSpot have [x1, y1, x2, y2] in pixels: decided for all rows of a file at once.
+
+    They do when every bbox can be corners, and one of them cannot be sides for its image, or _ENOUGH are there.
+    """
+    told = [_bbox(row) for _, _, row in rows]
+    pixels = [(b, row) for b, (_, _, row) in zip(told, rows, strict=True) if b and not isinstance(row, DataError)]
+    corners = all(b[2] > b[0] and b[3] > b[1] and _inside(b, row) for b, row in pixels)
+    if not (corners and (len(pixels) >= _ENOUGH or not all(_inside(row["box"], row) for _, row in pixels))):
+        return rows
+    return [(n, where, {**row, "box": b} if b and not isinstance(row, DataError) else row)
+            for b, (n, where, row) in zip(told, rows, strict=True)]
+
+
+def _inside(box: list[float], row: Record) -> bool:
+    return "width" not in row or (box[2] <= row["width"] + 1 and box[3] <= row["height"] + 1)
+
+
+def _bbox(row: dict[str, Any] | DataError) -> list[float] | None:
+    """The bbox in pixels that a row was made of."""
+    return None if isinstance(row, DataError) else row.get("meta", {}).get("bbox")
+
+
+def _element(record: Record, source: Source, corners: bool) -> Rows:
+    row = begin(record, source)
+    values = numbers(record["bbox"], (4,), "bbox")
+    kept = {}
+    if are_shares(values):
+        box = scaled(values, _size(row), 1, "bbox")
+    elif corners:
+        box = values
+    else:
+        box, kept = xywh(values), {"bbox": values}
+    kind = str(pick(record, "ui_type", "data_type") or "").lower()
+    told = {"element_type": kind if kind in ("icon", "text") else None, "platform": _platform(record, row),
+            "category": record.get("group"), "group_key": record.get("application")}
+    rest = meta({**record, "bbox": None, **kept}, "instruction", "ui_type", "group")
+    return [{**row, "instruction": text(record, "instruction"), "box": box,
+             **{k: v for k, v in told.items() if v is not None}, **rest}]
+
+
+def _platform(record: Record, row: Record) -> str | None:
+    """mobile, desktop or web, from the source of the picture or the beginning of its name."""
+    named = str(pick(record, "data_source", "platform") or "").lower()
+    start = re.match(r"(?:.*/)?([a-z]+)_", str(row.get("image")))
+    return _PLATFORMS.get(named) or (_PLATFORMS.get(start[1]) if start else None) or named or None
+
+
+# --- screenshots with an instruction and nothing to hit ---------------------------------------------------------------
+
+_ANSWERS = tuple("question answer answer_type plan responses label labels boxes box action bbox gt gt_action video "
+                 "expression solution conversations messages".split())
+_OF_SCREENSPOT = ("data_type", "data_source")
+
+
+def is_unlabelled(record: Record) -> bool:
+    return has(record, "instruction") and has(record, *IMAGE) and not has(record, *_ANSWERS)
+
+
+def unlabelled(record: Record, source: Source) -> Rows:
+    """An instruction without an answer, for region consistency (GUI-RCPO); other fields stay as they are."""
+    row = begin(record, source)
+    kept = {k: v for k, v in record.items() if k not in (*IMAGE, *_OF_SCREENSPOT, "image_size", "img_size")}
+    rest = {k: record[k] for k in _OF_SCREENSPOT if k in record}
+    kept |= {"meta": {**rest, **(record.get("meta") or {})}} if rest else {}
+    kind = str(record.get("data_type") or "").lower()
+    told = {"element_type": kind if kind in ("icon", "text") else None, "platform": _platform(record, row)}
+    return [{**{k: v for k, v in told.items() if v}, **kept, **row, "instruction": text(record, "instruction")}]
+
+
+# --- GUI-G1 and GUI-G2 ------------------------------------------------------------------------------------------------
+
+
+def is_gui_g1(record: Record) -> bool:
+    return has(record, "rate") and is_problem_box(record)
+
+
+def gui_g1(record: Record, source: Source) -> Rows:
+    """GUI-G1 (2505.15810): problem, solution [x1, y1, x2, y2] in pixels, and `rate`, the row's weight in the loss."""
+    rate = number(record["rate"])
+    if rate is None or rate < 0:
+        raise DataError(f"rate={short(record['rate'])} must be a finite number of at least 0")
+    asked = re.search(r"instruction is:\s*(.+?)\.?\s*Report the bbox", text(record, "problem"), re.DOTALL)
+    return [{**begin(record, source), "instruction": asked[1] if asked else text(record, "problem"),
+             "box": numbers(record["solution"], (4,), "solution"), "weight": rate,
+             **meta(record, "problem", "solution", "rate")}]
+
+
+def is_gui_g2(record: Record) -> bool:
+    return has(record, "abs_box", "rela_box") and has(record, "instruction")
+
+
+def gui_g2(record: Record, source: Source) -> Rows:
+    """GUI-G2 (2507.15846): `abs_box` in pixels or `rela_box` as shares of the image, both [x1, y1, x2, y2]."""
+    row = begin(record, source)
+    if has(record, "abs_box"):
+        box = numbers(record["abs_box"], (4,), "abs_box")
+    else:
+        box = scaled(numbers(record["rela_box"], (4,), "rela_box"), _size(row), 1, "rela_box")
+    told = optional(record, platform="platform", element_type="data_type")
+    return [{**row, "instruction": text(record, "instruction"), "box": box, **told,
+             **meta(record, "instruction", "abs_box", "rela_box", *told)}]
+
+
+# --- AndroidControl (2406.03679): actions of single steps, or whole episodes ------------------------------------------
+
+
+def is_android_step(record: Record) -> bool:
+    gt = pick(record, "gt", "action", "ground_truth", "gt_action")
+    return isinstance(gt, Mapping) and has(gt, "action_type") and has(record, *IMAGE)
+
+
+def android_step(record: Record, source: Source) -> Rows:
+    """One step as UI-R1 (2503.21620) keeps it: `gt` has action_type and x, y, text, direction or app_name.
+
+    Screenshots named after an episode share its `group_key`.
+    """
+    row = begin(record, source)
+    gt = pick(record, "gt", "action", "ground_truth", "gt_action")
+    task = text(record, "task", "instruction", "step_instruction", "goal")
+    box = next((numbers(r[name], (4,), name) for r in (record, gt) for name in ("bbox", "gt_bbox", "box")
+                if has(r, name)), None)
+    episode = re.search(r"episode_\w+?(?=-|_screenshot|/|\.)", str(row.get("image")))
+    told = {**optional(record, history="history", difficulty="difficulty"), "platform": "mobile"}
+    return [{**row, "instruction": task, "action": _action(gt), **({"box": box} if box else {}),
+             **({"group_key": episode[0]} if episode else {}), **told,
+             **meta(record, *"gt action ground_truth gt_action task instruction bbox gt_bbox box".split(), *told)}]
+
+
+def _action(gt: Record) -> dict[str, Any]:
+    """{"type", "point", "text", "direction"} as far as the action has them; text is what is typed or opened."""
+    action: dict[str, Any] = {"type": text(gt, "action_type", "type").lower()}
+    if has(gt, "x", "y"):
+        action["point"] = numbers([gt.get("x"), gt.get("y")], (2,), "x, y")
+    elif has(gt, "coordinate", "point"):
+        action["point"] = numbers(pick(gt, "coordinate", "point"), (2,), "coordinate or point")
+    words = pick(gt, "text", "app_name", "app", "input_text")
+    if words is not None:
+        action["text"] = str(gt.get("text") or words) if not isinstance(words, str) else words
+    if has(gt, "direction"):
+        action["direction"] = text(gt, "direction").lower()
+    return action
+
+
+def is_android_episode(record: Record) -> bool:
+    return isinstance(record.get("actions"), list) and has(record, "episode_id", "goal", "step_instructions")
+
+
+def android_episode(record: Record, source: Source) -> Rows:
+    """A row per action: `step_instructions` say what to do, `goal` what for; earlier steps are its history."""
+    episode = record.get("episode_id", source.id)
+    said = pick(record, "step_instructions") or []
+    shots = pick(record, "screenshots", "images") or []
+    rows = []
+    for n, action in enumerate(map(unpacked, record["actions"])):  # the released episodes keep them as JSON text
+        if not isinstance(action, Mapping):
+            raise DataError(f"actions: {short(action)} is no action")
+        image = shots[n] if n < len(shots) else f"episode_{episode}-screenshot_{n}.png"
+        sides = {side: record[f"screenshot_{side}s"][n] for side in ("width", "height")
+                 if isinstance(record.get(f"screenshot_{side}s"), list) and n < len(record[f"screenshot_{side}s"])}
+        step = said[n] if n < len(said) else text(record, "goal")
+        (row,) = android_step({"id": f"{episode}-{n}", "image": image, "gt": action, "task": step, **sides}, source)
+        rows.append({**row, "history": list(said[:n]), "group_key": f"episode_{episode}",
+                     **({"meta": {"goal": record["goal"]}} if has(record, "goal") else {})})
+    return rows
+
+
+# --- GUI-R1 (2504.10458) ----------------------------------------------------------------------------------------------
+
+
+def is_gui_r1(record: Record) -> bool:
+    return has(record, "gt_action") and isinstance(record.get("gt_action"), str) and has(record, "instruction")
+
+
+def gui_r1(record: Record, source: Source) -> Rows:
+    """`gt_bbox` holds a box or a point as shares of the image; negative numbers stand for none."""
+    row = begin(record, source)
+    action: dict[str, Any] = {"type": text(record, "gt_action").lower()}
+    where = numbers(record["gt_bbox"], (2, 4), "gt_bbox") if has(record, "gt_bbox") else []
+    where = [] if any(v < 0 for v in where) else where
+    if where and are_shares(where):
+        where = scaled(where, _size(row), 1, "gt_bbox")
+    if len(where) == 4:
+        action["point"] = [tidy((where[0] + where[2]) / 2), tidy((where[1] + where[3]) / 2)]
+    elif where:
+        action["point"] = where
+    words = record.get("gt_input_text")
+    if isinstance(words, str) and words.strip().lower() not in _NO_TEXT:
+        action["direction" if action["type"] == "scroll" else "text"] = words
+    history = record.get("history")
+    told = {**optional(record, category="task_type", platform="platform"),
+            **({"history": history} if history not in (None, "", "None") else {}),
+            **({"box": where} if len(where) == 4 else {})}
+    return [{**row, "instruction": text(record, "instruction"), "action": action, **told,
+             **meta(record, "gt_action", "gt_bbox", "gt_input_text", "instruction", "history", "task_type", *told)}]
+
+
+def _size(row: Record) -> tuple[float, float] | None:
+    return (row["width"], row["height"]) if "width" in row else None

@@ -1,0 +1,61 @@
+"""Images with the name of their class -> canonical rows: tables, folders of classes, CoOp's splits, CLS-RL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlrl.data.formats.annotated import LABEL
+from vlrl.data.formats.fields import IMAGE, VIDEO, Source, has, media, meta, named, pick, short
+from vlrl.data.formats.grounding import MOST_LABELS, Placed
+from vlrl.errors import DataError
+
+Record = Mapping[str, Any]
+LABELS = ("labels", "tags", "classes")
+_ASKED = ("question", "answer", "instruction", "problem", "solution", "expression", "query", "prompt", "conversations",
+          "messages", "boxes", "objects", "annotations", "responses", "chosen")
+
+
+def is_labelled(record: Record) -> bool:
+    """Whether a record has an image, a class under a common name, and nothing that asks for more.
+
+    One that has `id`, `image` and `label` is a canonical row.
+    """
+    own = {"id", "image", "label"} <= record.keys()
+    return not own and has(record, *IMAGE) and has(record, *LABEL, *LABELS) and not has(record, *_ASKED, *VIDEO)
+
+
+def labelled(record: Record, source: Source) -> list[dict[str, Any]]:
+    """`label` of an image; a list of several is a row with `multi`. `labels` become those of the file, up to 100."""
+    given = pick(record, *LABEL)
+    given = pick(record, *LABELS) if given is None else given
+    several = given if isinstance(given, list) else [given]
+    if not several or not all(isinstance(v, (str, int)) and not isinstance(v, bool) for v in several):
+        raise DataError(f"label={short(given)} must be the name of a class, or a list of names")
+    names = [_name(_class(v, record)) for v in several]
+    if not all(names):
+        raise DataError(f"label={short(given)} must be the name of a class, not empty")
+    label = {"label": names, "multi": True} if isinstance(given, list) and len(names) > 1 else {"label": names[0]}
+    told = {"split": record["split"]} if isinstance(record.get("split"), str) else {}
+    return [{"id": named(record, source), **media(record, source), **label, **told,
+             **meta(record, *LABEL, *LABELS, "split", "multi", "class_id")}]
+
+
+def _class(value: Any, record: Record) -> Any:
+    """The name of a class that is told by its place among those of the record, from 0."""
+    names = pick(record, *LABELS)
+    known = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names[value] if known and isinstance(value, int) and 0 <= value < len(names) else value
+
+
+def _name(value: Any) -> str:
+    return str(value).strip().replace("_", " ") if isinstance(value, str) and " " not in value else str(value).strip()
+
+
+def choose_from_all(rows: Placed) -> Placed:
+    """Each row offers the classes of the whole file."""
+    found = [row["label"] for _, _, row in rows if not isinstance(row, DataError)]
+    names = sorted({name for label in found for name in (label if isinstance(label, list) else [label])})
+    if not 1 < len(names) <= MOST_LABELS:
+        return rows
+    return [(n, where, row if isinstance(row, DataError) else {**row, "labels": names}) for n, where, row in rows]

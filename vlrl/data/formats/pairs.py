@@ -1,0 +1,184 @@
+"""Pairs of responses of which one is better -> canonical rows: VL-RewardBench, R1-Reward, and others of their shape."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from vlrl.data.formats.asked import asked, shown, spoken, system_prompt
+from vlrl.data.formats.choices import untagged
+from vlrl.data.formats.fields import IMAGE, VIDEO, Source, has, meta, named, number, pick, short, text
+from vlrl.errors import DataError
+
+Record = Mapping[str, Any]
+Placed = list[tuple[int, str, dict[str, Any] | DataError]]
+Rows = list[dict[str, Any]]
+_QUESTION = ("question", "prompt", "query", "instruction", "text", "Text", "input", "problem")
+_PAIRS = (("response_1", "response_2"), ("response1", "response2"), ("response_a", "response_b"),
+          ("answer1", "answer2"),
+          ("output1", "output2"), ("Output1", "Output2"), ("responses_a", "responses_b"), ("answer_a", "answer_b"),
+          ("response_A", "response_B"))
+_LISTS = ("responses", "response", "outputs", "answers")
+_BETTER = ("answer", "preference", "better", "Better", "winner", "label", "choice", "preferred", "gt",
+           "human_preference")
+_PLACES = ("id", "sample_id", "question_id", "idx", "ID")
+_SIDE = re.compile(r"(?:model|response|output|answer|assistant)?[\s_-]*[(\[]?(?:(1|a|first|left)|(2|b|second|right))"
+                   r"[)\]]?\.?", re.IGNORECASE)
+_MARKS = ("[question]", "[response 1]", "[response 2]")
+_END = "**output format"
+
+
+def is_chosen_rejected(record: Record) -> bool:
+    return has(record, "chosen") and has(record, "rejected")
+
+
+def chosen_rejected(record: Record, source: Source) -> Rows:
+    """`chosen` and `rejected` (VL-RewardBench as R1-Reward keeps it, RLAIF-V, LLaMA-Factory): which of the two stands
+    first is drawn by the row's id; `answer` is the place of the chosen one, 1 or 2."""
+    id = named(record, source, *_PLACES)
+    better, worse = _response(record, "chosen"), _response(record, "rejected")
+    if better == worse:
+        raise DataError("chosen and rejected are the same text")
+    second = zlib.crc32(f"vlrl/pairs/{id}".encode("utf-8", "backslashreplace")) % 2
+    pair = [worse, better] if second else [better, worse]
+    return [{"id": id, **_question(record, source), "responses": pair, "answer": 1 + second,
+             **_about(record, "chosen", "rejected")}]
+
+
+def _response(record: Record, name: str) -> str:
+    """A text, or the last words of the assistant in a conversation."""
+    given = record[name]
+    if isinstance(given, Mapping):
+        given = [given]
+    if isinstance(given, list):
+        given = spoken(given).get("answer")
+    if not isinstance(given, str) or not given.strip():
+        raise DataError(f"{name}={short(record[name])} must be a text")
+    return given.strip()
+
+
+def _question(record: Record, source: Source) -> dict[str, Any]:
+    """The question of a row, what it is about, and the system prompt."""
+    turns = next((record[n] for n in ("conversations", "messages", "prompt", "chosen")
+                  if isinstance(record.get(n), list)), None)
+    said = spoken(turns) if turns and not has(record, "question") else {}
+    asks = {spoken(v)["question"] for n in ("chosen", "rejected") if isinstance(v := record.get(n), list)
+            and "question" in spoken(v)}
+    if len(asks) > 1:
+        raise DataError("chosen and rejected answer different questions")
+    media = shown(record, source, needed=False)
+    return {**media, **asked(said.get("question") or text(record, *_QUESTION), media), **system_prompt(record, said)}
+
+
+def _about(record: Record, *used: str) -> dict[str, Any]:
+    kind = pick(record, "category", "Category", "task")
+    return {**({"category": kind} if isinstance(kind, str) else {}),
+            **meta(record, *used, *_QUESTION, *_PLACES, *VIDEO, "conversations", "messages", "system", "category",
+                   "Category")}
+
+
+def is_response_pair(record: Record) -> bool:
+    return len(_pair(record)) == 2 and has(record, *_QUESTION) and has(record, "human_ranking", "ranking", *_BETTER)
+
+
+def response_pair(record: Record, source: Source) -> Rows:
+    """Two responses in the order of the record, and which is better: 1 or 2, A or B, "Output1", or ranks, of which the
+    better one has the lower (VL-RewardBench on the hub)."""
+    pair = [str(v).strip() for v in _pair(record)]
+    rank = pick(record, "human_ranking", "ranking")
+    if rank is not None:
+        if not (isinstance(rank, list) and len(rank) == 2 and all(number(v) is not None for v in rank)
+                and rank[0] != rank[1]):
+            raise DataError(f"human_ranking={short(rank)} must be two different ranks")
+        better = 1 if rank[0] < rank[1] else 2
+    else:
+        better = _better(pick(record, *_BETTER), pair)
+    used = {*_LISTS, *_BETTER, "human_ranking", "ranking", *(n for names in _PAIRS for n in names)}
+    return [{"id": named(record, source, *_PLACES), **_question(record, source), "responses": pair, "answer": better,
+             **_about(record, *used)}]
+
+
+def one_or_two(rows: Placed) -> Placed:
+    """Where a row of the file says 0 the others count from 0 too, so that their 1 is not the first: all are refused."""
+    if not any(isinstance(row, _FromZero) for _, _, row in rows):
+        return rows
+    return [(n, where, row if isinstance(row, DataError) else _FromZero(
+        f"answer={row['answer']}: another row of the file says 0, so it counts from 0, or says whether the first is "
+        "better. Write 1 or 2, or A or B")) for n, where, row in rows]
+
+
+class _FromZero(DataError):
+    """A row that says 0, or that stands in one file with such."""
+
+
+def _pair(record: Record) -> list[Any]:
+    listed = next((found for n in _LISTS if isinstance(found := pick(record, n), list) and len(found) == 2), None)
+    if listed and all(isinstance(v, str) and v.strip() for v in listed):
+        return listed
+    names = next((names for names in _PAIRS if all(isinstance(record.get(n), str) for n in names)), ())
+    return [record[n] for n in names]
+
+
+def _better(told: Any, pair: list[str]) -> int:
+    """1 or 2, from a number, a letter, the name of a side, or the better text itself."""
+    if isinstance(told, list) and len(told) == 1:
+        told = told[0]
+    if number(told) in (1, 2):
+        return int(number(told) or 0)
+    words = untagged(told)
+    if words in pair and pair[0] != pair[1]:
+        return pair.index(words) + 1
+    side = _SIDE.fullmatch(words)
+    if number(told) == 0:
+        raise _FromZero(f"answer={short(told)} must say which response is better: 1 or 2")
+    if not side:
+        raise DataError(f"answer={short(told)} must say which response is better: 1 or 2")
+    return 1 if side[1] else 2
+
+
+# --- R1-Reward (2505.02835) -------------------------------------------------------------------------------------------
+
+
+def is_r1_reward(record: Record) -> bool:
+    return has(record, "message") and has(record, "answer") and isinstance(pick(record, "message"), list)
+
+
+def r1_reward(record: Record, source: Source) -> Rows:
+    """`message` (a conversation as JSON text) asks which of [Response 1] and [Response 2] is better; `answer` is
+    ["<answer>2</answer>"]."""
+    parts = [part for turn in pick(record, "message") if isinstance(turn, Mapping)
+             for part in (turn["content"] if isinstance(turn.get("content"), list) else [{"text": turn.get("content")}])
+             if isinstance(part, Mapping)]
+    asked = "\n".join(str(part["text"]) for part in parts if isinstance(part.get("text"), str))
+    found = _compared(asked) or _compared(str(record.get("question") or ""))
+    if found is None:
+        raise DataError("its message has no [Question], [Response 1] and [Response 2]")
+    pictures = [part["image"] for part in parts if isinstance(part.get("image"), str)]
+    clips = [part["video"] for part in parts if isinstance(part.get("video"), str)]
+    named_ = {**({"images": pictures} if pictures else {}), **({"video": clips[0]} if clips else {})}
+    media = shown(record if has(record, *IMAGE, *VIDEO) else _local(named_), source, needed=False)
+    question, *pair = found
+    return [{"id": named(record, source, *_PLACES), **media, "question": question, "responses": pair,
+             "answer": _better(pick(record, "answer"), pair), **meta(record, "message", "question", "answer", *VIDEO,
+                                                                     *_PLACES)}]
+
+
+def _compared(asked: str) -> list[str] | None:
+    """The question and both responses of a prompt that marks them, or None."""
+    lowered, places = asked.lower(), [0]
+    for mark in _MARKS:
+        places.append(lowered.find(mark, places[-1]))
+        if places[-1] < 0:
+            return None
+    end = lowered.find(_END, places[-1])
+    ends = [*places[2:], end if end >= 0 else len(asked)]
+    return [asked[start + len(mark):stop].lstrip(":* \n").strip("#* \n")
+            for mark, start, stop in zip(_MARKS, places[1:], ends, strict=True)]
+
+
+def _local(media: dict[str, Any]) -> dict[str, Any]:
+    """Media without the file:// in front that Qwen's messages have."""
+    return {k: [v.removeprefix("file://") for v in value] if isinstance(value, list) else value.removeprefix("file://")
+            for k, value in media.items()}

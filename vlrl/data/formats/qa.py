@@ -1,0 +1,160 @@
+"""Records of question and answer -> canonical rows: SuperCLEVR, R1-V, CLS-RL, Geometry3K, MathVista, ScienceQA, MMMU,
+Video-MME, verl's rows, and others of these shapes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlrl.data.formats.asked import asked, plain, shown, spoken, system_prompt
+from vlrl.data.formats.choices import INDICES, LETTERED, OPTIONS, answered, of_clip, options_of, placed_letter, untagged
+from vlrl.data.formats.fields import IMAGE, VIDEO, Source, begin, has, meta, named, number, pick, short, size_of, text
+from vlrl.errors import DataError
+
+Record = Mapping[str, Any]
+_QUESTION = ("question", "problem", "query", "Question", "prompt", "text")
+_ANSWER = ("answer", "solution", "ground_truth", "gt_answer", "gt", "correct_answer", "final_answer", "Answer",
+           "direct_answers", "answers", *INDICES)
+_DIRECT = tuple(name for name in _ANSWER if name not in INDICES)
+_PLACES = ("question_id", "sample_id", "pid", "problem_id", "qid", "uid", "ID")
+_OTHERS = ("boxes", "box", "plan", "responses", "instruction")
+_BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
+_HASHES = re.compile(r"####\s*(.+?)\s*$")
+_ASKS_CLASS = re.compile(r"\b(?:what|which)\b[^.?]{0,40}\b(?:type|kind|species|breed|variety|class|category|model|"
+                         r"action|texture|flower|pet|food|dish|bird|car|aircraft|object|animal|scene)\b|\bclassif|"
+                         r"\bidentify the (?:category|class|object|name|type)", re.IGNORECASE)
+_KEPT = ("id", "question", "answer", "answer_type", "options", "tolerance", "difficulty", "category", "source", "split",
+         "weight", "hints", "group_key", "meta", "processed_size", "coordinates", "duration", "fps", "frames", "labels",
+         "synonyms", "width", "height", "video_start", "video_end", "label")
+
+
+_NUMBERS = {"duration": 1e6, "fps": 1e4, "difficulty": 1, "weight": 1e9}
+"""Canonical numbers that others use for other things -> the most that they can be."""
+_YES_NO = ("yes", "no")
+_FILM = re.compile(r"\.(?:mp4|mkv|webm|avi|mov)$")
+
+
+def is_problem_text(record: Record) -> bool:
+    return isinstance(record.get("problem"), str) and has(record, *IMAGE) and "solution" in record
+
+
+def problem_text(record: Record, source: Source) -> list[dict[str, Any]]:
+    """`problem` and `solution` (Curr-ReFT's SuperCLEVR, R1-V, CLS-RL): a count, number, letter, formula or text.
+
+    A text that answers what class something is of is its `label` as well.
+    """
+    solution = record["solution"]
+    if isinstance(solution, bool) or not isinstance(solution, (str, int, float)):
+        raise DataError(f"solution={short(solution)} must be a text, a number or a box [x1, y1, x2, y2]")
+    question = text(record, "problem")
+    if has(record, "answer") and "<answer>" not in str(solution):  # the solution is worked out, and ends in the answer
+        return question_answer(record, source)
+    options = options_of(record)
+    row = answered(_final(solution), options, question, record.get("problem_type"))
+    value = number(row["answer"]) if row["answer_type"] in ("count", "number") else None
+    counted = {"count": value} if row["answer_type"] == "count" else {}
+    named_ = {"label": row["answer"]} if row["answer_type"] == "text" and _ASKS_CLASS.search(question) else {}
+    row = row if value is None else {**row, "answer": value}
+    about = begin(record, source)
+    return [{**about, **row, **asked(question, about, options), **counted, **named_,
+             **meta(record, "problem", "solution", "problem_type", *OPTIONS)}]
+
+
+def is_mathvista(record: Record) -> bool:
+    return has(record, "question_type") and "pid" in record and has(record, "question") and has(record, "answer")
+
+
+def is_question_answer(record: Record) -> bool:
+    """Whether a record asks and answers, apart from rows that say so in canonical words alone, or answer in a way that
+    only a task of its own understands."""
+    asks = has(record, *_QUESTION) and (has(record, *_answers(record)) or _ruled(record) is not None)
+    plain = {"id", "question", "answer"} <= record.keys() and not has(record, *OPTIONS) and record.keys() <= {
+        *_KEPT, *IMAGE, *VIDEO, "image_size"}
+    own = {"id", "question", "answer"} <= record.keys() and isinstance(record["answer"], (bool, Mapping))
+    return asks and not plain and not own and not has(record, *_OTHERS)
+
+
+def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
+    """A question under a common name, its answer, and options if it has any; about images, a video, or a text alone.
+
+    A worked solution counts by its \\boxed{} or what follows ####; of several answers each is right, the most frequent
+    first; verl's `reward_model.ground_truth` is read. Fields that are none of these stay as they are.
+    """
+    told = pick(record, *_QUESTION)
+    said = spoken(told) if isinstance(told, list) else {"question": told}
+    question = said.get("question")
+    if not isinstance(question, str) or not plain(question):
+        raise DataError(f"question={short(told)} must be a text")
+    options = options_of(record)
+    given = _right(record, options)
+    kind = pick(record, "answer_type", "question_type", "problem_type")
+    row = answered(_final(given) if isinstance(given, str) else given, options, question,
+                   kind if isinstance(kind, str) else None)
+    media = shown(record, source, needed=False) or ({"video": source.id} if _FILM.search(source.id) else {})
+    used = {*_QUESTION, *_answers(record), *_PLACES, *OPTIONS, *IMAGE, *VIDEO, *LETTERED, "reward_model", "answer_type",
+            "image_size", *(f"image_{n}" for n in range(1, 10)), *(("start", "end") if "video" in media else ())}
+    kept = {k: v for k, v in record.items() if k not in used and v is not None and meta({k: v})}
+    row = of_clip(row) if "video" in media else row
+    return [{**_of_part(_numeric(kept), media), "id": named(record, source, *_PLACES), **media, **_told_size(record),
+             **row, **asked(question, media, options), **system_prompt({}, said)}]
+
+
+def _right(record: Record, options: Sequence[str]) -> Any:
+    """What a record says is right: verl's rule, the place among the options, or the answer itself."""
+    given = _ruled(record)
+    place = pick(record, *INDICES) if given is None else None
+    if place is not None and options:
+        given = placed_letter(place, options)
+    elif place is not None and not has(record, *_DIRECT):
+        raise DataError(f"it tells the place {short(place)} of the right option, and no field holds the options; "
+                        f"known: {', '.join(OPTIONS)}; or a field for each, such as A, B or option_0, option_1")
+    given = pick(record, *_answers(record)) if given is None else given
+    if isinstance(given, list) and all(isinstance(v, Mapping) for v in given):
+        given = [v.get("answer") for v in given]
+    return ("yes" if given else "no") if isinstance(given, bool) else given
+
+
+def _of_part(kept: dict[str, Any], media: Record) -> dict[str, Any]:
+    """Without the `duration` of a whole file of which a part is shown."""
+    part = media.get("video_end", 0) - media.get("video_start", 0)
+    return {k: v for k, v in kept.items() if not (k == "duration" and part and abs(v - part) > 1)}
+
+
+def _told_size(record: Record) -> dict[str, float]:
+    """Width and height where the record tells them: tasks that look for something ask for them."""
+    try:
+        size = size_of(record, {}, Source())
+    except DataError:  # others call other things so
+        return {}
+    return {"width": size[0], "height": size[1]} if size else {}
+
+
+def _answers(record: Record) -> tuple[str, ...]:
+    """Fields that may hold the answer: ChartQA calls it label, beside a query, and POPE, beside a text that asks."""
+    asks = isinstance(text := record.get("text"), str) and ("?" in text or str(record.get("label")).lower() in _YES_NO)
+    return (*_ANSWER, "label") if has(record, "query") or asks else _ANSWER
+
+
+def _numeric(kept: dict[str, Any]) -> dict[str, Any]:
+    """Other people's `duration`, `difficulty` ... that are no such numbers ("short", "hard", level 4) go to `meta`."""
+    told = {k: kept.pop(k) for k in _NUMBERS if k in kept}
+    values = {k: number(v) for k, v in told.items()}
+    sound = {k: v for k, v in values.items() if v is not None and 0 <= v <= _NUMBERS[k]}
+    others = {k: v for k, v in told.items() if k not in sound}
+    return {**kept, **sound, **({"meta": {**others, **(kept.get("meta") or {})}} if others else {})}
+
+
+def _ruled(record: Record) -> Any:
+    """What verl's rows keep under `reward_model`."""
+    rule = pick(record, "reward_model")
+    return pick(rule, "ground_truth") if isinstance(rule, Mapping) else None
+
+
+def _final(answer: Any) -> str:
+    """The end of a worked solution; any other answer as it is, out of its tag."""
+    said = str(answer)
+    if "<answer>" not in said.lower():
+        found = _BOXED.findall(said[-5000:]) or _HASHES.findall(said[-1000:])
+        said = found[-1] if found else said
+    return untagged(said)

@@ -1,0 +1,92 @@
+"""Times in other people's records: seconds, clock times, and intervals written in whatever way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vlrl.data.formats.fields import number, pick, short, unpacked
+from vlrl.errors import DataError
+
+_CLOCK = re.compile(r"(?:(\d{1,3}):)?(\d{1,3}):(\d{1,2}(?:\.\d{1,6})?)")
+_MILLIS = re.compile(r"(:\d\d),(\d{3})(?!\d)")
+"""Subtitles write 00:00:02,500."""
+_WITH_MILLIS = re.compile(r"(\d{1,3}):(\d{1,2}):(\d{1,2}):(\d{3})")
+_UNIT = re.compile(r"\s*(?:s|sec|secs|second|seconds)\.?$", re.IGNORECASE)
+_BETWEEN = re.compile(r"\s*(?:\bto\b|\band\b|,|–|—|~|->|-)\s*", re.IGNORECASE)
+_CUT = re.compile(r"_(\d\d:\d\d:\d\d[:.]\d{3})_(\d\d:\d\d:\d\d[:.]\d{3})(?=\.\w+$)")
+_SAME = 1.0
+"""Seconds by which a file's length may differ from that of the clip it is."""
+_EARLY = 0.5
+"""Seconds by which an annotated start may lie before the clip's, as in NExT-GQA; it counts as 0."""
+_LONGEST = 100
+
+
+def seconds(value: Any, name: str) -> float:
+    """A time in seconds: 12.5, "12.5 s", "1:02", "00:01:02.5" or "00:01:02:500". DataError naming the field else."""
+    found = number(value)
+    if found is None and isinstance(value, str) and len(value) <= _LONGEST:
+        said = _MILLIS.sub(r"\1.\2", _UNIT.sub("", value.strip()))
+        millis, clock = _WITH_MILLIS.fullmatch(said), _CLOCK.fullmatch(said)
+        if millis:
+            h, m, s, ms = map(int, millis.groups())
+            found = number(3600 * h + 60 * m + s + ms / 1000)
+        elif clock and float(clock[3]) < 60 and (not clock[1] or int(clock[2]) < 60):
+            found = number(3600 * int(clock[1] or 0) + 60 * int(clock[2]) + float(clock[3]))
+        else:
+            found = number(said)
+    if found is None or found < 0:
+        raise DataError(f"{name}={short(value)} must be a time in seconds of at least 0, or h:m:s")
+    return found
+
+
+def interval(value: Any, name: str) -> list[float]:
+    """[start, end] in seconds: a pair, {"start", "end"} under common names, or "3 to 7", "3-7", "0:03 - 0:07".
+
+    Raises DataError naming the field when it is no interval, or ends before it begins.
+    """
+    found = unpacked(value)
+    if isinstance(found, str) and len(found) <= _LONGEST:
+        said = re.sub(r"^\s*(?:from|between)\b", "", found.strip(" []()"), flags=re.IGNORECASE)
+        found = _between(said.strip())
+    if isinstance(found, Mapping):
+        found = [pick(found, "start", "start_time", "begin", "s"), pick(found, "end", "end_time", "stop", "e")]
+    if not isinstance(found, (list, tuple)) or len(found) != 2:
+        raise DataError(f"{name}={short(value)} must be an interval [start, end] in seconds")
+    early = number(found[0])
+    start = 0 if early is not None and -_EARLY <= early < 0 else seconds(found[0], name)
+    end = seconds(found[1], name)
+    if not start < end:
+        raise DataError(f"{name}={short(value)} must begin before it ends")
+    return [start, end]
+
+
+def _between(said: str) -> list[str]:
+    return _BETWEEN.split(_MILLIS.sub(r"\1.\2", said))
+
+
+def intervals(value: Any, name: str) -> list[list[float]]:
+    """One interval, or a list of them."""
+    found = unpacked(value)
+    several = isinstance(found, (list, tuple)) and found and all(
+        isinstance(v, (list, tuple, Mapping)) or (isinstance(v, str) and len(_between(v)) == 2) for v in found)
+    return [interval(v, name) for v in found] if several else [interval(found, name)]
+
+
+def clip(record: Mapping[str, Any], video: Any, length: float | None, measured: Any) -> dict[str, float]:
+    """`video_start` and `video_end` of a record whose clip is a part of its file; {} where the file is the clip itself.
+
+    `length` is that of the clip as the record tells it, `measured(video)` that of the file. A file as long as the clip
+    is already cut. Where the file is not there, a name that ends in both times (`..._00:00:39:000_00:01:24:700.mp4`,
+    as InternVid's cuts are named) says so.
+    """
+    given = [pick(record, *names) for names in (("video_start", "start"), ("video_end", "end"))]
+    if None in given:
+        return {}
+    start, end = (seconds(v, "video_start, video_end") for v in given)
+    if not start < end:
+        raise DataError(f"video_start={short(given[0])} must be before video_end={short(given[1])}")
+    whole = measured(video)
+    cut = bool(_CUT.search(str(video))) if whole is None else abs(whole - (length or end - start)) <= _SAME
+    return {} if cut else {"video_start": start, "video_end": end}

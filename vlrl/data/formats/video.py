@@ -1,0 +1,321 @@
+"""Records of video data -> canonical rows: Video-R1, SEED-Bench-R1, Time-R1 and TVGBench, Charades-STA and ActivityNet
+captions, NExT-GQA and VideoChat-R1, GOT-10k, video classification.
+
+Times count in seconds from the start of the clip that is shown: `video_start` of the file, or its beginning.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vlrl.data.formats.asked import asked, shown
+from vlrl.data.formats.choices import (
+    INDICES,
+    LETTERED,
+    OPTIONS,
+    TYPES,
+    answered,
+    letter,
+    options_of,
+    placed_letter,
+    untagged,
+)
+from vlrl.data.formats.fields import (
+    VIDEO,
+    Source,
+    are_shares,
+    has,
+    meta,
+    named,
+    number,
+    numbers,
+    pick,
+    scaled,
+    short,
+    text,
+    xywh,
+)
+from vlrl.data.formats.times import clip, interval, intervals, seconds
+from vlrl.errors import DataError
+from vlrl.rewards.literals import read_literal
+
+Rows = list[dict[str, Any]]
+Record = Mapping[str, Any]
+_NEGATIVES = 3
+_MOMENTS = ("timestamp", "timestamps", "span", "relevant_windows")
+_TRACKED = 8
+"""Frames of a sequence that a tracking row shows, as in VideoChat-R1."""
+_ONE_OF = re.compile(r"(?:from|of|among|between|:)\s*(\[[^\[\]]{3,2000}\])")
+
+
+def _video(record: Record, source: Source, *names: str) -> str:
+    """The path of the video that one of these fields names."""
+    given = pick(record, *names)
+    if not isinstance(given, str):
+        raise DataError(f"no field {' or '.join(repr(n) for n in names)} with the path of a video")
+    path = source.video(given)
+    return path[2:] if path.startswith("./") else path
+
+
+def _length(record: Record) -> dict[str, float]:
+    given = pick(record, "duration", "video_duration", "durations", "length")
+    given = given[0] if isinstance(given, list) and given else given
+    return {} if given is None else {"duration": seconds(given, "duration")}
+
+
+# --- Video-R1 (2503.21776) --------------------------------------------------------------------------------------------
+
+
+def is_video_r1(record: Record) -> bool:
+    kind = str(record.get("problem_type") or "").lower()
+    return has(record, "problem") and has(record, "path", *VIDEO, "image", "images") and (
+        has(record, "data_type") or kind in TYPES)
+
+
+def video_r1(record: Record, source: Source) -> Rows:
+    """A video or an image (`data_type`), a `problem`, and a solution of one of five types (`problem_type`)."""
+    kind = str(record.get("data_type") or "video").lower()
+    if kind not in ("video", "image"):
+        raise DataError(f"data_type={short(record['data_type'])} must be 'video' or 'image'")
+    question = text(record, "problem")
+    path = pick(record, "path")
+    media = shown(record if path is None else {kind: path}, source)
+    media = {k: v[2:] if isinstance(v, str) and v.startswith("./") else v for k, v in media.items()}
+    told = record.get("problem_type")
+    if told is not None and str(told).strip().lower() not in TYPES:
+        raise DataError(f"problem_type={short(told)} is none of: {', '.join(TYPES)}")
+    options = options_of(record)
+    row = {**answered(pick(record, "solution", "answer"), options, question, told), **asked(question, media, options)}
+    about = {"source": record["data_source"]} if isinstance(record.get("data_source"), str) else {}
+    return [{"id": named(record, source, "problem_id"), **media, **row, **_length(record),
+             **about, **meta(record, *"problem_id problem data_type problem_type options solution answer path "
+                             "data_source duration".split(), *VIDEO)}]
+
+
+# --- SEED-Bench-R1 (2503.24376) ---------------------------------------------------------------------------------------
+
+
+def is_seed_bench_r1(record: Record) -> bool:
+    return has(record, "question") and has(record, "current_observation_basename", "task_progress_metadata") and has(
+        record, "negative_answers", "choice_a")
+
+
+def seed_bench_r1(record: Record, source: Source) -> Rows:
+    """The video of the progress where there has been any, and the last frame; four options in an order drawn by the id.
+
+    Of `negative_answers` three are drawn. Validation rows keep choice_a to choice_d in their order. Media lie as the
+    release has them, in `videos/<video_source>/` and `images/<video_source>/`; `category` is the level.
+    """
+    id = named(record, source, "sample_id")
+    draw = random.Random(f"vlrl/seed_bench_r1/{id}")
+    golden = pick(record, *INDICES)
+    if has(record, "choice_a"):
+        options = options_of(record)
+        right = letter(record.get("answer"), options) if golden is None else placed_letter(golden, options)
+    else:
+        answer, wrong = text(record, "answer"), pick(record, "negative_answers")
+        if not isinstance(wrong, list) or not all(isinstance(v, str) and v.strip() for v in wrong):
+            raise DataError(f"negative_answers={short(wrong)} must be a list of texts")
+        wrong = sorted({v.strip() for v in wrong} - {answer})
+        if not wrong:
+            raise DataError("negative_answers has no answer that differs from the right one")
+        options = [answer, *draw.sample(wrong, min(_NEGATIVES, len(wrong)))]
+        draw.shuffle(options)
+        right = chr(ord("A") + options.index(answer))
+    where = str(record.get("video_source") or "")
+    media = {}
+    if record.get("task_progress_metadata") not in (None, [], "", "[]") and has(record, "video_basename"):
+        media["video"] = source.video("/".join(filter(None, ("videos", where, text(record, "video_basename")))))
+    if has(record, "current_observation_basename"):
+        media["image"] = "/".join(filter(None, ("images", where, text(record, "current_observation_basename"))))
+    if not media:
+        raise DataError("no field 'video_basename' or 'current_observation_basename' with the name of a file")
+    level = pick(record, "task_level", "level")
+    group = {"group_key": str(record["video_id"])} if has(record, "video_id") else {}
+    return [{"id": id, **media, "question": text(record, "question"), "options": options, "answer": right,
+             "answer_type": "choice", **({"category": str(level)} if level else {}), **group,
+             **({"source": where} if where else {}),
+             **meta(record, *"sample_id question answer negative_answers video_basename current_observation_basename "
+                    "task_level level video_source".split(), *INDICES, *LETTERED, *VIDEO)}]
+
+
+# --- Time-R1 (2503.13377) and TVGBench --------------------------------------------------------------------------------
+
+
+def is_time_r1(record: Record) -> bool:
+    return has(record, *VIDEO) and has(record, *_MOMENTS) and has(
+        record, "sentence", "query", "caption", "description")
+
+
+def time_r1(record: Record, source: Source) -> Rows:
+    """`timestamp` [start, end] from the start of the clip. `difficulty` is the base model's tIoU in percent: 1 - it."""
+    row = _grounded(record, source, _video(record, source, *VIDEO),
+                    text(record, "sentence", "query", "caption", "description"),
+                    pick(record, *_MOMENTS))
+    percent = number(record.get("difficulty"))
+    if percent is not None and not 0 <= percent <= 100:
+        raise DataError(f"difficulty={short(record['difficulty'])} must be a tIoU in percent, 0 to 100")
+    hard = {} if percent is None else {"difficulty": round(1 - percent / 100, 6)}
+    own = re.fullmatch(r"[^|]*\|([^|]+)\|.*", str(record.get("qid") or ""), re.DOTALL)
+    about = {"source": own[1]} if own else {}
+    return [{"id": named(record, source, "qid"), **row, **hard, **about,
+             **meta(record, *"qid sentence query caption description duration video_start video_end difficulty"
+                    .split(), *_MOMENTS, *VIDEO)}]
+
+
+def is_tvgbench(record: Record) -> bool:
+    return has(record, "path", *VIDEO) and has(record, "question") and (
+        "grounding" in str(record.get("question_type")) or (isinstance(record.get("answer"), str) and bool(
+            re.fullmatch(r"\s*[\d.:]+\s*(?:-|to)\s*[\d.:]+\s*", record["answer"])) and has(record, "duration")))
+
+
+def tvgbench(record: Record, source: Source) -> Rows:
+    """`answer` "start-end" in seconds from the start of the clip, which is cut from `start` to `end` of its file."""
+    row = _grounded(record, source, _video(record, source, "path", *VIDEO), text(record, "question"),
+                    record.get("answer"))
+    told = {"source": record.get("dataset_name"), "category": pick(record, "qsemtype")}
+    return [{"id": named(record, source, "qid"), **row, **{k: v for k, v in told.items() if isinstance(v, str)},
+             **meta(record, *"qid path question answer start end duration question_type source dataset_name qsemtype "
+                    "video_start video_end".split(), *VIDEO)}]
+
+
+def _grounded(record: Record, source: Source, video: str, question: str, when: Any) -> dict[str, Any]:
+    """The fields that every row of temporal grounding has."""
+    length = _length(record)
+    part = clip(record, video, length.get("duration"), source.duration)
+    if not length and not part and (whole := source.duration(video)):
+        length = {"duration": round(whole, 3)}
+    return {"video": video, **part, "question": question, "answer_type": "span", "spans": intervals(when, "timestamp"),
+            **length}
+
+
+# --- Charades-STA (1705.02101) and ActivityNet captions (1705.00754): all sentences of a video in one record ----------
+
+
+def is_captions(record: Record) -> bool:
+    return isinstance(record.get("timestamps"), list) and isinstance(record.get("sentences"), list)
+
+
+def captions(record: Record, source: Source) -> Rows:
+    """A row per sentence, from `{video id: {"duration", "timestamps", "sentences"}}`; the video is `<id>.mp4` or the
+    file of this name that is there."""
+    video = _video(record, source, *VIDEO) if has(record, *VIDEO) else source.video(source.id)
+    times, said = record["timestamps"], record["sentences"]
+    if len(times) != len(said) or not said:
+        raise DataError(f"it has {len(times)} timestamps and {len(said)} sentences; each sentence has one")
+    id = named(record, source)
+    return [{"id": f"{id}-{n}" if len(said) > 1 else id, "video": video,
+             "question": text({"sentences": s}, "sentences"), "answer_type": "span",
+             "spans": [interval(when, "timestamps")], **_length(record), "group_key": str(id),
+             **meta(record, "timestamps", "sentences", "duration", *VIDEO)}
+            for n, (when, s) in enumerate(zip(times, said, strict=True), 1)]
+
+
+# --- NExT-GQA (2309.01327) and VideoChat-R1 (2504.06958) --------------------------------------------------------------
+
+
+def is_next_gqa(record: Record) -> bool:
+    return has(record, *VIDEO) and has(record, *OPTIONS, "a0") and (has(record, "glue") or _glued(record) is not None)
+
+
+def next_gqa(record: Record, source: Source) -> Rows:
+    """A question with options, and `glue`, the intervals that show the answer; VideoChat-R1 has both in `solution`."""
+    solution = _glued(record) or {"answer": pick(record, "answer"), "glue": record.get("glue")}
+    options, glue = options_of(record), pick(solution, "glue")
+    question = text(record, "question", "problem")
+    part = clip(record, video := _video(record, source, *VIDEO), _length(record).get("duration"), source.duration)
+    kind = record.get("type")
+    return [{"id": named(record, source, "qid"), "video": video, **part, "question": question, "options": options,
+             "answer": letter(solution.get("answer"), options), "answer_type": "span+choice",
+             "spans": intervals(glue, "glue") if glue else [], **_length(record),
+             **({"category": kind} if isinstance(kind, str) else {}),
+             **meta(record, *"question problem answer glue solution duration video_duration durations type qid a0 a1 "
+                    "a2 a3 a4 video_start video_end".split(), *OPTIONS, *VIDEO)}]
+
+
+def _glued(record: Record) -> Record | None:
+    """VideoChat-R1's solution {"answer", "glue"}."""
+    found = pick(record, "solution")
+    return found if isinstance(found, Mapping) and "glue" in found else None
+
+
+def is_videochat_span(record: Record) -> bool:
+    """VideoChat-R1's temporal grounding: `problem` and `solution` [start, end]."""
+    found = pick(record, "solution")
+    return has(record, *VIDEO) and has(record, "problem") and isinstance(found, list) and len(found) == 2 and all(
+        number(v) is not None for v in found)
+
+
+def videochat_span(record: Record, source: Source) -> Rows:
+    row = _grounded(record, source, _video(record, source, *VIDEO), text(record, "problem"), pick(record, "solution"))
+    return [{"id": named(record, source, "qid"), **row, **meta(
+        record, *"problem solution duration durations video_duration video_start video_end".split(), *VIDEO)}]
+
+
+# --- GOT-10k (1810.11981) ---------------------------------------------------------------------------------------------
+
+
+def is_got10k(record: Record) -> bool:
+    return has(record, "path", *VIDEO) and has(record, "object", "label") and isinstance(
+        pick(record, "gt", "boxes_xywh"), list)
+
+
+def got10k(record: Record, source: Source) -> Rows:
+    """`gt`: a box per frame as shares of the picture, of frames spread evenly over the sequence.
+
+    A sequence of the data set itself has `boxes_xywh`, [x, y, width, height] in pixels of each frame: of these, frames
+    spread evenly are taken. The row shows the frames where the folder is there, else names it as its `video`; without
+    a frame that tells the size, boxes stay shares, of a picture of 1 x 1.
+    """
+    folder = source.path(text(record, "path", *VIDEO)).rstrip("/")
+    frames, boxes = source.frames(folder), _boxes(record)
+    several = len(frames) if frames else len(boxes)
+    if len(boxes) == len(frames) > _TRACKED:
+        boxes = [boxes[n] for n in _spread(_TRACKED, len(boxes))]
+    chosen = [frames[n] for n in _spread(len(boxes), several)] if len(frames) >= len(boxes) else []
+    size = source.size(chosen[0]) if chosen else None
+    shares = all(are_shares(box) for box in boxes)
+    full = size or ((1, 1) if shares else None)
+    if full is None:
+        raise DataError(f"the boxes are in pixels and no frame in {short(folder)} tells the size of the picture")
+    boxes = [[min(max(v, 0), full[i % 2]) for i, v in enumerate(
+        scaled(box, full, 1, "gt") if shares and size else box)] for box in boxes]
+    object = text(record, "object", "label")
+    media = {"images": chosen} if chosen else {"video": folder}
+    return [{"id": named(record, Source(folder.rpartition("/")[2] or source.id)), **media, "width": full[0],
+             "height": full[1], "question": object, "answer_type": "track", **_length(record),
+             "tracks": [{"label": object, "boxes": boxes}],
+             **meta(record, "path", "object", "label", "gt", "boxes_xywh", "duration", *VIDEO)}]
+
+
+def _boxes(record: Record) -> list[list[float]]:
+    given = pick(record, "gt", "boxes_xywh")
+    boxes = [numbers(box, (4,), "gt") for box in given]
+    if not boxes:
+        raise DataError("gt holds no box")
+    return boxes if has(record, "gt") else [xywh(box) for box in boxes]
+
+
+def _spread(count: int, among: int) -> list[int]:
+    """`count` places of `among`, spread evenly, first and last included."""
+    return [round(n * (among - 1) / max(1, count - 1)) for n in range(count)]
+
+
+# --- classification of clips ------------------------------------------------------------------------------------------
+
+
+def is_clip_class(record: Record) -> bool:
+    return has(record, *VIDEO) and has(record, "instruction") and isinstance(record.get("answer"), str)
+
+
+def clip_class(record: Record, source: Source) -> Rows:
+    """An instruction that lists the classes, and one of them as answer (VideoChat-R1's video quality)."""
+    question, answer = text(record, "instruction"), untagged(text(record, "answer"))
+    found = next((names for m in _ONE_OF.finditer(question) if isinstance(names := read_literal(m[1]), list)), [])
+    labels = {"labels": [str(v) for v in found]} if answer in map(str, found) else {}
+    return [{"id": named(record, source, "qid"), "video": _video(record, source, *VIDEO), "question": question,
+             "answer": answer, "answer_type": "text", **labels, **_length(record),
+             **meta(record, "instruction", "answer", "duration", *VIDEO)}]

@@ -1,0 +1,107 @@
+"""Samples of files larger than memory: a row is read, checked and made a sample when it is asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from vlrl.data.dataset import checked_sample
+from vlrl.data.formats import FORMATS, Source, check_format, format_of, rows_as
+from vlrl.data.media import Access
+from vlrl.data.row_index import Found, Rows, bytes_of, opened
+from vlrl.errors import ConfigError, DataError
+from vlrl.store.files import cache_folder
+from vlrl.types import Sample
+
+log = logging.getLogger(__name__)
+
+LARGE = 64 << 20
+"""Bytes from which data.index=auto reads rows one at a time; packed files count ten times."""
+
+
+_LOOKED_AT = 64
+
+
+class LazySamples(Sequence[Sample]):
+    """The samples of a split, made when asked for. A bad row raises its DataError, naming file and line, each time."""
+
+    def __init__(self, task: Any, rows: Rows, split: str, root: Path, files: Sequence[Path] = ()):
+        self.files = tuple(files)
+        self._task, self._rows, self._root = task, rows, root
+        self._format = _format(rows, task.data.format)
+        self._roots = Access.of(task.data).roots
+        self._places = _of_side(rows.sides, split)
+
+    def __len__(self) -> int:
+        return len(self._rows) if self._places is None else len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
+        places = range(len(self))[index]
+        return [self._sample(i) for i in places] if isinstance(places, range) else self._sample(places)
+
+    def record(self, index: int) -> Found:
+        """Where a row stands, its id and what the file holds of it, before anything is made of it."""
+        return self._rows[index if self._places is None else int(self._places[index])]
+
+    def _sample(self, index: int) -> Sample:
+        where, id, record = self.record(index)
+        data = self._task.data
+        try:
+            (row,) = rows_as(record, self._format, Source(id, self._root, self._roots), sure=data.format != "auto")
+            return checked_sample(self._task, row, self._root)
+        except DataError as error:
+            way = "" if data.quarantine else " (data.quarantine=true leaves bad rows out)"
+            raise DataError(f"{where}: {error}{way}") from error
+
+
+def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> LazySamples | None:
+    """The samples of large files; None where `data.index` or their kind has them read as a whole.
+
+    Raises ConfigError where data.index=lazy cannot be, DataError for files that cannot be read or have no row.
+    """
+    data = task.data
+    check_format(data.format)
+    if data.index == "memory" or (data.index == "auto" and sum(map(bytes_of, files)) < LARGE):
+        return None
+    rows = opened(files, cache_folder(data.cache))
+    why = _unfit(rows, data.format)
+    if rows is None or why:
+        if data.index == "lazy":
+            raise ConfigError(f"data.index=lazy: {files[0]}: {why}. Set data.index=memory, or write it anew: vlrl data "
+                              f"convert {files[0].name} -o rows.jsonl")
+        return None
+    found = LazySamples(task, rows, split, root, files)
+    if not len(found):
+        raise DataError(f"data.{split}={str(files[0])!r} has no usable row")
+    log.info("data.%s: %d rows, each read when it is drawn", split, len(found))
+    return found
+
+
+def _unfit(rows: Rows | None, format: str) -> str:
+    """Why rows cannot be read one at a time; "" where they can, as far as the first tells."""
+    if rows is None:
+        return "files of this kind are read as a whole; .jsonl, .jsonl.gz, .parquet and .arrow are not"
+    name = _format(rows, format)
+    return "" if FORMATS[name].alone else (
+        f"rows of format {name} are made of several records, or several of one, so they cannot be read one at a time")
+
+
+def _format(rows: Rows, format: str) -> str:
+    """The format of all rows, as _LOOKED_AT of them tell, which lie at even distances."""
+    places = range(0, len(rows), max(1, len(rows) // _LOOKED_AT))
+    return format if format != "auto" else format_of([rows[i].record for i in places])
+
+
+def _of_side(sides: np.ndarray | None, split: str) -> np.ndarray | None:
+    """The rows of one side and of none, where both occur; None = all."""
+    if sides is None or not {1, 2} <= set(np.unique(sides).tolist()):
+        return None
+    return np.flatnonzero((sides == 0) | (sides == (1 if split == "train" else 2)))

@@ -1,0 +1,261 @@
+"""Safe loading of images and videos: from a file, or from pictures drawn by code.
+
+    load(Media(source=Path("cat.jpg")), config.limits)        # one RGB frame, EXIF orientation applied
+    load(Media(kind="video", source=Path("clip.mp4")), config.limits, VideoSampling(fps=1, max_frames=16))
+
+Nothing is decoded before its size is known, nothing is fetched from the network unless `data.urls` says so, and every
+failure is a DataError that names the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from vlrl.config.schema import DataSettings, LimitsSettings
+from vlrl.data.clip_cache import NO_CACHE, ClipCache
+from vlrl.data.download import Policy, Remote, checked, fetched, shown
+from vlrl.data.media_edits import edited
+from vlrl.data.video_sampling import Clip, VideoSampling, choose, decode
+from vlrl.errors import DataError
+from vlrl.store.files import cache_folder
+from vlrl.types import LoadedMedia, Media
+
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
+"""What is opened; formats that start other programs (EPS) are not."""
+_READING = threading.Lock()
+"""A picture that was opened and not yet read must not be read by two threads at once."""
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where media may come from besides the root of the rows."""
+
+    roots: tuple[Path, ...] = ()
+    """Further folders, absolute, links followed: data.media_roots."""
+    urls: Policy | None = None
+    """None = nothing is fetched."""
+
+    @classmethod
+    def of(cls, data: DataSettings | None) -> Access:
+        """What the settings `data.*` allow. Raises ConfigError for entries of data.urls that are no hosts."""
+        return _access(data.media_roots, data.urls, data.cache) if data else CLOSED
+
+
+CLOSED = Access()
+"""The root alone."""
+
+
+@cache
+def _access(roots: tuple[str, ...], urls: bool | tuple[str, ...], cache: str) -> Access:
+    folders = tuple(Path(os.path.realpath(root)) for root in roots)
+    policy = Policy(None if urls is True else urls, cache_folder(cache)) if urls else None
+    return Access(folders, policy)
+
+
+def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = None,
+         cache: ClipCache = NO_CACHE) -> LoadedMedia:
+    """Reads one image or video.
+
+    Images become RGB, with the EXIF orientation applied and transparency laid over white. Of a video between `start`
+    and `end` an even number of frames is taken (models merge two at a time), see `video.choose`; those of a file
+    are kept in `cache`. Then come the edits.
+
+    Raises DataError naming the file when it is missing, unreadable, cut short or above `limits`.
+    """
+    return edited(_load(media, limits, video or VideoSampling(), cache), media.edits)
+
+
+def _load(media: Media, limits: LimitsSettings, video: VideoSampling, cache: ClipCache) -> LoadedMedia:
+    if media.kind == "video":
+        return _load_video(media, limits, video, cache)
+    if isinstance(media.source, Image.Image):
+        image = _rgb(media.source, "drawn image", limits)
+        return LoadedMedia(kind="image", frames=(image,), sha256=_pixel_hash([image]))
+    path = _checked_file(media.source, limits)
+    data = _guard(path, path.read_bytes)
+    return LoadedMedia(kind="image", frames=(_decode(data, path, limits),), sha256=_sha256(data), path=path)
+
+
+def source(path: str, root: Path, access: Access = CLOSED) -> Path | Remote:
+    """What a row names: a file, see `resolve`, or a URL that data.urls allows. Raises DataError."""
+    if access.urls and isinstance(path, str) and _URL.match(path):
+        return checked(path, access.urls)
+    return resolve(path, root, access.roots)
+
+
+def resolve(path: str, root: Path, roots: Sequence[Path] = ()) -> Path:
+    """The file that a row names, relative to `root`, as an absolute path; it need not exist.
+
+    Raises DataError for a URL and for a path that leads out of `root` and all of `roots` ("..", absolute, by a link).
+    """
+    if not isinstance(path, str) or not path:
+        raise DataError(f"media path {path!r} must be a text")
+    _refuse_url(path)
+    try:
+        base = root.resolve()
+        full = (base / path).resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise DataError(f"media path {path!r} is not a path: {error}") from None
+    if not any(full.is_relative_to(folder) for folder in (base, *roots)):
+        raise DataError(f"media path {path!r} leads out of {' and '.join(map(str, (base, *roots)))}: move the file "
+                        "there, set data.root to a folder that holds all media, or add its folder to data.media_roots")
+    return full
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _checked_file(source: Any, limits: LimitsSettings) -> Path:
+    if isinstance(source, Remote):
+        source = fetched(source, limits.media_bytes, limits.url_seconds)
+    if not isinstance(source, (str, os.PathLike)):
+        raise DataError(f"media source of type {type(source).__name__}: give a path, a PIL image, or frames")
+    _refuse_url(str(source))
+    path = Path(source)
+    if not _guard(path, path.is_file):
+        raise DataError(f"media file {path} {missing(path)}; check the row's path and data.root")
+    size = _guard(path, path.stat).st_size
+    if size > limits.media_bytes:
+        raise DataError(f"media file {path} has {size} bytes, more than limits.media_bytes={limits.media_bytes}")
+    if size == 0:
+        raise DataError(f"media file {path} is empty")
+    return path
+
+
+def missing(path: Path) -> str:
+    """What is wrong with a path that is no file."""
+    kind = "a folder" if os.path.isdir(path) else "no regular file"
+    return f"is {kind}" if os.path.exists(path) else "does not exist"
+
+
+def _refuse_url(path: str) -> None:
+    if _URL.match(path):
+        raise DataError(f"media path {shown(path)} is a URL, and nothing is fetched unless data.urls allows it: "
+                        "download it and name the file, or set data.urls to the hosts that may be asked")
+
+
+def _guard(path: Path, read: Any) -> Any:
+    """`read()` with what the system or a decoder raises turned into a DataError that names the file."""
+    try:
+        return read()
+    except DataError:
+        raise
+    except UnidentifiedImageError:
+        raise DataError(f"media file {path} is no image of a known kind ({', '.join(IMAGE_FORMATS)})") from None
+    except Exception as error:  # decoders raise anything on broken bytes: OSError, SyntaxError, struct.error, ...
+        raise DataError(f"media file {path} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _pixel_hash(frames: Sequence[Image.Image]) -> str:
+    digest = hashlib.sha256()
+    for frame in frames:
+        digest.update(f"{frame.mode} {frame.width} {frame.height}\n".encode())
+        digest.update(frame.tobytes())
+    return digest.hexdigest()
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def _decode(data: bytes, path: Path, limits: LimitsSettings) -> Image.Image:
+    def read() -> Image.Image:
+        try:
+            opened = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
+        except Image.DecompressionBombError:
+            raise DataError(f"{path} has more pixels than limits.image_pixels={limits.image_pixels}, or than Pillow "
+                            "opens; make it smaller") from None
+        with opened as image:
+            _check_pixels(image.size, str(path), limits)
+            return _rgb(ImageOps.exif_transpose(image), str(path), limits)
+
+    return _guard(path, read)
+
+
+def _rgb(image: Image.Image, name: str, limits: LimitsSettings) -> Image.Image:
+    _check_pixels(image.size, name, limits)
+    with _READING:
+        image.load()
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _of_numbers(np.asarray(image), name)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB") if image.mode != "RGB" else image
+
+
+def _of_numbers(values: np.ndarray, name: str) -> Image.Image:
+    """A picture of one number a pixel: floats in [0, 1], or whole numbers of 8 or 16 bits, in [0, 255]."""
+    low, high = values.min(), values.max()
+    most = 1 if values.dtype.kind == "f" and high <= 1 else 255 if high <= 255 else 65535
+    if not 0 <= low <= high <= most:  # also nan
+        raise DataError(f"{name} holds numbers from {low:g} to {high:g}, of which black and white are not known: save "
+                        "it with 8 or 16 bits a pixel")
+    return Image.fromarray((values // 256 if most == 65535 else values * (255 / most)).astype(np.uint8))
+
+
+def _check_pixels(size: tuple[int, int], name: str, limits: LimitsSettings) -> None:
+    width, height = size
+    if width < 1 or height < 1:
+        raise DataError(f"{name} is {width}x{height} pixels: nothing to see")
+    if width * height > limits.image_pixels:
+        raise DataError(f"{name} is {width}x{height} = {width * height} pixels, more than limits.image_pixels="
+                        f"{limits.image_pixels}; make it smaller, or raise the limit")
+
+
+# --- videos -----------------------------------------------------------------------------------------------------------
+
+
+def _load_video(media: Media, limits: LimitsSettings, sampling: VideoSampling, cache: ClipCache) -> LoadedMedia:
+    if isinstance(media.source, Sequence) and not isinstance(media.source, (str, bytes)):
+        return _load_frames(media, limits, sampling)
+    path = _checked_file(media.source, limits)
+    sha256 = _guard(path, lambda: cache.sha256(path))
+    clip = cache.clip((sha256, sampling, media.start, media.end), lambda: decode(
+        path, sampling, media.start, media.end, lambda size, count: _check_frames(size, count, path, limits)))
+    return _video(clip, sha256, path)
+
+
+def _check_frames(size: tuple[int, int], count: int, path: Path, limits: LimitsSettings) -> None:
+    _check_pixels(size, str(path), limits)
+    if count * size[0] * size[1] > limits.video_pixels:
+        raise DataError(f"{path}: {count} frames of {size[0]}x{size[1]} have more pixels than limits.video_pixels="
+                        f"{limits.video_pixels}; take fewer with model.video_max_frames, make the video smaller, or "
+                        "raise the limit")
+
+
+def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) -> LoadedMedia:
+    """A video given as pictures, drawn or in files, with `Media.fps`."""
+    if not media.fps or not 0 < media.fps < 1e6:
+        raise DataError(f"a video of {len(media.source)} frames needs their rate: fps={media.fps!r} must be above 0")
+    if not media.source:
+        raise DataError("a video given as frames has none")
+    times = np.arange(len(media.source)) / media.fps
+    chosen = choose(times, media.fps, sampling, media.start, media.end, "video given as frames")
+    frames = tuple(load(Media(source=media.source[i]), limits).frames[0] for i in chosen.indices)
+    if len({frame.size for frame in frames}) > 1:
+        raise DataError(f"frames of one video differ in size: {sorted({frame.size for frame in frames})}")
+    return _video(Clip(frames, chosen, media.fps, len(times), "frames"), _pixel_hash(frames), None)
+
+
+def _video(clip: Clip, sha256: str, path: Path | None) -> LoadedMedia:
+    metadata = {"fps": clip.fps, "total_num_frames": clip.total, "duration": clip.chosen.duration,
+                "frames_indices": clip.chosen.indices, "video_backend": clip.backend}
+    return LoadedMedia(kind="video", frames=clip.frames, sha256=sha256, path=path, metadata=metadata,
+                       timestamps=clip.chosen.times)

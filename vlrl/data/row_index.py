@@ -1,0 +1,362 @@
+"""Rows of large files, read one at a time: where each lies is found once by a fast scan and kept in a cache. No torch.
+
+    rows = opened([Path("rows.jsonl")], cache_folder())     # None: a kind of file that is read as a whole
+    len(rows), rows[123_456].record
+
+JSON lines are found by their line ends, nothing is parsed; places are mapped into memory, not read. Arrow files are
+mapped. Parquet is read by row groups, and unpacked once into a mapped file where the groups are large. A folder of
+shards, and several files, follow one another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import logging
+import os
+import threading
+import weakref
+import zlib
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from vlrl.data.derived_cache import check_room, kept
+from vlrl.data.formats.files import MOST_LINE, Found, class_names, named_classes, parsed_line, record_of
+from vlrl.data.formats.folders import shards_of, side_of, split_of
+from vlrl.errors import DataError, RunError
+
+log = logging.getLogger(__name__)
+
+_CHUNK = 4 << 20
+_GROUP_BYTES = 16 << 20
+"""Of a parquet row group, decoded: larger ones are unpacked once, since one row costs the whole group."""
+_KEPT_BYTES = 64 << 20
+"""Of decoded row groups kept in memory."""
+_LINES = (".jsonl", ".ndjson")
+_SIDES = {None: 0, "train": 1, "heldout": 2}
+
+
+class Rows(Protocol):
+    """The records of a file by number."""
+
+    @property
+    def sides(self) -> np.ndarray | None:
+        """[N] int8: 1 = train, 2 = heldout, 0 = neither, by the `split` of each record; None where none has one."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Found: ...
+
+
+def opened(files: Sequence[Path], cache: Path) -> Rows | None:
+    """The rows of files, or of folders of shards; None where one is of a kind that is read as a whole.
+
+    Raises DataError when a file cannot be read.
+    """
+    parts: list[Rows] = []
+    for path in files:
+        found = _of_folder(path, cache) if os.path.isdir(path) else _of_file(path, cache)
+        if found is None:
+            return None
+        parts += found
+    return Chain(parts)
+
+
+def bytes_of(path: Path) -> int:
+    """Bytes of a file, or of the shards of a folder; those of packed kinds count ten times."""
+    files = [path / shard for shard in shards_of(path)] if os.path.isdir(path) else [path]
+    return sum(os.stat(f).st_size * (10 if f.suffix.lower() in (".parquet", ".gz") else 1) for f in files)
+
+
+def _of_file(path: Path, cache: Path) -> list[Rows] | None:
+    suffix = path.suffix.lower()
+    inner = Path(path.stem).suffix.lower() if suffix == ".gz" else suffix
+    try:
+        if inner in _LINES:
+            lines = Lines(path, cache)
+            return None if lines.is_list else [lines]
+        if suffix in (".arrow", ".feather"):
+            return [Batches(path, path)]
+        if suffix == ".parquet":
+            return [_parquet(path, cache)]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, NotImplementedError, EOFError) as error:  # pyarrow's errors are of these
+        raise error if isinstance(error, DataError) else DataError(f"{path} cannot be read: {error}") from None
+    return None
+
+
+def _of_folder(path: Path, cache: Path) -> list[Rows] | None:
+    shards = shards_of(path)
+    found: list[Rows] = [Shard(shard, rows) for shard in shards for rows in _of_file(path / shard, cache) or ()]
+    return found or None
+
+
+class Chain:
+    """Rows of several files, one after the other."""
+
+    def __init__(self, parts: Sequence[Rows]):
+        self._parts = parts
+        self._ends = list(accumulate(map(len, parts)))
+        known = any(part.sides is not None for part in parts)
+        self.sides = np.concatenate([part.sides if part.sides is not None else np.zeros(len(part), np.int8)
+                                     for part in parts]) if known else None
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> Found:
+        part = bisect_right(self._ends, index)
+        return self._parts[part][index - (self._ends[part - 1] if part else 0)]
+
+
+class Shard:
+    """A file of a folder: its rows are named by it, and of the side that it, or a folder, is named after."""
+
+    def __init__(self, shard: str, rows: Rows):
+        self._rows, self._told, self._stem = rows, split_of(shard), os.path.splitext(shard)[0]
+        side = _SIDES[side_of(self._told.get("split"))]
+        own = rows.sides
+        self.sides = own if own is not None else np.full(len(rows), side, np.int8) if side else None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Found:
+        where, _, record = self._rows[index]
+        return Found(where, f"{self._stem}-{index + 1}",
+                     record if isinstance(record, DataError) else {**self._told, **record})
+
+
+# --- JSON lines -------------------------------------------------------------------------------------------------------
+
+
+class Lines:
+    """A .jsonl file; packed ones (.jsonl.gz) are unpacked into the cache once."""
+
+    def __init__(self, path: Path, cache: Path):
+        self._path = path
+        plain = kept(path, cache, "rows.jsonl", _gunzip) if path.suffix.lower() == ".gz" else path
+        self._file = os.open(plain, os.O_RDONLY)  # kept: a file that is replaced meanwhile stays what it was
+        weakref.finalize(self, os.close, self._file)
+        self._size = os.fstat(self._file).st_size
+        self._places = np.zeros((0, 3), np.int64) if self.is_list else _places(plain, cache)
+        own = self._places[:, 2]
+        self.sides = own.astype(np.int8) if len(own) and own.any() else None
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the file is a list under the name of lines."""
+        head = os.pread(self._file, 4096, 0)
+        return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> Found:
+        at, line = map(int, self._places[index, :2])
+        end = int(self._places[index + 1, 0]) if index + 1 < len(self) else self._size
+        return Found(f"{self._path}:{line}", f"{self._path.stem}-{line}", self._record(at, end))
+
+    def _record(self, at: int, end: int) -> Any:
+        if end - at > 4 * MOST_LINE:
+            return DataError(f"a line of {end - at} bytes, more than one row may have")
+        try:
+            before = min(at, 1)
+            data = os.pread(self._file, end - at + before, at - before)
+            begins = data[:before] in (b"", b"\n") or (at == 3 and data[:1] == b"\xbf")  # after a byte order mark
+            ends = len(data) == end - at + before and (end == self._size or data.endswith(b"\n"))
+            text = data[before:].decode().strip() if begins and ends else "\n"
+            if "\n" in text:
+                raise RunError(f"{self._path} is not what it was when the run began: a row begins or ends elsewhere. "
+                               "Files of data must not be written to while a run reads them (new ones may be moved in "
+                               "their place); the same command goes on from the last checkpoint.")
+            return record_of(parsed_line(text))
+        except UnicodeDecodeError as error:
+            return DataError(f"it is no UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8.")
+        except OSError as error:
+            return DataError(f"{self._path} cannot be read: {error.strerror or error}")
+
+
+def _places(path: Path, cache: Path) -> np.ndarray:
+    """[N, 3] int64 of the lines that are not blank: byte at which it begins, number of the line, side."""
+    def write(source: Path, target: Path) -> None:
+        with open(target, "wb") as file:
+            np.save(file, _scanned(source), allow_pickle=False)
+
+    try:
+        for _ in range(2):
+            place = kept(path, cache, "places.npy", write)
+            with contextlib.suppress(ValueError, EOFError, FileNotFoundError):  # spoiled, or gone meanwhile
+                found = np.load(place, mmap_mode="r", allow_pickle=False)
+                if found.dtype == np.int64 and found.ndim == 2 and found.shape[1] == 3:
+                    return found
+            place.unlink(missing_ok=True)
+    except (RunError, OSError) as error:
+        log.warning("the places of the rows of %s are looked for at each start, for they cannot be kept: %s", path,
+                    error)
+    return _scanned(path)
+
+
+def _scanned(path: Path) -> np.ndarray:
+    starts, odd, base, begins, names_split, tail = [], [], 0, True, False, b""
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            data = np.frombuffer(chunk, np.uint8)
+            ends = np.flatnonzero(data == 10)
+            first = np.concatenate([[0] if begins else [], ends[ends < len(data) - 1] + 1]).astype(np.int64)
+            begins = chunk.endswith(b"\n")
+            starts.append(first + base)
+            odd.append(data[first] != ord("{"))
+            names_split = names_split or b'"split"' in chunk or b'"split"' in tail + chunk[:8]
+            base, tail = base + len(chunk), (tail + chunk[-8:])[-8:]
+        if not starts:
+            return np.zeros((0, 3), np.int64)
+        at, doubtful = np.concatenate(starts), np.concatenate(odd)
+        full = ~doubtful
+        for i in np.flatnonzero(doubtful).tolist():
+            file.seek(int(at[i]))
+            full[i] = file.readline(4 * MOST_LINE).decode("utf-8", "replace").strip() not in ("", "\ufeff")
+        number = np.flatnonzero(full) + 1
+        at = at[full]
+        if len(at) and number[0] == 1 and os.pread(file.fileno(), 3, 0) == b"\xef\xbb\xbf":
+            at[0] = 3
+        side = np.fromiter(_split_sides(file, at), np.int64, len(at)) if names_split else np.zeros(len(at), np.int64)
+    return np.stack([at, number, side], axis=1)
+
+
+def _split_sides(file: Any, at: np.ndarray) -> Iterator[int]:
+    for start in at.tolist():
+        file.seek(start)
+        line = file.readline(4 * MOST_LINE)
+        try:
+            record = json.loads(line) if b'"split"' in line else {}
+        except (ValueError, RecursionError):
+            record = {}
+        yield _SIDES[side_of(record["split"])] if isinstance(record, dict) and "split" in record else 0
+
+
+def _gunzip(source: Path, target: Path) -> None:
+    def pieces() -> Iterator[bytes]:
+        try:
+            with gzip.open(source, "rb") as packed:
+                while chunk := packed.read(_CHUNK):
+                    yield chunk
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{source} cannot be unpacked: {error}") from None
+
+    with open(target, "wb") as file:
+        for chunk in pieces():
+            check_room(source, target)
+            file.write(chunk)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+class Batches:
+    """An arrow file or stream, mapped into memory."""
+
+    def __init__(self, path: Path, named: Path):
+        import pyarrow as pa
+
+        self._path, source = named, pa.memory_map(str(path))
+        try:
+            reader = pa.ipc.open_file(source)
+            self._batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        except pa.ArrowInvalid:  # what `datasets` keeps is a stream
+            reader = pa.ipc.open_stream(pa.memory_map(str(path)))
+            self._batches = list(reader)
+        self._ends = list(accumulate(len(batch) for batch in self._batches))
+        self._classes = class_names(reader.schema)
+        split = [batch.column("split") for batch in self._batches] if "split" in reader.schema.names else []
+        self.sides = _column_sides(split) if split else None
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> Found:
+        k = bisect_right(self._ends, index)
+        return _found(self._path, index, self._batches[k], index - (self._ends[k - 1] if k else 0), self._classes)
+
+
+class Groups:
+    """A parquet file of small row groups; those used last stay decoded. Safe across threads."""
+
+    def __init__(self, path: Path, file: Any):
+        self._path, self._file, self._lock = path, file, threading.Lock()
+        meta = file.metadata
+        self._ends = list(accumulate(meta.row_group(i).num_rows for i in range(meta.num_row_groups)))
+        self._classes = class_names(file.schema_arrow)
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+        self._used = 0
+        split = (batch.column(0) for batch in file.iter_batches(columns=["split"])
+                 ) if "split" in file.schema_arrow.names else ()
+        self.sides = _column_sides(split) if "split" in file.schema_arrow.names else None
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> Found:
+        k = bisect_right(self._ends, index)
+        try:
+            with self._lock:
+                group = self._group(k)
+            return _found(self._path, index, group, index - (self._ends[k - 1] if k else 0), self._classes)
+        except (OSError, ValueError, NotImplementedError) as error:
+            return Found(f"{self._path}, row {index + 1}", "", DataError(f"it cannot be read: {error}"))
+
+    def _group(self, k: int) -> Any:
+        if k not in self._kept:
+            self._kept[k] = self._file.read_row_group(k, use_threads=False)
+            self._used += self._kept[k].nbytes
+        self._kept.move_to_end(k)
+        while len(self._kept) > 1 and self._used > _KEPT_BYTES:
+            self._used -= self._kept.popitem(last=False)[1].nbytes
+        return self._kept[k]
+
+
+def _parquet(path: Path, cache: Path) -> Rows:
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(path)
+    largest = max((file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups)), default=0)
+    if largest <= _GROUP_BYTES:
+        return Groups(path, file)
+    try:
+        return Batches(kept(path, cache, "rows.arrow", _unpack), path)
+    except RunError as error:
+        log.warning("%s has row groups of %d MiB, of which each row costs the decoding, and they cannot be unpacked "
+                    "(%s). Write the file anew with smaller ones (row_group_size=1000)", path, largest >> 20, error)
+        return Groups(path, file)
+
+
+def _unpack(source: Path, target: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with (pq.ParquetFile(source, buffer_size=1 << 20) as file, pa.OSFile(str(target), "wb") as out,
+          pa.ipc.new_file(out, file.schema_arrow) as writer):
+        for n, batch in enumerate(file.iter_batches(batch_size=1024, use_threads=False)):
+            if n % 64 == 0:  # about 64,000 rows
+                check_room(source, target)
+            writer.write_batch(batch)
+
+
+def _found(path: Path, index: int, table: Any, place: int, classes: dict[str, list[str]]) -> Found:
+    (record,) = table.slice(place, 1).to_pylist()
+    return Found(f"{path}, row {index + 1}", f"{path.stem}-{index + 1}", named_classes(record, classes))
+
+
+def _column_sides(columns: Iterable[Any]) -> np.ndarray | None:
+    """Sides of a column of splits, given in pieces."""
+    found = [np.array([_SIDES[side_of(value)] for value in piece.to_pylist()], np.int8) for piece in columns]
+    return np.concatenate(found) if found else None

@@ -1,0 +1,123 @@
+"""Sampling videos: which frames are taken, and the clock that a model is told.
+
+Every time counts in seconds from the start of the clip: from `start` where one is given, else from the first frame.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vlrl.data.video_decoders import Hidden, Track, counted, frames_of, track
+from vlrl.errors import DataError
+from vlrl.types import LoadedMedia
+
+TICKS = 1_000_000
+"""Frames per second of the clock in `clock`: a frame's number is its time in microseconds."""
+
+
+@dataclass(frozen=True)
+class VideoSampling:
+    """How densely a video is read: `model.video_fps`, `model.video_min_frames` and `model.video_max_frames`."""
+
+    fps: float = 2.0
+    """Frames per second of video."""
+    max_frames: int = 64
+    """Most frames; an odd number is taken as the even one below."""
+    min_frames: int = 4
+    """Fewest frames, where the video has so many; an odd number is taken as the even one above."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Frames to take, before they are read."""
+
+    indices: list[int]
+    """Place of each frame in the whole video."""
+    times: tuple[float, ...]
+    """Seconds of each frame from the start of the clip."""
+    duration: float
+    """Seconds of the clip."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The frames taken from a video."""
+
+    frames: tuple[Image.Image, ...]
+    chosen: Chosen
+    fps: float
+    """Mean frames per second of the whole video."""
+    total: int
+    """Frames of the whole video."""
+    backend: str
+
+
+def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float | None, end: float | None,
+           name: str) -> Chosen:
+    """The frames to take between `start` and `end` seconds of `times` ([frames] seconds from the first frame).
+
+    They are uniform in time, first and last included. Their number is the length of the frames in the range times
+    `sampling.fps`, at least `min_frames`, at most `max_frames` and the frames there are, rounded down to an even
+    number. For constant rates these are the frames of qwen-vl-utils 0.0.14. A single frame is taken twice.
+
+    Raises DataError when there is no frame in the range.
+    """
+    whole = float(times[-1]) + 1 / fps
+    low, high = max(0.0, start or 0.0), whole if end is None else min(end, whole)
+    inside = np.flatnonzero((times >= low - 1e-3) & (times <= high + 1e-3)) if low < high else np.empty(0, int)
+    if not inside.size:
+        raise DataError(f"{name}: no frame between start={start} and end={end} seconds; it lasts {whole:.3f} s")
+    own = times[inside]
+    wanted = (own[-1] - own[0] + 1 / fps) * sampling.fps + 1e-6
+    fewest = -(-sampling.min_frames // 2) * 2
+    count = max(2, int(min(max(wanted, fewest), sampling.max_frames, inside.size)) // 2 * 2)
+    targets = np.linspace(own[0], own[-1], count)
+    right = np.searchsorted(own, targets).clip(1, max(1, inside.size - 1))
+    nearest = right - (targets - own[right - 1] <= own[right] - targets) if inside.size > 1 else np.zeros(count, int)
+    shown = np.round((own[nearest] - low).clip(0), 6)
+    return Chosen([int(i) for i in inside[nearest]], tuple(map(float, shown)), high - low)
+
+
+def decode(path: Path, sampling: VideoSampling, start: float | None, end: float | None,
+           check: Callable[[tuple[int, int], int], None]) -> Clip:
+    """The frames of a file that `choose` picks, by decord where it is installed and can be trusted, else by PyAV.
+
+    No other frame is kept in memory. `check` sees width, height and number of frames before they are read and may
+    refuse them. Raises DataError naming the file.
+    """
+    found = track(path)
+    try:
+        return _clip(found, sampling, start, end, check)
+    except Hidden:
+        return _clip(counted(found), sampling, start, end, check)
+
+
+def _clip(found: Track, sampling: VideoSampling, start: float | None, end: float | None,
+          check: Callable[[tuple[int, int], int], None]) -> Clip:
+    chosen = choose(found.times, found.fps, sampling, start, end, str(found.path))
+    check(found.size, len(chosen.indices))
+    frames, backend = frames_of(found, chosen.indices)
+    return Clip(tuple(frames), chosen, found.fps, len(found.times), backend)
+
+
+def clock(loaded: LoadedMedia) -> dict[str, Any]:
+    """The metadata of a video for a processor of transformers, such that it computes the true times.
+
+    A processor takes number / fps as the time of a frame, and (frames taken) / (frames there are) * fps as the rate
+    of the frames it is given. True numbers give wrong times where rates vary or a clip does not start with the file,
+    so the frames get numbers on a clock of TICKS a second, on which the clip has as many frames as make the rate that
+    of the frames' mean distance.
+    """
+    times, given = loaded.timestamps, loaded.metadata
+    count = len(times)
+    apart = (times[-1] - times[0]) / max(1, count - 1) or given["duration"] / max(1, count)
+    return {"fps": float(TICKS), "frames_indices": [round(t * TICKS) for t in times],
+            "total_num_frames": math.floor(apart * count * TICKS) + 1,  # never below: positions drop their fractions
+            "duration": given["duration"], "video_backend": given["video_backend"]}

@@ -1,0 +1,336 @@
+"""Rank, world size and collectives; every function is a no-op when the process is alone.
+
+A collective that fails or takes longer than limits.collective_s raises RankError, which names who waited where for whom
+(rollcall.py), once `watch` was called. After that every other collective raises it too: the group is broken.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from vlrl.distributed.rank_monitor import Here, RollCall
+from vlrl.errors import RankError, VlrlError
+
+here = Here()
+"""Where this process is: its step, phase and collective."""
+_calls: RollCall | None = None
+_lost: RankError | None = None
+
+
+def watch(limit: float) -> None:
+    """Has every rank tell where it is, so that one that waits for `limit` seconds can say for whom."""
+    global _calls
+    if world() > 1 and _calls is None:
+        _calls = RollCall(here, rank(), world(), limit)
+
+
+def waits_for() -> str:
+    """In which collective this process waits, and for which ranks; "" in none. For any thread; takes some seconds."""
+    return _calls.waits(time.monotonic() - here.since) if _calls is not None and here.doing else ""
+
+
+@atexit.register
+def leave() -> None:
+    """Ends the process group; a process that exits with one may abort in the threads of its transport."""
+    global _calls, _lost
+    if _calls is not None:
+        _calls.close()
+    if active() and not (_lost and "nccl" in dist.get_backend_config()):  # whose end waits for the others
+        gloo = "gloo" in dist.get_backend_config()
+        dist.destroy_process_group()
+        if gloo:
+            _await_gloo()
+    _calls = _lost = None
+
+
+def _await_gloo(seconds: float = 5.0) -> None:
+    """Lets gloo's threads put down the tensors of their last work, as one that needs the interpreter for that while it
+    ends aborts the process. Whatever still knows the group (FSDP's meshes) keeps these threads; at rest they sleep.
+    """
+    end, quiet = time.monotonic() + seconds, 0
+    while quiet < 2 and time.monotonic() < end:  # twice, as one may have asked for the interpreter just now
+        time.sleep(0.01)
+        quiet = 0 if "R" in _states("pt_gloo") else quiet + 1
+
+
+def _states(prefix: str) -> str:
+    """The states (R: runs or is about to, S: sleeps) of this process's threads of that name; of none but on Linux."""
+    found = ""
+    for file in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            name, _, state = file.read_text().partition("(")[2].rpartition(") ")
+            found += state[0] if name.startswith(prefix) else ""
+    return found
+
+
+@contextlib.contextmanager
+def within(phase: str) -> Iterator[None]:
+    """Names what the block does, for those who wait for this rank; after an error the name stays till the next step.
+
+    Of the main thread alone: others make no collectives."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    here.phases.append(phase)
+    yield
+    here.phases.pop()
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Errors of collectives that are not made here (FSDP's) become RankError; the others hear of any other error."""
+    began = time.monotonic()
+    try:
+        yield
+    except Exception as error:
+        if _calls is not None and _lost is None:
+            if not isinstance(error, VlrlError) and _of_the_transport(error):
+                raise _broken(error, min(time.monotonic() - began, time.monotonic() - here.since)) from error
+            _calls.end(error)
+        raise
+
+
+@contextlib.contextmanager
+def _collective(doing: str) -> Iterator[None]:
+    """A collective of this package; an error of its transport becomes RankError."""
+    if _lost is not None:
+        raise _lost
+    here.enter(doing)
+    try:
+        yield
+    except RuntimeError as error:
+        if _calls is None or isinstance(error, (VlrlError, torch.OutOfMemoryError)):
+            raise
+        raise _broken(error, time.monotonic() - here.since) from error
+    finally:
+        here.leave()
+
+
+def _broken(error: Exception, waited: float) -> RankError:
+    """What takes the place of a transport's error; the last thing that the others hear of this rank."""
+    global _lost
+    assert _calls is not None
+    _lost = _calls.error(waited, f"{dist.get_backend()}: {str(error).splitlines()[0][:200]}")
+    _calls.end(_lost)
+    return _lost
+
+
+def _of_the_transport(error: Exception) -> bool:
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(
+        word in text for word in ("gloo", "nccl", "closed by peer", "reset by peer")))
+
+
+def active() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    return dist.get_rank() if active() else 0
+
+
+def world() -> int:
+    return dist.get_world_size() if active() else 1
+
+
+def is_main() -> bool:
+    return rank() == 0
+
+
+def gather(value: Any) -> list[Any]:
+    """The Python value of every rank, in rank order, on every rank."""
+    if world() == 1:
+        return [value]
+    values: list[Any] = [None] * world()
+    with _collective("gathering values"):
+        dist.all_gather_object(values, value)
+    return values
+
+
+def total(*values: float) -> list[float]:
+    """The sum over ranks of each number."""
+    return [sum(column) for column in zip(*gather(values), strict=True)]
+
+
+def broadcast(value: Any) -> Any:
+    """Rank 0's value on every rank."""
+    if world() == 1:
+        return value
+    box = [value]
+    with _collective("taking what rank 0 has"):
+        dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def on_main(call: Callable[[], Any], doing: str = "") -> Any:
+    """Runs `call` on rank 0 alone; its result, or the error it raised, on every rank.
+
+    `doing` says what may take long, such as saving: the others then wait for as long as rank 0 lives.
+    """
+    result, error = None, None
+    if is_main():
+        try:
+            with within(doing) if doing else contextlib.nullcontext():
+                result = call()
+        except Exception as caught:  # raised again below, on every rank
+            error = caught
+    if doing and _calls is not None:
+        _patiently(_calls, doing)
+    result, error = broadcast((result, error))
+    if error is not None:
+        raise error
+    return result
+
+
+def ended(error: BaseException, last: Callable[[], Any]) -> None:
+    """This rank ends by an error and calls `last`; others that end too wait for rank 0's as long as it lives."""
+    if _calls is not None:
+        _calls.end(error)
+    try:
+        last()
+    finally:
+        if _calls is not None and is_main():
+            _calls.leave()
+    if _calls is not None and _lost is None and not is_main():
+        _calls.await_left()
+
+
+def alike(value: str) -> bool:
+    """In `last` of `ended`: whether every rank ends by an error, with the same value and after the same collectives,
+    those that are not made here included; then more of them can be made."""
+    if _calls is None or _lost is not None:
+        return False
+    group: Any = dist.distributed_c10d._get_default_group()
+    made = group._get_sequence_number_for_group()
+    return _calls.all_ended(f"{value} {made}")
+
+
+def _patiently(calls: RollCall, doing: str) -> None:
+    """The others wait until rank 0 gets here, without a time-out as long as it gives signs of life."""
+    global _lost
+    if is_main():
+        here.count += 1  # the collective of the others
+        calls.done()
+        return
+    with _collective(f"waiting for rank 0: {doing}"):
+        here.patient = True
+        try:
+            calls.await_main()
+        except RankError as error:
+            _lost = error
+            calls.end(error)
+            raise
+
+
+def on_main_alone(call: Callable[[], Any], doing: str = "") -> Any:
+    """As `on_main`, but the result stays there; None elsewhere."""
+    found: list[Any] = []
+    on_main(lambda: found.append(call()), doing)
+    return found[0] if found else None
+
+
+def together(call: Callable[[], Any]) -> Any:
+    """Runs `call` on every rank; when it raises a VlrlError on one, the first such error is raised on all."""
+    if world() == 1:
+        return call()
+    result, error = None, None
+    try:
+        result = call()
+    except RankError:  # nothing can be gathered any more
+        raise
+    except VlrlError as caught:
+        error = caught
+    for raised in gather(error):
+        if raised is not None:
+            raise raised
+    return result
+
+
+def exchange(routes: Mapping[tuple[int, int], list[bytes]]) -> list[bytes]:
+    """Sends bytes point to point; returns what reached this rank, by sender.
+
+    `routes` has the same keys (sender, receiver) on every rank, and the sender's values. Every rank walks them in one
+    order, so no two wait for each other.
+    """
+    arrived: list[bytes] = []
+    if not routes:
+        return arrived
+    with _collective("moving groups"):
+        for sender, receiver in sorted(routes):
+            if rank() == sender:
+                dist.send_object_list([routes[sender, receiver]], dst=receiver)
+            elif rank() == receiver:
+                box: list[Any] = [None]
+                dist.recv_object_list(box, src=sender)
+                arrived += box[0]
+    return arrived
+
+
+def barrier() -> None:
+    if active():
+        with _collective("meeting the others"):
+            dist.barrier()
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    """The tensor of which each rank holds a shard; any other as it is. Called on every rank."""
+    if not isinstance(value, DTensor):
+        return value
+    with _collective("gathering shards"):
+        return value.full_tensor()
+
+
+def fill(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Copies a whole tensor into `target`, of which each rank may hold a shard (of one dimension, as FSDP cuts it)."""
+    if isinstance(target, DTensor):
+        (placement,) = target.placements
+        dim = getattr(placement, "dim", 0)
+        pieces = value.chunk(world(), dim)
+        value = pieces[rank()] if rank() < len(pieces) else value.narrow(dim, 0, 0)
+        target = target.to_local()
+    with torch.no_grad():
+        target.copy_(value)
+
+
+def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25) -> None:
+    """Adds up `.grad` over ranks in place; a rank without a gradient contributes zeros, unless all are without.
+
+    One reduction per optimizer step in buckets of `bucket` numbers. Ranks may run different numbers of micro-batches
+    and leave parameters unused (a text-only share beside one with images) without a hang. FSDP has summed the
+    gradients of sharded parameters already.
+    """
+    if world() == 1:
+        return
+    learning = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
+    if not learning:
+        return
+    used = torch.tensor([p.grad is not None for p in learning], dtype=torch.int32, device=learning[0].device)
+    with _collective("comparing what has gradients"):
+        dist.all_reduce(used, dist.ReduceOp.MAX)  # AdamW leaves a parameter without gradient alone: so it must here
+    group: list[torch.nn.Parameter] = []
+    size = 0
+    for p in [*(p for p, anyone in zip(learning, used.tolist(), strict=True) if anyone), None]:
+        if group and (p is None or size + p.numel() > bucket or p.dtype != group[0].dtype):
+            _reduce(group)
+            group, size = [], 0
+        if p is not None:
+            group.append(p)
+            size += p.numel()
+
+
+def _reduce(group: list[torch.nn.Parameter]) -> None:
+    flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in group])
+    with _collective("adding up gradients"):
+        dist.all_reduce(flat)
+    for p, grad in zip(group, flat.split([p.numel() for p in group]), strict=True):
+        p.grad = grad.view_as(p)

@@ -1,0 +1,296 @@
+"""Where every rank is, so that one that waits in vain can say for whom.
+
+Each rank tells the launcher's store every BEAT seconds what it does. Nothing is asked of the store, and nothing is sent
+in a collective, until one fails or takes longer than limits.collective_s; then the rank that waits reads the others'
+records. The store may be gone with its host, and a question to it can hang for good, so questions are asked in threads
+that nobody waits for longer than ANSWER seconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from vlrl.distributed import launcher_guard
+from vlrl.errors import RankError
+from vlrl.store import lock
+
+BEAT = 2.0
+"""Seconds between two signs of life of a rank."""
+CONNECT = 10.0
+"""Seconds for a connection to the store."""
+ANSWER = 15.0
+"""Seconds that the store has to answer. Above CONNECT: a thread that fails while the process ends would abort it."""
+GRACE = 30.0
+"""Seconds past the time-out after which a rank that still waits, as in a transport that gives no error, is ended."""
+_GIVEN_UP = ("timed out", *map(os.strerror, (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)))
+"""What TCP says of a host that it has given up: a neighbour on the same network is first not found (no route)."""
+_NAMED = 8
+"""Ranks that a message names."""
+
+Record = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class Here:
+    """What this rank does: the step, the phase within it, and the collective in which it waits."""
+
+    def __init__(self) -> None:
+        self.step = "before the first step"
+        self.phases: list[str] = []
+        self.doing, self.caller = "", ("", 0)
+        self.since = time.monotonic()
+        """When it entered the collective or step."""
+        self.count = 0
+        """Collectives entered so far; the same on every rank that is at the same place."""
+        self.patient = False
+        """Whether it waits for rank 0 as long as that lives."""
+
+    def at(self, step: str) -> None:
+        """A step begins."""
+        self.step, self.phases, self.since = step, [], time.monotonic()
+
+    def enter(self, doing: str, depth: int = 2) -> None:
+        """A collective begins; `caller` is who asked this package's dist.py for it."""
+        frame = sys._getframe(depth)
+        while frame.f_back is not None and os.path.basename(frame.f_code.co_filename) in ("dist.py", "contextlib.py"):
+            frame = frame.f_back
+        self.caller = frame.f_code.co_filename, frame.f_lineno
+        self.doing, self.since, self.count = doing, time.monotonic(), self.count + 1
+
+    def leave(self) -> None:
+        """The collective is over."""
+        self.doing, self.since, self.patient = "", time.monotonic(), False
+
+    def __str__(self) -> str:
+        """step 12, train: adding up gradients (update.py:117)"""
+        place = ", ".join([self.step, *self.phases[-1:]])
+        return f"{place}: {self.doing} ({Path(self.caller[0]).name}:{self.caller[1]})" if self.doing else place
+
+
+class RollCall:
+    """The records of all ranks in the launcher's store; see the head of the file.
+
+    `limit` is limits.collective_s. Needs the variables that every launcher sets: MASTER_ADDR and MASTER_PORT.
+    """
+
+    def __init__(self, here: Here, rank: int, world: int, limit: float):
+        self.here, self.rank, self.world, self.limit = here, rank, world, limit
+        self.address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self._prefix = f"vlrl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"  # the store outlives a restart
+        owner = lock.myself()
+        self._owner = {key: owner[key] for key in ("pid", "host", "system", "process")}
+        self._beat, self._ended = 0, None
+        self._cut = False
+        """Whether TCP has given up on the store's host; torchrun ends its ranks then, half a minute later by force."""
+        self._writing, self._asking = self._connect(), None
+        self._patience = 0
+        self._launcher = launcher_guard.find()
+        self._closed = threading.Event()
+        self.tell()
+        self._thread = threading.Thread(target=self._live, name="roll call", daemon=True)
+        self._thread.start()
+
+    # --- own record -----------------------------------------------------------------------------------------------
+
+    def tell(self) -> None:
+        """Writes this rank's record. The store gives no answer to that, so it takes microseconds."""
+        self._beat += 1
+        here = self.here
+        record = {**self._owner, "beat": self._beat, "count": here.count, "waits": bool(here.doing),
+                  "place": str(here), "for_s": time.monotonic() - here.since, "ended": self._ended}
+        try:
+            self._writing.set(f"{self._prefix}/rank/{self.rank}", json.dumps(record))
+        except Exception as error:  # any other is found out by who asks the store
+            self._cut = self._cut or any(text in str(error) for text in _GIVEN_UP)
+
+    def end(self, error: BaseException | None) -> None:
+        """The last record: this rank leaves, by an error or at the end."""
+        if self._ended is None:
+            text = f"{type(error).__name__}: {error}".split("\n")[0][:300] if error else "it came to its end"
+            self._ended = {"why": text, "follows": isinstance(error, RankError)}
+            self.tell()
+
+    def leave(self) -> None:
+        """On rank 0, after `end`: all is done that the others may wait for."""
+        if self._ended is not None:
+            self._ended["left"] = True
+            self.tell()
+
+    def close(self) -> None:
+        """Ends the thread; the record stays."""
+        self.end(None)
+        self._closed.set()
+        self._thread.join(BEAT)  # one that is in a call of torch while the interpreter ends aborts the process
+
+    def _live(self) -> None:
+        while not self._closed.wait(BEAT):
+            self.tell()
+            waited = time.monotonic() - self.here.since
+            limit = GRACE if self._cut else math.inf if self.here.patient else self.limit + GRACE
+            if self.here.doing and waited > limit:
+                self._end_process(waited)
+
+    def _end_process(self, waited: float) -> None:
+        """For a transport that neither fails nor comes back, or not in time."""
+        count, error = self.here.count, self.error(waited, "no error of the transport")
+        if self.here.doing and self.here.count == count:
+            self.end(error)
+            os.write(2, f"error: {error}\n".encode())
+            os._exit(1)
+
+    # --- the others -----------------------------------------------------------------------------------------------
+
+    def error(self, waited: float, cause: str) -> RankError:
+        """Who is missing where this rank waits, or waited; takes some seconds to hear who still lives."""
+        return RankError(f"{self.waits(waited)}. The last checkpoint is intact: start the same command again on every "
+                         f"host. If a rank only takes long, raise limits.collective_s={self.limit:g}. ({cause})")
+
+    def waits(self, waited: float) -> str:
+        """The same in words: "rank 0 waited 60 s in step 3: gathering values (...) for rank 1 (...)"."""
+        place, count = str(self.here), self.here.count
+        self.tell()
+        before = self._records()
+        if before is not None:
+            time.sleep(2.5 * BEAT)
+        after = self._records() if before is not None else None
+        if before is None or after is None:
+            missing = (f"the others; the launcher's store at {self.address[0]}:{self.address[1]} does not answer "
+                       "either, so that host is gone or the network to it")
+            if self._launcher is not None:
+                self._launcher.end_if_it_hangs()
+        else:
+            missing = describe_missing(self.rank, count, before, after)
+        return f"rank {self.rank} waited {waited:.0f} s in {place} for {missing}"
+
+    def done(self) -> None:
+        """On rank 0: what the others wait for in `await_main` is done."""
+        self._patience += 1
+        self._writing.set(f"{self._prefix}/done/{self._patience}", "")
+
+    def await_main(self) -> None:
+        """On the others: waits for rank 0 to be `done`, for as long as it gives signs of life."""
+        self._patience += 1
+        key, began, pause = f"{self._prefix}/done/{self._patience}", time.monotonic(), 0.01
+        beat, heard = 0, time.monotonic()
+        while True:
+            found = self._ask(lambda store: (store.check([key]), self._record(store, 0)))
+            if found is not None and found[0]:
+                return
+            record = found[1] if found is not None else None
+            if record is not None and record["beat"] != beat and not record["ended"]:
+                beat, heard = record["beat"], time.monotonic()
+            quiet = time.monotonic() - heard
+            if quiet > self.limit or (quiet > 3 * BEAT and record is not None and _is_dead(record)):
+                raise self.error(time.monotonic() - began, "rank 0 does something that the others wait for")
+            time.sleep(pause)
+            pause = min(1.5 * pause, 1.0)
+
+    def all_ended(self, place: str) -> bool:
+        """After `end`: whether all ranks have ended at the same place; waits some seconds for them to come."""
+        assert self._ended is not None
+        self._ended["at"] = place
+        self.tell()
+        end = time.monotonic() + 5 * BEAT
+        while time.monotonic() < end:
+            records = self._records()
+            if records is None:
+                return False
+            places = [((record or {}).get("ended") or {}).get("at") for record in records]
+            if all(places):
+                return set(places) == {place}
+            time.sleep(0.2)
+        return False
+
+    def await_left(self) -> None:
+        """On the others, when they end by an error: if rank 0 ends by one too, waits until it has left.
+
+        A launcher kills all processes soon after the first one is gone.
+        """
+        began = heard = time.monotonic()
+        beat = 0
+        while time.monotonic() - heard < 3 * BEAT:
+            record = self._ask(lambda store: self._record(store, 0))
+            if record is None or (record["ended"] or {}).get("left"):
+                return
+            if not record["ended"] and time.monotonic() - began > 2 * BEAT:
+                return  # it goes on, and learns of this rank's end
+            if record["beat"] != beat:
+                beat, heard = record["beat"], time.monotonic()
+            time.sleep(0.2)
+
+    def _records(self) -> list[Record | None] | None:
+        """The record of every rank, None where it has none; None when the store does not answer."""
+        return self._ask(lambda store: [self._record(store, rank) for rank in range(self.world)])
+
+    def _record(self, store: dist.Store, rank: int) -> Record | None:
+        key = f"{self._prefix}/rank/{rank}"
+        return json.loads(store.get(key)) if store.check([key]) else None
+
+    def _ask(self, question: Callable[[dist.Store], T]) -> T | None:
+        """The store's answer, or None when there is none in time; the next question then takes a new connection."""
+        found: list[T] = []
+
+        def ask() -> None:
+            with suppress(Exception):
+                store, self._asking = self._asking or self._connect(), None
+                found.append(question(store))
+                self._asking = store
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(ANSWER)
+        return found[0] if found else None
+
+    def _connect(self) -> dist.Store:
+        return dist.TCPStore(*self.address, is_master=False, wait_for_workers=False,
+                             timeout=timedelta(seconds=CONNECT))
+
+
+def describe_missing(rank: int, count: int, before: Sequence[Record | None], after: Sequence[Record | None]) -> str:
+    """For whom `rank` waits in its collective number `count`, by the records of all ranks at two moments.
+
+    Ranks that ended by an error of their own, are silent, or have not come so far; those that wait as `rank` does are
+    named only when there are no others.
+    """
+    missing: list[str] = []
+    waiting: list[str] = []
+    for other, (old, new) in enumerate(zip(before, after, strict=True)):
+        if other == rank:
+            continue
+        if old is None or new is None:
+            missing.append(f"rank {other} (has not begun)")
+        elif new["ended"]:
+            kind = waiting if new["ended"]["follows"] else missing
+            kind.append(f"rank {other} (ended in {new['place']}: {new['ended']['why']})")
+        elif new["beat"] == old["beat"]:
+            missing.append(f"rank {other} (no sign of life from host {new['host']}; last heard of in {new['place']})")
+        elif new["count"] < count or not new["waits"]:
+            missing.append(f"rank {other} (in {new['place']} for {new['for_s']:.0f} s)")
+        else:
+            waiting.append(f"rank {other}")
+    if missing:
+        return _listed(missing)
+    return (f"{_listed(waiting)}; they got here or further, so what ranks send each other is lost: see that each host "
+            "uses the right network interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and no firewall is between")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return "; ".join(names[:_NAMED]) + more
+
+
+def _is_dead(record: Record) -> bool:
+    return bool(record["ended"]) or lock.owner_lives(record) is False

@@ -1,0 +1,136 @@
+"""How good the policy is on a split: the same encode, generate and score path as training."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
+from vlrl.engine.base import Engine
+from vlrl.errors import DataError
+from vlrl.evaluation.stats import mean_ci
+from vlrl.models.processing import PromptTooLong
+from vlrl.rewards.text import parse_answer
+from vlrl.rollout.group_source.generate import Reference, Score, make_group, sampling_of
+from vlrl.rollout.group_source.group_source import first_samples
+from vlrl.rollout.group_source.prefetch import Prefetcher
+from vlrl.task import Task
+from vlrl.task.scoring import sample_metrics, score_all
+from vlrl.types import Group, Request, Sample
+
+_CHUNK = 64
+"""Prompts encoded and answered at a time."""
+
+
+def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
+             tell: Callable[[str, int, int], None] | None = None,
+             reference: Reference | None = None, score: Score = score_all) -> tuple[dict[str, Any], list[Group]]:
+    """One line of eval.jsonl and this process's groups of one answer each.
+
+    Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Greedy unless
+    eval.temperature is set. `correct_frac` is the share of correct answers (Task.correct). Samples that cannot be
+    encoded count as `rejected`, answers without a reward as `unscorable`: neither as wrong. `tell(what, done, total)`
+    is called as the work proceeds. No variants are drawn; `reference` is needed by tasks that ask the reference policy,
+    whose parts are left out without it. Of a mixture the samples are those of every task in turn.
+    """
+    mine = list(enumerate(first_samples(task, split, config.eval.samples)))[comm.rank()::comm.world()]
+    groups, rejected = comm.together(lambda: _answer(task, prefetch, engine, config, split, step, mine, tell,
+                                                            reference, score))
+    groups = comm.together(lambda: [_measured(task, g) for g in groups])
+    records = [r for part in comm.gather([_record(g) for g in groups]) for r in part]
+    failed = sum(r["error"] is not None for r in records) / max(len(records), 1)
+    return {"step": step, "split": split, "n": len(records), "rejected": int(comm.total(rejected)[0]),
+            "unscorable": sum(r["reward"] is None for r in records), "score_errors": failed,
+            **_table(task, records)}, groups
+
+
+def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
+            samples: Sequence[tuple[int, Sample]], tell: Callable[[str, int, int], None] | None,
+            reference: Reference | None, score: Score) -> tuple[list[Group], int]:
+    """Scored groups of one answer for numbered samples, and how many samples were rejected."""
+    sampling = sampling_of(config.rollout, config.eval.temperature)
+    stream = zlib.crc32(split.encode())
+    groups: list[Group] = []
+    rejected = 0
+    chunks = [{(split, number): (lambda sample=sample: sample) for number, sample in samples[start:start + _CHUNK]}
+              for start in range(0, len(samples), _CHUNK)]
+    for chunk, following in itertools.zip_longest(chunks, chunks[1:], fillvalue={}):
+        if tell:
+            tell(f"evaluating {split}", len(groups) + rejected, len(samples))
+        prompts = []
+        prefetch.begin(chunk)
+        for (_, number), sample_of in chunk.items():
+            try:
+                prompts.append((number, *prefetch.take((split, number), sample_of)))
+            except DataError as error:
+                if not isinstance(error, PromptTooLong) and not config.data.quarantine:
+                    raise
+                rejected += 1
+        prefetch.begin(following)
+        requests = [Request(prompt=p, n=1, sampling=sampling, key=(1, stream, number)) for number, _, p in prompts]
+        answered = engine.generate(requests)
+        known = (reference([(p, made) for (*_, p), made in zip(prompts, answered, strict=True)]) if reference
+                 else [None] * len(prompts))
+        for (number, sample, prompt), made, values in zip(prompts, answered, known, strict=True):
+            groups.append(make_group(task, sample, prompt, made, group_id=f"{split}-{number:06d}", split=split,
+                                     step=step, reference=values, score=score))
+    return groups, rejected
+
+
+def _measured(task: Task, group: Group) -> Group:
+    """The group with what Task.metrics says of its answer."""
+    rollout, completion = group.rollouts[0], group.rollouts[0].completion
+    answer = parse_answer(completion.text, n_tokens=len(completion.tokens), truncated=completion.truncated,
+                          step=rollout.policy_step)
+    metrics, error = sample_metrics(task, group.sample, answer, rollout.parts)
+    return replace(group, rollouts=(replace(rollout, metrics=metrics, error=rollout.error or error),))
+
+
+def _record(group: Group) -> dict[str, Any]:
+    rollout, completion = group.rollouts[0], group.rollouts[0].completion
+    return {"task": group.task, "sample": group.sample.row, "id": group.sample.id, "answer": completion.text,
+            "parsed": rollout.parsed, "target": group.target, "parts": rollout.parts, "reward": rollout.reward,
+            "correct": rollout.correct, "length": len(completion.tokens),
+            "truncated": float(completion.truncated), "error": rollout.error, "metrics": rollout.metrics}
+
+
+def _table(task: Task, records: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Every metric over all samples, equal in weight; of a mixture also `<label>/<metric>` and `<label>/n` by task."""
+    out = _intervals(records)
+    for label in task.labels:
+        own = [r for r in records if r["task"] == label]
+        out |= {f"{label}/n": len(own), **{f"{label}/{name}": value for name, value in _intervals(own).items()}}
+    return out | task.summarize(records)
+
+
+def _intervals(records: Sequence[dict[str, Any]]) -> dict[str, float]:
+    columns: dict[str, list[float]] = {"reward/mean": [r["reward"] for r in records if r["reward"] is not None],
+                                       "correct_frac": [float(r["correct"]) for r in records
+                                                        if r["correct"] is not None],
+                                       "completion/length_mean": [float(r["length"]) for r in records],
+                                       "completion/truncated_frac": [r["truncated"] for r in records]}
+    for record in records:
+        for name, value in {**record["parts"], **record["metrics"]}.items():
+            if value is not None and math.isfinite(value):
+                columns.setdefault(name, []).append(float(value))
+    out: dict[str, float] = {}
+    for name, values in columns.items():
+        if values:
+            mean, low, high = mean_ci(values)
+            out |= {name: mean, f"{name}/ci95_low": low, f"{name}/ci95_high": high}
+    return out
+
+
+def evaluation_line(record: Mapping[str, Any]) -> str:
+    """What the terminal shows of a line of eval.jsonl."""
+    labels = tuple(k.removesuffix("n") for k in record if k.endswith("/n"))
+    words = [f"{k} {v:.3f} [{record[f'{k}/ci95_low']:.3f}, {record[f'{k}/ci95_high']:.3f}]"
+             for k, v in record.items() if f"{k}/ci95_low" in record and not k.startswith("completion/")
+             and (k.endswith("/reward/mean") or not k.startswith(labels))]
+    left_out = f", {record['rejected']} left out" if record["rejected"] else ""
+    return f"evaluation of {record['split']} at step {record['step']} (n={record['n']}{left_out}): {', '.join(words)}"

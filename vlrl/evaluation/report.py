@@ -1,0 +1,221 @@
+"""What a run achieved: the table before/after and the reward curve, read from the run folder. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from vlrl.evaluation.stats import Interval, paired_gain
+from vlrl.store import RunFolder
+from vlrl.store.files import read_json, replacing
+
+if TYPE_CHECKING:
+    from vlrl.training.session import Session
+
+_NOT_METRICS = {"step", "n", "rejected", "unscorable", "score_errors"}
+_COLORS = {"raw": "#9db8d9", "smooth": "#1f5fa8"}
+_SPLIT_COLORS = ("#d1591b", "#3a7d44", "#7a4ea3", "#8a6d1d")
+
+
+class Gain(NamedTuple):
+    """One metric of one split at the first and at the last evaluation."""
+
+    split: str
+    metric: str
+    n: int
+    """Samples of the last evaluation."""
+    steps: tuple[int, int]
+    before: Interval
+    after: Interval
+    gain: Interval
+    """Paired over the samples of both evaluations; NaN bounds where the store has no value per sample."""
+
+
+def gains(run: RunFolder) -> list[Gain]:
+    """Every metric of every split in eval.jsonl, from the first evaluation to the last (the same one if only one)."""
+    found = []
+    for split, (first, last) in _ends(run).items():
+        metrics = [k for k, v in last.items()
+                   if k not in _NOT_METRICS and not k.endswith("/n") and "/ci95_" not in k
+                   and not k.startswith("time/") and _number(v)]
+        values = [_per_sample(run, split, record["step"]) for record in (first, last)]
+        for metric in metrics:
+            before, after = _interval(first, metric), _interval(last, metric)
+            gain = _paired(values, metric, after.mean - before.mean)
+            label, slash, _ = metric.partition("/")
+            n = int(last.get(f"{label}/n" if slash else "n") or last.get("n") or 0)  # of a mixture's task its own
+            steps = first["step"], last["step"]
+            found.append(Gain(split, metric, n, steps, before, after, gain))
+    return found
+
+
+def summary_table(run: RunFolder) -> Table:
+    """Before, after and paired gain of each metric and split with 95 % intervals; one row each.
+
+    Of a mixture the reward over all, and every metric by task.
+    """
+    rows = _shown(gains(run))
+    span = f" (steps {rows[0].steps[0]} to {rows[0].steps[1]})" if rows else ": no evaluation yet"
+    notes = ["[low, high] = 95 % interval; the gain is paired over the same samples", *_best(run)]
+    caption = Text("\n".join(notes), "dim")
+    table = Table(title=f"Evaluation before and after{span}", caption=caption, box=SIMPLE_HEAD, pad_edge=False,
+                  collapse_padding=True, min_width=50)
+    for name in ("split", "metric", "n", "before", "after", "gain"):
+        left = name in ("split", "metric")
+        table.add_column(name, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
+    for row in rows:
+        style = "green" if row.gain.low > 0 else "red" if row.gain.high < 0 else ""
+        gain = Text(_signed(row.gain) if row.steps[0] < row.steps[1] else "–", style)
+        cells = (row.split, row.metric, str(row.n), str(row.before), str(row.after))
+        table.add_row(*(Text(cell) for cell in cells), gain)
+    return table
+
+
+def _best(run: RunFolder) -> Iterator[str]:
+    """The best evaluation of each split that was evaluated after a step, by the metric of checkpoints/best."""
+    marked = read_json(run.checkpoints / "best.json") or {}
+    metric = marked.get("metric", "reward/mean")
+    splits: dict[str, list[dict[str, Any]]] = {}
+    for line in run.evals():
+        if _number(line.get(metric)):
+            splits.setdefault(str(line["split"]), []).append(line)
+    for split, lines in splits.items():
+        best = max(lines, key=lambda line: line[metric])
+        where = f"at step {best['step']}" if best["step"] else "before the first step"
+        saved = " (checkpoints/best)" if (best["step"], split) == (marked.get("step"), marked.get("split")) else ""
+        if max(line["step"] for line in lines):
+            yield f"best {metric} of {split}: {best[metric]:.3f} {where}{saved}"
+
+
+def _shown(rows: list[Gain]) -> list[Gain]:
+    labels = tuple(row.metric.removesuffix("reward/mean") for row in rows if row.metric.endswith("/reward/mean"))
+    return [row for row in rows if "completion/" not in row.metric and (
+        not labels or row.metric == "reward/mean" or row.metric.startswith(labels))]
+
+
+def plot_reward(run: RunFolder, path: Path | None = None) -> Path:
+    """Draws the training reward per step and the held-out reward with 95 % intervals; `reward.png` in the run folder.
+
+    Returns the path of the picture. Steps are steps completed by the weights that were measured.
+    """
+    from matplotlib.figure import Figure
+
+    path = path or run.path / "reward.png"
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    _plot_training(axes, run)
+    _plot_evaluations(axes, run)
+    axes.set(xlabel="training steps completed", ylabel="mean reward per answer")
+    axes.set_title(run.path.name, loc="left", fontsize=11, parse_math=False)
+    axes.grid(axis="y", color="#e6e6e6")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=9)
+    else:
+        axes.text(0.5, 0.5, "no steps yet", transform=axes.transAxes, ha="center", color="gray")
+    with replacing(path, sync=False) as temporary:
+        figure.savefig(temporary, format="png")
+    return path
+
+
+def smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """Centred moving mean [N] -> [N]; at both ends over the part of the window that holds data."""
+    total, at = np.concatenate([[0.0], np.cumsum(values)]), np.arange(len(values))
+    first, end = np.maximum(at - window // 2, 0), np.minimum(at + window // 2 + 1, len(values))
+    return (total[end] - total[first]) / (end - first)
+
+
+def _plot_training(axes: Any, run: RunFolder) -> None:
+    points = [(r["step"], r["reward/mean"]) for r in run.metrics() if _number(r.get("reward/mean"))]
+    if not points:
+        return
+    steps, rewards = np.asarray(points, float).T
+    window = max(3, len(points) // 10)
+    axes.plot(steps, rewards, color=_COLORS["raw"], linewidth=1, alpha=0.8, label="training, each step")
+    axes.plot(steps, smooth(rewards, window), color=_COLORS["smooth"], linewidth=2,
+              label=f"training, mean of {window // 2 * 2 + 1} steps")
+
+
+def _plot_evaluations(axes: Any, run: RunFolder) -> None:
+    splits: dict[str, dict[int, Interval]] = {}
+    for record in run.evals():
+        if _number(record.get("reward/mean")):
+            splits.setdefault(str(record["split"]), {})[record["step"]] = _interval(record, "reward/mean")
+    for i, (split, points) in enumerate(splits.items()):
+        mean, low, high = np.asarray([points[step] for step in sorted(points)]).T
+        spread = np.nan_to_num([mean - low, high - mean]).clip(min=0)
+        axes.errorbar(sorted(points), mean, yerr=spread, fmt="o-", markersize=5, capsize=3, linewidth=1,
+                      color=_SPLIT_COLORS[i % len(_SPLIT_COLORS)], label=f"{split}, 95 % interval".replace("$", r"\$"))
+
+
+def _ends(run: RunFolder) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """First and last evaluation of each split; of a repeated evaluation the newer line counts."""
+    splits: dict[str, dict[int, dict[str, Any]]] = {}
+    for record in run.evals():
+        splits.setdefault(str(record["split"]), {})[record["step"]] = record
+    return {split: (steps[min(steps)], steps[max(steps)]) for split, steps in splits.items()}
+
+
+def _per_sample(run: RunFolder, split: str, step: int) -> dict[str, dict[str, float]]:
+    """metric, also as `<task>/<metric>` -> sample id -> mean over its answers, for what the rollouts of one evaluation
+    hold."""
+    values: dict[str, dict[str, list[float]]] = {}
+    columns = ["sample_id", "task", "reward", "parts", "metrics", "token_ids", "truncated"]
+    for row in run.rollouts(step, split=split, columns=columns).to_pylist():
+        own = {"reward/mean": row["reward"], "completion/length_mean": len(row["token_ids"] or ()),
+               "completion/truncated_frac": row["truncated"]}
+        for metric, value in (*own.items(), *(row["parts"] or ()), *(row["metrics"] or ())):
+            if value is None:
+                continue
+            for name in (metric, f"{row['task']}/{metric}"):
+                values.setdefault(name, {}).setdefault(row["sample_id"], []).append(value)
+    return {m: {sample: float(np.mean(v)) for sample, v in samples.items()} for m, samples in values.items()}
+
+
+def _paired(values: list[dict[str, dict[str, float]]], metric: str, difference: float) -> Interval:
+    """The paired gain where the store has the metric per sample, else the plain difference without bounds."""
+    before, after = (v.get(metric, {}) for v in values)
+    both = sorted(before.keys() & after.keys())
+    if not both:
+        return Interval(difference, float("nan"), float("nan"))
+    return paired_gain([before[s] for s in both], [after[s] for s in both])
+
+
+def _interval(record: Mapping[str, Any], metric: str) -> Interval:
+    values = (record.get(metric), record.get(f"{metric}/ci95_low"), record.get(f"{metric}/ci95_high"))
+    return Interval(*(float("nan") if v is None else float(v) for v in values))
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _signed(gain: Interval) -> str:
+    bounds = f" [{gain.low:+.3f}, {gain.high:+.3f}]" if np.isfinite(gain.low) else ""
+    return f"{gain.mean:+.3f}{bounds}"
+
+
+def last_words(session: Session) -> int:
+    """Prints the table before/after, draws reward.png, and says where the rollouts lie; on rank 0.
+
+    Returns the exit code: 0, or 130 when the run was stopped before its last step.
+    """
+    from vlrl.distributed import comm
+
+    if session.done < session.config.steps:
+        return 130
+    if not comm.is_main():
+        return 0
+    show, path = session.progress.print, session.folder.path
+    show(summary_table(session.folder))
+    show(f"reward curve   {plot_reward(session.folder)}")
+    show(f"model          {session.folder.checkpoints / f'step-{session.done:06d}'}")
+    show(f"every rollout  {path / 'rollouts'} (parquet), the evaluated answers in {path / 'eval-rollouts'}")
+    return 0

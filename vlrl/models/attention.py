@@ -1,0 +1,392 @@
+"""Attention of rows whose answers share one copy of their prompt; exact, and no T x T mask exists.
+
+Training (`Layout`): prompts are causal among themselves; answers attend to their prompt and to themselves. Generation
+(`PromptCache`): the new tokens of a group attend to the one cached prompt and to their own answers.
+
+Training has several implementations (`IMPLEMENTATIONS`), equal up to rounding:
+
+- `merged` (CPU): an answer's two parts are two calls of PyTorch's flash kernel, merged by their log-sum-exp; a group's
+  answers are so many more queries of one prompt, whose keys are never copied;
+- `varlen` (CUDA, 16 bits): the same three calls for all prompts and answers of a row at once;
+- `flex` (CUDA): one call of FlexAttention that skips the blocks nothing of which may be seen;
+- `masked` (anywhere): scaled dot-product attention over [prompt | answer] under a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from vlrl.errors import ConfigError
+from vlrl.models.attention_kernels import Blocks, Runs, Varlen, flex
+
+ATTENTION = "vlrl_prefix_shared"
+
+Place = tuple[int, int]
+"""(offset, tokens) of a run of tokens in a row."""
+Span = tuple[int, int, Sequence[Place]]
+"""(offset, prompt tokens, place of each answer) of a piece; the answers follow the prompt without gaps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Runs of similar length side by side: R runs, A the longest."""
+
+    index: torch.Tensor
+    """[R * A] place of each token in the row; a run's last token where padded."""
+    shape: tuple[int, int]
+    valid: torch.Tensor | None
+    """[R * A] bool, None when nothing is padded."""
+    places: torch.Tensor
+    """[tokens] the index without padding, in the order of `take` and `flat`."""
+
+    def take(self, x: torch.Tensor, padding: float | None = None) -> torch.Tensor:
+        """[T, H, ...] -> [R, H, A, ...]; `padding` is put where a run is padded."""
+        x = x.index_select(0, self.index)
+        if padding is not None and self.valid is not None:
+            x[~self.valid] = padding
+        return x.view(*self.shape, *x.shape[1:]).transpose(1, 2)
+
+    def flat(self, x: torch.Tensor) -> torch.Tensor:
+        """[R, H, A, ...] -> [tokens, H, ...]."""
+        x = x.transpose(1, 2).flatten(0, 1)
+        return x if self.valid is None else x[self.valid]
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """Prompts of similar length and their answers for the masked path."""
+
+    prompts: Grid
+    answers: Grid | None
+    """None when the prompts have none."""
+    owner: torch.Tensor
+    """[R] number of the answer's prompt in this bucket."""
+    mask: torch.Tensor
+    """[R, 1, A, P + A] bool, True = may attend."""
+
+
+class Layout:
+    """Where prompts and answers lie in a row of T tokens; travels to the attention as a forward keyword.
+
+    `kind` names the implementation. What an implementation derives from the row is kept for the other layers.
+    """
+
+    def __init__(self, spans: Sequence[Span], length: int, kind: str = "auto"):
+        self.spans, self.length, self.kind = tuple(spans), length, kind
+        self._kept: dict[tuple[Any, torch.device], Any] = {}
+
+    @cached_property
+    def answers(self) -> tuple[Grid, ...]:
+        """All answers, those of similar length together."""
+        runs = [place for _, _, places in self.spans for place in places]
+        return tuple(_grid(alike) for alike in _alike(runs))
+
+    def masked(self, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
+        """Buckets on a device, and the place [T] of each row token in their concatenated outputs."""
+        return self._keep(_buckets, device)
+
+    def runs(self, device: torch.device) -> Runs:
+        """Prompts and answers apart, for kernels of many lengths."""
+        return self._keep(Runs.of, device)
+
+    def blocks(self, device: torch.device) -> Blocks:
+        """Which blocks of 128 x 128 positions see each other, for FlexAttention."""
+        return self._keep(Blocks.of, device)
+
+    def _keep(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:
+        if (make, device) not in self._kept:
+            self._kept[make, device] = make(self, device)
+        return self._kept[make, device]
+
+
+@dataclass(eq=False)
+class PromptCache:
+    """Keys and values of P prompts, shared by the R rows that are being written; a forward keyword of decoding."""
+
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+    """Keys and values [P, H_kv, L, d] of each layer."""
+    bias: torch.Tensor | None
+    """[P, 1, 1, L], 0 or -inf where a prompt is padded; None when none is."""
+    owner: torch.Tensor
+    """[R] number of each row's prompt, ascending."""
+    grid: torch.Tensor | None = field(init=False)
+    """[P * G] row of each prompt's queries, G the most of any; None when all prompts have G rows."""
+    inverse: torch.Tensor = field(init=False)
+    """[R] place of each row in the grid."""
+
+    def __post_init__(self) -> None:
+        self._arrange()
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keeps rows (ascending), and the prompts that still have any."""
+        kept, self.owner = self.owner[rows].unique_consecutive(return_inverse=True)
+        if len(kept) < len(self.layers[0][0]):
+            self.layers = [(k[kept], v[kept]) for k, v in self.layers]
+            self.bias = None if self.bias is None else self.bias[kept]
+        self._arrange()
+
+    def _arrange(self) -> None:
+        count = self.owner.bincount()
+        widest, rows = int(count.max()), torch.arange(len(self.owner), device=self.owner.device)
+        rank = rows - (count.cumsum(0) - count)[self.owner]
+        self.inverse = self.owner * widest + rank
+        self.grid = None
+        if len(rows) < len(count) * widest:
+            self.grid = torch.zeros(len(count) * widest, dtype=torch.long, device=rows.device)
+            self.grid[self.inverse] = rows
+
+
+def _alike(runs: Sequence[Any]) -> Iterator[list[Any]]:
+    """Runs (offset, tokens, ...) whose lengths differ by less than a quarter together, longest first."""
+    rest = sorted(runs, key=lambda run: -run[1])
+    while rest:
+        count = sum(run[1] >= 0.75 * rest[0][1] for run in rest)
+        yield sorted(rest[:count])
+        rest = rest[count:]
+
+
+def _grid(runs: Sequence[Place], device: torch.device | None = None) -> Grid:
+    steps = torch.arange(max(n for _, n in runs), device=device)
+    offset, length = torch.tensor(runs, device=device).T[..., None]
+    index, valid = (offset + torch.minimum(steps, length - 1)).flatten(), (steps < length).flatten()
+    full = bool(valid.all())
+    return Grid(index, (len(runs), len(steps)), None if full else valid, index if full else index[valid])
+
+
+def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+              attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
+              prefix_layout: Layout | PromptCache | None = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    """Attention by a layout; anything else (padded rows, the vision tower, which also receives the layout) goes to
+    the stock implementation.
+
+    query [B, H, T, d], key and value [B, H_kv, T, d] -> [B, T, H, d].
+    """
+    if prefix_layout is None or not getattr(module, "is_causal", False):
+        return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, scaling=scaling,
+                                            dropout=dropout, **kwargs)
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if isinstance(prefix_layout, PromptCache):
+        return _next_token(query, key, value, prefix_layout, int(getattr(module, "layer_idx", 0)), scaling), None
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return _implementation(q, v, prefix_layout.kind)(q, k, v, prefix_layout, scaling)[None], None
+
+
+AttentionInterface.register(ATTENTION, attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+# --- implementations -------------------------------------------------------------------------------------------------
+
+Implementation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout, float | None], torch.Tensor]
+"""(q [T, H, d], k and v [T, H_kv, d], layout, scale) -> [T, H, d]."""
+
+
+def merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
+    return Merged.apply(q, _repeated(k, q), _repeated(v, q), layout, scale)
+
+
+def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
+    return _masked(q, _repeated(k, q), _repeated(v, q), layout, scale)
+
+
+def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
+    return Varlen.apply(q, k, v, layout.runs(q.device), scale)
+
+
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    "merged": merged, "masked": masked, "varlen": varlen,
+    "flex": lambda q, k, v, layout, scale: flex(q, k, v, layout.blocks(q.device), scale)}
+DEVICES = {"merged": ("cpu",), "masked": ("cpu", "cuda"), "varlen": ("cuda",), "flex": ("cuda",)}
+"""Where each can train."""
+
+
+def check(kind: str, device: str, dtype: torch.dtype) -> None:
+    """Raises ConfigError when train.attention=kind cannot train on a device in this compute type."""
+    possible = ["auto", *(name for name, devices in DEVICES.items() if device in devices)]
+    if kind not in possible:
+        raise ConfigError(f"train.attention={kind} does not run on this device ({device}): choose one of "
+                          f"{', '.join(possible)}")
+    if kind == "varlen" and dtype == torch.float32:
+        raise ConfigError("train.attention=varlen computes in 16 bits, but model.dtype is float32: set "
+                          "model.dtype=bfloat16 or train.attention=auto")
+
+
+def _implementation(q: torch.Tensor, v: torch.Tensor, kind: str) -> Implementation:
+    if kind == "auto":
+        kind = "merged" if q.device.type == "cpu" and q.shape[-1] == v.shape[-1] else "masked"
+    return IMPLEMENTATIONS[kind]
+
+
+def _repeated(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """[T, H_kv, d] with as many heads as q."""
+    repeat = q.shape[1] // keys.shape[1]
+    return keys.repeat_interleave(repeat, 1) if repeat > 1 else keys
+
+
+# --- two parts merged by their log-sum-exp ---------------------------------------------------------------------------
+
+
+def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, causal: bool = False,
+           bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [B, H, T, d] and log-sum-exp [B, H, T]."""
+    if q.device.type == "cpu":
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=bias,
+                                                                          scale=scale)
+    scores = (q @ k.mT).float() * (scale if scale is not None else q.shape[-1] ** -0.5)
+    scores = scores if bias is None else scores + bias
+    return scores.softmax(-1).to(v.dtype) @ v, scores.logsumexp(-1)
+
+
+def _merge(a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.Tensor) -> torch.Tensor:
+    """Attention over the keys of both parts, from outputs [..., d] and log-sum-exps [...] over each."""
+    share = torch.sigmoid(a_lse - b_lse)[..., None]
+    return torch.lerp(b.to(share.dtype), a.to(share.dtype), share).to(a.dtype)
+
+
+def _heads(x: torch.Tensor) -> torch.Tensor:
+    """[T, H, ...] -> a view [1, H, T, ...]."""
+    return x.transpose(0, 1).unsqueeze(0)
+
+
+class Merged(torch.autograd.Function):
+    """Attention of a shared row on a CPU: (q, k, v [T, H, d], layout, scale) -> [T, H, d].
+
+    The gradient of softmax attention needs only the output and the log-sum-exp over all keys of a query, so each part
+    has the flash kernel's own backward pass, given those of the whole.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout,
+                scale: float | None) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype)
+        lse = torch.empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+        for grid in layout.answers:
+            own, own_lse = _flash(grid.take(q), grid.take(k), grid.take(v), scale, causal=True)
+            out.index_copy_(0, grid.places, grid.flat(own))
+            lse.index_copy_(0, grid.places, grid.flat(own_lse))
+        views = [_heads(x) for x in (q, k, v, out, lse)]
+        for start, prompt, answers in _places(layout):
+            mine, keys, values, at, at_lse = (x.narrow(2, start, prompt) for x in views)
+            found, found_lse = _flash(mine, keys, values, scale, causal=True)
+            at.copy_(found)
+            at_lse.copy_(found_lse)
+            if answers:
+                mine, own, own_lse = (views[i].narrow(2, start + prompt, answers) for i in (0, 3, 4))
+                over, over_lse = _flash(mine, keys, values, scale)
+                own.copy_(_merge(own, own_lse, over, over_lse))
+                torch.logaddexp(own_lse, over_lse, out=own_lse)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.layout, ctx.scale = layout, scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        saved, layout, scale = ctx.saved_tensors, ctx.layout, ctx.scale
+        grads = [torch.empty_like(x) for x in saved[:3]]
+        for grid in layout.answers:
+            parts = _flash_backward(grid.take(grad, padding=0), [grid.take(x) for x in saved], scale, causal=True)
+            for whole, part in zip(grads, parts, strict=True):
+                whole.index_copy_(0, grid.places, grid.flat(part))
+        views, sums = [_heads(x) for x in (grad, *saved)], [_heads(x) for x in grads]
+        for start, prompt, answers in _places(layout):
+            above, *parts = (x.narrow(2, start, prompt) for x in views)
+            mine = [x.narrow(2, start, prompt) for x in sums]
+            for whole, part in zip(mine, _flash_backward(above, parts, scale, causal=True), strict=True):
+                whole.copy_(part)
+            if answers:
+                above, q, out, lse = (views[i].narrow(2, start + prompt, answers) for i in (0, 1, 4, 5))
+                over = _flash_backward(above, [q, *parts[1:3], out, lse], scale)
+                mine[0] = sums[0].narrow(2, start + prompt, answers)
+                for whole, part in zip(mine, over, strict=True):
+                    whole.add_(part)
+        return *grads, None, None
+
+
+def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], scale: float | None,
+                    causal: bool = False) -> Sequence[torch.Tensor]:
+    """Gradients of q, k, v [B, H, T, d]; saved are q, k, v, and output and log-sum-exp over all keys."""
+    q, k, v, out, lse = saved
+    lse = lse.transpose(1, 2).contiguous().transpose(1, 2)  # the kernel reads no strides of it
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, q, k, v, out, lse, 0.0, causal, scale=scale)
+
+
+def _places(layout: Layout) -> Iterator[tuple[int, int, int]]:
+    """Where each piece begins, and the tokens of its prompt and of its answers."""
+    for offset, prompt, places in layout.spans:
+        yield offset, prompt, sum(n for _, n in places)
+
+
+# --- one masked attention ---------------------------------------------------------------------------------------------
+
+
+def _buckets(layout: Layout, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
+    groups = [[span for span in layout.spans if bool(span[2]) == answered] for answered in (True, False)]
+    buckets = [_bucket(alike, device) for spans in groups for alike in _alike(spans)]
+    order = torch.cat([grid.places for b in buckets for grid in (b.prompts, b.answers) if grid])
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(layout.length, device=device)
+    return tuple(buckets), inverse
+
+
+def _bucket(spans: Sequence[Span], device: torch.device) -> Bucket:
+    owner = torch.tensor([i for i, (_, _, places) in enumerate(spans) for _ in places], device=device)
+    prompts = _grid([(offset, n) for offset, n, _ in spans], device)
+    if not len(owner):
+        return Bucket(prompts, None, owner, owner)
+    answers = _grid([place for _, _, places in spans for place in places], device)
+    (n, p), (r, a) = prompts.shape, answers.shape
+    seen = torch.ones(n, p, dtype=torch.bool, device=device) if prompts.valid is None else prompts.valid.view(n, p)
+    reach = torch.ones(a, a, dtype=torch.bool, device=device).tril()
+    mask = torch.cat([seen[owner][:, None].expand(r, a, p), reach.expand(r, a, a)], -1)[:, None]
+    return Bucket(prompts, answers, owner, mask)
+
+
+def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
+    """[T, H, d] by attention of answers over [prompt | answer] under a mask; prompts of similar length side by side."""
+    buckets, inverse = layout.masked(q.device)
+    outputs = []
+    for bucket in buckets:
+        prompts, answers = bucket.prompts, bucket.answers
+        k_prompt, v_prompt = prompts.take(k), prompts.take(v)
+        own = F.scaled_dot_product_attention(prompts.take(q), k_prompt, v_prompt, is_causal=True, scale=scale)
+        outputs.append(prompts.flat(own))
+        if answers is None:
+            continue
+        keys = torch.cat([k_prompt.index_select(0, bucket.owner), answers.take(k)], 2)
+        values = torch.cat([v_prompt.index_select(0, bucket.owner), answers.take(v)], 2)
+        over = F.scaled_dot_product_attention(answers.take(q), keys, values, attn_mask=bucket.mask, scale=scale)
+        outputs.append(answers.flat(over))
+    return torch.cat(outputs).index_select(0, inverse)
+
+
+# --- generation -------------------------------------------------------------------------------------------------------
+
+
+def _next_token(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: PromptCache, layer: int,
+                scale: float | None) -> torch.Tensor:
+    """[R, 1, H, d] of one new token per row over its prompt and its own answer; query [R, H, 1, d]."""
+    (rows, heads, _, d), kv_heads = query.shape, key.shape[1]
+    keys, values = cache.layers[layer]
+    q = query.view(rows, kv_heads, heads // kv_heads, d)  # query heads of one key head are so many more queries
+    own, own_lse = _flash(q, key, value, scale)
+    asked = (q if cache.grid is None else q[cache.grid]).view(len(keys), -1, *q.shape[1:])  # [P, G, H_kv, h, d]
+    over, over_lse = _flash(asked.transpose(1, 2).flatten(2, 3), keys, values, scale, bias=cache.bias)
+
+    def by_row(x: torch.Tensor) -> torch.Tensor:
+        x = x.unflatten(2, asked.shape[1:4:2]).transpose(1, 2).flatten(0, 1)  # [P * G, H_kv, h, ...]
+        return x if cache.grid is None else x[cache.inverse]
+
+    return _merge(own, own_lse, by_row(over), by_row(over_lse)).view(rows, 1, heads, d)

@@ -1,0 +1,244 @@
+# pyright: reportMissingImports=false
+"""DeepSpeed's ZeRO as a setting (train.sharding=zero2, zero3), imported only when that is asked for.
+
+zero2 shares out gradients and AdamW's averages over the processes, zero3 the weights too. DeepSpeed adds up gradients
+with each micro-batch, clips them and steps; losses, learning rates and checkpoints are those of other runs: tensors are
+gathered one at a time, and only the main process keeps them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.metadata
+import importlib.util
+import logging
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
+from vlrl.errors import ConfigError
+from vlrl.models.logprobs import TokenStats
+
+if TYPE_CHECKING:
+    from vlrl.models.policy import Policy
+
+_AVERAGES = ("exp_avg", "exp_avg_sq")
+_LEAST = "0.19.8"
+"""Version of DeepSpeed that leaves it to the loop after how many micro-batches it steps."""
+BUCKET = 2**26
+"""Numbers of gradients that are summed at once."""
+
+
+class _Called(torch.nn.Module):
+    """The model for DeepSpeed, which wants all that a pass computes to happen within one call."""
+
+    def __init__(self, model: torch.nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+
+class Zero:
+    """A policy's model and optimizer in the engine of DeepSpeed."""
+
+    def __init__(self, engine: Any, stage: int):
+        self.engine, self.stage = engine, stage
+        self._open = contextlib.ExitStack()
+        self.gathered = False
+
+    def run(self, work: Callable[[], TokenStats]) -> TokenStats:
+        """A pass of the model; a call of all processes, unless the model is gathered."""
+        if self.gathered:
+            return work()
+
+        def plain() -> tuple[Any, ...]:
+            found = work()
+            return found.logprobs, found.entropy, dict(found.more)
+
+        return TokenStats(*self.engine(plain))
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Adds the gradients of all processes to those before. A loss that is not finite makes them NaN."""
+        factor = torch.where(loss.detach().isfinite(), float(comm.world()), math.nan)  # DeepSpeed takes means
+        self.engine.backward(loss * factor, scale_wrt_gas=False)
+
+    def step(self) -> float:
+        """Clips and steps, except where the gradient is not finite, and forgets the gradient; returns its norm."""
+        self.engine.step()
+        return math.inf if self.engine.optimizer.overflow else float(self.engine.get_global_grad_norm())
+
+    def gather(self) -> None:
+        """As Shards.gather."""
+        self.scatter()
+        if self.stage == 3:
+            from deepspeed.runtime.zero.stage3 import unwrap_model_for_generation
+
+            self._open.enter_context(unwrap_model_for_generation(self.engine))
+            self.gathered = True
+
+    def scatter(self) -> None:
+        """As Shards.scatter."""
+        self._open.close()
+        self.gathered = False
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A copy of a weight in main memory, on the main process; None elsewhere. A call of all processes."""
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([tensor], enabled=hasattr(tensor, "ds_id")):
+            return tensor.detach().to("cpu", copy=True) if comm.is_main() else None
+
+    def fragment(self, parameter: Any) -> tuple[torch.Tensor, slice, slice] | None:
+        """Where this process keeps its part of a weight: (flat tensor, place in it, place in the flattened weight);
+        None without a part."""
+        held = self.engine.optimizer
+        if self.stage == 3:
+            group, start, size = held.grad_position[held.get_param_id(parameter)]
+            first = size * comm.rank()
+            size = min(size, parameter.ds_numel - first)
+            flat = held.fp32_partitioned_groups_flat[group]
+        elif (found := parameter._hp_mapping) is not None:
+            start, size = found.hp_fragment_address.start, found.hp_fragment_address.numel
+            first, flat = found.lp_fragment_address.start, held.single_partition_of_fp32_groups[found.param_group_index]
+        else:
+            return None
+        return (flat, slice(start, start + size), slice(first, first + size)) if size > 0 else None
+
+    def flats(self) -> list[torch.Tensor]:
+        """The parts of all weights that learn which this process keeps, as AdamW sees them."""
+        held = self.engine.optimizer
+        return list(held.fp32_partitioned_groups_flat if self.stage == 3 else held.single_partition_of_fp32_groups)
+
+
+@dataclass(frozen=True, eq=False)
+class Average:
+    """One of AdamW's averages of one weight, of which each process has a part."""
+
+    optimizer: ZeroOptimizer
+    parameter: Any
+    name: str
+
+    def whole(self) -> torch.Tensor | None:
+        """The average in main memory, on the main process; None elsewhere. A call of all processes."""
+        shape = _shape(self.parameter)
+        found = torch.zeros(shape.numel(), device=self.parameter.device)
+        if part := self.optimizer.zero.fragment(self.parameter):
+            flat, there, here = part
+            found[here] = self.optimizer.inner.state[flat][self.name][there]
+        torch.distributed.all_reduce(found)
+        return found.view(shape).cpu() if comm.is_main() else None
+
+
+class ZeroOptimizer:
+    """What the loop asks of an optimizer, of the AdamW in DeepSpeed's engine. It steps by `Zero.step`."""
+
+    def __init__(self, zero: Zero, inner: torch.optim.Optimizer, groups: list[list[Any]]):
+        self.zero, self.inner, self.groups = zero, inner, groups
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.inner.param_groups
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> Any:
+        """As an optimizer's own; called before each step of the AdamW inside."""
+        return self.inner.register_step_pre_hook(hook)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: `Zero.step` forgets the gradient."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """As that of an AdamW over the whole weights, with an `Average` for each tensor (see sharding.whole)."""
+        numbers = iter(range(sum(map(len, self.groups))))
+        groups = [{**{k: v for k, v in held.items() if k != "params"}, "params": [next(numbers) for _ in own]}
+                  for held, own in zip(self.inner.param_groups, self.groups, strict=True)]
+        flats = [flat for flat in self.zero.flats() if flat in self.inner.state]
+        parameters = [p for group in self.groups for p in group] if flats else []
+        return {"state": {i: {"step": self.inner.state[flats[0]]["step"].clone(),
+                              **{name: Average(self, p, name) for name in _AVERAGES}}
+                          for i, p in enumerate(parameters)}, "param_groups": groups}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes the whole state of an AdamW over the same weights."""
+        for held, given in zip(self.inner.param_groups, state["param_groups"], strict=True):
+            held.update({k: copy.deepcopy(v) for k, v in given.items() if k != "params"})
+        if not state["state"]:
+            return
+        step = next(iter(state["state"].values()))["step"]
+        for flat in self.zero.flats():
+            self.inner.state[flat] = {"step": step.clone().to(flat.device),
+                                      **{name: torch.zeros_like(flat) for name in _AVERAGES}}
+        for i, parameter in enumerate(p for group in self.groups for p in group):
+            part = self.zero.fragment(parameter)
+            for name in _AVERAGES if part and i in state["state"] else ():
+                flat, there, here = part  # type: ignore[misc]
+                self.inner.state[flat][name][there] = state["state"][i][name].flatten()[here].to(flat.device)
+
+
+def _shape(parameter: Any) -> torch.Size:
+    return parameter.ds_shape if hasattr(parameter, "ds_shape") else parameter.shape
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError when DeepSpeed is asked for and is not installed, or too old."""
+    name = config.train.sharding
+    if not name.startswith("zero"):
+        return
+    if importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError(f"train.sharding={name}: DeepSpeed is not installed. pip install 'vlrl[deepspeed]', or set "
+                          "train.sharding=fsdp2")
+    from packaging.version import Version  # DeepSpeed needs it too
+
+    found = importlib.metadata.version("deepspeed")
+    if Version(found) < Version(_LEAST):
+        raise ConfigError(f"train.sharding={name} needs DeepSpeed {_LEAST}, and this is {found}: install that, or set "
+                          "train.sharding=fsdp2")
+
+
+def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> Any:
+    """Shares the policy out over all processes and returns its optimizer from then on, a ZeroOptimizer.
+
+    A frozen reference beside the policy stays whole on each process.
+    """
+    if policy.device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", "`torch.distributed.*` is deprecated", FutureWarning)
+    if policy.device.type == "cpu":  # else it compiles collectives of its own, for minutes
+        deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
+    stage = int(config.train.sharding[-1])
+    groups = [list(group["params"]) for group in optimizer.param_groups]
+    if policy._reference is not None:
+        policy._reference.to(policy.device)
+    engine = deepspeed.initialize(model=_Called(policy.model), optimizer=optimizer, config={
+        "train_micro_batch_size_per_gpu": 1, "managed_gradient_accumulation": False, "steps_per_print": None,
+        "gradient_clipping": config.train.max_grad_norm, "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        # gathers by the order of passes before would differ where processes had different numbers of them
+        "zero_optimization": {"stage": stage, "overlap_comm": False, "reduce_bucket_size": BUCKET,
+                              "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}})[0]
+    zero = Zero(engine, stage)
+    if stage == 3:
+        _keep(engine.optimizer, policy.base.get_output_embeddings())
+    policy.shards = zero
+    return ZeroOptimizer(zero, optimizer, groups)
+
+
+def _keep(held: Any, layer: Any) -> None:
+    """The output layer stays whole on each process: it is called once for each chunk of tokens, and processes have
+    different numbers of chunks."""
+    for parameter in layer.parameters() if layer is not None else ():
+        if not parameter.ds_persist:
+            parameter.ds_persist = True
+            held.persistent_parameters.append(parameter)

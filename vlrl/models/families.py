@@ -1,0 +1,396 @@
+"""What differs between model families. Nothing else in vlrl names one.
+
+A Family says how the model writes coordinates, which token strings stand for visual input, how its parts are called,
+how it numbers positions, and how its processor is told the size of an image. `family_of(config)` picks one by the
+`model_type` of the model's own config; a type that is not in the table gets what can be read off its config, and rows
+padded instead of prefix-shared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from vlrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from vlrl.config.schema import ModelSettings
+
+Part = Literal["language", "merger", "vision"]
+
+
+def _no_limits(processor: Any, settings: ModelSettings) -> None:
+    unit = type(processor.image_processor).__name__
+    raise ConfigError(f"model.{_given(settings)}: vlrl does not know how {unit} is told the size of an image. Leave "
+                      "the setting out and set the size in preprocessor_config.json of the model's folder.")
+
+
+def _as_they_are(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    return inputs
+
+
+@dataclass(frozen=True)
+class Family:
+    """Facts about one family of vision-language models."""
+
+    model_type: str
+    coordinates: str
+    """How the model was taught to write boxes; see coordinates.py."""
+    vision_tokens: tuple[str, ...] = ()
+    """Tokens that stand for visual input or frame it; an answer may not contain one."""
+    vision: tuple[str, ...] = ("vision_tower.", "vision_model.", "visual.", "vision_encoder.")
+    """Module path fragments of the vision tower ..."""
+    mergers: tuple[str, ...] = ("multi_modal_projector.", "connector.", "merger.", "image_newline.", "projector.")
+    """... and of what brings its features into the language model."""
+    mrope: bool = False
+    """Positions have three rows (time, height, width)."""
+    grids: bool = False
+    """The processor returns the patch grid of every image and video."""
+    videos: bool = True
+    """The model takes videos, if its processor does."""
+    shared: bool = True
+    """A group's answers may share one copy of the prompt (packing.py); else rows are padded."""
+    nested: tuple[str, ...] = ()
+    """What the processor takes as one list per prompt: "images", "videos"."""
+    exclusive_media: bool = False
+    """Images and videos travel in one tensor, so a prompt holds images or videos, not both."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """Keywords of the processor's apply_chat_template."""
+    limit: Callable[[Any, ModelSettings], None] = _no_limits
+    """Tells (processor, settings) the area limits of an image or video frame."""
+    encode: Callable[[Any, dict[str, Any]], dict[str, Any]] = _as_they_are
+    """(model, forward keywords) -> forward keywords; for media that the model's forward cannot take together."""
+    answer_types: Mapping[str, int] = field(default_factory=dict)
+    """Token types of an answer by keyword, where they are not 0; see Prompt.aligned_answer."""
+    other_ids: tuple[int, ...] = ()
+    """Vision token ids that are known by number alone."""
+
+    def part_of(self, name: str) -> Part:
+        """The part of the model that a parameter or module belongs to, by its name."""
+        name = f"{name}."
+        if any(m in name for m in self.mergers):
+            return "merger"
+        return "vision" if any(v in name for v in self.vision) else "language"
+
+    @property
+    def known(self) -> bool:
+        """Whether the family is in the table; else it is made of what a config says."""
+        return self.model_type in FAMILIES
+
+    def vision_ids(self, processor: Any) -> list[int]:
+        """Ids of the vision tokens that the processor's tokenizer knows."""
+        vocabulary = processor.tokenizer.get_vocab()
+        ids = {*self.other_ids, *(vocabulary[t] for t in self.vision_tokens if t in vocabulary)}
+        if not self.known:
+            ids |= {*getattr(processor, "image_token_ids", ()), *getattr(processor, "video_token_ids", ())} - {None}
+        return sorted(ids)
+
+    def end_id(self, processor: Any) -> int:
+        """Id of the token that closes an answer in the chat template; the tokenizer's end token where none does.
+
+        The two differ in some models (Gemma 3, base models): there an answer ends as the model was taught to end it.
+        """
+        tokenizer, answer = processor.tokenizer, "There it is."
+        turns = [{"role": role, "content": [{"type": "text", "text": text}]}
+                 for role, text in (("user", "Where is it?"), ("assistant", answer))]
+        try:
+            text = processor.apply_chat_template(turns, tokenize=False, **self.template)
+        except Exception:  # whatever a template's code raises; some refuse a given answer
+            return tokenizer.eos_token_id
+        rest = text.rpartition(answer)[2].lstrip() if answer in text else ""
+        closing = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        found = max((token for token in closing if rest.startswith(token)), key=len, default=tokenizer.eos_token)
+        return closing.get(found, tokenizer.eos_token_id)
+
+    def positions(self, model: Any, ids: torch.Tensor, types: torch.Tensor | None,
+                  mm: Mapping[str, torch.Tensor]) -> np.ndarray:
+        """[R, T] int64 positions of one sequence by the model's own rope index, corrected for text behind a video.
+
+        R = 3 with M-RoPE, else 1. `ids`, `types` are [1, T]; types mark image (1) and video (2) tokens. Media may
+        stand anywhere in the sequence.
+        """
+        rows = 3 if self.mrope else 1
+        grids = {k: v for k, v in mm.items() if k.endswith("grid_thw") or k == "second_per_grid_ts"}
+        if not self.mrope or not grids:
+            return np.broadcast_to(np.arange(ids.shape[1], dtype=np.int64), (rows, ids.shape[1])).copy()
+        inner = getattr(model, "model", model)
+        positions, _ = inner.get_rope_index(ids, mm_token_type_ids=types, **grids)
+        return _text_after_media(positions[:, 0].numpy().astype(np.int64), types)
+
+    def processed_sizes(self, processor: Any, mm: Mapping[str, torch.Tensor],
+                        kinds: Sequence[str]) -> tuple[tuple[int, int], ...]:
+        """(width, height) of each media in order, read from the processor's own grids; () for tiles of fixed size."""
+        if not self.grids:
+            return ()
+        grids = {kind: iter(mm[key].tolist()) for kind, key in
+                 (("image", "image_grid_thw"), ("video", "video_grid_thw")) if key in mm}
+        out = []
+        for kind in kinds:
+            unit = processor.image_processor if kind == "image" else processor.video_processor
+            _, h, w = next(grids[kind])
+            out.append((w * unit.patch_size, h * unit.patch_size))
+        return tuple(out)
+
+
+def _text_after_media(positions: np.ndarray, types: torch.Tensor | None) -> np.ndarray:
+    """[3, T] positions in which the token after a video follows the video's last moment, as Qwen2-VL was taught.
+
+    transformers 5.19 lets it follow the largest side of a frame, so that text after a long video lies inside of it.
+    """
+    if types is None:
+        return positions
+    kinds, out = types[0].numpy(), positions.copy()
+    for end in np.flatnonzero((kinds[1:] == 0) & (kinds[:-1] != 0)) + 1:
+        begin = int(np.flatnonzero(kinds[:end] == 0)[-1]) + 1 if (kinds[:end] == 0).any() else 0
+        out[:, end:] += max(0, int(out[:, begin:end].max()) + 1 - int(out[:, end].min()))
+    return out
+
+
+def set_pixel_limits(processor: Any, family: Family, settings: ModelSettings) -> None:
+    """Sets the area limits of an image, a video frame and a whole video after resizing, in pixels.
+
+    None keeps the processor's own, as far as the other limits allow. Raises ConfigError where the processor of the
+    family has no such limit.
+    """
+    for name in ("video_min_pixels", "video_max_pixels", "video_total_pixels"):
+        value = getattr(settings, name)
+        if value is not None and not (family.grids and family.videos):
+            raise ConfigError(f"model.{name}={value}: this model ({family.model_type}) does not resize video frames by "
+                              "their area; leave the setting out.")
+    if {settings.min_pixels, settings.max_pixels, settings.video_total_pixels, *settings.frame_pixels} != {None}:
+        family.limit(processor, settings)
+    unit: Any = getattr(processor, "video_processor", None)
+    if getattr(unit, "cap_pixels_per_frame", False) is None:  # as qwen-vl-utils does and transformers 5.22 will
+        unit.cap_pixels_per_frame = True
+
+
+def agree(model: Any, processor: Any) -> None:
+    """Tells the model what it shares with its processor and the limits may have changed: the tilings of an image."""
+    pinpoints = getattr(processor.image_processor, "image_grid_pinpoints", None)
+    if pinpoints and hasattr(model.config, "image_grid_pinpoints"):
+        model.config.image_grid_pinpoints = [list(p) for p in pinpoints]
+
+
+# --- how each processor is told the size of an image -----------------------------------------------------------------
+
+
+def _limit_area(processor: Any, settings: ModelSettings) -> None:
+    """Qwen2: the area itself, of an image and of a frame; of a video as a number of visual tokens."""
+    _set_areas(processor, settings)
+    unit = processor.video_processor
+    if settings.video_total_pixels is not None:
+        unit.cap_pixels_per_frame = True
+        unit.max_video_tokens = (settings.video_total_pixels + 0.5) / (0.9 * _side(unit) ** 2)  # it takes 0.9 of them
+        _below_its_cap(unit, settings.frame_pixels[1])
+
+
+def _limit_area_of_videos(processor: Any, settings: ModelSettings) -> None:
+    """Qwen3: its video processor knows only the area of all frames together, so a lower limit is of the whole video.
+
+    It shares the upper limit out among the frames, here enough for the most of them. The cap keeps a short video from
+    spending all of it on large frames.
+    """
+    _set_areas(processor, settings)
+    unit, high, total = processor.video_processor, settings.frame_pixels[1], settings.video_total_pixels
+    if high is not None:
+        unit.max_video_tokens = max(1, high // _side(unit) ** 2)
+        unit.size = dict(unit.size) | {"longest_edge": high * settings.video_max_frames}
+        _below_its_cap(unit, high)
+    if total is not None:
+        unit.size = dict(unit.size) | {"longest_edge": 2 * total}  # it counts each of two merged frames
+    if high is not None or total is not None:
+        unit.cap_pixels_per_frame = True
+
+
+def _set_areas(processor: Any, settings: ModelSettings) -> None:
+    for unit, low, high, name in (
+            (processor.image_processor, settings.min_pixels, settings.max_pixels, "max_pixels"),
+            (processor.video_processor, *settings.frame_pixels,
+             "max_pixels" if settings.video_max_pixels is None else "video_max_pixels")):
+        side, size = _side(unit), dict(unit.size)
+        _refuse(high if high is not None and high < side**2 else None, name,
+                f"one of its visual tokens is {side}x{side} pixels; allow at least {side**2}")
+        if low is not None:
+            size |= {"shortest_edge": low, "longest_edge": max(low, size["longest_edge"])}
+        if high is not None:
+            size |= {"shortest_edge": min(high, size["shortest_edge"]), "longest_edge": high}
+        unit.size = size
+
+
+def _side(unit: Any) -> int:
+    return unit.patch_size * unit.merge_size
+
+
+def _below_its_cap(unit: Any, high: int | None) -> None:
+    """A video processor lifts the cap of a frame to 1.05 times its lower limit: keep that below `high`."""
+    size = dict(unit.size)
+    if high is not None:
+        unit.size = size | {"shortest_edge": min(size["shortest_edge"], int(high / 1.05))}
+
+
+def _limit_longest_edge(processor: Any, settings: ModelSettings) -> None:
+    """SmolVLM: the longest edge, a whole number of square tiles; one tile alone is not split."""
+    unit = processor.image_processor
+    tile = unit.max_image_size["longest_edge"]
+    _refuse(settings.min_pixels, "min_pixels", "its images are always resized to the same longest edge")
+    tiles = int(((settings.max_pixels or 0) / tile**2) ** 0.5)
+    _refuse(settings.max_pixels if tiles == 0 else None, "max_pixels", f"its tiles are {tile}x{tile}; allow at least "
+            f"{tile**2}")
+    unit.size = {"longest_edge": min(tiles * tile, unit.size["longest_edge"])}
+    unit.do_image_splitting = unit.do_image_splitting and tiles > 1
+
+
+def _limit_tilings(processor: Any, settings: ModelSettings) -> None:
+    """LLaVA-OneVision: an image takes the best of a list of tilings; those within the limits stay."""
+    unit = processor.image_processor
+    low, high = settings.min_pixels or 0, settings.max_pixels or float("inf")
+    kept = [list(p) for p in unit.image_grid_pinpoints if low <= p[0] * p[1] <= high]
+    areas = sorted(h * w for h, w in unit.image_grid_pinpoints)
+    _refuse(None if kept else settings.max_pixels or settings.min_pixels, _given(settings).partition("=")[0],
+            f"none of its tilings has such an area; they go from {areas[0]} to {areas[-1]} pixels")
+    unit.image_grid_pinpoints = kept
+
+
+def _limit_tiles(processor: Any, settings: ModelSettings) -> None:
+    """InternVL: the number of square tiles."""
+    unit = processor.image_processor
+    tile = unit.size["height"] * unit.size["width"]
+    if settings.max_pixels is not None:
+        _refuse(settings.max_pixels if settings.max_pixels < tile else None, "max_pixels",
+                f"one of its tiles has {tile} pixels; allow at least that")
+        unit.max_patches = settings.max_pixels // tile
+        unit.min_patches = min(unit.min_patches, unit.max_patches)
+    if settings.min_pixels is not None:
+        unit.min_patches = max(1, -(-settings.min_pixels // tile))
+        unit.max_patches = max(unit.max_patches, unit.min_patches)
+
+
+def _refuse(value: int | None, name: str, why: str) -> None:
+    if value is not None:
+        raise ConfigError(f"model.{name}={value} does not fit this model: {why}. Change the setting or leave it out.")
+
+
+def _given(settings: ModelSettings) -> str:
+    name = "min_pixels" if settings.max_pixels is None else "max_pixels"
+    return f"{name}={getattr(settings, name)}"
+
+
+def _clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """LLaVA-OneVision takes videos of one length; others (a tuple of tensors) go through its vision tower here."""
+    clips = inputs.get("pixel_values_videos")
+    if not isinstance(clips, tuple):
+        return inputs
+    import torch
+
+    features = [model.get_video_features(clip, return_dict=True).pooler_output.flatten(0, 1) for clip in clips]
+    encoded = {"video": _features(torch.cat(features)[None])}
+    images = {k: inputs[k] for k in ("pixel_values", "image_sizes", "batch_num_images") if k in inputs}
+    if images:
+        encoded["image"] = model.get_image_features(**images, return_dict=True)
+    rest = {k: v for k, v in inputs.items() if k not in images and k != "pixel_values_videos"}
+    return {**rest, "mm_encoder_outputs": encoded}
+
+
+def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Images beside videos that are marked by the same token (GLM-4V): such a forward takes only one kind.
+
+    The features of both are put in the order of the text, which the token types know (1 image, 2 video).
+    """
+    types = inputs.get("mm_token_type_ids")
+    if types is None or not {"pixel_values", "pixel_values_videos"} <= inputs.keys():
+        return inputs
+    if (inputs["input_ids"][types == 2] != model.config.image_token_id).any():
+        return inputs
+    import torch
+
+    images = {k: inputs[k] for k in ("pixel_values", "image_grid_thw")}
+    videos = {k: inputs[k] for k in ("pixel_values_videos", "video_grid_thw")}
+    kinds = types[types > 0]
+    places = torch.cat([(kinds == 1).nonzero(), (kinds == 2).nonzero()])[:, 0]
+    features = torch.cat([*model.get_image_features(**images, return_dict=True).pooler_output,
+                          *model.get_video_features(**videos, return_dict=True).pooler_output])
+    encoded = {"image": _features((features[places.argsort()],))}
+    rest = {k: v for k, v in inputs.items() if k not in images and k not in videos}
+    return {**rest, "mm_encoder_outputs": encoded}
+
+
+def _features(pooled: Any) -> Any:
+    """Features as a vision tower returns them; the type differs between models."""
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+    return BaseModelOutputWithPooling(pooler_output=pooled)
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+_QWEN: dict[str, Any] = {
+    "vision_tokens": ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+    "vision": ("visual.",), "mergers": ("visual.merger.", "visual.deepstack_merger_list."), "mrope": True,
+    "grids": True, "limit": _limit_area}
+_QWEN3 = replace(Family("qwen3_vl", coordinates="norm1000", **_QWEN), limit=_limit_area_of_videos)
+_TILES = tuple(f"<row_{row}_col_{col}>" for row in range(1, 9) for col in range(1, 9))
+_SMOLVLM = Family("smolvlm", coordinates="norm1000", vision=("vision_model.",), mergers=("connector.",),
+                  vision_tokens=("<image>", "<video>", "<fake_token_around_image>", "<global-img>", *_TILES),
+                  nested=("images", "videos"), exclusive_media=True, limit=_limit_longest_edge,
+                  template={"processor_kwargs": {"num_frames": 64}})  # not used; without it every call warns
+FAMILIES = {f.model_type: f for f in (
+    Family("qwen2_vl", coordinates="norm1000", **_QWEN),
+    Family("qwen2_5_vl", coordinates="processed", **_QWEN),
+    _QWEN3,
+    replace(_QWEN3, model_type="qwen3_vl_moe"),
+    _SMOLVLM,  # no convention for boxes is documented
+    replace(_SMOLVLM, model_type="idefics3", nested=("images",), template={}, videos=False),  # the first SmolVLMs too
+    Family("llava_onevision", coordinates="norm1", vision=("vision_tower.",),  # fractions, as in LLaVA's data
+           mergers=("multi_modal_projector.", "image_newline."), vision_tokens=("<image>", "<video>"),
+           nested=("images",), limit=_limit_tilings, encode=_clips_of_any_length),
+    Family("internvl", coordinates="norm1000", vision=("vision_tower.",), mergers=("multi_modal_projector.",),
+           vision_tokens=("<IMG_CONTEXT>", "<img>", "</img>", "<video>", "<image>"), limit=_limit_tiles),
+)}
+
+
+_PREFIX_MODELS = ("paligemma",)
+"""Types whose prompt sees all of itself: its tokens have type 0, the causal ones of an answer type 1."""
+
+
+def family_of(config: Any) -> Family:
+    """The Family of a transformers model config; for a type that is not in the table, what its config says.
+
+    Raises ConfigError for a model that takes no images, or that is no decoder over text and images in one sequence.
+    """
+    kind = getattr(config, "model_type", "?")
+    if kind in FAMILIES:
+        return FAMILIES[kind]
+    others = f"Known families: {', '.join(FAMILIES)}; other image-text models of transformers work with padded rows."
+    if getattr(config, "vision_config", None) is None:
+        raise ConfigError(f"model.name: a model of type '{kind}' takes no images. {others}")
+    text = config.get_text_config()
+    if getattr(config, "is_encoder_decoder", False) or getattr(text, "cross_attention_layers", None):
+        raise ConfigError(f"model.name: a model of type '{kind}' reads images by cross-attention; vlrl trains "
+                          f"models that take them as tokens of the prompt. {others}")
+    rope = getattr(text, "rope_parameters", None) or {}
+    tokens = _vision_tokens(config)
+    return Family(kind, coordinates="norm1000", mrope="mrope_section" in rope, shared=False,
+                  videos=any("video" in name for name in tokens), encode=_media_of_one_token,
+                  answer_types={"token_type_ids": 1} if kind in _PREFIX_MODELS else {},
+                  other_ids=tuple(sorted({*tokens.values()})))
+
+
+def _vision_tokens(config: Any) -> dict[str, int]:
+    """Ids of vision tokens that a config, or a config inside it, names."""
+    return {key: value for part in (config, *(v for v in vars(config).values() if hasattr(v, "model_type")))
+            for key, value in vars(part).items() if isinstance(value, int)
+            and re.fullmatch(r"(boi|eoi|.*(image|video|vision|img).*)_token_(id|index)", key)}
+
+
+def notice(family: Family) -> str:
+    """What a user should know of a family that is in no table; empty for one that is."""
+    if family.known:
+        return ""
+    return (f"model type '{family.model_type}' is in no table of vlrl: rows are padded (no prefix sharing) and boxes "
+            f"are asked for as {family.coordinates} (task.coordinates); the loss is the same")

@@ -1,0 +1,173 @@
+"""Useful floating-point operations of a forward and a backward pass, counted from a model's own layers.
+
+    cost = cost_model(model, family)              # the weights may be on the meta device
+    cost.of(prompt=1000, patches=[3200], answers=[400] * 8)
+
+Useful is what the mathematics needs when each prompt and each image is computed once: what is recomputed under gradient
+checkpointing, padding, and further copies of a prompt are not counted. Per token a matrix product takes 2 operations
+per weight forward, 2 for the gradient of its input and 2 for that of its weight; so a full fine-tune takes 6 and a
+frozen layer under an adapter 4 (Kaplan et al., arXiv:2001.08361). Attention takes 4 per pair of positions, layer and
+channel forward, and twice that backward. The output layer is counted where a token of an answer is predicted.
+
+Left out: norms, activations, rotations, softmax, the choice of experts, the optimizer. Every decoder layer counts as
+full causal attention, and the first one as if its input had a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vlrl.models.families import Family
+
+
+@dataclass(frozen=True)
+class Products:
+    """Weights of the matrix products that each token (or patch) passes in one part of a model."""
+
+    weights: float = 0.0
+    trained: float = 0.0
+    """Those that learn."""
+    first: float = 0.0
+    """Those applied to pixels, for which there is no gradient of the input."""
+
+    def operations(self, training: bool, flows: bool) -> float:
+        """Per token; `flows`: a gradient passes to what is below, or to adapters inside."""
+        forward = 2 * self.weights
+        return forward + 2 * self.trained + 2 * (self.weights - self.first) * flows if training else forward
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Operations of a model's passes over a group: one prompt with its media, and its answers.
+
+    In every method `prompt` is its tokens, visual ones included; `patches` those of each picture that attends to itself
+    alone (an image, a tile, the frames of one time step; see `patches_of`); `answers` their lengths in tokens.
+    """
+
+    language: Products
+    head: Products
+    merger: Products
+    vision: Products
+    attention: int
+    """Channels of all heads, summed over the decoder layers."""
+    sight: tuple[int, int]
+    """The same of vision layers that see the whole picture, and of those that see a window."""
+    window: float
+    """Patches in a window."""
+    merge: int
+    """Patches that become one visual token."""
+
+    def of(self, prompt: int, patches: Sequence[int] = (), answers: Sequence[int] = ()) -> float:
+        """Forward and backward; a part below everything that learns has no backward pass."""
+        return self._sum(prompt, patches, answers, training=True)
+
+    def forward(self, prompt: int, patches: Sequence[int] = (), answers: Sequence[int] = ()) -> float:
+        """Forward alone: old or reference log-probabilities; prefill where there are no answers."""
+        return self._sum(prompt, patches, answers, training=False)
+
+    def decode(self, prompt: int, answers: Sequence[int]) -> float:
+        """Writing answers to a prompt whose keys and values are there."""
+        return self.forward(prompt, (), answers) - self.forward(prompt)
+
+    def tower(self, patches: Sequence[int]) -> float:
+        """Vision tower and merger forward."""
+        return self.forward(0, patches)
+
+    def _sum(self, prompt: int, patches: Sequence[int], answers: Sequence[int], training: bool) -> float:
+        written, seen = sum(answers), sum(patches)
+        pairs = prompt * (prompt + 1) / 2 + sum(n * prompt + n * (n + 1) / 2 for n in answers)
+        whole, windowed = sum(n * n for n in patches), sum(n * min(n, self.window) for n in patches)
+        sees = seen > 0 and self.vision.trained > 0
+        merges = sees or (seen > 0 and self.merger.trained > 0)
+        learns = merges or self.language.trained + self.head.trained > 0
+        return (self.language.operations(training, learns) * (prompt + written)
+                + self.head.operations(training, learns) * written
+                + self.merger.operations(training, merges) * seen / self.merge
+                + self.vision.operations(training, sees) * seen
+                + _attention(training and learns) * self.attention * pairs
+                + _attention(training and sees) * (self.sight[0] * whole + self.sight[1] * windowed))
+
+
+def _attention(backward: bool) -> int:
+    """Operations per pair of positions and channel: two products forward, four backward."""
+    return 12 if backward else 4
+
+
+def cost_model(model: Any, family: Family) -> Cost:
+    """The Cost of a transformers model, PEFT's wrapper included; what learns is what requires a gradient.
+
+    `model` may be on the meta device (`from_config` under `torch.device("meta")`): no weight is read.
+    """
+    counted = _count(model, family)
+    config = model.config
+    text, vision = config.get_text_config(), config.vision_config
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    depth = getattr(vision, "depth", None) or getattr(vision, "num_hidden_layers", 0)
+    channels = getattr(vision, "embed_dim", None) or vision.hidden_size
+    whole = getattr(vision, "fullatt_block_indexes", None)
+    full = depth if whole is None else len(whole)
+    return Cost(**{part: counted.get(part, Products()) for part in ("language", "head", "merger", "vision")},
+                attention=text.num_hidden_layers * text.num_attention_heads * width,
+                sight=(channels * full, channels * (depth - full)),
+                window=math.inf if whole is None else (vision.window_size // patch_side(vision)) ** 2,
+                merge=merge_side(config) ** 2)
+
+
+def _count(model: Any, family: Family) -> dict[str, Products]:
+    """Products by part; those of the output layer are "head"."""
+    import torch
+
+    layer = model.get_output_embeddings()
+    inside = {id(m) for m in layer.modules()} if layer is not None else set()
+    text = model.config.get_text_config()
+    sums: dict[str, list[float]] = {}
+    for name, module in model.named_modules():
+        part = "head" if id(module) in inside else family.part_of(name)
+        total = sums.setdefault(part, [0.0, 0.0, 0.0])
+        first = isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d))
+        for size, learns in _weights(module, first, getattr(text, "num_experts_per_tok", 0)):
+            total[0] += size
+            total[1] += size * learns
+            total[2] += size * first
+    return {part: Products(*values) for part, values in sums.items()}
+
+
+def _weights(module: Any, patches: bool, experts: int) -> list[tuple[float, bool]]:
+    """(weights that one token meets, whether they learn) of a module's own products."""
+    import torch
+
+    if isinstance(module, torch.nn.Linear):  # a 4-bit weight has another shape than its layer
+        return [(module.in_features * module.out_features, module.weight.requires_grad)]
+    if patches:
+        return [(module.weight.numel(), module.weight.requires_grad)]
+    own = module.parameters(recurse=False) if experts else ()
+    return [(p.numel() * experts / len(p), p.requires_grad) for p in own if p.ndim == 3]  # all experts in one tensor
+
+
+def patches_of(mm: Mapping[str, Any], config: Any) -> tuple[int, ...]:
+    """Patches of each picture in a Prompt's `mm`, by the config of its model; () without media."""
+    grids = [row for name in ("image_grid_thw", "video_grid_thw") if name in mm for row in mm[name].tolist()]
+    if grids:
+        return tuple(h * w for t, h, w in grids for _ in range(t))
+    out: list[int] = []
+    for name in ("pixel_values", "pixel_values_videos"):
+        if name in mm:
+            *tiles, height, width = mm[name].shape
+            side = patch_side(config.vision_config)
+            out += [(height // side) * (width // side)] * math.prod(tiles[:-1])  # [..., tiles, channels, H, W]
+    return tuple(out)
+
+
+def patch_side(vision: Any) -> int:
+    """Pixels along a side of a patch."""
+    return vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
+
+
+def merge_side(config: Any) -> int:
+    """Patches along a side that become one visual token."""
+    shrinks = 1 / getattr(config, "downsample_ratio", 1)
+    along = getattr(config.vision_config, "spatial_merge_size", None) or getattr(config, "scale_factor", shrinks)
+    return round(along)

@@ -1,0 +1,246 @@
+"""Settings -> a transformers model and its processor: adapters, missing weights, what learns, one-line errors."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlrl.config.schema import ModelSettings
+from vlrl.errors import ConfigError, VlrlError, did_you_mean
+from vlrl.models import hub
+from vlrl.models.attention import ATTENTION
+from vlrl.models.families import Family, family_of, set_pixel_limits
+from vlrl.models.quantization import Quantization, adapted_layers, dequantized, keep_layout
+from vlrl.store.aligned_memory import own, own_weights
+from vlrl.store.files import read_json
+from vlrl.training.build_task import embedded
+
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
+"""What every chat template is given anyway."""
+
+
+def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
+    """The model of the settings without weights, on the meta device, and its family; ConfigError when not found.
+
+    config: the model's transformers config; None = that of model.name. What would learn is marked as in `policy.load`:
+    for counting parameters and for positions.
+    """
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    name = settings.name
+    if settings.lora.rank and config is None:
+        refuse_second_adapter(settings)
+    with _explained(f"model.name={name!r}"):
+        while config is None and (base := adapter_base(name)):
+            name = base
+        config = config or AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
+        family = family_of(config)
+        with torch.device("meta"):
+            model = AutoModelForImageTextToText.from_config(config)
+            choose_trained(model, family, settings, torch.float32)
+            return (add_lora(model, family, settings, None) if settings.lora.rank else model), family
+
+
+def load_processor(settings: ModelSettings, family: Family) -> Any:
+    """The HF processor of a model with the pixel limits of the settings."""
+    from transformers import AutoProcessor
+
+    with _explained(f"model.name={settings.name!r}"):
+        processor = AutoProcessor.from_pretrained(resolve(settings.name), trust_remote_code=False)
+    check_processor(processor, settings.name, family)
+    _check_template_options(processor, settings)
+    set_pixel_limits(processor, family, settings)
+    return processor
+
+
+def check_processor(processor: Any, name: str, family: Family) -> None:
+    """Refuses what cannot turn a message with an image into a prompt."""
+    lacks = [p for p in ("tokenizer", "image_processor") if getattr(processor, p, None) is None]
+    if lacks:
+        raise ConfigError(f"model.name={name!r}: its processor has no {' and no '.join(lacks)}. Save the processor of "
+                          "the original model beside the weights (AutoProcessor...save_pretrained).")
+    asked = "Where is it?"
+    message = {"role": "user", "content": [{"type": "text", "text": asked}]}
+    try:
+        text = processor.apply_chat_template([message], tokenize=False, add_generation_prompt=True, **family.template)
+        problem = "" if asked in text else f"it renders {asked!r} as {text!r}"
+    except Exception as error:  # whatever a template's code raises
+        problem = _first_line(error)
+    if problem:
+        raise ConfigError(f"model.name={name!r}: no chat template that can be used: {problem.rstrip('.')}. Copy "
+                          "chat_template.jinja of the original instruction-tuned model into the folder.")
+
+
+def _check_template_options(processor: Any, settings: ModelSettings) -> None:
+    """Raises ConfigError for an option that the chat template does not read: it would change nothing."""
+    from jinja2 import Environment, meta
+
+    if not settings.chat_template_kwargs:
+        return
+    template = processor.chat_template
+    text = template if isinstance(template, str) else template["default"]
+    plain = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)  # tags that transformers adds to Jinja's
+    syntax = Environment(extensions=["jinja2.ext.loopcontrols"])
+    read = meta.find_undeclared_variables(syntax.parse(plain)) - _GIVEN
+    for option in settings.chat_template_kwargs:
+        if option not in read:
+            raise ConfigError(f"model.chat_template_kwargs.{option}: the chat template of {settings.name} does not "
+                              f"read it, so it would change nothing.{did_you_mean(option, read)} It reads: "
+                              f"{', '.join(sorted(read)) or 'no options'}")
+
+
+def resolve(name: str) -> str:
+    """A model's folder or hub name; `embedded/...` is a model shipped with the package."""
+    if not name.startswith("embedded/"):
+        hub.settle(name)
+        return name
+    return str(embedded(name))
+
+
+def adapter_base(name: str) -> str | None:
+    """The base model that the adapter `name` was trained on; None when `name` is a model of its own."""
+    from transformers.utils import find_adapter_config_file
+
+    path = find_adapter_config_file(resolve(name))
+    if path is None:
+        return None
+    base = (read_json(Path(path)) or {}).get("base_model_name_or_path")
+    if not base:
+        raise ConfigError(f"model.name={name!r} is an adapter, but {path} names no base model. Set its "
+                          "base_model_name_or_path.")
+    return base
+
+
+def refuse_second_adapter(settings: ModelSettings) -> None:
+    """Raises ConfigError when an adapter is to be trained on top of another."""
+    with _explained(f"model.name={settings.name!r}"):
+        base = adapter_base(settings.name)
+    if base:
+        raise ConfigError(
+            f"model.lora.rank={settings.lora.rank}, but model.name={settings.name!r} is itself a LoRA adapter, and a "
+            "second one cannot be saved on top of it. Go on with the run that wrote it (its run.dir, resume=must), "
+            f"start from its base model (model.name={base}), or merge first: the same command with model.lora.rank=0 "
+            "steps=0 and another run.dir saves the whole model there.")
+
+
+def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized: Quantization | None = None,
+               device: torch.device | None = None, merge: bool = True) -> Any:
+    """A whole model; an adapter is merged into its base model, or with merge=False laid on it as a PEFT model.
+
+    `what` says for errors where the source is named; `device` is where the model goes, None = it stays on the CPU.
+    Raises ConfigError when it cannot be loaded.
+    """
+    name = str(source)
+    what = what or f"model.name={name!r}"
+    with _explained(what):
+        base = adapter_base(name)
+        if base is None:
+            return _load_whole(name, dtype, what, quantized, device)
+        from peft import PeftModel
+        from transformers.utils import cached_file
+
+        what = f"{base!r}, the base model of the adapter {what},"
+        rounded = Quantization.read(resolve(name))
+        if rounded:  # what it learned belongs to the rounded weights
+            model = dequantized(load_model(base, rounded.compute_dtype, what, rounded, device), dtype)
+        else:
+            model = load_model(base, dtype, what, device=device)
+        cached_file(resolve(name), "adapter_model.safetensors")  # raises without one: PEFT would take a pickle
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Found missing adapter keys")
+            adapted = PeftModel.from_pretrained(model, resolve(name))
+        return adapted.merge_and_unload() if merge else own_weights(adapted)
+
+
+def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantization | None,
+                device: torch.device | None) -> Any:
+    from transformers import AutoModelForImageTextToText
+
+    more = quantized.keywords(resolve(name), device or torch.device("cpu")) if quantized else {}
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(
+        resolve(name), dtype=dtype, attn_implementation=_attention(name), trust_remote_code=False,
+        use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,  # refused below, by name
+        **more)
+    model, found = loaded
+    tied = getattr(model, "all_tied_weights_keys", {})
+    wrong = [f"{key} is missing" for key in sorted(found["missing_keys"]) if key not in tied]
+    wrong += [f"{key} is {list(has)} instead of {list(wants)}" for key, has, wants in sorted(found["mismatched_keys"])]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ConfigError(f"{what} lacks weights that its config asks for: {', '.join(wrong[:3])}{more}. They would be "
+                          "random; give a folder that holds the whole model.")
+    keep_layout(model)
+    if device is None or device.type == "cpu":
+        own_weights(model)
+    model.name_or_path = model.config.name_or_path = name  # what an adapter names as its base; not a path in a package
+    return model
+
+
+def _attention(name: str) -> str | None:
+    """The attention of vlrl/models/attention.py where the family may use it, else transformers' own choice."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
+    return ATTENTION if family_of(config).shared else None
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turns whatever the libraries raise for a model that is absent or broken into one line."""
+    try:
+        yield
+    except VlrlError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what} cannot be loaded: {_first_line(error).rstrip('.')}. Give a folder with a saved "
+                          "model, or a hub name while the hub can be reached.") from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    kind = "" if lines and isinstance(error, (OSError, ValueError)) else type(error).__name__
+    return ": ".join(w for w in (kind, *lines[:1]) if w)
+
+
+def compute_dtype(settings: ModelSettings) -> torch.dtype:
+    """The type that the model computes in: `model.dtype`, or by device when that is auto."""
+    if settings.dtype == "auto":
+        return torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    return getattr(torch, settings.dtype)
+
+
+def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: torch.dtype) -> None:
+    """Marks what learns. Learned weights stay float32 (small updates vanish in bfloat16), the rest is kept in dtype."""
+    parts = () if settings.lora.rank else settings.train
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(family.part_of(name) in parts)
+        if not parameter.requires_grad and parameter.is_floating_point():  # 4-bit weights are packed bytes
+            parameter.data = parameter.data.to(dtype)
+
+
+def add_lora(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | None) -> Any:
+    """The model under a fresh adapter, or that of a checkpoint, in float32."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    if checkpoint:
+        peft = PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
+    else:
+        lora = settings.lora
+        targets = adapted_layers(model, family, lora.target)
+        peft = get_peft_model(model, LoraConfig(
+            r=lora.rank, lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  # PEFT only divides it by r
+            lora_dropout=lora.dropout, target_modules=targets, bias="none"))
+    for config in peft.peft_config.values():
+        assert isinstance(config, LoraConfig)
+        if isinstance(config.target_modules, set):  # else each process writes them in another order
+            config.target_modules = sorted(config.target_modules)
+    for _, parameter in peft.named_parameters():
+        if parameter.requires_grad:
+            parameter.data = own(parameter.data.float())
+    return peft

@@ -1,0 +1,93 @@
+"""Too little memory: which errors say so, and a micro-batch cut in two.
+
+A step trains on the same tokens however they are cut into micro-batches, so one that does not fit is halved and the run
+goes on. What a failed backward pass has added to gradients cannot be told apart from what was there before: the
+optimizer step then begins again, from no gradient at all.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+
+from vlrl.errors import TrainingError
+from vlrl.models.packing import Piece, make_batch
+from vlrl.models.policy import Policy
+
+_log = logging.getLogger(__name__)
+
+
+def short_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory did not suffice, on a GPU or in main memory."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and should_reduce_batch_size(error)
+
+
+def release(device: torch.device) -> None:
+    """Lets go what a failed pass held. Call it outside of the handler, which keeps the pass alive."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], None], halve: Callable[[int], int],
+               again: Callable[[], None] | None = None) -> int:
+    """Calls `work(b)` for every micro-batch and returns how many were cut because memory did not suffice.
+
+    `halve(b)` replaces one in `batches` by its halves, and returns the tokens of the larger one. With `again`, that is
+    called then and the work begins again with the first; without, it goes on with the first half. Raises what `work`
+    raises, and TrainingError where sharded processes cannot begin again.
+    """
+    b = cuts = 0
+    while b < len(batches):
+        said = _tried(work, b)
+        if said is None:
+            b += 1
+            continue
+        release(policy.device)
+        if policy.idle is not None:
+            raise TrainingError(f"out of memory in the update ({said}). The processes hold shards of the weights and "
+                                "work through their micro-batches together, so one of them cannot begin again: lower "
+                                "train.tokens_per_batch, or set model.gradient_checkpointing=true.")
+        policy.most_tokens, cuts = halve(b), cuts + 1
+        _log.warning("out of memory in the update (%s): micro-batches of at most %d tokens from here on", said,
+                     policy.most_tokens)
+        if again:
+            again()
+            b = 0
+    return cuts
+
+
+def _tried(work: Callable[[int], None], b: int) -> str | None:
+    """What the allocator said when memory did not suffice; None when the work is done."""
+    try:
+        work(b)
+    except (RuntimeError, MemoryError) as error:
+        if not short_of_memory(error):
+            raise
+        return str(error).strip().partition("\n")[0][:300] or type(error).__name__
+    return None
+
+
+def halves(pieces: Sequence[Piece], layout: str, attention: str) -> tuple[list[list[Piece]], list[Any]]:
+    """The pieces of a micro-batch in two micro-batches, in their order, and those. A single piece has its answers
+    divided, with the prompt in both. Raises TrainingError for a single answer."""
+    if len(pieces) > 1:
+        middle = len(pieces) // 2
+        parts = [list(pieces[:middle]), list(pieces[middle:])]
+    else:
+        (piece,) = pieces
+        middle = len(piece.answers) // 2
+        if not middle:
+            raise TrainingError(f"out of memory in the update of one answer alone, of {piece.tokens} tokens with its "
+                                "prompt. Set model.gradient_checkpointing=true, or lower model.max_pixels or "
+                                "rollout.max_new_tokens.")
+        parts = [[Piece(piece.prompt, piece.answers[part], piece.rollouts[part])]
+                 for part in (slice(middle), slice(middle, None))]
+    return parts, [make_batch(part, layout, attention) for part in parts]

@@ -1,0 +1,254 @@
+"""Groups of answers -> Batches of model inputs.
+
+Two layouts of the same tokens, equal in every log-probability and gradient:
+
+- **shared**: one row holds [prompt | answer 1 | ... | answer G | next prompt | ...]. Every answer attends to its prompt
+  and to itself, and its positions restart at the prompt's end, so the prompt and its images are computed once per
+  group. The attention (attention.py) is exact and no T x T mask exists.
+- **padded**: one right-padded row per answer with its own copy of the prompt; the oracle.
+
+Both read the hidden states [B, C, H] at `columns`; `select` picks those of the N answer tokens in rollout order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlrl.models import cost as balance
+from vlrl.models.attention import Layout, Span
+from vlrl.models.cost import Cost
+from vlrl.types import Prompt
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """One prompt with some or all of its answers. A large group may be cut into several pieces.
+
+    One without answers is computed and read nowhere (`with_idle`).
+    """
+
+    prompt: Prompt
+    answers: tuple[np.ndarray, ...]
+    """Token ids [T] of each answer."""
+    rollouts: tuple[int, ...]
+    """Number of each answer's rollout within the optimizer step."""
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt) + sum(map(len, self.answers))
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One micro-batch of model inputs and the answer tokens to read from it. N answer tokens."""
+
+    inputs: dict[str, Any]
+    """Keywords of the model's forward."""
+    columns: torch.Tensor
+    """[C] sequence positions whose hidden states are read."""
+    select: torch.Tensor | None
+    """[N] index into the flattened [B * C] positions; None when they are the N tokens."""
+    targets: torch.Tensor
+    """[N] the answer tokens."""
+    rollout_id: torch.Tensor
+    """[N] number of the rollout within the optimizer step."""
+    tokens: int
+    """Tokens computed by the language model, padding included."""
+
+    def to(self, device: torch.device) -> Batch:
+        return to_device(self, device)
+
+
+def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: int) -> list[Piece]:
+    """Answers with their prompts, consecutive answers of one prompt together, cut so that a piece has at most
+    `limit` tokens where that is possible (a piece holds at least one answer), and all pieces of a prompt are alike.
+    An empty answer is left out."""
+    rollouts = [i for i, answer in enumerate(answers) if len(answer)]
+    out: list[Piece] = []
+    for _, run in itertools.groupby(rollouts, key=lambda i: id(prompts[i])):
+        own = list(run)
+        prompt, lengths = prompts[own[0]], [len(answers[i]) for i in own]
+        for members in balance.bins(lengths, lengths, limit - len(prompt)):
+            taken = [own[i] for i in sorted(members)]
+            out.append(Piece(prompt, tuple(answers[i] for i in taken), tuple(taken)))
+    return out
+
+
+def pack(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost = balance.tokens) -> list[Batch]:
+    """Micro-batches of at most `limit` tokens each (a single larger piece gets one of its own)."""
+    return [make_batch(part, layout) for part in plan(pieces, limit, layout, cost)]
+
+
+def plan(pieces: Sequence[Piece], limit: int, layout: str = "shared",
+         cost: Cost = balance.tokens) -> list[list[Piece]]:
+    """The pieces of each micro-batch: as few micro-batches as possible and of similar cost. With padded rows a piece
+    is one answer, and the padding counts."""
+    if layout == "padded":
+        return _padded_rows(pieces, limit)
+    costs = [cost(piece.prompt, [len(a) for a in piece.answers]) for piece in pieces]
+    members = balance.bins([piece.tokens for piece in pieces], costs, limit)
+    return [[pieces[i] for i in sorted(part)] for part in members]
+
+
+def sizes(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost = balance.tokens) -> list[int]:
+    """Tokens of each micro-batch that `pack` would make, padding included, without making it."""
+    tokens = [[piece.tokens for piece in part] for part in plan(pieces, limit, layout, cost)]
+    return [len(part) * max(part) if layout == "padded" else sum(part) for part in tokens]
+
+
+def with_idle(parts: Sequence[Sequence[Piece]], count: int, idle: Prompt) -> list[list[Piece]]:
+    """At least `count` micro-batches, and media of weight zero in each when `idle` has media.
+
+    Sharded processes (FSDP) gather and reduce together in every pass, so each must have as many micro-batches as the
+    others, and none may leave the vision tower out while another uses it. The idle prompt has no answer: it gives
+    every weight that it passes a gradient of zero, and changes no loss, count, metric or stored value.
+    """
+    filled = [*map(list, parts), *([] for _ in range(count - len(parts)))]
+    return [part if part and (not idle.mm or any(piece.prompt.mm for piece in part)) else [*part, Piece(idle, (), ())]
+            for part in filled]
+
+
+def make_batch(part: Sequence[Piece], layout: str = "shared", attention: str = "auto") -> Batch:
+    """The Batch of one micro-batch. `attention` names the implementation of shared rows; see
+    attention.IMPLEMENTATIONS."""
+    return _padded(part) if layout == "padded" else _shared(part, attention)
+
+
+# --- shared ----------------------------------------------------------------------------------------------------------
+
+
+def _shared(pieces: Sequence[Piece], attention: str) -> Batch:
+    ids, positions, columns = [], [], []
+    spans: list[Span] = []
+    offset = 0
+    for piece in pieces:
+        p, start = len(piece.prompt), piece.prompt.next_position
+        ids += [piece.prompt.ids, *piece.answers]
+        positions.append(piece.prompt.positions)
+        at, places = offset + p, []
+        for n in map(len, piece.answers):
+            positions.append(np.broadcast_to(np.arange(start, start + n), (len(piece.prompt.positions), n)))
+            # token t is predicted at t - 1; the first one at the prompt's last token
+            columns += [np.array([offset + p - 1]), np.arange(at, at + n - 1)]
+            places.append((at, n))
+            at += n
+        spans.append((offset, p, places))
+        offset = at
+    inputs = {
+        "input_ids": torch.from_numpy(np.concatenate(ids))[None],
+        "position_ids": _position_ids(np.concatenate(positions, axis=1)[:, None]),
+        "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: used as given, no mask is built
+        "prefix_layout": Layout(spans, offset, attention),
+        **media_inputs([piece.prompt for piece in pieces]),
+    }
+    return Batch(inputs=inputs, columns=_joined_ids(columns), select=None, **_answers(pieces), tokens=offset)
+
+
+# --- padded ----------------------------------------------------------------------------------------------------------
+
+def _padded_rows(pieces: Sequence[Piece], limit: int) -> list[list[Piece]]:
+    rows = [Piece(p.prompt, (a,), (r,)) for p in pieces for a, r in zip(p.answers, p.rollouts, strict=True)]
+    batches: list[list[Piece]] = []
+    longest = 0
+    for row in rows:
+        longest = max(longest, row.tokens)
+        if batches and longest * (len(batches[-1]) + 1) <= limit:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+            longest = row.tokens
+    return batches
+
+
+def _padded(rows: Sequence[Piece]) -> Batch:
+    width, first = max(row.tokens for row in rows), min(len(row.prompt) for row in rows) - 1
+    ids = np.zeros((len(rows), width), dtype=np.int64)
+    mask = np.zeros((len(rows), width), dtype=np.int64)
+    positions = np.ones((len(rows[0].prompt.positions), len(rows), width), dtype=np.int64)
+    select = []
+    for b, row in enumerate(rows):
+        prompt, p, n = row.prompt, len(row.prompt), row.tokens - len(row.prompt)
+        ids[b, :p + n] = np.concatenate([prompt.ids, *row.answers])
+        mask[b, :p + n] = 1
+        positions[:, b, :p] = prompt.positions
+        positions[:, b, p:p + n] = np.arange(prompt.next_position, prompt.next_position + n)
+        select.append(b * (width - 1 - first) + np.arange(p - 1 - first, p - 1 - first + n))
+    prompts = [row.prompt for row in rows]
+    inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask),
+              "position_ids": _position_ids(positions), **aligned_inputs(prompts, width), **media_inputs(prompts)}
+    return Batch(inputs=inputs, columns=torch.arange(first, width - 1), select=_joined_ids(select), **_answers(rows),
+                 tokens=width * len(rows))
+
+
+def aligned_inputs(prompts: Sequence[Prompt], width: int, right: bool = False) -> dict[str, torch.Tensor]:
+    """[B, width] tensors that go beside the ids. A prompt begins at the left or ends at the right; the rest has the
+    value that tokens of an answer have."""
+    out: dict[str, torch.Tensor] = {}
+    for name in dict.fromkeys(name for p in prompts for name in p.aligned):
+        rows = np.zeros((len(prompts), width), dtype=np.int64)
+        for row, prompt in zip(rows, prompts, strict=True):
+            row[:] = prompt.aligned_answer.get(name, 0)
+            if name in prompt.aligned:
+                start = width - len(prompt) if right else 0
+                row[start:start + len(prompt)] = prompt.aligned[name]
+        out[name] = torch.from_numpy(rows)
+    return out
+
+
+def _answers(pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
+    """Tokens of the answers, and their rollouts."""
+    pairs = [pair for piece in pieces for pair in zip(piece.answers, piece.rollouts, strict=True)]
+    return {"targets": _joined_ids([answer for answer, _ in pairs]),
+            "rollout_id": _joined_ids([np.full(len(answer), rollout) for answer, rollout in pairs])}
+
+
+def _joined_ids(arrays: Sequence[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *arrays]))
+
+
+def _position_ids(positions: np.ndarray) -> torch.Tensor:
+    """[R, B, T] as the model takes it: [3, B, T] with M-RoPE, else [B, T]."""
+    return torch.from_numpy(positions if len(positions) > 1 else positions[0])
+
+
+def media_inputs(prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """The prompts' media tensors, concatenated by name in order; images of fewer tiles are filled up with zeros.
+
+    Processors fill up the tiles of a batch in the same way. Clips that differ in their frames stay a tuple, which
+    Family.encode takes care of. With a feature cache they are the prompts' `visuals` instead; see Policy.inputs.
+    """
+    if visuals := tuple(v for p in prompts for v in p.visuals):
+        return {"visuals": visuals}
+    names = dict.fromkeys(name for p in prompts for name in p.mm)
+    return {name: _joined(name, [p.mm[name] for p in prompts if name in p.mm]) for name in names}
+
+
+def _joined(name: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    sides = [max(side) for side in zip(*(t.shape[1:] for t in tensors), strict=True)]
+    if all(list(t.shape[1:]) == sides for t in tensors):
+        return torch.cat(list(tensors))
+    if name == "pixel_values_videos":
+        return tuple(tensors)
+    out = tensors[0].new_zeros(sum(len(t) for t in tensors), *sides)
+    for rows, tensor in zip(out.split([len(t) for t in tensors]), tensors, strict=True):
+        rows[(slice(None), *(slice(side) for side in tensor.shape[1:]))] = tensor
+    return out
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Tensors in tuples, dictionaries and dataclasses, on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {k: to_device(v, device) for k, v in value.items()}
+    if isinstance(value, tuple):
+        return tuple(to_device(v, device) for v in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: to_device(getattr(value, f.name), device) for f in fields(value)})
+    return value

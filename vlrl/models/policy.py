@@ -1,0 +1,359 @@
+"""The model being trained: the reference, log-probabilities, saving. `load` makes it of a config."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+
+from vlrl.config.schema import Config
+from vlrl.models import attention
+from vlrl.models import cost as balance
+from vlrl.models.deepspeed import Zero
+from vlrl.models.families import Family, agree, family_of
+from vlrl.models.flops import Cost, cost_model, patches_of
+from vlrl.models.fsdp import Shards, wanted
+from vlrl.models.loading import (
+    add_lora,
+    choose_trained,
+    compute_dtype,
+    load_model,
+    load_processor,
+    refuse_second_adapter,
+)
+from vlrl.models.logprobs import Statistic, TokenStats, answer_states, token_stats
+from vlrl.models.packing import Batch
+from vlrl.models.quantization import Quantization
+from vlrl.models.vision_cache import FeatureCache, make_cache
+from vlrl.types import Prompt
+
+
+class Policy:
+    """A vision-language model, its processor, and what may be trained of it.
+
+    `model` is the transformers model, wrapped by PEFT under LoRA. Trained weights are float32 and computed in
+    `dtype` under autocast; frozen ones are kept in `dtype`, or in 4 bits (`quantized`).
+    """
+
+    def __init__(self, model: Any, processor: Any, family: Family, accelerator: Accelerator, dtype: torch.dtype,
+                 quantized: Quantization | None = None, features: FeatureCache | None = None):
+        self.model, self.processor, self.family = model, processor, family
+        self.accelerator, self.dtype, self.device = accelerator, dtype, accelerator.device
+        base = self.base
+        vocabulary, known = base.config.get_text_config().vocab_size, len(processor.tokenizer)
+        banned = {*family.vision_ids(processor), *range(known, vocabulary)}
+        self.banned = torch.tensor(sorted(banned), dtype=torch.long, device=self.device)
+        """Ids that can be neither sampled nor given probability: vision tokens and rows without a token."""
+        self.vocabulary = vocabulary
+        """Rows of the output layer."""
+        self.eos = _eos_ids(base, processor.tokenizer) | {family.end_id(processor)}
+        self.quantized, self.features = quantized, features
+        self.scaler = _loss_scaler(self.device, dtype)
+        self.idle: Prompt | None = None
+        """Fills micro-batches under FSDP; see packing.with_idle."""
+        self.most_tokens: int | None = None
+        """Of a micro-batch since memory did not suffice for a larger one; None = train.tokens_per_batch."""
+        self.shards: Shards | Zero | None = None
+        """Of a model that is sharded over processes; see sharding.shard and zero.start."""
+        self._reference: Any = None
+        self.moving_reference: dict[str, torch.Tensor] = {}
+        self.away = False
+        """Whether weights are others than the learned ones for the time being, which come back."""
+        """The trained weights of a reference that moves, by their names in the policy; see `free_reference`."""
+
+    @property
+    def choices(self) -> int:
+        """Ids that can be sampled."""
+        return self.vocabulary - len(self.banned)
+
+    @property
+    def base(self) -> Any:
+        """The transformers model without PEFT's wrapper."""
+        return _unwrapped(self.model)
+
+    @property
+    def lora(self) -> bool:
+        return hasattr(self.model, "disable_adapter")
+
+    def trainable(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Names and parameters that learn, in a fixed order."""
+        return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+
+    def positions(self, ids: torch.Tensor, types: torch.Tensor | None, mm: Any) -> np.ndarray:
+        """[R, T] rotary positions of one sequence; see Family.positions."""
+        return self.family.positions(self.base, ids, types, mm)
+
+    def layout(self, wanted: str) -> str:
+        """The layout of training rows: train.packing where the family's attention allows it, else padded."""
+        return wanted if self.family.shared else "padded"
+
+    def cost(self, prompt: Prompt, answers: Sequence[int]) -> float:
+        """The work of training on a prompt and answers of so many tokens (balance.Cost): operations, or tokens for a
+        family that is in no table."""
+        if not self.family.known:
+            return balance.tokens(prompt, answers)
+        return self._operations.of(len(prompt), patches_of(prompt.mm, self.base.config), answers)
+
+    @functools.cached_property
+    def _operations(self) -> Cost:
+        return cost_model(self.model, self.family)
+
+    def autocast(self) -> Any:
+        """The compute type; nothing on float32."""
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.dtype)  # accelerate's knows no float16 on a CPU
+
+    def inputs(self, packed: dict[str, Any], base: Any = None) -> dict[str, Any]:
+        """Forward keywords of what packing made, for the model or another one without PEFT's wrapper.
+
+        `visuals` become features: the frozen tower of a reference is that of the policy.
+        """
+        if "visuals" not in packed:
+            return self.family.encode(base or self.base, packed)
+        assert self.features is not None
+        rest = {k: v for k, v in packed.items() if k != "visuals"}
+        return {**rest, "mm_encoder_outputs": self.features.outputs(self.base, packed["visuals"])}
+
+    def logprobs(self, batch: Batch, temperature: float, model: Any = None,
+                 more: Mapping[str, Statistic] | None = None) -> TokenStats:
+        """Log-probability, entropy and further statistics of every answer token under this policy (or another model).
+        """
+        if isinstance(self.shards, Zero) and model is None:
+            return self.shards.run(lambda: self._logprobs(batch, temperature, self.model, more))
+        return self._logprobs(batch, temperature, model or self.model, more)
+
+    def _logprobs(self, batch: Batch, temperature: float, model: Any,
+                  more: Mapping[str, Statistic] | None) -> TokenStats:
+        batch = batch.to(self.device)
+        with self.autocast():
+            base = _unwrapped(model)
+            inputs = self.inputs(batch.inputs, base)
+            hidden, head = answer_states(model, base, {**inputs, "logits_to_keep": batch.columns, "use_cache": False})
+            if hidden.shape[1] != len(batch.columns):  # a model that knows no logits_to_keep
+                hidden = hidden.index_select(1, batch.columns)
+            hidden = hidden.flatten(0, 1)
+            if batch.select is not None:
+                hidden = hidden.index_select(0, batch.select)
+            return token_stats(hidden, head, batch.targets, self.banned, temperature, more)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Adds the gradients of a loss, scaled by `scaler`, to those before."""
+        if isinstance(self.shards, Zero):
+            self.shards.backward(loss)
+        else:
+            self.scaler.scale(loss).backward()
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
+        """[N] log-probabilities under the reference: the disabled adapter, or the frozen copy of `keep_reference`, or
+        what `free_reference` made of them."""
+        if self.lora and self.moving_reference:
+            with self._as_reference():
+                return self.logprobs(batch, temperature).logprobs
+        if self.lora:
+            with self._without_adapter():
+                return self.logprobs(batch, temperature).logprobs
+        return self.logprobs(batch, temperature, self._reference).logprobs
+
+    def keep_reference(self, source: str | Path | None = None) -> None:
+        """Keeps a frozen copy for KL: of the model at `source`, else of the weights as they are now.
+
+        Each weight has the type that it has in the policy, so that both compute alike.
+        """
+        if self.lora:
+            return
+        place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
+        model = load_model(source, torch.float32, device=place) if source else copy.deepcopy(self.model)
+        agree(model, self.processor)
+        for kept, own in zip(model.parameters(), self.model.parameters(), strict=True):
+            kept.data = kept.data.to(own.dtype)
+        self._reference = model.requires_grad_(False).eval().to(place)
+
+    def free_reference(self) -> None:
+        """The reference may move from now on, by writes to `moving_reference`: under LoRA it is a second adapter,
+        that of now. After `keep_reference`."""
+        learning = dict(self.trainable())
+        own = learning if self.lora else dict(self._reference.named_parameters())
+        self.moving_reference = {n: own[n].detach().clone() if self.lora else own[n].data for n in learning}
+
+    @contextlib.contextmanager
+    def _without_adapter(self) -> Iterator[None]:
+        """The adapter does nothing meanwhile. PEFT marks what learns on the tensors that the modules hold: shards, or
+        what was gathered of them. They must be the same ones in the end, or a part would not learn again."""
+        sharded = self.shards is not None and not self.shards.gathered
+        if sharded:
+            self.scatter()
+        with self.model.disable_adapter():
+            yield
+            if sharded:
+                self.scatter()
+
+    @contextlib.contextmanager
+    def _as_reference(self) -> Iterator[None]:
+        """The adapter has the weights of the reference meanwhile. With shards a call of all processes."""
+        def swap() -> None:
+            self.scatter()
+            for name, parameter in self.trainable():
+                own = parameter.detach().clone()
+                parameter.detach().copy_(self.moving_reference[name])
+                self.moving_reference[name].copy_(own)
+
+        gathered = self.shards is not None and self.shards.gathered
+        self.away = True
+        swap()
+        try:
+            yield
+        finally:
+            swap()
+            self.away = False
+            if gathered:
+                self.gather()
+
+    def gather(self) -> None:
+        """Where the model is sharded, this process gets the whole of it; a call of all processes. See Shards."""
+        if self.shards:
+            self.shards.gather()
+
+    def scatter(self) -> None:
+        """Where the model is sharded, this process keeps its shards alone: before anything is learned or saved."""
+        if self.shards:
+            self.shards.scatter()
+
+    def close(self) -> None:
+        """Gives back what DeepSpeed gathered, which it cannot after the process group has ended."""
+        if isinstance(self.shards, Zero):
+            self.shards.scatter()
+
+    def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT.
+
+        `weights` are those of sharding.weights, or of `copied_weights` where the model may learn meanwhile; without
+        them the model must be whole.
+        """
+        # embeddings are never trained; finding that out asks the hub
+        more: dict[str, Any] = {"save_embedding_layers": False} if self.lora else {}
+        if weights is not None:
+            more["state_dict"] = dict(weights)
+        self.model.save_pretrained(folder, safe_serialization=True, **more)
+        if self.quantized:
+            self.quantized.write(folder)
+        self.processor.save_pretrained(folder)
+
+    def copied_weights(self) -> dict[str, torch.Tensor]:
+        """What `save` writes: weights that learn copied to the memory of the host, frozen ones as they are.
+
+        Tied weights stay tied. Under LoRA the adapter alone.
+        """
+        learning = {p.data_ptr() for _, p in self.trainable()}
+        copies: dict[int, torch.Tensor] = {}
+        found: dict[str, torch.Tensor] = {}
+        for name, tensor in self.model.state_dict().items():
+            place = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0
+            if place in learning:
+                if place not in copies:
+                    copies[place] = tensor.detach().to("cpu", copy=True)
+                found[name] = copies[place]
+            elif not self.lora:
+                found[name] = tensor
+        return found
+
+    @contextlib.contextmanager
+    def sharing_features(self) -> Iterator[None]:
+        """What passes without gradient over one batch share is computed once: the features of its images and videos,
+        where nothing of the vision tower and the merger learns. The model calls for them inside its forward, as FSDP
+        wants it, so its calls are remembered."""
+        if any(self.family.part_of(name) != "language" for name, _ in self.trainable()):
+            yield
+            return
+        kept: dict[Any, Any] = {}
+        models = [getattr(_unwrapped(m), "model", m) for m in (self.model, self._reference) if m is not None]
+        calls = [(m, name) for m in models for name in _FEATURES if hasattr(m, name)]
+        for model, name in calls:
+            setattr(model, name, _remembered(name, getattr(model, name), kept))
+        try:
+            yield
+        finally:
+            for model, name in calls:
+                delattr(model, name)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode: no dropout, and the cache on under gradient checkpointing."""
+        was = self.model.training
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train(was)
+
+
+_FEATURES = ("get_image_features", "get_video_features")
+"""What models of transformers call the pass through vision tower and merger."""
+
+
+def _remembered(name: str, call: Callable[..., Any], kept: dict[Any, Any]) -> Callable[..., Any]:
+    """`call`, which returns what it returned (or `kept` has of another model) for the very same arguments."""
+    def remembered(*args: Any, **kwargs: Any) -> Any:
+        values = [*args, *kwargs.values()]
+        key = (name, *kwargs, *map(id, values))
+        if key not in kept:
+            kept[key] = values, call(*args, **kwargs)  # the arguments too: as long as they live their ids are theirs
+        return kept[key][1]
+    return remembered
+
+
+def _unwrapped(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = None) -> Policy:
+    """The policy of a config, with the weights of a checkpoint folder where one is given.
+
+    `model.name` may also be a LoRA adapter: full fine-tuning starts from its base model with the adapter merged in.
+    """
+    settings = config.model
+    dtype = compute_dtype(settings)
+    attention.check(config.train.attention, accelerator.device.type, dtype)
+    full = settings.lora.rank == 0
+    if not full:
+        refuse_second_adapter(settings)
+    quantized = Quantization.of(settings.lora, dtype)
+    model = load_model(checkpoint if full and checkpoint else settings.name, torch.float32 if full else dtype,
+                       quantized=quantized, device=accelerator.device)
+    family = family_of(model.config)
+    processor = load_processor(settings, family)
+    agree(model, processor)
+    features = make_cache(settings, model, family)
+    choose_trained(model, family, settings, dtype)
+    if not full:
+        model = add_lora(model, family, settings, checkpoint)
+    if not wanted(config):  # shards go there one at a time
+        model.to(accelerator.device)
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        # not needed without reentrance, and a frozen vision tower would be recomputed and differentiated for it
+        _unwrapped(model).disable_input_require_grads()
+    model.train()
+    return Policy(model, processor, family, accelerator, dtype, quantized, features)
+
+
+def _loss_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
+    """Keeps small gradients above float16's least number; does nothing for other types."""
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    scaler.scale(torch.zeros((), device=device))  # makes its tensors: a process may find nothing to train on in a step
+    return scaler
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends an answer: the generation config's and the tokenizer's."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ids = configured if isinstance(configured, (list, tuple)) else [configured]
+    return frozenset(i for i in [*ids, tokenizer.eos_token_id] if i is not None)

@@ -1,0 +1,158 @@
+"""Sample -> Prompt. The only user of the HF processor: a sample meets it once; engine and trainer share the result."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlrl.config.schema import Config
+from vlrl.data import media
+from vlrl.data.clip_cache import ClipCache
+from vlrl.data.video_sampling import VideoSampling, clock
+from vlrl.errors import DataError
+from vlrl.models.families import Family
+from vlrl.models.vision_cache import processor_hash, visuals_of
+from vlrl.task import Task, task_messages
+from vlrl.types import LoadedMedia, Prompt, Sample
+
+_BESIDE = ("input_ids", "attention_mask", "text_replacement_offsets", "labels")
+
+
+class PromptTooLong(DataError):
+    """A prompt has more tokens than limits.prompt_tokens; it is rejected, never truncated."""
+
+
+class Encoder:
+    """Turns samples into prompts for one processor and model.
+
+    `positions(ids [1, T], types [1, T], mm) -> [R, T]` is the model's own rope index (see Policy.positions).
+    """
+
+    def __init__(self, processor: Any, family: Family, positions: Callable[..., np.ndarray], config: Config):
+        self.processor, self.family, self.positions, self.config = processor, family, positions, config
+        self._video = VideoSampling(config.model.video_fps, config.model.video_max_frames,
+                                    config.model.video_min_frames)
+        self._clips = ClipCache(config.data.clip_cache_mib)  # shared by copies
+        self._processed_by = processor_hash(processor) if config.model.feature_cache_mib else None
+        tokenizer = processor.tokenizer
+        self._end = family.end_id(processor)
+        ends = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token,
+                tokenizer.convert_ids_to_tokens(self._end)} - {None}
+        control = {t for t in _special(tokenizer) if t.startswith("<|") or not family.known}
+        vision = {*family.vision_tokens, *tokenizer.convert_ids_to_tokens(family.vision_ids(processor))}
+        self._vision = sorted(vision, key=len, reverse=True)
+        self._reserved = sorted(control | ends | vision, key=len, reverse=True)
+
+    def __call__(self, task: Task, sample: Sample) -> Prompt:
+        """The prompt of one sample. Raises DataError for unreadable media and PromptTooLong past the limit."""
+        return self.prompt(sample, task_messages(task, sample))
+
+    def copy(self) -> Encoder:
+        """An encoder with a processor of its own, for another thread."""
+        other = copy.copy(self)
+        other.processor = copy.deepcopy(self.processor)
+        return other
+
+    def prompt(self, sample: Sample, messages: list[dict[str, Any]]) -> Prompt:
+        """The prompt of a sample whose chat messages are known; none of the task's code runs."""
+        loaded = [media.load(m, self.config.limits, self._video, self._clips) for m in sample.media]
+        text = self._render(messages, loaded, sample.id)
+        try:
+            batch = self._process(text, loaded)
+        except (ValueError, RuntimeError) as error:  # such as an image of extreme aspect ratio
+            raise DataError(f"sample '{sample.id}': the processor refuses it: {error}") from None
+        ids = batch["input_ids"]
+        if ids.shape[1] > self.config.limits.prompt_tokens:
+            raise PromptTooLong(f"sample '{sample.id}': prompt of {ids.shape[1]} tokens is longer than "
+                                f"limits.prompt_tokens={self.config.limits.prompt_tokens}")
+        tensors = {k: v for k, v in batch.items() if isinstance(v, torch.Tensor) and k not in _BESIDE}
+        beside = {k: v[0].numpy() for k, v in tensors.items() if v.shape == ids.shape and k.endswith("type_ids")}
+        mm = {k: v for k, v in tensors.items() if k not in beside}
+        raw = self.processor.tokenizer(text, add_special_tokens=self._adds_special(text))["input_ids"]
+        return Prompt(
+            sample_id=sample.id, text=text, ids=ids[0].numpy(), mm=mm, media=tuple(loaded),
+            raw_ids=np.asarray(raw, dtype=np.int64), aligned={} if self.family.shared else beside,
+            aligned_answer=self.family.answer_types,
+            positions=self.positions(ids, batch.get("mm_token_type_ids"), mm),
+            processed_sizes=self.family.processed_sizes(self.processor, mm, [m.kind for m in loaded]),
+            visual_tokens=self._visual_tokens(batch, loaded),
+            visuals=visuals_of(self.family, self._processed_by, mm, loaded) if self._processed_by else ())
+
+    def answer_ids(self, text: str) -> np.ndarray:
+        """[T] token ids of an answer text with the end token, as supervised fine-tuning trains it.
+
+        Vision tokens written in it are broken up: a model cannot write them.
+        """
+        ids = self.processor.tokenizer(_broken_up(text, self._vision), add_special_tokens=False)["input_ids"]
+        return np.asarray([*ids, self._end], dtype=np.int64)
+
+    def _render(self, messages: list[dict[str, Any]], loaded: Sequence[LoadedMedia], sample_id: str) -> str:
+        places = sum(isinstance(c, dict) and c.get("type") in ("image", "video")
+                     for m in messages for c in m["content"])
+        if places != len(loaded):
+            raise DataError(f"sample '{sample_id}': its messages place {places} media, the sample has {len(loaded)}")
+        safe = [{**m, "content": self._safe(m["content"])} for m in messages]
+        return self.processor.apply_chat_template(safe, tokenize=False, add_generation_prompt=True,
+                                                  **self.family.template, **self.config.model.chat_template_kwargs)
+
+    def _safe(self, content: Any) -> Any:
+        """Content whose text cannot open a turn or claim an image: control tokens written in data are broken up."""
+        if isinstance(content, str):  # some templates render only parts
+            content = [{"type": "text", "text": content}]
+        return [{**c, "text": _broken_up(c["text"], self._reserved)} if c.get("type") == "text" else c for c in content]
+
+    def _process(self, text: str, loaded: Sequence[LoadedMedia]) -> Any:
+        images = [m.frames[0] for m in loaded if m.kind == "image"]
+        videos = [m for m in loaded if m.kind == "video"]
+        kwargs: dict[str, Any] = {"add_special_tokens": self._adds_special(text),
+                                  "return_text_replacement_offsets": True}
+        if images:
+            kwargs["images"] = images
+        if videos:
+            if not self.family.videos or getattr(self.processor, "video_processor", None) is None:
+                raise ValueError("this model's processor takes no videos")
+            frames = [torch.from_numpy(np.stack([np.asarray(f) for f in v.frames])).permute(0, 3, 1, 2) for v in videos]
+            kwargs |= {"videos": frames, "video_metadata": [clock(v) for v in videos],
+                       "do_sample_frames": False}
+        if images and videos and self.family.exclusive_media:
+            raise ValueError("a prompt of this model holds images or videos, not both")
+        if self.family.mrope:
+            kwargs["return_mm_token_type_ids"] = True
+        kwargs |= {name: [kwargs[name]] for name in self.family.nested if name in kwargs}
+        return self.processor(text=[text], return_tensors="pt", **kwargs)
+
+    def _adds_special(self, text: str) -> bool:
+        """Whether the tokenizer is to add its first token; many templates have written it already."""
+        first = self.processor.tokenizer.bos_token
+        return not (first and text.startswith(first))
+
+    def _visual_tokens(self, batch: Any, loaded: Sequence[LoadedMedia]) -> tuple[int, ...]:
+        """Visual tokens of each media in order, counted in the text that the processor put in its place."""
+        found = batch.get("text_replacement_offsets") if loaded else None
+        put = found[0] if isinstance(found, list) else []
+        if len(put) != len(loaded):
+            return ()
+        names = {self._placeholder("image"), self._placeholder("video")} - {None}
+        counts = {kind: iter([sum(p["replacement"].count(n) for n in names) for p in put if p["type"] == kind])
+                  for kind in ("image", "video")}
+        return tuple(next(counts[m.kind]) for m in loaded)
+
+    def _placeholder(self, kind: str) -> str | None:
+        """The token that stands for one visual feature; some processors call the mark of a whole image by that name."""
+        name = f"{kind}_token"
+        return getattr(self.processor.tokenizer, name, None) or getattr(self.processor, name, None)
+
+
+def _broken_up(text: str, tokens: Sequence[str]) -> str:
+    for token in tokens:
+        text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text
+
+
+def _special(tokenizer: Any) -> set[str]:
+    """Every control token, those that have no role of their own included."""
+    return {*tokenizer.all_special_tokens, *(t.content for t in tokenizer.added_tokens_decoder.values() if t.special)}

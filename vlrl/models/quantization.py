@@ -1,0 +1,124 @@
+"""Frozen weights in 4 bits under a LoRA adapter (QLoRA), with bitsandbytes.
+
+The linear layers that an adapter is added to are kept as NF4 and computed in the compute type. An adapter learned over
+rounded weights belongs to them, so its folder says how they were rounded (`quantization.json`), and merging adds it to
+the same values.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from vlrl.errors import ConfigError
+from vlrl.models.families import Family, Part, family_of
+
+if TYPE_CHECKING:
+    from vlrl.config.schema import LoraSettings
+
+FILE = "quantization.json"
+"""Beside an adapter, when its base model was quantized."""
+
+Target = Literal["language", "all_linear", "vision_language"]
+_PARTS: dict[str, tuple[Part, ...]] = {"language": ("language",), "all_linear": ("language", "merger"),
+                                       "vision_language": ("language", "merger", "vision")}
+_DTYPES = Literal["float32", "bfloat16", "float16"]
+
+
+class Quantization(BaseModel):
+    """How the frozen linear layers of a model are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    quantize: Literal["nf4"] = "nf4"
+    target: Target
+    dtype: _DTYPES
+    """Compute type; also that of the weights before they were rounded."""
+
+    @classmethod
+    def of(cls, settings: LoraSettings, dtype: torch.dtype) -> Quantization | None:
+        """What the settings ask for; None without quantization."""
+        if settings.quantize == "none":
+            return None
+        name = next(n for n in get_args(_DTYPES) if getattr(torch, n) == dtype)
+        return cls(quantize=settings.quantize, target=settings.target, dtype=name)
+
+    @classmethod
+    def read(cls, adapter: str) -> Quantization | None:
+        """That of a saved adapter (folder or hub name), None where its base was not quantized. Raises ConfigError."""
+        from transformers.utils.hub import cached_file
+
+        path = cached_file(adapter, FILE, _raise_exceptions_for_missing_entries=False,
+                           _raise_exceptions_for_connection_errors=False)
+        if path is None:
+            return None
+        try:
+            return cls.model_validate_json(Path(path).read_bytes())
+        except (OSError, ValidationError) as error:
+            raise ConfigError(f"model.name={adapter!r}: {path} cannot be used ({str(error).splitlines()[0]}). Copy it "
+                              "again from the run that wrote the adapter.") from None
+
+    def write(self, folder: Path) -> None:
+        (folder / FILE).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    def keywords(self, source: str, device: torch.device) -> dict[str, Any]:
+        """Keywords of from_pretrained that load the model at `source` in this form on a device.
+
+        Raises ConfigError when bitsandbytes is missing or cannot run on the device.
+        """
+        _check(device)
+        from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
+
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        with torch.device("meta"):
+            empty: Any = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
+        rounded = set(adapted_layers(empty, family_of(config), self.target))
+        kept = [n for n, m in empty.named_modules() if isinstance(m, torch.nn.Linear) and n not in rounded]
+        how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=self.quantize, bnb_4bit_use_double_quant=True,
+                                 bnb_4bit_compute_dtype=self.compute_dtype, llm_int8_skip_modules=kept)
+        return {"quantization_config": how, "device_map": {"": str(device)}}
+
+
+def adapted_layers(model: Any, family: Family, target: Target) -> list[str]:
+    """Names of the linear layers that model.lora.target means; lm_head is never one."""
+    return [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)
+            and n != "lm_head" and family.part_of(n) in _PARTS[target]]
+
+
+def keep_layout(model: Any) -> None:
+    """Forbids bitsandbytes to repack weights for generation on CPUs with AVX512-BF16.
+
+    Its fused kernel has no backward pass, and the weights would stay repacked in training.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def dequantized(model: Any, dtype: torch.dtype) -> Any:
+    """The model with plain linear layers that hold the rounded values."""
+    model = model.dequantize(dtype).to(dtype)
+    model.is_loaded_in_4bit = False
+    return model
+
+
+def _check(device: torch.device) -> None:
+    if find_spec("bitsandbytes") is None:
+        raise ConfigError("model.lora.quantize=nf4: the package bitsandbytes is not installed; "
+                          "pip install 'vlrl[qlora]', or set model.lora.quantize=none")
+    import bitsandbytes.functional as bnb
+
+    try:
+        rounded, state = bnb.quantize_4bit(torch.zeros(64, 64, device=device), quant_type="nf4")
+        bnb.dequantize_4bit(rounded, state)
+    except Exception as error:  # whatever a backend raises that lacks a kernel
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"model.lora.quantize=nf4: bitsandbytes cannot run on {device.type}: {first.rstrip('.')}. "
+                          "Set model.lora.quantize=none.") from error

@@ -1,0 +1,176 @@
+"""Vision features of a frozen tower, each picture or video computed once and kept for later steps.
+
+With `model.feature_cache_mib` the encoder cuts what its processor made of a prompt's media into Visuals. The policy
+looks their features up, or computes and keeps them, and hands them to the model's forward as `mm_encoder_outputs`.
+Generation, reference and update read the same features.
+
+A Visual goes through the tower alone. Its features so depend neither on the batch it came in nor on what the cache
+held, and a resumed run, which starts with an empty cache, computes bit for bit what an undisturbed one does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from vlrl.config.schema import ModelSettings
+from vlrl.distributed import comm
+from vlrl.errors import ConfigError
+from vlrl.models.families import Family
+from vlrl.types import LoadedMedia
+
+_PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+_GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
+
+
+class Visual:
+    """What the vision tower takes at once: one image or video, or all of a prompt where they cannot be told apart.
+
+    Not a dataclass: `packing.to_device` leaves its tensors where they are, for most of them are never needed.
+    """
+
+    __slots__ = ("inputs", "key", "kind")
+
+    def __init__(self, kind: str, key: bytes, inputs: Mapping[str, torch.Tensor]):
+        self.kind, self.key, self.inputs = kind, key, inputs
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Output of a vision tower and merger for one Visual, without gradient."""
+
+    made_by: type
+    """The model's class for such outputs."""
+    pooled: tuple[torch.Tensor, ...]
+    """What stands in the place of visual tokens, [..., H], in the order of the text."""
+    listed: bool
+    """The model wants a list of such tensors, not one of them all."""
+    deepstack: tuple[tuple[torch.Tensor, ...], ...] = ()
+    """[layers] of the same, added inside the language model."""
+
+    def to(self, device: torch.device | str) -> Features:
+        layers = tuple(tuple(t.to(device) for t in layer) for layer in self.deepstack)
+        return replace(self, pooled=tuple(t.to(device) for t in self.pooled), deepstack=layers)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in itertools.chain(self.pooled, *self.deepstack))
+
+
+class FeatureCache:
+    """At most `limit` bytes of features in host memory; the least recently used leave first."""
+
+    def __init__(self, limit: int):
+        self.limit, self.used = limit, 0
+        self._kept: OrderedDict[bytes, Features] = OrderedDict()
+        self._asked = self._found = 0
+
+    def outputs(self, model: Any, visuals: Sequence[Visual]) -> dict[str, Any]:
+        """`mm_encoder_outputs` of a forward pass over these visuals in the order of its text. `model` is without PEFT's
+        wrapper; called under the policy's autocast."""
+        found: dict[str, list[Features]] = {}
+        for visual in visuals:
+            found.setdefault(visual.kind, []).append(self._features(model, visual))
+        return {kind: _together(parts) for kind, parts in found.items()}
+
+    def metrics(self) -> dict[str, float]:
+        """The share of visuals whose features were there, since the last call and over all processes."""
+        found, asked = comm.total(self._found, self._asked)
+        self._asked = self._found = 0
+        return {"feature_cache/hit_frac": found / asked if asked else 0.0}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def _features(self, model: Any, visual: Visual) -> Features:
+        self._asked += 1
+        kept = self._kept.get(visual.key)
+        if kept is not None:
+            self._found += 1
+            self._kept.move_to_end(visual.key)
+            return kept.to(model.device)
+        features = _computed(model, visual)
+        self._keep(visual.key, features.to("cpu"))
+        return features
+
+    def _keep(self, key: bytes, features: Features) -> None:
+        self._kept[key] = features
+        self.used += features.nbytes
+        while self.used > self.limit:
+            self.used -= self._kept.popitem(last=False)[1].nbytes
+
+
+def make_cache(settings: ModelSettings, model: Any, family: Family) -> FeatureCache | None:
+    """The cache of `model.feature_cache_mib`; None when that is 0. ConfigError for a model that takes no features."""
+    if settings.feature_cache_mib == 0:
+        return None
+    if not family.known or "mm_encoder_outputs" not in inspect.signature(model.forward).parameters:
+        raise ConfigError(f"model.feature_cache_mib={settings.feature_cache_mib}: vlrl cannot hand features to "
+                          f"a model of type '{family.model_type}'. Set it to 0: images are then encoded in every pass.")
+    return FeatureCache(settings.feature_cache_mib * 2**20)
+
+
+def processor_hash(processor: Any) -> str:
+    """Of the settings by which a processor turns pictures and videos into tensors."""
+    units = [getattr(processor, name, None) for name in ("image_processor", "video_processor")]
+    text = json.dumps([unit and unit.to_dict() for unit in units], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def visuals_of(family: Family, processed_by: str, mm: Mapping[str, torch.Tensor],
+               media: Sequence[LoadedMedia]) -> tuple[Visual, ...]:
+    """The visuals of one prompt: its media tensors `mm` cut at the media, where patch grids tell where they end."""
+    out = []
+    for kind, pixels in _PIXELS.items():
+        if pixels not in mm:
+            continue
+        if family.grids:
+            grid, shown = _GRIDS[kind], [m for m in media if m.kind == kind]
+            cut = mm[pixels].split(mm[grid].prod(-1).tolist())
+            parts = [([m], {pixels: p, grid: g}) for m, p, g in zip(shown, cut, mm[grid].split(1), strict=True)]
+        else:
+            parts = [(media, {k: v for k, v in mm.items() if k.endswith("_videos") == (kind == "video")})]
+        out += [Visual(kind, _key(kind, processed_by, m, inputs), inputs) for m, inputs in parts]
+    return tuple(out)
+
+
+def _key(kind: str, processed_by: str, media: Sequence[LoadedMedia], inputs: Mapping[str, torch.Tensor]) -> bytes:
+    """Names the content: the media, which frames of them, and the shape that the processor gave them."""
+    contents = [(m.kind, m.sha256, list(m.metadata.get("frames_indices", ()))) for m in media]
+    shapes = {k: v.tolist() if k in _GRIDS.values() else list(v.shape) for k, v in inputs.items()}
+    return hashlib.sha256(json.dumps([kind, processed_by, contents, shapes], default=int).encode()).digest()
+
+
+@torch.inference_mode(False)  # generation runs in it, and what is kept enters a graph later
+@torch.no_grad()
+def _computed(model: Any, visual: Visual) -> Features:
+    inputs = {k: v.to(model.device) for k, v in visual.inputs.items()}
+    encode = model.get_image_features if visual.kind == "image" else model.get_video_features
+    training = model.training
+    model.eval()
+    try:
+        output = encode(**inputs, return_dict=True)
+    finally:
+        model.train(training)
+    pooled, deepstack = output.pooler_output, getattr(output, "deepstack_features", None) or ()
+    listed = not isinstance(pooled, torch.Tensor)
+    return Features(type(output), tuple(pooled) if listed else (pooled,), listed,
+                    tuple(tuple(layer) for layer in deepstack))
+
+
+def _together(parts: Sequence[Features]) -> Any:
+    """One output of the tower as if it had seen the visuals side by side."""
+    pooled: Any = tuple(t for p in parts for t in p.pooled)
+    if not parts[0].listed:
+        alike = len({t.shape[1:] for t in pooled}) == 1
+        pooled = torch.cat(pooled) if alike else torch.cat([t.flatten(0, -2) for t in pooled])[None]
+    layers = [tuple(itertools.chain(*layer)) for layer in zip(*(p.deepstack for p in parts), strict=True)]
+    return parts[0].made_by(pooler_output=pooled, **({"deepstack_features": layers} if layers else {}))

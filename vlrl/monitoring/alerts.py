@@ -1,0 +1,312 @@
+"""Alerts: a run that goes wrong while it goes on is told of, in print, in alerts.jsonl, at trackers and by webhook.
+
+A rule looks at the metrics of the last steps. It is told when it begins to hold, and again only after it has ceased
+to. A resumed run goes over the steps before without telling of them again, so alerts.jsonl has each alert once.
+`heldout_drop` looks at the lines of eval.jsonl instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from vlrl.config.alerts import AlertSettings, webhook_problem
+from vlrl.config.schema import Config
+from vlrl.errors import ConfigError
+from vlrl.store.files import append_line
+
+_WAITING = 100
+"""Most alerts that wait for the webhook."""
+_AT_THE_END_S = 10.0
+"""Seconds that a run waits at its end for the webhook."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A rule that has begun to hold."""
+
+    alert: str
+    """Its setting below alerts."""
+    step: int
+    value: float
+    limit: float
+    text: str
+
+
+Columns = Mapping[str, Sequence[float]]
+"""Values of the last alerts.window steps by metric, NaN where a step has none; of reward/mean and reward/std those of
+the last steps that have a reward. BEST holds the best mean reward of as many steps so far, once there were as many,
+HIGHEST the largest entropy so far."""
+BEST, HIGHEST = "reward/best", "entropy/highest"
+_RECENT = 5
+"""Steps that zero_variance_above looks at."""
+Found = tuple[float, float, str]
+"""(value, limit, what it says)"""
+
+
+class Alerts:
+    """Watches the metrics of a run. On the main process alone."""
+
+    def __init__(self, settings: AlertSettings, folder: Path, say: Callable[[str], None],
+                 before: Iterable[Mapping[str, Any]] = ()):
+        self.settings, self.folder, self._say = settings, folder, say
+        self._columns = {name: deque[float](maxlen=settings.window) for name in _READ}
+        self._columns |= {name: deque[float](maxlen=1) for name in (BEST, HIGHEST)}
+        self._holding: set[str] = set()
+        address = _address(settings.webhook)
+        self._hook = Webhook(address, settings.webhook_timeout_s, say) if address else None
+        for line in before:
+            self._take(line)
+        self._holding = set(self._found()) if self._columns["kl"] else set()
+
+    def check(self, line: Mapping[str, Any]) -> dict[str, float]:
+        """Takes the metrics of a step, tells what has begun to hold, and returns it as metrics for trackers."""
+        return self._tell(self._begun(line))
+
+    def evaluated(self, evals: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
+        """Tells when the last line of eval.jsonl is a fall of `metric` that the one of its split before was not."""
+        last, share = evals[-1], self.settings.heldout_drop
+        lines = [line for line in evals if line["split"] == last["split"] and _number(line.get(metric))]
+        if share is None or lines[-1:] != [last] or heldout_drop(lines[:-1], metric, share):
+            return {}
+        found = heldout_drop(lines, metric, share)
+        return self._tell([_alert("heldout_drop", last["step"], found)] if found else [])
+
+    def _tell(self, found: Sequence[Alert]) -> dict[str, float]:
+        for alert in found:
+            record = {**asdict(alert), "run": str(self.folder), "host": socket.gethostname(), "time": time.time()}
+            self._say(f"ALERT {alert.text}")
+            append_line(self.folder / "alerts.jsonl", _json(record))
+            if self._hook:
+                self._hook.send(record)
+        return {f"alerts/{alert.alert}": alert.value for alert in found}
+
+    def close(self) -> None:
+        """Gives the webhook a moment for what is not sent yet."""
+        if self._hook:
+            self._hook.close()
+
+    def _begun(self, line: Mapping[str, Any]) -> list[Alert]:
+        self._take(line)
+        step, found = int(line.get("step", 0)), self._found()
+        fresh = {name: told for name, told in found.items() if name not in self._holding}
+        self._holding = set(found)
+        return [_alert(name, step, told) for name, told in fresh.items()]
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        values = {name: line.get(name) for name in _READ}
+        values = {name: float(v) if isinstance(v, (int, float)) else math.nan for name, v in values.items()}
+        if math.isnan(values["reward/mean"]):
+            del values["reward/mean"], values["reward/std"]
+        for name, value in values.items():
+            self._columns[name].append(value)
+        entropy, highest = values["entropy"], self._columns[HIGHEST]
+        if math.isfinite(entropy):
+            highest.append(max([entropy, *highest]))
+        rewards = self._columns["reward/mean"]
+        if len(rewards) == self.settings.window:
+            self._columns[BEST].append(max([fmean(rewards), *self._columns[BEST]]))
+
+    def _found(self) -> dict[str, Found]:
+        """What holds after the steps so far, by rule."""
+        told = {name: rule(self._columns, self.settings) for name, rule in RULES.items()
+                if getattr(self.settings, name) is not None}
+        return {name: found for name, found in told.items() if found}
+
+
+def watched(config: Config) -> AlertSettings:
+    """`alerts.*`, for supervised training without the rules on rewards and entropies: its answers are given."""
+    if config.algo.loss.name != "supervised":
+        return config.alerts
+    off = ("reward_drop", "constant_rewards", "zero_variance_above", "entropy_below", "entropy_drop")
+    return config.alerts.model_copy(update=dict.fromkeys(off))
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def _alert(name: str, step: int, found: Found) -> Alert:
+    value, limit, said = found
+    return Alert(name, step, value, limit, f"at step {step}: {said} (alerts.{name})")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def heldout_drop(lines: Sequence[Mapping[str, Any]], metric: str, share: float) -> Found | None:
+    """The fall of the last of these lines of eval.jsonl, all of one split, below the best one before it.
+
+    It must be larger than `share` of the best value, and the 95 % intervals of the two, where they have one, apart.
+    """
+    if len(lines) < 2:
+        return None
+    best, last = max(lines[:-1], key=lambda line: line[metric]), lines[-1]
+    value, limit = float(last[metric]), best[metric] - share * abs(best[metric])
+    high, low = last.get(f"{metric}/ci95_high"), best.get(f"{metric}/ci95_low")
+    if value >= limit or (high is not None and low is not None and high >= low):
+        return None
+    return value, limit, (f"{metric} of {last['split']} is {value:.3g}, after {best[metric]:.3g} at step "
+                          f"{best['step']}: what is learned does not hold beyond the training samples")
+
+
+def _constant_rewards(columns: Columns, settings: AlertSettings) -> Found | None:
+    count = min(settings.constant_rewards or 1, settings.window)
+    means, spreads = [[*columns[name]][-count:] for name in ("reward/mean", "reward/std")]
+    if len(means) < count or any(spreads) or len({*means}) > 1:
+        return None
+    return means[0], means[0], (f"all rewards of {count} steps are {means[0]:g}, so nothing is learned from them; see "
+                                "rollouts/ for whether the task reads the answers as the prompt asks for them")
+
+
+def _zero_variance_above(columns: Columns, settings: AlertSettings) -> Found | None:
+    count, limit = min(_RECENT, settings.window), settings.zero_variance_above or 0.0
+    recent = [*columns["groups/zero_variance_frac"]][-count:]
+    value = fmean(recent) if len(recent) == count else math.nan
+    return (value, limit, f"{value:.0%} of the groups of the last {count} steps have equal rewards, more than "
+            f"{limit:.0%}: they have no advantage to learn from") if value > limit else None
+
+
+def _entropy_drop(columns: Columns, settings: AlertSettings) -> Found | None:
+    highest, value = _last(columns, HIGHEST), _last(columns, "entropy")
+    limit = highest * (1 - (settings.entropy_drop or 0.0))
+    return (value, limit, f"the entropy is {value:.3g} per token, after {highest:.3g} at its highest: answers are "
+            "becoming all alike") if value < limit else None
+
+
+def _reward_drop(columns: Columns, settings: AlertSettings) -> Found | None:
+    if not columns[BEST]:
+        return None
+    best, last = columns[BEST][0], fmean(columns["reward/mean"])
+    spread = fmean(np.nan_to_num([*columns["reward/std"]]))
+    limit = best - (settings.reward_drop or 0.0) * max(abs(best), spread)
+    said = f"the mean reward of the last {settings.window} steps is {last:.3g}, after {best:.3g} at best"
+    return (last, limit, said) if last < limit else None
+
+
+def _last(columns: Columns, name: str) -> float:
+    return columns[name][-1] if columns[name] else math.nan
+
+
+def _kl_above(columns: Columns, settings: AlertSettings) -> Found | None:
+    value, limit = _last(columns, "kl"), settings.kl_above or 0.0
+    return (value, limit, f"the KL to the reference is {value:.3g} per token, above {limit:g}") \
+        if value > limit else None
+
+
+def _entropy_below(columns: Columns, settings: AlertSettings) -> Found | None:
+    value, limit = _last(columns, "entropy"), settings.entropy_below or 0.0
+    return (value, limit, f"the entropy is {value:.3g} per token, below {limit:g}: answers are nearly all alike") \
+        if value < limit else None
+
+
+def _truncated_above(columns: Columns, settings: AlertSettings) -> Found | None:
+    value, limit = _last(columns, "completion/truncated_frac"), settings.truncated_above or 0.0
+    return (value, limit, f"{value:.0%} of the answers are cut off, more than {limit:.0%}") if value > limit else None
+
+
+def _skipped_above(columns: Columns, settings: AlertSettings) -> Found | None:
+    recent = columns["skipped"]
+    value, limit = float(sum(v > 0 for v in recent)), float(settings.skipped_above or 0)
+    return (value, limit, f"an optimizer step was left out in {value:.0f} of the last {len(recent)} steps, for NaN, "
+            "infinity or an overflow") if value > limit else None
+
+
+RULES: Mapping[str, Callable[[Columns, AlertSettings], Found | None]] = {
+    "reward_drop": _reward_drop, "constant_rewards": _constant_rewards, "zero_variance_above": _zero_variance_above,
+    "kl_above": _kl_above, "entropy_below": _entropy_below, "entropy_drop": _entropy_drop,
+    "truncated_above": _truncated_above, "skipped_above": _skipped_above}
+"""By the name of their setting; null turns one off."""
+_READ = ("reward/mean", "reward/std", "groups/zero_variance_frac", "kl", "entropy", "completion/truncated_frac",
+         "skipped")
+
+
+def _json(record: Mapping[str, Any]) -> str:
+    """JSON, which has no infinity: what is infinite stands in the text alone."""
+    return json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()})
+
+
+# --- the webhook ------------------------------------------------------------------------------------------------------
+
+
+def _address(given: str) -> str:
+    """The URL of alerts.webhook, from the environment where it names a variable. Raises ConfigError."""
+    if not given.startswith("env:"):
+        return given
+    name = given.removeprefix("env:")
+    found = os.environ.get(name, "").strip()  # secrets kept in files end with a newline
+    if not found:
+        raise ConfigError(f"alerts.webhook={given!r}: there is no environment variable {name}")
+    if problem := webhook_problem(found):
+        raise ConfigError(f"alerts.webhook={given!r}: the URL in {name} {problem}")
+    return found
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Another address was never allowed."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+class Webhook:
+    """Posts alerts as JSON from a thread of its own; whatever becomes of them, the run does not wait for it or fail."""
+
+    def __init__(self, url: str, timeout_s: float, say: Callable[[str], None]):
+        self._url, self._timeout_s, self._say = url, timeout_s, say
+        self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(_WAITING)
+        # plain http is for this machine alone, and a proxy is another one
+        direct = [urllib.request.ProxyHandler({})] if url.startswith("http:") else []
+        self._opener = urllib.request.build_opener(_NoRedirect, *direct)
+        self._told = False
+        self._thread = threading.Thread(target=self._work, name="webhook", daemon=True)
+        self._thread.start()
+
+    def send(self, record: dict[str, Any]) -> None:
+        """Returns at once."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(record)
+
+    def close(self) -> None:
+        """Waits a moment for what is left."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
+        self._thread.join(min(_AT_THE_END_S, self._timeout_s))
+
+    def _work(self) -> None:
+        while (record := self._waiting.get()) is not None:
+            try:
+                body = _json(record).encode()
+                request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"}, method="POST")
+                with self._opener.open(request, timeout=self._timeout_s):
+                    pass
+            except Exception as error:  # whatever a server or a network does
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        if not self._told:
+            self._told = True
+            reason = type(error).__name__  # what others say may repeat the URL
+            if isinstance(error, urllib.error.HTTPError):
+                reason = f"HTTP {error.code}"
+            elif isinstance(error, OSError):
+                reason = str(error)[:200]
+            self._say(f"warning: alerts.webhook at {urlsplit(self._url).hostname} took no alert ({reason}); the run "
+                      "goes on, and further failures are not told")

@@ -1,0 +1,154 @@
+"""Numbers of a step, over all processes, and the clock that says where its time went."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlrl.distributed import comm
+from vlrl.types import Group
+
+_watch: Callable[[str], Any] | None = None
+"""What makes the context of a phase while a step is being profiled."""
+_life = (0, "start")
+
+
+def alive(name: str = "start") -> None:
+    """A sign of life for the watchdog (watchdog.py)."""
+    global _life
+    _life = (_life[0] + 1, name)
+
+
+def life() -> tuple[int, str]:
+    """Number and name of the last sign of life."""
+    return _life
+
+
+def phase(name: str) -> Any:
+    """`with phase("decode"): ...` marks a part of a step for the profiler (profile.py) and the watchdog; costs next to
+    nothing without one."""
+    alive(name)
+    return contextlib.nullcontext() if _watch is None else _watch(name)
+
+
+@contextlib.contextmanager
+def watching(watch: Callable[[str], Any]) -> Iterator[None]:
+    """Every phase is entered through `watch(name)`, those of a Clock included."""
+    global _watch
+    before, _watch = _watch, watch
+    try:
+        yield
+    finally:
+        _watch = before
+
+
+class Clock:
+    """Seconds per phase of a step. `with clock("rollout"): ...`; a phase inside another counts for itself alone."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.spans: list[tuple[str, float, float]] = []
+        """(phase, start, end) since `take_spans`, in seconds since 1970; a phase inside another is in both."""
+        self._epoch = time.time() - time.perf_counter()
+        self._inner = [0.0]
+        self._started = time.perf_counter()
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        self._inner.append(0.0)
+        try:
+            with phase(name), comm.within(name):
+                yield
+        finally:
+            alive(f"after {name}")
+            spent, inner = time.perf_counter() - start, self._inner.pop()
+            self._inner[-1] += spent
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent - inner
+            self.span(name, start, start + spent)
+
+    def span(self, name: str, start: float, end: float) -> None:
+        """Notes when something took place, by time.perf_counter."""
+        self.spans.append((name, self._epoch + start, self._epoch + end))
+
+    def take_spans(self) -> list[tuple[str, float, float]]:
+        """The spans since the last call."""
+        out, self.spans = self.spans, []
+        return out
+
+    def beside(self, name: str, seconds: float) -> None:
+        """Counts seconds of another thread as a phase, and not in the phase that they ran beside."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self._inner[-1] += seconds
+
+    def take(self) -> dict[str, float]:
+        """`time/<phase>_s` and `time/total_s` since the last call; starts afresh."""
+        now = time.perf_counter()
+        names = dict.fromkeys(("rollout", "score", "train", "sync", *self.seconds))
+        phases = {k: self.seconds.get(k, 0.0) for k in names}
+        out = {**{f"time/{k}_s": v for k, v in phases.items()}, "time/total_s": now - self._started}
+        self.seconds, self._started = {}, now
+        return out
+
+
+def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[str, float]:
+    """Rewards, parts, lengths and shares over every group of every process; `labels` are those of a mixture's tasks.
+
+    Of each task that was drawn also `<label>/reward/...`, `<label>/groups/zero_variance_frac`, and of every one
+    `<label>/share`, that of the groups.
+    """
+    rows = [row for part in comm.gather([_facts(g) for g in groups]) for row in part]
+    if not rows:
+        return {}
+    lengths = np.array([n for row in rows for n in row["lengths"]])
+    out = _rewards(rows)
+    for label in labels:
+        own = [row for row in rows if row["task"] == label]
+        found = _rewards(own) if own else {}
+        found.pop("reward/std", None)
+        out |= {f"{label}/{name}": value for name, value in found.items()}
+        if own:
+            out[f"{label}/groups/zero_variance_frac"] = _mean([row["zero_variance"] for row in own])
+        out[f"{label}/share"] = len(own) / len(rows)
+    return out | {
+        "completion/length_mean": _mean(lengths), "completion/length_max": float(lengths.max()),
+        "completion/truncated_frac": _mean([t for row in rows for t in row["truncated"]]),
+        "groups/zero_variance_frac": _mean([row["zero_variance"] for row in rows]), "groups/count": float(len(rows)),
+        "tokens/prompt": float(sum(row["prompt"] for row in rows)), "tokens/completion": float(lengths.sum())}
+
+
+def _rewards(rows: Sequence[dict]) -> dict[str, float]:
+    rewards = np.array([r for row in rows for r in row["rewards"] if r is not None])
+    with np.errstate(over="ignore"):  # of a huge one the deviation is infinite
+        out = {"reward/mean": _mean(rewards), "reward/std": float(rewards.std()) if len(rewards) else float("nan")}
+    for part in sorted({p for row in rows for p in row["parts"]}):
+        out[f"reward/{part}"] = _mean([v for row in rows for v in row["parts"].get(part, ()) if v is not None])
+    return out
+
+
+def _facts(group: Group) -> dict:
+    rollouts = group.rollouts
+    names = dict.fromkeys(name for r in rollouts for name in r.parts)
+    return {"task": group.task, "rewards": group.rewards, "lengths": [len(r.completion.tokens) for r in rollouts],
+            "truncated": [r.completion.truncated for r in rollouts], "prompt": len(group.prompt),
+            "zero_variance": group.zero_variance,
+            "parts": {name: [r.parts.get(name) for r in rollouts] for name in names}}
+
+
+def _mean(values: Sequence[float] | np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")
+
+
+def peak_gib() -> float:
+    """Peak memory so far in GiB: of the CUDA device when there is one, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -1,0 +1,60 @@
+"""What a run is called at its trackers, so that a resumed run goes on there; and which of its evaluations was best."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlrl.config.schema import Config
+from vlrl.errors import RunError
+from vlrl.store.files import read_json, write_text
+
+
+def run_id(folder: Path) -> str:
+    """The name of a run at its trackers, kept in tracker.json of its folder; WANDB_RUN_ID where that is set."""
+    path = folder / "tracker.json"
+    known = (read_json(path) or {}).get("id")
+    wanted = os.environ.get("WANDB_RUN_ID") or known or uuid.uuid4().hex[:8]
+    if wanted != known:
+        write_text(path, json.dumps({"id": wanted}) + "\n")
+    return str(wanted)
+
+
+def options(folder: Path, start: int) -> dict[str, dict[str, Any]]:
+    """What each tracker is opened with, by its name, for a run that goes on after `start` steps.
+
+    TensorBoard hides what a killed process had written of later steps; Weights & Biases takes no step twice.
+    """
+    name = run_id(folder)
+    return {"tensorboard": {"purge_step": start} if start else {}, "wandb": {"id": name, "resume": "allow"},
+            "trackio": {"name": f"{folder.name}-{name}", "resume": "allow"}}
+
+
+def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapping[str, Any] | None:
+    """The line of eval.jsonl with the highest `metric` of a split, the first of several; None before any was trained.
+
+    Raises RunError for a metric that its lines do not have.
+    """
+    lines = [line for line in evals if line.get("split") == split]
+    if lines and not any(metric in line for line in lines):
+        names = sorted(k for k, v in lines[-1].items() if f"{k}/ci95_low" in lines[-1])
+        raise RunError(f"save.best={metric!r} is no metric of eval.jsonl; those of {split} are {', '.join(names)}")
+    values = [(line, line.get(metric)) for line in lines if line.get("step")]
+    known = [(line, value) for line, value in values if isinstance(value, (int, float)) and math.isfinite(value)]
+    return max(known, key=lambda pair: pair[1])[0] if known else None
+
+
+def flat_settings(settings: Config) -> dict[str, Any]:
+    """Every setting by its dotted name, as trackers take them."""
+    def walk(tree: Mapping[str, Any], prefix: str) -> Any:
+        for key, value in tree.items():
+            if isinstance(value, Mapping):
+                yield from walk(value, f"{prefix}{key}.")
+            elif prefix + key != "alerts.webhook":  # its path may be a secret
+                yield prefix + key, value if isinstance(value, (int, float, str, bool)) else str(value)
+    return dict(walk(settings.model_dump(mode="json"), ""))

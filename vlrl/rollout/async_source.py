@@ -1,0 +1,275 @@
+"""Generation beside the update: while a step learns, a thread draws the answers of the next ones (async.max_staleness).
+
+    step t   take what was drawn for t   ->  weights to the engine  ->  begin t + 1  ->  update
+                                                                        [ thread: generate and score t + 1 ]
+
+With max_staleness = s the engine takes new weights when everything that was begun is used up, every s steps, and then
+draws the next s steps one after another: no answer is more than s steps old, and which weights drew it does not depend
+on how fast either side is. Draws, encoding, filters and everything else that processes do together stay in the main
+thread and in one order; the thread generates and scores. docs/asynchronous.md has the whole picture.
+
+A checkpoint holds the answers that were drawn ahead, by the names of their random streams. A resumed run scores them
+again and goes on as if it had not stopped.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from vlrl.config.schema import Config
+from vlrl.curriculum import Draw, Outcome, Probing
+from vlrl.distributed import comm
+from vlrl.engine.base import Done, Engine
+from vlrl.errors import ConfigError, TrainingError
+from vlrl.monitoring.metrics import Clock
+from vlrl.rollout.group_source.group_source import Drawn, GroupSource
+from vlrl.rollout.group_source.partial import Held, completion_of, completion_state, draw_of, draw_state
+from vlrl.types import Completion, Group, Request
+
+Made = dict[tuple[int, ...], Sequence[Completion]]
+"""Answers by the key of their request."""
+
+
+@dataclass(eq=False)
+class Batch:
+    """What was drawn for a step that is still to come."""
+
+    step: int
+    draws: Mapping[int, Draw]
+    policy_step: int
+    """Steps completed by the weights that sample it."""
+    drawn: Drawn | None = None
+    """This process's share, encoded; None in a resumed run until it is used."""
+    made: Made = field(default_factory=dict)
+    """This process's answers so far; in a resumed run those of all processes."""
+    work: Future[list[Group] | None] | None = None
+    """Generation, and scoring unless that is left to the main thread."""
+    keys: set[tuple[int, ...]] = field(default_factory=set)
+    """Of all answers that this process asks for; known once it has begun."""
+    span: tuple[float, float] | None = None
+    """When that took place."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether all answers are there; waits for those being written."""
+        return bool(self.made) if self.work is None else self.work.exception() is None
+
+    def state(self, made: Made) -> dict[str, Any]:
+        """As a checkpoint holds it, with so many answers."""
+        return {"step": self.step, "policy_step": self.policy_step,
+                "made": {key: [*map(completion_state, answers)] for key, answers in made.items()},
+                "draws": [[number, draw_state(draw)] for number, draw in self.draws.items()]}
+
+
+class Pipelined(GroupSource):
+    """A group source that draws the groups of later steps in a thread."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.queue: deque[Batch] = deque()
+        """Begun and not used, by step; at most async.max_staleness."""
+        self.synced = -1
+        """Steps completed by the engine's weights."""
+        self._policy: Any = None
+        self._ages: list[int] = []
+        self._ahead_s = 0.0
+        card = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self._thread = ThreadPoolExecutor(1, "ahead", _settle, (max(1, torch.get_num_threads() // 2), card))
+
+    def sync(self, policy: Any, step: int, now: bool = True) -> None:
+        """Hands the weights to the engine where the queue ends with this step, or `now`: as soon as nothing is being
+        generated. What is in the queue stays as it is."""
+        self._policy, self.step = policy, step
+        if now or all(batch.step <= step for batch in self.queue):
+            self._ready()
+
+    def next_groups(self, count: int, step: int) -> list[Group]:
+        """As GroupSource; begins the following steps when nothing is begun. Raises what their generation raised when
+        their turn has come."""
+        groups = super().next_groups(count, step)
+        self._ages = [step - r.policy_step for g in groups for r in g.rollouts]
+        if not self.queue:
+            self._ready()
+            last = min(step + self.config.asynchronous.max_staleness, self.config.steps - 1)
+            self.queue += [self._ahead(count, following) for following in range(step + 1, last + 1)]
+            self.step = step
+            for batch in self.queue:  # after all draws: a task's code runs in one thread at a time
+                self._begin(batch)
+        return groups
+
+    def close(self) -> None:
+        """Gives up what is being generated."""
+        if any(batch.work and not batch.work.done() for batch in self.queue):
+            getattr(self.engine, "abandon", lambda: None)()
+        self._thread.shutdown(cancel_futures=True)
+
+    def _ready(self) -> None:
+        """The engine at rest, with the weights of this step."""
+        with self.clock("rollout"):
+            concurrent.futures.wait([batch.work for batch in self.queue if batch.work])
+        if self.synced != self.step:
+            self.engine.sync(self._policy, self.step)
+            self.synced = self.step
+
+    def _ahead(self, count: int, step: int) -> Batch:
+        """The draws of a step to come."""
+        self.step = step
+        drawn = self._begun(comm.on_main(partial(self._next, self.filters.oversampled(count))), {})
+        return Batch(step, drawn.draws, self.synced, drawn)
+
+    def _begin(self, batch: Batch) -> None:
+        """Has a batch answered in the thread."""
+        writer = self.answering.apart(Recording(self.engine, batch.made), Clock(), batch.policy_step,
+                                      self.answering.temperature)
+        batch.keys = writer.keys(batch.drawn.asked if batch.drawn else ())
+        batch.work = self._thread.submit(self._write, batch, writer)
+
+    def _write(self, batch: Batch, writer: Any) -> list[Group] | None:
+        """In the thread: this process's groups; None where the main thread is to score them."""
+        start, asked = time.perf_counter(), batch.drawn.asked if batch.drawn else ()
+        try:
+            if asked and self.config.rollout.score_ahead and not writer.collective:
+                return writer.groups(asked, batch.step)
+            return writer.write(asked) if asked else None
+        finally:
+            batch.span = start, time.perf_counter()
+
+    def _wanted_round(self, wanted: int, held: Mapping[int, Held]) -> tuple[dict[int, Group], dict[int, Outcome]]:
+        """The first round of a step is what was begun for it; refills are drawn here and now, by current weights."""
+        if not (self.queue and self.queue[0].step == self.step):
+            self._ready()
+            return super()._wanted_round(wanted, held)
+        batch = self.queue.popleft()
+        if batch.drawn is None:
+            batch.drawn = self._encoded_share(batch.draws, len(batch.draws), {})
+            if not batch.made:  # its generation had failed when the checkpoint was written
+                self._ready()
+        drawn = batch.drawn
+        return self._finished(drawn, comm.together(lambda: self._answered(batch, drawn)))
+
+    def _answered(self, batch: Batch, drawn: Drawn) -> dict[int, Group | Held]:
+        """This process's groups of a batch by number."""
+        groups: Sequence[Group | Held] | None = None
+        if batch.work:
+            groups = batch.work.result()
+            if batch.span:
+                self.clock.span("ahead", *batch.span)
+                self._ahead_s = batch.span[1] - batch.span[0]
+        elif not batch.made:
+            return self._collect(drawn.asked, None)
+        if groups is None and (drawn.asked or self.answering.collective):
+            scorer = self.answering.apart(Replaying(batch.made), self.clock, batch.policy_step,
+                                          self.answering.temperature)
+            groups = scorer.groups(drawn.asked, batch.step)
+        return {a.number: group for a, group in zip(drawn.asked, groups or (), strict=True)}
+
+    def metrics(self) -> dict[str, float]:
+        """Also how old the weights of the trained answers were, in steps, and the seconds of the thread."""
+        ages = [age for part in comm.gather(self._ages) for age in part]
+        seconds, self._ahead_s = self._ahead_s, 0.0
+        return {**super().metrics(), "async/staleness_mean": sum(ages) / max(len(ages), 1),
+                "async/staleness_max": float(max(ages, default=0)), "time/ahead_s": seconds}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Also the queue, once it is written; of all processes. What failed is to be generated anew."""
+        with self.clock("rollout"):
+            whole = [all(comm.gather(batch.whole)) for batch in self.queue]
+        made = [{key: answers for part in comm.gather(batch.made) for key, answers in part.items()} if done else {}
+                for batch, done in zip(self.queue, whole, strict=True)]
+        return {**super().state_dict(),
+                "queue": [batch.state(answers) for batch, answers in zip(self.queue, made, strict=True)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.queue = deque(
+            Batch(b["step"], {number: draw_of(draw) for number, draw in b["draws"]}, b["policy_step"],
+                  made={key: [completion_of(**a) for a in answers] for key, answers in b["made"].items()})
+            for b in state.get("queue", ()))
+
+
+def at_rest(source: GroupSource) -> tuple[dict[str, Any], Callable[[float], dict[str, Any] | None] | None]:
+    """The state of a source between two steps, without waiting for answers that are drawn ahead; and what gives the
+    part of it that holds these, once they are written: None if that takes longer than so many seconds, or where other
+    processes have some."""
+    if not isinstance(source, Pipelined):
+        return source.state_dict(), None
+    return GroupSource.state_dict(source), partial(_written, [*source.queue])
+
+
+def _written(queue: Sequence[Batch], seconds: float) -> dict[str, Any] | None:
+    """Scoring may have failed."""
+    concurrent.futures.wait([batch.work for batch in queue if batch.work], seconds)
+    whole = all(batch.keys <= batch.made.keys() if batch.work else batch.made for batch in queue)
+    return {"queue": [batch.state(batch.made) for batch in queue]} if whole and comm.world() == 1 else None
+
+
+class Recording:
+    """An engine whose answers are kept by the key of their request."""
+
+    def __init__(self, engine: Engine, made: Made):
+        self.engine, self.made = engine, made
+
+    def sync(self, policy: Any, step: int) -> None:
+        """The weights stay those that the batch was begun with."""
+
+    def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
+        made = self.engine.generate(requests, done)
+        self.made |= {request.key: answers for request, answers in zip(requests, made, strict=True)}
+        return made
+
+    def close(self) -> None:
+        """The engine is closed by its owner."""
+
+
+class Replaying:
+    """An engine that gives recorded answers."""
+
+    def __init__(self, made: Made):
+        self.made = made
+
+    def sync(self, policy: Any, step: int) -> None:
+        """There are no weights."""
+
+    def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
+        return [[*self.made[request.key]] for request in requests]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def check(config: Config, sampler: Any) -> None:
+    """Raises ConfigError where a sampler cannot draw before the step before has ended."""
+    if config.asynchronous.max_staleness and isinstance(sampler, Probing):
+        raise ConfigError(f"async.max_staleness={config.asynchronous.max_staleness}: curriculum.name="
+                          f"{config.curriculum.name} has prompts answered before it draws those of a step, which would "
+                          "hold up the update. Choose another curriculum.name, or set async.max_staleness=0")
+
+
+def refuse_stale(groups: Sequence[Group], step: int, config: Config) -> None:
+    """Raises TrainingError when a group holds an answer of weights older than async.max_staleness allows.
+
+    Partial rollouts are old by design: of each answer only what its last step wrote is trained. Called on every
+    process.
+    """
+    most = config.asynchronous.max_staleness
+    oldest = min(comm.gather(min((r.policy_step for g in groups for r in g.rollouts), default=step)))
+    if config.rollout.step_tokens is None and oldest < step - most:
+        raise TrainingError(f"step {step} was given answers of weights of {oldest} completed steps, and "
+                            f"async.max_staleness={most} allows no less than {step - most}. That is an error of the "
+                            "group source, or of vlrl: please report it.")
+
+
+def _settle(threads: int, card: int | None) -> None:
+    """For this thread alone: leaves the update its share of the processor, and uses this process's GPU."""
+    torch.set_num_threads(threads)
+    if card is not None:  # a new thread begins with the first one
+        torch.cuda.set_device(card)

@@ -1,0 +1,98 @@
+"""Sample, then forget: half of each group is drawn by a policy that was made less likely to repeat the other half.
+
+EEPO: Exploration-Enhanced Policy Optimization via Sample-Then-Forget (arXiv 2510.05837), as described there: between
+the two halves of a rollout the policy takes one light step that suppresses the answers it just gave, so that the second
+half explores elsewhere; where the entropy is high there is nothing to forget. The weights are put back, bit for bit,
+before anything is learned. The second half is then off-policy: its sampler log-probabilities are those of the weights
+that had forgotten, and algo.correction weighs its tokens by p(trainer) / p(sampler). The correction, its bound and the
+entropy limit of the preset are this project's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
+from vlrl.models.packing import make_batch, pieces_of, plan, with_idle
+from vlrl.models.policy import Policy
+from vlrl.monitoring.metrics import phase
+from vlrl.types import Completion, Prompt
+
+_NEVER_SURE = 1e-3
+"""Keeps the complement of a probability of 1 finite."""
+
+
+class Forgetting:
+    """`with forgetting(answers, step):` the policy has forgotten the answers to some degree."""
+
+    def __init__(self, policy: Policy, config: Config):
+        self.policy, self.config = policy, config
+
+    @contextlib.contextmanager
+    def __call__(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]], step: int,
+                 temperature: float) -> Iterator[None]:
+        """Suppresses all answers of all processes, and restores the weights in the end; called on every process."""
+        if not self._due(answers):
+            yield
+            return
+        self.policy.scatter()
+        parameters = [p for _, p in self.policy.trainable()]
+        kept = [p.detach().clone() for p in parameters]
+        self.policy.away = True
+        try:
+            with phase("forget"):
+                self._gradients(answers, step, temperature)
+                self._step(parameters)
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, weight in zip(parameters, kept, strict=True):
+                    parameter.grad = None
+                    parameter.copy_(weight)
+            self.policy.away = False
+
+    def _due(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]]) -> bool:
+        """Whether there is anything to forget: -log p of a sampled token estimates the entropy."""
+        sampled = [c.logprobs[c.loss_mask & ~np.isnan(c.logprobs)] for _, made in answers for c in made]
+        surprise, count = comm.total(-float(sum(float(s.sum(dtype=np.float64)) for s in sampled)),
+                                     float(sum(len(s) for s in sampled)))
+        limit = self.config.rollout.forget.entropy
+        return count > 0 and (limit is None or surprise / count <= limit)
+
+    def _gradients(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]], step: int,
+                   temperature: float) -> None:
+        """Of the mean of -log(1 - p) over all tokens: the surer a token was, the more it is suppressed."""
+        policy, train = self.policy, self.config.train
+        made = [(prompt, c) for prompt, completions in answers for c in completions]
+        (total,) = comm.total(float(sum(c.loss_mask.sum() for _, c in made)))
+        # dropout is keyed by the step, so a resumed run draws the same
+        torch.manual_seed(np.random.SeedSequence([self.config.seed, 7, step, comm.rank()]).generate_state(1)[0])
+        limit, layout = train.tokens_per_batch, policy.layout(train.packing)
+        planned = plan(pieces_of([p for p, _ in made], [c.tokens for _, c in made], limit), limit, layout, policy.cost)
+        if policy.idle is not None:
+            planned = with_idle(planned, max(comm.gather(len(planned))), policy.idle)
+        for members in planned:
+            batch = make_batch(members, layout, train.attention)
+            logprobs = policy.logprobs(batch, temperature).logprobs.float()
+            masks = [made[i][1].loss_mask for i in torch.unique_consecutive(batch.rollout_id).tolist()]
+            mask = torch.from_numpy(np.concatenate(masks) if masks else np.zeros(0, bool)).to(logprobs.device)
+            loss = -(torch.log(1 + _NEVER_SURE - logprobs.exp()) * mask).sum() / total
+            policy.scaler.scale(loss).backward()
+
+    def _step(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Against the gradient, by rollout.forget.lr per weight in root mean square; none where it is not finite."""
+        comm.sum_gradients(parameters)
+        used = [p for p in parameters if p.grad is not None]
+        norm = float(comm.whole(torch.nn.utils.get_total_norm([p.grad for p in used if p.grad is not None])))
+        if not used or norm == 0 or not math.isfinite(norm):
+            return
+        size = self.config.rollout.forget.lr * math.sqrt(sum(p.numel() for p in used)) / norm
+        with torch.no_grad():
+            for parameter in used:
+                parameter.add_(parameter.grad, alpha=-size)  # type: ignore[arg-type]

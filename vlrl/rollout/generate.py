@@ -1,0 +1,261 @@
+"""Prompts -> scored groups: answers of the policy to each, to its variants too, scored while others are written."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vlrl.algo.algorithm import Algorithm
+from vlrl.config.schema import Config, RolloutSettings
+from vlrl.curriculum import Draw
+from vlrl.engine.base import Done, Engine
+from vlrl.monitoring.metrics import Clock
+from vlrl.rewards.text import parse_answer
+from vlrl.rollout.group_source.eepo import Forgetting
+from vlrl.rollout.group_source.overlap import Ahead
+from vlrl.rollout.group_source.partial import Held, in_one_step, last_part
+from vlrl.task import Task, task_target
+from vlrl.task.scoring import Marked, score_all
+from vlrl.task.services import Services, looked_up
+from vlrl.task.variants import GREEDY, trained_answers
+from vlrl.types import Answer, Completion, Group, Prompt, Request, Rollout, Sample, Sampling, Variant
+
+Reference = Callable[[Sequence[tuple[Prompt, Sequence[Completion]]]], list[list[np.ndarray]]]
+"""What reads answers under the reference policy; see reference.Reference."""
+
+Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Services],
+                 tuple[Marked, dict[str, float]]]
+"""What scores a group; see scoring.score_all and scorer.Scorer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """An accepted draw: what is to be answered."""
+
+    number: int
+    """Of the group; names its random streams."""
+    draw: Draw
+    sample: Sample
+    prompt: Prompt
+    variants: tuple[tuple[Variant, Prompt], ...] = ()
+    held: Held | None = None
+    """The group as the step before left it; None for a new one."""
+
+    def answered(self, made: Sequence[Completion], most: int, step: int) -> Held:
+        """The group with what a step made for it, of at most `most` tokens in all."""
+        if self.held is None:
+            return Held(self.number, self.draw, tuple(made), (step,) * len(made), most)
+        return self.held.after(made, step)
+
+
+class Answering:
+    """Answers accepted draws with the policy, and scores them."""
+
+    def __init__(self, config: Config, task: Task, engine: Engine, clock: Clock, reference: Reference | None = None):
+        self.config, self.task, self.engine, self.clock, self.reference = config, task, engine, clock, reference
+        self.algorithm: Algorithm | None = None
+        """That of the run; without one the temperature is rollout.temperature."""
+        self.forget: Forgetting | None = None
+        """Suppresses the first half of each group for the second; see rollout.forget."""
+        self.score: Score = score_all
+        self.step = 0
+        self.policy_step: int | None = None
+        """Steps completed by the weights of the engine; None = `step`."""
+        self._temperature: float | None = None
+
+    def apart(self, engine: Engine, clock: Clock, policy_step: int, temperature: float) -> Answering:
+        """The same with another engine, whose weights and temperature stay as given: for use beside this one."""
+        other = copy.copy(self)
+        other.engine, other.clock, other.policy_step, other._temperature = engine, clock, policy_step, temperature
+        return other
+
+    @property
+    def temperature(self) -> float:
+        """At which the policy samples."""
+        if self._temperature is not None:
+            return self._temperature
+        return self.algorithm.temperature if self.algorithm else self.config.rollout.temperature
+
+    @property
+    def collective(self) -> bool:
+        """Whether a process without prompts takes part too."""
+        return self.reference is not None or self.forget is not None
+
+    def group_size(self, draw: Draw) -> int:
+        """Answers to a draw, those of trained variants included."""
+        return draw.group_size or self.config.rollout.group_size
+
+    def groups(self, asked: Sequence[Asked], step: int, tokens: int | None = None) -> list[Group | Held]:
+        """Generates and scores one group per prompt; with `tokens` (rollout.step_tokens) no answer gets more of them,
+        and a group with an unfinished one is held over.
+
+        With rollout.score_ahead, groups that are whole are scored in a thread while others are still generated, unless
+        the reference policy is asked first. Variants are generated apart from the rest: what runs side by side decides
+        the last bits of the logits, and answers to the samples as they are do not depend on any variant.
+        """
+        self.step = step
+        soon = self.config.rollout.score_ahead and self.reference is None
+        requests, others = self._requests(asked)
+        most = [r.sampling.max_new_tokens for r in requests]
+        if tokens is not None:
+            requests = [in_one_step(r, a.held, tokens) for r, a in zip(requests, asked, strict=True)]
+        drawn: list[dict[str, Sequence[Completion]]] = [{} for _ in asked]
+        reference: list[list[np.ndarray]] = []
+
+        def so_far(i: int, made: Sequence[Completion]) -> Held:
+            return asked[i].answered(made, most[i], step)
+
+        def score(i: int, made: Sequence[Completion]) -> Group | Held:
+            held = so_far(i, made)
+            if tokens is not None and held.unfinished:
+                return held
+            return self._group(asked[i], held, drawn[i], reference[i] if self.reference else None)
+
+        def done(j: int, made: Sequence[Completion]) -> None:
+            i, variant, _ = others[j]
+            drawn[i][variant.name] = made
+            if soon and len(drawn[i]) == len(asked[i].variants):
+                ahead.begin(i, completions[i])
+
+        with Ahead(score, self.clock, "score") as ahead:
+            completions = self._drawn(requests, ahead.begin if soon and not others else None)
+            varied = self.engine.generate([request for *_, request in others], done) if others else []
+            for (i, variant, _), made in zip(others, varied, strict=True):
+                drawn[i][variant.name] = made
+            if self.reference:
+                held = [so_far(i, made) for i, made in enumerate(completions)]
+                reference += self.reference([
+                    (a.prompt, [] if tokens is not None and h.unfinished else [*h.answers, *_joining(a.variants, more)])
+                    for a, h, more in zip(asked, held, drawn, strict=True)])
+            groups = ahead.results(completions)
+        return self._beside_greedy(asked, groups)
+
+    def write(self, asked: Sequence[Asked]) -> None:
+        """Has the engine write all that `groups` would ask of it for new groups, and scores none of it."""
+        requests, others = self._requests(asked)
+        self.engine.generate(requests)
+        if others:
+            self.engine.generate([request for *_, request in others])
+        if self._with_greedy:
+            self.engine.generate(self._greedy(asked))
+
+    def keys(self, asked: Sequence[Asked]) -> set[tuple[int, ...]]:
+        """Those of all that `write` asks for."""
+        requests, others = self._requests(asked)
+        greedy = self._greedy(asked) if self._with_greedy else []
+        return {request.key for request in (*requests, *(r for *_, r in others), *greedy)}
+
+    def _requests(self, asked: Sequence[Asked]) -> tuple[list[Request], list[tuple[int, Variant, Request]]]:
+        """What is asked of the engine: one request for each group, and those of variants by the group's place."""
+        sampling = [sampling_of(self.config.rollout, self.temperature, a.draw.max_new_tokens) for a in asked]
+        requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_answers([v for v, _ in a.variants]),
+                            sampling=s, key=(0, a.number)) for a, s in zip(asked, sampling, strict=True)]
+        return requests, [(i, v, Request(prompt=prompt, n=v.n, sampling=sampling[i], key=_stream(a, v)))
+                          for i, a in enumerate(asked) for v, prompt in a.variants]
+
+    def _drawn(self, requests: Sequence[Request], done: Done | None) -> list[list[Completion]]:
+        """The answers to each request; with rollout.forget, half of them by a policy that has forgotten the others."""
+        if self.forget is None:
+            return self.engine.generate(requests, done)
+        firsts = self.engine.generate([replace(r, n=(r.n + 1) // 2) for r in requests])
+        rests = [replace(r, n=r.n - len(made), key=(6, *r.key[1:])) for r, made in zip(requests, firsts, strict=True)]
+        sampled = [(r.prompt, made) for r, made in zip(requests, firsts, strict=True)]
+        with self.forget(sampled, self.step, self.temperature):
+            self.engine.sync(self.forget.policy, self.step)
+            rest = self.engine.generate(rests, (lambda i, made: done(i, [*firsts[i], *made])) if done else None)
+        self.engine.sync(self.forget.policy, self.step)
+        return [[*a, *b] for a, b in zip(firsts, rest, strict=True)]
+
+    def _beside_greedy(self, asked: Sequence[Asked], groups: Sequence[Group | Held]) -> list[Group | Held]:
+        """The groups with the greedy answer to each prompt aside, where the advantage compares with it.
+
+        It is scored as a group of one, drawn apart from the rest, and in no statistic of its group.
+        """
+        if not self._with_greedy:
+            return list(groups)
+        made = self.engine.generate(self._greedy(asked))
+        out: list[Group | Held] = []
+        for a, group, answers in zip(asked, groups, made, strict=True):
+            assert isinstance(group, Group)  # partial.check
+            alone = make_group(self.task, a.sample, a.prompt, answers, group_id=group.id, split=group.split,
+                               step=self.step, policy_step=self.policy_step, score=self.score)
+            greedy = replace(alone.rollouts[0], index=len(group.rollouts) + len(group.aside), variant=GREEDY)
+            out.append(replace(group, aside=(*group.aside, greedy)))
+        return out
+
+    @property
+    def _with_greedy(self) -> bool:
+        return self.algorithm is not None and "greedy" in self.algorithm.requires
+
+    def _greedy(self, asked: Sequence[Asked]) -> list[Request]:
+        return [Request(prompt=a.prompt, n=1, sampling=sampling_of(self.config.rollout, 0.0, a.draw.max_new_tokens),
+                        key=(5, a.number)) for a in asked]
+
+    def _group(self, asked: Asked, held: Held, drawn: Mapping[str, Sequence[Completion]],
+               reference: Sequence[np.ndarray] | None) -> Group:
+        variants = [(v, drawn[v.name]) for v, _ in asked.variants]
+        answers = [last_part(c) for c in held.answers] if asked.held else held.answers
+        group = make_group(self.task, asked.sample, asked.prompt, answers, group_id=f"{asked.number:08d}",
+                           split="train", step=self.step, variants=variants, reference=reference,
+                           policy_step=self.policy_step, score=self.score)
+        return held.told(group) if asked.held else group
+
+
+def sampling_of(rollout: RolloutSettings, temperature: float, max_new_tokens: int | None = None) -> Sampling:
+    """How answers are drawn with the settings of `rollout.*`; a thinking budget that never applies is left out."""
+    most, budget = max_new_tokens or rollout.max_new_tokens, rollout.thinking_budget
+    return Sampling(max_new_tokens=most, temperature=temperature, stop=rollout.stop,
+                    thinking_budget=budget if budget is not None and budget < most else None,
+                    thinking_end=rollout.thinking_end)
+
+
+def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], *, group_id: str,
+               split: str, step: int, variants: Sequence[tuple[Variant, Sequence[Completion]]] = (),
+               reference: Sequence[np.ndarray] | None = None, policy_step: int | None = None,
+               score: Score = score_all) -> Group:
+    """A scored group of a step, sampled by the weights of `policy_step` completed steps; None = as many as `step`.
+
+    The sample learns its processed size here, so that scoring converts the model's coordinates. Answers of `variants`
+    that are trained join the completions, under the unchanged prompt; the others are given to the task and kept aside.
+    `reference` is what the service reference_logprobs says of each answer of the group. Parts that need a service which
+    is not given are left out.
+    """
+    task = task.of(sample)
+    if prompt.media:
+        (width, height), known = prompt.media[0].size, [list(size) for size in prompt.processed_sizes[:1]]
+        sizes = {"width": width, "height": height, **({"processed_size": known[0]} if known else {})}
+        sample = replace(sample, row={**sizes, **sample.row})
+    members = [("", c) for c in completions] + [(v.name, c) for v, made in variants if v.trained for c in made]
+    aside = [(v.name, c) for v, made in variants if not v.trained for c in made]
+    answers = [_answer(c, name, step) for name, c in members]
+    others = [_answer(c, name, step) for name, c in aside]
+    services = Services({v.name: [a for a in others if a.variant == v.name] for v, _ in variants if not v.trained},
+                        {} if reference is None else {"reference_logprobs": looked_up(answers, reference)})
+    scored, weights = score(task, sample, answers, others, step, services)
+    rollouts = [Rollout(group_id=group_id, index=i, completion=c, parts=s.parts, reward=s.reward,
+                        correct=s.correct, parsed=s.parsed, error=s.error, variant=name,
+                        train_prompt=prompt if name else None, marks=marks,
+                        policy_step=step if policy_step is None else policy_step)
+                for i, ((name, c), (s, marks)) in enumerate(zip([*members, *aside], scored, strict=True))]
+    return Group(id=group_id, task=task.name, split=split, sample=sample, prompt=prompt,
+                 rollouts=tuple(rollouts[:len(members)]), aside=tuple(rollouts[len(members):]),
+                 weights=weights, target=task_target(task, sample))
+
+
+def _answer(completion: Completion, variant: str, step: int) -> Answer:
+    found = parse_answer(completion.text, n_tokens=len(completion.tokens), truncated=completion.truncated, step=step)
+    return replace(found, variant=variant) if variant else found
+
+
+def _stream(asked: Asked, variant: Variant) -> tuple[int, ...]:
+    """Key of a variant's random stream; that of the group begins with 0, that of an evaluation with 1."""
+    return 4, asked.number, zlib.crc32(variant.name.encode())
+
+
+def _joining(variants: Sequence[tuple[Variant, Prompt]], drawn: Mapping[str, Sequence[Completion]]) -> list[Completion]:
+    """The answers of variants that join the group, in its order."""
+    return [c for v, _ in variants if v.trained for c in drawn[v.name]]

@@ -1,0 +1,406 @@
+"""Prompts -> scored groups of a step: draw, encode, answer, score, keep or refill, choose; then credit."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+from vlrl.config.schema import Config
+from vlrl.curriculum import (
+    Draw,
+    Filters,
+    Foreseeing,
+    Intake,
+    Measuring,
+    Outcome,
+    Probing,
+    Prompts,
+    Sampler,
+)
+from vlrl.curriculum.report import Tally
+from vlrl.data import readable
+from vlrl.distributed import comm
+from vlrl.engine.base import Engine
+from vlrl.errors import ConfigError, DataError, TrainingError
+from vlrl.models.processing import Encoder, PromptTooLong
+from vlrl.monitoring.metrics import Clock, phase
+from vlrl.rollout.group_source.generate import Answering, Asked, Reference
+from vlrl.rollout.group_source.partial import Held
+from vlrl.rollout.group_source.prefetch import Prefetcher
+from vlrl.task import Task, generated, task_samples
+from vlrl.task.variants import has_variants, seen_as, variants_of
+from vlrl.training import fingerprint
+from vlrl.types import Group, Sample
+
+Measure = Callable[[Sequence[Sample], np.ndarray, Callable[[str, int, int], None]], np.ndarray]
+"""(all samples, places of some [n], tell(what, done, total)) -> [n] a number of each, nan where it cannot be used."""
+
+
+@dataclass
+class Rejected:
+    """Prompts left out, over all processes."""
+
+    drawn: int = 0
+    count: int = 0
+    in_a_row: int = 0
+    """Draws since a prompt was last accepted."""
+    fresh: list[str] = field(default_factory=list)
+    """Why, for each one since `take`."""
+
+    def take(self) -> list[str]:
+        """The reasons since the last call."""
+        out, self.fresh = self.fresh, []
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """A round of draws that is to be answered."""
+
+    draws: Mapping[int, Draw]
+    """Those of all processes by number, groups that go on included."""
+    fresh: int
+    """How many of them are new."""
+    asked: Sequence[Asked]
+    """The accepted ones of this process, encoded."""
+    refused: Sequence[str]
+    """Why others of this process were rejected."""
+
+
+class GroupSource:
+    """Draws samples, has their groups answered and scored; the same on every process, each doing its share.
+
+    `next_groups(P)` returns this process's share of P groups; the sampler, which is the main process's, has observed
+    all of them.
+    """
+
+    generates: ClassVar[bool] = True
+    """Whether answers are drawn from the policy, with variants and services of training."""
+
+    def __init__(self, config: Config, task: Task, encode: Encoder, engine: Engine, sampler: Sampler,
+                 samples: Sequence[Sample], clock: Clock, prefetch: Prefetcher | None = None,
+                 reference: Reference | None = None, prompts: Prompts | None = None):
+        self.prefetch = prefetch or Prefetcher(encode, task, 0)
+        self.config, self.task, self.encode, self.engine = config, task, encode, engine
+        self.sampler, self.samples, self.clock = sampler, samples, clock
+        self.prompts = prompts or Prompts.of(samples, config.seed, config.data.difficulty)
+        self.fingerprint = fingerprint.of(samples)
+        self.answering = Answering(config, task, engine, clock, reference)
+        self.filters, self.tally = Filters(config.curriculum), Tally()
+        self._varies = self.generates and has_variants(task)
+        self.drawn = 0
+        """Groups drawn since the run began; numbers the groups and their random streams."""
+        self.step = 0
+        self.rejected = Rejected()
+        self.dropped: list[Group] = []
+        """This process's groups of the last call that were answered and are not trained on."""
+        self._refused: list[str] = []
+        self._made: dict[Draw, Sample] = {}
+        """Samples of this step and the next; some are drawn by code, and a variant needs its sample too."""
+        self.measures: dict[str, Measure] = {}
+        """What samplers can have measured of prompts by the policy, by name; see curriculum.base.Measuring."""
+        self.tell: Callable[[str, int, int], None] = lambda what, done, total: None
+        """Shows how far something before a step is."""
+        self._may_lack = True
+        self._of_variants: dict[str, list[float | None]] = {}
+        """Rewards of the last call by variant, over all processes; "" = answers to samples as they are."""
+        self.held: dict[int, Held] = {}
+        """Groups by number, over all processes, that go on in the next step; see rollout.step_tokens."""
+        self._parts: list[int] = []
+        """In how many steps each answer of the last call was written, over all processes."""
+
+    @property
+    def reference(self) -> Reference | None:
+        return self.answering.reference
+
+    def next_groups(self, count: int, step: int) -> list[Group]:
+        """This process's share of `count` scored groups, refilled where a prompt was rejected or its group not kept.
+
+        Raises TrainingError when too many prompts are rejected. Where not every group is kept, fewer than `count` may
+        come back after curriculum.max_refills further rounds. Groups that the step before held over count too: they
+        go on, and as many fewer prompts are drawn; those held over again come back in a later step.
+        """
+        self.step, self._of_variants, self._parts = step, {}, []
+        self._measure()
+        intake, groups = Intake(self.filters, count), {}
+        probed, probes = self._round(comm.on_main(self._probes))
+        held, self.held = self.held, {}
+        while wanted := intake.wanted:
+            mine, outcomes = self._wanted_round(wanted, held)
+            intake.take(outcomes, len(self.held))
+            groups, held = groups | mine, {}
+        chosen = intake.chosen()
+        self.dropped = [*probed.values(), *(g for number, g in groups.items() if number not in {*chosen})]
+        self.filters.oversample.observe([*intake.outcomes.values()])
+        self.tally.note(intake, chosen, [*probes.values()])
+        return [groups[number] for number in chosen if number in groups]
+
+    def sync(self, policy: Any, step: int, now: bool = True) -> None:
+        """Hands the weights to the engine before a step; `now`: it is to be used by others too."""
+        if self.generates or now:
+            self.engine.sync(policy, step)
+
+    def close(self) -> None:
+        """Ends what goes on beside the loop; the engine and the prefetcher are closed by others."""
+
+    def _measure(self) -> None:
+        """Before the first draw: what the sampler must know of prompts, measured by all processes together."""
+        found = comm.on_main(self._missing) if self._may_lack else None
+        self._may_lack = False
+        if found is not None:
+            name, indices = found
+            values, sampler = self.measures[name](self.samples, indices, self.tell), cast(Any, self.sampler)
+            comm.on_main(lambda: sampler.measured(indices, values))
+
+    def _missing(self) -> tuple[str, np.ndarray] | None:
+        if isinstance(self.sampler, Measuring) and len(indices := self.sampler.missing()):
+            return self.sampler.measures, indices
+        return None
+
+    def _next(self, count: int) -> list[Draw]:
+        """The sampler's next draws. Raises TrainingError when they are not `count` samples of the split."""
+        draws, size = list(self.sampler.next(count, self.step)), len(self.samples)
+        usable = [d for d in draws if isinstance(d, Draw) and 0 <= d.index < size]
+        if len(usable) != count or len(draws) != count:
+            raise TrainingError(f"step {self.step}: curriculum.name={self.config.curriculum.name!r} gave {len(draws)} "
+                                f"draws, {len(usable)} of them of the {size} samples, where {count} were asked for")
+        return draws
+
+    def _probes(self) -> list[Draw]:
+        return self.sampler.probes(self.step) if isinstance(self.sampler, Probing) else []
+
+    def _wanted_round(self, wanted: int, held: Mapping[int, Held]) -> tuple[dict[int, Group], dict[int, Outcome]]:
+        """A round of `wanted` groups: those held over, and new draws for the others."""
+        fresh = max(0, wanted - len(held))
+        draws = comm.on_main(partial(self._next, fresh)) if fresh else []
+        return self._round(draws, held, self.config.rollout.step_tokens)
+
+    def _round(self, draws: Sequence[Draw], held: Mapping[int, Held] | None = None,
+               tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
+        """This process's groups of some draws by number, and the outcomes of all draws, which the sampler observes.
+
+        `held` groups go on beside. Groups of which an answer has not ended after `tokens` more have no outcome yet.
+        """
+        if not draws and not held:
+            return {}, {}
+        drawn = self._begun(draws, held or {})
+        return self._finished(drawn, comm.together(lambda: self._collect(drawn.asked, tokens)))
+
+    def _begun(self, draws: Sequence[Draw], held: Mapping[int, Held]) -> Drawn:
+        """New draws numbered, beside groups that go on; this process's share encoded."""
+        all_of = {**{h.number: h.draw for h in held.values()}, **dict(enumerate(draws, self.drawn))}
+        self.drawn += len(draws)
+        return self._encoded_share(all_of, len(draws), held)
+
+    def _encoded_share(self, draws: Mapping[int, Draw], fresh: int, held: Mapping[int, Held]) -> Drawn:
+        mine = list(draws.items())[comm.rank()::comm.world()]
+        asked = comm.together(lambda: self._asked(mine, held))
+        refused, self._refused = self._refused, []
+        self._look_ahead()
+        return Drawn(draws, fresh, asked, refused)
+
+    def _finished(self, drawn: Drawn, found: Mapping[int, Group | Held]) -> tuple[dict[int, Group], dict[int, Outcome]]:
+        """Of what became of a round on this process: its groups, and all outcomes, which the sampler observes."""
+        groups = {number: group for number, group in found.items() if isinstance(group, Group)}
+        self._share_held([h for h in found.values() if isinstance(h, Held)])
+        outcomes = self._share_outcomes(drawn, groups)
+        comm.on_main(lambda: self._observe([*outcomes.values()]))
+        return groups, outcomes
+
+    def _observe(self, outcomes: Sequence[Outcome]) -> None:
+        self.prompts.history.note(outcomes, self.step)
+        self.sampler.observe(outcomes, self.step)
+
+    def _asked(self, mine: Sequence[tuple[int, Draw]], held: Mapping[int, Held]) -> list[Asked]:
+        """This process's draws that are accepted, encoded."""
+        self.prefetch.begin(self._wanted([draw for _, draw in mine], self.step))
+        return [replace(found, held=held.get(number)) for number, draw in mine
+                if (found := self._encoded(draw, number)) is not None]
+
+    def _collect(self, asked: Sequence[Asked], tokens: int | None) -> dict[int, Group | Held]:
+        """Groups of this process by number."""
+        groups = self._answers(asked, tokens) if asked or self.answering.collective else []
+        return {a.number: group for a, group in zip(asked, groups, strict=True)}
+
+    def _answers(self, asked: Sequence[Asked], tokens: int | None) -> Sequence[Group | Held]:
+        return self.answering.groups(asked, self.step, tokens)
+
+    def _share_held(self, mine: Sequence[Held]) -> None:
+        """Adds the groups of every process that go on in the next step, by number."""
+        if self.config.rollout.step_tokens is not None:
+            everyone = {h.number: h for part in comm.gather(mine) for h in part}
+            self.held = dict(sorted({**self.held, **everyone}.items()))
+
+    def _sample(self, draw: Draw) -> Sample:
+        if draw not in self._made:
+            sample = self._drawn_sample(draw)
+            template = self.task.of(sample).template(sample, draw.visit)
+            row = sample.row if draw.weight == 1 else {**sample.row, "weight": sample.weight * draw.weight}
+            self._made[draw] = replace(sample, prompt=template, row=row)
+        return self._made[draw]
+
+    def _drawn_sample(self, draw: Draw) -> Sample:
+        return generated(self.task, draw.index, dict(draw.knobs)) if draw.knobs else self.samples[draw.index]
+
+    def _look_ahead(self) -> None:
+        """Starts on this process's share of the next step, as far as the sampler can tell it."""
+        draws: list[Draw] = []
+        if self.prefetch.workers and self.step + 1 < self.config.steps:
+            draws = comm.on_main(self._foreseen)[comm.rank()::comm.world()]
+        wanted = self._wanted(draws, self.step + 1)
+        self.prefetch.keep(wanted)
+        self.prefetch.begin(wanted)
+        self._made = {draw: self._made[draw] for draw in draws if draw in self._made}
+
+    def _foreseen(self) -> list[Draw]:
+        count = self.filters.oversampled(self.config.rollout.prompts_per_step)
+        return self.sampler.upcoming(count, self.step + 1) if isinstance(self.sampler, Foreseeing) else []
+
+    def _wanted(self, draws: Sequence[Draw], step: int) -> dict[Hashable, Callable[[], Sample]]:
+        """What is to be encoded for draws of a step, by key: the samples, and what their variants show."""
+        wanted: dict[Hashable, Callable[[], Sample]] = {}
+        for draw in draws:
+            wanted[draw] = partial(self._sample, draw)
+            if self._varies and self.prefetch.workers:
+                with contextlib.suppress(Exception):  # `_encoded` meets it again, where it belongs
+                    sample = self._sample(draw)
+                    for v in variants_of(self.task.of(sample), sample, self.answering.group_size(draw), step):
+                        wanted[draw, step, v.name] = partial(seen_as, sample, v)
+        return wanted
+
+    def _encoded(self, draw: Draw, number: int) -> Asked | None:
+        """The prompts of a draw; None when it is rejected."""
+        try:
+            with phase("encode"):
+                sample, prompt = self.prefetch.take(draw, partial(self._sample, draw))
+                variants = variants_of(self.task.of(sample), sample, self.answering.group_size(draw),
+                                       self.step) if self._varies else []
+                shown = [(v, self.prefetch.take((draw, self.step, v.name), partial(seen_as, sample, v))[1])
+                         for v in variants]
+            return Asked(number, draw, sample, prompt, tuple(shown))
+        except DataError as error:
+            if not isinstance(error, PromptTooLong) and not self.config.data.quarantine:
+                raise
+            self._refused.append(str(error))
+            return None
+
+    def _share_outcomes(self, drawn: Drawn, groups: Mapping[int, Group]) -> dict[int, Outcome]:
+        """The outcome of every draw of every process by number, in draw order."""
+        share = {number: self._outcome(drawn.draws[number], group) for number, group in groups.items()}
+        by_variant = [(r.variant, r.reward) for g in groups.values() for r in (*g.rollouts, *g.aside)]
+        parts = [len(r.completion.turns) for g in groups.values() for r in g.rollouts]
+        gathered = comm.gather((parts, share, drawn.refused, by_variant if self._varies else []))
+        self._parts += [n for counts, *_ in gathered for n in counts]
+        everyone = {k: v for _, part, *_ in gathered for k, v in part.items()}
+        for name, reward in (pair for *_, pairs in gathered for pair in pairs):
+            self._of_variants.setdefault(name, []).append(reward)
+        self._count([reason for *_, reasons, _ in gathered for reason in reasons], drawn.fresh,
+                    bool(everyone or self.held))
+        return {number: everyone.get(number, Outcome(draw, ())) for number, draw in drawn.draws.items()
+                if number not in self.held}
+
+    def _outcome(self, draw: Draw, group: Group) -> Outcome:
+        return Outcome(draw, tuple(group.rewards), tuple(r.correct for r in group.rollouts), _surprise(group))
+
+    def _count(self, refused: Sequence[str], drawn: int, accepted: bool) -> None:
+        """Notes rejected prompts; TrainingError when they are too many, or when no sample can be used at all."""
+        seen, limit = self.rejected, self.config.limits.rejected
+        seen.drawn, seen.count = seen.drawn + drawn, seen.count + len(refused)
+        seen.in_a_row = 0 if accepted else seen.in_a_row + drawn
+        seen.fresh += refused
+        if refused and (seen.count > max(8, limit * seen.drawn) or seen.in_a_row >= len(self.samples)):
+            raise TrainingError(f"{seen.count} of {seen.drawn} drawn prompts were rejected (limits.rejected={limit}"
+                                f"{', none accepted' if seen.in_a_row >= len(self.samples) else ''}). "
+                                f"First of this step: {refused[0]}")
+
+    def metrics(self) -> dict[str, float]:
+        """What the sampler says, and what was generated or drawn in vain; over all processes."""
+        return {**comm.on_main(lambda: self.sampler.metrics()), **self.tally.metrics(),
+                "groups/wasted": comm.total(len(self.dropped))[0],
+                "prompts/rejected": float(self.rejected.count), **self._variant_metrics(), **self._partial_metrics()}
+
+    def _partial_metrics(self) -> dict[str, float]:
+        """Groups that go on in the next step, and the steps that an answer of the last one was written in."""
+        if self.config.rollout.step_tokens is None:
+            return {}
+        found = {"partial/held": float(len(self.held))}
+        return found | ({"partial/segments_mean": float(np.mean(self._parts))} if self._parts else {})
+
+    def _variant_metrics(self) -> dict[str, float]:
+        """Mean reward of each variant's answers, and their share of all answers that were drawn."""
+        out: dict[str, float] = {}
+        count = sum(map(len, self._of_variants.values()))
+        for name in sorted(self._of_variants.keys() - {""}):
+            rewards = [r for r in self._of_variants[name] if r is not None]
+            out |= {f"variants/{name}/reward": float(np.mean(rewards)) if rewards else float("nan"),
+                    f"variants/{name}/share": len(self._of_variants[name]) / count}
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs; of the main process, which alone has the sampler."""
+        sampler = self.sampler.state_dict() if comm.is_main() else {}
+        return {"drawn": self.drawn, "sampler": sampler, "filters": self.filters.state_dict(),
+                "data": self.fingerprint.state_dict(), "history": self.prompts.history.state_dict(),
+                "tally": self.tally.state_dict(), "rejected": self.rejected.count, "offered": self.rejected.drawn,
+                "held": [held.state_dict() for held in self.held.values()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave. Raises RunError where the samples were others then."""
+        named = f"data.train={self.config.data.train!r}" if self.config.data.train else f"task '{self.task.name}'"
+        self.fingerprint.check(state.get("data") or {"rows": len(state["history"]["visits"])}, named)
+        self.drawn = int(state["drawn"])
+        if comm.is_main():
+            self.sampler.load_state_dict(state["sampler"])
+        self.filters.load_state_dict(state["filters"])
+        self.prompts.history.load_state_dict(state["history"])
+        self.tally.load_state_dict(state["tally"])
+        self.rejected = Rejected(drawn=int(state["offered"]), count=int(state["rejected"]))
+        self.held = {held.number: held for held in map(Held.of, state.get("held", ()))}
+
+
+def _surprise(group: Group) -> float:
+    """Outcome.surprise of a group."""
+    norms = [math.sqrt(float(np.nansum(((1 - np.exp(c.logprobs)) ** 2)[c.loss_mask])))
+             for c in (r.completion for r in group.rollouts)]
+    return float(np.mean(norms)) if norms else 0.0
+
+
+def check_score_errors(groups: Sequence[Group], limit: float, what: str, stored: Path | None = None) -> float:
+    """Share of the rollouts (over all processes) that failed to score; TrainingError above `limit`.
+
+    `what` and where they are `stored` enter the message.
+    """
+    errors = [f"sample {g.sample.id!r}: {r.error}, at the answer {ascii(r.completion.text)[:80]}"
+              for g in groups for r in g.rollouts if r.error]
+    failed, rollouts = comm.total(len(errors), sum(len(g.rollouts) for g in groups))
+    share = failed / max(rollouts, 1)
+    if share > limit:
+        first = next((e for part in comm.gather(errors[:1]) for e in part), "")
+        where = f" They are in {stored}." if stored else ""
+        raise TrainingError(f"{what}: {int(failed)} of {int(rollouts)} rollouts failed to score, more than "
+                            f"limits.score_errors={limit} allows. First error: {first}.{where}")
+    return share
+
+
+def first_samples(task: Task, split: str, count: int) -> list[Sample]:
+    """The first `count` samples of a split, with the templates of their task in turn. ConfigError when it is empty."""
+    samples = task_samples(task, split)
+    if len(samples) == 0:
+        raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")
+    leave_out = task.data is not None and task.data.quarantine
+    found = (readable(samples, i) if leave_out else samples[i] for i in range(len(samples)))
+    first = list(itertools.islice((sample for sample in found if sample is not None), count))
+    out, seen = [], dict[str, int]()
+    for sample in first:  # each task goes through its templates
+        turn = seen[sample.task] = seen.get(sample.task, -1) + 1
+        templates = task.of(sample).templates
+        out.append(replace(sample, prompt=templates[turn % len(templates)]))
+    return out

@@ -1,0 +1,61 @@
+"""Work on the first results of a slow producer while it makes the others: one thread, results in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+from vlrl.monitoring.metrics import Clock
+
+T = TypeVar("T")
+
+
+class Ahead(Generic[T]):
+    """Calls `work(i, value)` for numbered values; a context manager.
+
+        with Ahead(score, clock, "score") as ahead:
+            answers = engine.generate(requests, ahead.begin)
+            groups = ahead.results(answers)
+
+    Once a value was begun, a thread does all of the work; without any, `results` does it in the caller's. `work` never
+    runs twice at the same time. Its seconds count as `phase` of the clock, and not in the phase that it ran beside.
+    """
+
+    def __init__(self, work: Callable[[int, Any], T], clock: Clock, phase: str):
+        self._work, self._clock, self._phase = work, clock, phase
+        self._thread = ThreadPoolExecutor(1, phase)
+        self._begun: dict[int, Future[T]] = {}
+        self._spent = 0.0
+
+    def __enter__(self) -> Ahead[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def begin(self, i: int, value: Any) -> None:
+        """Hands the i-th value to the thread and returns at once."""
+        self._begun[i] = self._thread.submit(self._timed, i, value)
+
+    def results(self, values: Sequence[Any]) -> list[T]:
+        """The results of all values, in order; begun ones are not worked on again. Raises the first one's error."""
+        with self._clock(self._phase):
+            if not self._begun:
+                return [self._work(i, value) for i, value in enumerate(values)]
+            start = time.perf_counter()
+            for i, value in enumerate(values):
+                if i not in self._begun:
+                    self.begin(i, value)
+            found = [self._begun[i].result() for i in range(len(values))]
+            waited = time.perf_counter() - start
+        self._clock.beside(self._phase, max(self._spent - waited, 0.0))
+        return found
+
+    def _timed(self, i: int, value: Any) -> T:
+        start = time.perf_counter()
+        try:
+            return self._work(i, value)
+        finally:
+            self._spent += time.perf_counter() - start

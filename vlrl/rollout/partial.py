@@ -1,0 +1,119 @@
+"""Partial rollouts: an answer is written over several steps, at most rollout.step_tokens tokens in each.
+
+Kimi k1.5 (arXiv 2501.12599): long answers do not keep a step waiting; what is unfinished goes on in the next step, from
+its own text, under the weights of that step. A group is held over until all of its answers have ended, then scored as a
+whole. Of each answer the loss sees what its last step wrote; the earlier part stays in the answer, masked. An answer
+that ended before others of its group is trained as it is. Rollout.policy_step says which weights wrote what is trained.
+
+Every process knows all groups that are held over, so each step deals them out anew, and one checkpoint holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vlrl.config.schema import Config
+from vlrl.curriculum import Draw
+from vlrl.errors import ConfigError
+from vlrl.task import Task
+from vlrl.task.variants import has_variants
+from vlrl.types import Begun, Completion, Group, Request, Turn
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """The answers of a group after a step, some of them perhaps unfinished."""
+
+    number: int
+    """Of the group; names its random streams."""
+    draw: Draw
+    answers: tuple[Completion, ...]
+    steps: tuple[int, ...]
+    """The step that wrote each answer's last part."""
+    most: int
+    """Tokens that an answer may have in all."""
+
+    @property
+    def unfinished(self) -> tuple[Begun, ...]:
+        """The answers that have reached neither an end nor `most` tokens."""
+        return tuple(Begun(index=i, written=c) for i, c in enumerate(self.answers)
+                     if c.truncated and len(c.tokens) < self.most)
+
+    def after(self, made: Sequence[Completion], step: int) -> Held:
+        """The group once its unfinished answers have become `made` in a step."""
+        longer = dict(zip([begun.index for begun in self.unfinished], made, strict=True))
+        return replace(self, answers=tuple(longer.get(i, c) for i, c in enumerate(self.answers)),
+                       steps=tuple(step if i in longer else s for i, s in enumerate(self.steps)))
+
+    def told(self, group: Group) -> Group:
+        """The scored group with the step that wrote each answer's last part as its policy_step."""
+        return replace(group, rollouts=tuple(replace(r, policy_step=step)
+                                             for r, step in zip(group.rollouts, self.steps, strict=True)))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": self.number, "draw": draw_state(self.draw), "steps": list(self.steps), "most": self.most,
+                "answers": [*map(completion_state, self.answers)]}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Held:
+        """The group of a `state_dict`."""
+        return cls(state["number"], draw_of(state["draw"]), tuple(completion_of(**a) for a in state["answers"]),
+                   tuple(state["steps"]), state["most"])
+
+
+def draw_state(draw: Draw) -> dict[str, Any]:
+    """A draw as a checkpoint holds it."""
+    return {**vars(draw), "knobs": [list(knob) for knob in draw.knobs]}
+
+
+def draw_of(state: Mapping[str, Any]) -> Draw:
+    """The draw of a `draw_state`."""
+    return Draw(**{**state, "knobs": tuple((name, value) for name, value in state["knobs"])})
+
+
+def completion_state(c: Completion) -> dict[str, Any]:
+    """An answer as a checkpoint holds it."""
+    return {"tokens": c.tokens, "logprobs": c.logprobs, "loss_mask": c.loss_mask, "text": c.text,
+            "finish_reason": c.finish_reason, "ends": [t.end for t in c.turns]}
+
+
+def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int], **more: Any) -> Completion:
+    """The answer of a `completion_state`."""
+    turns = tuple(Turn(start=start, end=end) for start, end in zip([0, *ends], ends, strict=False))
+    return Completion(tokens=np.asarray(tokens), logprobs=np.asarray(logprobs), loss_mask=np.asarray(loss_mask),
+                      turns=turns, **more)
+
+
+def in_one_step(request: Request, held: Held | None, tokens: int) -> Request:
+    """What a step asks of a group: its unfinished answers, or all of a new one, up to `tokens` more of each."""
+    begun = held.unfinished if held else ()
+    written = max((len(b.written.tokens) for b in begun), default=0)
+    limited = replace(request.sampling, max_new_tokens=min(request.sampling.max_new_tokens, written + tokens))
+    return replace(request, n=len(begun) if held else request.n, begun=begun, sampling=limited)
+
+
+def last_part(completion: Completion) -> Completion:
+    """The completion with what was written before its last turn masked: another policy sampled it."""
+    start = completion.turns[-1].start if completion.turns else 0
+    if not start:
+        return completion
+    return replace(completion, loss_mask=completion.loss_mask & (np.arange(len(completion.tokens)) >= start))
+
+
+def check(config: Config, task: Task, requires: frozenset[str], generates: bool) -> None:
+    """Raises ConfigError where rollout.step_tokens cannot be; `requires` is what the run's algorithm looks at."""
+    tokens = config.rollout.step_tokens
+    problem, remedy = "", "leave rollout.step_tokens out"
+    if not generates:
+        problem = "supervised fine-tuning draws no answers that could go on"
+    elif has_variants(task):
+        problem = f"task '{task.name}' draws variants, whose answers cannot go on in a later step"
+    elif "greedy" in requires:
+        problem = "the greedy answer that the advantage compares with cannot go on in a later step"
+        remedy = "choose another algo.advantage, or " + remedy
+    if tokens is not None and problem:
+        raise ConfigError(f"rollout.step_tokens={tokens}: {problem}: {remedy}")

@@ -1,0 +1,100 @@
+"""Prompts made ahead: threads read and process the media of samples to come while the step computes.
+
+    with Prefetcher(encode, task, workers=2) as prefetch:
+        prefetch.begin({draw: partial(sample_of, draw) for draw in draws})
+        ...                                                             # the step computes
+        sample, prompt = prefetch.take(draw, partial(sample_of, draw))  # or the error of its encoding
+
+Threads suffice: decoders, image processors and tokenizers release Python's lock, and nothing has to be sent. The task's
+own code (samples, templates, messages) runs in the caller's thread alone.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Collection, Hashable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from vlrl.models.processing import Encoder
+from vlrl.task import Task, task_messages
+from vlrl.types import Prompt, Sample
+
+
+class Prefetcher:
+    """Encodes samples of a task in `workers` threads; with 0 in the caller's, when they are taken.
+
+    A prompt is the same wherever it was made. An error is raised by `take`, never before.
+    """
+
+    def __init__(self, encode: Encoder, task: Task, workers: int):
+        self.encode, self.task, self.workers = encode, task, workers
+        self._begun: dict[Hashable, tuple[Sample, Future[Prompt]]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def begin(self, wanted: Mapping[Any, Callable[[], Sample]]) -> None:
+        """Starts on the samples that are not begun yet, in order."""
+        for key, sample_of in wanted.items() if self.workers else ():
+            if key not in self._begun:
+                self._begin(key, sample_of)
+
+    def take(self, key: Hashable, sample_of: Callable[[], Sample]) -> tuple[Sample, Prompt]:
+        """A sample and its prompt: what was begun under the key, waiting for it if need be, else made here and now.
+
+        Raises whatever making the sample or the prompt raised.
+        """
+        if key not in self._begun:
+            sample = sample_of()
+            return sample, self.encode(self.task, sample)
+        sample, prompt = self._begun.pop(key)
+        return sample, prompt.result()
+
+    def keep(self, keys: Collection[Hashable]) -> None:
+        """Drops what was begun under other keys."""
+        for key in [k for k in self._begun if k not in keys]:
+            self._begun.pop(key)[1].cancel()
+
+    def close(self) -> None:
+        """Drops everything and ends the threads; returns when none is running."""
+        self.keep(())
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def __enter__(self) -> Prefetcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self, key: Hashable, sample_of: Callable[[], Sample]) -> None:
+        try:
+            sample = sample_of()
+            messages = task_messages(self.task, sample)
+        except Exception:  # `take` meets it again, where it belongs
+            return
+        self._pool = self._pool or self._started()
+        self._begun[key] = sample, self._pool.submit(_encode, sample, messages)
+
+    def _started(self) -> ThreadPoolExecutor:
+        """Threads with an encoder of their own: a tokenizer cannot be used by two at once."""
+        encoders: queue.SimpleQueue[Encoder] = queue.SimpleQueue()
+        for _ in range(self.workers):
+            encoders.put(self.encode.copy())
+        torch.get_num_threads()  # settles the number for this thread, before the workers change it for later ones
+        return ThreadPoolExecutor(self.workers, "prefetch", _settle, (encoders,))
+
+
+_own = threading.local()
+
+
+def _settle(encoders: queue.SimpleQueue[Encoder]) -> None:
+    torch.set_num_threads(1)  # for this thread: the step needs the others
+    _own.encode = encoders.get()
+
+
+def _encode(sample: Sample, messages: list[dict[str, Any]]) -> Prompt:
+    return _own.encode.prompt(sample, messages)

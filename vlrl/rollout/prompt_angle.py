@@ -1,0 +1,166 @@
+"""The angle of a prompt: how alike the policy's hidden states of its tokens are, as the sampler gain_rl orders by it.
+
+With unit vectors h of the last layer's hidden states, q the tokens of the question and b those before it:
+
+    angle = mean over i, j in q of h_i . h_j  +  mean over i in q, j in b of h_i . h_j
+
+(GAIN-RL, 2506.02281: the angle concentration inside the question's segment, and between it and the one before it.) The
+mean over pairs is the product of the mean unit vectors, so no matrix of tokens x tokens exists.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
+from vlrl.engine.rules import Texts
+from vlrl.errors import DataError
+from vlrl.models import cost
+from vlrl.models.logprobs import answer_states
+from vlrl.models.packing import Batch, Piece, make_batch, with_idle
+from vlrl.models.policy import Policy
+from vlrl.models.processing import PromptTooLong
+from vlrl.monitoring.metrics import phase
+from vlrl.rollout.group_source.prefetch import Prefetcher
+from vlrl.task import Task, task_messages
+from vlrl.types import Prompt, Sample
+
+CHUNK = 32
+"""Prompts that are encoded and packed together. A chunk belongs to one process whatever their number, so the angles
+are the same bits with one and with several (without FSDP)."""
+
+
+class Angles:
+    """Angles of samples under the policy."""
+
+    def __init__(self, policy: Policy, config: Config, task: Task, prefetch: Prefetcher):
+        self.policy, self.config, self.task, self.prefetch = policy, config, task, prefetch
+        self._decode = Texts(policy).decode
+
+    def __call__(self, samples: Sequence[Sample], places: np.ndarray,
+                 tell: Callable[[str, int, int], None]) -> np.ndarray:
+        """[n] float32 in [-2, 2], of the samples at `places` [n]; nan for a prompt that is too long or cannot be read
+        under data.quarantine. Called on every process at the same time; the result is on all.
+
+        Raises DataError for media that cannot be read.
+        """
+        chunks = [places[i:i + CHUNK] for i in range(0, len(places), CHUNK)]
+        values: list[np.ndarray] = []
+        for first in range(0, len(chunks), comm.world()):
+            turn = chunks[first:first + comm.world()]
+            own = turn[comm.rank()] if comm.rank() < len(turn) else places[:0]
+            following = chunks[first + comm.world() + comm.rank():][:1]
+            prompts = comm.together(lambda own=own, following=following: self._encoded(samples, own, following))
+            values += comm.gather(self.of(prompts))
+            tell("measuring angles of prompts", min((first + comm.world()) * CHUNK, len(places)), len(places))
+        return np.concatenate(values) if values else np.zeros(0, np.float32)
+
+    def of(self, prompts: Sequence[tuple[Prompt, str] | None]) -> np.ndarray:
+        """[n] float32, of prompts with the text of their question; nan for None. Called on every process."""
+        policy, train = self.policy, self.config.train
+        layout = policy.layout(train.packing)
+        found = np.full(len(prompts), np.nan, np.float32)
+        planned = self._plan(prompts, layout)
+        parts = [[Piece(prompts[i][0], (), ()) for i in members] for members in planned]  # pyright: ignore
+        if policy.idle is not None:
+            parts = with_idle(parts, max(comm.gather(len(parts))), policy.idle)
+        with phase("angles"), torch.no_grad(), policy.evaluating():
+            for number, part in enumerate(parts):
+                states = self._states(make_batch(part, layout, train.attention))
+                ends = np.cumsum([len(piece.prompt) for piece in part])
+                for i, end in zip(planned[number] if number < len(planned) else (), ends, strict=False):
+                    prompt, question = prompts[i]  # pyright: ignore
+                    own = states[end - len(prompt):end]
+                    found[i] = angle(own, *question_span(prompt.ids, question, self.policy.banned, self._decode))
+        return found
+
+    def _plan(self, prompts: Sequence[Any], layout: str) -> list[list[int]]:
+        """The prompts of each pass; one at a time where rows are padded."""
+        known = [i for i, p in enumerate(prompts) if p is not None]
+        if layout == "padded":
+            return [[i] for i in known]
+        sizes = [len(prompts[i][0]) for i in known]
+        members = cost.bins(sizes, sizes, self.config.train.tokens_per_batch)
+        return [sorted(known[k] for k in part) for part in members]
+
+    def _states(self, batch: Batch) -> torch.Tensor:
+        """[T, H] float32: what enters the output layer, of every token of a batch of one row."""
+        policy = self.policy
+        batch = batch.to(policy.device)
+        with policy.autocast():
+            inputs = {**policy.inputs(batch.inputs), "use_cache": False}
+            hidden, head = answer_states(policy.model, policy.base, inputs)
+            if head.layer is None:  # these are logits
+                hidden = policy.model(**inputs, output_hidden_states=True).hidden_states[-1]
+        return hidden[0].float()
+
+    def _encoded(self, samples: Sequence[Sample], places: np.ndarray,
+                 following: Sequence[np.ndarray]) -> list[tuple[Prompt, str] | None]:
+        """Prompts and questions of samples on their first visit; None for those that cannot be used. Threads go on
+        with the following ones."""
+        def make(place: int) -> Sample:
+            sample = samples[place]
+            return replace(sample, prompt=self.task.of(sample).template(sample, 0))
+
+        def begin(some: np.ndarray) -> None:
+            self.prefetch.begin({("angle", place): partial(make, place) for place in some.tolist()})
+
+        begin(places)
+        for some in following:
+            begin(some)
+        return [self._prompt(place, partial(make, place)) for place in places.tolist()]
+
+    def _prompt(self, place: int, make: Callable[[], Sample]) -> tuple[Prompt, str] | None:
+        try:
+            sample, prompt = self.prefetch.take(("angle", place), make)
+        except DataError as error:
+            if not isinstance(error, PromptTooLong) and not self.config.data.quarantine:
+                raise
+            return None
+        return prompt, _question(task_messages(self.task, sample))
+
+
+def angle(states: torch.Tensor, first: int, end: int) -> float:
+    """The angle of a prompt from its hidden states [P, H], the question being the tokens first .. end - 1; the second
+    mean is 0 where nothing stands before it."""
+    unit = torch.nn.functional.normalize(states, dim=-1)
+    own = unit[first:end].mean(0)
+    before = unit[:first].mean(0) if first else torch.zeros_like(own)
+    return float(own @ own + own @ before)
+
+
+def question_span(ids: np.ndarray, question: str, visual: torch.Tensor,
+                  decode: Callable[[Any], str]) -> tuple[int, int]:
+    """(first, end) of the tokens [P] that hold a character of the question, sought behind the last visual token; all
+    that stands there when the question does not, and the whole prompt when nothing does."""
+    seen = np.flatnonzero(np.isin(ids, visual.cpu().numpy()))
+    start = int(seen[-1]) + 1 if len(seen) else 0
+    tail = ids[start:]
+    if not len(tail):
+        return 0, len(ids)
+    begin = decode(tail).rfind(question) if question else -1
+    if begin < 0:
+        return start, len(ids)
+    places = range(len(tail) + 1)
+
+    def written(k: int) -> int:
+        return len(decode(tail[:k]))
+
+    return (start + bisect_right(places, begin, key=written) - 1,
+            start + bisect_left(places, begin + len(question), key=written))
+
+
+def _question(messages: Sequence[dict[str, Any]]) -> str:
+    """The last text of the last message, without white space around it."""
+    content = messages[-1]["content"] if messages else ""
+    if isinstance(content, str):
+        return content.strip()
+    return next((part["text"].strip() for part in reversed(content) if part.get("type") == "text"), "")

@@ -1,0 +1,398 @@
+"""Checkpoints: saved whole or not at all, read back bit for bit; safetensors and JSON, never pickle.
+
+    checkpoints/step-000050/        the model or adapter and its processor, as the policy writes them, and
+        trainer_state.json          the trainer's state, its tensors replaced by names ...
+        trainer_state.safetensors   ... that stand here
+        manifest.json               size and sha256 of every other file, and how long they took to write
+    checkpoints/best.json           the step of the best evaluation, and its line of eval.jsonl; see `mark_best`
+
+A checkpoint is written under a temporary name, synced to the disk and renamed, so a kill at any moment leaves every
+older one as it was. `folder` is the checkpoints folder everywhere. One process writes (rank 0), one save at a time.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vlrl.errors import RunError, VlrlError
+from vlrl.store.files import fsync, read_json, write_text
+
+MANIFEST, STATE, TENSORS = "manifest.json", "trainer_state.json", "trainer_state.safetensors"
+BEST = "best"
+"""`checkpoints/best` means the checkpoint of the best evaluation, wherever a checkpoint is named."""
+_NAME = re.compile(r"step-(\d+)")
+
+
+class Found(NamedTuple):
+    """The newest checkpoint that can be used, and what had to be passed over to find it."""
+
+    path: Path | None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """Steps completed; 0 without a checkpoint."""
+        return step_of(self.path) if self.path else 0
+
+
+class State(NamedTuple):
+    """A trainer's state as it goes to the disk: what is no tensor as JSON, and the tensors by the names in it."""
+
+    tree: Any
+    tensors: dict[str, Any]
+
+
+def step_of(path: Path) -> int:
+    """The number of completed steps in a checkpoint's name; raises RunError for another name."""
+    match = _NAME.fullmatch(path.name.removeprefix(".old-"))
+    if not match:
+        raise RunError(f"{path} is not a checkpoint: its name should be like step-000050")
+    return int(match[1])
+
+
+# --- saving -----------------------------------------------------------------------------------------------------------
+
+
+def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[str, Any] | State, keep: int) -> Path:
+    """Saves the checkpoint of `step` completed steps and removes all but the `keep` newest; returns its path.
+
+    `write(path)` puts the model's files into a folder. `state` may hold, nested: dictionaries, lists, tuples, tensors,
+    numpy arrays, numbers, strings, bytes, None; or is what `freeze` made of that. The checkpoint of `mark_best` is kept
+    besides. Checkpoints of later steps belong to a run that was started over and are removed. Raises RunError when the
+    disk is full or not writable; older checkpoints are then untouched.
+    """
+    target, temporary = folder / f"step-{step:06d}", folder / f".tmp-step-{step:06d}-{os.getpid()}"
+    begun = time.monotonic()
+    try:
+        _sweep(folder)
+        temporary.mkdir(parents=True)
+        write(temporary)
+        _save_state(temporary, state)
+        _seal(temporary, step, begun)
+        _swap_in(temporary, target)
+    except VlrlError:
+        raise
+    except Exception as error:
+        if not _of_the_disk(error):
+            raise
+        raise _failed(folder, target, temporary, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    _prune(folder, step, keep)
+    return target
+
+
+def _seal(path: Path, step: int, begun: float) -> None:
+    """Waits until everything is on the disk, and writes the manifest. `begun` is in time.monotonic's seconds."""
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    sizes = {str(f.relative_to(path)): {"size": f.stat().st_size, "sha256": _sha256(f)} for f in files}
+    for file in (*files, *(d for d in path.rglob("*") if d.is_dir())):
+        fsync(file)
+    manifest, seconds = path / MANIFEST, round(time.monotonic() - begun, 3)
+    manifest.write_text(json.dumps({"schema": 1, "step": step, "seconds": seconds, "files": sizes}, indent=1) + "\n",
+                        encoding="utf-8")
+    for file in (manifest, path):
+        fsync(file)
+
+
+def _swap_in(temporary: Path, target: Path) -> None:
+    """Renames to the final name; one of the same step steps aside first, and counts until the new one is there."""
+    old = target.with_name(f".old-{target.name}")
+    if target.exists():
+        os.rename(target, old)
+    os.rename(temporary, target)
+    fsync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _prune(folder: Path, step: int, keep: int) -> None:
+    best = marked(folder).get("step")
+    if best is not None and best > step:
+        (folder / f"{BEST}.json").unlink()
+    earlier = [path for path in _all(folder) if step_of(path) <= step]
+    whole = [path for path in earlier if not problems(path, full=False)]
+    for path in _all(folder):
+        spared = path in whole[:keep] or step_of(path) == best
+        if (not spared and path in whole) or step_of(path) > step:
+            _remove(path)
+
+
+def _sweep(folder: Path) -> None:
+    """Clears what killed saves left; a checkpoint that had stepped aside for one that never came returns."""
+    for old in folder.glob(".old-step-*"):
+        place = folder / old.name.removeprefix(".old-")
+        if place.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.rename(old, place)
+    for temporary in folder.glob(".tmp-*"):
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    """Renames first, so that a kill in the middle leaves no half checkpoint under a valid name."""
+    if path.is_symlink():  # what it leads to is the user's
+        path.unlink()
+        return
+    doomed = path.with_name(f".tmp-removed-{path.name}-{os.getpid()}")
+    os.rename(path, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)  # what stays is swept by the next save
+
+
+def _of_the_disk(error: Exception) -> bool:
+    """Whether writing failed, not the code; tokenizers and other Rust code raise a plain Exception for it."""
+    from safetensors import SafetensorError
+
+    words = ("no space left", "os error", "disk quota")
+    return isinstance(error, (OSError, SafetensorError)) or any(w in str(error).lower() for w in words)
+
+
+def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> RunError:
+    there = next(p for p in (folder, *folder.parents) if p.exists())
+    written, free = _size(temporary), shutil.disk_usage(there).free  # before the part that was written is removed
+    shutil.rmtree(temporary, ignore_errors=True)
+    previous, _ = latest(folder)
+    whole = f"; the previous one takes {_size(previous):,}" if previous else ""
+    kept = f"The previous checkpoint {previous} is intact" if previous else "There is no earlier checkpoint"
+    return RunError(f"cannot save checkpoint {target}: {getattr(error, 'strerror', None) or error}. {written:,} "
+                    f"bytes of it were written, and {free:,} more are free{whole}. {kept}. Free space (or lower "
+                    "save.keep, or set run.dir elsewhere), then start the same command again: it goes on "
+                    f"{'from there' if previous else 'from the start'}.")
+
+
+def mark_best(folder: Path, step: int, record: Mapping[str, Any], keep: int) -> None:
+    """Makes the checkpoint of `step` steps the one of the best evaluation, whose line of eval.jsonl is `record`.
+
+    It is kept beside the `keep` newest until another one is marked. Raises RunError when the disk is full.
+    """
+    write_text(folder / f"{BEST}.json", json.dumps({"step": step, **record}, indent=1) + "\n")
+    newest = next(iter(_all(folder)), None)
+    _prune(folder, step_of(newest) if newest else step, keep)
+
+
+def marked(folder: Path) -> dict[str, Any]:
+    """What `mark_best` wrote; {} without."""
+    found = read_json(folder / f"{BEST}.json") or {}
+    return found if isinstance(found.get("step"), int) else {}
+
+
+def pace(folder: Path) -> tuple[int, float] | None:
+    """(bytes of the newest checkpoint, bytes per second at which it was written); None without any."""
+    for path in _all(folder):
+        manifest = read_json(path / MANIFEST) or {}
+        seconds, files = manifest.get("seconds"), manifest.get("files")
+        if isinstance(seconds, (int, float)) and seconds > 0 and isinstance(files, dict):
+            with suppress(KeyError, TypeError):  # damaged
+                size = sum(entry["size"] for entry in files.values())
+                return size, size / seconds
+    return None
+
+
+# --- finding ----------------------------------------------------------------------------------------------------------
+
+
+def find(path: Path) -> Found:
+    """The checkpoint that `path` means: a folder of weights itself, the newest whole checkpoint of a run folder, or,
+    for its `checkpoints/best`, that of the best evaluation.
+
+    Raises RunError when there is none, or when one is damaged.
+    """
+    if path.name == BEST and not os.path.lexists(path) and (path.parent / f"{BEST}.json").exists():
+        path = path.parent / f"step-{marked(path.parent).get('step', 0):06d}"
+    if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
+        raise RunError(f"{str(path)!r} is not a folder: name a run folder, or a checkpoint in its checkpoints/")
+    if (path / "checkpoints").is_dir():
+        found = latest(path / "checkpoints")
+        if found.path is None:
+            raise RunError(f"{path / 'checkpoints'} holds no whole checkpoint. {' '.join(found.warnings)}".rstrip())
+        return found
+    if (path / MANIFEST).exists():
+        wrong = problems(path)
+        if wrong:
+            raise RunError(f"checkpoint {path} is damaged: {wrong[0]}. Use another one of the run.")
+    elif not any(path.glob("*.safetensors")):
+        raise RunError(f"{path} is neither a run folder nor a checkpoint: it has no checkpoints/ and no *.safetensors")
+    return Found(path)
+
+
+def model_folder(name: str) -> str:
+    """The checkpoint that a model's `name` means where it is a run folder (the newest) or its `checkpoints/best`; any
+    other name as it is. Raises RunError when a run folder holds no whole checkpoint."""
+    run = os.path.isdir(os.path.join(name, "checkpoints"))
+    best = name.endswith(f"{os.sep}{BEST}") and not os.path.lexists(name) and os.path.exists(f"{name}.json")
+    return str(find(Path(name)).path) if run or best else name
+
+
+def latest(folder: Path, full: bool = False) -> Found:
+    """The newest whole checkpoint, with a warning for each newer one that is damaged; Found(None) without any.
+
+    Files are checked by size; with `full`, as before a resume, by sha256 too. Changes nothing on the disk.
+    """
+    warnings = []
+    for path in _all(folder):
+        wrong = problems(path, full)
+        if not wrong:
+            return Found(path, tuple(warnings))
+        warnings.append(f"checkpoint {path} is damaged ({wrong[0]}); falling back to the one before it")
+    return Found(None, tuple(warnings))
+
+
+def problems(path: Path, full: bool = True) -> list[str]:
+    """What is wrong with a checkpoint: missing files, wrong sizes and, with `full`, wrong checksums; [] = whole."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        entries = {path / name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return [f"{MANIFEST} cannot be read: {error}"]
+    found = [] if path / STATE in entries else [f"{MANIFEST} does not list {STATE}"]
+    for file, (size, sha256) in entries.items():
+        if not file.is_file():
+            found.append(f"{file.name} is missing")
+        elif file.stat().st_size != size:
+            found.append(f"{file.name} has {file.stat().st_size:,} bytes instead of {size:,}")
+        elif full and _readable_sha256(file) != sha256:
+            found.append(f"{file.name} cannot be read or has another sha256 than when it was saved")
+    return found
+
+
+def _all(folder: Path) -> list[Path]:
+    """Every checkpoint, newest first, one that had stepped aside for a killed save included."""
+    paths = [p for p in folder.glob("step-*") if _NAME.fullmatch(p.name)]
+    aside = [p for p in folder.glob(".old-step-*") if not (folder / p.name.removeprefix(".old-")).exists()]
+    return sorted(paths + aside, key=step_of, reverse=True)
+
+
+def _readable_sha256(path: Path) -> str | None:
+    try:
+        return _sha256(path)
+    except OSError:
+        return None
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- the trainer's state ----------------------------------------------------------------------------------------------
+
+
+def load_state(path: Path, check: bool = True) -> dict[str, Any]:
+    """The `state` given to `save`, tensors on the CPU. Raises RunError for a damaged checkpoint.
+
+    `check` compares every file's sha256 first; it can be left out right after `latest(folder, full=True)`.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from vlrl.store.aligned_memory import own
+
+    wrong = problems(path) if check else []
+    if wrong:
+        raise RunError(f"checkpoint {path} is damaged: {'; '.join(wrong)}. Remove that folder to go on from the one "
+                       "before it, or set resume=never to start over.")
+    try:
+        tensors = {name: own(tensor) for name, tensor in load_file(path / TENSORS).items()}
+        return _decode(json.loads((path / STATE).read_bytes()), tensors)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise RunError(f"cannot read the trainer state of checkpoint {path}: {error}. Remove that folder to go on from "
+                       "the one before it, or set resume=never to start over.") from error
+
+
+def freeze(state: Mapping[str, Any]) -> State:
+    """A copy of a trainer's state in the memory of the host, which later steps leave as it is."""
+    tree, tensors = view(state)
+    return State(tree, {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
+
+
+def view(state: Mapping[str, Any]) -> State:
+    """A trainer's state without a copy of its tensors, to be saved before they change."""
+    tensors: dict[str, Any] = {}
+    return State(_encode(state, tensors, "state"), tensors)
+
+
+def joined(*states: State) -> State:
+    """The state of several parts; a dictionary that several have is joined too."""
+    tree: dict[str, Any] = {}
+    for state in states:
+        for key, value in state.tree.items():
+            tree[key] = {**tree[key], **value} if key in tree else value
+    return State(tree, {k: v for s in states for k, v in s.tensors.items()})
+
+
+def _save_state(path: Path, state: Mapping[str, Any] | State) -> None:
+    from safetensors.torch import save_file
+
+    tree, found = state if isinstance(state, State) else view(state)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in found.items()}
+    memory: set[int] = set()
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        if place in memory:  # safetensors refuses tensors that share memory
+            tensors[name] = tensor.clone()
+        memory.add(place)
+    (path / STATE).write_text(json.dumps(tree), encoding="utf-8")
+    save_file(tensors, path / TENSORS)
+
+
+def _encode(value: Any, tensors: dict[str, Any], name: str) -> Any:
+    """JSON for `value`; what JSON lacks becomes {"$kind": content}, and tensors move to `tensors` by their place."""
+    import torch
+
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, np.generic):
+        return _encode(value.item(), tensors, name)
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        while name in tensors:  # the keys 1 and "1", or "a.b" and a nested b
+            name += "'"
+        tensor = value.detach() if isinstance(value, torch.Tensor) else torch.from_numpy(value.copy())
+        tensors[name] = tensor
+        return {"$tensor" if isinstance(value, torch.Tensor) else "$array": name}
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, (list, tuple)):
+        items = [_encode(item, tensors, f"{name}.{i}") for i, item in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, Mapping):
+        pairs = [[_encode(key, tensors, f"{name}.key"), _encode(item, tensors, f"{name}.{key}")]
+                 for key, item in value.items()]
+        plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+        return dict(pairs) if plain else {"$dict": pairs}
+    raise TypeError(f"{name} is a {type(value).__name__}; a checkpoint holds numbers, strings, bytes, None, tensors, "
+                    "arrays, and lists, tuples and dictionaries of these")
+
+
+def _decode(value: Any, tensors: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind, content = next(iter(value.items()), ("", ""))
+    if kind == "$tensor":
+        return tensors[content]
+    if kind == "$array":
+        return tensors[content].numpy()
+    if kind == "$bytes":
+        return base64.b64decode(content)
+    if kind == "$tuple":
+        return tuple(_decode(item, tensors) for item in content)
+    if kind == "$dict":
+        return {_decode(key, tensors): _decode(item, tensors) for key, item in content}
+    return {key: _decode(item, tensors) for key, item in value.items()}

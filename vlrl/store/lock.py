@@ -1,0 +1,235 @@
+"""The lock on a run folder: one process writes there, also where several hosts share the folder. Imports no torch.
+
+    with lock(folder / "run.lock") as held:
+        held.check()                                        # raises when another process has taken the folder
+
+The file names its owner. Making it is atomic on NFS too (O_EXCL), and so is taking a dead one away (rename). A process
+of this host can be looked up; any other shows that it lives by touching the file every BEAT_S seconds, and times are
+compared by the clock of the file system alone. Containers and hosts may share a name, so a process is looked up only
+where the boot of the kernel and the namespace of process ids are its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+
+from vlrl.errors import RunError
+from vlrl.store.files import read_json, writing
+
+BEAT_S = 15.0
+"""Seconds between signs of life."""
+SILENT_S = 180.0
+"""Seconds without one after which a lock may be taken: missed beats, and what NFS may show too late."""
+_LOOK_S = 1.0
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_log = logging.getLogger(__name__)
+
+
+class Lock:
+    """A lock that is held."""
+
+    def __init__(self, path: Path, owner: Mapping[str, Any]):
+        self.path, self.owner = path, owner
+
+    @property
+    def held(self) -> bool:
+        """Whether it still is this process's."""
+        return read_json(self.path) == self.owner
+
+    def check(self) -> None:
+        """Raises RunError when the folder has vanished or belongs to another process; nothing is to be written then."""
+        if self.held:
+            return
+        other, folder = read_json(self.path), self.path.parent
+        if other:
+            raise RunError(f"run folder {folder} was taken over by {_named(other)}, so this run writes no more. Where "
+                           "both should go on, give one of them another folder with run.dir.")
+        raise RunError(f"run folder {folder} has vanished, or somebody deleted {self.path.name} in it; this run writes "
+                       "no more. Bring it back (is the disk mounted?); the same command then goes on from its last "
+                       "checkpoint.")
+
+
+class Unlocked(Lock):
+    """Of a folder that nobody asked to hold: it is always there."""
+
+    held = True  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__(Path(), {})
+
+
+@contextmanager
+def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
+    """Holds the folder of the lock file `path`, made if missing, for this process.
+
+    Raises RunError naming the owner while another process holds it. A lock left by a process of this host that is gone
+    is taken over. So is one that gives no sign of life for SILENT_S seconds, where its owner cannot be looked up but
+    had this host's name (this host before it was started anew, another container), and with `steal` any host's.
+    """
+    held = Lock(path, myself())
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _guarded(path.parent):
+            _claim(path, held.owner, steal)
+    ended = threading.Event()
+    beats = threading.Thread(target=_beat, args=(held, ended), name="lock", daemon=True)
+    beats.start()
+    try:
+        yield held
+    finally:
+        ended.set()
+        beats.join()
+        _let_go(held)
+
+
+def _let_go(held: Lock) -> None:
+    """A lock that cannot be removed, as on a disk that has become read-only, is taken over by the next run of this
+    host: what ended this one is to be seen."""
+    try:
+        if held.held:
+            held.path.unlink()
+    except OSError as error:
+        _log.warning("the run folder stays locked, for %s cannot be removed: %s", held.path, error.strerror or error)
+
+
+def _beat(held: Lock, ended: threading.Event) -> None:
+    while not ended.wait(BEAT_S):
+        if held.held:
+            with suppress(OSError):  # the next one may get through
+                os.utime(held.path)
+
+
+@contextmanager
+def _guarded(folder: Path) -> Iterator[None]:
+    """One process of this host at a time, so that two cannot take over the same stale lock."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without flock: the lock file's O_EXCL alone has to do
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _claim(path: Path, owner: Mapping[str, Any], steal: bool) -> None:
+    if path.exists():
+        other = read_json(path)  # None: its writer was killed before it had written its name
+        lives = owner_lives(other) if other else False
+        steal = steal or (other or {}).get("host") == socket.gethostname()
+        if lives is None and steal:
+            lives = _shows_life(path, other or {})
+        if lives is not False:
+            raise RunError(_in_use(path, other or {}, steal))
+        _take_away(path, other)
+    try:
+        with open(path, "x", encoding="utf-8") as file:  # O_EXCL: also another host cannot claim it a second time
+            json.dump(owner, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        raise RunError(_in_use(path, read_json(path) or {}, steal)) from None
+
+
+def _take_away(path: Path, stale: Mapping[str, Any] | None) -> None:
+    """Removes a dead owner's lock, and none that another process has just made in its place."""
+    aside = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    with suppress(FileNotFoundError):  # somebody else was faster; open("x") decides
+        os.rename(path, aside)
+        if (read_json(aside) or None) != (stale or None):
+            with suppress(FileExistsError):
+                os.link(aside, path)
+        aside.unlink()
+
+
+def _in_use(path: Path, other: Mapping[str, Any], steal: bool) -> str:
+    here = not other or owner_lives(other) is not None
+    silent = None if here else _silence(path)
+    shown = "" if silent is None else f"; its last sign of life was {silent:.0f} s ago"
+    way = "" if here or steal else "set run.steal_lock=true, which takes the folder of a run that gives no sign of " \
+                                   "life, or "
+    return (f"run folder {path.parent} is in use by process {other.get('pid')} on {other.get('host')} since "
+            f"{other.get('since')}{shown}. Stop that run, or give this one another folder with run.dir; if that "
+            f"process is gone, {way}delete {path}.")
+
+
+def _named(owner: Mapping[str, Any]) -> str:
+    return f"process {owner.get('pid')} on {owner.get('host')} since {owner.get('since')}"
+
+
+def _shows_life(path: Path, other: Mapping[str, Any]) -> bool:
+    """Watches a lock of another host until it was silent for SILENT_S seconds: whether its owner lives meanwhile."""
+    try:
+        seen = path.stat().st_mtime_ns
+        while (silent := _silence(path)) is not None and silent < SILENT_S:
+            _log.warning("the run folder was left locked by %s; looking for a sign of life for %.0f s more",
+                         _named(other), SILENT_S - silent)
+            end = time.monotonic() + min(SILENT_S - silent, 2 * BEAT_S)
+            while time.monotonic() < end:
+                time.sleep(_LOOK_S)
+                if path.stat().st_mtime_ns != seen:
+                    return True
+    except FileNotFoundError:  # its owner has let it go
+        return False
+    return False
+
+
+def _silence(path: Path) -> float | None:
+    """Seconds since the lock was touched, by the clock of its file system; None when that cannot be told."""
+    probe = path.with_name(f".{path.name}.{uuid4().hex}.now.tmp")
+    try:
+        probe.touch()
+        try:
+            return max(0.0, probe.stat().st_mtime - path.stat().st_mtime)
+        finally:
+            probe.unlink()
+    except OSError:
+        return None
+
+
+def owner_lives(owner: Mapping[str, Any]) -> bool | None:
+    """Whether the process that wrote a lock file still runs; None for one of another host or container, which cannot be
+    seen, and one of this host before it was started anew."""
+    if owner.get("host") != socket.gethostname() or owner.get("system", _system()) != _system():
+        return None
+    return _started(owner.get("pid")) == owner.get("process")
+
+
+def myself() -> dict[str, Any]:
+    """This process as an owner."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "system": _system(), "process": _started(os.getpid()),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S %z"), "command": sys.argv}
+
+
+def _system() -> str:
+    """Where a process id means the same process: this boot of the kernel and namespace of ids; "" where unknown."""
+    try:
+        return f"{_BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _started(pid: Any) -> str | None:
+    """When a live process of this host started, in a form that survives changes of the clock; None = there is none."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        if _BOOT.exists():
+            state, *fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+            return None if state in "ZX" else f"{_BOOT.read_text().strip()}/{fields[18]}"
+        process = psutil.Process(int(pid))
+        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
+    except (OSError, psutil.Error):
+        return None

@@ -1,0 +1,479 @@
+"""The Task contract: one file with a prompt, data and rewards; no torch, no model name.
+
+    class CountCircles(Task):
+        most: int = 6                                           # a knob: `task.most=9`
+        prompt = "How many circles? Put the number in <answer></answer>."
+        rewards = {"correct": 1.0, "format": 0.1}               # part -> weight; `task.rewards.format=0`
+        def samples(self, split): ...                           # a sequence of Sample
+        def score(self, sample, answer): ...                    # raw parts
+        def oracle(self, sample): ...                           # a perfect answer
+
+`load("grounding")`, `load("my_pkg.my_file:MyTask")` and `load("path/file.py:MyTask")` give an instance.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, get_type_hints
+
+import pydantic
+
+from vlrl.config.base import refuse_bool
+from vlrl.config.registry import MissingFile, failure, file_module
+from vlrl.errors import ConfigError, TaskError, VlrlError, did_you_mean
+from vlrl.task.combine import Weight, checked_weights, make_combine, weight_at
+from vlrl.types import Answer, Coordinates, Parts, Sample, Variant
+
+_OUTCOMES = ("accuracy", "correct")
+"""Reward parts that are a task's outcome by their name, where it says nothing else."""
+_MEDIA_MARK = re.compile(r"<(?:image|video)>")
+
+
+class Task:
+    """Base of every task. Annotated class attributes are settings (`task.<name>=value`), checked against their type."""
+
+    name: ClassVar[str] = ""
+    prompt: str = ""
+    """May hold {field} placeholders, filled from the row by plain substitution."""
+    prompts: tuple[str, ...] = ()
+    """Several templates instead of one; each visit to a sample draws one."""
+    system: str = ""
+    """System prompt; empty = the model's default."""
+    rewards: ClassVar[Mapping[str, Weight]] = {}
+    """Part -> weight in the reward."""
+    outcome: ClassVar[Mapping[str, float]] = {}
+    """What makes an answer correct: reward part -> the least raw value; with several, all of them. {} = the part
+    named accuracy or correct, else that of the largest default weight (the first of equal ones), from 0.5 on.
+    `curriculum.part` and `curriculum.pass_at` override it."""
+    needs: ClassVar[Collection[str]] = frozenset()
+    """Services that score_group is to be given, of services.SERVICES: a set, or {service: the parts that need it}."""
+
+    def __init__(self, **settings: Any):
+        cls = type(self)
+        self.seed: int = 0
+        self.coordinates: Coordinates = Coordinates()
+        self.data: Any = None
+        """The `data.*` settings, for tasks that read files."""
+        self.weights: dict[str, Weight] = checked_weights(cls.rewards_for(settings), settings.pop("rewards", {}))
+        self.combination = self._combination(settings.pop("combine", "auto"), settings)
+        """How parts become the reward: a value of `task.combine`, or "own"."""
+        self._combine = make_combine("sum" if self.combination == "own" else self.combination, self.weights)
+        self.criterion = self._criterion(settings)
+        """What makes an answer correct in this run: part -> the least raw value."""
+        self.overridden = False
+        """Whether the criterion is that of `curriculum.part` or `curriculum.pass_at`, and `correct` is not asked."""
+        for key, value in settings.items():
+            setattr(self, key, _checked(cls, key, value))
+
+    # --- what a task author writes -------------------------------------------------------------------------------
+
+    def samples(self, split: str) -> Sequence[Sample]:
+        """The samples of a split ("train", "heldout", ...); the same for the same (split, self.seed).
+
+        The default reads the file of `data.<split>`.
+        """
+        from vlrl.data import read_samples
+
+        return read_samples(self, split)
+
+    def score(self, sample: Sample, answer: Answer) -> Parts:
+        """Raw reward parts of one answer. Model text must never make it raise."""
+        return {}
+
+    def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
+        """Parts that compare the answers of a group, merged over those of `score`; [] = none."""
+        return []
+
+    def oracle(self, sample: Sample) -> str | None:
+        """A perfect answer, or None when the sample has no label."""
+        return None
+
+    def variants(self, sample: Sample, n: int, step: int) -> Sequence[Variant]:
+        """Further answers drawn with other media (shuffled frames, a noisy image), beside or among the `n` of the
+        group; () = none. The same for the same arguments. Evaluations draw none."""
+        return ()
+
+    best_parts: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    """Part -> the most that it can be, where that is not 1."""
+
+    knobs: Mapping[str, tuple[float, float]] = MappingProxyType({})
+    """Of a task that can make training samples at any difficulty: name -> (lowest, highest)."""
+
+    def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
+        """A training sample made with these knobs; the same for the same (index, knobs, self.seed)."""
+        raise NotImplementedError(f"task '{self.name}' has knobs, but no generate()")
+
+    # --- what a task may change ----------------------------------------------------------------------------------
+
+    @classmethod
+    def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, Weight]:
+        """Part -> default weight under these settings, for a task whose settings choose its parts."""
+        return cls.rewards
+
+    @classmethod
+    def outcome_for(cls, settings: Mapping[str, Any]) -> Mapping[str, float]:
+        """`outcome` under these settings, for a task whose settings choose its parts."""
+        return cls.outcome
+
+    @classmethod
+    def combine_for(cls, settings: Mapping[str, Any]) -> str:
+        """What `task.combine=auto` stands for under these settings."""
+        return "sum"
+
+    def messages(self, sample: Sample) -> list[dict[str, Any]]:
+        """Chat messages; `{"type": "image"}` and `{"type": "video"}` stand for the sample's media in order, before the
+        text, or where the row's `question` has `<image>` or `<video>` for each.
+
+        A `system_prompt` of the row follows the task's own."""
+        content = content_of(sample, fill(sample.prompt or self.templates[0], sample.row))
+        told = "\n\n".join(filter(None, (self.system, sample.get("system_prompt"))))
+        system = [{"role": "system", "content": [{"type": "text", "text": told}]}] if told else []
+        return [*system, {"role": "user", "content": content}]
+
+    def parse(self, sample: Sample, answer: Answer) -> Any:
+        """The answer as JSON-able data, for the viewer and the logs; None when there is none."""
+        return answer.final
+
+    def target(self, sample: Sample) -> Any:
+        """What `parse` is compared with, JSON-able."""
+        return sample.get("target", sample.get("answer"))
+
+    def correct(self, sample: Sample, answer: Answer, parts: Parts) -> bool | None:
+        """Returns whether an answer with these raw parts is correct, by `outcome`; None where that is not known.
+
+        This, and no reward, is what objectives, curricula, difficulty, evaluations and the app mean by correct."""
+        return reaches(self.criterion, parts)
+
+    def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
+        """Further numbers per evaluated sample, averaged over the split."""
+        return {}
+
+    def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Numbers that need a whole split. A record has sample, answer, parsed, target, parts, reward."""
+        return {}
+
+    def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
+        """Marks for the viewer, of the parsed answer and of the target: {"kind", "at", "label", "role"} each.
+
+        Kinds, in original pixels and in seconds from the start of the clip: "box" at [x1, y1, x2, y2], "point" at
+        [x, y], "path" at [[x, y], ...], "span" at [start, end], "track" at [[seconds, box], ...]; null seconds where
+        the boxes of a track go one by one with the frames. The role is "answer" or "target". "media", if given, is
+        the number of the image or video that a mark lies on; 0 = the first.
+        """
+        return []
+
+    def cheats(self, sample: Sample) -> Mapping[str, str | None]:
+        """Name -> an answer that must not pay, beside those that `vlrl tasks check` tries on every task.
+
+        None under the name of one of those drops it: there it is an honest answer.
+        """
+        return {}
+
+    def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
+        """A Sample from one row in the task's data format; media paths are resolved under `root`."""
+        from vlrl.data import sample_from_row
+        from vlrl.data.media import Access
+
+        return sample_from_row(row, root, Access.of(self.data))
+
+    # --- what the loop calls -------------------------------------------------------------------------------------
+
+    def of(self, sample: Sample) -> Task:
+        """The task that asks and scores a sample: this one; in a mixture, that of the sample."""
+        return self
+
+    @property
+    def members(self) -> tuple[Task, ...]:
+        """This task; of a mixture, its tasks."""
+        return (self,)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of a mixture, what its tasks are called; else ()."""
+        return ()
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        return tuple(self.prompts) or (self.prompt,)
+
+    def template(self, sample: Sample, visit: int) -> str:
+        """The template of this visit: the first on visit 0 of an evaluation, else drawn by sample and visit."""
+        key = f"{self.seed}/{sample.id}/{visit}".encode("utf-8", "backslashreplace")
+        return self.templates[zlib.crc32(key) % len(self.templates)]
+
+    def weights_at(self, step: int) -> dict[str, float]:
+        """The weight of every part at a step."""
+        return {part: weight_at(w, step) for part, w in self.weights.items()}
+
+    def combine(self, parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
+        """The reward of one answer, by `task.combine`. A task may override it, and is then combined in no other way."""
+        return self._combine(parts, weights)
+
+    def override_outcome(self, part: str | None, least: float | None) -> None:
+        """Has an answer count as correct from `least` of a part on. None stands for the task's own part, and for its
+        own threshold, which is 0.5 for other parts.
+
+        A task without that part keeps its own, with `least`."""
+        if part in self.weights:
+            self.criterion, self.overridden = {part: self.criterion.get(part, 0.5) if least is None else least}, True
+        elif least is not None:
+            self.criterion, self.overridden = dict.fromkeys(self.criterion, least), True
+
+    def _criterion(self, settings: Mapping[str, Any]) -> dict[str, float]:
+        found = dict(self.outcome_for(settings))
+        for part in found:
+            if part not in self.weights:
+                raise ConfigError(f"task {self.name or type(self).__name__!r}: outcome names the part {part!r}, which "
+                                  f"rewards does not.{did_you_mean(part, self.weights)}")
+        weights = {part: weight_at(w, 0) for part, w in self.rewards_for(settings).items()}
+        named = next((part for part in _OUTCOMES if part in weights), None)
+        return found or ({named or max(weights, key=lambda part: weights[part]): 0.5} if weights else {})
+
+    @classmethod
+    def _combination(cls, given: Any, settings: Mapping[str, Any]) -> str:
+        own = cls.combine is not Task.combine
+        if not isinstance(given, str) or (own and given not in ("auto", "own")):
+            raise ConfigError(f"task.combine={given!r}: this task combines its parts itself; leave it at auto" if own
+                              else f"task.combine={given!r}: give a text, such as sum or gate:format")
+        return ("own" if own else cls.combine_for(settings)) if given == "auto" else given
+
+
+def reaches(criterion: Mapping[str, float], parts: Parts) -> bool | None:
+    """Whether raw parts reach every threshold of a criterion; None where one of these parts has no value."""
+    values = [(parts.get(part), least) for part, least in criterion.items()]
+    if not values or any(value is None for value, _ in values):
+        return None
+    return all(value >= least for value, least in values if value is not None)
+
+
+def fill(template: str, row: Mapping[str, Any]) -> str:
+    """Replaces each {field} that the row has by its text; other braces, those of the texts too, stay as they are."""
+    return re.sub(r"\{([^{}]*)\}", lambda found: str(row.get(found[1], found[0])), template)
+
+
+def content_of(sample: Sample, text: str) -> list[dict[str, Any]]:
+    """The content parts of a prompt: its text, and its media where the row's question marks them, else before."""
+    marks = len(_MEDIA_MARK.findall(str(sample.get("question") or "")))
+    pieces = _MEDIA_MARK.split(text)
+    if not marks or not len(pieces) - 1 == marks == len(sample.media):
+        return [*({"type": m.kind} for m in sample.media), {"type": "text", "text": text}]
+    first, *rest = pieces
+    content = [{"type": "text", "text": first}]
+    for media, piece in zip(sample.media, rest, strict=True):
+        content += [{"type": media.kind}, {"type": "text", "text": piece}]
+    return [part for part in content if part.get("text") != ""]
+
+
+def task_samples(task: Task, split: str) -> Sequence[Sample]:
+    """The samples of a split, as a sequence; with data.own_samples=false those for training are the rows of data.train.
+
+    Raises TaskError when `samples` fails or gives anything else.
+    """
+    rows = split == "train" and task.data is not None and not task.data.own_samples and not task.labels
+    try:
+        found = _sequence(Task.samples(task, split) if rows else task.samples(split))
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"task '{task.name}': samples({split!r}) failed: {failure(error)}") from error
+    drawn = not isinstance(found, (list, tuple))  # made when asked for, so not looked at here
+    wrong = "" if drawn else next((type(s).__name__ for s in found if not isinstance(s, Sample)), "")
+    if wrong:
+        raise TaskError(f"task '{task.name}': samples({split!r}) holds {wrong}, expected a sequence of Sample")
+    return found
+
+
+def _sequence(found: Any) -> Sequence[Sample]:
+    """What has a length and places as it is, a generator as a tuple."""
+    if not isinstance(found, (str, bytes, Mapping, type)):
+        if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
+            return found
+        if isinstance(found, Iterable) and not isinstance(found, (set, frozenset)):  # a set has no fixed order
+            return tuple(found)
+    raise TypeError(f"it returned {type(found).__name__}, expected a sequence of Sample")
+
+
+def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
+    """The sample that a task makes. Raises TaskError when `generate` fails or gives anything else."""
+    try:
+        found = task.generate(index, knobs)
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"task '{task.name}': generate({index}, {dict(knobs)}) failed: {failure(error)}") from error
+    if not isinstance(found, Sample):
+        raise TaskError(f"task '{task.name}': generate returned {type(found).__name__}, expected a Sample")
+    return found
+
+
+def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
+    """The chat messages of a sample. Raises TaskError when `messages` fails or gives anything else."""
+    task = task.of(sample)
+    found = _asked(task, "messages", sample)
+    wrong = [m for m in found if not _is_message(m)] if isinstance(found, (list, tuple)) else [found]
+    if wrong:
+        raise TaskError(f"task '{task.name}': messages of sample '{sample.id}' holds {str(wrong[0])[:80]!r}, expected "
+                        '{"role": ..., "content": a text or a list of {"type": ..., "text": ...}}')
+    return list(found)
+
+
+def task_oracle(task: Task, sample: Sample) -> str | None:
+    """The perfect answer to a sample. Raises TaskError when `oracle` fails or gives anything but a text or None."""
+    text = _asked(task, "oracle", sample)
+    if text is not None and not isinstance(text, str):
+        raise TaskError(f"task '{task.name}': oracle of sample '{sample.id}' gave {type(text).__name__}, expected the "
+                        "text of an answer, or None")
+    return text
+
+
+def task_target(task: Task, sample: Sample) -> Any:
+    """What the parsed answer is compared with. Raises TaskError when `target` fails."""
+    return _asked(task, "target", sample)
+
+
+def _asked(task: Task, method: str, sample: Sample) -> Any:
+    task = task.of(sample)
+    try:
+        return getattr(task, method)(sample)
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"task '{task.name}': {method} of sample '{sample.id}' failed: {failure(error)}") from error
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, Mapping) or "role" not in message:
+        return False
+    content = message.get("content")
+    return isinstance(content, str) or (isinstance(content, (list, tuple)) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text", ""), str) and
+        ("text" in part if part.get("type") == "text" else "type" in part) for part in content))
+
+
+def load(name: str, settings: Mapping[str, Any] | None = None) -> Task:
+    """A task by built-in name, `module:Class` or `path/file.py:Class`, with its own settings applied.
+
+    Raises ConfigError when there is no such task or setting.
+    """
+    cls = load_class(name)
+    try:
+        return cls(**dict(settings or {}))
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:  # its __init__ is anyone's code
+        raise ConfigError(f"task.name={name!r}: {failure(error)}") from error
+
+
+def load_class(name: str) -> type[Task]:
+    """The class behind a task name; see `load`."""
+    location, _, attribute = name.partition(":")
+    if location.endswith(".py"):
+        module = _imported(lambda: file_module(Path(location)), name)
+    elif attribute or "." in location:
+        module = _import(location, name)
+    else:
+        module = _builtin(location)
+    found = getattr(module, attribute, None) if attribute else _only_task(module, name)
+    if not (inspect.isclass(found) and issubclass(found, Task) and found is not Task):
+        near = did_you_mean(attribute, [n for n, v in vars(module).items()
+                                        if inspect.isclass(v) and issubclass(v, Task) and v is not Task])
+        raise ConfigError(f"task.name={name!r}: {location} has no Task class '{attribute}'.{near}")
+    if not found.__dict__.get("name"):
+        found.name = location.rpartition(".")[2] if not location.endswith(".py") else Path(location).stem
+    return found
+
+
+def builtin_names() -> list[str]:
+    """Names of the tasks that come with vlrl."""
+    folder = importlib.import_module("vlrl.tasks").__path__
+    return sorted(m.name for m in pkgutil.iter_modules(folder) if not m.name.startswith("_"))
+
+
+def _builtin(name: str):
+    if name not in builtin_names():
+        near = did_you_mean(name, builtin_names())
+        raise ConfigError(f"task.name={name!r}: no built-in task of that name.{near} Built in: "
+                          f"{', '.join(builtin_names())}; your own: path/file.py:Class or module:Class.")
+    return _imported(lambda: importlib.import_module(f"vlrl.tasks.{name}"), name)
+
+
+def _import(location: str, name: str):
+    return _imported(lambda: importlib.import_module(location), name)
+
+
+def _imported(run: Callable[[], Any], name: str) -> Any:
+    """The result of `run`, which imports anyone's code; ConfigError with file and line when that fails."""
+    try:
+        return run()
+    except MissingFile as error:
+        raise ConfigError(f"task.name={name!r}: {error}") from None
+    except (VlrlError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # sys.exit, and what a test framework raises
+        what = failure(error)
+        if what.startswith("ModuleNotFoundError"):  # the module itself, not one that it imports
+            what += ". A module must be importable; for a file write path/file.py:Class."
+        raise ConfigError(f"task.name={name!r}: {what}") from error
+
+
+def _only_task(module: Any, name: str) -> type[Task] | None:
+    own = [v for v in vars(module).values()
+           if inspect.isclass(v) and issubclass(v, Task) and v is not Task and v.__module__ == module.__name__]
+    if not own:
+        raise ConfigError(f"task.name={name!r}: no class there is a Task: write `class Mine(Task)`, or begin with "
+                          "`vlrl tasks new`")
+    if len(own) > 1:
+        raise ConfigError(f"task.name={name!r}: {len(own)} tasks are there, {' and '.join(c.__name__ for c in own)}; "
+                          f"name one, as {name}:{own[0].__name__}")
+    return own[0]
+
+
+def setting_names(cls: type[Task]) -> list[str]:
+    """The task's own settings and those of every task: what may stand after `task.`, apart from rewards."""
+    names = {n for c in cls.__mro__ if issubclass(c, Task) for n, v in vars(c).items()
+             if not n.startswith("_") and not callable(v) and not isinstance(v, (property, classmethod, staticmethod))}
+    return sorted(names - {"name", "rewards", "outcome", "needs", "knobs", "best_parts"})
+
+
+def _checked(cls: type[Task], key: str, value: Any) -> Any:
+    known = setting_names(cls)
+    if key not in known:
+        raise ConfigError(f"unknown setting 'task.{key}' (value {value!r}).{did_you_mean(key, known)} "
+                          f"This task knows: {', '.join([*known, 'rewards', 'coordinates'])}.")
+    hint = get_type_hints(cls, include_extras=True).get(key, type(getattr(cls, key)))
+    try:
+        return pydantic.TypeAdapter(hint).validate_python(refuse_bool(hint, value))
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"task.{key}={value!r}: {error.errors()[0]['msg']}") from None
+    except ValueError as error:
+        raise ConfigError(f"task.{key}={value!r}: {error}") from None
+
+
+def check_shape(task: Task, parts: Any, method: str) -> None:
+    """Raises TaskError when what `method` returned is not a mapping with names as keys."""
+    if not isinstance(parts, Mapping):
+        raise TaskError(f"task '{task.name}': {method} returned {type(parts).__name__}, expected {{part: number}}")
+    odd = [name for name in parts if not isinstance(name, str)]
+    if odd:
+        raise TaskError(f"task '{task.name}': {method} returned the part name {odd[0]!r} ({type(odd[0]).__name__}), "
+                        "expected {part: number}")
+
+
+def check_parts(task: Task, parts: Mapping[str, Any]) -> None:
+    """Raises TaskError when `score` returned other parts than `rewards` names."""
+    check_shape(task, parts, "score")
+    unknown, missing = set(parts) - set(task.weights), set(task.weights) - set(parts)
+    if unknown:
+        part = sorted(unknown)[0]
+        raise TaskError(f"task '{task.name}': score returned the part '{part}', which rewards does not name."
+                        f"{did_you_mean(part, task.weights)} Add it to rewards, or put it in metrics().")
+    if missing:
+        raise TaskError(f"task '{task.name}': score left out the part '{sorted(missing)[0]}' that rewards names; "
+                        "return every part, None when it cannot be scored.")

@@ -1,0 +1,195 @@
+"""Several tasks at once (`tasks:`): one Task to the rest of the run, each sample asked and scored by its own. No torch.
+
+    mixture = Mixture({"digits": load("digits"), "scenes": load("grounding", {"drawn": True})})
+    samples = mixture.samples("train")              # digits, scenes, digits, scenes ... until each is at its end
+    mixture.of(samples[1]).name                     # "scenes"
+"""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+import numpy as np
+
+from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
+from vlrl.task.base import Task, generated, task_samples
+from vlrl.types import Answer, Parts, Sample, Variant
+
+
+class Turns(Sequence[Sample]):
+    """The samples of labelled sequences in turn, a, b, a, b, ...; those of the longer ones are what remains at the end.
+
+    Nothing is copied: place i is found by arithmetic. A sample bears its label in `task`, and its id is `label/id`.
+    """
+
+    def __init__(self, samples: Mapping[str, Sequence[Sample]]):
+        self.labels = tuple(samples)
+        self._samples = tuple(samples.values())
+        self.parts = dict(samples)
+        """The samples of each label."""
+        sizes = [len(s) for s in self._samples]
+        self._size = sum(sizes)
+        self._stretches: list[tuple[int, int, tuple[int, ...]]] = []
+        """(first place, first round, the sequences that last through it) of each stretch of rounds."""
+        place = round = 0
+        for end in sorted(set(sizes)):
+            going = tuple(k for k, size in enumerate(sizes) if size >= end)
+            self._stretches.append((place, round, going))
+            place, round = place + (end - round) * len(going), end
+        self._firsts = [first for first, *_ in self._stretches]
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
+        places = range(self._size)[index]
+        return [self._at(i) for i in places] if isinstance(places, range) else self._at(places)
+
+    def _at(self, place: int) -> Sample:
+        label, own = self.locate(place)
+        return labelled(self._samples[self.labels.index(label)][own], label)
+
+    def locate(self, place: int) -> tuple[str, int]:
+        """The label of a place, and the place in that label's own samples."""
+        first, round, going = self._stretches[bisect_right(self._firsts, place) - 1]
+        further, turn = divmod(place - first, len(going))
+        return self.labels[going[turn]], round + further
+
+    @property
+    def tasks(self) -> list[str]:
+        """[N] the label of every place; no sample is made."""
+        ends = [*self._firsts[1:], self._size]
+        parts = [np.tile(np.array(going), (end - first) // len(going))
+                 for (first, _, going), end in zip(self._stretches, ends, strict=True)]
+        return np.array(self.labels, dtype=object)[np.concatenate(parts)].tolist() if parts else []
+
+
+def labelled(sample: Sample, label: str) -> Sample:
+    """A task's own sample as one of a mixture."""
+    return replace(sample, id=f"{label}/{sample.id}", task=label)
+
+
+class Mixture(Task):
+    """Labelled tasks as one. Whatever concerns a sample is asked of the task that its `Sample.task` names."""
+
+    def __init__(self, tasks: Mapping[str, Task]):
+        super().__init__()
+        self.tasks = {label: _called(task, label) for label, task in tasks.items()}
+        self._turns: dict[str, Turns] = {}
+        vars(self).update(name=" + ".join(tasks), needs=frozenset(n for t in tasks.values() for n in t.needs), knobs={
+            f"{label}/{knob}": range for label, t in tasks.items() for knob, range in t.knobs.items()})
+
+    @property
+    def members(self) -> tuple[Task, ...]:
+        return tuple(self.tasks.values())
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(self.tasks)
+
+    def of(self, sample: Sample) -> Task:
+        """The task of a sample. Raises DataError when it names none of these."""
+        if sample.task not in self.tasks:
+            raise DataError(f"sample {sample.id!r}: task={sample.task[:100]!r} is none of this config's tasks."
+                            f"{did_you_mean(sample.task[:100], self.tasks)} Its labels: {', '.join(self.tasks)}")
+        return self.tasks[sample.task]
+
+    def each(self, change: Callable[[str, Task], Task]) -> Mixture:
+        """A mixture of `change(label, task)` of every task."""
+        changed = Mixture({label: change(label, task) for label, task in self.tasks.items()})
+        changed.seed, changed.data = self.seed, self.data
+        return changed
+
+    def __copy__(self) -> Mixture:
+        return self.each(lambda _, task: copy.copy(task))
+
+    def samples(self, split: str) -> Turns:
+        """Those of every task in turn. Raises ConfigError naming the task that has none."""
+        if split not in self._turns:
+            self._turns[split] = Turns({label: _own_samples(i, task, split)
+                                        for i, (label, task) in enumerate(self.tasks.items())})
+        return self._turns[split]
+
+    def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
+        """A sample of the task at this place of the training split, by its own knobs, `<label>/<knob>`; one of its
+        plain samples where it has none."""
+        label, own = self.samples("train").locate(index)
+        if not self.tasks[label].knobs:
+            return self.samples("train")[index]
+        mine = {name.removeprefix(f"{label}/"): v for name, v in knobs.items() if name.startswith(f"{label}/")}
+        return labelled(generated(self.tasks[label], own, mine), label)
+
+    def weights_at(self, step: int) -> dict[str, float]:
+        """The parts of all tasks; of one that several have, the weight of the first."""
+        return {part: w for task in reversed(self.members) for part, w in task.weights_at(step).items()}
+
+    def template(self, sample: Sample, visit: int) -> str:
+        return self.of(sample).template(sample, visit)
+
+    def messages(self, sample: Sample) -> list[dict[str, Any]]:
+        return self.of(sample).messages(sample)
+
+    def score(self, sample: Sample, answer: Answer) -> Parts:
+        return self.of(sample).score(sample, answer)
+
+    def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
+        return self.of(sample).score_group(sample, answers, services)
+
+    def oracle(self, sample: Sample) -> str | None:
+        return self.of(sample).oracle(sample)
+
+    def variants(self, sample: Sample, n: int, step: int) -> Sequence[Variant]:
+        return self.of(sample).variants(sample, n, step)
+
+    def parse(self, sample: Sample, answer: Answer) -> Any:
+        return self.of(sample).parse(sample, answer)
+
+    def target(self, sample: Sample) -> Any:
+        return self.of(sample).target(sample)
+
+    def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
+        return self.of(sample).metrics(sample, answer, parts)
+
+    def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
+        return self.of(sample).overlay(sample, parsed)
+
+    def cheats(self, sample: Sample) -> Mapping[str, str | None]:
+        return self.of(sample).cheats(sample)
+
+    def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """`<label>/<name>`, of each task over its own records."""
+        return {f"{label}/{name}": value for label, task in self.tasks.items()
+                for name, value in task.summarize([r for r in records if r["task"] == label]).items()}
+
+
+def _called(task: Task, label: str) -> Task:
+    """The task under its label, by which messages and stored rollouts name it; `name` is a class variable."""
+    vars(task)["name"] = label
+    return task
+
+
+def _own_samples(place: int, task: Task, split: str) -> Sequence[Sample]:
+    try:
+        found = task_samples(task, split)
+    except VlrlError as error:
+        raise type(error)(f"tasks.{place} ({task.name}): {error} (its own files: tasks.{place}.data.*)") from error
+    if not len(found):
+        raise ConfigError(f"tasks.{place} ({task.name}) has no samples in split '{split}'; every task of a mixture "
+                          f"needs some: set tasks.{place}.data.{split}, or leave the split out")
+    return found
+
+
+def one_task(task: Task, what: str) -> Task:
+    """The task, if it is one. Raises ConfigError for a mixture, which `what` cannot take."""
+    if isinstance(task, Mixture):
+        raise ConfigError(f"{what} takes one task, and this config has several: {', '.join(task.labels)}. Add "
+                          f"task={task.labels[0]} to take that one alone")
+    return task

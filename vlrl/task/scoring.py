@@ -1,0 +1,212 @@
+"""Completions -> reward parts, under every safety the Task contract promises. No torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from vlrl.config.registry import place
+from vlrl.errors import TaskError, TrainingError
+from vlrl.task.base import Task, check_parts, check_shape, reaches
+from vlrl.task.services import Services, without_absent
+from vlrl.types import Answer, Parts, Sample
+
+_MOST_MARKS = 1000
+_watch: Callable[[int], str | None] | None = None
+"""Told before a task's code is called for so many answers; a text that comes back is stored as the error instead."""
+
+
+@contextmanager
+def watching(watch: Callable[[int], str | None]) -> Iterator[None]:
+    """`watch` is told of every call of a task's code, and may refuse it; see scorer.py."""
+    global _watch
+    before, _watch = _watch, watch
+    try:
+        yield
+    finally:
+        _watch = before
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One answer's parts, reward and outcome; `error` says why a part or the reward has no value."""
+
+    parts: Parts
+    reward: float | None
+    parsed: Any = None
+    error: str | None = None
+    correct: bool | None = None
+    """What Task.correct says; None where the answer is unscorable."""
+
+
+Marked = list[tuple[Scored, list[Any] | None]]
+"""Scored answers with what task.overlay draws of them."""
+
+
+def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int,
+                services: Services | None = None) -> list[Scored]:
+    """Scores the answers to one sample. Without `services` there are no answers of variants either, and parts that need
+    a service are left out.
+
+    None as a part makes the rollout unscorable (reward None); so do, with an `error`, a part that is no finite number
+    and a scorer that raises: 0 could be the best reward of the group. Raises TaskError when what the scorers
+    return has the wrong shape, or parts and `rewards` do not name the same things: that is the task's bug, not the
+    model's.
+    """
+    if not answers:
+        return []
+    task = task.of(sample)
+    if services is None:
+        services = Services()
+        task, _ = without_absent(task, sample, answers, services)
+    weights = task.weights_at(step)
+    single = [_guarded(lambda a=a: task.score(sample, a)) for a in answers]
+    together, group_error = _guarded(lambda: task.score_group(sample, answers, services), len(answers))
+    groups = [] if group_error else _checked_groups(task, together, len(answers))
+    out = []
+    for i, (answer, (own, error)) in enumerate(zip(answers, single, strict=True)):
+        parts = None
+        if error is None and group_error is None:
+            check_shape(task, own, "score")
+            parts = {**own, **(groups[i] if groups else {})}
+            check_parts(task, parts)
+        out.append(_finish(task, sample, answer, parts, error or group_error, weights))
+    return out
+
+
+def score_all(task: Task, sample: Sample, answers: Sequence[Answer], others: Sequence[Answer], step: int,
+              services: Services) -> tuple[Marked, dict[str, float]]:
+    """The answers of a group and then those aside, each with its marks (see score_group, score_alone, overlay_marks),
+    and the weight of every part."""
+    task, _ = without_absent(task, sample, answers, services)
+    scored = [*score_group(task, sample, answers, step, services), *score_alone(task, sample, others, step)]
+    return [(s, overlay_marks(task, sample, s.parsed)) for s in scored], task.of(sample).weights_at(step)
+
+
+def score_alone(task: Task, sample: Sample, answers: Sequence[Answer], step: int) -> list[Scored]:
+    """Scores answers that are in no group, those of a variant: with the parts of `score`; score_group's are left out.
+    """
+    task = task.of(sample)
+    weights = task.weights_at(step)
+    out = []
+    for answer in answers:
+        own, error = _guarded(lambda a=answer: task.score(sample, a))
+        if error is None:
+            check_shape(task, own, "score")
+        out.append(_finish(task, sample, answer, own if error is None else None, error, weights))
+    return out
+
+
+def overlay_marks(task: Task, sample: Sample, parsed: Any) -> list[Any] | None:
+    """What `task.overlay` draws of a parsed answer and of the target, at most 1,000 marks; None when it fails."""
+    found, error = _guarded(lambda: list(itertools.islice(task.overlay(sample, parsed), _MOST_MARKS)))
+    return None if error else found
+
+
+def sample_metrics(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[dict[str, float], str | None]:
+    """The finite numbers among `task.metrics`, and the first thing that was wrong with it.
+
+    None stands for "not measured here" and is left out without an error.
+    """
+    found, error = _guarded(lambda: task.metrics(sample, answer, parts))
+    if error is None and not isinstance(found, Mapping):
+        error = f"returned {type(found).__name__}, expected {{name: number}}"
+    out: dict[str, float] = {}
+    for name, given in ({} if error else found).items():
+        value, problem = _number(given)
+        if value is not None and isinstance(name, str):
+            out[name] = value
+        elif problem or not isinstance(name, str):
+            error = error or f"{name!r} {problem or 'is no name'}"
+    return out, error and f"metrics: {error}"
+
+
+def _checked_groups(task: Task, groups: Any, count: int) -> Sequence[Parts]:
+    if not isinstance(groups, (list, tuple)):
+        raise TaskError(f"task '{task.name}': score_group returned {type(groups).__name__}, expected a list of "
+                        "{part: number}, one per answer, or []")
+    if groups and len(groups) != count:
+        raise TaskError(f"task '{task.name}': score_group returned {len(groups)} results for {count} answers")
+    for parts in groups:
+        check_shape(task, parts, "score_group")
+    return groups
+
+
+def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, error: str | None,
+            weights: dict[str, float]) -> Scored:
+    parsed, parse_error = _guarded(lambda: task.parse(sample, answer))
+    if parts is None:
+        return Scored(dict.fromkeys(weights), None, parsed, error)
+    clean: Parts = {}
+    for name, given in parts.items():
+        value, problem = _number(given)
+        clean[name] = value
+        error = error or (problem and f"part '{name}' {problem}")
+    error = error or parse_error
+    known = {name: value for name, value in clean.items() if value is not None}
+    if len(known) < len(clean):
+        return Scored(clean, None, parsed, error)
+    reward, problem = _combined(task, known, weights)
+    if reward is None:
+        return Scored(clean, None, parsed, error or problem)
+    correct, problem = _correct(task, sample, answer, clean)
+    return Scored(clean, reward, parsed, error or problem, correct)
+
+
+def _correct(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[bool | None, str | None]:
+    """What the task says, or the settings in its place."""
+    if task.overridden:
+        return reaches(task.criterion, parts), None
+    found, problem = _guarded(lambda: task.correct(sample, answer, parts))
+    return None if found is None else bool(found), problem and f"correct: {problem}"
+
+
+def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) -> tuple[float | None, str | None]:
+    """The reward, or None and why."""
+    given, problem = _guarded(lambda: task.combine(parts, weights))
+    if problem is None:
+        value, problem = _number(given)
+        if value is not None:
+            return value, None
+    return None, f"combine: {problem or 'gave None'}"
+
+
+def _number(value: Any) -> tuple[float | None, str | None]:
+    """A finite float, or None for None; else None and what the value was. 0-d arrays and tensors are numbers."""
+    if value is None:
+        return None, None
+    try:
+        if isinstance(value, (str, bytes)) or getattr(value, "ndim", 0):
+            raise TypeError
+        found = float(value)
+    except Exception:  # TypeError, OverflowError of an int like 10**400, anything from a __float__
+        return None, f"was {_shown(value)}, no number"
+    return (found, None) if math.isfinite(found) else (None, f"was {found}")
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{repr(value)[:60]} ({type(value).__name__})"
+    except Exception:  # ValueError of an int with thousands of digits
+        return f"a {type(value).__name__}"
+
+
+def _guarded(call: Any, answers: int = 1) -> tuple[Any, str | None]:
+    """The call's result, or the error it raised as text; a TaskError is the author's to mend and passes through.
+
+    The call deals with so many `answers`, which decides how long it may take.
+    """
+    refused = _watch(answers) if _watch else None
+    if refused:
+        return None, refused
+    try:
+        return call(), None
+    except (TaskError, TrainingError):
+        raise
+    except (Exception, SystemExit) as error:  # a task's code may raise anything on hostile text: stored and counted
+        at = place(error).removesuffix(": ")
+        return None, f"{type(error).__name__}: {error}"[:500] + (f" ({at})" if at else "")

@@ -1,0 +1,174 @@
+"""What the loop hands to `Task.score_group` beside the answers: answers of variants, and services by name. No torch.
+
+    def score_group(self, sample, answers, services):
+        shuffled = services.variants.get("shuffled", ())        # answers that were drawn with other media
+        sure = services.reference_logprobs(answers)             # a service; the task names it in `needs`
+
+A service that is not there raises AbsentService; `"judge" in services` asks first.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from vlrl.errors import ConfigError, TaskError, did_you_mean
+from vlrl.task.mixture import Mixture
+from vlrl.types import Answer, Sample
+
+if TYPE_CHECKING:
+    from vlrl.task.base import Task
+
+
+class ReferenceLogprobs(Protocol):
+    """`services.reference_logprobs`: how likely the reference policy finds each answer's own answer."""
+
+    def __call__(self, answers: Sequence[Answer]) -> list[np.ndarray]:
+        """[t] log-probabilities at temperature 1 of the tokens of each answer's last <answer> content; empty where
+        there is none. Takes answers of the group, in any order and number."""
+        ...
+
+
+class Judge(Protocol):
+    """`services.judge`: a model that answers questions about answers."""
+
+    def __call__(self, questions: Sequence[str]) -> list[str]:
+        """The text it gives to each question."""
+        ...
+
+
+class Clip(Protocol):
+    """`services.clip`: how well pictures and texts fit."""
+
+    def __call__(self, images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
+        """[images, texts] cosines; images are PIL images."""
+        ...
+
+
+SERVICES: Mapping[str, type] = {"reference_logprobs": ReferenceLogprobs, "judge": Judge, "clip": Clip}
+"""Every service that a task may need, by name."""
+
+
+class AbsentService(TaskError, AttributeError):
+    """A service was asked for that is not there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Services:
+    """What `score_group` is given. Attributes besides `variants` are services of SERVICES."""
+
+    variants: Mapping[str, Sequence[Answer]] = field(default_factory=dict)
+    """Answers drawn with other media, by the name of their Variant; a missing name = none were made."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """The services that are there, by name."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.given
+
+    def __getattr__(self, name: str) -> Any:
+        given = object.__getattribute__(self, "__dict__").get("given", {})
+        if name in given:
+            return given[name]
+        raise AbsentService(f"the service '{name}' is not there; ask with `\"{name}\" in services`, and name it in "
+                            "the task's `needs`")
+
+
+def looked_up(group: Sequence[Answer], values: Sequence[np.ndarray]) -> ReferenceLogprobs:
+    """The service reference_logprobs, as computed for the answers of a group before it is scored."""
+    known = {id(answer): (answer, value) for answer, value in zip(group, values, strict=True)}
+
+    def reference_logprobs(answers: Sequence[Answer]) -> list[np.ndarray]:
+        if any(id(answer) not in known for answer in answers):
+            raise TaskError("services.reference_logprobs takes answers that score_group was given, none of a variant "
+                            "aside and no copies")
+        return [known[id(answer)][1] for answer in answers]
+
+    return reference_logprobs
+
+
+# --- parts that need what is not there --------------------------------------------------------------------------------
+
+
+def without_absent(task: Task, sample: Sample, answers: Sequence[Answer], services: Services) -> tuple[Task, list[str]]:
+    """The task less the parts that it cannot give without the services it `needs`, and their names.
+
+    A task that needs nothing, or nothing that is absent, stays as it is; of a mixture it is the sample's.
+    """
+    task = task.of(sample)
+    if all(name in services for name in task.needs):
+        return task, []
+    given: set[str] = set()
+    asked = False
+    for method in (lambda: [task.score(sample, a) for a in answers],
+                   lambda: task.score_group(sample, answers, services)):
+        try:
+            given.update(*method())
+        except AbsentService:
+            asked = True
+        except (Exception, SystemExit):  # met again in scoring, which stores it
+            continue
+    left_out = [name for name in task.weights if name not in given]
+    return (less(task, left_out), left_out) if (given or asked) and left_out else (task, [])
+
+
+def less(task: Task, left_out: Collection[str]) -> Task:
+    """The task without some parts. A score_group of it that asks for an absent service gives no part at all."""
+    reduced: Any = copy.copy(task)
+    reduced.weights = {name: weight for name, weight in task.weights.items() if name not in left_out}
+
+    def score_group(sample: Sample, answers: Sequence[Answer], services: Services) -> Any:
+        try:
+            found = task.score_group(sample, answers, services)
+        except AbsentService:
+            return []
+        if not isinstance(found, list) or not all(isinstance(parts, Mapping) for parts in found):
+            return found  # scoring says what is wrong with it
+        return [{name: value for name, value in parts.items() if name not in left_out} for parts in found]
+
+    reduced.score_group = score_group
+    return reduced
+
+
+def served(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> Task:
+    """The task, or each of a mixture, less its unserved parts; see `unserved_parts`."""
+    if isinstance(task, Mixture):
+        firsts = {s.task: s for s in samples[:len(task.tasks)]}  # a mixture begins with one of each
+        return task.each(lambda label, one: served(one, available, [firsts[label]]))
+    parts = unserved_parts(task, available, samples)
+    return less(task, parts) if parts else task
+
+
+def unserved_parts(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> list[str]:
+    """The parts that a run leaves out, for they need a service that is not `available` and weigh nothing.
+
+    Raises ConfigError for such a part that has a weight, and for a service that nobody knows. Where `needs` is a set
+    and not {service: parts}, these are all parts that `score` does not give.
+    """
+    parts: list[str] = []
+    for service in sorted(set(task.needs) - set(available)):
+        if service not in SERVICES:
+            raise ConfigError(f"task '{task.name}' needs the service {service!r}, which is not known."
+                              f"{did_you_mean(str(service), SERVICES)} Known: {', '.join(SERVICES)}.")
+        named = task.needs.get(service, ()) if isinstance(task.needs, Mapping) else _of_the_group(task, samples)
+        for part in named:
+            if any(_values(task.weights.get(part, 0.0))):
+                raise ConfigError(f"task '{task.name}': the part '{part}' needs the service '{service}', which this "
+                                  f"run does not have. Leave the part out with task.rewards.{part}=0")
+        parts += [part for part in named if part not in parts]
+    return parts
+
+
+def _of_the_group(task: Task, samples: Sequence[Sample]) -> list[str]:
+    try:
+        own = task.score(samples[0], Answer(text=""))
+        return [part for part in task.weights if part not in own]
+    except (Exception, SystemExit):  # met again where it belongs, in scoring
+        return list(task.weights)
+
+
+def _values(weight: Any) -> list[float]:
+    return [weight] if isinstance(weight, (int, float)) else [value for _, value in weight]

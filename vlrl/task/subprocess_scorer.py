@@ -1,0 +1,258 @@
+"""A task's code in a process of its own, which is ended when it hangs (limits.score_s).
+
+    scorer = Scorer(make, seconds)      # before the model is loaded: forks the process that forks the others
+    scorer.settle("norm1000")           # make("norm1000") is the task, called in the process that scores
+    scorer(task, sample, answers, others, step, services)       # as scoring.score_all
+
+A process with the threads and locks of torch must not be forked, so one that has none of them yet is kept, asleep, with
+the task and its samples as they were then; it forks the process that scores, and another one when that was ended. The
+task's objects are shared by the fork and never sent. Only what cannot be sent (a sample with objects that cannot be
+pickled, a service) is scored in the training process, as it is without a limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import mmap
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from vlrl.monitoring.signals import STOPS
+from vlrl.task.base import Task
+from vlrl.task.scoring import Marked, Scored, score_all, watching
+from vlrl.task.services import Services
+from vlrl.types import Answer, Sample
+
+Found = tuple[Marked, dict[str, float]]
+_PLACE = struct.Struct("qq")
+"""What stands in the shared memory: how many calls of the task's code were begun, and the answers of the last one."""
+_TICK_S = 0.5
+_START_S = 60.0
+"""Seconds beyond the limit for what comes before the first call."""
+_log = logging.getLogger(__name__)
+
+
+class GivenUp(Exception):
+    """A group is given up: why."""
+
+
+class Scorer:
+    """Scores groups in a process that is ended when one call takes longer than `seconds` for each of its answers.
+
+    Of a call that hangs, or ends its process, the answer (of score_group: every answer of the group) has the reward 0
+    and an `error`; everything else is as without.
+    """
+
+    def __init__(self, make: Callable[[str], Task], seconds: float):
+        self.seconds, self._lock = seconds, threading.Lock()
+        self._convention, self._told = "", False
+        self._place = mmap.mmap(-1, _PLACE.size)
+        self._control, other = socket.socketpair()
+        self._worker: Connection | None = None
+        self._pid = 0
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # what is in its buffer would be written twice
+                stream.flush()
+        parent = os.getpid()
+        self._keeper = os.fork()
+        if not self._keeper:
+            _alone(_keep, self._control, other, make, self._place, parent)
+        other.close()
+
+    def settle(self, convention: str) -> None:
+        """How the model writes boxes, which is known once it is loaded."""
+        self._convention = convention
+
+    def __call__(self, task: Task, sample: Sample, answers: Sequence[Answer], others: Sequence[Answer], step: int,
+                 services: Services) -> Found:
+        """As scoring.score_all; one group at a time, from any thread."""
+        found: Found | str | None = None
+        if not services.given:
+            try:
+                request = pickle.dumps((sample, answers, others, step, dict(services.variants)),
+                                       pickle.HIGHEST_PROTOCOL)
+                found = self._scored(request, sample)
+            except GivenUp as given:
+                lost = Scored(dict.fromkeys(task.of(sample).weights_at(step)), None, None, str(given))
+                found = [(lost, None)] * (len(answers) + len(others)), task.of(sample).weights_at(step)
+            except Exception as error:  # whatever a task's own objects raise, and a system that forks no more
+                found = f"{type(error).__name__}: {error}"
+        if isinstance(found, str):
+            self._tell(found)
+        return found if isinstance(found, tuple) else score_all(task, sample, answers, others, step, services)
+
+    def close(self) -> None:
+        """Ends both processes."""
+        with self._lock:
+            self._end_worker()
+            if self._keeper:
+                self._control.close()
+                with contextlib.suppress(OSError):
+                    os.kill(self._keeper, signal.SIGKILL)
+                    os.waitpid(self._keeper, 0)
+                self._keeper = 0
+
+    def _tell(self, why: str) -> None:
+        if not self._told:
+            self._told = True
+            _log.warning("answers of this task are scored in the training process, where limits.score_s ends nothing: "
+                         "they cannot be sent to another one (%s)", why[:300])
+
+    def _scored(self, request: bytes, sample: Sample) -> Found | str | None:
+        """The scores; None, or why they could not be sent, where they are to be found in this process. Raises GivenUp
+        when the task hangs even where nothing of it should be called any more."""
+        refused: dict[int, str] = {}
+        with self._lock:
+            while True:
+                connection = self._ready()
+                with contextlib.suppress(OSError):  # it has died, which is seen below
+                    connection.send((refused, request))
+                answered, said, place = self._answer(connection)
+                if answered:
+                    return said
+                self._end_worker()
+                why = (f"no result within limits.score_s={self.seconds:g} s for an answer" if said is None else
+                       "the process that ran it ended")
+                _log.warning("scoring sample %r: %s; its process was started again", sample.id, why)
+                if place in refused:
+                    raise GivenUp(f"{refused[place]}, twice")
+                refused[place] = f"TimeoutError: {why}" if said is None else f"ChildProcessError: {why}"
+
+    def _answer(self, connection: Connection) -> tuple[bool, Any, int]:
+        """(True, the reply, _), or (False, None for a hang or else True, the number of the call at fault)."""
+        quiet, seen, then = 0.0, (-1, 0), time.monotonic()
+        tick = min(_TICK_S, self.seconds / 4)
+        while True:
+            try:
+                if connection.poll(tick):
+                    return True, pickle.loads(connection.recv_bytes()), 0  # of this run's own process
+            except (EOFError, OSError):
+                return False, True, self._where()[0]
+            place, now = self._where(), time.monotonic()
+            quiet = 0.0 if place != seen else quiet + min(now - then, 2 * tick)  # a stopped process does not hang
+            seen, then = place, now
+            if quiet > self.seconds * max(place[1], 1) + (0 if place[0] else _START_S):
+                return False, None, place[0]
+
+    def _where(self) -> tuple[int, int]:
+        return _PLACE.unpack_from(self._place)
+
+    def _ready(self) -> Connection:
+        _PLACE.pack_into(self._place, 0, 0, 1)
+        if self._worker is None:
+            mine, other = socket.socketpair()
+            with other:
+                socket.send_fds(self._control, [self._convention.encode() + b"\n"], [other.fileno()])
+            reply = self._control.recv(8)
+            if len(reply) < 8:
+                raise ChildProcessError("the process that starts the scoring process has gone")
+            self._worker, self._pid = Connection(mine.detach()), int.from_bytes(reply, "little")
+        return self._worker
+
+    def _end_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker:
+            worker.close()
+            for end in (os.killpg, os.kill):  # with what it has started
+                with contextlib.suppress(OSError):
+                    end(self._pid, signal.SIGKILL)
+
+
+# --- the other processes ----------------------------------------------------------------------------------------------
+
+
+def _alone(call: Callable[..., Any], *given: Any) -> None:
+    """All that a forked process does; it runs nothing that the parent has for its own end."""
+    code = 1
+    try:
+        call(*given)
+        code = 0
+    except BaseException:
+        with contextlib.suppress(Exception):
+            import traceback
+
+            traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _die_with(parent: int) -> None:
+    """Has the kernel end this process with its parent."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _keep(theirs: socket.socket, control: socket.socket, make: Callable[[str], Task], place: mmap.mmap,
+          parent: int) -> None:
+    """Forks a scoring process whenever it is asked, until nobody can ask any more."""
+    theirs.close()
+    _die_with(parent)
+    os.setsid()
+    for number in STOPS:  # what asks a run to end, Slurm each of its processes, is for the training process alone
+        signal.signal(number, lambda *_: None)  # no SIG_IGN, which programs inherit
+    gc.freeze()
+    while True:
+        text, (*handles,), _, _ = socket.recv_fds(control, 4096, 1)
+        if not handles:
+            return
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        me = os.getpid()
+        child = os.fork()
+        if not child:
+            control.close()
+            _alone(_work, Connection(handles[0]), make, text.decode().strip(), place, me)
+        os.close(handles[0])
+        control.send(child.to_bytes(8, "little"))
+
+
+def _work(connection: Connection, make: Callable[[str], Task], convention: str, place: mmap.mmap, parent: int) -> None:
+    """Scores what it is sent, until nobody sends any more."""
+    _die_with(parent)
+    os.setpgid(0, 0)
+    task = make(convention)
+    while True:
+        try:
+            refused, request = connection.recv()
+        except EOFError:
+            return
+        connection.send_bytes(_reply(task, refused, request, place))
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+
+
+def _reply(task: Task, refused: Mapping[int, str], request: bytes, place: mmap.mmap) -> bytes:
+    """The pickled scores, or None pickled: what is raised is met again in the training process, where it is seen. A
+    text instead says why the scores cannot be sent."""
+    begun = 0
+
+    def watch(answers: int) -> str | None:
+        nonlocal begun
+        begun += 1
+        _PLACE.pack_into(place, 0, begun, answers)
+        return refused.get(begun)
+
+    try:
+        sample, answers, others, step, variants = pickle.loads(request)  # of the training process
+        with watching(watch):
+            found = score_all(task, sample, answers, others, step, Services(variants))
+    except Exception:
+        return pickle.dumps(None)
+    try:
+        return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # of the task's own objects
+        return pickle.dumps(f"{type(error).__name__}: {error}")

@@ -1,0 +1,75 @@
+"""Variants of a sample: further answers drawn with other media, as `Task.variants` asks for them. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from vlrl.config.registry import failure
+from vlrl.errors import TaskError, VlrlError
+from vlrl.task.base import Task
+from vlrl.types import Media, Sample, Variant
+
+GREEDY = "greedy"
+"""Variant of the answer drawn at temperature 0 for an advantage that compares with it; stored beside the group."""
+
+
+def has_variants(task: Task) -> bool:
+    """Whether the task, or one of a mixture, says anything of variants."""
+    return any(getattr(one.variants, "__func__", None) is not Task.variants for one in task.members)
+
+
+def variants_of(task: Task, sample: Sample, n: int, step: int) -> list[Variant]:
+    """The variants of a sample in a group of `n`, those without answers left out.
+
+    Raises TaskError when `variants` fails or gives anything else, names two alike, or leaves the group without an
+    answer to the sample as it is.
+    """
+    try:
+        found = list(task.variants(sample, n, step))
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"task '{task.name}': variants of sample '{sample.id}' failed: {failure(error)}") from error
+    problem = next((p for v in found if (p := _problem(v, sample))), None) or _together(found, n)
+    if problem:
+        raise TaskError(f"task '{task.name}': variants of sample '{sample.id}' {problem}")
+    return [v for v in found if v.n]
+
+
+def seen_as(sample: Sample, variant: Variant) -> Sample:
+    """The sample with the variant's media."""
+    return replace(sample, media=tuple(variant.media))
+
+
+def trained_answers(variants: Sequence[Variant]) -> int:
+    """How many answers of a group are those of variants."""
+    return sum(v.n for v in variants if v.trained)
+
+
+def _problem(found: Any, sample: Sample) -> str | None:
+    if not isinstance(found, Variant):
+        return f"gave {type(found).__name__}, expected Variant(name=..., media=..., n=...)"
+    if not isinstance(found.name, str) or not found.name or found.name == GREEDY:
+        return f"have the name {found.name!r}, expected a text other than '{GREEDY}'"
+    if isinstance(found.n, bool) or not isinstance(found.n, int) or found.n < 0:
+        return f"want n={found.n!r} answers of '{found.name}', expected a whole number of at least 0"
+    media = found.media
+    if not isinstance(media, (list, tuple)) or not all(isinstance(m, Media) for m in media):
+        return f"give '{found.name}' media of type {type(media).__name__}, expected a tuple of Media"
+    if [m.kind for m in media] != [m.kind for m in sample.media]:
+        return (f"give '{found.name}' {[m.kind for m in media]}, where the sample has "
+                f"{[m.kind for m in sample.media]}: the question has a place for each of these")
+    return None
+
+
+def _together(found: Sequence[Variant], n: int) -> str | None:
+    names = [v.name for v in found]
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        return f"name '{twice}' twice"
+    if trained_answers(found) >= n:
+        return (f"are to be trained with {trained_answers(found)} answers, which leaves none of "
+                f"rollout.group_size={n} for the sample as it is: raise it, or ask for fewer")
+    return None

@@ -1,0 +1,111 @@
+"""What every task must keep, as a check: for `vlrl tasks check` and for tests.
+
+    from vlrl import contract
+    from vlrl.task import load
+
+    def test_the_contract():
+        contract.assert_ok(load("count.py:CountCircles"))
+
+Samples: unique ids, the same every time and in every process, train and held-out apart, JSON-able rows, loadable media;
+those that a task makes with knobs too, anywhere inside their bounds.
+Scoring: never raises, stays finite and bounded and fast whatever the text; the perfect answer earns the most, in every
+coordinate convention; the prompt mentions the tags that it needs; answers that are no answer do not pay
+(`contract.cheats`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import cycle
+
+from vlrl.config.registry import prints_aside
+from vlrl.task import Task
+from vlrl.testing.answers import (
+    check_best,
+    check_format,
+    check_groups,
+    check_oracle,
+    check_texts,
+    oracle_of,
+    try_answer,
+    unpaid_parts,
+    wrapped,
+)
+from vlrl.testing.cheats import CheatRow, check_cheats, with_template
+from vlrl.testing.findings import Finding, Findings
+from vlrl.testing.samples import check_samples
+from vlrl.types import Sample
+
+__all__ = ["CheatRow", "Finding", "Report", "assert_ok", "check", "examine", "try_text"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What an examination found."""
+
+    task: str
+    samples: int
+    """Training samples that were looked at, those made with knobs included."""
+    findings: tuple[Finding, ...]
+    cheats: tuple[CheatRow, ...]
+    notes: tuple[str, ...]
+    """What could not be checked, and why."""
+
+
+def check(task: Task, samples: int = 20, processes: int = 2) -> list[Finding]:
+    """Everything that is wrong with a task; empty for a sound one. See `examine`."""
+    return list(examine(task, samples, processes).findings)
+
+
+def assert_ok(task: Task, samples: int = 20, processes: int = 2) -> None:
+    """Raises AssertionError that lists what `check` found."""
+    found = check(task, samples, processes)
+    if found:
+        raise AssertionError(f"task '{task.name}' breaks the contract:\n" + "\n".join(map(str, found)))
+
+
+@prints_aside()
+def examine(task: Task, samples: int = 20, processes: int = 2) -> Report:
+    """Checks a task on up to `samples` samples of each split.
+
+    The samples are also compared with those of so many fresh `processes`, each with another hash seed.
+
+    Raises ConfigError and DataError for what is wrong with the settings or the data file rather than with the task.
+    """
+    found, rows = Findings(), []
+    chosen = check_samples(task, found, samples, processes)
+    if chosen:
+        visits = [with_template(s, t) for s, t in zip(chosen, cycle(task.templates), strict=False)]
+        check_texts(task, visits, found)
+        check_oracle(task, visits, found)
+        check_format(task, visits[:max(4, len(task.templates))], found)
+        unpaid_parts(task, visits, found)
+        check_groups(task, visits[0], ["", "junk", *wrapped(oracle_of(task, visits[0], found) or "1"), "junk"], found)
+        for template in task.templates:
+            rows += judge_cheats(task, [with_template(s, template) for s in chosen], found,
+                                 template if len(task.templates) > 1 else "")
+    return Report(task=task.name, samples=len(chosen), findings=tuple(found.all()), cheats=tuple(rows),
+                  notes=tuple(found.notes))
+
+
+def try_text(task: Task, sample: Sample, text: str) -> list[Finding]:
+    """What is wrong with how the task handles one text; for property tests."""
+    found = Findings()
+    try_answer(task, sample, text, found)
+    return found.all()
+
+
+def judge_cheats(task: Task, samples: list[Sample], found: Findings, template: str = "") -> list[CheatRow]:
+    """Compares the perfect answers of samples of one template with everything else that could pay."""
+    known = [(s, text) for s in samples if (text := oracle_of(task, s, found)) is not None]
+    others = list(dict.fromkeys(text for _, text in known))[:10]
+    scored = [(s, text, reward) for s, text in known
+              if (reward := check_best(task, s, text, [o for o in others if o != text], found)) is not None]
+    if not scored:
+        return []
+    most = max(reward for _, _, reward in scored)
+    for sample, text, reward in scored:
+        if reward < 0.5 * most:
+            found.add("oracle", f"the perfect answer earns {reward:.4g}, on other samples up to {most:.4g}", sample.id,
+                      text)
+    return check_cheats(task, [s for s, _, _ in scored], [(text, r) for _, text, r in scored], found, template)

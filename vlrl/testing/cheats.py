@@ -1,0 +1,248 @@
+"""Answers that must not pay: tried on every task, and compared with the perfect answer and with what chance gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from vlrl.config.registry import failure
+from vlrl.task import Task
+from vlrl.testing.answers import answer_of, quick_reward
+from vlrl.testing.findings import Findings
+from vlrl.training.preflight import prompt_text
+from vlrl.types import Sample
+
+CLEAR = 0.8
+"""A cheat may earn at most this share of the way from a wrong well-formed answer to the perfect one."""
+MARGIN = 0.15
+"""How far above the best constant answer a constant cheat may lie, on the same scale."""
+_CANDIDATES = 40
+
+Text = str | tuple[str, ...]
+"""One answer, or several of which the one that pays least counts."""
+
+
+@dataclass(frozen=True)
+class CheatRow:
+    """What one cheat earns over the samples, in its form that pays most."""
+
+    name: str
+    mean: float
+    most: float
+    at_full: float
+    """Share of the samples on which it earns as much as the perfect answer."""
+    text: str
+    """The answer on the first sample."""
+    template: str = ""
+    """The prompt template, when the task has several."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a cheat is made from."""
+
+    task: Task
+    sample: Sample
+    right: str
+    """What the perfect answer says at its end."""
+    wrong: str
+    """What that of another sample says."""
+    candidates: Sequence[str]
+    """What perfect answers say, over all samples."""
+
+
+def _forms(text: str) -> list[Text]:
+    return [text, f"<answer>{text}</answer>", f"<think></think><answer>{text}</answer>", f"\\boxed{{{text}}}"]
+
+
+def _silence(case: Case) -> list[Text]:
+    return ["", " ", "<think></think>", "<think></think><answer></answer>", "<answer> </answer>", "\\boxed{}"]
+
+
+def _refusing(case: Case) -> list[Text]:
+    return [form for text in ("I cannot answer that.", "unknown", "N/A", "The answer is above.")
+            for form in _forms(text)]
+
+
+def _copied_prompt(case: Case) -> list[Text]:
+    return _forms(prompt_text(case.task.messages(case.sample)))
+
+
+def _all_options(case: Case) -> list[Text]:
+    options = next((case.sample.get(key) for key in ("options", "labels") if case.sample.get(key)), None)
+    if not isinstance(options, (list, tuple)):
+        return []
+    names = [str(option) for option in options]
+    return [form for mark in (", ", "\n", " ") for form in _forms(mark.join(names))]
+
+
+def _everything(case: Case) -> list[Text]:
+    """All answers that are ever right, in one."""
+    many = list(case.candidates)
+    if len(many) < 2:
+        return []
+    each = ["".join(f"<answer>{c}</answer>" for c in many), " ".join(f"\\boxed{{{c}}}" for c in many),
+            f"<think></think>{''.join(f'<answer>{c}</answer>' for c in many)}"]
+    return [*each, *(form for mark in (", ", "\n", " ", " or ") for form in _forms(mark.join(many)))]
+
+
+def _every_digit(case: Case) -> list[Text]:
+    return [form for mark in (" ", ", ", "") for form in _forms(mark.join("0123456789"))]
+
+
+def _every_letter(case: Case) -> list[Text]:
+    return [form for text in ("A, B, C, D, E", "A B C D", "ABCD", "yes, no", "yes no", "no yes")
+            for form in _forms(text)]
+
+
+def _whole_image(case: Case) -> list[Text]:
+    width, height = (case.sample.get(side) for side in ("width", "height"))
+    if not width or not height:
+        return []
+    box = case.task.coordinates.from_original(case.sample, [0.0, 0.0, width, height])
+    return [form for text in (str(box), f'[{{"bbox_2d": {box}, "label": "object"}}]') for form in _forms(text)]
+
+
+def _many_boxes(case: Case) -> list[Text]:
+    width, height = (case.sample.get(side) for side in ("width", "height"))
+    if not width or not height:
+        return []
+    to = case.task.coordinates.from_original
+    cells = [[x * width / 8, y * height / 8, (x + 2) * width / 8, (y + 2) * height / 8]
+             for x in range(7) for y in range(7)]
+    return _forms(", ".join(str(to(case.sample, cell)) for cell in cells))
+
+
+def _hidden(case: Case) -> list[Text]:
+    """The right answer in the reasoning, and another one at the end."""
+    right, wrong = case.right, case.wrong
+    return [f"<think>{right}</think><answer>{wrong}</answer>", f"<think>{right}</think>{wrong}",
+            f"<think><answer>{right}</answer></think><answer>{wrong}</answer>",
+            f"<think>\\boxed{{{right}}}</think><answer>{wrong}</answer>",
+            f"<think>\\boxed{{{right}}}</think>\\boxed{{{wrong}}}", f"<think>{right}",
+            f"<think>{right}</think><answer></answer>"]
+
+
+def _two_answers(case: Case) -> list[Text]:
+    """Right and wrong together, in both orders: one order may pay, not both."""
+    pairs = [(case.right, case.wrong), (case.wrong, case.right)]
+    joins: list[Callable[[str, str], str]] = [
+        "{}, {}".format, "{} or {}".format, "<answer>{}, {}</answer>".format, "<answer>{}</answer><answer>{}</answer>"
+        .format, "<think></think><answer>{}</answer><answer>{}</answer>".format,
+        "<think></think><answer>{} or {}</answer>".format, "\\boxed{{{}}} \\boxed{{{}}}".format]
+    return [tuple(join(a, b) for a, b in pairs) for join in joins]
+
+
+CONSTANT: dict[str, Callable[[Case], list[Text]]] = {
+    "silence": _silence, "refusing": _refusing, "copied prompt": _copied_prompt, "all options": _all_options,
+    "all answers in one": _everything, "every digit": _every_digit, "every letter": _every_letter,
+    "whole image": _whole_image, "many boxes": _many_boxes}
+"""Cheats that need no look at the picture: they must not beat the best constant answer."""
+KNOWING: dict[str, Callable[[Case], list[Text]]] = {"hidden in the reasoning": _hidden, "two answers": _two_answers}
+"""Cheats that hold the right answer without giving it."""
+NAMES = (*CONSTANT, *KNOWING, "best constant answer")
+"""Names of the cheats that are tried on every task."""
+
+
+def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[str, float]], found: Findings,
+                 template: str = "") -> list[CheatRow]:
+    """Tries every cheat on samples of one template; `oracles` has each sample's perfect answer and its reward."""
+    cases = _cases(task, samples, [text for text, _ in oracles])
+    best = [reward for _, reward in oracles]
+    texts = list(dict.fromkeys(text for text, _ in oracles))[:_CANDIDATES]
+    foreign = [[quick_reward(task, s, t, found) for s in samples] for t in texts]
+    low = [min([column[i] for text, column in zip(texts, foreign, strict=True) if text != own] or [0.0])
+           for i, (own, _) in enumerate(oracles)]
+    scale = _mean(best) - _mean(low)
+    if scale <= 0:
+        found.add("oracle", f"perfect answers earn {_mean(best):.3g} in the mean, no more than those of other samples "
+                  f"({_mean(low):.3g})", samples[0].id, oracles[0][0])
+        return []
+    limits = {"clear": _mean(low) + CLEAR * scale, "chance": float("inf")}
+    rows = []
+    if len(texts) > 1:
+        rewards = max(foreign, key=_mean)
+        rows.append(_row("best constant answer", rewards, best, texts[foreign.index(rewards)], template))
+        limits["chance"] = rows[0].mean + MARGIN * scale
+    else:
+        found.note("constant answers were not judged: all samples seen have the same perfect answer")
+    named = {**KNOWING, **(CONSTANT if len(texts) > 1 else {})}
+    for name, make in named.items():
+        rows += _best_form(task, cases, name, make, best, found, template)
+    own, honest = _own(task, cases, best, found, template)
+    rows = [row for row in (*rows, *own) if row.name not in honest]
+    for row in rows:
+        _judge(row, _mean(best), limits, found, samples[0].id)
+    return [_row("perfect answer", best, best, oracles[0][0], template), *rows]
+
+
+def _cases(task: Task, samples: Sequence[Sample], oracles: Sequence[str]) -> list[Case]:
+    finals = [answer_of(text).final for text in oracles]
+    candidates = list(dict.fromkeys(finals))[:_CANDIDATES]
+    return [Case(task, sample, right, next((c for c in candidates if c != right), "unknown"), candidates)
+            for sample, right in zip(samples, finals, strict=True)]
+
+
+def _best_form(task: Task, cases: Sequence[Case], name: str, make: Callable[[Case], list[Text]],
+               best: Sequence[float], found: Findings, template: str) -> list[CheatRow]:
+    """The row of the form that pays most over the samples that have this cheat; none when no sample has."""
+    try:
+        made = [(i, make(case)) for i, case in enumerate(cases)]
+    except Exception as error:  # coordinates of a row without sizes
+        found.note(f"cheat '{name}' was not tried: {failure(error)}")
+        return []
+    made = [(i, forms) for i, forms in made if forms]
+    if not made:
+        return []
+    rows = []
+    for number in range(min(len(forms) for _, forms in made)):
+        rewards = [_paid(task, cases[i].sample, forms[number], found) for i, forms in made]
+        shown = made[0][1][number]
+        rows.append(_row(name, rewards, [best[i] for i, _ in made], shown if isinstance(shown, str) else shown[0],
+                         template))
+    return [max(rows, key=lambda row: row.mean)]
+
+
+def _own(task: Task, cases: Sequence[Case], best: Sequence[float], found: Findings,
+         template: str) -> tuple[list[CheatRow], set[str]]:
+    """The cheats that the task itself names, and the names that it calls honest answers (for its first sample)."""
+    texts: dict[str, dict[int, str]] = {}
+    honest: set[str] = set()
+    for i, case in enumerate(cases):
+        with found.guard("cheats", "cheats", case.sample.id):
+            for name, text in task.cheats(case.sample).items():
+                if text is not None:
+                    texts.setdefault(name, {})[i] = text
+                elif i == 0:
+                    honest.add(name)
+    rows = [_row(name, [quick_reward(task, cases[i].sample, text, found) for i, text in given.items()],
+                 [best[i] for i in given], next(iter(given.values())), template) for name, given in texts.items()]
+    return rows, honest
+
+
+def _judge(row: CheatRow, best: float, limits: Mapping[str, float], found: Findings, sample: str) -> None:
+    what = f"'{row.name}' earns {row.mean:.3g} in the mean"
+    if row.mean > limits["clear"] + 1e-9:
+        found.add("cheat", f"{what}, where the perfect answer earns {best:.3g}", sample, row.text,
+                  most=len(NAMES))
+    elif row.name in CONSTANT and row.mean > limits["chance"] + 1e-9:
+        found.add("cheat", f"{what}, more than the best constant answer can ({limits['chance']:.3g} with some room)",
+                  sample, row.text, most=len(NAMES))
+
+
+def _paid(task: Task, sample: Sample, text: Text, found: Findings) -> float:
+    return min(quick_reward(task, sample, t, found) for t in ((text,) if isinstance(text, str) else text))
+
+
+def _row(name: str, rewards: Sequence[float], best: Sequence[float], text: str, template: str) -> CheatRow:
+    full = [r >= b - 1e-6 for r, b in zip(rewards, best, strict=True)]
+    return CheatRow(name, _mean(rewards), max(rewards), _mean(full), text, template)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def with_template(sample: Sample, template: str) -> Sample:
+    """The sample under one of the task's templates."""
+    return replace(sample, prompt=template)

@@ -1,0 +1,114 @@
+"""What a check found, and how the rewards of texts are taken while checking."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vlrl.config.registry import failure
+from vlrl.errors import TaskError
+from vlrl.task import Task
+from vlrl.training.preflight import part_weights
+
+_SHOWN = 3
+"""Findings of one check that are kept; further ones are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong with a task."""
+
+    check: str
+    """Short name of what was checked, e.g. "oracle"."""
+    message: str
+    sample: str = ""
+    """Id of the sample; empty when it is not about one."""
+    text: str = ""
+    """The answer that shows it, shortened."""
+    more: int = 0
+    """Further findings of the same check that are not listed."""
+
+    def __str__(self) -> str:
+        where = f"sample {self.sample!r}: " if self.sample else ""
+        shown = f"  answer: {self.text}" if self.text else ""
+        more = f"  (and {self.more} more)" if self.more else ""
+        return f"{self.check}: {where}{self.message}{shown}{more}"
+
+
+@dataclass
+class Findings:
+    """Collects findings, a few of each check, and notes: what was left out and why."""
+
+    found: dict[str, list[Finding]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, check: str, message: str, sample: str = "", text: str | None = None, most: int = _SHOWN) -> None:
+        """Keeps a finding, once, or counts it when there are `most` of this check."""
+        listed = self.found.setdefault(check, [])
+        new = Finding(check=check, message=message[:500], sample=sample, text="" if text is None else shorten(text))
+        if new in listed:  # under several templates
+            return
+        if len(listed) < most:
+            listed.append(new)
+        else:
+            listed[-1] = replace(listed[-1], more=listed[-1].more + 1)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def all(self) -> list[Finding]:
+        return [f for listed in self.found.values() for f in listed]
+
+    @contextmanager
+    def guard(self, check: str, doing: str, sample: str = "", text: str | None = None) -> Iterator[None]:
+        """What the task's code raises inside becomes a finding."""
+        try:
+            yield
+        except TaskError as error:
+            self.add(check, str(error), sample, text)
+        except (Exception, SystemExit) as error:
+            self.add(check, f"{doing} raised {failure(error)}", sample, text)
+
+
+def shorten(text: str) -> str:
+    """A text as Python would write it, its middle left out when it is long."""
+    shown = ascii(text)
+    return shown if len(shown) <= 120 else f"{shown[:80]}...{shown[-20:]} ({len(text)} characters)"
+
+
+def full_marks(task: Task) -> float:
+    """The reward of an answer whose parts of positive weight are all 1 and the others 0."""
+    return reward_of(task, {name: float(w > 0) for name, w in part_weights(task).items()})
+
+
+def reward_of(task: Task, parts: Mapping[str, float | None]) -> float:
+    """The reward of parts; those that cannot be scored count nothing."""
+    return float(task.combine({k: v for k, v in parts.items() if v is not None}, part_weights(task)))
+
+
+class TooSlow(BaseException):
+    """The time limit was reached; no Exception, so that a scorer's own `except` does not hide it."""
+
+
+def timed(call: Callable[[], Any], limit: float) -> tuple[Any, float]:
+    """The result of a call and its CPU seconds. Raises TooSlow after `limit` of them, in the main thread of a Unix."""
+    started = time.process_time()
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        return call(), time.process_time() - started
+
+    def stop(*_: Any) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, limit)
+    try:
+        return call(), time.process_time() - started
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

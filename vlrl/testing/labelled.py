@@ -1,0 +1,144 @@
+"""A verifier against answers that people judged: its false positives and false negatives.
+
+    {"id": "train-3", "answer": "<answer>4</answer>", "correct": true}
+    {"sample": {"id": "7", "image": "7.jpg", "label": "cat"}, "answer": "a cat", "correct": false, "part": "accuracy"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlrl.config.registry import prints_aside
+from vlrl.data import SPLITS, read_rows
+from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
+from vlrl.task import Task, task_samples
+from vlrl.task.scoring import score_group
+from vlrl.testing.answers import answer_of
+from vlrl.testing.findings import shorten
+from vlrl.training.build_task import sample_from
+from vlrl.training.preflight import part_weights
+from vlrl.types import Sample
+
+THRESHOLD = 0.5
+"""A part of at least this is the verifier's "correct"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """One answer that the verifier judges otherwise than people did."""
+
+    line: int
+    """Number of the row in the file, from 1."""
+    sample: str
+    answer: str
+    """Shortened."""
+    part: str
+    value: float
+    correct: bool
+    """As labelled: False makes it a false positive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """How well the verifier agrees with the labels."""
+
+    correct: int
+    """Answers labelled correct."""
+    wrong: int
+    """Answers labelled wrong."""
+    mistakes: tuple[Mistake, ...]
+
+    @property
+    def false_positives(self) -> tuple[Mistake, ...]:
+        """Wrong answers that pay."""
+        return tuple(m for m in self.mistakes if not m.correct)
+
+    @property
+    def false_negatives(self) -> tuple[Mistake, ...]:
+        """Correct answers that do not pay."""
+        return tuple(m for m in self.mistakes if m.correct)
+
+
+@prints_aside()
+def judge(task: Task, file: Path) -> Verdict:
+    """Scores every labelled answer of a file; a part of at least .5 counts as "correct".
+
+    The part is the row's `part`, else the one of the largest weight. Raises DataError naming file and row.
+    """
+    rows = read_rows(file)
+    if not rows:
+        raise DataError(f"{file} has no rows; each is {{\"id\" or \"sample\", \"answer\": text, \"correct\": true}}")
+    samples = _by_id(task, {str(row.get("id")) for row in rows if "sample" not in row})
+    mistakes, correct = [], 0
+    for number, row in enumerate(rows, 1):
+        try:
+            mistake = _judged(task, row, samples, file.parent, number)
+        except DataError as error:
+            raise DataError(f"{file}, row {number}: {error}") from None
+        correct += row["correct"]
+        mistakes += [mistake] if mistake else []
+    return Verdict(correct=correct, wrong=len(rows) - correct, mistakes=tuple(mistakes))
+
+
+def _judged(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample], root: Path, number: int
+            ) -> Mistake | None:
+    text, label = row.get("answer"), row.get("correct")
+    if not isinstance(text, str):
+        raise DataError(f"answer={shorten(str(text))} must be a text")
+    if not isinstance(label, bool):
+        raise DataError(f"correct={label!r} must be true or false")
+    sample = _sample(task, row, samples, root)
+    part = _part(task, row)
+    (scored,) = score_group(task, sample, [answer_of(text)], step=0)
+    value = scored.parts.get(part)
+    if value is None:
+        raise DataError(f"the part '{part}' cannot be scored here")
+    if (value >= THRESHOLD) is label:
+        return None
+    return Mistake(line=number, sample=sample.id, answer=shorten(text), part=part, value=value, correct=label)
+
+
+def _part(task: Task, row: Mapping[str, Any]) -> str:
+    weights = part_weights(task)
+    part = row.get("part") or max(weights, key=lambda name: weights[name], default="")
+    if part not in weights:
+        raise DataError(f"part={part!r} is none of this task's parts: {', '.join(weights)}."
+                        f"{did_you_mean(str(part), weights)}")
+    return part
+
+
+def _sample(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample], root: Path) -> Sample:
+    if "sample" in row:
+        if not isinstance(row["sample"], dict):
+            raise DataError("sample must be a row of the task, as a JSON object")
+        return sample_from(task, row["sample"], root)
+    found = samples.get(str(row.get("id")))
+    if found is None:
+        raise DataError(f"id={row.get('id')!r} is no sample of train or heldout; give the whole row as 'sample'")
+    return found
+
+
+def _by_id(task: Task, wanted: Iterable[str]) -> dict[str, Sample]:
+    """The samples of these ids, looked for in the splits one after another."""
+    missing, out = set(wanted), {}
+    for split in SPLITS:
+        if not missing:
+            break
+        try:
+            samples = task_samples(task, split)
+        except ConfigError:
+            continue
+        for i in range(len(samples)):
+            if not missing:
+                break
+            try:
+                sample = samples[i]
+            except VlrlError:
+                continue
+            if sample.id in missing:
+                missing.discard(sample.id)
+                out[sample.id] = sample
+    return out

@@ -1,0 +1,222 @@
+"""Rewards -> advantages: shaping, the KL in the reward, the advantage, and which rollouts are trained on.
+
+What the functions look at is gathered over all processes, in the order of the groups' numbers, so that a step of
+several processes gives each rollout what a step of one does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlrl.algo.algorithm import Algorithm
+from vlrl.algo.inputs import Scores
+from vlrl.algo.named import Bound
+from vlrl.config.registry import failure
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
+from vlrl.errors import ConfigError, VlrlError, did_you_mean
+from vlrl.models.policy import Policy
+from vlrl.models.reference import Reference
+from vlrl.task import Task
+from vlrl.task.variants import GREEDY
+from vlrl.types import Completion, Group, Rollout
+
+
+class Credit:
+    """Gives every rollout of a step its advantage.
+
+    The stored reward stays what the task paid; shaping and KL are seen in the advantage alone. Raises ConfigError when
+    an option names a reward part that the task does not have.
+    """
+
+    def __init__(self, algorithm: Algorithm, config: Config, policy: Policy | None = None,
+                 task: Task | None = None):
+        self.algorithm, self.config = algorithm, config
+        in_reward = config.algo.kl_coef > 0 and config.algo.kl_in == "reward"
+        self.reference = Reference(policy, config) if in_reward and policy else None
+        self._metrics: dict[str, float] = {}
+        if task is not None:
+            _check_parts(algorithm, task)
+
+    def __call__(self, groups: Sequence[Group], step: int) -> list[Group]:
+        """This process's groups with an advantage on every rollout; called on every process at the same time."""
+        functions = [*self.algorithm.shaping, self.algorithm.advantage, self.algorithm.batch]
+        needs = frozenset[str]().union(*(f.requires for f in functions))
+        kl = self._kl(groups) if self.reference else None
+        own = [_facts(g, needs, kl[i] if kl else None) for i, g in enumerate(groups)]
+        gathered = [own] if all("local" in f.requires for f in functions) else comm.gather(own)
+        everyone = sorted((f for part in gathered for f in part), key=lambda f: f.id)
+        found = comm.together(lambda: self._found(everyone, step))
+        mine = {g.id for g in groups}
+        self._measure(own, [shaped for (id, _), (*_, shaped) in found.items() if id in mine])
+        return [replace(g, rollouts=tuple(_credited(r, *found[g.id, i][:2]) for i, r in enumerate(g.rollouts)))
+                for g in groups]
+
+    def _found(self, everyone: Sequence[_Facts], step: int) -> dict[tuple[str, int], tuple[Any, bool, float]]:
+        """Advantage, whether it is trained on, and shaped reward of each rollout, by group and place in it."""
+        if not everyone:
+            return {}
+        s = self._shaped(_scores(everyone, self.config.rollout.max_new_tokens, self.algorithm.kl.value, step))
+        trained = _applied("algo.batch", self.algorithm.batch, s).tolist()
+        values = zip(self._advantages(s, everyone), trained, s.rewards.tolist(), strict=True)
+        return dict(zip([(f.id, i) for f in everyone for i in range(len(f.rewards))], values, strict=True))
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last call, over all processes: reward/shaped with a shaping, kl where it is in the reward."""
+        return self._metrics
+
+    def _shaped(self, s: Scores) -> Scores:
+        for i, shape in enumerate(self.algorithm.shaping):
+            s = replace(s, rewards=_applied(f"algo.shaping.{i}", shape, s))
+        return s
+
+    def _advantages(self, s: Scores, everyone: Sequence[_Facts]) -> Sequence[float | np.ndarray]:
+        if self.reference and not s.kl:
+            penalty = torch.tensor([k for f in everyone for k in f.kl_sums], dtype=torch.float64)
+            s = replace(s, rewards=s.rewards - s.kl_coef * penalty)
+        found = _applied("algo.advantage", self.algorithm.advantage, s)
+        return found.tolist() if isinstance(found, torch.Tensor) else [np.asarray(a) for a in found]
+
+    def _kl(self, groups: Sequence[Group]) -> list[list[np.ndarray]]:
+        """[group][rollout] -> [T] log p(sampler) - log p(reference), at the temperature that sampled.
+
+        0 where the engine does not know the log-probability of a token (NaN). An answer that is trained under another
+        prompt than it was drawn with is read under that one by both.
+        """
+        assert self.reference
+        at, rollouts = self.algorithm.temperature, [(g, r) for g in groups for r in g.rollouts]
+        prompts = [r.train_prompt or g.prompt for g, r in rollouts]
+        answers = [r.completion.tokens for _, r in rollouts]
+        reference = self.reference.logprobs(prompts, answers, at)
+        sampled = [r.completion.logprobs for _, r in rollouts]
+        moved = [i for i, (_, r) in enumerate(rollouts) if r.train_prompt is not None]
+        if any(comm.gather(bool(moved))):
+            read = self.reference.logprobs([prompts[i] for i in moved], [answers[i] for i in moved], at, own=True)
+            for i, values in zip(moved, read, strict=True):
+                sampled[i] = values
+        found = iter([np.where(np.isnan(a), 0.0, a.astype(np.float64) - b)
+                      for a, b in zip(sampled, reference, strict=True)])
+        return [[next(found) for _ in g.rollouts] for g in groups]
+
+    def _measure(self, own: Sequence[_Facts], shaped: Sequence[float]) -> None:
+        self._metrics = {}
+        if self.algorithm.shaping:
+            known = [r for r in shaped if not math.isnan(r)]
+            total, count = comm.total(sum(known), float(len(known)))
+            self._metrics["reward/shaped"] = total / max(count, 1.0)
+        if self.reference:
+            total, count = comm.total(sum(k for f in own for k in f.kl_sums), sum(n for f in own for n in f.lengths))
+            self._metrics["kl"] = total / max(count, 1.0)
+
+
+def credit(groups: Sequence[Group], advantage: Any) -> list[Group]:
+    """The groups of this process with a function's advantage on every rollout, with no shaping and no KL."""
+    s = _scores([_facts(g, frozenset({"tokens", "texts"}), None) for g in groups], 0, 0.0, 0)
+    found = iter(np.asarray(a) for a in advantage(s))
+    return [replace(g, rollouts=tuple(_credited(r, next(found), True) for r in g.rollouts)) for g in groups]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Facts:
+    """What the functions look at of one group; rollouts in order."""
+
+    id: str
+    task: str
+    weights: Mapping[str, float]
+    greedy: float
+    rewards: Sequence[float]
+    lengths: Sequence[float]
+    truncated: Sequence[bool]
+    parts: Sequence[Mapping[str, float | None]]
+    outcome: Sequence[bool]
+    kl_sums: Sequence[float] = ()
+    tokens: Sequence[np.ndarray] = ()
+    masks: Sequence[np.ndarray] = ()
+    kl: Sequence[np.ndarray] = ()
+    texts: Sequence[str] = ()
+
+
+def _facts(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None) -> _Facts:
+    """The arrays that no function requires are left out: they would travel between processes."""
+    rollouts, masks = group.rollouts, [r.completion.loss_mask for r in group.rollouts]
+    greedy = next((r.reward for r in group.aside if r.variant == GREEDY), None)
+    return _Facts(
+        id=group.id, task=group.task, weights=dict(group.weights), greedy=_number(greedy),
+        rewards=[_number(r.reward) for r in rollouts], lengths=[float(_written(r.completion)) for r in rollouts],
+        truncated=[r.completion.truncated for r in rollouts], parts=[dict(r.parts) for r in rollouts],
+        outcome=[bool(r.correct) for r in rollouts],
+        kl_sums=[float(k[m].sum()) for k, m in zip(kl, masks, strict=True)] if kl is not None else (),
+        tokens=[r.completion.tokens for r in rollouts] if "tokens" in needs else (),
+        masks=masks if "tokens" in needs else (), kl=kl if kl is not None and "token_kl" in needs else (),
+        texts=[r.completion.text for r in rollouts] if "texts" in needs else ())
+
+
+def _written(completion: Completion) -> int:
+    """Tokens that the model wrote; of an answer in parts, the masked ones of earlier steps included."""
+    start = completion.turns[-1].start if completion.turns else 0
+    earlier = sum(t.end - t.start for t in completion.turns[:-1] if t.role == "assistant")
+    return earlier + int(completion.loss_mask[start:].sum())
+
+
+def _scores(groups: Sequence[_Facts], max_length: int, kl_coef: float, step: int) -> Scores:
+    names = sorted({g.task for g in groups})
+    parts = sorted({name for g in groups for p in g.parts for name in p})
+    sizes = torch.tensor([len(g.rewards) for g in groups])
+
+    def numbers(values: Any) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=torch.float64)
+
+    return Scores(
+        rewards=numbers(r for g in groups for r in g.rewards), group=torch.arange(len(groups)).repeat_interleave(sizes),
+        lengths=numbers(n for g in groups for n in g.lengths),
+        task=torch.tensor([names.index(g.task) for g in groups], dtype=torch.int64).repeat_interleave(sizes),
+        task_names=names, parts={k: numbers(_number(p.get(k)) for g in groups for p in g.parts) for k in parts},
+        part_weights={k: numbers(g.weights.get(k, 0.0) for g in groups for _ in g.parts) for k in parts},
+        outcome=torch.tensor([c for g in groups for c in g.outcome], dtype=torch.bool),
+        greedy=numbers(g.greedy for g in groups for _ in g.rewards),
+        truncated=torch.tensor([t for g in groups for t in g.truncated], dtype=torch.bool),
+        tokens=[t for g in groups for t in g.tokens], masks=[m for g in groups for m in g.masks],
+        kl=[k for g in groups for k in g.kl], texts=[t for g in groups for t in g.texts], kl_coef=kl_coef,
+        max_length=max_length, step=step)
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def _credited(rollout: Rollout, advantage: float | np.ndarray, trained: bool) -> Rollout:
+    own = float(advantage) if np.ndim(advantage) == 0 else np.asarray(advantage)
+    return replace(rollout, advantage=own, trained=trained)
+
+
+def _applied(setting: str, function: Bound, s: Scores) -> Any:
+    """What the function makes of the rollouts. Raises ConfigError naming the setting when it fails, or gives anything
+    but a value for each of them."""
+    try:
+        found = function(s)
+        count = len(found)
+    except VlrlError:
+        raise
+    except Exception as error:  # anyone's code
+        raise ConfigError(f"{setting}={function.name!r}: {failure(error)}") from error
+    if count != len(s.rewards):
+        raise ConfigError(f"{setting}={function.name!r} gave {count} values for {len(s.rewards)} rollouts")
+    return found
+
+
+def _check_parts(algorithm: Algorithm, task: Task) -> None:
+    """Raises ConfigError where an option names a reward part that the task, or one of a mixture, does not have."""
+    named = {"algo.advantage": algorithm.advantage, "algo.batch": algorithm.batch,
+             **{f"algo.shaping.{i}": shape for i, shape in enumerate(algorithm.shaping)}}
+    for setting, function in named.items():
+        part: Any = function.options.get("part")
+        for one in task.members if part else ():
+            if part not in (known := one.weights_at(0)):
+                raise ConfigError(f"{setting}.part={part!r}: task '{one.name}' has no such reward part."
+                                  f"{did_you_mean(part, known)} Its parts: {', '.join(known)}")

@@ -1,0 +1,281 @@
+"""Config -> the parts of a run. Everything that is chosen by name or read from disk is chosen or read here."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import random
+import shutil
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
+from PIL import Image
+
+from vlrl import curriculum
+from vlrl.algo.algorithm import Algorithm
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
+from vlrl.distributed.rank_monitor import GRACE
+from vlrl.engine.base import Engine
+from vlrl.engine.copied import CopiedEngine
+from vlrl.engine.hf import HFEngine
+from vlrl.errors import ConfigError
+from vlrl.models import deepspeed, fsdp, policy
+from vlrl.models.policy import Policy
+from vlrl.models.processing import Encoder
+from vlrl.models.reference import Reference
+from vlrl.monitoring.metrics import Clock
+from vlrl.rollout.group_source import async_source, partial
+from vlrl.rollout.group_source.async_source import Pipelined
+from vlrl.rollout.group_source.eepo import Forgetting
+from vlrl.rollout.group_source.group_source import GroupSource
+from vlrl.rollout.group_source.prefetch import Prefetcher
+from vlrl.rollout.group_source.prompt_angle import Angles
+from vlrl.task import Task, task_samples
+from vlrl.task.scoring import score_all
+from vlrl.task.services import SERVICES, served
+from vlrl.task.subprocess_scorer import Scorer
+from vlrl.training import preflight
+from vlrl.training.advantages import Credit
+from vlrl.training.build_task import make_task, settle_coordinates
+from vlrl.training.update import make_optimizer
+from vlrl.types import Media, Sample
+
+_log = logging.getLogger(__name__)
+
+OFFERED = ("reference_logprobs",)
+"""The services that a run has."""
+
+
+@dataclass
+class Parts:
+    """What the loop works with."""
+
+    config: Config
+    task: Task
+    policy: Policy
+    encode: Encoder
+    prefetch: Prefetcher
+    engine: Engine
+    source: GroupSource
+    credit: Credit
+    optimizer: torch.optim.Optimizer
+    algorithm: Algorithm
+    clock: Clock
+    scorer: Scorer | None = None
+    warnings: Sequence[str] = ()
+    """What the checks of the first samples found that does not stop a run; on the main process."""
+
+
+def make_accelerator(config: Config) -> Accelerator:
+    """The accelerator: device and trackers. Starts the process group under torchrun or accelerate.
+
+    NCCL ends the process by itself, without a word on the others, and so gets a later time-out than the roll call.
+    """
+    check_trackers(config)
+    on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    folder, limit = config.run.dir, config.limits.collective_s
+    timeout = timedelta(seconds=limit if on_cpu else limit + 2 * GRACE)
+    backend = fsdp.backend(config, "cuda" if torch.cuda.is_available() else "cpu")
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", log_with=list(config.log.trackers) or None,
+                              kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=timeout)],
+                              project_config=ProjectConfiguration(project_dir=folder, logging_dir=folder))
+    comm.watch(limit)
+    return accelerator
+
+
+def check_trackers(config: Config) -> None:
+    """Raises ConfigError when the package of a tracker is not installed."""
+    for name in config.log.trackers:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"log.trackers={name!r}: the package is not installed; pip install {name}")
+
+
+def check_engine(config: Config) -> None:
+    """Raises ConfigError when the package of the engine is not installed (a server's is installed where it runs), and
+    when one engine in the training process would have to be spread over several of them."""
+    each = config.engine.tensor_parallel
+    if config.engine.name == "vllm" and each > 1 and comm.world() > 1:
+        raise ConfigError(f"engine.tensor_parallel={each} with {comm.world()} training processes: with "
+                          "engine.name=vllm each of them has an engine of its own on its own GPU. Leave "
+                          "engine.tensor_parallel at 1, or set engine.name=vllm_server, whose servers have GPUs of "
+                          "their own")
+    if config.engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ConfigError("engine.name=vllm: vLLM is not installed. pip install 'vlrl[vllm]' on a machine with an "
+                          "NVIDIA GPU; on one without, requirements-vllm.txt of a checkout has its CPU build. Or set "
+                          "engine.name=hf")
+
+
+def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None = None,
+             make_source: type[GroupSource] = GroupSource, algorithm: Algorithm | None = None) -> Parts:
+    """Builds every part of a run; `checkpoint` is the folder whose weights are taken instead of model.name's.
+
+    `algorithm` is made of the config where none is given.
+    """
+    if config.asynchronous.max_staleness and make_source is GroupSource:
+        make_source = Pipelined
+    check_engine(config)
+    deepspeed.check(config)
+    algorithm = algorithm or Algorithm(config)
+    if not comm.is_main():
+        transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    seed_everything(config.seed)
+    task = make_task(config)
+    samples = task_samples(task, "train")
+    if len(samples) == 0:
+        raise ConfigError(f"task '{task.name}' has no training samples; check data.train={config.data.train!r}")
+    partial.check(config, task, algorithm.requires, make_source.generates)
+    offered = [*SERVICES] if not make_source.generates else OFFERED
+    served(task, offered, samples)  # raises before anything is loaded
+    curriculum.check(config.curriculum, task)
+    prompts = curriculum.Prompts.of(samples, config.seed, config.data.difficulty, config.rollout, task.knobs)
+    sampler = comm.on_main_alone(lambda: curriculum.make(config.curriculum, prompts, config.shares),
+                                 "making the sampler")
+    comm.on_main(lambda: async_source.check(config, sampler))
+    scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
+    with closed_on_error(scorer):
+        warnings = comm.on_main(lambda: preflight.check(served(task, offered, samples), samples, config,
+                                                        scored=make_source.generates), "checking the first samples")
+        model = policy.load(config, accelerator, checkpoint)
+        settle_coordinates(task, config, model.family.coordinates)
+        if scorer:
+            scorer.settle(model.family.coordinates)
+        reference = make_reference(config, task, model) if make_source.generates else None
+        if algorithm.needs_reference and not reference:
+            model.keep_reference(config.model.name)
+        if algorithm.moves_reference and (algorithm.needs_reference or reference):
+            model.free_reference()
+        task = served(task, offered, samples)
+        clock = Clock()
+        encode = Encoder(model.processor, model.family, model.positions, config)
+        prefetch = Prefetcher(encode, task, config.data.workers)
+        apart = issubclass(make_source, Pipelined)
+        copies = apart and config.engine.name == "hf"  # of the whole model, so before that is sharded
+        if not copies:
+            shard(model, encode, config)
+        engine = make_engine(config, model, engine_folder(config), apart=apart)
+        with closed_on_error(engine):
+            if copies:
+                shard(model, encode, config)
+            source = make_source(config, task, encode, engine, sampler, samples, clock, prefetch, reference, prompts)
+            source.answering.algorithm = algorithm
+            source.answering.score = scorer or score_all
+            source.measures["angle"] = Angles(model, config, task, prefetch)
+            if config.rollout.forget.lr and make_source.generates:
+                source.answering.forget = Forgetting(model, config)
+            credit = Credit(algorithm, config, model, task)
+            return Parts(config, task, model, encode, prefetch, engine, source, credit,
+                         optimizer_of(model, config), algorithm, clock, scorer, warnings or ())
+
+
+def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Sequence[Sample]) -> Scorer | None:
+    """What scores in a process of its own; None without limits.score_s, or where a system cannot fork safely."""
+    if not config.limits.score_s or sys.platform != "linux":
+        return None
+
+    def make(convention: str) -> Task:
+        settle_coordinates(task, config, convention)
+        return served(task, offered, samples)
+
+    return Scorer(make, config.limits.score_s)
+
+
+def shard(model: Policy, encode: Encoder, config: Config) -> None:
+    """Shards the policy where `train.sharding` asks for it and there are several processes."""
+    if fsdp.wanted(config):
+        idle = encode(_Idle(), _Idle.sample)
+        if config.train.sharding == "fsdp2":
+            fsdp.shard(model, idle, config.train)
+        else:  # DeepSpeed shares the model out together with its optimizer
+            model.idle = idle
+
+
+def optimizer_of(model: Policy, config: Config) -> torch.optim.Optimizer:
+    """The optimizer of a policy, which DeepSpeed shares out with it where `train.sharding` asks for that."""
+    optimizer = make_optimizer(model, config)
+    return deepspeed.start(model, optimizer, config) if fsdp.wanted(config, "zero2", "zero3") else optimizer
+
+
+class _Idle(Task):
+    """What a process computes while others have more to do; see packing.with_idle."""
+
+    prompt = "."
+    sample = Sample(id="idle", row={}, media=(Media(source=Image.new("RGB", (64, 64))),))
+
+
+def make_reference(config: Config, task: Task, model: Policy) -> Reference | None:
+    """What reads answers under the reference policy, for a task that needs it; the policy keeps a reference then."""
+    if "reference_logprobs" not in task.needs:
+        return None
+    model.keep_reference(config.model.name)
+    return Reference(model, config)
+
+
+def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False) -> Engine:
+    """The engine of `engine.name`, to be closed by whoever asks for it.
+
+    `folder` is this process's own and is made anew, by engines that keep files alone. `apart`: it is to generate while
+    the policy learns, so it has weights of its own.
+    """
+    settings = config.engine
+    if settings.name == "hf":
+        kind = CopiedEngine if apart else HFEngine
+        return kind(model, config.seed, settings.batch_rollouts, settings.prefill_tokens)
+    if settings.renormalises and comm.is_main():
+        _log.warning("engine.top_p=%g and engine.top_k=%d: answers are sampled from a part of the tokens, and their "
+                     "log-probabilities are those among these. The trainer's are those among all tokens, so "
+                     "mismatch/kl is larger and algo.correction weighs the difference.", settings.top_p, settings.top_k)
+    shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
+    folder.mkdir(parents=True)
+    if settings.name == "vllm_server":
+        from vlrl.engine.vllm_server import ServerEngine
+
+        return ServerEngine(model, config, folder)
+    from vlrl.engine.vllm import VLLMEngine
+
+    return VLLMEngine(model, config, folder)
+
+
+def engine_folder(config: Config) -> Path:
+    """Where the engine of this process may keep files: in the run folder, or below engine.scratch."""
+    run, rank = Path(config.run.dir).absolute(), f"rank-{comm.rank():05d}"
+    if config.engine.scratch:
+        return Path(config.engine.scratch) / f"vlrl-{run.name}-{zlib.crc32(str(run).encode()):08x}" / rank
+    return run / "engine" / rank
+
+
+def remove_engine_folder(config: Config) -> None:
+    """Removes this process's folder, and the one around it when it was the last."""
+    folder = engine_folder(config)
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
+
+
+@contextlib.contextmanager
+def closed_on_error(part: Engine | Scorer | None) -> Iterator[None]:
+    """Closes a part of the run, if there is one, when what is done meanwhile fails."""
+    try:
+        yield
+    except BaseException:
+        if part:
+            part.close()
+        raise
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds the global generators; what matters for a resume has streams of its own, named by seed and step."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

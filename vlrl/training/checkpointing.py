@@ -1,0 +1,193 @@
+"""Checkpoints written beside the training: a copy in host memory first, then a thread that writes it.
+
+    saver = Saver(folder.checkpoints, config.save)
+    saver.begin(step, policy, state)      # returns once the copy is made; waits for the save before it
+    saver.check()                         # raises the error of a save that failed
+    saver.wait()                          # everything is on disk
+
+Used on rank 0 alone. `begin_at_once` may be called by a signal handler.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import psutil
+import torch
+
+from vlrl.config.schema import SaveSettings
+from vlrl.models.policy import Policy
+from vlrl.monitoring.metrics import alive
+from vlrl.monitoring.progress import duration
+from vlrl.store import checkpoint
+
+_ROOM = 1.25
+"""Free memory that a copy needs, as a multiple of its size."""
+
+
+class Saver:
+    """The checkpoints of one run, in its checkpoints folder."""
+
+    def __init__(self, folder: Path, settings: SaveSettings):
+        self.folder, self.settings = folder, settings
+        self.last: int | None = None
+        """Step of the newest save, which may still be being written."""
+        self.failed: BaseException | None = None
+        """What the last save that failed raised."""
+        self._waiting: deque[Future[None]] = deque()
+        self._jobs: SimpleQueue[tuple[Future[None], Callable[[], object]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def has(self, step: int) -> bool:
+        """Whether the checkpoint of a step is there, or being written."""
+        if self.last == step and self._waiting:
+            return True
+        return not checkpoint.problems(self.folder / f"step-{step:06d}", full=False)
+
+    def begin(self, step: int, policy: Policy, state: Mapping[str, Any],
+              weights: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Saves; with save.background returns as soon as everything is copied. Raises what an earlier save raised.
+
+        weights: those of sharding.weights, of a model that is not whole here.
+        """
+        self.wait()
+        self.last = step
+        if not (self.settings.background and fits(policy, state)):
+            self._noting(partial(checkpoint.save, self.folder, step, partial(policy.save, weights=weights), state,
+                                 self.settings.keep))
+            return
+        self._submit(self._job(step, policy, checkpoint.freeze(state)))
+
+    def begin_at_once(self, step: int, policy: Policy, state: Mapping[str, Any], frozen: checkpoint.State,
+                      ready: Callable[[], bool]) -> bool:
+        """Copies and begins to save what a signal finds: `state` as it is, the rest as it was `frozen` before.
+
+        Written if `ready` says so then. False, and nothing begun, where memory is short, a save is under way or
+        save.background is off.
+        """
+        if self.busy or not self.settings.background or not fits(policy, state):
+            return False
+        self.last = step
+        job = self._job(step, policy, checkpoint.joined(checkpoint.freeze(state), frozen))
+        self._submit(lambda: job() if ready() else None)
+        return True
+
+    def save_last(self, step: int, policy: Policy, state: checkpoint.State,
+                  weights: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Saves weights and state as they are, without a copy: nothing may learn until this returns. Raises what the
+        save raises. The watchdog sees that it goes on."""
+        self.last = step
+        self._submit(partial(checkpoint.save, self.folder, step, partial(policy.save, weights=weights), state,
+                             self.settings.keep))
+        self._live()
+        self.wait()
+
+    def mark_best(self, step: int, record: Mapping[str, Any]) -> None:
+        """Marks a checkpoint as that of the best evaluation once it is written."""
+        self._submit(partial(checkpoint.mark_best, self.folder, step, dict(record), self.settings.keep))
+
+    def check(self) -> None:
+        """Raises the error of a save that failed; waits for none."""
+        while self._waiting and self._waiting[0].done():
+            self._waiting.popleft().result()
+
+    def wait(self) -> None:
+        """Returns when everything is written; raises the first error among it."""
+        while self._waiting:
+            concurrent.futures.wait([self._waiting[0]])
+            self._waiting.popleft().result()
+
+    def settle(self) -> None:
+        """Returns when everything is written or has failed; what failed is forgotten."""
+        self._live()
+        self._waiting.clear()
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still being written."""
+        return any(not future.done() for future in self._waiting)
+
+    def close(self) -> None:
+        """Waits and ends the thread, also when a save fails, whose error is raised."""
+        try:
+            self.wait()
+        finally:
+            if self._thread:
+                self._jobs.put(None)
+                self._thread.join()
+                self._thread = None
+
+    def start(self) -> None:
+        """Starts the thread; a signal handler must not."""
+        self._thread = threading.Thread(target=self._work, name="saver", daemon=True)
+        self._thread.start()
+
+    def _job(self, step: int, policy: Policy, state: checkpoint.State) -> Callable[[], object]:
+        write = partial(policy.save, weights=policy.copied_weights())
+        return partial(checkpoint.save, self.folder, step, write, state, self.settings.keep)
+
+    def _live(self) -> None:
+        """Waits, with signs of life for the watchdog."""
+        while self.busy:
+            alive("save")
+            concurrent.futures.wait(self._waiting, timeout=1.0)
+
+    def _noting(self, job: Callable[[], object]) -> None:
+        try:
+            job()
+        except BaseException as error:
+            self.failed = error
+            raise
+
+    def _submit(self, job: Callable[[], object]) -> None:
+        future: Future[None] = Future()
+        self._waiting.append(future)
+        self._jobs.put((future, job))
+
+    def _work(self) -> None:
+        while entry := self._jobs.get():
+            future, job = entry
+            try:
+                self._noting(job)
+                future.set_result(None)
+            except BaseException as error:  # raised again by who waits for it
+                future.set_exception(error)
+            del entry, future, job  # the copies
+
+
+def size_of(policy: Policy, state: Mapping[str, Any]) -> int:
+    """Bytes of the weights that learn and of the tensors in a trainer's state."""
+    return sum(p.nbytes for _, p in policy.trainable()) + _bytes(state)
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return sum(_bytes(item) for item in items)
+
+
+def fits(policy: Policy, state: Mapping[str, Any]) -> bool:
+    """Whether a copy of the weights and the state fits into the memory that is free on this host."""
+    if policy.shards:
+        return False  # shards of other processes are not here
+    return psutil.virtual_memory().available > _ROOM * size_of(policy, state)
+
+
+def expected(folder: Path, size: int) -> str:
+    """`1.2 GB, about 9 s`: what a save takes by the speed of the newest checkpoint; the size alone before the first."""
+    found = checkpoint.pace(folder)
+    known = max(size, found[0]) if found else size
+    text = f"{known / 1e9:.2f} GB" if known > 1e8 else f"{known / 1e6:.1f} MB"
+    if not found:
+        return text
+    seconds = known / found[1]
+    return f"{text}, about {f'{seconds:.0f} s' if seconds < 100 else duration(seconds)}"

@@ -1,0 +1,157 @@
+"""A run at rest: while weights and optimizer are those of the completed steps, their checkpoint can be made.
+
+    rest = Rest(parts, path, lock, saver, done)
+    rest.completed(done)        # a step has ended, its line of metrics.jsonl is written
+    rest.keep()                 # before the next one draws: a copy of what drawing changes
+    ...                         # generation, scoring, evaluation, the update up to its first optimizer step
+    rest.end(error)             # the run ends by an error: what is completed is saved, and the error says so
+
+The first optimizer step of an update ends the rest, and `completed` begins the next one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlrl.distributed import comm
+from vlrl.models import fsdp
+from vlrl.monitoring.watchdog import Stuck
+from vlrl.rollout.group_source import async_source
+from vlrl.store import checkpoint
+from vlrl.store.lock import Lock
+from vlrl.training.checkpointing import Saver
+
+if TYPE_CHECKING:
+    from vlrl.training.build import Parts
+
+_AHEAD_S = 600.0
+"""Seconds that answers drawn ahead may still take when a run ends by an error."""
+_ROLLOUTS_S = 60.0
+"""Seconds that other processes have to write the rollouts of the last completed step."""
+
+
+class NotSaved(Exception):
+    """Why the completed steps cannot be saved."""
+
+
+class Rest:
+    """What is needed to save the completed steps of a run at any moment. The main process saves; the others tell with
+    it what they hold of sharded weights."""
+
+    def __init__(self, parts: Parts, path: Path, lock: Lock, saver: Saver, done: int):
+        self.parts, self.path, self.lock, self.saver = parts, path, lock, saver
+        self.config = parts.config
+        self.done = done
+        self._left = False
+        self._kept: checkpoint.State | None = None
+        self._ahead: Callable[[float], dict[str, Any] | None] | None = None
+        parts.algorithm.before_move = self._leave
+        parts.optimizer.register_step_pre_hook(self._leave)
+
+    def completed(self, done: int) -> None:
+        """So many steps are completed, and the state of all parts is theirs."""
+        self._kept, self._ahead = None, None
+        self.done, self._left = done, False
+
+    def keep(self) -> None:
+        """Copies what drawing the answers of the next step will change; on the main process."""
+        parts = self.parts
+        source, self._ahead = async_source.at_rest(parts.source)
+        algorithm = parts.algorithm.state_dict(parts.policy)
+        algorithm.pop("reference", None)  # as large as the weights; it moves after them
+        self._kept = checkpoint.freeze({"source": source, "scaler": parts.policy.scaler.state_dict(),
+                                        "algorithm": algorithm})
+
+    def begin(self) -> bool:
+        """Begins to save beside the training, for a signal handler; False, and nothing begun, where it cannot."""
+        if self.problem() or self._kept is None or self._ahead or self.saver.has(self.done):
+            return False
+        return self.saver.begin_at_once(self.done, self.parts.policy, self._live(), self._kept,
+                                        partial(self._written, _ROLLOUTS_S))
+
+    def end(self, error: BaseException) -> None:
+        """Saves the completed steps, unless their checkpoint is there, and notes with the error what was saved."""
+        if not self.done or error is self.saver.failed:
+            return
+        try:
+            weights, live = self._gathered()
+            if not comm.is_main():
+                return
+            patience = self.config.save.grace if isinstance(error, (KeyboardInterrupt, Stuck)) else _AHEAD_S
+            path = self._save(weights, live, patience)
+            error.add_note(f"The {self.done} completed steps are saved in {path}; the same command goes on from there.")
+        except Exception as problem:
+            if not comm.is_main():  # what is lost is said by the main process
+                if not isinstance(problem, NotSaved):
+                    error.add_note(f"This process could not hand over its part of them: {problem}")
+                return
+            last = checkpoint.latest(self.saver.folder)
+            where = f"goes on from {last.path}" if last.path else "begins with the first step again"
+            why = problem if isinstance(problem, NotSaved) else f"saving them failed: {problem}"
+            error.add_note(f"{self.done - last.step} of the {self.done} completed steps are lost, since {why}. The "
+                           f"same command {where}.")
+
+    def problem(self) -> str:
+        """Why weights and optimizer are not those of the completed steps, or not to be had; "" when they are."""
+        if self._left:
+            return "the update of the next one had begun to change the weights"
+        if self.parts.policy.away:
+            return "the weights were others for the time being, and could not be restored"
+        return ""
+
+    def _gathered(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """Weights, where each process holds a part of them, and optimizer, whole; if all processes ended alike."""
+        policy = self.parts.policy
+        if not policy.shards:
+            return None, {}
+        if not comm.alike(f"{self.done} {self.problem()}"):
+            raise NotSaved("each process holds a part of the weights, and they ended at different places")
+        if problem := self.problem():
+            raise NotSaved(problem)
+        return fsdp.weights(policy), fsdp.whole(self._live())
+
+    def _save(self, weights: dict[str, Any] | None, live: dict[str, Any], patience: float) -> Path:
+        target = self.saver.folder / f"step-{self.done:06d}"
+        self.saver.settle()
+        if self.saver.has(self.done):
+            return target
+        if problem := self.problem():
+            raise NotSaved(problem)
+        self.lock.check()
+        if self._kept is None:
+            self.keep()
+        assert self._kept is not None
+        state = checkpoint.joined(checkpoint.view(live or self._live()), self._kept)
+        if self._ahead:
+            found = self._ahead(patience)
+            if found is None:
+                raise NotSaved("answers drawn ahead of them were not whole, or are with other processes")
+            state = checkpoint.joined(state, checkpoint.freeze({"source": found}))
+        if not self._written(_ROLLOUTS_S if comm.world() > 1 else 0.0):
+            raise NotSaved(f"the rollouts of step {self.done - 1} are not on disk")
+        self.saver.save_last(self.done, self.parts.policy, state, weights)
+        return target
+
+    def _live(self) -> dict[str, Any]:
+        """What only the update changes."""
+        parts = self.parts
+        reference = dict(parts.policy.moving_reference) if parts.algorithm.moves_reference else {}
+        moving = {"algorithm": {"reference": reference}} if reference else {}
+        return {"optimizer": parts.optimizer.state_dict(), **moving}
+
+    def _written(self, seconds: float) -> bool:
+        """Waits until the rollouts of the last completed step are on disk, of every process."""
+        ranks = range(comm.world() if self.config.store.rollouts else 0)
+        paths = [self.path / "rollouts" / f"step-{self.done - 1:06d}-rank-{rank:05d}.parquet" for rank in ranks]
+        end = time.monotonic() + seconds
+        while not (there := all(path.exists() for path in paths)) and time.monotonic() < end:
+            time.sleep(0.05)
+        return there
+
+    def _leave(self, *_: Any) -> None:
+        """The weights, or the reference, are about to change."""
+        self._left = True

@@ -1,0 +1,337 @@
+"""Settings that cannot change anything in a run, found from the resolved settings alone: `find(config, task)`.
+
+A rule is a generator `Run -> Inert` in RULES. A policy term that is in use is named where its ratio is 1; everything
+else only where it was chosen, that is where it is not the default. Of functions that a user brings nothing is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vlrl.algo.algorithm import Algorithm
+from vlrl.algo.named import options_of
+from vlrl.algo.shaping import SHAPINGS
+from vlrl.algo.terms import LOSSES
+from vlrl.algo.weights import WEIGHTS
+from vlrl.config.algo import CLIPS, AlgoSettings
+from vlrl.config.base import Named
+from vlrl.config.rollout import CurriculumSettings
+from vlrl.config.schema import Config
+from vlrl.task import Task
+from vlrl.task.combine import weight_at
+
+RATIO_OPTIONS: Mapping[str, Sequence[str]] = {
+    "ppo_clip": (*CLIPS, "dual_clip", "delta"), "gspo": CLIPS, "gspo_token": CLIPS, "cispo": ("cap", *CLIPS),
+    "sapo": ("tau_positive", "tau_negative"), "gmpo": CLIPS,
+    "vespo": ("k_positive", "lambda_positive", "k_negative", "lambda_negative"), "kimi": ("tau",),
+    "dppo_tv": ("delta_low", "delta_high", "cap"), "rover": (), "stable_reinforce": (*CLIPS, "pre_clip"),
+    "clip_cov": CLIPS, "kl_cov": ("share", "coef"), "simko": CLIPS}
+"""Policy term -> its options that act through the ratio alone."""
+MORE_THAN_A_RATIO = ("stable_reinforce", "clip_cov", "simko")
+"""Of these the terms that differ from REINFORCE at a ratio of 1 too."""
+OWN_CREDIT = ("nft", "pacs")
+"""Policy terms that read which answers are right, and no advantages."""
+_LARGEST_LOG = 20.0
+"""Log-ratios are kept within it; see LossInputs.log_ratio."""
+_DEFAULT, _DEFAULT_CURRICULUM = AlgoSettings(), CurriculumSettings()
+
+
+@dataclass(frozen=True)
+class Inert:
+    """A setting without any effect."""
+
+    setting: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        value = f"{self.value:g}" if isinstance(self.value, float) else self.value
+        return f"inert: {self.setting}={value} ({self.reason})"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What the rules look at."""
+
+    config: Config
+    task: Task | None = None
+
+    @property
+    def algo(self) -> AlgoSettings:
+        return self.config.algo
+
+    @property
+    def one_update(self) -> bool:
+        """Whether a batch of rollouts has one optimizer step, so that the policy is the one at its start."""
+        return self.config.rollout.updates * self.config.rollout.minibatches == 1
+
+    @property
+    def samples_as_it_trains(self) -> bool:
+        """Whether the engine's log-probabilities are those of the trainer at the start of the update, up to the
+        rounding of float32."""
+        dtype, config = self.config.model.dtype, self.config
+        exact = dtype == "float32" or (dtype == "auto" and not torch.cuda.is_available())
+        same = config.engine.name == "hf" and not config.asynchronous.max_staleness and not config.rollout.forget.lr
+        return exact and same
+
+    def chosen(self, setting: str) -> bool:
+        """Whether a setting of algo is not the default."""
+        return getattr(self.algo, setting) != getattr(_DEFAULT, setting)
+
+    def given(self, *options: str) -> Iterator[tuple[str, str, Any]]:
+        """(setting, option, value) of those of the policy term's options that are set, under the name they were set
+        by."""
+        for option in options:
+            if option in self.algo.loss.options:
+                yield f"algo.loss.{option}", option, self.algo.loss.options[option]
+            elif option in CLIPS and getattr(self.algo, option) is not None:
+                yield f"algo.{option}", option, getattr(self.algo, option)
+
+
+def find(config: Config, task: Task | None = None) -> list[Inert]:
+    """The settings that have no effect, each once; none for supervised fine-tuning. Without a task nothing is said of
+    reward parts, nor of what a task's rewards may need.
+
+    Raises ConfigError where the settings make no algorithm.
+    """
+    if config.algo.loss.name == "supervised":
+        return []
+    run = Run(config, task)
+    found: dict[str, Inert] = {}
+    for rule in RULES:
+        for one in rule(run):
+            found.setdefault(one.setting, one)
+    return list(found.values())
+
+
+# --- the policy term --------------------------------------------------------------------------------------------------
+
+
+def ratio(run: Run) -> Iterator[Inert]:
+    """Yields what acts through p / p(old) alone where a batch of rollouts has one optimizer step."""
+    name = run.algo.loss.name
+    if not run.one_update or name not in RATIO_OPTIONS:
+        return
+    if run.algo.loss.options.get("from_sampler") is True and not run.samples_as_it_trains:
+        return
+    why = "one optimizer step a batch, so p / p(old) is 1"
+    more = "raise rollout.minibatches or rollout.updates"
+    for setting, _, value in run.given(*RATIO_OPTIONS[name]):
+        yield Inert(setting, value, f"{why}; {more}")
+    if name not in MORE_THAN_A_RATIO:
+        like = "a multiple of that" if name == "rover" else "that"
+        yield Inert("algo.loss", name, f"{why} and its gradient is {like} of algo.loss=reinforce; {more}")
+
+
+def unreached_bound(run: Run) -> Iterator[Inert]:
+    """Yields bounds of the policy term that no ratio reaches, or another bound comes before."""
+    name, most = run.algo.loss.name, math.exp(_LARGEST_LOG)
+    if name not in RATIO_OPTIONS:
+        return
+    values = {option: value for _, option, value in run.given(*options_of("algo.loss", name, LOSSES))}
+    farthest = {"clip_low": 1.0, "clip_high": most - 1, "delta": most, "dual_clip": most, "cap": most, "pre_clip": most,
+                "delta_low": 1.0, "delta_high": 1.0}
+    if name == "gmpo":
+        farthest |= {"clip_low": _LARGEST_LOG, "clip_high": _LARGEST_LOG}
+    for setting, option, value in run.given(*RATIO_OPTIONS[name]):
+        if option in farthest and value is not None and value >= farthest[option]:
+            yield Inert(setting, value, "nothing is so far from 1" if "delta_" not in option else
+                        "no two probabilities differ by more than 1")
+    if name == "ppo_clip" and values.get("delta") and (values.get("dual_clip") or 0) >= values["delta"]:
+        yield Inert("algo.loss.dual_clip", values["dual_clip"], f"algo.loss.delta={values['delta']:g} comes before it")
+    if name == "cispo" and values.get("cap") and values.get("clip_high") is not None:
+        if 1 + values["clip_high"] >= values["cap"]:
+            setting = next(s for s, option, _ in run.given("clip_high") if option == "clip_high")
+            yield Inert(setting, values["clip_high"], f"algo.loss.cap={values['cap']:g} comes before it")
+        else:
+            yield Inert("algo.loss.cap", values["cap"], "algo.clip_high comes before it")
+
+
+def unread_credit(run: Run) -> Iterator[Inert]:
+    """Yields what changes advantages alone, where the policy term reads none."""
+    name = run.algo.loss.name
+    if name not in OWN_CREDIT:
+        return
+    why = f"algo.loss={name} reads which answers are right, not the advantage"
+    if run.chosen("advantage"):
+        yield Inert("algo.advantage", run.algo.advantage.name, why)
+    for i, shaping in enumerate(run.algo.shaping):
+        yield Inert(f"algo.shaping.{i}", shaping.name, why)
+    if run.algo.kl_in == "reward" and run.algo.kl_coef:
+        yield Inert("algo.kl_coef", run.algo.kl_coef, f"{why}, and algo.kl_in=reward changes no more; set "
+                    "algo.kl_in=loss")
+
+
+# --- KL, reference, entropy -------------------------------------------------------------------------------------------
+
+
+def kl(run: Run) -> Iterator[Inert]:
+    """Yields what belongs to a KL that is not there, or is there in another form."""
+    algo = run.algo
+    if not algo.kl_coef:
+        why = "algo.kl_coef=0: there is no KL" + (", and 0 times anything stays 0" if algo.kl_target else "")
+        idle = [s for s in ("kl", "kl_in", "kl_target", "kl_weights") if run.chosen(s)]
+    elif algo.kl_in == "reward":
+        why = "algo.kl_in=reward takes log p - log p(reference) of each token off the reward, which is k1"
+        idle = [s for s in ("kl", "kl_weights") if run.chosen(s) and not (s == "kl" and algo.kl.name == "k1")]
+    else:
+        why, idle = "", []
+    for setting in idle:
+        yield Inert(f"algo.{setting}", _short(getattr(algo, setting)), why)
+    if run.chosen("kl_horizon") and algo.kl_target is None:
+        yield Inert("algo.kl_horizon", algo.kl_horizon, "algo.kl_target=null: the coefficient stays as it is")
+
+
+def kl_to_itself(run: Run) -> Iterator[Inert]:
+    """Yields a KL to a reference that is the policy whenever it counts."""
+    algo = run.algo
+    same = (algo.reference.name == "reset" and algo.reference.options.get("every", 100) == 1) or (
+        algo.reference.name == "ema" and algo.reference.options.get("every", 10) == 1
+        and algo.reference.options.get("decay") == 0)
+    flat = algo.kl_in == "loss" and algo.kl.name != "k1" and ":" not in algo.kl.name
+    if algo.kl_coef and same and run.one_update and flat:
+        yield Inert("algo.kl_coef", algo.kl_coef, "the reference is set to the policy after every step, which has one "
+                    "optimizer step, and there the KL has no gradient; raise rollout.minibatches")
+
+
+def reference(run: Run) -> Iterator[Inert]:
+    """Yields a moving reference that nothing reads."""
+    named = run.algo.reference
+    if named.name == "ema" or (named.name == "reset" and not named.options.get("optimizer", True)):
+        if run.task is None or "reference_logprobs" in run.task.needs or Algorithm(run.config).needs_reference:
+            return
+        yield Inert("algo.reference", named.name, "algo.kl_coef=0, and no reward of the task reads the reference")
+
+
+def entropy(run: Run) -> Iterator[Inert]:
+    """Yields an entropy term of weight 0, or a temperature that cannot move."""
+    named, options = run.algo.entropy, run.algo.entropy.options
+    for option in {"bonus": ("coef",), "siren": ("coef",), "adaptive": ("most",)}.get(named.name, ()):
+        if options.get(option) == 0:
+            yield Inert("algo.entropy", named.name, f"algo.entropy.{option}=0")
+    if named.name == "temperature" and options.get("low", 0.5) == options.get("high", 1.5):
+        yield Inert("algo.entropy", "temperature", "algo.entropy.low and high are equal: it cannot move")
+
+
+# --- weights and rewards ----------------------------------------------------------------------------------------------
+
+
+def weights(run: Run) -> Iterator[Inert]:
+    """Yields weights on tokens that are 1 on all of them."""
+    for place in ("weights", "kl_weights"):
+        for i, named in enumerate(getattr(run.algo, place)):
+            values = _values(f"algo.{place}.{i}", named, WEIGHTS)
+            why = ""
+            if named.name == "hicra" and values.get("alpha") == 0:
+                why = "alpha is 0"
+            elif named.name == "top_entropy" and values.get("share") == 1:
+                why = "a share of 1 keeps every token"
+            elif named.name == "difficulty" and values.get("low") == values.get("high") == 1:
+                why = "low and high are 1"
+            elif named.name == "off_policy_sequence_mask" and run.one_update and run.samples_as_it_trains:
+                why = ("one optimizer step a batch, of answers that the same weights have sampled: no answer becomes "
+                       "unlikely; raise rollout.minibatches or rollout.updates")
+            if why:
+                yield Inert(f"algo.{place}.{i}", named.name, why)
+
+
+def correction(run: Run) -> Iterator[Inert]:
+    """Yields a correction where sampler and trainer are the same weights and the same code."""
+    if run.algo.correction.name != "none" and ":" not in run.algo.correction.name and run.samples_as_it_trains:
+        yield Inert("algo.correction", run.algo.correction.name, "engine.name=hf samples with the weights that train, "
+                    "in float32: the weights are 1")
+
+
+def shaping(run: Run) -> Iterator[Inert]:
+    """Yields shapings that add 0 to every reward."""
+    longest = run.config.rollout.max_new_tokens
+    for i, named in enumerate(run.algo.shaping):
+        values = _values(f"algo.shaping.{i}", named, SHAPINGS)
+        why = ""
+        if values.get("weight") == 0 or values.get("bonus") == 0:
+            why = "its weight is 0"
+        elif named.name == "kimi_length" and values["after"] >= run.config.steps:
+            why = f"it begins after {values['after']} steps, and steps={run.config.steps}"
+        elif named.name == "length_bonus" and values["low"] > min(values["high"], longest):
+            why = (f"no answer has {values['low']} to {values['high']} tokens with rollout.max_new_tokens={longest}; "
+                   f"set algo.shaping.{i}.low and high")
+        elif named.name == "overlong":
+            limit = values["limit"] or longest
+            if limit - (values["buffer"] or limit / 5) >= longest:
+                why = f"no answer is longer than limit - buffer with rollout.max_new_tokens={longest}"
+        if why:
+            yield Inert(f"algo.shaping.{i}", named.name, why)
+
+
+def batch(run: Run) -> Iterator[Inert]:
+    """Yields a choice of rollouts that takes all."""
+    named = run.algo.batch
+    for option in ("keep", "floor"):
+        if named.name == "rorecomp" and named.options.get(option) == 1:
+            yield Inert("algo.batch", named.name, f"algo.batch.{option}=1: every rollout is trained on in every step")
+
+
+def reward_parts(run: Run) -> Iterator[Inert]:
+    """Yields reward parts that the reward does not count in any step, and nothing else reads."""
+    algo = run.algo
+    read = {named.options.get("part") for named in (algo.advantage, algo.batch, *algo.shaping)}
+    for i, one in enumerate(run.task.members if run.task else ()):
+        if one.combination != "sum" or run.config.curriculum.part in one.weights:
+            continue
+        place = f"tasks.{i}" if run.config.tasks else "task"
+        for part, weight in one.weights.items():
+            steps = (0,) if isinstance(weight, (int, float)) else [step for step, _ in weight]
+            if part not in read and all(weight_at(weight, int(step)) == 0 for step in steps):
+                yield Inert(f"{place}.rewards.{part}", 0, "it is shown as a metric, and not paid")
+
+
+# --- the curriculum ---------------------------------------------------------------------------------------------------
+
+
+def filters(run: Run) -> Iterator[Inert]:
+    """Yields filters that keep everything, and groups drawn for a choice that is not made."""
+    curriculum = run.config.curriculum
+    keep, oversample = curriculum.keep, curriculum.oversample
+    if keep.name == "pass_range" and (keep.options.get("low"), keep.options.get("high")) == (0, 1):
+        yield Inert("curriculum.keep", "pass_range", "every pass rate is from 0 to 1")
+    alone = (oversample.name == "fixed" and oversample.options.get("factor", 1) == 1) or (
+        oversample.name == "ema" and oversample.options.get("most", 4) == 1)
+    if curriculum.select != _DEFAULT_CURRICULUM.select and alone:
+        yield Inert("curriculum.select", curriculum.select.name, "curriculum.oversample=1 never draws more groups than "
+                    "are wanted")
+    unchosen = keep.name == "all" and curriculum.select.name == "first"
+    if not alone and unchosen and curriculum.name in ("uniform", "sequential"):
+        yield Inert("curriculum.oversample", _short(oversample), "curriculum.keep=all and curriculum.select=first "
+                    "train on the first groups, and the others are thrown away")
+
+
+def sampler(run: Run) -> Iterator[Inert]:
+    """Yields samplers that draw as uniform does."""
+    curriculum = run.config.curriculum
+    for name, option, neutral in (("replay", "share", 0), ("prioritised", "floor", 1), ("rlcs", "floor", 1),
+                                  ("alp_gmm", "explore", 1), ("weakness", "explore", 1)):
+        if curriculum.name == name and curriculum.sampler.options.get(option) == neutral:
+            yield Inert("curriculum.name", name, f"curriculum.{option}={neutral}: it draws as uniform does")
+
+
+def _values(setting: str, named: Named, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a function, defaults included; those that are given of a user's own."""
+    known = {} if ":" in named.name else options_of(setting, named.name, table)
+    return {option: default for option, (_, default) in known.items()} | named.options
+
+
+def _short(value: Any) -> Any:
+    """A value as a config says it, without the options of a name."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(str(_short(one)) for one in value)}]"
+    return value.name if isinstance(value, Named) else value
+
+
+RULES: Sequence[Callable[[Run], Iterator[Inert]]] = (
+    ratio, unreached_bound, unread_credit, kl, kl_to_itself, reference, entropy, weights, correction, shaping, batch,
+    reward_parts, filters, sampler)

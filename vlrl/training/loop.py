@@ -1,0 +1,57 @@
+"""The training loop: draw, generate, score, credit, update, store, log; evaluate and save when due."""
+
+from __future__ import annotations
+
+from vlrl.algo.algorithm import Algorithm
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
+from vlrl.models.cost import share_out
+from vlrl.models.fsdp import launched
+from vlrl.monitoring.metrics import group_metrics
+from vlrl.rollout.group_source.async_source import refuse_stale
+from vlrl.rollout.group_source.group_source import GroupSource, check_score_errors
+from vlrl.training.build import assemble, make_accelerator
+from vlrl.training.session import Session
+from vlrl.training.update import update
+
+
+def train(config: Config, make_source: type[GroupSource] = GroupSource,
+          make_session: type[Session] = Session) -> Session:
+    """Runs `config.steps` steps, going on from a checkpoint by default; returns the finished (or stopped) session.
+
+    The same seed gives the same weights, bit for bit on a CPU, whether or not the run was killed and resumed in
+    between: every random draw has a stream named by the seed and what it is for.
+    """
+    config = launched(config)
+    accelerator = make_accelerator(config)
+    algorithm = Algorithm(config)
+    with make_session(config, accelerator) as session, comm.explained():
+        parts = session.resume(assemble(config, accelerator, session.checkpoint, make_source, algorithm))
+        policy, source, clock = parts.policy, parts.source, parts.clock
+        for step in range(session.start, config.steps):
+            comm.here.at(f"step {step}")
+            with clock("sync"):
+                source.sync(policy, step, session.evaluation_due(step))
+            session.evaluate_if_due(step)
+            with clock("rollout"):
+                groups = parts.credit(source.next_groups(config.rollout.prompts_per_step, step), step)
+            with clock("train"):
+                groups, loads = share_out(groups, policy.cost, config)
+            drawn = [*groups, *source.dropped]
+            with session.keeping_failed(step, drawn):
+                refuse_stale(groups, step, config)
+                errors = check_score_errors(drawn, config.limits.score_errors, f"step {step}")
+                with clock("train"):
+                    stats, per_token = update(policy, parts.optimizer, groups, config, step, algorithm)
+                    stats |= parts.credit.metrics()
+                    stats |= algorithm.after_step(policy, parts.optimizer, stats, step + 1)
+            with clock("store"):
+                session.write(step, drawn, per_token)
+            session.log(step, {**group_metrics(drawn, parts.task.labels), **loads, **stats, "score_errors": errors,
+                               **source.metrics()}, drawn)
+            session.save_if_due(step + 1)
+            if session.interrupted():
+                break
+        comm.here.at("after the last step")
+        session.finish()
+    return session

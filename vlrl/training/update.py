@@ -1,0 +1,313 @@
+"""Scored groups -> new weights: micro-batches, accumulation, clipping, the optimizer step."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from vlrl.algo.algorithm import Algorithm
+from vlrl.algo.inputs import LossInputs, Metrics
+from vlrl.algo.statistics import alternatives
+from vlrl.config.schema import Config, TrainSettings
+from vlrl.distributed import comm
+from vlrl.errors import TrainingError
+from vlrl.models.deepspeed import Zero
+from vlrl.models.families import Part
+from vlrl.models.oom import each_batch
+from vlrl.models.policy import Policy
+from vlrl.monitoring.metrics import phase
+from vlrl.training.minibatch import Minibatch, loss_inputs, make_minibatch, no_grad_passes, order_of, prepare, split
+from vlrl.types import Group
+
+PerToken = dict[str, list[np.ndarray | None]]
+"""trainer_logprobs, entropies, ratio, clipped, and with store.alternatives top_ids and top_logprobs [T, k]: one array
+per rollout, in group order."""
+
+_log = logging.getLogger(__name__)
+_NAMED = 8
+"""Groups that a message names."""
+_LEAST_SCALE = 1.0
+"""Loss scale at which an overflow ends the run: below it float16 is no better than without scaling."""
+
+
+def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Group], config: Config, step: int,
+           algorithm: Algorithm | None = None) -> tuple[dict[str, float], PerToken]:
+    """Trains on credited groups and returns step metrics and per-token arrays.
+
+    rollout.updates passes over rollout.minibatches optimizer steps each. `algorithm` is that of the run; without one
+    it is made of the config, and what it learns from step to step is lost. An optimizer step whose loss or gradient is
+    NaN or infinite is left out, and so is one whose gradients overflow in float16, which halves the loss scale: metrics
+    `skipped` and `loss_scale`. Raises NonFinite when more than limits.nonfinite_steps steps in a row had one of the
+    first kind. A micro-batch for which memory does not suffice is halved: metric `memory/halved`.
+    """
+    policy.scatter()
+    # dropout is keyed by the step, so a resumed run draws the same
+    torch.manual_seed(np.random.SeedSequence([config.seed, 3, step, comm.rank()]).generate_state(1)[0])
+    algorithm = algorithm or Algorithm(config)
+    several = config.rollout.updates * config.rollout.minibatches > 1
+    with phase("pack"):
+        texts = "texts" in algorithm.objective.requires
+        parts = [make_minibatch(policy, part, config, texts) for part in split(groups, config.rollout.minibatches)]
+    meter = _Meter(sum(len(p.rollouts) for p in parts), config.store.alternatives)
+    with phase("reference"):
+        for part in parts:
+            meter.halved += no_grad_passes(policy, part, algorithm, several, alternatives(config.store.alternatives))
+    rate = lr_at(step, config.steps, config.train)
+    for _ in range(config.rollout.updates):
+        for part in parts:
+            if part.total_tokens:  # none on any process: there is nothing to learn from
+                with phase("reference"):
+                    meter.halved += prepare(policy, part, config, algorithm, step)
+                _accumulate(policy, part, algorithm, config, step, meter)
+                with phase("optimizer"):
+                    taken = _apply(policy, optimizer, part, algorithm, rate, config, step, meter)
+                if taken and algorithm.watches_entropy:
+                    algorithm.after_optimizer_step(comm.total(meter.entropy)[0] / part.total_tokens)
+        meter.passes, meter.also = meter.passes + 1, {}
+    algorithm.nonfinite = algorithm.nonfinite + 1 if meter.nonfinite else 0
+    stats = meter.summary(config, rate) | {"skipped": float(meter.skipped)}
+    if policy.scaler.is_enabled():
+        stats["loss_scale"] = policy.scaler.get_scale()
+    return stats, meter.per_token
+
+
+def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
+    """AdamW over what learns; one group per part of the model and per weight decay (matrices only).
+
+    The fused kernel would make its state in a step that a loss scaler skips, so it is used without one.
+    """
+    groups: dict[tuple[Part, bool], list[torch.nn.Parameter]] = {}
+    for name, parameter in policy.trainable():
+        groups.setdefault((policy.family.part_of(name), parameter.ndim >= 2), []).append(parameter)
+    settings = config.train
+    return torch.optim.AdamW(
+        [{"params": params, "lr": settings.lr, "ratio": settings.part_lr.get(part, settings.lr) / settings.lr,
+          "weight_decay": settings.weight_decay if matrix else 0.0} for (part, matrix), params in groups.items()],
+        lr=settings.lr, betas=settings.betas, fused=not policy.scaler.is_enabled())
+
+
+def lr_at(step: int, steps: int, settings: TrainSettings) -> float:
+    """The learning rate of a step (0-based) of `steps`: warm-up from 0, then constant, linear or cosine."""
+    warm = math.ceil(settings.warmup * steps)
+    if step < warm:
+        return settings.lr * (step + 1) / (warm + 1)
+    share = (step - warm) / max(steps - warm, 1)
+    fall = {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}[settings.schedule]
+    return settings.lr * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * fall)
+
+
+class NonFinite(TrainingError):
+    """Loss or gradient is NaN or infinite; the weights were not touched."""
+
+
+def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
+                meter: _Meter) -> None:
+    """Forward and backward of every micro-batch; gradients add up. Short of memory it halves one and begins again."""
+    more = algorithm.statistics if part.old else {**algorithm.statistics, **meter.also}
+    draws = _random_state(policy.device)
+
+    def work(b: int) -> None:
+        with phase("forward"):
+            stats = policy.logprobs(part.batches[b], algorithm.temperature, more=more)
+        inputs = loss_inputs(part, b, stats, policy.device, config, algorithm, step)
+        loss, metrics = algorithm.objective(inputs, algorithm.kl.value)
+        with phase("backward"):
+            policy.backward(loss)
+        meter.add(part, order_of(part, b), loss.detach(), metrics, inputs)
+
+    def again() -> None:
+        for _, parameter in policy.trainable():
+            parameter.grad = None
+        _set_random_state(draws, policy.device)
+        meter.begin()
+
+    meter.begin()
+    meter.halved += each_batch(policy, part.batches, work, part.halve, again)
+
+
+def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Of the generators that dropout draws from."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None], device: torch.device) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)
+
+
+def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, algorithm: Algorithm, rate: float,
+           config: Config, step: int, meter: _Meter) -> bool:
+    """Sums gradients over processes, clips, steps; returns whether what was measured counts.
+
+    After an overflow of float16 only the loss scale changes, and after NaN or infinity nothing.
+    """
+    scaler, zero = policy.scaler, policy.shards if isinstance(policy.shards, Zero) else None
+    if zero:
+        _set_rates(optimizer, rate)
+        norm = zero.step()  # which leaves out what is not finite
+    else:
+        norm = _clipped(policy, optimizer, config.train.max_grad_norm)
+    finite_loss, overflow = all(comm.gather(not meter.suspects)), not math.isfinite(norm)
+    if problem := _problem(policy, finite_loss, norm, config):
+        optimizer.zero_grad(set_to_none=True)
+        scaler.update(scaler.get_scale() if scaler.is_enabled() else None)  # the same scale; forgets the gradients
+        _leave_out(part, problem, algorithm, config, step, meter)
+        return False
+    if not zero:
+        _set_rates(optimizer, rate)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+    meter.keep()
+    if overflow:
+        meter.skipped += 1
+    else:
+        meter.grad_norm = norm
+    return True
+
+
+def _clipped(policy: Policy, optimizer: torch.optim.Optimizer, limit: float) -> float:
+    """Sums gradients over processes and clips them to `limit`; returns the norm that they had."""
+    parameters = [p for _, p in policy.trainable()]
+    comm.sum_gradients(parameters)
+    policy.scaler.unscale_(optimizer)  # of the sum: every process sees the same overflow and keeps the same scale
+    return float(comm.whole(torch.nn.utils.clip_grad_norm_(parameters, limit)))
+
+
+def _set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["ratio"]
+
+
+def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Config, step: int, meter: _Meter) -> None:
+    """Counts an optimizer step that is not taken and says what was in it; raises NonFinite above the limit."""
+    suspects = sorted(meter.suspects) or [r for r, mask in enumerate(part.masks) if mask.any()]
+    found = comm.gather((bool(meter.suspects), list(dict.fromkeys(part.names[r] for r in suspects))))
+    sure = any(seen for seen, _ in found)  # the micro-batches whose loss it was; else all that gave the gradient
+    names = list(dict.fromkeys(name for seen, own in found if seen or not sure for name in own))
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    said = f"step {step}: {problem} In the batch: {', '.join(names[:_NAMED])}{more}."
+    meter.skipped, meter.nonfinite = meter.skipped + 1, meter.nonfinite + 1
+    in_a_row, limit = algorithm.nonfinite + 1, config.limits.nonfinite_steps
+    if in_a_row > limit:
+        raise NonFinite(said if not limit else f"{said} It is the step number {in_a_row} in a row, more than "
+                        f"limits.nonfinite_steps={limit} allows.")
+    if comm.is_main():
+        _log.warning("%s This optimizer step is left out, and the run goes on (%d in a row; it stops above "
+                     "limits.nonfinite_steps=%d).", said, in_a_row, limit)
+
+
+def _problem(policy: Policy, finite_loss: bool, norm: float, config: Config) -> str:
+    """Why a step must not be taken; "" when it may, or when a lower loss scale may mend it."""
+    kept, remedy = "the weights were left as they were", "Set model.dtype=bfloat16, or float32 on a GPU without it."
+    if finite_loss and math.isfinite(norm):
+        return ""
+    if not policy.scaler.is_enabled():
+        what = f"the gradient norm is {norm}" if finite_loss else "the loss is not finite"
+        return (f"{what}; {kept}. Often the learning rate (train.lr={config.train.lr}) is too high, or a reward is "
+                "huge.")
+    if not finite_loss:
+        return (f"the loss is not finite under model.dtype=float16; {kept}. Activations above 65,504 overflow in "
+                f"float16, or a reward is huge. {remedy}")
+    if policy.scaler.get_scale() <= _LEAST_SCALE:
+        return (f"gradients overflow under model.dtype=float16 even at a loss scale of {policy.scaler.get_scale():g}; "
+                f"{kept}. {remedy}")
+    return ""
+
+
+class _Meter:
+    """Sums over trained tokens, and per-token arrays for the store."""
+
+    def __init__(self, rollouts: int, k: int):
+        self.sums: dict[str, float] = {}
+        """Of optimizer steps that count."""
+        self.fresh: dict[str, float] = {}
+        """Of the optimizer step at work."""
+        self.suspects: set[int] = set()
+        """Its rollouts in micro-batches of this process whose loss is not finite."""
+        self.entropy = 0.0
+        """Summed over this process's trained tokens of the optimizer step."""
+        self.widest = self.fresh_widest = 0.0
+        """Largest difference between sampler and trainer of a token's log-probability."""
+        self.grad_norm, self.passes = 0.0, 0
+        self.skipped = self.nonfinite = 0
+        """Optimizer steps left out; those of them for NaN or infinity."""
+        self.halved = 0
+        """Micro-batches cut in two for lack of memory."""
+        self.also = alternatives(k)
+        """Statistics for the store, at the weights that sampled: of the old pass, or else of the first one."""
+        names = ("trainer_logprobs", "entropies", "ratio", "clipped", *self.also)
+        self.per_token: PerToken = {name: [None] * rollouts for name in names}
+
+    def begin(self) -> None:
+        """An optimizer step begins, perhaps not for the first time."""
+        self.fresh, self.suspects, self.entropy, self.fresh_widest = {}, set(), 0.0, 0.0
+
+    def keep(self) -> None:
+        """The optimizer step counts."""
+        self.widest = max(self.widest, self.fresh_widest)
+        for key, value in self.fresh.items():
+            self.sums[key] = self.sums.get(key, 0.0) + value
+
+    def add(self, part: Minibatch, order: Sequence[int], loss: torch.Tensor, metrics: Metrics, x: LossInputs) -> None:
+        """Takes one micro-batch of the rollouts `order`."""
+        assert x.entropy is not None and x.sampler_logprobs is not None
+        on_first_pass = self.passes == 0
+        said = {k: metrics[k] for k in ("ratio", "clipped") if k in metrics}
+        fresh = {"ratio": torch.exp((x.logprobs.detach() - x.old_logprobs).clamp(-20, 20)),
+                 "clipped": torch.zeros_like(x.mask, dtype=torch.bool), **said}
+        now = {"loss": loss, "tokens": x.mask.sum(), "clip_frac": (fresh["clipped"] * x.mask).sum(),
+               "entropy now": (x.entropy * x.mask).sum(), **{k: v for k, v in metrics.items() if k not in said}}
+        if on_first_pass:
+            # an engine may not know a token's log-probability (NaN)
+            same = _under_the_same_prompt(part, order).to(x.mask.device) * x.mask * x.sampler_logprobs.isfinite()
+            gap = torch.where(same > 0, x.old_logprobs - x.sampler_logprobs, 0).clamp(-20, 20)
+            now |= {"entropy": now["entropy now"], "mismatch/tokens": same.sum(),
+                    "mismatch/kl": (gap.expm1() - gap).clamp_min(0).sum(), "mismatch/gap_mean": gap.abs().sum(),
+                    "widest": gap.abs().amax() if gap.numel() else gap.sum()}
+            fresh |= {"trainer_logprobs": x.old_logprobs, "entropies": x.entropy,
+                      **{name: (x.old_stats if part.old else x.stats)[name] for name in self.also}}
+        values = dict(zip(now, torch.stack([v.detach().float() for v in now.values()]).tolist(), strict=True))
+        if not math.isfinite(values["loss"]):
+            self.suspects.update(order)
+        self.fresh_widest = max(self.fresh_widest, values.pop("widest", 0.0))
+        for key, value in values.items():
+            self.fresh[key] = self.fresh.get(key, 0.0) + value
+        self.entropy += values["entropy now"]
+        self._keep(part, order, fresh)
+
+    def _keep(self, part: Minibatch, order: Sequence[int], fresh: Mapping[str, torch.Tensor]) -> None:
+        lengths = [len(part.rollouts[r].completion.tokens) for r in order]
+        for key, values in fresh.items():
+            for r, piece in zip(order, values.detach().cpu().split(lengths), strict=True):
+                self.per_token[key][part.numbers[r]] = piece.numpy()
+
+    def summary(self, config: Config, rate: float) -> dict[str, float]:
+        """Step metrics over all processes."""
+        everyone, widest, halved = zip(*comm.gather((self.sums, self.widest, self.halved)), strict=True)
+        total = {k: sum(s.get(k, 0.0) for s in everyone) for k in sorted({k for s in everyone for k in s})}
+        tokens = max(total.pop("tokens", 0.0), 1.0)
+        first_pass = max(tokens / max(self.passes, 1), 1.0)
+        steps = self.passes * config.rollout.minibatches - self.nonfinite
+        total.pop("entropy now", None)
+        loss, entropy, known = (total.pop(k, 0.0) for k in ("loss", "entropy", "mismatch/tokens"))
+        unknown = math.nan if self.nonfinite and not any(everyone) else 0.0
+        return {
+            "loss": loss / max(steps, 1) + unknown, "grad_norm": self.grad_norm + unknown, "lr": rate,
+            "kl": unknown, "clip_frac": unknown, "entropy": entropy / first_pass + unknown,
+            **{k: total.pop(k, 0.0) / max(known, 1.0) for k in ("mismatch/kl", "mismatch/gap_mean")},
+            "mismatch/gap_max": max(widest),
+            **{k: v / tokens for k, v in total.items()},
+            **({"memory/halved": float(sum(halved))} if any(halved) else {})}
+
+
+def _under_the_same_prompt(part: Minibatch, order: Sequence[int]) -> torch.Tensor:
+    """[N] bool: tokens trained under the prompt that they were sampled under."""
+    rollouts = [part.rollouts[r] for r in order]
+    same = [np.full(len(r.completion.tokens), r.train_prompt is None) for r in rollouts]
+    return torch.from_numpy(np.concatenate(same) if same else np.zeros(0, bool))
