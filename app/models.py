@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from vlrl.config.schema import Config
 from vlrl.errors import VlrlError
+from vlrl.models import model_config
 from vlrl.store import checkpoint
 from vlrl.store.files import read_json
-from vlrl.training import build_task
 
 from . import AppError
 from .library import Library
@@ -44,7 +44,7 @@ class Chosen:
 
 def listed(library: Library) -> list[tuple[str, str]]:
     """(label, value) of the embedded models and of the checkpoints of every run, the newest of each first."""
-    shipped = sorted(p.parent.name for p in (Path(build_task.__file__).parent / "assets").glob("*/config.json"))
+    shipped = sorted(p.parent.name for p in model_config.ASSETS.glob("*/config.json"))
     found = [(f"{name}, as shipped", f"embedded/{name}") for name in shipped]
     for run in library.runs():
         with contextlib.suppress(VlrlError, OSError):
@@ -72,7 +72,7 @@ def choose(library: Library, model: str) -> Chosen:
         step = _step(path.name)
         return Chosen(str(_weights(path)), f"{run}, step {step}", run, step, _stamp(path))
     if model.startswith("embedded/"):
-        return Chosen(str(build_task.embedded(model)), model)
+        return Chosen(str(model_config.embedded(model)), model)
     path = Path(model).expanduser()
     if model and _is_dir(path):
         path = _weights(path)
@@ -196,7 +196,7 @@ def stay_local(name: str) -> None:
             return
         name = str(base)
         if name.startswith("embedded/"):
-            name = str(build_task.embedded(name))
+            name = str(model_config.embedded(name))
         elif not _is_dir(Path(name)):
             folder = _cached(name)
             if folder is None:

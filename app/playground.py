@@ -159,7 +159,7 @@ def ask_name(chosen: Chosen) -> str:
 def _write(policy: Policy, config: Config, prompt: Prompt, ask: Ask, job: Job) -> list[Completion]:
     """The completions; the job shows them while they are written, and stops them."""
     from vlrl.engine.hf import HFEngine
-    from vlrl.rollout.group_source.generate import sampling_of
+    from vlrl.rollout.generate import sampling_of
 
     n = ask.answers if ask.temperature else 1
     texts, due, tokens = [""] * n, 0.0, 0
@@ -206,7 +206,7 @@ def _scored(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Co
 
     `task` is a copy that may be changed.
     """
-    from vlrl.rollout.group_source.generate import make_group
+    from vlrl.rollout.generate import make_group
 
     if not ask.upload:
         return make_group(task, sample, prompt, completions, group_id="playground", split=ask.split, step=step)

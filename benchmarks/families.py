@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 
 from vlrl import config as configs
 from vlrl import task as tasks
-from vlrl.cli.main.main import main as vlrl
+from vlrl.cli.main import main as vlrl
 from vlrl.config.schema import Config
 from vlrl.models import families, policy
 from vlrl.models.packing import pack, pieces_of

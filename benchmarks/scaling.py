@@ -10,8 +10,8 @@ process's own CPU seconds, so that what else runs on the machine matters little.
 A line `seconds = intercept + slope * tokens` is fitted to each series, through the medians and through the least values
 (which other processes disturb least). Where a prompt is computed once per group, its slope is that of one prompt at any
 group size, apart from the answers' attention to it; computed once per answer, it would grow with the group. How much of
-a slope the useful operations (vlrl/models/flops.py) explain stands beside it. In a step, a longer answer also takes further
-forward passes while generating, which cost about the same for any group of such a small model.
+a slope the useful operations (vlrl/models/flops.py) explain stands beside it. In a step, a longer answer also takes
+further forward passes while generating, which cost about the same for any group of such a small model.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from scipy.stats import linregress
 from vlrl import config
 from vlrl.algo.advantage import grpo
 from vlrl.models.flops import cost_model, patches_of
-from vlrl.rollout.group_source.generate import make_group
+from vlrl.rollout.generate import make_group
 from vlrl.task import Task
 from vlrl.tools import tiny_models
 from vlrl.training import build

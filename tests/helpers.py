@@ -8,7 +8,7 @@ from vlrl.config import validate
 from vlrl.engine.hf import HFEngine
 from vlrl.models import policy as policies
 from vlrl.models.processing import Encoder
-from vlrl.rollout.group_source.generate import make_group
+from vlrl.rollout.generate import make_group
 from vlrl.task import Task
 from vlrl.training.advantages import credit
 from vlrl.types import Request, Sampling

@@ -5,7 +5,11 @@ child processes, for three traps of the stack: OpenMP workers that spin while th
 and a torchvision wheel built for CUDA beside a CPU-only torch.
 """
 
+import importlib.abc
+import importlib.util
 import os
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from vlrl import _torchvision
@@ -17,8 +21,30 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _torchvision.install()
 
-# In a checkout tasks/, app/ and configs/ lie beside vlrl/; a wheel carries them inside. Either way they are
-# vlrl.tasks, vlrl.app and vlrl.configs, so a user's own tasks.py can never shadow the built-in ones.
-_CHECKOUT = Path(__file__).resolve().parent.parent
-if (_CHECKOUT / "tasks").is_dir() and (_CHECKOUT / "train.py").is_file():
-    __path__.append(str(_CHECKOUT))
+_PACKAGE = Path(__file__).resolve().parent
+_IN_CHECKOUT = (_PACKAGE.parent / "tasks").is_dir() and (_PACKAGE.parent / "train.py").is_file()
+HOME = _PACKAGE.parent if _IN_CHECKOUT else _PACKAGE
+"""The folder of tasks/, app/ and configs/: the checkout, or this package where it was installed from a wheel."""
+
+
+class _Folders(importlib.abc.MetaPathFinder):
+    """Imports tasks/, app/ and configs/ of a checkout as vlrl.tasks, vlrl.app and vlrl.configs, as they are in a wheel.
+
+    Nothing else of the checkout is part of the package, and a user's own tasks.py cannot shadow the built-in tasks.
+    """
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        package, _, name = fullname.rpartition(".")
+        if package != "vlrl" or name not in ("tasks", "app", "configs"):
+            return None
+        folder = HOME / name
+        if (folder / "__init__.py").is_file():
+            return importlib.util.spec_from_file_location(fullname, folder / "__init__.py",
+                                                          submodule_search_locations=[str(folder)])
+        spec = ModuleSpec(fullname, None, is_package=True)
+        spec.submodule_search_locations = [str(folder)]
+        return spec
+
+
+if _IN_CHECKOUT:
+    sys.meta_path.insert(0, _Folders())

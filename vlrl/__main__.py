@@ -2,7 +2,7 @@
 
 import sys
 
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,7 +19,7 @@ from vlrl.config import validate
 from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import ConfigError
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.group_source.group_source import GroupSource
+from vlrl.rollout.group_source import GroupSource
 from vlrl.store import RunFolder
 from vlrl.training.advantages import Credit
 

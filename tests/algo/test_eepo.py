@@ -7,7 +7,7 @@ import torch
 
 from tests.helpers import credited_groups, load, settings
 from vlrl.models.reference import Reference
-from vlrl.rollout.group_source.eepo import Forgetting
+from vlrl.rollout.eepo import Forgetting
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from tests.helpers import Vowels, load, settings
 from tests.training.test_update import assert_close, gradients
 from vlrl.algo.advantage import grpo
 from vlrl.models.packing import pieces_of
-from vlrl.rollout.group_source.generate import make_group
+from vlrl.rollout.generate import make_group
 from vlrl.training.advantages import credit
 from vlrl.types import Completion
 

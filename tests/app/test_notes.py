@@ -26,7 +26,7 @@ from vlrl.app.index import RolloutKey
 from vlrl.app.library import Library
 from vlrl.app.media import MediaStore
 from vlrl.app.notes import Note, Notes
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import read_rows
 from vlrl.data.media import load

@@ -27,9 +27,9 @@ from vlrl.app.library import Library
 from vlrl.app.playground import Playground
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
+from vlrl.models.model_config import embedded
 from vlrl.rewards.boxes import iou
 from vlrl.store import checkpoint
-from vlrl.training.build_task import embedded
 
 TINY = "embedded/tiny-qwen3-vl"
 

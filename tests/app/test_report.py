@@ -11,7 +11,7 @@ from tests.app import made_runs
 from tests.app.markup import Markup
 from vlrl.app import curves, report, telling
 from vlrl.app.library import Library
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.errors import RunError
 from vlrl.evaluation.report import gains
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_looking import finished
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.models import hub
 
 TASK = """
@@ -193,13 +193,14 @@ def test_a_terminal_without_unicode(words, capsys, monkeypatch):
 
 def test_a_working_directory_that_is_gone(tmp_path):
     script = f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && exec {sys.executable} -m vlrl"
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(f"{script} status", shell=True, capture_output=True, text=True, timeout=60, env=env)
     assert done.returncode == 1 and done.stderr.startswith("error: the working directory does not exist any more")
 
 
 def test_light_commands_import_no_torch():
-    code = ("import sys; from vlrl.cli.main import main; [main(w.split()) for w in ('--help', 'tasks list', 'status none', "
+    code = ("import sys; from vlrl.cli.main import main; "
+            "[main(w.split()) for w in ('--help', 'tasks list', 'status none', "
             "'score none.yaml', 'export none -o x', 'eval yes.yaml --checkpoint none')]; "
             "sys.exit('torch' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data.test_formats import make_video
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.data import read_rows
 from vlrl.errors import DataError, VlrlError
 from vlrl.tools import datasplit

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import noise
 from tests.e2e.runs import TASK, metrics, write_config
-from vlrl.cli.main.main import train
+from vlrl.cli.main import train
 from vlrl.store import RunFolder, checkpoint
 
 

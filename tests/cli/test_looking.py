@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.store import RunFolder
 from vlrl.tools import doctor, status, trials
 from vlrl.tools.status import read

@@ -20,8 +20,8 @@ from scipy.stats import kendalltau
 
 from tests.e2e.runs import ENV, ROOT
 from vlrl import config as configs
-from vlrl.cli.main.main import main
-from vlrl.rollout.group_source.generate import make_group
+from vlrl.cli.main import main
+from vlrl.rollout.generate import make_group
 from vlrl.store import RunFolder
 from vlrl.tools import rescore
 from vlrl.tools.score_rows import score_lines

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from vlrl import config
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.store import RunFolder
 from vlrl.task import builtin_names, load_class
 from vlrl.tools import scaffold
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 VLRL = [sys.executable, "-P", "-m", "vlrl"]  # -P as for the installed script: the working directory is no import path
 
 

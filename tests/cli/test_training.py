@@ -16,8 +16,8 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from tests.conftest import SAMPLES
 from tests.e2e.runs import TASK, metrics, write_config
 from tests.helpers import Vowels
-from vlrl.cli.main import training
-from vlrl.cli.main.main import main
+from vlrl.cli import training
+from vlrl.cli.main import main
 from vlrl.config import load
 from vlrl.models import packing, policy
 from vlrl.models.processing import Encoder

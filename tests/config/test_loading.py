@@ -11,7 +11,7 @@ from vlrl.config.other_names import known_as
 from vlrl.config.registry import failure, resolve
 from vlrl.errors import ConfigError, RunError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BASE = "task: grounding\nmodel: {name: m}\n"
 
 

@@ -18,7 +18,7 @@ from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import DataError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.group_source.group_source import GroupSource
+from vlrl.rollout.group_source import GroupSource
 from vlrl.store import checkpoint
 from vlrl.task import Task
 from vlrl.task.mixture import Mixture

@@ -17,8 +17,8 @@ from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import Draw, Measuring, Outcome, Prompts
 from vlrl.curriculum.gain import GainRL
 from vlrl.errors import ConfigError, DataError
-from vlrl.rollout.group_source.prefetch import Prefetcher
-from vlrl.rollout.group_source.prompt_angle import Angles, angle, question_span
+from vlrl.rollout.prefetch import Prefetcher
+from vlrl.rollout.prompt_angle import Angles, angle, question_span
 from vlrl.store import checkpoint
 from vlrl.training.loop import train
 from vlrl.types import Media, Sample

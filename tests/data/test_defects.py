@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.data.test_formats import make_video
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.config.schema import LimitsSettings
 from vlrl.task import load
 from vlrl.tools.datacheck import check, files_of

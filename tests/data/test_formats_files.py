@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.data.test_formats import BASE, CASES, make_video, one, save
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.config.schema import DataSettings
 from vlrl.data.dataset import read_rows, read_samples, sample_from_row
 from vlrl.data.formats import Source, canonical, files, rows_in

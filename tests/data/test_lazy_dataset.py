@@ -21,7 +21,7 @@ from vlrl.data import lazy_dataset, row_index
 from vlrl.data.dataset import Samples, read_samples
 from vlrl.data.lazy_dataset import LazySamples
 from vlrl.errors import ConfigError, DataError, RunError
-from vlrl.rollout.group_source.group_source import first_samples
+from vlrl.rollout.group_source import first_samples
 from vlrl.task import Task
 
 

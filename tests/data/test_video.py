@@ -87,8 +87,9 @@ def test_frames_by_seeking_are_those_of_the_whole(made, name):
 
 def test_only_groups_with_wanted_frames_are_decoded(made):
     """From the last key before each; a run goes on where no key lies between."""
-    assert video_decoders._runs([3, 5, 14, 90, 95], [0, 10, 20, 80, 94]) == [(0, [3, 5]), (10, [14]), (80, [90]), (94, [95])]
-    assert video_decoders._runs([3, 9], [0]) == [(0, [3, 9])] and video_decoders._runs([3, 9], []) == [(3, [3]), (9, [9])]
+    runs = video_decoders._runs
+    assert runs([3, 5, 14, 90, 95], [0, 10, 20, 80, 94]) == [(0, [3, 5]), (10, [14]), (80, [90]), (94, [95])]
+    assert runs([3, 9], [0]) == [(0, [3, 9])] and runs([3, 9], []) == [(3, [3]), (9, [9])]
 
 
 def test_frames_times_and_metadata(made, decoder):
@@ -132,7 +133,8 @@ def test_packets_without_a_picture(tmp_path, made):
         video_decoders.DECODERS["pyav"](hidden, [10])
     kept = video_decoders.counted(hidden)
     assert kept.pts.tolist() == found.pts.tolist() and kept.times.tolist() == found.times.tolist()
-    longer = video_decoders.replace(found, pts=np.append(found.pts, found.pts[-1] + 9000), times=np.append(found.times, 2.06))
+    longer = video_decoders.replace(found, pts=np.append(found.pts, found.pts[-1] + 9000),
+                                    times=np.append(found.times, 2.06))
     with pytest.raises(DataError, match=r"late\.ts.*breaks off after 1\.960 of 2\.060 s"):
         video_decoders.counted(longer)
 

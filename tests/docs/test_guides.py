@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from vlrl import config
-from vlrl.cli.main.main import app
+from vlrl.cli.main import app
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 SHORT = {name: (DOCS / f"{name}.md").read_text(encoding="utf-8")
          for name in ("README", "gpu", "faq", "glossary", "api", "extras")}

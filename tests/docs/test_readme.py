@@ -12,7 +12,7 @@ from vlrl.rewards.text import parse_answer
 from vlrl.task import check_parts, load
 from vlrl.task.scoring import score_group
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 PROSE = re.sub(r"```python.*?```", "", TEXT, flags=re.DOTALL)

@@ -15,7 +15,7 @@ from vlrl.app.textfiles import read_yaml
 from vlrl.errors import ConfigError
 from vlrl.models.loading import load_model
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CODE = [ROOT / "train.py", *sorted(p for folder in ("vlrl", "app", "tasks", "benchmarks")
                                    for p in (ROOT / folder).rglob("*.py"))]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[1] / "configs" / "slurm" / "train.sbatch"
+SCRIPT = Path(__file__).resolve().parents[2] / "configs" / "slurm" / "train.sbatch"
 STUBS = {
     "srun": 'shift\nSLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS=2 exec "$@"\n',
     "scontrol": 'if [ "$1" = show ]; then echo node7; echo node8; else echo "$@" >> requeued; fi\n',

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.curriculum import sourced
 from tests.e2e.runs import write_config
 from vlrl import config as configs
-from vlrl.rollout.group_source.group_source import GroupSource
+from vlrl.rollout.group_source import GroupSource
 from vlrl.training.loop import train
 from vlrl.training.session import Session
 

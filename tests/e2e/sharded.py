@@ -10,9 +10,9 @@ from PIL import Image
 
 from vlrl.config import validate
 from vlrl.distributed import comm
-from vlrl.engine.rules import Texts
 from vlrl.models import fsdp
-from vlrl.rollout.group_source.group_source import GroupSource
+from vlrl.models.token_text import Texts
+from vlrl.rollout.group_source import GroupSource
 from vlrl.store import checkpoint
 from vlrl.task import Task
 from vlrl.training.build import assemble, make_accelerator

@@ -17,8 +17,8 @@ from PIL import Image, ImageDraw
 from tests.e2e.recipe_scores import CASES
 from tests.e2e.runs import ROOT, metrics
 from vlrl import config as configs
-from vlrl.cli.main.main import main
-from vlrl.rollout.group_source.generate import make_group
+from vlrl.cli.main import main
+from vlrl.rollout.generate import make_group
 from vlrl.task import load, task_oracle
 from vlrl.training.loop import train
 from vlrl.training.session import Session

@@ -25,8 +25,8 @@ from vlrl.engine.hf import HFEngine
 from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import TaskError, TrainingError
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.group_source.group_source import GroupSource
-from vlrl.rollout.group_source.overlap import Ahead
+from vlrl.rollout.group_source import GroupSource
+from vlrl.rollout.overlap import Ahead
 from vlrl.tools.plan import architecture
 from vlrl.types import Completion, Prompt, Request, Sampling
 

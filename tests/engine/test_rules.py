@@ -14,12 +14,13 @@ from tests.helpers import Vowels, load, settings
 from vlrl.algo.advantage import grpo
 from vlrl.config import validate
 from vlrl.engine.hf import HFEngine
-from vlrl.engine.rules import Rules, Texts
+from vlrl.engine.rules import Rules
 from vlrl.errors import ConfigError
 from vlrl.evaluation.evaluate import evaluate
 from vlrl.models.packing import pack, pieces_of
-from vlrl.rollout.group_source.generate import make_group, sampling_of
-from vlrl.rollout.group_source.prefetch import Prefetcher
+from vlrl.models.token_text import Texts
+from vlrl.rollout.generate import make_group, sampling_of
+from vlrl.rollout.prefetch import Prefetcher
 from vlrl.training.advantages import credit
 from vlrl.training.update import make_optimizer, update
 from vlrl.types import Request, Sampling

@@ -11,7 +11,7 @@ from tests.conftest import SAMPLES, kinds_of
 from tests.e2e.runs import write_config
 from tests.helpers import Vowels, credited_groups, load, settings
 from tests.models.test_packing import MIXED, assert_equal, groups
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
 from vlrl.models import logprobs

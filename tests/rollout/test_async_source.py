@@ -25,9 +25,9 @@ from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.group_source import async_source
-from vlrl.rollout.group_source.async_source import Pipelined, refuse_stale
-from vlrl.rollout.group_source.group_source import GroupSource
+from vlrl.rollout import async_source
+from vlrl.rollout.async_source import Pipelined, refuse_stale
+from vlrl.rollout.group_source import GroupSource
 from vlrl.store.checkpoint import load_state, save
 from vlrl.training.build import make_engine
 from vlrl.types import Prompt, Request, Sampling

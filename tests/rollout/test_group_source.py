@@ -14,7 +14,7 @@ from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock, group_metrics
-from vlrl.rollout.group_source.group_source import GroupSource, check_score_errors, first_samples
+from vlrl.rollout.group_source import GroupSource, check_score_errors, first_samples
 from vlrl.task import Task
 from vlrl.training.advantages import credit
 from vlrl.types import Prompt, Sample

@@ -17,8 +17,8 @@ from vlrl.curriculum import Draw
 from vlrl.engine.capacity import batches
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, DataError
-from vlrl.evaluation.report import last_words
-from vlrl.rollout.group_source import partial
+from vlrl.evaluation.report import print_summary
+from vlrl.rollout import partial
 from vlrl.store.checkpoint import load_state, save
 from vlrl.training.advantages import _written
 from vlrl.types import Begun, Completion, Prompt, Request, Sampling, Turn
@@ -289,4 +289,4 @@ def test_steps_without_a_whole_group_go_by(tiny_models, tmp_path):
     assert [m["grad_norm"] > 0 for m in lines] == [False, False, True, False] and lines[-1]["rollouts/total"] == 4
     rows = session.folder.rollouts().to_pylist()
     assert len(rows) == 4 and {r["policy_step"] for r in rows} == {2} and {len(r["token_ids"]) for r in rows} == {8}
-    last_words(session)
+    print_summary(session.folder, session.done, print)

@@ -20,8 +20,8 @@ from vlrl.errors import DataError, TaskError
 from vlrl.evaluation import evaluate as evaluation
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.group_source.group_source import GroupSource
-from vlrl.rollout.group_source.prefetch import Prefetcher
+from vlrl.rollout.group_source import GroupSource
+from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import task_messages
 from vlrl.types import Prompt
 

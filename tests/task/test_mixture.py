@@ -25,8 +25,8 @@ from vlrl.evaluation.evaluate import evaluate, evaluation_line
 from vlrl.evaluation.report import gains, summary_table
 from vlrl.evaluation.stats import mean_ci
 from vlrl.monitoring.metrics import Clock, group_metrics
-from vlrl.rollout.group_source.group_source import GroupSource, first_samples
-from vlrl.rollout.group_source.prefetch import Prefetcher
+from vlrl.rollout.group_source import GroupSource, first_samples
+from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import RunFolder
 from vlrl.task.base import Task, task_messages, task_oracle, task_samples
 from vlrl.task.mixture import Mixture, Turns, one_task

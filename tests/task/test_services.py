@@ -15,7 +15,7 @@ from vlrl import config as configs
 from vlrl.errors import ConfigError, TaskError
 from vlrl.models.packing import pack, pieces_of
 from vlrl.models.reference import Reference, answer_span
-from vlrl.rollout.group_source.generate import make_group
+from vlrl.rollout.generate import make_group
 from vlrl.task.scoring import score_group
 from vlrl.task.services import AbsentService, Services, less, unserved_parts, without_absent
 from vlrl.training.loop import train

@@ -29,8 +29,8 @@ from vlrl.errors import DataError, TaskError
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.monitoring.metrics import Clock
 from vlrl.rewards.text import parse_answer
-from vlrl.rollout.group_source.group_source import GroupSource
-from vlrl.rollout.group_source.prefetch import Prefetcher
+from vlrl.rollout.group_source import GroupSource
+from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import RunFolder
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services

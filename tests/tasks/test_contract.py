@@ -82,11 +82,12 @@ def test_no_text_raises(tmp_path_factory, name, text):
 
 
 def test_importing_every_task_loads_no_torch():
-    code = ("import sys, vlrl.types, vlrl.data, vlrl.data.media, vlrl.data.video_sampling, vlrl.data.coordinates, vlrl.task.scoring\n"
+    code = ("import sys, vlrl.types, vlrl.data, vlrl.data.media, vlrl.data.video_sampling, vlrl.data.coordinates\n"
             "import vlrl.store.checkpoint, vlrl.rewards.boxes, vlrl.rewards.text, vlrl.rewards.detection\n"
             "import vlrl.rewards.literals, vlrl.rewards.points, vlrl.rewards.regions, vlrl.testing\n"
             "import vlrl.testing.labelled, vlrl.rewards.driving, vlrl.rewards.contrast, vlrl.rewards.math\n"
-            "import vlrl.training.build_task, vlrl.store, vlrl.evaluation.report, vlrl.monitoring.progress, vlrl.evaluation.stats, vlrl.cli.main, vlrl.tools.docs\n"
+            "import vlrl.task.scoring, vlrl.training.build_task, vlrl.store, vlrl.evaluation.report\n"
+            "import vlrl.monitoring.progress, vlrl.evaluation.stats, vlrl.cli.main, vlrl.tools.docs\n"
             "from vlrl.tools import (catalogue, datacheck, dataconvert, datasplit, doctor, play, rescore, scaffold,\n"
             "                        score_rows, status, trials)\n"
             "from vlrl.task import builtin_names, load\n"

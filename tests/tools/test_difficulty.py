@@ -14,7 +14,7 @@ from PIL import Image
 from tests.e2e.runs import ENV, ROOT
 from tests.rollout.test_group_source import BAD, Number, encode
 from vlrl import curriculum
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.config import validate
 from vlrl.curriculum import Draw, Outcome, Prompts
 from vlrl.curriculum.history import History
@@ -23,7 +23,7 @@ from vlrl.data import read_rows
 from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import ConfigError, DataError, TrainingError, VlrlError
 from vlrl.models.processing import PromptTooLong
-from vlrl.rollout.group_source.prefetch import Prefetcher
+from vlrl.rollout.prefetch import Prefetcher
 from vlrl.tools import difficulty
 from vlrl.tools.difficulty import Asked, Places, measured
 from vlrl.tools.measure import Chosen, Ready

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.errors import ConfigError, RunError
 from vlrl.tools.extrapolate import extrapolate
 

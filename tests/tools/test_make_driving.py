@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import read_rows
 from vlrl.errors import ConfigError, DataError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import read_rows
 from vlrl.errors import ConfigError, DataError
@@ -17,7 +17,7 @@ from vlrl.tools import makegui
 from vlrl.tools.datacheck import check
 from vlrl.tools.makegui import Shot, group_of, make_gui, rows_of
 
-MADE = Path(__file__).parent / "data" / "gui"
+MADE = Path(__file__).parents[1] / "data" / "gui"
 
 
 def element(role: str, name: str, *box: float, text: bool = True) -> dict:

@@ -12,7 +12,7 @@ import av
 import numpy as np
 import pytest
 
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import read_rows
 from vlrl.errors import ConfigError, DataError

@@ -22,7 +22,7 @@ from vlrl.training.build import make_engine
 from vlrl.training.update import make_optimizer, update
 from vlrl.types import Request, Sampling
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 MODELS = sorted((CONFIGS / "models").glob("*.yaml"))
 
 

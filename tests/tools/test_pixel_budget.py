@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.config import validate
 from vlrl.data.coordinates import CONVENTIONS, make
 from vlrl.tools.pixelbudget import PixelBudget, pixel_budget, scale_of

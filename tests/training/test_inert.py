@@ -13,7 +13,7 @@ from vlrl.config.schema import Config
 from vlrl.training import inert
 from vlrl.training.build_task import make_task
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 PRESETS = [f"{folder}/{path.name}" for folder in ("algorithms", "curricula")
            for path in sorted((CONFIGS / folder).glob("*.yaml"))]
 ASKED_FOR = {"tis": ["engine.name=vllm_server"], "icepop": ["engine.name=vllm_server"],
@@ -139,7 +139,8 @@ def own(x):
 
 def test_supervised_runs_and_own_functions_have_none():
     assert not inert.find(Config.model_validate({**PLAIN, "algo": {"loss": "supervised"}}))
-    own = {"loss": "tests.training.test_inert:own", "shaping": ["tests.training.test_inert:own"], "weights": ["tests.training.test_inert:own"]}
+    own = {"loss": "tests.training.test_inert:own", "shaping": ["tests.training.test_inert:own"],
+           "weights": ["tests.training.test_inert:own"]}
     assert not inert.find(Config.model_validate({**PLAIN, "algo": own}))
 
 

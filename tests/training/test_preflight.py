@@ -8,7 +8,7 @@ from PIL import Image
 
 from tests.e2e.test_recipes_run import NAMES, ROOT, ROWS, TYPES
 from vlrl import config as configs
-from vlrl.cli.main.main import main
+from vlrl.cli.main import main
 from vlrl.config.schema import Config, DataSettings
 from vlrl.data import read_samples
 from vlrl.data.row_media import media_in, unshown

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlrl.cli.main import difficulty
-from vlrl.cli.main.common import AsJson, emit, examples, load
-from vlrl.cli.main.terminal import bars
+from vlrl.cli import difficulty
+from vlrl.cli.common import AsJson, emit, examples, load
+from vlrl.cli.terminal import bars
 
 if TYPE_CHECKING:
     from vlrl.tools.datacheck import Findings

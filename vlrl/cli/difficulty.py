@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlrl.cli.main.common import AsJson, ConfigPath, Words, emit, examples, load
-from vlrl.cli.main.terminal import bars, printable
+from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load
+from vlrl.cli.terminal import bars, printable
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vlrl.cli.main.common import emit
-from vlrl.cli.main.terminal import printable
+from vlrl.cli.common import emit
+from vlrl.cli.terminal import printable
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config

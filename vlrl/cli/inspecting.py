@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from vlrl.cli.main.common import examples
+from vlrl.cli.common import examples
 from vlrl.errors import ConfigError
 
 _NEEDED = ("gradio", "duckdb", "plotly")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlrl.cli.main.common import AsJson, emit, examples
+from vlrl.cli.common import AsJson, emit, examples
 
 if TYPE_CHECKING:
     from vlrl.tools.doctor import Finding

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 
-import vlrl.cli.main.interrupt  # isort: skip # noqa: F401 - before what takes time to import
+import vlrl.cli.interrupt  # isort: skip # noqa: F401 - before what takes time to import
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import typer
 
 from vlrl import __version__
-from vlrl.cli.main import data, inspecting, looking, planning, scoring, serve, tasks, training
-from vlrl.cli.main.common import flowing
-from vlrl.cli.main.terminal import printable
+from vlrl.cli import data, inspecting, looking, planning, scoring, serve, tasks, training
+from vlrl.cli.common import flowing
+from vlrl.cli.terminal import printable
 from vlrl.config.registry import failure, place
 from vlrl.errors import RunError, VlrlError
 

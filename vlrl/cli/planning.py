@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlrl.cli.main.common import AsJson, ConfigPath, Words, emit, examples, load
+from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:

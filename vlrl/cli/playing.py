@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlrl.cli.main.common import AsJson, ConfigPath, Words, examples, load
-from vlrl.cli.main.terminal import printable, standard_input
+from vlrl.cli.common import AsJson, ConfigPath, Words, examples, load
+from vlrl.cli.terminal import printable, standard_input
 from vlrl.errors import TaskError
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlrl.cli.main import playing
-from vlrl.cli.main.common import AsJson, ConfigPath, examples, load
-from vlrl.cli.main.terminal import late_bar, printable, standard_input
+from vlrl.cli import playing
+from vlrl.cli.common import AsJson, ConfigPath, examples, load
+from vlrl.cli.terminal import late_bar, printable, standard_input
 from vlrl.errors import DataError, RunError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vlrl.cli.main.common import ConfigPath, Words, examples, load
+from vlrl.cli.common import ConfigPath, Words, examples, load
 from vlrl.errors import ConfigError
 
 EXAMPLES = examples(

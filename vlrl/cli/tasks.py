@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from vlrl.cli.main.common import AsJson, Words, emit, examples, load
+from vlrl.cli.common import AsJson, Words, emit, examples, load
 
 if TYPE_CHECKING:
     from vlrl.task import Task
@@ -41,7 +41,7 @@ def list_(json: AsJson = False) -> None:
 
 
 def _described(entry: Entry) -> str:
-    from vlrl.tools.docs import shown
+    from vlrl.config.describe import shown
 
     lines = [f"{entry.name}: {entry.about}", "  parts     " + ", ".join(f"{k} × {shown(v)}" for k, v in
                                                                          entry.parts.items())]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlrl.cli.main.common import AsJson, ConfigPath, Words, emit, examples, load
-from vlrl.cli.main.terminal import printable
+from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load
+from vlrl.cli.terminal import printable
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.tools.tiny_families import DEFAULT, FAMILIES
 
@@ -108,7 +108,7 @@ def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False,
         raise typer.BadParameter("measures a run, which --dry-run does not start; give one of the two",
                                  param_hint="--profile")
     if dry_run:
-        from vlrl.cli.main import dryrun
+        from vlrl.cli import dryrun
 
         dryrun.run(loaded, as_json)
         return
@@ -163,7 +163,7 @@ def sft(
     """
     loaded = load(config, settings)
     if dry_run:
-        from vlrl.cli.main import dryrun
+        from vlrl.cli import dryrun
         from vlrl.training.sft import supervised
 
         dryrun.run(supervised(loaded), as_json)
@@ -181,16 +181,21 @@ def sft(
 
 
 def _finish(config: Config, run: Callable[[Config], Any]) -> None:
-    """Runs and prints the last words; leaves with 130 after Ctrl-C."""
+    """Runs and prints the summary on rank 0; leaves with 130 where the run was stopped before its last step."""
     try:
         session = run(config)
     except KeyboardInterrupt as stop:
         notes = getattr(stop, "__notes__", ["The same command goes on from the last checkpoint."])
         print("stopped.", *notes, file=sys.stderr)
         raise typer.Exit(130) from None
-    from vlrl.evaluation.report import last_words
+    from vlrl.distributed import comm
+    from vlrl.evaluation.report import print_summary
 
-    raise typer.Exit(last_words(session))
+    if session.done < session.config.steps:
+        raise typer.Exit(130)
+    if comm.is_main():
+        print_summary(session.folder, session.done, session.progress.print)
+    raise typer.Exit
 
 
 def _is_free(folder: Path) -> bool:
@@ -260,7 +265,7 @@ def _measure(config: Config, chosen: Chosen, rollouts: Path | None) -> list[dict
 
     from vlrl.config.registry import prints_aside
     from vlrl.distributed import comm
-    from vlrl.rollout.group_source.group_source import check_score_errors
+    from vlrl.rollout.group_source import check_score_errors
     from vlrl.store import RunFolder
     from vlrl.tools.measure import measure
 

@@ -24,6 +24,7 @@ from yaml.composer import ComposerError
 import vlrl
 from vlrl.config.algo import CLIPS
 from vlrl.config.base import Named, Settings
+from vlrl.config.describe import describe as describe_settings
 from vlrl.config.engine import merge_engine
 from vlrl.config.other_names import known_as
 from vlrl.config.paths import placed
@@ -91,13 +92,11 @@ def dump(config: Config) -> str:
 
 def describe() -> list[tuple[str, str, Any, str]]:
     """(name, type in words, default, description) of every setting, in order; for `--settings` and the docs."""
-    from vlrl.tools import docs
-
-    return list(docs.describe(Config))
+    return list(describe_settings(Config))
 
 
 def _find(path: Path) -> Path:
-    for candidate in (path, *(Path(folder) / path for folder in vlrl.__path__)):
+    for candidate in (path, vlrl.HOME / path):
         if os.path.isfile(candidate):  # Path.is_file raises for a name that is too long
             return candidate
     if os.path.exists(path):
@@ -113,14 +112,13 @@ def _find(path: Path) -> Path:
 
 def shipped(name: str) -> Path | None:
     """The file of a config that comes with vlrl, named relative to its folder, e.g. "tiny.yaml"; None without one."""
-    places = [Path(folder) / "configs" / name for folder in vlrl.__path__]
-    return next((place for place in places if os.path.isfile(place)), None)
+    place = vlrl.HOME / "configs" / name
+    return place if os.path.isfile(place) else None
 
 
 def shipped_configs() -> list[Path]:
     """Every config that comes with vlrl; those of accelerate's launcher are none."""
-    return [path for folder in vlrl.__path__ for path in sorted(Path(folder, "configs").rglob("*.yaml"))
-            if path.parent.name != "accelerate"]
+    return [path for path in sorted((vlrl.HOME / "configs").rglob("*.yaml")) if path.parent.name != "accelerate"]
 
 
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:

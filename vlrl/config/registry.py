@@ -20,7 +20,7 @@ from typing import Any
 from vlrl.config.paths import tried
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 
-_NOT_OWN = ("<", str(Path(__file__).parent) + os.sep, *{sysconfig.get_path(k) + os.sep
+_NOT_OWN = ("<", str(Path(__file__).parents[1]) + os.sep, *{sysconfig.get_path(k) + os.sep
                                                         for k in ("stdlib", "purelib", "platlib")})
 
 FILE_MODULE = "vlrl_user_file_"

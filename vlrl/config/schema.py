@@ -13,7 +13,7 @@ from vlrl.config.base import Beta, Count, Fraction, NonNegative, Positive, Rate,
 from vlrl.config.engine import PLACES, EngineSettings
 from vlrl.config.rollout import AsyncSettings, CurriculumSettings, RolloutSettings
 from vlrl.config.tasks import TaskEntry, TaskSettings, label_of
-from vlrl.data.download import parts
+from vlrl.config.url_entries import parts
 
 __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AsyncSettings", "Config", "CurriculumSettings", "DataSettings",
            "EngineSettings", "LimitsSettings", "LoraSettings", "ModelSettings", "RolloutSettings", "TaskSettings",

@@ -122,7 +122,7 @@ class Drawn(Sequence[Sample]):
 
 
 def read_rows(path: Path, format: str = "auto") -> list[dict[str, Any]]:
-    """The canonical rows of a file in any format of `vlrl.data.formats`: one object a line, a list of objects, a table ...
+    """The canonical rows of a file in any format of `vlrl.data.formats`: an object a line, a list of objects ...
 
     Raises DataError naming the file and the line, ConfigError for an unknown format.
     """

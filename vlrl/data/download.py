@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
-from vlrl.errors import ConfigError, DataError, RunError
+from vlrl.config.url_entries import PORTS, parts, plain_host
+from vlrl.errors import DataError, RunError
 from vlrl.store.files import read_json, write_text
 
 MOST_HOPS = 5
@@ -38,10 +39,7 @@ MOST_URL = 4096
 """Characters of a URL."""
 TRIES = 3
 """Times that an address is asked that fails for a moment: a broken connection, an answer 429 or 5xx."""
-_PORTS = {"https": 443, "http": 80}
 _REDIRECTS = (301, 302, 303, 307, 308)
-_HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\Z")
-_ENTRY = re.compile(r"(?P<scheme>https?://)?(?P<any>\*\.)?(?P<host>[^/:@*?#\s]+|\[[0-9a-fA-F:.]+\])(:(?P<port>\d{1,5}))?\Z")
 _AGAIN = (429, 500, 502, 503, 504)
 _BROKEN = re.compile(r"closed connection|disconnected")  # what h11 and httpcore say then
 _EMBEDDED = (("64:ff9b::/96", 0), ("2002::/16", 80))  # networks of IPv6 that hold an IPv4 address, this many bits up
@@ -104,7 +102,7 @@ class Policy:
         return any(self._matches(parts(entry), scheme, host, port) for entry in self.hosts)
 
     def _matches(self, entry: dict[str, Any], scheme: str, host: str, port: int) -> bool:
-        wanted = entry["port"] or _PORTS[entry["scheme"]]
+        wanted = entry["port"] or PORTS[entry["scheme"]]
         named = host.endswith(f".{entry['host']}") if entry["any"] else host == entry["host"]
         return scheme == entry["scheme"] and named and (port == wanted or self.guard.any_port)
 
@@ -122,18 +120,6 @@ class Remote:
 
 class _Again(Exception):
     """What may go well the next time."""
-
-
-@cache
-def parts(entry: str) -> dict[str, Any]:
-    """scheme, any (of its subdomains), host and port of an entry of data.urls. Raises ConfigError."""
-    found = _ENTRY.match(entry)
-    host = _plain_host(found["host"]) if found else None
-    port = int(found["port"]) if found and found["port"] else 0
-    if not found or host is None or port > 65535:
-        raise ConfigError(f"data.urls: {entry[:100]!r} is no host; write images.example.org, *.example.org, "
-                          "example.org:8443, or http://example.org where it has no https")
-    return {"scheme": (found["scheme"] or "https://")[:-3], "any": bool(found["any"]), "host": host, "port": port}
 
 
 def shown(url: str) -> str:
@@ -202,28 +188,18 @@ def _target(url: str, policy: Policy) -> _Target:
         port = split.port
     except ValueError:
         raise refuse("is no URL") from None
-    if split.scheme not in _PORTS:
+    if split.scheme not in PORTS:
         raise refuse("must begin with https://")
     if split.username is not None or split.password is not None or "@" in split.netloc:
         raise refuse("holds a user or a password, which would be kept in the run folder; leave them out")
-    host = _plain_host(split.hostname or "")
+    host = plain_host(split.hostname or "")
     if host is None:
         raise refuse("names no host")
-    port = port if port is not None else _PORTS[split.scheme]
+    port = port if port is not None else PORTS[split.scheme]
     if not policy.allows(split.scheme, host, port):
         allowed = "https hosts on port 443" if policy.hosts is None else ", ".join(policy.hosts) or "none"
         raise refuse(f"is of a host that data.urls does not allow (it allows: {allowed})")
     return _Target(split.scheme, host, port, urlunsplit(("", "", split.path or "/", split.query, "")))
-
-
-def _plain_host(host: str) -> str | None:
-    """A host in lower case; None for what is neither a name nor an address as it is usually written."""
-    host = host.lower().strip("[]").removesuffix(".")
-    with contextlib.suppress(ValueError):
-        return str(ipaddress.ip_address(host)) if "%" not in host else None
-    last = host.rpartition(".")[2]
-    numeric = last.isdigit() or re.fullmatch(r"0x[0-9a-f]*", last)  # 127.1, 0177.0.0.1, 2130706433, 0x7f000001
-    return host if _HOST.match(host) and not numeric else None
 
 
 def _addresses(target: _Target, url: str, guard: Guard, deadline: float) -> list[str]:
@@ -276,7 +252,7 @@ def _answer(target: _Target, addresses: Sequence[str], guard: Guard, deadline: f
     from vlrl.data.pinned_transport import Pinned, TooSlow
 
     host = f"[{target.host}]" if ":" in target.host else target.host
-    shown_host = host if target.port == _PORTS[target.scheme] else f"{host}:{target.port}"
+    shown_host = host if target.port == PORTS[target.scheme] else f"{host}:{target.port}"
     headers = [("Host", shown_host), ("Accept", "image/*, video/*, */*;q=0.1"), ("Accept-Encoding", "identity"),
                ("User-Agent", "vlrl"), ("Connection", "close")]
     where = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)

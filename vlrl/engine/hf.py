@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from vlrl.engine.base import Done, Watch
 from vlrl.engine.cache import CopiedRows, SharedRows, roomy_cache, side_by_side, spread
 from vlrl.engine.capacity import Capacity, Job, automatic, batches, chunks, cut
-from vlrl.engine.rules import Texts
 from vlrl.engine.writing import Writing, Written
 from vlrl.errors import TrainingError
 from vlrl.models.oom import release, short_of_memory
 from vlrl.models.packing import aligned_inputs, media_inputs, to_device
 from vlrl.models.policy import Policy
+from vlrl.models.token_text import Texts
 from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Prompt, Request, Turn
 

@@ -6,65 +6,13 @@ Both are rules about text, found out from tokens while they are written. Without
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from vlrl.errors import ConfigError
-from vlrl.models.policy import Policy
+from vlrl.models.token_text import Texts
 from vlrl.types import Sampling
 
 CLOSING = "</think>"
-
-
-class Texts:
-    """A policy's tokenizer, and what was found out about its tokens; kept from batch to batch."""
-
-    def __init__(self, policy: Policy):
-        self.tokenizer, self.device, self.banned = policy.processor.tokenizer, policy.device, policy.banned
-        self.eos = torch.tensor(sorted(policy.eos), device=policy.device)
-        self._vocabulary = policy.base.config.get_text_config().vocab_size
-        self._pieces: list[str] = []
-        self._ending: dict[tuple[str, ...], torch.Tensor] = {}
-        self._ids: dict[str, torch.Tensor] = {}
-
-    def decode(self, ids: Any) -> str:
-        """The text of token ids, control tokens included."""
-        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-    def ending(self, stops: tuple[str, ...]) -> torch.Tensor:
-        """[V] bool: tokens that may complete a stop string. Bytes of a split character count as any text."""
-        if stops not in self._ending:
-            pieces = self._texts()
-            may = [i for i, piece in enumerate(pieces) if "\ufffd" in piece or any(_completes(piece, s) for s in stops)]
-            self._ending[stops] = torch.zeros(self._vocabulary, dtype=torch.bool)
-            self._ending[stops][may] = True
-            self._ending[stops] = self._ending[stops].to(self.device)
-        return self._ending[stops]
-
-    def ids(self, text: str) -> torch.Tensor:
-        """Token ids of rollout.thinking_end. Raises ConfigError where they cannot be written."""
-        if text not in self._ids:
-            ids = torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], device=self.device)
-            if torch.isin(ids, self.banned).any():
-                raise ConfigError(f"rollout.thinking_end={text!r} holds a vision token, which no answer may hold: "
-                                  "leave it out")
-            self._ids[text] = ids
-        return self._ids[text]
-
-    def _texts(self) -> list[str]:
-        """What each token adds to a text, its leading space included."""
-        if not self._pieces:
-            anchor = self.tokenizer("a", add_special_tokens=False)["input_ids"]
-            before = len(self.decode(anchor))
-            count = min(len(self.tokenizer), self._vocabulary)
-            self._pieces = [self.decode([*anchor, i])[before:] for i in range(count)]
-        return self._pieces
-
-
-def _completes(piece: str, stop: str) -> bool:
-    """Whether a text that ends in `piece` may hold `stop` and not do so without it."""
-    return stop in piece or any(piece.startswith(stop[i:]) for i in range(len(stop)))
 
 
 class Rules:

@@ -261,8 +261,7 @@ def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> A
     _torchcodec.hide_broken()
     from vllm import LLM, ModelRegistry
 
-    from vlrl.engine.vllm_cpu_patches import widen
-    from vlrl.engine.vllm_seeds import keep_apart
+    from vlrl.engine.vllm_cpu_patches import keep_apart, widen
     from vlrl.engine.vllm_sync import lora_options, transfer_options
 
     widen()
@@ -337,7 +336,7 @@ def _bystander() -> Iterator[None]:
     """What vLLM sets for its whole process is undone: random states, the setter of torch's threads.
 
     Not in a thread beside the update (async.*), which draws from these states meanwhile: generation leaves them alone
-    (vllm_seeds).
+    (vllm_cpu_patches).
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,9 +1,13 @@
 # pyright: reportMissingImports=false
-"""Attention heads of any size in vLLM's CPU build, whose kernels know some sizes alone (32, 64, 80, ...).
+"""Patches of vLLM's CPU build, in this process; none of them changes anything on a GPU.
 
-Tiny models have smaller ones, as the model that is shipped with vlrl (24). Queries, keys and values are widened with
-zeros to the next size that is known, which changes no score and adds zeros to what comes out; these are cut off. The
-cache takes the wider size too.
+Head sizes (`widen`): its attention kernels support some sizes alone (32, 64, 80, ...). Tiny models have smaller ones,
+as the model that is shipped with vlrl (24). Queries, keys and values are widened with zeros to the next supported size,
+which changes no score and adds zeros to the output; these are cut off. The KV cache takes the wider size too.
+
+Random state (`keep_apart`): its sampler draws a number per answer from torch's global generator in every step, also
+where each answer has a seed of its own and the number is not used. Beside an update (async.*) that would move the
+dropout of the training thread.
 """
 
 from __future__ import annotations
@@ -59,3 +63,29 @@ def _forward(original: Any) -> Any:
         return out.view(len(out), -1, wide)[..., :size].flatten(1)
 
     return forward
+
+
+def keep_apart() -> None:
+    """Gives the sampler a generator of its own, in this process; nothing on a GPU."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.v1.sample.ops import topk_topp_sampler as module
+
+    if not isinstance(module.torch, _Torch):
+        module.torch = _Torch()
+
+
+class _Torch:
+    """torch, but for `randint` without a generator."""
+
+    def __init__(self) -> None:
+        self._own = torch.Generator()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def randint(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As torch's, from a generator of its own."""
+        return torch.randint(*args, **{"generator": self._own, **kwargs})

@@ -14,9 +14,10 @@ import numpy as np
 
 from vlrl.config.schema import Config
 from vlrl.data.video_sampling import clock
-from vlrl.engine.rules import CLOSING, Texts
+from vlrl.engine.rules import CLOSING
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.policy import Policy
+from vlrl.models.token_text import Texts
 from vlrl.types import Completion, LoadedMedia, Prompt, Sampling, Turn
 
 HOTTEST = 2.0

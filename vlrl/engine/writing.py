@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vlrl.engine.rules import Rules, Texts
+from vlrl.engine.rules import Rules
+from vlrl.models.token_text import Texts
 from vlrl.types import Completion, Sampling
 
 

@@ -16,9 +16,9 @@ from vlrl.errors import DataError
 from vlrl.evaluation.stats import mean_ci
 from vlrl.models.processing import PromptTooLong
 from vlrl.rewards.text import parse_answer
-from vlrl.rollout.group_source.generate import Reference, Score, make_group, sampling_of
-from vlrl.rollout.group_source.group_source import first_samples
-from vlrl.rollout.group_source.prefetch import Prefetcher
+from vlrl.rollout.generate import Reference, Score, make_group, sampling_of
+from vlrl.rollout.group_source import first_samples
+from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task
 from vlrl.task.scoring import sample_metrics, score_all
 from vlrl.types import Group, Request, Sample

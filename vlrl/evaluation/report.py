@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -14,9 +14,6 @@ from rich.text import Text
 from vlrl.evaluation.stats import Interval, paired_gain
 from vlrl.store import RunFolder
 from vlrl.store.files import read_json, replacing
-
-if TYPE_CHECKING:
-    from vlrl.training.session import Session
 
 _NOT_METRICS = {"step", "n", "rejected", "unscorable", "score_errors"}
 _COLORS = {"raw": "#9db8d9", "smooth": "#1f5fa8"}
@@ -202,20 +199,13 @@ def _signed(gain: Interval) -> str:
     return f"{gain.mean:+.3f}{bounds}"
 
 
-def last_words(session: Session) -> int:
-    """Prints the table before/after, draws reward.png, and says where the rollouts lie; on rank 0.
+def print_summary(run: RunFolder, steps: int, show: Callable[[Any], object]) -> None:
+    """Shows the table before/after, draws reward.png, and says where the model and the rollouts of a finished run are.
 
-    Returns the exit code: 0, or 130 when the run was stopped before its last step.
+    `steps` is the number of completed steps; `show` prints a line or a rich table.
     """
-    from vlrl.distributed import comm
-
-    if session.done < session.config.steps:
-        return 130
-    if not comm.is_main():
-        return 0
-    show, path = session.progress.print, session.folder.path
-    show(summary_table(session.folder))
-    show(f"reward curve   {plot_reward(session.folder)}")
-    show(f"model          {session.folder.checkpoints / f'step-{session.done:06d}'}")
+    path = run.path
+    show(summary_table(run))
+    show(f"reward curve   {plot_reward(run)}")
+    show(f"model          {run.checkpoints / f'step-{steps:06d}'}")
     show(f"every rollout  {path / 'rollouts'} (parquet), the evaluated answers in {path / 'eval-rollouts'}")
-    return 0

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from vlrl.config.schema import Config, TrainSettings
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
-from vlrl.models.deepspeed import Average, ZeroOptimizer
+from vlrl.models.deepspeed_zero import Average, ZeroOptimizer
 from vlrl.types import Prompt
 
 if TYPE_CHECKING:

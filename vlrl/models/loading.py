@@ -16,10 +16,10 @@ from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.models import hub
 from vlrl.models.attention import ATTENTION
 from vlrl.models.families import Family, family_of, set_pixel_limits
+from vlrl.models.model_config import embedded
 from vlrl.models.quantization import Quantization, adapted_layers, dequantized, keep_layout
 from vlrl.store.aligned_memory import own, own_weights
 from vlrl.store.files import read_json
-from vlrl.training.build_task import embedded
 
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 """What every chat template is given anyway."""

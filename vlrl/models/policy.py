@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from vlrl.config.schema import Config
 from vlrl.models import attention
 from vlrl.models import cost as balance
-from vlrl.models.deepspeed import Zero
+from vlrl.models.deepspeed_zero import Zero
 from vlrl.models.families import Family, agree, family_of
 from vlrl.models.flops import Cost, cost_model, patches_of
 from vlrl.models.fsdp import Shards, wanted

@@ -16,9 +16,9 @@ import torch
 
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.engine.rules import Texts
 from vlrl.models.packing import make_batch, pieces_of, plan, with_idle
 from vlrl.models.policy import Policy
+from vlrl.models.token_text import Texts
 from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Prompt
 

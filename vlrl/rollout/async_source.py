@@ -31,8 +31,8 @@ from vlrl.distributed import comm
 from vlrl.engine.base import Done, Engine
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.group_source.group_source import Drawn, GroupSource
-from vlrl.rollout.group_source.partial import Held, completion_of, completion_state, draw_of, draw_state
+from vlrl.rollout.group_source import Drawn, GroupSource
+from vlrl.rollout.partial import Held, completion_of, completion_state, draw_of, draw_state
 from vlrl.types import Completion, Group, Request
 
 Made = dict[tuple[int, ...], Sequence[Completion]]

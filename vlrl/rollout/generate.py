@@ -15,9 +15,9 @@ from vlrl.curriculum import Draw
 from vlrl.engine.base import Done, Engine
 from vlrl.monitoring.metrics import Clock
 from vlrl.rewards.text import parse_answer
-from vlrl.rollout.group_source.eepo import Forgetting
-from vlrl.rollout.group_source.overlap import Ahead
-from vlrl.rollout.group_source.partial import Held, in_one_step, last_part
+from vlrl.rollout.eepo import Forgetting
+from vlrl.rollout.overlap import Ahead
+from vlrl.rollout.partial import Held, in_one_step, last_part
 from vlrl.task import Task, task_target
 from vlrl.task.scoring import Marked, score_all
 from vlrl.task.services import Services, looked_up

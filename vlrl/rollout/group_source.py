@@ -32,12 +32,12 @@ from vlrl.engine.base import Engine
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.monitoring.metrics import Clock, phase
-from vlrl.rollout.group_source.generate import Answering, Asked, Reference
-from vlrl.rollout.group_source.partial import Held
-from vlrl.rollout.group_source.prefetch import Prefetcher
+from vlrl.rollout import fingerprint
+from vlrl.rollout.generate import Answering, Asked, Reference
+from vlrl.rollout.partial import Held
+from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task, generated, task_samples
 from vlrl.task.variants import has_variants, seen_as, variants_of
-from vlrl.training import fingerprint
 from vlrl.types import Group, Sample
 
 Measure = Callable[[Sequence[Sample], np.ndarray, Callable[[str, int, int], None]], np.ndarray]

@@ -21,15 +21,15 @@ import torch
 
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.engine.rules import Texts
 from vlrl.errors import DataError
 from vlrl.models import cost
 from vlrl.models.logprobs import answer_states
 from vlrl.models.packing import Batch, Piece, make_batch, with_idle
 from vlrl.models.policy import Policy
 from vlrl.models.processing import PromptTooLong
+from vlrl.models.token_text import Texts
 from vlrl.monitoring.metrics import phase
-from vlrl.rollout.group_source.prefetch import Prefetcher
+from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task, task_messages
 from vlrl.types import Prompt, Sample
 

@@ -253,7 +253,8 @@ def run(family: str, out: Path, seed: int) -> None:
         tiny_models.save_bf16(model, out)
         scores = [line for config in _EVALUATED for line in _evaluate(config, out, Path(scratch))]
     made = {"command": f"vlrl tiny --family {family} --seed {seed}", "stages": [asdict(s) for s in stages(clips)],
-            "sha256": tiny_models.weights_sha256(out), "heldout": scores, "seconds": round(time.perf_counter() - started),
+            "sha256": tiny_models.weights_sha256(out), "heldout": scores,
+            "seconds": round(time.perf_counter() - started),
             "versions": {name: version(name) for name in ("torch", "transformers")}}
     (out / "made_by.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     _write_log(out / "log.jsonl", log)

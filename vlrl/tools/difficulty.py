@@ -23,8 +23,8 @@ from vlrl.data import write_rows
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError
 from vlrl.models.processing import PromptTooLong
-from vlrl.rollout.group_source.generate import make_group, sampling_of
-from vlrl.rollout.group_source.group_source import check_score_errors
+from vlrl.rollout.generate import make_group, sampling_of
+from vlrl.rollout.group_source import check_score_errors
 from vlrl.store import plain
 from vlrl.store.files import append_line, write_text
 from vlrl.task import Task, task_samples

@@ -30,7 +30,7 @@ from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
 from vlrl.models import loading, packing
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rewards.text import parse_answer
-from vlrl.rollout.group_source.generate import make_group
+from vlrl.rollout.generate import make_group
 from vlrl.store import checkpoint
 from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
 from vlrl.task.scoring import Scored, score_group

@@ -24,7 +24,7 @@ from vlrl.evaluation.evaluate import evaluate
 from vlrl.models import loading, policy
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
-from vlrl.rollout.group_source.prefetch import Prefetcher
+from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import checkpoint
 from vlrl.task import Task
 from vlrl.training.build import check_engine, make_accelerator, make_engine, make_reference, seed_everything

@@ -76,7 +76,7 @@ def scale_of(config: Config) -> Scale:
 
 
 def _asked(config: Config) -> Scale:
-    from vlrl.training.build_task import family_convention
+    from vlrl.models.model_config import family_convention
 
     try:
         family_convention(config.model.name)  # raises when the model is not here, and no network is asked

@@ -22,7 +22,7 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.config.schema import Config, ModelSettings
 from vlrl.engine.capacity import token_bytes
 from vlrl.errors import ConfigError
-from vlrl.models import deepspeed, fsdp, loading
+from vlrl.models import deepspeed_zero, fsdp, loading
 from vlrl.models.flops import Cost, cost_model, merge_side
 from vlrl.monitoring.gpu_specs import Card
 from vlrl.tools import memory
@@ -192,7 +192,7 @@ def _by_deepspeed(config: Config, found: Memory, gpus: int, gathered: float) -> 
 
     copy, weights = part(found.trained), found.trained + found.frozen
     found = replace(found, trained=found.trained + copy, optimizer=part(found.optimizer),
-                    gradients=2 * part(found.gradients) + deepspeed.BUCKET * 4)
+                    gradients=2 * part(found.gradients) + deepspeed_zero.BUCKET * 4)
     if config.train.sharding == "zero2":
         return found
     return replace(found, trained=2 * copy, frozen=part(found.frozen), casts=int(found.casts * gathered),

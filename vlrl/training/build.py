@@ -30,17 +30,17 @@ from vlrl.engine.base import Engine
 from vlrl.engine.copied import CopiedEngine
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
-from vlrl.models import deepspeed, fsdp, policy
+from vlrl.models import deepspeed_zero, fsdp, policy
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.group_source import async_source, partial
-from vlrl.rollout.group_source.async_source import Pipelined
-from vlrl.rollout.group_source.eepo import Forgetting
-from vlrl.rollout.group_source.group_source import GroupSource
-from vlrl.rollout.group_source.prefetch import Prefetcher
-from vlrl.rollout.group_source.prompt_angle import Angles
+from vlrl.rollout import async_source, partial
+from vlrl.rollout.async_source import Pipelined
+from vlrl.rollout.eepo import Forgetting
+from vlrl.rollout.group_source import GroupSource
+from vlrl.rollout.prefetch import Prefetcher
+from vlrl.rollout.prompt_angle import Angles
 from vlrl.task import Task, task_samples
 from vlrl.task.scoring import score_all
 from vlrl.task.services import SERVICES, served
@@ -125,7 +125,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     if config.asynchronous.max_staleness and make_source is GroupSource:
         make_source = Pipelined
     check_engine(config)
-    deepspeed.check(config)
+    deepspeed_zero.check(config)
     algorithm = algorithm or Algorithm(config)
     if not comm.is_main():
         transformers.logging.set_verbosity_error()
@@ -204,7 +204,7 @@ def shard(model: Policy, encode: Encoder, config: Config) -> None:
 def optimizer_of(model: Policy, config: Config) -> torch.optim.Optimizer:
     """The optimizer of a policy, which DeepSpeed shares out with it where `train.sharding` asks for that."""
     optimizer = make_optimizer(model, config)
-    return deepspeed.start(model, optimizer, config) if fsdp.wanted(config, "zero2", "zero3") else optimizer
+    return deepspeed_zero.start(model, optimizer, config) if fsdp.wanted(config, "zero2", "zero3") else optimizer
 
 
 class _Idle(Task):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from vlrl.distributed import comm
 from vlrl.models import fsdp
 from vlrl.monitoring.watchdog import Stuck
-from vlrl.rollout.group_source import async_source
+from vlrl.rollout import async_source
 from vlrl.store import checkpoint
 from vlrl.store.lock import Lock
 from vlrl.training.checkpointing import Saver

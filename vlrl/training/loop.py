@@ -8,8 +8,8 @@ from vlrl.distributed import comm
 from vlrl.models.cost import share_out
 from vlrl.models.fsdp import launched
 from vlrl.monitoring.metrics import group_metrics
-from vlrl.rollout.group_source.async_source import refuse_stale
-from vlrl.rollout.group_source.group_source import GroupSource, check_score_errors
+from vlrl.rollout.async_source import refuse_stale
+from vlrl.rollout.group_source import GroupSource, check_score_errors
 from vlrl.training.build import assemble, make_accelerator
 from vlrl.training.session import Session
 from vlrl.training.update import update

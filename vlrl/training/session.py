@@ -28,7 +28,7 @@ from vlrl.monitoring.metrics import peak_gib
 from vlrl.monitoring.progress import Progress
 from vlrl.monitoring.signals import StopSignals, to_terminal
 from vlrl.monitoring.watchdog import Watchdog
-from vlrl.rollout.group_source.group_source import check_score_errors
+from vlrl.rollout.group_source import check_score_errors
 from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.lock import Lock, Unlocked
 from vlrl.store.writer import BackgroundWriter

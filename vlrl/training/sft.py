@@ -15,8 +15,8 @@ import numpy as np
 from vlrl.config.base import Named
 from vlrl.config.schema import AlgoSettings, AsyncSettings, Config, CurriculumSettings, EngineSettings
 from vlrl.errors import DataError
-from vlrl.rollout.group_source.generate import Asked, make_group
-from vlrl.rollout.group_source.group_source import GroupSource
+from vlrl.rollout.generate import Asked, make_group
+from vlrl.rollout.group_source import GroupSource
 from vlrl.task import task_oracle
 from vlrl.training.loop import train as train_loop
 from vlrl.training.session import Session

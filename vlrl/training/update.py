@@ -15,7 +15,7 @@ from vlrl.algo.statistics import alternatives
 from vlrl.config.schema import Config, TrainSettings
 from vlrl.distributed import comm
 from vlrl.errors import TrainingError
-from vlrl.models.deepspeed import Zero
+from vlrl.models.deepspeed_zero import Zero
 from vlrl.models.families import Part
 from vlrl.models.oom import each_batch
 from vlrl.models.policy import Policy

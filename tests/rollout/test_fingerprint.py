@@ -10,10 +10,10 @@ from tests.curriculum.sourced import source
 from vlrl.config.schema import DataSettings
 from vlrl.data import read_samples
 from vlrl.errors import RunError
+from vlrl.rollout import fingerprint
 from vlrl.store import checkpoint
 from vlrl.task import Task
 from vlrl.task.mixture import Turns
-from vlrl.training import fingerprint
 
 
 def read(path, entries, index="memory"):

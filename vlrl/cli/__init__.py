@@ -1,0 +1,1 @@
+"""The `vlrl` command and its subcommands: arguments, help and printed words. The work is done by the packages below."""

@@ -1,0 +1,71 @@
+"""Settings in words: names, types, bounds, defaults and descriptions, for `--settings` and docs/configuration.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from vlrl.config.base import Named
+
+_PLAIN = {bool: "true or false", int: "whole number", float: "number", str: "text", Any: "any value", NoneType: "null",
+          Named: "name, or mapping of name and options"}
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_HUGE = 2**63
+"""The bounds of a 64-bit integer, which nobody needs to read."""
+
+
+def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
+    """(name, type in words, default, description) of every setting of a model, nested ones included, in order."""
+    for name, info in ((info.alias or name, info) for name, info in model.model_fields.items()):
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not Named:
+            yield from describe(kind, f"{prefix}{name}.")
+        else:
+            default = info.get_default(call_default_factory=True)
+            yield f"{prefix}{name}", spell(kind, info.metadata), default, info.description or ""
+
+
+def spell(kind: Any, bounds: Sequence[Any] = ()) -> str:
+    """An annotation in words: `Annotated[int, Field(ge=1)]` is "whole number >= 1"."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        own = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
+        return spell(args[0], [*own, *bounds])
+    if origin is Literal:
+        return ("one of " if len(args) > 1 else "only ") + ", ".join(map(str, args))
+    if origin in (Union, UnionType):
+        return " or ".join(spell(a, () if a is NoneType else bounds) for a in args)
+    if origin in (list, tuple, Sequence):
+        each = dict.fromkeys(spell(a) for a in args if a is not Ellipsis)
+        count = "" if origin is not tuple or Ellipsis in args else f"{len(args)}: "
+        return f"list of {count}{', '.join(each)}".replace("of one of", "of")
+    if origin in (dict, Mapping):
+        return f"mapping of {spell(args[0])} to {spell(args[1])}".replace("of one of", "of")
+    if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in _PLAIN:
+        return "mapping"
+    return " ".join([_PLAIN.get(kind, getattr(kind, "__name__", str(kind))), *_bounds(bounds)])
+
+
+def _bounds(bounds: Sequence[Any]) -> Iterator[str]:
+    limits = [(sign, getattr(b, key)) for b in bounds for key, sign in _SIGNS.items() if hasattr(b, key)]
+    shown = [f"{sign} {value}" for sign, value in limits if abs(value) < _HUGE]
+    return iter([" and ".join(shown)] if shown else [])
+
+
+def shown(value: Any) -> str:
+    """A default as one would write it in a config file."""
+    if value is None:
+        return "null"
+    if isinstance(value, Named):
+        return shown(value.model_dump())
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(shown, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {shown(v)}" for k, v in value.items()) + "}"
+    return '""' if value == "" else str(value)

@@ -1,0 +1,38 @@
+"""The entries of `data.urls`: hosts that media may be downloaded from. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+from functools import cache
+from typing import Any
+
+from vlrl.errors import ConfigError
+
+PORTS = {"https": 443, "http": 80}
+"""Schemes that media may be downloaded by, and their default ports."""
+_HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\Z")
+_ENTRY = re.compile(r"(?P<scheme>https?://)?(?P<any>\*\.)?(?P<host>[^/:@*?#\s]+|\[[0-9a-fA-F:.]+\])(:(?P<port>\d{1,5}))?\Z")
+
+
+@cache
+def parts(entry: str) -> dict[str, Any]:
+    """scheme, any (of its subdomains), host and port of an entry of data.urls. Raises ConfigError."""
+    found = _ENTRY.match(entry)
+    host = plain_host(found["host"]) if found else None
+    port = int(found["port"]) if found and found["port"] else 0
+    if not found or host is None or port > 65535:
+        raise ConfigError(f"data.urls: {entry[:100]!r} is no host; write images.example.org, *.example.org, "
+                          "example.org:8443, or http://example.org where it has no https")
+    return {"scheme": (found["scheme"] or "https://")[:-3], "any": bool(found["any"]), "host": host, "port": port}
+
+
+def plain_host(host: str) -> str | None:
+    """A host in lower case; None for what is neither a name nor an address as it is usually written."""
+    host = host.lower().strip("[]").removesuffix(".")
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(host)) if "%" not in host else None
+    last = host.rpartition(".")[2]
+    numeric = last.isdigit() or re.fullmatch(r"0x[0-9a-f]*", last)  # 127.1, 0177.0.0.1, 2130706433, 0x7f000001
+    return host if _HOST.match(host) and not numeric else None

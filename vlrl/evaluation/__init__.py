@@ -1,0 +1,1 @@
+"""Held-out metrics with confidence intervals, and the report of a run."""

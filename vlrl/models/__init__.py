@@ -1,0 +1,1 @@
+"""Models: loading and saving, families, processing, packing, attention, log-probabilities, sharding."""

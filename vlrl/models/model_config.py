@@ -1,0 +1,88 @@
+"""What is known of a model from its config.json alone: the embedded ones, and how a family writes boxes. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from vlrl.data import coordinates
+from vlrl.errors import ConfigError, TaskError, did_you_mean
+from vlrl.store.files import read_json
+
+ASSETS = Path(__file__).parents[1] / "assets"
+"""The folder of the models that come with the package."""
+
+
+class FamilyConvention(coordinates.Convention):
+    """The convention of a model's family, looked up at the first use; a row's own `coordinates` needs none."""
+
+    def __init__(self, model: str):
+        self._model = model
+
+    @property
+    def convention(self) -> str:
+        """One of coordinates.CONVENTIONS.
+
+        Raises TaskError (scoring passes it on, and stores any other error as a reward of 0) when it cannot be known.
+        """
+        try:
+            return family_convention(self._model)
+        except ConfigError as error:
+            raise TaskError(f"task.coordinates=auto: {error}. Set it, e.g. task.coordinates=norm1000, or give the rows "
+                            "their own `coordinates`.") from None
+
+
+@cache
+def family_convention(model: str) -> str:
+    """How the family of `model.name` writes boxes; ConfigError when its config is not on this machine."""
+    from vlrl.models.families import family_of
+
+    found = _model_config(model)
+    for _ in range(8):  # an adapter names its base model, which may be an adapter
+        if found is None:
+            break
+        if "model_type" in found:
+            text = SimpleNamespace(**_fields(found.get("text_config")))
+            return family_of(SimpleNamespace(**_fields(found), get_text_config=lambda text=text: text)).coordinates
+        found = _model_config(str(found.get("base_model_name_or_path") or ""))
+    raise ConfigError(f"model.name={model!r} is neither a model folder nor in the local hub cache, so how it writes "
+                      "boxes is not known")
+
+
+def embedded(name: str) -> Path:
+    """The folder of a model that comes with the package; ConfigError when there is none of that name."""
+    folder = ASSETS / name.removeprefix("embedded/")
+    if not folder.is_dir():
+        shipped = sorted(f"embedded/{p.name}" for p in ASSETS.glob("*/"))
+        raise ConfigError(f"model.name={name!r}: no such embedded model.{did_you_mean(name, shipped)} "
+                          f"Shipped: {', '.join(shipped)}")
+    return folder
+
+
+def _model_config(name: str) -> dict[str, Any] | None:
+    """config.json, or else adapter_config.json, of a model's folder or of its copy in the local hub cache."""
+    if name.startswith("embedded/"):
+        name = str(embedded(name))
+    for file in ("config.json", "adapter_config.json"):
+        path = Path(name, file) if os.path.isdir(name) else _cached(name, file)
+        if path and (found := read_json(path)):
+            return found
+    return None
+
+
+def _cached(name: str, file: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        path = try_to_load_from_cache(name, file)
+    except ValueError:  # no name that the hub could have
+        return None
+    return Path(path) if isinstance(path, str) else None
+
+
+def _fields(found: Any) -> dict[str, Any]:
+    return {str(k): v for k, v in found.items() if k != "get_text_config"} if isinstance(found, Mapping) else {}

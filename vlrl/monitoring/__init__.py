@@ -1,0 +1,1 @@
+"""What a run says of itself while it goes on: metrics, progress, alerts, trackers, the watchdog, signals."""

@@ -1,0 +1,1 @@
+"""From drawn prompts to scored groups: generation, filters and refills, partial and asynchronous rollouts."""

@@ -1,0 +1,1 @@
+"""The training loop and what surrounds it: building a run, updates, credit, checkpoints, supervised fine-tuning."""
