@@ -8,7 +8,7 @@ from vlrl.algo.named import bind, parameters
 from vlrl.config.registry import failure, place, resolve
 from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum.bandits import DomainWeighted, Dump, Recap, Sec, Sws
-from vlrl.curriculum.base import Categories, Draw, Foreseeing, Measuring, Outcome, Probing, Prompts, Sampler
+from vlrl.curriculum.base import Categories, Foreseeing, Measuring, Probing, Prompts, Sampler
 from vlrl.curriculum.filters import Filters, Intake
 from vlrl.curriculum.gain import GainRL
 from vlrl.curriculum.gvm import GVM
@@ -20,6 +20,7 @@ from vlrl.curriculum.procedural import ALPGMM, Weakness
 from vlrl.curriculum.refocus import ADCL, HardFocus
 from vlrl.curriculum.shares import Shares
 from vlrl.curriculum.staged import Retrospective, Staged
+from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.task import Task
 

@@ -15,8 +15,9 @@ import numpy as np
 from pydantic import Field
 
 from vlrl.config.base import Beta, Fraction, Positive, Rate
-from vlrl.curriculum.base import Categories, Draw, Outcome, Prompts
+from vlrl.curriculum.base import Categories, Prompts
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, softmax
+from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError
 
 FieldName = Annotated[str, Field(min_length=1)]

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.curriculum.base import Draw, Outcome, Prompts
+from vlrl.curriculum.base import Prompts
+from vlrl.curriculum.types import Draw, Outcome
 
 _ROUNDS = 8
 _BLOCK = 64

@@ -17,7 +17,7 @@ from pydantic import Field
 from vlrl.algo.named import bind
 from vlrl.config.base import Beta, Fraction
 from vlrl.config.schema import CurriculumSettings
-from vlrl.curriculum.base import Outcome
+from vlrl.curriculum.types import Outcome
 from vlrl.errors import ConfigError
 
 Factor = Annotated[float, Field(ge=1)]

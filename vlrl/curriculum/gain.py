@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from vlrl.config.base import Fraction, NonNegative, Rate
-from vlrl.curriculum.base import Outcome, Prompts
+from vlrl.curriculum.base import Prompts
 from vlrl.curriculum.drawing import Adaptive, weighted
+from vlrl.curriculum.types import Outcome
 from vlrl.errors import ConfigError
 
 _REACH = 6

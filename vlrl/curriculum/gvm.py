@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from vlrl.config.base import Count, Fraction, NonNegative, Positive
-from vlrl.curriculum.base import Draw, Outcome, Prompts
+from vlrl.curriculum.base import Prompts
 from vlrl.curriculum.plain import Uniform
+from vlrl.curriculum.types import Draw, Outcome
 
 _HALVINGS = 200
 _NEVER = 1e-6

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from vlrl.curriculum.base import Outcome
+from vlrl.curriculum.types import Outcome
 
 _RANGE = np.finfo(np.float32).min, np.finfo(np.float32).max
 _REJECTED = -2

@@ -11,8 +11,9 @@ import numpy as np
 from pydantic import Field
 
 from vlrl.config.base import Beta, Fraction
-from vlrl.curriculum.base import Outcome, Prompts
+from vlrl.curriculum.base import Prompts
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, weighted
+from vlrl.curriculum.types import Outcome
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from vlrl.config.base import Fraction, Rate
-from vlrl.curriculum.base import Outcome, Prompts
+from vlrl.curriculum.base import Prompts
 from vlrl.curriculum.drawing import Adaptive, weighted
 from vlrl.curriculum.plain import Sequential
+from vlrl.curriculum.types import Outcome
 from vlrl.errors import ConfigError
 
 LEAST = 1e-12

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.curriculum.base import Draw, Outcome, Prompts
+from vlrl.curriculum.base import Prompts
 from vlrl.curriculum.drawing import stream
+from vlrl.curriculum.types import Draw, Outcome
 
 
 class Sequential:

@@ -15,8 +15,9 @@ import numpy as np
 from pydantic import Field
 
 from vlrl.config.base import Fraction, Positive, Rate
-from vlrl.curriculum.base import Draw, Outcome, Prompts
+from vlrl.curriculum.base import Prompts
 from vlrl.curriculum.drawing import stream
+from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError
 
 _DIGITS = 6

@@ -10,10 +10,11 @@ import numpy as np
 from pydantic import Field
 
 from vlrl.config.base import Count, Positive
-from vlrl.curriculum.base import Draw, Prompts
+from vlrl.curriculum.base import Prompts
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, stream
 from vlrl.curriculum.ordered import needed
 from vlrl.curriculum.staged import foreseen
+from vlrl.curriculum.types import Draw
 
 
 class ADCL(Adaptive):

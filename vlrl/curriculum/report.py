@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.curriculum.base import Outcome
 from vlrl.curriculum.filters import Intake
+from vlrl.curriculum.types import Outcome
 
 BINS = ("0", "0-25", "25-50", "50-75", "75-100", "100")
 """Of pass rates in percent; 25, 50 and 75 belong to the range that begins there."""

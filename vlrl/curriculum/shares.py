@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.curriculum.base import Draw, Foreseeing, Measuring, Outcome, Probing, Prompts, Sampler
+from vlrl.curriculum.base import Foreseeing, Measuring, Probing, Prompts, Sampler
+from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError
 
 

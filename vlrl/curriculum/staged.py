@@ -12,9 +12,10 @@ import pydantic
 from pydantic import Field, field_validator
 
 from vlrl.config.base import Fraction, Positive, Rate, Settings
-from vlrl.curriculum.base import Draw, Outcome, Prompts
+from vlrl.curriculum.base import Prompts
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, stream, weighted
 from vlrl.curriculum.history import History
+from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError, did_you_mean
 
 # --- prompts of before ------------------------------------------------------------------------------------------------

@@ -9,21 +9,26 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-if TYPE_CHECKING:
-    from vlrl.models.attention import Layout
-
 BLOCK = 128
 """Positions along a side of a block of FlexAttention."""
 
 
 # --- flash attention over many lengths -------------------------------------------------------------------------------
+
+
+class Spans(Protocol):
+    """What the kernels need of a row's layout (attention.Layout)."""
+
+    spans: tuple[tuple[int, int, Sequence[tuple[int, int]]], ...]
+    """Of each prompt: its first place, its length, and (first place, length) of each of its answers."""
+    length: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +59,7 @@ class Runs:
     """All answers of a prompt."""
 
     @staticmethod
-    def of(layout: Layout, device: torch.device) -> Runs:
+    def of(layout: Spans, device: torch.device) -> Runs:
         edges = [(offset, offset + n, offset + n + sum(m for _, m in places)) for offset, n, places in layout.spans]
         steps = np.arange(layout.length)
         prompts, answers = [steps[:0]], [steps[:0]]
@@ -143,7 +148,7 @@ class Blocks:
     mask: BlockMask
 
     @staticmethod
-    def of(layout: Layout, device: torch.device) -> Blocks:
+    def of(layout: Spans, device: torch.device) -> Blocks:
         return Blocks(block_mask(layout, device))
 
 
@@ -161,7 +166,7 @@ def _compiled() -> Any:
     return torch.compile(flex_attention, dynamic=True)
 
 
-def block_mask(layout: Layout, device: torch.device) -> BlockMask:
+def block_mask(layout: Spans, device: torch.device) -> BlockMask:
     """The BlockMask of a row, by counting the pairs of positions in each block that see each other.
 
     `create_block_mask` would build a mask of T x T.

@@ -18,7 +18,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -27,14 +27,33 @@ from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.models.logprobs import TokenStats
 
-if TYPE_CHECKING:
-    from vlrl.models.policy import Policy
-
 _AVERAGES = ("exp_avg", "exp_avg_sq")
 _LEAST = "0.19.8"
 """Version of DeepSpeed that leaves it to the loop after how many micro-batches it steps."""
 BUCKET = 2**26
 """Numbers of gradients that are summed at once."""
+
+
+class Shardable(Protocol):
+    """What sharding needs of a policy (policy.Policy)."""
+
+    model: Any
+    base: Any
+    device: Any
+    dtype: Any
+    lora: Any
+    moving_reference: Any
+    shards: Any
+    idle: Any
+    _reference: Any
+
+    def free_reference(self) -> None:
+        """Drops the memory of a reference that is sharded from now on."""
+        ...
+
+    def trainable(self) -> Any:
+        """(name, parameter) of all that is trained."""
+        ...
 
 
 class _Called(torch.nn.Module):
@@ -204,7 +223,7 @@ def check(config: Config) -> None:
                           "train.sharding=fsdp2")
 
 
-def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> Any:
+def start(policy: Shardable, optimizer: torch.optim.Optimizer, config: Config) -> Any:
     """Shares the policy out over all processes and returns its optimizer from then on, a ZeroOptimizer.
 
     A frozen reference beside the policy stays whole on each process.

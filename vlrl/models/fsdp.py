@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,11 +21,8 @@ from torch.distributed.tensor import DTensor
 from vlrl.config.schema import Config, TrainSettings
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
-from vlrl.models.deepspeed_zero import Average, ZeroOptimizer
+from vlrl.models.deepspeed_zero import Average, Shardable, ZeroOptimizer
 from vlrl.types import Prompt
-
-if TYPE_CHECKING:
-    from vlrl.models.policy import Policy
 
 _STAGES = {"2": "zero2", "3": "zero3"}
 """Of DeepSpeed's ZeRO, as the launcher names them."""
@@ -73,7 +70,7 @@ def backend(config: Config, device: str) -> str | None:
     return "cuda:nccl,cpu:gloo" if device == "cuda" and config.train.cpu_offload else None
 
 
-def shard(policy: Policy, idle: Prompt, settings: TrainSettings | None = None) -> None:
+def shard(policy: Shardable, idle: Prompt, settings: TrainSettings | None = None) -> None:
     """Shards the policy and its reference in place: each decoder layer by itself, all the rest (vision tower,
     embeddings, output layer) with the root, over all processes. Make the optimizer after this.
 
@@ -93,7 +90,7 @@ def shard(policy: Policy, idle: Prompt, settings: TrainSettings | None = None) -
     policy.idle = idle
 
 
-def _sharded(model: Any, policy: Policy, settings: TrainSettings) -> Any:
+def _sharded(model: Any, policy: Shardable, settings: TrainSettings) -> Any:
     offload = CPUOffloadPolicy(pin_memory=policy.device.type == "cuda") if settings.cpu_offload else OffloadPolicy()
     dtype = policy.dtype if settings.gather == "compute" else None
     cut = partial(fully_shard, mesh=init_device_mesh(policy.device.type, (comm.world(),)), offload_policy=offload,
@@ -135,7 +132,7 @@ def whole(tree: Any) -> Any:
     return tree
 
 
-def weights(policy: Policy) -> dict[str, torch.Tensor] | None:
+def weights(policy: Shardable) -> dict[str, torch.Tensor] | None:
     """What `Policy.save` writes, under its names: of an adapter what learns, else everything. A call of all processes;
     None without shards, when the model is whole anyway."""
     if not policy.shards:

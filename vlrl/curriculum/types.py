@@ -1,0 +1,69 @@
+"""A visit to a prompt, and what became of it: what travels between the group source and a sampler."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One visit to one sample."""
+
+    index: int
+    """Place in the training split."""
+    visit: int
+    """How often the sample was drawn before."""
+    group_size: int | None = None
+    """Answers; None = rollout.group_size."""
+    max_new_tokens: int | None = None
+    """Most tokens of an answer; None = rollout.max_new_tokens."""
+    weight: float = 1.0
+    """Factor on the loss of its group, beside that of the row."""
+    knobs: tuple[tuple[str, float], ...] = ()
+    """For a task that makes its samples: the sample is `task.generate(index, knobs)`."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a draw: the rewards of its group, None = unscorable; empty = the prompt was rejected."""
+
+    draw: Draw
+    rewards: tuple[float | None, ...]
+    passed: tuple[bool | None, ...] = ()
+    """Whether each answer is correct (Task.correct); None where that is not known."""
+    surprise: float = 0.0
+    """Mean over the answers of sqrt(sum over tokens of (1 - p(token))^2), p by the sampler: what gvm takes for the norm
+    of the gradient."""
+
+    @cached_property
+    def scored(self) -> tuple[float, ...]:
+        """The rewards that there are."""
+        return tuple(r for r in self.rewards if r is not None)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the rewards differ; equality is exact, on raw rewards."""
+        return len(set(self.scored)) > 1
+
+    @property
+    def reward(self) -> float:
+        """Mean reward; nan without any."""
+        return sum(self.scored) / len(self.scored) if self.scored else float("nan")
+
+    @property
+    def pass_rate(self) -> float:
+        """Share of the answers known to be correct or wrong that are correct, in [0, 1]; nan without any."""
+        known = [p for p in self.passed if p is not None]
+        return sum(known) / len(known) if known else float("nan")
+
+    def advantage(self, scale: bool = True) -> float:
+        """Mean |A| of the answers, A = reward - mean of the group, divided by its standard deviation (over n) with
+        `scale`, as in GRPO; 0 where all rewards are equal; nan without any reward."""
+        if not self.mixed:
+            return 0.0 if self.scored else float("nan")
+        mean, count = self.reward, len(self.scored)
+        away = [abs(r - mean) for r in self.scored]
+        spread = math.sqrt(sum(a * a for a in away) / count) if scale else 1.0
+        return sum(away) / count / spread if spread else 0.0
