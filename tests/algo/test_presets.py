@@ -7,6 +7,7 @@ import pytest
 
 from vlrl import config
 from vlrl.algo.algorithm import Algorithm
+from vlrl.config import loading
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "algorithms"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -21,7 +22,7 @@ OUTSIDE = {"rollout": {"temperature", "group_size", "forget", "updates", "miniba
 def test_a_preset_is_a_few_lines_that_say_whose_it_is(name):
     text = (FOLDER / f"{name}.yaml").read_text()
     assert text.startswith("# ") and len(text.splitlines()) < 14
-    tree = config._parse(text)
+    tree = loading._parse(text)
     tree.pop("extends", None)
     assert {k: {*v} - OUTSIDE[k] for k, v in tree.items() if k != "algo" and {*v} - OUTSIDE[k]} == {}
     Algorithm(config.load(FOLDER.parent / "quickstart.yaml",

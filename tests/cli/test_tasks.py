@@ -228,7 +228,7 @@ def test_bad_input_is_explained(capsys, leaky, words, code, says):
 
 
 def test_files_in_the_working_directory_hide_nothing(folder):
-    for name in ("tasks.py", "grounding.py", "_scenes.py", "vlrl/__init__.py", "vlrl/task/base.py", "tasks/__init__.py",
+    for name in ("tasks.py", "grounding.py", "_scenes.py", "vlrl/__init__.py", "vlrl/task.py", "tasks/__init__.py",
                  "tasks/grounding.py", "configs/tiny.yaml", "contract.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("raise SystemExit('the wrong file was read')\n")

@@ -146,7 +146,7 @@ def test_failures_outside_own_code_name_no_place():
 
         json.loads("{")
     except ValueError as error:
-        assert re.match(r".*test_config.py:\d+: JSONDecodeError: ", failure(error))
+        assert re.match(r".*test_loading.py:\d+: JSONDecodeError: ", failure(error))
     assert failure(KeyError("k")) == "KeyError: 'k'"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from vlrl import config, curriculum
+from vlrl.config import loading
 from vlrl.curriculum import Prompts
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "curricula"
@@ -31,7 +32,7 @@ STAGES = {"ptst": [f"curriculum.stages.{i}.{key}" for i, size in ((0, 4), (1, 2)
 def test_a_preset_is_a_few_lines_that_say_whose_it_is(name):
     text = (FOLDER / f"{name}.yaml").read_text()
     assert text.startswith("# ") and len(text.splitlines()) < 14
-    tree = config._parse(text)
+    tree = loading._parse(text)
     tree.pop("extends", None)
     assert {k: {*v} - OUTSIDE[k] for k, v in tree.items() if k != "curriculum" and {*v} - OUTSIDE[k]} == {}
     found = config.load(QUICKSTART, [f"extends=curricula/{name}.yaml"])

@@ -233,5 +233,5 @@ def test_drawn():
     assert [s.id for s in drawn] == ["0", "1", "2"] and drawn[-1].id == "2" and [s.id for s in drawn[1:]] == ["1", "2"]
     with pytest.raises(IndexError):
         drawn[3]
-    with pytest.raises(TaskError, match=r"sample 0 cannot be drawn: .*test_data.py:\d+: IndexError"):
+    with pytest.raises(TaskError, match=r"sample 0 cannot be drawn: .*test_dataset.py:\d+: IndexError"):
         list(Drawn(3, lambda i: [][i]))

@@ -52,7 +52,7 @@ def test_a_place_is_step_phase_and_collective():
     here.phases.append("train")
     assert str(here) == "step 12, train"
     here.enter("adding up gradients", depth=1)
-    assert str(here).startswith("step 12, train: adding up gradients (test_rollcall.py:")
+    assert str(here).startswith("step 12, train: adding up gradients (test_rank_monitor.py:")
     here.leave()
     assert str(here) == "step 12, train" and here.count == 1
 

@@ -138,7 +138,7 @@ def test_the_folder_of_an_engine_is_the_process_own(monkeypatch, tmp_path):
     in_run, elsewhere = load(f"run.dir={tmp_path}/a"), load("engine=vllm", f"engine.scratch={tmp_path}/s")
     assert build.engine_folder(in_run) == tmp_path / "a" / "engine" / "rank-00000"
     first = build.engine_folder(elsewhere)
-    monkeypatch.setattr(build.dist, "rank", lambda: 1)
+    monkeypatch.setattr(build.comm, "rank", lambda: 1)
     other = build.engine_folder(elsewhere)
     assert first.parent == other.parent and first.parent.parent == tmp_path / "s" and first != other
     another = load("engine=vllm", f"engine.scratch={tmp_path}/s", "run.dir=b")
@@ -147,7 +147,7 @@ def test_the_folder_of_an_engine_is_the_process_own(monkeypatch, tmp_path):
         folder.mkdir(parents=True)
     build.remove_engine_folder(elsewhere)
     assert first.is_dir() and not other.exists()  # another process still works in its own
-    monkeypatch.setattr(build.dist, "rank", lambda: 0)
+    monkeypatch.setattr(build.comm, "rank", lambda: 0)
     build.remove_engine_folder(elsewhere)
     assert [*(tmp_path / "s").iterdir()] == []
 
