@@ -45,7 +45,7 @@ help:
 	@echo 'make test-zero set up DeepSpeed too, then run the tests of train.sharding=zero2 and zero3'
 	@echo 'make test-all  every test but those that need a GPU'
 	@echo 'make test-newest  the fast tests with the newest versions that pyproject.toml allows, in $(NEWEST)'
-	@echo 'make check     ruff and pyright'
+	@echo 'make check     ruff, import-linter and pyright'
 	@echo 'make install   only the set-up: .venv with the versions of constraints.txt'
 	@echo 'make clean     remove caches and build leftovers; .venv/ and runs/ stay'
 	@echo
@@ -121,7 +121,7 @@ test-newest:
 	$(subst $(BIN),$(NEWEST)/bin,$(PYTEST)) $(FAST) $(ARGS)
 
 check: $(STAMP)
-	@failed=0; $(BIN)/ruff check . || failed=1; $(BIN)/pyright || failed=1; exit $$failed
+	@failed=0; $(BIN)/ruff check . || failed=1; $(BIN)/lint-imports || failed=1; $(BIN)/pyright || failed=1; exit $$failed
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

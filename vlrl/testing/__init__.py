@@ -1,16 +1,16 @@
 """What every task must keep, as a check: for `vlrl tasks check` and for tests.
 
-    from vlrl import contract
+    from vlrl import testing
     from vlrl.task import load
 
     def test_the_contract():
-        contract.assert_ok(load("count.py:CountCircles"))
+        testing.assert_ok(load("count.py:CountCircles"))
 
 Samples: unique ids, the same every time and in every process, train and held-out apart, JSON-able rows, loadable media;
 those that a task makes with knobs too, anywhere inside their bounds.
 Scoring: never raises, stays finite and bounded and fast whatever the text; the perfect answer earns the most, in every
 coordinate convention; the prompt mentions the tags that it needs; answers that are no answer do not pay
-(`contract.cheats`).
+(`testing.cheats`).
 """
 
 from __future__ import annotations
