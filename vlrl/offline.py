@@ -21,6 +21,7 @@ from vlrl.files import read_json
 from vlrl.formats import Source, canonical
 from vlrl.mixture import Mixture
 from vlrl.plugins import prints_aside
+from vlrl.rowfiles import RowFiles
 from vlrl.settings import Config, DataSettings, TaskSettings
 from vlrl.task import Task
 from vlrl.types import Sample
@@ -31,12 +32,13 @@ def make_task(config: Config) -> Task:
     """The configured task, or the mixture of `tasks`. With task.coordinates=auto its coordinates ask the model's family
     when they are used."""
     if not config.tasks:
-        return _made(config, config.task, config.data)
+        return _made(config, config.task, RowFiles.of(config.data))
     made: dict[str, Task] = {}
     for i, entry in enumerate(config.tasks):
-        data = config.data.model_copy(update=entry.data.model_dump(exclude_none=True))
+        own = entry.data.model_dump(exclude_none=True)
+        data = config.data.model_copy(update=own)
         try:
-            made[entry.label] = _made(config, entry, data)
+            made[entry.label] = _made(config, entry, RowFiles.of(data, own))
         except VlrlError as error:
             raise type(error)(f"tasks.{i} ({entry.label}): {error}") from error
     mixture = Mixture(made)

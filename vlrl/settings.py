@@ -52,8 +52,9 @@ class DataSettings(Settings):
                        "draws its own.")
     heldout: str = Field(default="", description="Rows to evaluate on.")
     own_samples: bool = Field(
-        default=True, description="false: the rows of data.train are trained on in place of what a task with samples "
-        "of its own draws, e.g. the answers that the inspector exports.")
+        default=True, description="false: the rows of data.train, and of data.heldout where it is given, are used in "
+        "place of what a task with samples of its own draws, e.g. the answers that the inspector exports. true: such "
+        "a task refuses these files.")
     root: str = Field(
         default="", description="Folder that media paths are relative to; empty = the data file's folder.")
     format: str = Field(default="auto", description="Format of the rows; auto recognises it by their fields.")
