@@ -23,7 +23,7 @@ from yaml.composer import ComposerError
 
 import vlrl
 from vlrl.errors import ConfigError, RunError, did_you_mean
-from vlrl.other_names import known_as
+from vlrl.other_names import known_as, known_below
 from vlrl.paths import placed
 from vlrl.settings import SHORT, AlgoSettings, Config, CurriculumSettings, EngineSettings, label_of, resumable
 from vlrl.settings_algo import CLIPS
@@ -317,11 +317,13 @@ def _explain(error: Any) -> str:
     name, value = ".".join(loc), _SHORT.repr(error.get("input"))
     if error["type"] == "extra_forbidden":
         known = _names_at(loc[:-1])
-        near = known_as(name) or did_you_mean(loc[-1], known)
+        near = known_as(name) or did_you_mean(loc[-1], known) + known_below(name, error.get("input"))
         return f"unknown setting '{name}' (value {value}).{near or ' Known here: ' + ', '.join(known) + '.'}"
     message = str(error["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list, e.g. [a, b]")
     if error["type"] == "model_type" and loc:
         message = f"write its settings below it, as 'key: value', or leave it out. Known: {', '.join(_names_at(loc))}."
+    if error["type"] == "string_type" and isinstance(error.get("input"), bool):
+        message = "a text is needed, and YAML reads no, off, yes and on as false and true: put it in quotes"
     if error["type"] == "invalid_key":
         return f"unknown setting '{name}': the name of a setting is a text"
     return f"{name}={value}: {message}" if loc else message
