@@ -39,6 +39,10 @@ _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d{1,9})?")
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|(?:1\d|20)\d\d\s?[-–/]\s?(?:(?:1\d|20)\d\d|\d\d)")
 """A day, or a span of years."""
 _LONGEST_MATH = 200
+_CODE = re.compile(r"\bpyautogui\.|<box>|<\|box_start\||<point>|<click>|\b(?:left_|double_)?click\(|\bcomputer\.\w+\(")
+_POINT = re.compile(r"[(\[]\s*\d+(?:\.\d+)?\s*,\s*\d+(?:\.\d+)?\s*[)\]]|\d+(?:\.\d+)?,\s+\d+(?:\.\d+)?")
+_ASKS_PLACE = re.compile(r"^\W*where\b|\b(?:click|tap|press|screenshot|screen|button|icon|element|UI|GUI|webpage|"
+                         r"point to|locate)\b", re.IGNORECASE)
 _OF_CLIP = {"count": "number", "yes_no": "text", "math": "text"}
 
 
@@ -147,6 +151,12 @@ def kind_of(answer: str, question: str) -> str:
         r"(?<![\\A-Za-z])[A-Za-z]{4,}", answer) else "text"
 
 
+def _is_place(answer: str, question: str) -> bool:
+    """Whether an answer is a call or mark of a GUI agent, or a point where the question asks for a place; geometry's
+    points are answers to other questions."""
+    return bool(_CODE.search(answer) or (_POINT.fullmatch(answer.strip()) and _ASKS_PLACE.search(question)))
+
+
 def of_clip(row: dict[str, Any]) -> dict[str, Any]:
     """An answer about a video by the types that video rows have: a count is a number, yes a text."""
     return {**row, "answer_type": _OF_CLIP.get(row["answer_type"], row["answer_type"])}
@@ -166,6 +176,9 @@ def answered(given: Any, options: Sequence[str], question: str, told: Any = None
         return {"options": list(options), "answer": letter(said, options), "answer_type": "choice"}
     answers = [untagged(v) if isinstance(v, str) else v for v in several]
     answers = sorted(dict.fromkeys(answers), key=answers.count, reverse=True)
+    if isinstance(answers[0], str) and _is_place(answers[0], question):
+        raise DataError(f"its answer {short(answers[0])} is a place or an action, which no rule for questions can "
+                        "score: give boxes as [x1, y1, x2, y2] in pixels, or an `action`")
     kind = TYPES.get(str(told).strip().lower()) if told is not None else None
     kind = kind or kind_of(str(answers[0]), question)
     if kind == "choice":

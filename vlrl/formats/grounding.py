@@ -41,10 +41,6 @@ _OBJECTS = re.compile(r"(?:objects?|categor(?:y|ies)|targets?|labels?|following|
                       r"([^\n\]]+)", re.IGNORECASE)
 _QUOTED = re.compile(r"""\s*(["'])(.+?)\1\s*(?:[,;]|\W*$)""")
 _NEXT_SENTENCE = re.compile(r"\.\s+(?=[A-Z])")
-_CODE = re.compile(r"\bpyautogui\.|<box>|<\|box_start\||<point>|<click>|\b(?:left_|double_)?click\(|\bcomputer\.\w+\(")
-_POINT = re.compile(r"[(\[]?\s*\d+(?:\.\d+)?\s*,\s*\d+(?:\.\d+)?\s*[)\]]?")
-_ASKS_PLACE = re.compile(r"\b(?:click|tap|press|screenshot|screen|button|icon|element|UI|GUI|webpage|point to|"
-                         r"locate)\b", re.IGNORECASE)
 _NO_TARGET = re.compile(r"ignore|^flag$", re.IGNORECASE)  # labels of LISA's shapes that its loader leaves out
 _ANSWER_TYPES = {"mcq": "choice", "yes_no": "yes_no", "math": "math", "numeric": "number"}
 _LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
@@ -75,9 +71,6 @@ def vlm_r1(record: Record, source: Source) -> Rows:
     rest = {**system_prompt(record, said), **meta(record, "conversations", "messages", "solution", "answer", "problem",
                                                   "system", *VIDEO, *OPTIONS)}
     boxes = _boxes_said(answer, method)
-    if boxes is None and (_CODE.search(answer) or (_POINT.fullmatch(answer) and _ASKS_PLACE.search(question))):
-        raise DataError(f"its answer {short(answer)} is a place or an action, which no rule for questions can score: "
-                        "give boxes as [x1, y1, x2, y2] in pixels, or an `action`")
     if boxes is None:
         about, options = _about(record, source), options_of(record)
         row = _answered(record, question, answer, options, _ANSWER_TYPES.get(method))

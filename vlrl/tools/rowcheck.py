@@ -13,6 +13,7 @@ from vlrl.formats.driving import plan_problem
 from vlrl.formats.fields import number, short
 from vlrl.formats.folders import side_of
 from vlrl.rewards.boxes import is_number
+from vlrl.rewards.chart import fraction
 from vlrl.rewards.driving import trajectory_problem
 
 Row = Mapping[str, Any]
@@ -80,7 +81,8 @@ def _answer_type(row: Row) -> str | None:
 
 def _is_numeric(value: Any) -> bool:
     several = value if isinstance(value, list) else [value]
-    return bool(several) and all(number(str(v).replace(",", "").rstrip("%")) is not None for v in several)
+    return bool(several) and all(number(str(v).replace(",", "").rstrip("%")) is not None
+                                 or fraction(str(v)) is not None for v in several)
 
 
 def _options(row: Row) -> str | None:
