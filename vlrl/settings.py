@@ -396,7 +396,8 @@ class Config(Settings):
     def _consistent(self) -> Config:
         if self.rollout.minibatches > self.rollout.prompts_per_step:
             raise ValueError(f"rollout.minibatches={self.rollout.minibatches} is more than "
-                             f"rollout.prompts_per_step={self.rollout.prompts_per_step}: a mini-batch would be empty")
+                             f"rollout.prompts_per_step={self.rollout.prompts_per_step}: a mini-batch would be empty; "
+                             "lower the one (a preset may set it) or raise the other")
         if not self.model.train and self.model.lora.rank == 0:
             raise ValueError("model.train=[]: nothing would learn; name at least one of language, merger and vision, "
                              "or train an adapter with model.lora.rank=16")
