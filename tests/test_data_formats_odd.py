@@ -58,6 +58,10 @@ REFUSED = {
     "more boxes than labels": ({"image": "a.png", "bboxes": [[1, 2, 3, 4], [5, 6, 7, 8]], "labels": ["cat"]},
                                "its 2 boxes and labels=['cat'] must be lists of one length"),
     "one label as text": ({"image": "a.png", "bboxes": [[1, 2, 3, 4]], "labels": "cat"}, "labels='cat' must be lists"),
+    "objects by columns": ({"image": "a.png", "objects": {"bbox": [[1, 2, 3, 4]], "category": [3]}},
+                           "may be corners or sides: say in a field bbox_format whether"),
+    "no class of a clip": ({"video": "a.mp4", "instruction": "Choose from ['run', 'walk'].", "answer": "swim"},
+                           "answer='swim' is none of the classes that its instruction lists: ['run', 'walk']"),
     "one sentence as text": ({"timestamps": [[1, 3]], "sentences": "He sits."}, "sentences='He sits.' must be a list"),
     "an interval reversed": ({**FILM, "answer": "7.5-3.1"}, "'7.5-3.1' must begin before it ends"),
 }
@@ -79,6 +83,11 @@ def test_what_was_read_wrongly_is_refused(record, words):
     (coco([1, 2, 3, 4], [{**CAT, "id": "1"}]), {"labels": ["cat"]}),
     (coco([0, 0, 1, 1], [CAT], "1"), {"boxes": [{"box": [0, 0, 1, 1], "label": "cat"}]}),  # a pixel
     ({"image": "a.png", "bboxes": [], "labels": []}, {"boxes": [], "labels": []}),
+    ({"image": "a.png", "bbox_format": "xywh", "objects": {"bbox": [[1, 2, 3, 4]], "category": ["cat"]}},
+     {"boxes": [{"box": [1, 2, 4, 6], "label": "cat"}]}),
+    ({"image": "a.png", "objects": {"bbox": [], "category": []}}, {"boxes": []}),
+    ({"video": "a.mp4", "instruction": "Choose from ['run', 'walk'].", "answer": "Run"},
+     {"answer": "run", "labels": ["run", "walk"]}),
     ({**ASK, "A": "cat", "B": "dog", "C": "", "answer": "B"}, {"options": ["cat", "dog"], "answer": "B"}),
     ({**ASK, "options": {"0": "cat", "1": "dog"}, "answer": "1"}, {"options": ["cat", "dog"], "answer": "B"}),
     ({**ASK, "options": ["B. B. King", "J. S. Bach"], "answer": "A"}, {"answer": "A"}),

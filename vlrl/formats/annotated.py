@@ -239,6 +239,9 @@ def box_list(record: Record, source: Source) -> Rows:
     name, entries = (_listed(record) or [("boxes" if has(record, "boxes") else "bboxes", [])])[0]
     row = begin(record, source)
     told = {k: record[k] for k in ("bbox_format", "box_format") if has(record, k)}
+    if entries and not told and isinstance(pick(record, name), Mapping):  # published sets have the one or the other
+        raise DataError(f"{name}={short(record[name])} may be corners or sides: say in a field bbox_format whether its "
+                        "boxes are 'xyxy', [x1, y1, x2, y2], or 'xywh', [x, y, width, height]")
     boxes = [{"box": _table_box({**entry, **told}, _box_fields(entry) or ("box",), row),
               "label": str(pick(entry, *LABEL, "phrase") or "")} for entry in entries]
     labels = list(dict.fromkeys(b["label"] for b in boxes))
@@ -258,8 +261,18 @@ def _listed(record: Record) -> list[tuple[str, list[Record]]]:
     if isinstance(boxes, list) and isinstance(labels, list) and len(boxes) == len(labels) and boxes:
         field = "boxes" if has(record, "boxes") else "bboxes"
         return [(field, [{"box": box, "label": label} for box, label in zip(boxes, labels, strict=True)])]
-    return [(name, found) for name in _OBJECTS if isinstance(found := pick(record, name), list) and found and all(
+    return [(name, found) for name in _OBJECTS if (found := _entries(pick(record, name))) is not None and all(
         isinstance(entry, Mapping) and _box_fields(entry) and has(entry, *LABEL, "phrase") for entry in found)]
+
+
+def _entries(found: Any) -> list[Any] | None:
+    """The entries of a list, or of what `datasets` keeps by columns: {"bbox": [...], "category": [...]}."""
+    if not isinstance(found, Mapping):
+        return found if isinstance(found, list) and found else None
+    boxes, labels = pick(found, *BOX, "bboxes", "boxes"), pick(found, *LABEL, "labels", "categories", "classes")
+    if not (isinstance(boxes, list) and isinstance(labels, list) and len(boxes) == len(labels)):
+        return None
+    return [{"bbox": box, "label": label} for box, label in zip(boxes, labels, strict=True)]
 
 
 # --- all rows of a file together --------------------------------------------------------------------------------------

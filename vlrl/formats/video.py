@@ -322,7 +322,10 @@ def clip_class(record: Record, source: Source) -> Rows:
     """An instruction that lists the classes, and one of them as answer (VideoChat-R1's video quality)."""
     question, answer = text(record, "instruction"), untagged(text(record, "answer"))
     found = next((names for m in _ONE_OF.finditer(question) if isinstance(names := read_literal(m[1]), list)), [])
+    answer = next((v for v in found if isinstance(v, str) and v.strip().lower() == answer.lower()), answer)
     labels = {"labels": [str(v) for v in found]} if answer in map(str, found) else {}
+    if not labels and len(found) > 1 and all(isinstance(v, str) for v in found):
+        raise DataError(f"answer={short(answer)} is none of the classes that its instruction lists: {short(found)}")
     return [{"id": named(record, source, "qid"), "video": _video(record, source, *VIDEO), "question": question,
              "answer": answer, "answer_type": "text", **labels, **_length(record),
              **meta(record, "instruction", "answer", "duration", *VIDEO)}]
