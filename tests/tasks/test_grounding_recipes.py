@@ -345,5 +345,6 @@ def test_what_is_not_so_is_no_answer(recipe, answer, text):
 
 
 def test_griffon_pays_nothing_said_for_nothing_there():
-    for text, paid in (("```json\n[]\n```", 1), ("None", 1), ("qz wv", 0), ("", 1), ("I do not know", 0)):
+    for text, paid in (("```json\n[]\n```", 1), ("None", 1), ("qz wv", 0), ("", 1), ("I do not know", 0),
+                       ("<think>no cat", 0), ("<think>no</think>", 0)):
         assert parts("vision_r1_griffon", ABSENT, text) == (paid,) * 3
