@@ -278,10 +278,10 @@ def task_samples(task: Task, split: str) -> Sequence[Sample]:
 
     Raises TaskError when `samples` fails or gives anything else, ConfigError when it leaves a file of rows unread.
     """
-    rows = split == "train" and task.data is not None and not task.data.own_samples and not task.labels
+    replaced = task.data is not None and not task.data.own_samples and not task.labels
     try:
-        found = _sequence(Task.samples(task, split) if rows else task.samples(split))
-        if unread(task, split) and not task.data.own_samples:
+        found = _sequence(Task.samples(task, split) if replaced and split == "train" else task.samples(split))
+        if replaced and unread(task, split):
             found = _sequence(Task.samples(task, split))
         refuse_unread(task, split)
     except VlrlError:
