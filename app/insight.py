@@ -200,7 +200,7 @@ def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Compari
     asked = index.refresh(list(dict.fromkeys((a.run, b.run))))
     split = split or _common_split(index, a, b)
     (a, first), (b, second) = (_evaluated(index, side, split) for side in (a, b))
-    both, others = _matched(first, second)
+    both, others = matched(first, second)
     if not both:
         raise AppError(f"the evaluations of {split!r} in run {a.run!r} at step {a.step} and run {b.run!r} at step "
                        f"{b.step} have no sample in common{f'. {others}' if others else ''}")
@@ -326,7 +326,7 @@ def _common_split(index: Index, a: Side, b: Side) -> str:
 _Row = dict[str, Any]
 
 
-def _matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_Row, _Row]], str]:
+def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_Row, _Row]], str]:
     """Rows of the same sample on both sides, and what is to be said of those left out.
 
     The same are rows of one id with equal media, target and prompt; of those left that show something, rows of one id

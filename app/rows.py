@@ -9,7 +9,7 @@ from vlrl.evaluation.stats import Interval, mean_ci, paired_gain
 
 from . import AppError
 from .index import Index, RolloutRow
-from .insight import Comparison, Pair, Side
+from .insight import Comparison, Pair, Side, matched
 from .queries import GroupKey, Query
 
 _PAGE = 500  # rows at a time, the most that an index gives
@@ -48,17 +48,17 @@ def every_rollout(index: Index, query: Query, most: int) -> list[RolloutRow]:
 def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
     """Two spans of training steps over their common samples, by the mean reward of a sample's answers in the span.
 
-    The group that a pair names is the last one of its sample. Raises AppError when no sample is in both.
+    Samples are paired by what they show and ask (insight.matched). The group that a pair names is the last one of its
+    sample. Raises AppError when no sample is in both.
     """
     asked = index.refresh(list(dict.fromkeys((a.run, b.run))))
     first, second = (_samples(index, span) for span in (a, b))
-    common = first.keys() & second.keys()
-    if not common:
+    both, others = matched(first, second)
+    if not both:
         told = [f"steps {span.first or 0} to {'the last' if span.last is None else span.last} of {span.run} "
                 f"({len(side):,} samples)" for span, side in ((a, first), (b, second))]
-        raise AppError(f"No sample is in both: {told[0]} and {told[1]}.")
-    pairs = sorted((_pair(sample, first[sample], second[sample]) for sample in common),
-                   key=lambda pair: (-pair.gain, pair.sample_id))
+        raise AppError(f"No sample is in both: {told[0]} and {told[1]}.{f' {others}' if others else ''}")
+    pairs = sorted((_pair(before, after) for before, after in both), key=lambda pair: (-pair.gain, pair.sample_id))
     before, after = [pair.a for pair in pairs], [pair.b for pair in pairs]
     names = sorted({pair.category for pair in pairs if pair.category is not None})
     categories = [(name, [pair for pair in pairs if pair.category == name]) for name in names]
@@ -66,22 +66,23 @@ def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
         Side(a.run, a.first), Side(b.run, b.first), "train", len(pairs), *_outcomes(pairs), mean_ci(before),
         mean_ci(after), paired_gain(before, after), tuple(pairs),
         tuple((name, len(held), *_outcomes(held), sum(p.gain for p in held) / len(held)) for name, held in categories),
-        len(first) - len(pairs), len(second) - len(pairs), asked.notes)
+        len(first) - len(pairs), len(second) - len(pairs), (*asked.notes, *([others] if others else ())))
 
 
-def _samples(index: Index, span: Span) -> dict[str, dict[str, Any]]:
+def _samples(index: Index, span: Span) -> list[dict[str, Any]]:
+    """Mean reward, category, last group and content of each sample of a span."""
     where, values = span.filter
-    rows = index.table.fetch(f"""
-        SELECT sample_id, avg(reward) AS mean, first(category) AS category,
+    return index.table.fetch(f"""
+        SELECT sample_id, avg(reward) AS mean, first(category) AS category, first(media) AS media,
+               first(target) AS target, min(left(prompt, 240)) AS prompt,
                arg_max((run, source, split, step, group_id), step) AS place
-        FROM rollouts WHERE {where} AND reward IS NOT NULL GROUP BY sample_id""", values)
-    return {row["sample_id"]: row for row in rows}
+        FROM rollouts WHERE {where} AND reward IS NOT NULL GROUP BY sample_id ORDER BY sample_id""", values)
 
 
-def _pair(sample: str, before: dict[str, Any], after: dict[str, Any]) -> Pair:
+def _pair(before: dict[str, Any], after: dict[str, Any]) -> Pair:
     a, b = (GroupKey(*(side["place"].values() if isinstance(side["place"], dict) else side["place"]))
             for side in (before, after))
-    return Pair(sample, after["category"], before["mean"], after["mean"], a, b)
+    return Pair(before["sample_id"], after["category"], before["mean"], after["mean"], a, b)
 
 
 def _outcomes(pairs: Sequence[Pair]) -> tuple[int, int, int]:
@@ -102,13 +103,16 @@ class PartGain(NamedTuple):
 
 
 def part_gains(index: Index, a: Span, b: Span) -> list[PartGain]:
-    """The reward parts of both sides over their common samples, by name; a sample counts with its mean."""
+    """The reward parts of both sides over their common samples (insight.matched), by name; a sample counts with its
+    mean."""
+    pairs, _ = matched(*(_samples(index, span) for span in (a, b)))
+    ids = [(one["sample_id"], other["sample_id"]) for one, other in pairs]
     first, second = (_parts(index, span) for span in (a, b))
     found = []
     for part in sorted(first.keys() & second.keys()):
-        both = sorted(first[part].keys() & second[part].keys())
+        both = [(one, other) for one, other in ids if one in first[part] and other in second[part]]
         if both:
-            before, after = ([side[part][sample] for sample in both] for side in (first, second))
+            before, after = ([side[part][pair[place]] for pair in both] for place, side in enumerate((first, second)))
             found.append(PartGain(part, len(both), sum(before) / len(both), sum(after) / len(both),
                                   paired_gain(before, after)))
     return found

@@ -44,10 +44,16 @@ NOTES = (
     "batch; so does eepo, beside its correction.",
     "- dual_clip and two_sided act on tokens whose ratio is above 3 or 4; kl_cov and clip_cov on a few tokens in ten "
     "thousand, at least one.",
+    "- kimi_length, rorecomp and grsp compare the answers of a group by length and paragraphs, hicra looks for English "
+    "phrases: the answers here are all of one length and one paragraph, without any.",
     "- siren and skywork_or1: their entropy term as in the middle of a run; length_bonus: for answers of 1 to 20 "
     "tokens.",
     "- tis, icepop, mis and decoupled_ppo weigh what the engine computed otherwise, and without a gap do nothing.")
+ROUNDING = 1e-5
+"""Of the gradient in float32, relative to its norm: a smaller difference is none."""
 Weights = Mapping[str, torch.Tensor]
+Differs = tuple[bool, bool]
+"""Whether a gradient differs from the default's on-policy, and off-policy."""
 
 
 @dataclass(frozen=True)
@@ -136,14 +142,27 @@ def compare(found: torch.Tensor, default: torch.Tensor) -> tuple[float, float]:
     return cosine, norm / float(default.norm())
 
 
-def row(name: str, made: Scene, preset: Config, defaults: Sequence[torch.Tensor]) -> str:
-    """A line of the table."""
-    cells = []
+def row(name: str, made: Scene, preset: Config, defaults: Sequence[torch.Tensor]) -> tuple[str, Differs]:
+    """A line of the table, and where the gradient differs."""
+    cells, differs = [], []
     for off_policy, default in enumerate(defaults):
-        cosine, ratio = compare(gradient(made, preset, bool(off_policy)), default)
+        found = gradient(made, preset, bool(off_policy))
+        cosine, ratio = compare(found, default)
         cells += [f"{cosine:.4f}", f"{ratio:.4g}"]
+        differs.append(float((found - default).norm()) > ROUNDING * float(default.norm()))
     updates = preset.rollout.updates * preset.rollout.minibatches
-    return f"| {name} | {updates} | {' | '.join(cells)} |"
+    return f"| {name} | {updates} | {' | '.join(cells)} |", (differs[0], differs[1])
+
+
+def where(differ: Mapping[str, Differs]) -> list[str]:
+    """Which presets differ where, a line for each kind."""
+    kinds = {(True, True): "on-policy and off-policy", (True, False): "on-policy alone",
+             (False, True): "off-policy alone", (False, False): "nowhere on this batch"}
+    lines = [f"Gradients that differ from the default's by more than {ROUNDING:g} of its norm:", ""]
+    for kind, words in kinds.items():
+        names = [name for name, found in differ.items() if found == kind]
+        lines.append(f"- {words} ({len(names)}): {', '.join(names) or 'none'}")
+    return lines
 
 
 def main() -> None:
@@ -179,10 +198,13 @@ def table(args: argparse.Namespace, folder: str) -> str:
              "relative to it. Steps: optimizer steps of a batch of rollouts that the preset sets; with more than one, "
              "all but the first are off-policy.", "",
              "| preset | steps | on-policy cosine | norm | off-policy cosine | norm |", "|---|---|---|---|---|---|"]
+    differ: dict[str, Differs] = {}
     for name in names:
-        lines.append(row(name, made, load(f"extends=algorithms/{name}.yaml", *FITTED.get(name, ())), defaults))
-        print(lines[-1], flush=True)
-    return "\n".join([*lines, "", *NOTES, f"- command: `python benchmarks/presets.py`, on {os.cpu_count()} cores, in "
+        line, differ[name] = row(name, made, load(f"extends=algorithms/{name}.yaml", *FITTED.get(name, ())), defaults)
+        lines.append(line)
+        print(line, flush=True)
+    return "\n".join([*lines, "", *where(differ), "", *NOTES,
+                      f"- command: `python benchmarks/presets.py`, on {os.cpu_count()} cores, in "
                       "float32", ""])
 
 

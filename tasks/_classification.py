@@ -14,7 +14,7 @@ from typing import Any
 from vlrl.data.formats.fields import short
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.confidence import brier, confidence_format, read_confidence
-from vlrl.rewards.text import answer_tag, answer_text, clean_label, same_label, think_answer_format
+from vlrl.rewards.text import answer_tag, answer_text, clean_label, denies, same_label, think_answer_format
 from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Parts, Sample
 
@@ -79,12 +79,13 @@ def accuracy(task: Any, sample: Sample, given: str | None) -> float:
     if given is None:
         return 0.0
     form, row = form_of(task, sample), sample.row
+    heard = task.negation == "read"
     if not isinstance(row["label"], list):
-        return float(_names(form, row, given, row["label"]))
+        return float(_names(form, row, given, row["label"], heard))
     wanted, items = labels_of(row), listed(given)
     if len(items) > _MOST:
         return 0.0
-    found = {next((label for label in wanted if _names(form, row, item, label)), item) for item in items}
+    found = {next((label for label in wanted if _names(form, row, item, label, heard)), item) for item in items}
     return SET_SCORES[task.multi_score](found, set(wanted))
 
 
@@ -94,9 +95,11 @@ def listed(given: str) -> list[str]:
     return list({clean_label(text): text.strip(" \t\r[]\"'") for text in texts if clean_label(text)}.values())
 
 
-def _names(form: Form, row: Row, given: str, label: str) -> bool:
+def _names(form: Form, row: Row, given: str, label: str, heard: bool) -> bool:
+    """Whether a text names a class; one that begins with a negation, which is `heard`, only where the name does."""
     own = names_of(row, label)
     others = [name for name in row.get("labels") or () if name not in own]
+    own = [name for name in own if denies(name)] if heard and denies(given) else own
     return any(form.same(given, name, others) for name in own)
 
 

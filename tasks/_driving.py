@@ -52,9 +52,14 @@ def _true_plan(_task: Any, sample: Sample) -> dict[str, list[str]] | None:
     return words_of(sample.get("plan"))
 
 
-def _read_plan(_task: Any, _sample: Sample, answer: Answer) -> dict[str, list[str]] | None:
-    """The words of the first answer tag, or of the text outside of the thinking; None for none."""
-    plan = rules.read_plan(answer_text(answer.text))
+def _plan_of(task: Any, answer: Answer) -> dict[str, list[str]]:
+    """The words of the first answer tag, or of the text outside of the thinking."""
+    return rules.read_plan(answer_text(answer.text), task.negation == "read")
+
+
+def _read_plan(task: Any, _sample: Sample, answer: Answer) -> dict[str, list[str]] | None:
+    """As `_plan_of`; None for no word."""
+    plan = _plan_of(task, answer)
     return plan if any(plan.values()) else None
 
 
@@ -79,7 +84,7 @@ def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
 
 def _is_plan(task: Any, sample: Sample, answer: Answer) -> bool | None:
     """Whether exactly the true words of both heads are given."""
-    found = plan_metrics(task, sample, rules.read_plan(answer_text(answer.text)))
+    found = plan_metrics(task, sample, _plan_of(task, answer))
     return bool(found["joint_acc"]) if found else None
 
 
@@ -96,7 +101,7 @@ def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _plan(task: Any, sample: Sample, answer: Answer) -> Parts:
-    plan, truth = rules.read_plan(answer_text(answer.text)), _true_plan(task, sample) or {}
+    plan, truth = _plan_of(task, answer), _true_plan(task, sample) or {}
     return {**{head: rules.subset_f1(plan[head], truth.get(head, ())) for head in HEADS},
             "format": rules.plan_format(answer.final)}
 
@@ -114,7 +119,7 @@ def _heads(pay: Callable[[float, float, float], float], novelty: Group) -> Any:
     """The parts of a group: `pay` of the F1, the weight of the words, and what `novelty` says of the group."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any = None) -> list[Parts]:
         truth = _true_plan(task, sample) or {}
-        plans = [rules.read_plan(answer_text(answer.text)) for answer in answers]
+        plans = [_plan_of(task, answer) for answer in answers]
         parts: list[Parts] = [{} for _ in answers]
         for head, weights in HEADS.items():
             for i, new in enumerate(novelty([plan[head] for plan in plans])):
@@ -240,7 +245,7 @@ def _outcomes(pay: Callable[[Any, Sequence[float]], float]) -> Any:
     0 for a plan that has no picture."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], services: Any = None) -> list[Parts]:
         clip = services.clip  # asked for first: where it is absent, no picture is read
-        plans = [said(rules.read_plan(answer_text(answer.text))) for answer in answers]
+        plans = [said(_plan_of(task, answer)) for answer in answers]
         shown = sorted({plan for plan in plans if plan in sample["outcomes"]})
         texts = [task.goal_negative, task.goal_positive]
         cosines = clip([_picture(sample["outcomes"][plan]) for plan in shown], texts) if shown else []

@@ -251,7 +251,8 @@ def _griffon(task: Any, sample: Sample, answer: Answer) -> Parts:
     wanted, found = truths(task, sample), _read_griffon(task, sample, answer)
     if not wanted or not found:
         text = answer_text(answer.text)
-        empty = float(not wanted and not found and (not text or says_none(text) or read_fenced(text) == []))
+        silent = not answer.text.strip()  # an answer of no boxes; thinking that leads to nothing is none
+        empty = float(not wanted and not found and (silent or says_none(text) or read_fenced(text) == []))
         return {"precision": empty, "recall": empty,
                 "format": empty if not wanted else _griffon_format(answer_text(answer.text))}
     low, high, least, outer = _bars(task, answer.step)

@@ -9,7 +9,7 @@ from vlrl.rewards.boxes import format_box, is_number
 from vlrl.rewards.detection import mean_matched
 from vlrl.rewards.literals import decimals, numbers_of, read_fenced
 from vlrl.rewards.points import inside
-from vlrl.rewards.text import answer_text, choice_letters, number, think_answer_format, yes_no
+from vlrl.rewards.text import answer_text, choice_letters, denies, number, think_answer_format, yes_no
 from vlrl.task.recipes import Recipe, pixels, shown
 from vlrl.types import Answer, Parts, Sample
 
@@ -86,9 +86,15 @@ def choice_question(row: Mapping[str, Any]) -> str:
     return f"{row.get('question') or 'Which of these are in the image?'}\n{lines}"
 
 
+def _named(task: Any, answer: Answer) -> str:
+    """What an answer names: nothing where it begins with what is not so ("not C"), unless negations are ignored."""
+    text = answer_text(answer.text)
+    return "" if task.negation == "read" and denies(text) else text
+
+
 CURR_REFT_CHOICE = Recipe(
     prompt="{choices}\n" + _TAGS.format(kind="the letters, in order"), rewards=_PARTS,
-    read=lambda _task, _sample, answer: choice_letters(answer_text(answer.text), LETTERS) or None,
+    read=lambda task, _sample, answer: choice_letters(_named(task, answer), LETTERS) or None,
     score=_equal, target=_right_letters, problem=_choice_problem, asks=True,
     oracle=lambda task, sample: _thinking(_right_letters(task, sample)))
 
@@ -115,8 +121,8 @@ def count_question(row: Mapping[str, Any], name: str) -> str:
     return row.get("question") or f"How many {name} are in the image?"
 
 
-def _read_number(_task: Any, _sample: Sample, answer: Answer) -> float | None:
-    return number(answer_text(answer.text))
+def _read_number(task: Any, _sample: Sample, answer: Answer) -> float | None:
+    return number(_named(task, answer))
 
 
 COUNTING = Recipe(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vlrl.rewards.math import VerifierError, boxed
-from vlrl.rewards.text import between, think_answer_format
+from vlrl.rewards.text import between, denies, think_answer_format
 from vlrl.task import Weight
 from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Parts, Sample, Variant
@@ -41,7 +41,16 @@ class QaRecipe(Recipe):
 
 
 def _read(task: Any, sample: Sample, answer: Answer) -> Any:
-    return kinds.KINDS[sample["answer_type"]].read(task.used.find(answer), sample.row)
+    text, kind = task.used.find(answer), kinds.KINDS[sample["answer_type"]]
+    if kind.names and task.negation == "read" and denies(text) and not _says_so(text, sample.row):
+        return None
+    return kind.read(text, sample.row)
+
+
+def _says_so(text: str, row: Mapping[str, Any]) -> bool:
+    """Whether a text that begins with a negation holds a right answer or an option that does ("not enough data")."""
+    known = [*kinds.right_answers(row), *kinds.options_of(row)]
+    return any(denies(name) and name.strip().casefold() in text.casefold() for name in known)
 
 
 def _score(task: Any, sample: Sample, answer: Answer) -> Parts:

@@ -32,6 +32,8 @@ class Kind:
     """
     same: Callable[[Any, Any, Any, Row], float]
     """(task, given, right, row) -> score in [0, 1]."""
+    names: bool = True
+    """Whether an answer names one thing, so that "not" before it takes it back."""
 
 
 def right_answers(row: Row) -> list[str]:
@@ -160,13 +162,14 @@ KINDS: dict[str, Kind] = {
     "choice": Kind("the letter of the right option", read_choice, _equal),
     "number": Kind("a number", lambda text, _row: chart.finite_number(text), _near),
     "count": Kind("a whole number", lambda text, _row: chart.count(text), _equal),
-    "yes_no": Kind("yes or no", lambda text, _row: chart.one_yes_no(text), _equal),
+    "yes_no": Kind("yes or no", lambda text, _row: chart.one_yes_no(text), _equal, names=False),
     "math": Kind("one mathematical expression", lambda text, _row: math.expression(text), _math),
-    "chart": Kind("the value or the label that the chart shows", _said, _chart),
-    "ocr": Kind("the text as it is written", _said, lambda _t, a, b, _r: chart.transcript_similarity(a, b)),
+    "chart": Kind("the value or the label that the chart shows", _said, _chart, names=False),
+    "ocr": Kind("the text as it is written", _said, lambda _t, a, b, _r: chart.transcript_similarity(a, b),
+                names=False),
     "regression": Kind("a number", lambda text, _row: chart.finite_number(text),
                        lambda _t, a, b, _r: closeness(f"{a:.15g}", f"{b:.15g}")),
-    "text": Kind("a short text", _said, _free_text),
+    "text": Kind("a short text", _said, _free_text, names=False),
 }
 
 

@@ -43,6 +43,9 @@ class Classification(RecipeTask):
     multi_score: Literal["jaccard", "f1", "exact"] = "jaccard"
     """Accuracy where a row has several labels: shared names over all names, F1 of the two sets, or whether they are the
     same."""
+    negation: Literal["read", "ignored"] = "read"
+    """visual_rft_classification: whether an answer that begins with a negation ("not a cat") names nothing, or, as in
+    Visual-RFT, what it holds."""
     shots: Count = 0
     """Training samples of each class, such as 1, 2, 4, 8 or 16; 0 = all."""
     shots_seed: Count = 0

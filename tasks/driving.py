@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -43,6 +43,9 @@ class Driving(RecipeTask):
     recipe: str = "plan"
     """How to ask and what to pay: plan, alphadrive, alphadrive_released, trajectory, clip_goal, clip_baseline, or own
     module:function that returns a Recipe."""
+    negation: Literal["read", "ignored"] = "read"
+    """Plans: whether a text that says what not to do ("do not STOP") gives no word, or, as in AlphaDrive, the words
+    that it holds."""
     l2_scale: _Positive = 2.0
     """trajectory: metres of mean distance at which the part `l2` has fallen to 1/e."""
     ego_size: tuple[_Positive, _Positive] = (4.8, 2.0)

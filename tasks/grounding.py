@@ -53,6 +53,9 @@ class Grounding(RecipeTask):
     ovd_reward: Literal["row", "odLength", "od_ap", "od_ap50", "weighted_sum"] = "row"
     """vlm_r1_ovd: what boxes earn: as the row's accu_reward_method says (odLength where it says none), or one for all.
     """
+    negation: Literal["read", "ignored"] = "read"
+    """curr_reft_choice, counting: whether an answer that begins with a negation ("not C") names nothing, or, as in
+    Curr-ReFT, what it holds."""
     progressive: bool = True
     """vision_r1_griffon: the bars of quality rise at switch_step; false: no bars, as its code without a step."""
     switch_step: Positive = 1500

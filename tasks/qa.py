@@ -44,6 +44,9 @@ class Qa(RecipeTask):
     math_rule: Literal["worked_out", "math_verify"] = "worked_out"
     """What an answer of type math must be: equal by math-verify with its arithmetic done (not 3*4+5 for 17, nor the
     question's own expression, nor 3 = 2 for 2), or equal by math-verify alone, as published systems have it."""
+    negation: Literal["read", "ignored"] = "read"
+    """Whether a choice, number, count or expression after a negation ("not C") is none, unless a right answer or an
+    option begins so ("not enough data"), or counts, as in View-R1."""
     noise: Annotated[float, Field(ge=0, le=999)] = 500.0
     """noisy_rollout: diffusion steps of noise at the start, of 1,000."""
     noise_steps: Positive = 60

@@ -100,7 +100,7 @@ def _way_out(where: Mapping[str, str]) -> str:
                 "follow, or compare evaluations, which ask the same samples every time.")
     return ("Choose another run or step. Evaluations share their samples when both runs have the same task, "
             "data.heldout, data.seed and eval.samples; `vlrl eval` adds one for a checkpoint. Training steps can be "
-            "compared by sample id as well.")
+            "compared as well.")
 
 
 # --- form -------------------------------------------------------------------------------------------------------------

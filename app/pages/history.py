@@ -56,8 +56,10 @@ def _shown(site: Site, where: Mapping[str, str], asked: Html, found: History) ->
         nothing = empty(f"No answer to the sample {found.sample_id!r} in the rollouts{there}.", "An id is written as "
                         "in the data, upper and lower case matter. Below are some that are there.")
         return el("div", asked, *remarks, nothing, _begin(site, searched), class_="v"), chart_value([]), Html("")
-    rows = answers_of(site, found.sample_id, searched)
-    cut = note(f"The first {MOST_ANSWERS:,} of its answers are drawn.") if len(rows) >= MOST_ANSWERS else ""
+    same = {visit.key for visit in found.visits}  # its id may stand for other pictures in other runs
+    every = answers_of(site, found.sample_id, searched)
+    rows = [row for row in every if row.key[:-1] in same]
+    cut = note(f"The first {MOST_ANSWERS:,} of its answers are drawn.") if len(every) >= MOST_ANSWERS else ""
     above = el("div", asked, _summary(found), cut, *remarks, class_="v")
     below = el("div", _two_answers(site, where, rows), _visits(found), class_="v")
     return above, chart_value(figures(found, rows)), below

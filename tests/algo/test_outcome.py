@@ -13,7 +13,8 @@ from vlrl.algo import grouped
 from vlrl.algo.advantage import w_reinforce
 from vlrl.algo.group_terms import Oreal, nft
 from vlrl.algo.objective import LOSSES
-from vlrl.algo.shaping import dast, kimi_length, step_pruner
+from vlrl.algo.recompose import rorecomp
+from vlrl.algo.shaping import cosine, dast, grsp, kimi_length, length_bonus, step_pruner
 from vlrl.algo.weights import WEIGHTS
 from vlrl.training.advantages import credit
 from vlrl.training.update import update
@@ -75,9 +76,10 @@ def test_token_weights_see_the_outcome(name):
     assert run(weight, blind).tolist() != run(weight, seeing).tolist()
 
 
-@pytest.mark.parametrize("shape", [kimi_length, dast, step_pruner])
-def test_shaping_sees_the_outcome(shape):
-    more = {"lengths": [2, 8, 4, 6], "texts": ["a", "a\n\nb", "a\n\nb\n\nc", "a"]}
+@pytest.mark.parametrize("shape", [kimi_length, lambda s: length_bonus(s, low=1), cosine, dast, step_pruner, grsp,
+                                   lambda s: rorecomp(s, decay=1)])
+def test_shaping_and_batches_see_the_outcome(shape):
+    more = {"lengths": [2, 8, 4, 6], "texts": ["a", "a\n\nb", "a\n\nb\n\nc", "a"], "step": 5}
     blind, seeing = scores([REWARDS], **more), scores([REWARDS], **more, outcome=OUTCOME)
     assert shape(blind).tolist() != shape(seeing).tolist()
 

@@ -34,7 +34,8 @@ def batch():
     """LossInputs of 24 answers whose ratios to the policy that sampled spread by 1, and features of each token."""
     x = random_step(7, GROUPS, SIZE, longest=8, gap=1.0)
     features = torch.randn(len(x.mask), 40, generator=torch.Generator().manual_seed(8), dtype=torch.float64) * 0.1
-    return replace(x, texts=[" wait " if i % 5 == 0 else "a" for i in range(len(x.mask))], max_length=8), features
+    return replace(x, texts=[" wait " if i % 5 == 0 else "a" for i in range(len(x.mask))], max_length=8,
+                   outcome=x.rewards > 0.5), features
 
 
 @cache
@@ -47,6 +48,7 @@ def paid():
              "format": draw.integers(0, 2, count).tolist()}
     rewards = [a + 0.1 * b for a, b in zip(*parts.values(), strict=True)]
     return scores([rewards[i:i + SIZE] for i in range(0, count, SIZE)], lengths=x.lengths.tolist(), step=STEP,
+                  outcome=x.outcome,
                   greedy=draw.random(count).tolist(), parts=parts, part_weights={"iou": 1.0, "format": 0.1},
                   tokens=[draw.integers(0, 3, int(own.sum())) for own in runs], max_length=8,
                   masks=[(x.mask[own] > 0).numpy() for own in runs],

@@ -9,6 +9,11 @@ from vlrl.app import AppError
 from vlrl.app.index import Index
 from vlrl.app.insight import Side, compare, curriculum, history
 from vlrl.app.library import Library
+from vlrl.app.media import MediaStore
+from vlrl.app.notes import Notes
+from vlrl.app.pages import history as history_page
+from vlrl.app.rows import Span, compare_spans, part_gains
+from vlrl.app.site import Site
 from vlrl.store import RunFolder
 
 
@@ -156,6 +161,23 @@ def test_only_the_same_pictures_are_compared(seeds):
         ("q", "held-0-q"), ("r", "held-0-t"), ("s", "held-0-s")]
     assert found.gain.mean == 1 and (found.only_a, found.only_b) == (1, 1)
     assert any("1 samples have one id on both sides and other media" in text for text in found.notes)
+
+
+def test_spans_and_reward_parts_are_of_the_same_pictures(seeds):
+    sides = Span("a", "eval"), Span("b", "eval")
+    found = compare_spans(seeds, *sides)
+    assert [(p.sample_id, p.key_b.group) for p in found.pairs] == [
+        ("q", "held-0-q"), ("r", "held-0-t"), ("s", "held-0-s")]
+    assert (found.only_a, found.only_b) == (1, 1) and any("1 samples have one id" in text for text in found.notes)
+    assert {gain.part: gain.n for gain in part_gains(seeds, *sides)} == {"iou": 3}
+
+
+def test_the_page_of_a_history_draws_answers_to_one_picture(seeds, monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(history_page, "figures", lambda found, rows: drawn.extend(rows) or [])
+    site = Site(seeds.library, seeds, MediaStore(seeds.library), Notes(tmp_path))
+    history_page.show(site, {"sample": "p"})
+    assert [row.key.run for row in drawn] == ["a"]
 
 
 def test_a_history_is_of_one_picture(seeds):

@@ -155,6 +155,12 @@ def test_names_of_other_trainers_are_answered_with_ours(file):
         loading.load(file, ["train.learning_rate=1.0e-5"])
     with pytest.raises(ConfigError, match=r"Here it is rollout.group_size "):
         loading.load(file, ["num_generations=4"])
+    for words, here in ((["worker.actor.optim.lr=1", "worker.rollout.n=5"],
+                         "Here worker.actor.optim.lr is train.lr, worker.rollout.n is rollout.group_size "),
+                        (["trainer.total_epochs=3"], r"Did you mean 'train'\? Here trainer.total_epochs is steps "),
+                        (["algorithm.adv_estimator=rloo"], "Here algorithm.adv_estimator is algo.advantage ")):
+        with pytest.raises(ConfigError, match=here):
+            loading.load(file, words)
     ours = {name for name, *_ in loading.describe()}
     table = (ROOT / "docs/coming-from.md").read_text()
     rows = re.findall(r"(?m)^\| `-*([\w.]+)[^|]*\| `([\w.]+)[^|]*\|", table)
@@ -184,5 +190,5 @@ def test_merge_keys_bring_so_many_settings_at_most(tmp_path):
 def test_a_run_folder_that_yaml_reads_as_false_is_refused(tmp_path):
     file = tmp_path / "off.yaml"
     file.write_text("extends: tiny.yaml\ntask: grounding\nrun: {dir: no}\n")
-    with pytest.raises(ConfigError, match=r"run\.dir=False"):
+    with pytest.raises(ConfigError, match=r"run\.dir=False: a text is needed, and YAML reads no.*in quotes"):
         loading.load(file)

@@ -14,6 +14,7 @@ from vlrl import config, curriculum
 from vlrl.algo.named import parameters
 from vlrl.config.registry import resolve
 from vlrl.curriculum import SAMPLERS, Prompts
+from vlrl.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "curriculum.md").read_text(encoding="utf-8")

@@ -55,7 +55,9 @@ def test_what_the_system_says_reaches_the_model():
     assert messages(row, system="Think.")[0] == ("system", ["Think.\n\nBe brief."])
     pair = one({"image": "a.png", "conversations": talk[:2], "chosen": "a cat", "rejected": "a dog"})
     verl = one({"prompt": talk[:2], "images": ["a.png"], "answer": "a cat"})
-    assert pair["system_prompt"] == verl["system_prompt"] == "Be brief."
+    plan = one({"image": "a.png", "conversations": [
+        talk[0], *turns("<image>Plan. Your speed is 3 m/s.", "KEEP, STRAIGHT")]})
+    assert pair["system_prompt"] == verl["system_prompt"] == plan["system_prompt"] == "Be brief." and plan["plan"]
     with pytest.raises(DataError, match="system_prompt=3 must be a text"):
         sample_from_row({"id": 1, "system_prompt": 3})
 

@@ -238,6 +238,11 @@ WRONG = {
         "from": "gpt", "value": "pyautogui.click(x=3, y=4)"}]}, "is a place or an action"),
     "a place": ({"image": "a.png", "conversations": [{"from": "human", "value": "<image>Click save."}, {
         "from": "gpt", "value": "(438, 88)"}]}, "is a place or an action"),
+    "code in a table": ({**ASK, "answer": "pyautogui.click(x=3, y=4)"}, "is a place or an action"),
+    "boxes in words": ({"image": "a.png", "problem": "Find the cup.",
+                        "solution": "<ref>cup</ref><box>(1,2),(3,4)</box>"}, "is a place or an action"),
+    "a place asked for": ({"image": "a.png", "question": "Where is the cup?", "answer": "(438, 88)", "n": 1},
+                          "is a place or an action"),
     "captions": ({"timestamps": [[1, 2]], "sentences": []}, "it has 1 timestamps and 0 sentences"),
     "negatives": ({**SEED, "answer": "a", "negative_answers": ["a"]}, "negative_answers has no answer that differs"),
     "a data type": ({**QUESTIONS["video-r1"][1], "data_type": "audio"}, "data_type='audio' must be 'video' or 'image'"),

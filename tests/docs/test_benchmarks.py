@@ -162,6 +162,12 @@ def test_gradients_are_compared_by_angle_and_norm():
     assert cosine != cosine and norm == 0
 
 
+def test_presets_are_sorted_by_where_they_differ():
+    found = module("presets").where({"a": (True, True), "b": (False, True), "c": (False, True), "d": (False, False)})
+    assert found[2:] == ["- on-policy and off-policy (1): a", "- on-policy alone (0): none",
+                         "- off-policy alone (2): b, c", "- nowhere on this batch (1): d"]
+
+
 @pytest.mark.slow
 def test_gradients_of_presets(tmp_path, monkeypatch, capsys):
     presets = module("presets")

@@ -9,6 +9,7 @@ from vlrl.rewards.text import (
     answer_text,
     choice_letters,
     clean_label,
+    denies,
     extract_tag,
     number,
     numbers,
@@ -146,6 +147,16 @@ def test_cleaning_keeps_no_spaces_around(text):
     ("no, yes", "yes"), ("Yes, no doubt", "yes")])
 def test_yes_no(text, said):
     assert yes_no(text) == said
+
+
+@pytest.mark.parametrize(("text", "denied"), [
+    ("not a cat", 1), ("It is not C.", 1), ("It isn't C", 1), ("**Not** C", 1), ("do not STOP", 1),
+    ("Don\u2019t stop", 1), ("no cat", 1), ("never", 1), ("the answer is not 3", 1), ("it's not 3", 1),
+    ("I would not stop", 1), ("anything but C", 1),
+    ("C, not D", 0), ("no", 0), ("No, C", 0), ("No 5", 0), ("notebook", 0), ("a knot", 0), ("nothing", 0), ("none", 0),
+    ("", 0), ("it " * 50_000, 0), (" " * 100_000, 0), ("the " + "a" * 100_000, 0)])
+def test_denials(text, denied):
+    assert denies(text) is bool(denied)
 
 
 @pytest.mark.parametrize(("text", "letters"), [

@@ -136,6 +136,18 @@ def test_names_within_other_words(text, name, others, same):
     assert names_class(text, name, others) is same
 
 
+@pytest.mark.parametrize("row", [ROW, SEVERAL])
+def test_what_it_is_not_is_no_class(row):
+    name = row["label"] if isinstance(row["label"], str) else ", ".join(row["label"])
+    for text in (f"not a {name}", f"It is not a {name}", f"no {name}"):
+        paid = [scored(row, think(text), recipe="visual_rft_classification", negation=rule)[0].parts["accuracy"]
+                for rule in ("read", "ignored")]
+        assert paid[0] < paid[1]
+    entry = {"id": "r1", "label": "no entry", "labels": ["no entry", "stop"]}
+    assert scored(entry, think("a sign: no entry"), recipe="visual_rft_classification")[0].parts["accuracy"] == 1
+    assert scored(entry, think("No entry sign"), recipe="visual_rft_classification")[0].parts["accuracy"] == 1
+
+
 def test_without_candidates_the_format_is_one_plain_line():
     for text, format in (("anything", 1), ("two\nlines", 0), ("<think>a", 0), (" ", 0)):
         assert score("no_thinking", text, labels=None, synonyms=None)["format"] == format

@@ -109,6 +109,15 @@ def test_by_hand(recipe):
         assert [parts[name] for name in names] == pytest.approx(expected, abs=1e-9), ascii(text[:80])
 
 
+@pytest.mark.parametrize("recipe", ["plan", "alphadrive"])
+def test_what_not_to_do_is_no_plan(recipe):
+    ignored = load("driving", {"recipe": recipe, "negation": "ignored"})
+    for text in ("do not KEEP, LEFT_TURN", "KEEP, don't LEFT_TURN", "I would not KEEP and not LEFT_TURN"):
+        assert heads(scored(recipe, ROW, think(text))) == [(0, 0)]
+        bare = heads(scored(recipe, ROW, think("KEEP, LEFT_TURN")))
+        assert heads(scored(recipe, ROW, think(text), task=ignored)) == bare
+
+
 def test_groups_by_hand():
     keep, stop = think("KEEP, LEFT_TURN"), think("STOP, STRAIGHT")
     assert heads(scored("alphadrive", ROW, *[keep] * 7, stop)) == [pytest.approx((0.64, 0.8))] * 7 + [(0, 0)]

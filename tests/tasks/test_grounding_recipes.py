@@ -336,6 +336,15 @@ def test_marks_of_every_kind_of_answer():
     assert marks("curr_reft_binary", ROW, "yes") == [] and marks("counting", ROW, "1") == []
 
 
+@pytest.mark.parametrize(("recipe", "answer", "text"), [
+    ("curr_reft_choice", "C", "not C"), ("curr_reft_choice", "A", "It isn't A"), ("counting", 3, "not 3")])
+def test_what_is_not_so_is_no_answer(recipe, answer, text):
+    row = {**ROW, "boxes": [], "question": "Which?", "options": ["x", "y", "z"], "answer": answer}
+    paid = [parts(recipe, row, think(text), negation=rule)[0] for rule in ("read", "ignored")]
+    assert paid == [0, 1]
+
+
 def test_griffon_pays_nothing_said_for_nothing_there():
-    for text, paid in (("```json\n[]\n```", 1), ("None", 1), ("qz wv", 0), ("", 1), ("I do not know", 0)):
+    for text, paid in (("```json\n[]\n```", 1), ("None", 1), ("qz wv", 0), ("", 1), ("I do not know", 0),
+                       ("<think>no cat", 0), ("<think>no</think>", 0)):
         assert parts("vision_r1_griffon", ABSENT, text) == (paid,) * 3

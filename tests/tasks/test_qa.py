@@ -21,6 +21,7 @@ from vlrl.task import load
 from vlrl.task.scoring import score_group
 from vlrl.task.services import AbsentService, Services
 from vlrl.tasks._qa import noise_step
+from vlrl.tools.rowcheck import field_problems
 from vlrl.training import build_task
 from vlrl.types import Media
 
@@ -338,6 +339,26 @@ def test_the_task_is_no_answer():
             ({"question": "Solve x+1=3.", "answer": "2", "answer_type": "math"}, "3=2")]
     for row, text in rows:
         assert [scored(row, text, **rule)[0].parts["accuracy"] for rule in ({}, {"math_rule": "math_verify"})] == [0, 1]
+
+
+UNSURE = {**CHOICE, "options": ["a cat", "a dog", "not enough data"]}
+
+
+@pytest.mark.parametrize(("row", "text", "read", "ignored"), [
+    (CHOICE, "not B", 0, 1), (CHOICE, "It isn't B.", 0, 1), (CHOICE, "It is not a dog", 0, 1), (CHOICE, "B", 1, 1),
+    (NUMBER, "not 3.14", 0, 1), (COUNT, "There are not 12", 0, 1), (GUESS, "not 40", 0, 1), (YES, "not no", 0, 0),
+    ({**UNSURE, "answer": "C"}, "Not enough data", 1, 1), (UNSURE, "not B", 0, 1), (YES, "not correct", 0, 0),
+    ({**YES, "answer": "no"}, "not correct", 1, 1), (OCR, "NO PARKING\nany time", 1, 1)])
+def test_what_is_not_so_is_no_answer(row, text, read, ignored):
+    assert [scored(row, text, **rule)[0].parts["accuracy"] for rule in ({}, {"negation": "ignored"})] == [read, ignored]
+
+
+def test_a_fraction_in_lowest_terms_is_a_number():
+    texts = {"1/2": 1, "1 / 2.": 1, "-1/2": 0, "2/4": 0, "0.5": 1, "1/0": 0, "1/2 or 1": 0}
+    row = {**NUMBER, "answer": 0.5, "tolerance": 0}
+    assert [s.parts["accuracy"] for s in scored(row, *texts)] == list(texts.values())
+    assert scored({**row, "answer": "-3/4"}, "\u22123/4")[0].parts["accuracy"] == 1
+    assert not list(field_problems({**row, "answer": "-3/4"})) and list(field_problems({**row, "answer": "6/8"}))
 
 
 def test_signs_of_mathematics():

@@ -17,7 +17,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 PRESETS = [f"{folder}/{path.name}" for folder in ("algorithms", "curricula")
            for path in sorted((CONFIGS / folder).glob("*.yaml"))]
 ASKED_FOR = {"tis": ["engine.name=vllm_server"], "icepop": ["engine.name=vllm_server"],
-             "mis": ["engine.name=vllm_server"], "decoupled_ppo": ["async.max_staleness=1"],
+             "mis": ["engine.name=vllm_server"], "decoupled_ppo": ["async.max_staleness=1"], "drive": ["steps=200"],
              "grpo_care": ["task.name=video", "task.reference=true"]}
 """Presets that say in their comment what else they need."""
 
@@ -82,6 +82,14 @@ SEVERAL = "rollout.minibatches=4"
     # a term with a credit of its own
     (["algo.loss=nft", "algo.advantage=rloo", "algo.shaping=[overlong]"], {"algo.advantage", "algo.shaping.0"}),
     (["algo.loss=pacs", "algo.kl_in=reward", "algo.kl=k1", "algo.kl_coef=0.1"], {"algo.kl_coef"}),
+    (["algo.loss=nft", "algo.advantage=rloo", "algo.weights=[hicra]", "algo.shaping=[cosine]"], set()),
+    (["algo.loss=nft", "algo.advantage=rloo", "algo.weights=[tests.test_inert:own]"], set()),
+    (["algo.loss=nft", "algo.shaping=[tests.test_inert:own]"], {"algo.shaping.0"}),
+    (["algo.loss=nft", "algo.shaping=[tests.test_inert:own]", "algo.batch=rorecomp"], set()),
+    (["algo.loss=reinforce", "algo.advantage=nsr", "algo.shaping=[cosine]", "algo.kl_coef=0.1", "algo.kl=k1",
+      "algo.kl_in=reward"], {"algo.shaping.0", "algo.kl_coef"}),
+    (["algo.loss=reinforce", "algo.advantage=nsr", "algo.shaping=[tests.test_inert:own]"], set()),
+    (["algo.loss=reinforce", "algo.advantage=nsr", "algo.shaping=[cosine]", "algo.batch=tests.test_inert:own"], set()),
     # KL and reference
     (["algo.kl_target=0.1"], {"algo.kl_target"}), (["algo.kl=k2"], {"algo.kl"}),
     (["algo.kl_horizon=9"], {"algo.kl_horizon"}), (["algo.kl_in=reward"], {"algo.kl_in"}),
@@ -90,11 +98,17 @@ SEVERAL = "rollout.minibatches=4"
     (["algo.kl=k1", "algo.kl_in=reward", "algo.kl_coef=0.1", "algo.kl_target=0.1", "algo.kl_horizon=9"], set()),
     (["algo.kl_coef=0.1", "algo.reference={name: reset, every: 1}"], {"algo.kl_coef"}),
     (["algo.kl_coef=0.1", "algo.reference={name: reset, every: 1}", SEVERAL], set()),
+    (["algo.kl_coef=0.1", "algo.kl_in=reward", "algo.kl=k1", "algo.reference={name: reset, every: 1}",
+      "model.dtype=float32", SEVERAL], {"algo.kl_coef"}),
+    (["algo.kl_coef=0.1", "algo.reference={name: reset, every: 1}", "model.lora.rank=4", "model.lora.dropout=0.1"],
+     set()),
     (["algo.reference=ema"], {"algo.reference"}), (["algo.reference=ema", "algo.kl_coef=0.1"], set()),
     (["algo.reference=reset"], set()), (["algo.reference={name: reset, optimizer: false}"], {"algo.reference"}),
     # entropy, weights, correction
     (["algo.entropy={name: bonus, coef: 0}"], {"algo.entropy"}), (["algo.entropy=bonus"], set()),
     (["algo.entropy={name: temperature, low: 1, high: 1}"], {"algo.entropy"}),
+    (["algo.entropy={name: e3, low: 1, high: 1}"], {"algo.entropy"}),
+    (["algo.entropy={name: temperature, low: 0.7, high: 0.7}"], set()),  # not that of the first step
     (["algo.weights=[{name: hicra, alpha: 0}, {name: top_entropy, share: 1}]"], {"algo.weights.0", "algo.weights.1"}),
     (["algo.weights=[{name: difficulty, low: 1, high: 1}, top_entropy]"], {"algo.weights.0"}),
     (["algo.weights=[off_policy_sequence_mask]"], {"algo.weights.0"}),
@@ -102,14 +116,25 @@ SEVERAL = "rollout.minibatches=4"
     (["algo.correction=token_mask", "model.dtype=float32"], {"algo.correction"}),
     (["algo.correction=token_mask", "model.dtype=bfloat16"], set()),
     (["algo.correction=token_mask", "model.dtype=float32", "async.max_staleness=1"], set()),
+    (["algo.correction=token_mask", "model.dtype=float32", "rollout.step_tokens=64"], set()),
+    (["algo.correction=token_mask", "model.dtype=float32", "model.lora.rank=4", "model.lora.dropout=0.1"], set()),
+    (["algo.correction={name: token_truncate, low: 0, high: 1.0e+9}", "model.dtype=bfloat16"],
+     {"algo.correction.low", "algo.correction.high"}),
+    (["algo.correction={name: token_mask, low: 0.5, high: 5}", "model.dtype=bfloat16"], set()),
     # shaping, batch, reward parts
+    (["algo.shaping=[{name: step_pruner, weight: 0}]"], set()),  # it withholds what wrong answers earned
     (["algo.shaping=[{name: overlong, weight: 0}]"], {"algo.shaping.0"}),
     (["algo.shaping=[{name: overlong, limit: 2000}]"], {"algo.shaping.0"}),
     (["algo.shaping=[{name: kimi_length, after: 9}]", "steps=9"], {"algo.shaping.0"}),
     (["algo.shaping=[length_bonus]", "rollout.max_new_tokens=24"], {"algo.shaping.0"}),
-    (["algo.shaping=[length_bonus, cosine]"], set()),
+    (["algo.shaping=[length_bonus, cosine]"], {"algo.shaping.0"}), (["algo.shaping=[cosine, length_bonus]"], set()),
+    (["algo.shaping=[length_bonus, {name: cosine, correct: 0.4}]"], set()),
+    (["algo.shaping=[length_bonus, tests.test_inert:own, grsp, cosine]"], {"algo.shaping.2"}),
     (["algo.batch={name: rorecomp, keep: 1}"], {"algo.batch"}), (["algo.batch=rorecomp"], set()),
     (["task.rewards.iou=0", "task.rewards.format=1"], {"task.rewards.iou"}),
+    *[([*word, "task.rewards.iou=0", "task.rewards.format=1"], set()) for word in (
+        ["algo.loss=nft"], ["algo.shaping=[kimi_length]"], ["algo.advantage=nsr"], ["algo.weights=[stcr]"],
+        ["curriculum.keep=pass_range"], ["curriculum.name=prioritised"])],
     # the curriculum
     (["curriculum.select=nearest_half"], {"curriculum.select"}),
     (["curriculum.select=nearest_half", "curriculum.oversample=2"], set()),
@@ -117,6 +142,12 @@ SEVERAL = "rollout.minibatches=4"
     (["curriculum.keep={name: pass_range, low: 0, high: 1}"], {"curriculum.keep"}),
     (["curriculum.keep=pass_range"], set()),
     (["curriculum.name=replay", "curriculum.share=0"], {"curriculum.name"}),
+    (["curriculum.name=retrospective", "curriculum.carry=0"], {"curriculum.name"}),
+    (["curriculum.name=hard_focus", "steps=100"], {"curriculum.name"}),
+    (["curriculum.name=hard_focus", "steps=101"], set()),
+    (["curriculum.name=hard_focus", "steps=101", "curriculum.share=1", "curriculum.group_size=8",
+      "rollout.group_size=8"], {"curriculum.name"}),
+    (["curriculum.name=gvm", "curriculum.least=4", "curriculum.most=4", "rollout.group_size=4"], {"curriculum.name"}),
 ])
 def test_what_is_named(words, named):
     assert settings(*words) == named

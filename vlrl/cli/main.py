@@ -127,12 +127,17 @@ def _prepare_stdout() -> None:
 
 def _of_the_system(error: OSError) -> str:
     """What the file system refused; "" when the reader has gone, as in `vlrl ... | head`."""
+    refused = False
     try:
+        sys.stdout.write("\n" if error.filename is None else "")  # what was too large for the buffer is not kept in it
         sys.stdout.flush()
     except OSError:  # Python would try again at its end, and complain
+        refused = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return ""
+    if refused:
+        return f"cannot write to stdout: {error.strerror or error}. Free space there, or send the output elsewhere."
     if error.filename is None:
         return f"cannot read or write: {error.strerror or error}. Free space, or write elsewhere."
     return f"cannot use {str(error.filename)!r}: {error.strerror}. Name another path, or mend its permissions."

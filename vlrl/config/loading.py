@@ -26,7 +26,7 @@ from vlrl.config.algo import CLIPS
 from vlrl.config.base import Named, Settings
 from vlrl.config.describe import describe as describe_settings
 from vlrl.config.engine import merge_engine
-from vlrl.config.other_names import known_as
+from vlrl.config.other_names import known_as, known_below
 from vlrl.config.paths import placed
 from vlrl.config.schema import SHORT, AlgoSettings, Config, CurriculumSettings, EngineSettings, label_of, resumable
 from vlrl.errors import ConfigError, RunError, did_you_mean
@@ -315,11 +315,13 @@ def _explain(error: Any) -> str:
     name, value = ".".join(loc), _SHORT.repr(error.get("input"))
     if error["type"] == "extra_forbidden":
         known = _names_at(loc[:-1])
-        near = known_as(name) or did_you_mean(loc[-1], known)
+        near = known_as(name) or did_you_mean(loc[-1], known) + known_below(name, error.get("input"))
         return f"unknown setting '{name}' (value {value}).{near or ' Known here: ' + ', '.join(known) + '.'}"
     message = str(error["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list, e.g. [a, b]")
     if error["type"] == "model_type" and loc:
         message = f"write its settings below it, as 'key: value', or leave it out. Known: {', '.join(_names_at(loc))}."
+    if error["type"] == "string_type" and isinstance(error.get("input"), bool):
+        message = "a text is needed, and YAML reads no, off, yes and on as false and true: put it in quotes"
     if error["type"] == "invalid_key":
         return f"unknown setting '{name}': the name of a setting is a text"
     return f"{name}={value}: {message}" if loc else message

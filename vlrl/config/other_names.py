@@ -5,6 +5,9 @@ docs/coming-from.md has the same names with the differences in meaning.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 _NAMES = {
     "rollout.prompts_per_step": "per_device_train_batch_size steps_per_generation generation_batch_size "
         "gradient_accumulation_steps rollout_batch_size",
@@ -17,7 +20,7 @@ _NAMES = {
     "rollout.updates": "num_iterations ppo_epochs",
     "train.lr": "learning_rate lr",
     "train.schedule": "lr_scheduler_type",
-    "train.warmup": "warmup_steps lr_warmup_ratio",
+    "train.warmup": "warmup_steps warmup_ratio lr_warmup_ratio",
     "train.betas": "adam_beta1 adam_beta2 betas",
     "train.weight_decay": "weight_decay",
     "train.max_grad_norm": "max_grad_norm",
@@ -77,8 +80,31 @@ _NAMES = {
 """Setting -> its names elsewhere, the last word of each."""
 
 
+_MOST = 5
+"""Settings of one section that a message translates."""
+
+
 def known_as(name: str) -> str:
     """`" Here it is train.lr (docs/coming-from.md)."` for a setting of others, by its last word; "" for any other."""
+    own = _here(name)
+    return f" Here it is {own} (docs/coming-from.md)." if own else ""
+
+
+def known_below(name: str, value: Any) -> str:
+    """`" Here worker.actor.optim.lr is train.lr (docs/coming-from.md)."` for the settings in a section of others."""
+    found = [f"{leaf} is {own}" for leaf in _leaves(name, value) if leaf != name and (own := _here(leaf))]
+    more = ", ..." if found[_MOST:] else ""
+    return f" Here {', '.join(found[:_MOST])}{more} (docs/coming-from.md)." if found else ""
+
+
+def _here(name: str) -> str:
     word = name.rpartition(".")[2]
-    own = [setting for setting, names in _NAMES.items() if word in names.split()]
-    return f" Here it is {' or '.join(own)} (docs/coming-from.md)." if own else ""
+    return " or ".join(setting for setting, names in _NAMES.items() if word in names.split())
+
+
+def _leaves(name: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        yield name
+    else:
+        for key, item in value.items():
+            yield from _leaves(f"{name}.{key}", item)

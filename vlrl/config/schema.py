@@ -52,8 +52,9 @@ class DataSettings(Settings):
                        "draws its own.")
     heldout: str = Field(default="", description="Rows to evaluate on.")
     own_samples: bool = Field(
-        default=True, description="false: the rows of data.train are trained on in place of what a task with samples "
-        "of its own draws, e.g. the answers that the inspector exports.")
+        default=True, description="false: the rows of data.train, and of data.heldout where it is given, are used in "
+        "place of what a task with samples of its own draws, e.g. the answers that the inspector exports. true: such "
+        "a task refuses these files.")
     root: str = Field(
         default="", description="Folder that media paths are relative to; empty = the data file's folder.")
     format: str = Field(default="auto", description="Format of the rows; auto recognises it by their fields.")
@@ -395,7 +396,8 @@ class Config(Settings):
     def _consistent(self) -> Config:
         if self.rollout.minibatches > self.rollout.prompts_per_step:
             raise ValueError(f"rollout.minibatches={self.rollout.minibatches} is more than "
-                             f"rollout.prompts_per_step={self.rollout.prompts_per_step}: a mini-batch would be empty")
+                             f"rollout.prompts_per_step={self.rollout.prompts_per_step}: a mini-batch would be empty; "
+                             "lower the one (a preset may set it) or raise the other")
         if not self.model.train and self.model.lora.rank == 0:
             raise ValueError("model.train=[]: nothing would learn; name at least one of language, merger and vision, "
                              "or train an adapter with model.lora.rank=16")

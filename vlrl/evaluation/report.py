@@ -164,9 +164,10 @@ def _per_sample(run: RunFolder, split: str, step: int) -> dict[str, dict[str, fl
     """metric, also as `<task>/<metric>` -> sample id -> mean over its answers, for what the rollouts of one evaluation
     hold."""
     values: dict[str, dict[str, list[float]]] = {}
-    columns = ["sample_id", "task", "reward", "parts", "metrics", "token_ids", "truncated"]
+    columns = ["sample_id", "task", "reward", "correct", "parts", "metrics", "token_ids", "truncated"]
     for row in run.rollouts(step, split=split, columns=columns).to_pylist():
-        own = {"reward/mean": row["reward"], "completion/length_mean": len(row["token_ids"] or ()),
+        own = {"reward/mean": row["reward"], "correct_frac": row["correct"],
+               "completion/length_mean": len(row["token_ids"] or ()),
                "completion/truncated_frac": row["truncated"]}
         for metric, value in (*own.items(), *(row["parts"] or ()), *(row["metrics"] or ())):
             if value is None:

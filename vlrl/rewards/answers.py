@@ -11,7 +11,7 @@ from itertools import islice
 from rapidfuzz.distance import LCSseq, Levenshtein
 
 from vlrl.rewards.stem import stem
-from vlrl.rewards.text import clean_label, numbers, same_label
+from vlrl.rewards.text import clean_label, denies, numbers, same_label
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MOST_WORDS = 5000
@@ -98,8 +98,11 @@ def _has_point(text: str) -> bool:
 
 
 def near_number(given: str, truth: str, tolerance: float = 0.0) -> float:
-    """1 when the one number of `given` differs from the truth by at most `tolerance`, in the number's own units."""
-    a, b = one_number(given), read_number(truth)
+    """1 when the one number of `given` differs from the truth by at most `tolerance`, in the number's own units.
+
+    0 for what begins with a negation, "not 3".
+    """
+    a, b = None if denies(given) else one_number(given), read_number(truth)
     return float(a is not None and b is not None and abs(a - b) <= tolerance + _TINY * abs(b))
 
 

@@ -10,6 +10,7 @@ CLOSE = 1e-5
 """Relative error up to which two values of a chart are equal (GLM-4.1V, arXiv 2507.01006)."""
 _YEARS = (1000, 3000)
 _VALUE = re.compile(r"(?:[$€£¥]\s?)?([-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,15})(?:\.\d{1,15})?)\s?%?", re.ASCII)
+_FRACTION = re.compile(r"([-+\u2212]?)(\d{1,9})\s?/\s?(\d{1,9})", re.ASCII)
 _WORDS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
           "seventeen eighteen nineteen twenty").split()
 _NO_LIKE = re.compile(r"(?<!\w)(?:no|not|none|false|incorrect)(?!\w)")
@@ -36,9 +37,18 @@ def chart_equal(given: str, truth: str, close: float = CLOSE, units: float = 0.0
 
 
 def finite_number(text: str) -> float | None:
-    """The number of a text that has exactly one, whatever words stand around it; None for none or several."""
-    value = one_number(text)
-    return value if value is not None and math.isfinite(value) else None
+    """The number of a text that has exactly one, whatever words stand around it, or is a fraction; None for others."""
+    part, value = fraction(text), one_number(text)
+    return part if part is not None else value if value is not None and math.isfinite(value) else None
+
+
+def fraction(text: str) -> float | None:
+    """The value of a text that is a fraction in lowest terms ("1/2"); None for others, "34/2" is not worked out."""
+    found = _FRACTION.fullmatch(text.strip().rstrip("."))
+    above, below = (int(found[2]), int(found[3])) if found else (0, 1)
+    if not found or below < 2 or math.gcd(above, below) > 1:
+        return None
+    return (-1 if found[1] in ("-", "\u2212") else 1) * above / below
 
 
 def count(text: str) -> int | None:

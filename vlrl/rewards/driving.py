@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from vlrl.rewards.literals import numbers_of, read_literal
+from vlrl.rewards.text import denies
 
 HEADS: Mapping[str, Mapping[str, float]] = {
     "speed": {"KEEP": 0.8, "ACCELERATE": 0.9, "DECELERATE": 1.0, "STOP": 1.0},
@@ -31,6 +32,7 @@ LONGEST = 60.0
 STEP = 0.25
 """Seconds between the moments at which a trajectory is tried for collisions."""
 _WORD = re.compile(r"[A-Z]+(?:_[A-Z]+)*", re.ASCII)
+_CLAUSE = re.compile(r"[,;.:\n]|\b(?:and|but|then)\b", re.IGNORECASE)
 _TURNING = 0.05
 """Metres in a step below which a vehicle keeps its heading."""
 _OUTSIDE = 0.01
@@ -42,9 +44,12 @@ Points = Sequence[Sequence[float]]
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
-def read_plan(text: str) -> dict[str, list[str]]:
-    """The words of each head that a text holds, in capitals as in `HEADS`, each once and in the order there."""
-    words = set(_WORD.findall(text))
+def read_plan(text: str, negation: bool = False) -> dict[str, list[str]]:
+    """The words of each head that a text holds, in capitals as in `HEADS`, each once and in the order there.
+
+    With `negation` a text that says what not to do ("do not STOP, LEFT_TURN") holds none.
+    """
+    words = set() if negation and any(map(denies, _CLAUSE.split(text))) else set(_WORD.findall(text))
     return {head: [word for word in known if word in words] for head, known in HEADS.items()}
 
 

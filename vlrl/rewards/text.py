@@ -22,6 +22,11 @@ _NOTHING = re.compile(r"(?<!\w)(?:no|none|not|nothing|nowhere|neither|null|empty
                       r"|n['\u2019]t(?!\w)|没有|不存在|无")
 _NUMBER = re.compile(r"(?<![\w.])[-+\u2212]?(?:(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?|\.\d++)(?:[eE][-+]?\d{1,2})?+"
                      r"(?!\w|\.\d)", re.ASCII)
+_DENIES = re.compile(
+    r"\W{0,9}(?:(?:it|this|that|these|there|i|we|you|the\s{1,9}\w{1,20})(?:\s{1,9}|['\u2019]s\s{1,9}))?"
+    r"(?:(?:is|are|am|was|were|be|do|does|did|should|would|will|can|could|must)\s{1,9}){0,2}"
+    r"(?:not|never|neither|cannot|anything\s{1,9}but|no(?=\s{1,9}[^\W\d])"
+    r"|(?:is|are|was|were|do|does|did|should|would|wo|ca|could|must)n['\u2019]t)(?!\w)", re.IGNORECASE)
 _UNSURE = re.compile(r"(?:(?<!\w)(?:not|cannot)|n['\u2019]t)\s{1,9}(?:know|sure|certain|tell|say|decide)(?!\w)")
 
 
@@ -163,6 +168,11 @@ def token_f1(a: str, b: str, contained: bool = False) -> float:
             return float(short in long)
         return 2 * len(short) / (len(short) + len(long)) if len(short) > 1 else 0.0
     return 2 * len(first & second) / (len(first) + len(second))
+
+
+def denies(text: str) -> bool:
+    """Whether a text begins by saying what is not so: "not a cat", "It isn't C", "do not STOP", "no cat"."""
+    return _DENIES.match(text) is not None
 
 
 def says_none(text: str) -> bool:

@@ -29,6 +29,7 @@ from vlrl.config.base import refuse_bool
 from vlrl.config.registry import MissingFile, failure, file_module
 from vlrl.errors import ConfigError, TaskError, VlrlError, did_you_mean
 from vlrl.task.combine import Weight, checked_weights, make_combine, weight_at
+from vlrl.task.row_files import refuse_unread, unread
 from vlrl.types import Answer, Coordinates, Parts, Sample, Variant
 
 _OUTCOMES = ("accuracy", "correct")
@@ -272,13 +273,17 @@ def content_of(sample: Sample, text: str) -> list[dict[str, Any]]:
 
 
 def task_samples(task: Task, split: str) -> Sequence[Sample]:
-    """The samples of a split, as a sequence; with data.own_samples=false those for training are the rows of data.train.
+    """The samples of a split, as a sequence; with data.own_samples=false the rows of `data.<split>` where a task would
+    make its own.
 
-    Raises TaskError when `samples` fails or gives anything else.
+    Raises TaskError when `samples` fails or gives anything else, ConfigError when it leaves a file of rows unread.
     """
-    rows = split == "train" and task.data is not None and not task.data.own_samples and not task.labels
+    replaced = task.data is not None and not task.data.own_samples and not task.labels
     try:
-        found = _sequence(Task.samples(task, split) if rows else task.samples(split))
+        found = _sequence(Task.samples(task, split) if replaced and split == "train" else task.samples(split))
+        if replaced and unread(task, split):
+            found = _sequence(Task.samples(task, split))
+        refuse_unread(task, split)
     except VlrlError:
         raise
     except (Exception, SystemExit) as error:

@@ -17,6 +17,7 @@ import numpy as np
 
 from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
 from vlrl.task.base import Task, generated, task_samples
+from vlrl.task.row_files import not_read, unread
 from vlrl.types import Answer, Parts, Sample, Variant
 
 
@@ -116,6 +117,9 @@ class Mixture(Task):
         if split not in self._turns:
             self._turns[split] = Turns({label: _own_samples(i, task, split)
                                         for i, (label, task) in enumerate(self.tasks.items())})
+            files = [unread(task, split) for task in self.members]
+            if all(files):  # rows that the tasks have in common are for those that read rows
+                raise not_read("every task of `tasks` makes", split, files[0])
         return self._turns[split]
 
     def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:

@@ -321,7 +321,7 @@ def _check_length(row: _Row, seen: Mapping[_Key, _Seen]) -> None:
     for key in map(_key, row.media):
         lasts = seen[key].seconds if key in seen and key else None
         if key and lasts and not any(p.kind in ("row", "field") for p in row.problems):
-            problem = length_problem(row.row, lasts, key[0].name)
+            problem = length_problem(row.row, lasts, key[0].name, *key[2:])
             if problem:
                 row.add("size", problem)
 

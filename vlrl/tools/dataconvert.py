@@ -163,4 +163,6 @@ def _suffix(data: bytes) -> str:
         with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
             return str(image.format).lower()
     except Exception as error:  # decoders raise anything on broken bytes
-        raise DataError(f"the picture of {len(data)} bytes in the row cannot be read: {error}") from None
+        why = str(error).partition(" <")[0]  # Pillow names the buffer by its address
+        raise DataError(f"the picture of {len(data)} bytes in the row cannot be read: {why}. Write it anew, or leave "
+                        "the row out") from None

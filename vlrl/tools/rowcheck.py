@@ -13,11 +13,13 @@ from vlrl.data.formats.fields import number, short
 from vlrl.data.formats.folders import side_of
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.boxes import is_number
+from vlrl.rewards.chart import fraction
 from vlrl.rewards.driving import trajectory_problem
 
 Row = Mapping[str, Any]
 ANSWER_TYPES = ("choice", "number", "count", "text", "yes_no", "math", "chart", "ocr", "regression", "span",
                 "span+choice", "track")
+_NUMERIC = ("number", "count", "regression")
 LATE = 0.1
 """Share of the duration by which a span may end after it: published annotations do, by up to a tenth."""
 SLACK = 1.0
@@ -73,14 +75,15 @@ def _answer_type(row: Row) -> str | None:
     needed = {"span": "spans", "track": "tracks"}.get(kind, "answer")
     if row.get(needed) is None and row.get("answer") is None:
         return f"answer_type={kind} needs the field {needed!r}"
-    if kind == "number" and not _is_numeric(row.get("answer")):
-        return f"answer={short(row.get('answer'))} must be a number, as answer_type=number says"
+    if kind in _NUMERIC and not _is_numeric(row.get("answer")):
+        return f"answer={short(row.get('answer'))} must be a number, as answer_type={kind} says"
     return None
 
 
 def _is_numeric(value: Any) -> bool:
     several = value if isinstance(value, list) else [value]
-    return bool(several) and all(number(str(v).replace(",", "").rstrip("%")) is not None for v in several)
+    return bool(several) and all(number(str(v).replace(",", "").rstrip("%")) is not None
+                                 or fraction(str(v)) is not None for v in several)
 
 
 def _options(row: Row) -> str | None:
@@ -112,11 +115,13 @@ def span_problem(row: Row) -> str | None:
     return None
 
 
-def length_problem(row: Row, seconds: float, name: str) -> str | None:
-    """What the `duration` or, where none is told, the `spans` of a row say against a file of so many seconds."""
-    start, end = number(row.get("video_start")) or 0, number(row.get("video_end"))
-    clip = (seconds if end is None else min(end, seconds)) - start
-    told = number(row.get("duration"))
+def length_problem(row: Row, clip: float, name: str, start: float | None = None, end: float | None = None
+                   ) -> str | None:
+    """What the end of a clip, its `duration` or, where none is told, the `spans` of a row say against what is shown:
+    `clip` seconds of the file, cut from `start` to `end`."""
+    told, start = number(row.get("duration")), start or 0.0
+    if end is not None and end - start > clip + max(SLACK, LATE * clip):
+        return f"video_end={end:g} lies after the end of {name}, which lasts {start + clip:.3g} seconds"
     if told is None:
         return span_problem({**row, "duration": clip}) if row.get("spans") is not None and clip > 0 else None
     if abs(told - clip) > max(SLACK, LATE * clip):
@@ -166,10 +171,29 @@ def _trajectory(row: Row) -> str | None:
     return f"trajectory={short(row['trajectory'])}: {problem}" if problem else None
 
 
+def _boxes(row: Row) -> str | None:
+    boxes = row["boxes"]
+    if isinstance(boxes, list) and all(isinstance(b, Mapping) and _is_box(b.get("box")) for b in boxes):
+        return None
+    return f"boxes={short(boxes)} must be a list of {{\"box\": [x1, y1, x2, y2]}}; empty when nothing is to be found"
+
+
+def _is_box(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 4 and all(map(is_number, value))
+
+
+def _labels(row: Row) -> str | None:
+    labels = row["labels"]
+    if isinstance(labels, list) and all(isinstance(v, (str, int)) and not isinstance(v, bool) for v in labels):
+        return None
+    return f"labels={short(labels)} must be a list of texts"
+
+
 _CHECKS: dict[str, Callable[[Row], str | None]] = {
     "label": _label, "answer_type": _answer_type, "options": _options, "spans": span_problem, "video_end": _clip,
     "tracks": _tracks, "plan": lambda row: plan_problem(row["plan"]), "responses": _responses,
-    "trajectory": _trajectory,
+    "trajectory": _trajectory, "boxes": _boxes, "labels": _labels,
+    "box": lambda row: None if _is_box(row["box"]) else f"box={short(row['box'])} must be [x1, y1, x2, y2] in pixels",
 }
 """Field -> what is wrong with a row that has it."""
 

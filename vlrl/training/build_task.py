@@ -19,6 +19,7 @@ from vlrl.errors import DataError, VlrlError
 from vlrl.models.model_config import FamilyConvention
 from vlrl.task import Task
 from vlrl.task.mixture import Mixture
+from vlrl.task.row_files import RowFiles
 from vlrl.types import Sample
 
 
@@ -27,12 +28,13 @@ def make_task(config: Config) -> Task:
     """The configured task, or the mixture of `tasks`. With task.coordinates=auto its coordinates ask the model's family
     when they are used."""
     if not config.tasks:
-        return _made(config, config.task, config.data)
+        return _made(config, config.task, RowFiles.of(config.data))
     made: dict[str, Task] = {}
     for i, entry in enumerate(config.tasks):
-        data = config.data.model_copy(update=entry.data.model_dump(exclude_none=True))
+        own = entry.data.model_dump(exclude_none=True)
+        data = config.data.model_copy(update=own)
         try:
-            made[entry.label] = _made(config, entry, data)
+            made[entry.label] = _made(config, entry, RowFiles.of(data, own))
         except VlrlError as error:
             raise type(error)(f"tasks.{i} ({entry.label}): {error}") from error
     mixture = Mixture(made)

@@ -36,6 +36,14 @@ MORE_THAN_A_RATIO = ("stable_reinforce", "clip_cov", "simko")
 """Of these the terms that differ from REINFORCE at a ratio of 1 too."""
 OWN_CREDIT = ("nft", "pacs")
 """Policy terms that read which answers are right, and no advantages."""
+OF_OUTCOME = ("w_reinforce", "nsr")
+"""Advantages that read which answers are right, and no rewards, unless `correct` makes it a question of the reward."""
+OF_SIGN = ("hicra", "dads", "off_policy_sequence_mask")
+"""Weights that read the sign of the advantage."""
+JUDGED = {"loss": (*OWN_CREDIT, "oreal", "simko"), "advantage": OF_OUTCOME, "batch": ("rorecomp",),
+          "weights": ("dads", "stcr"), "kl_weights": ("dads", "stcr"),
+          "shaping": ("kimi_length", "length_bonus", "cosine", "dast", "step_pruner", "grsp")}
+"""Setting of algo -> functions that read which answers are right."""
 _LARGEST_LOG = 20.0
 """Log-ratios are kept within it; see LossInputs.log_ratio."""
 _DEFAULT, _DEFAULT_CURRICULUM = AlgoSettings(), CurriculumSettings()
@@ -74,10 +82,20 @@ class Run:
     def samples_as_it_trains(self) -> bool:
         """Whether the engine's log-probabilities are those of the trainer at the start of the update, up to the
         rounding of float32."""
-        dtype, config = self.config.model.dtype, self.config
+        return self.samples_as_it_is and not self.drops_out
+
+    @property
+    def samples_as_it_is(self) -> bool:
+        """The same of the trainer without dropout."""
+        dtype, config, rollout = self.config.model.dtype, self.config, self.config.rollout
         exact = dtype == "float32" or (dtype == "auto" and not torch.cuda.is_available())
-        same = config.engine.name == "hf" and not config.asynchronous.max_staleness and not config.rollout.forget.lr
-        return exact and same
+        older = config.asynchronous.max_staleness or rollout.forget.lr or rollout.step_tokens
+        return exact and config.engine.name == "hf" and not older
+
+    @property
+    def drops_out(self) -> bool:
+        """Whether the update computes with dropout."""
+        return bool(self.config.model.lora.rank and self.config.model.lora.dropout)
 
     def chosen(self, setting: str) -> bool:
         """Whether a setting of algo is not the default."""
@@ -153,18 +171,47 @@ def unreached_bound(run: Run) -> Iterator[Inert]:
 
 
 def unread_credit(run: Run) -> Iterator[Inert]:
-    """Yields what changes advantages alone, where the policy term reads none."""
-    name = run.algo.loss.name
-    if name not in OWN_CREDIT:
-        return
-    why = f"algo.loss={name} reads which answers are right, not the advantage"
-    if run.chosen("advantage"):
-        yield Inert("algo.advantage", run.algo.advantage.name, why)
-    for i, shaping in enumerate(run.algo.shaping):
-        yield Inert(f"algo.shaping.{i}", shaping.name, why)
-    if run.algo.kl_in == "reward" and run.algo.kl_coef:
-        yield Inert("algo.kl_coef", run.algo.kl_coef, f"{why}, and algo.kl_in=reward changes no more; set "
+    """Yields what changes advantages alone where nothing reads these, and what changes rewards alone likewise."""
+    algo = run.algo
+    deaf = _unread_advantage(run)
+    if deaf and run.chosen("advantage"):
+        yield Inert("algo.advantage", algo.advantage.name, deaf)
+    why = deaf or _unread_reward(algo.advantage)
+    if why and algo.kl_in == "reward" and algo.kl_coef:
+        yield Inert("algo.kl_coef", algo.kl_coef, f"{why}, and algo.kl_in=reward changes no more; set "
                     "algo.kl_in=loss")
+    chosen_by_reward = ":" in algo.batch.name or (algo.batch.name == "rorecomp" and _by_reward(algo.batch))
+    for i, shaping in enumerate(algo.shaping if why and not chosen_by_reward else ()):
+        # one of a user's own may make a reward unscorable, which more functions read
+        if ":" not in shaping.name or (deaf and algo.batch.name == "all"):
+            yield Inert(f"algo.shaping.{i}", shaping.name, why)
+
+
+def _unread_advantage(run: Run) -> str:
+    """Why no function of the objective reads the advantage; "" where one may."""
+    algo, loss = run.algo, run.algo.loss
+    if loss.name == "oreal" and loss.options.get("weighted") is False and loss.options.get("negative") == 0:
+        why = "algo.loss=oreal with weighted=false and negative=0 reads which answers are right, not the advantage"
+    elif loss.name in OWN_CREDIT:
+        why = f"algo.loss={loss.name} reads which answers are right, not the advantage"
+    else:
+        return ""
+    in_loss = algo.kl_coef > 0 and algo.kl_in == "loss"
+    others = [*algo.weights, algo.correction, algo.aggregation, algo.entropy, *(
+        (algo.kl, *algo.kl_weights) if in_loss else ())]
+    return "" if any(":" in other.name or other.name in OF_SIGN for other in others) else why
+
+
+def _unread_reward(advantage: Named) -> str:
+    """Why the advantage reads no reward; "" where it does."""
+    if advantage.name not in OF_OUTCOME or _by_reward(advantage):
+        return ""
+    return f"algo.advantage={advantage.name} reads which answers are right, not the reward"
+
+
+def _by_reward(named: Named) -> bool:
+    """Whether a function that asks which answers are correct is to judge by their reward."""
+    return named.options.get("correct") is not None and not named.options.get("part")
 
 
 # --- KL, reference, entropy -------------------------------------------------------------------------------------------
@@ -193,10 +240,14 @@ def kl_to_itself(run: Run) -> Iterator[Inert]:
     same = (algo.reference.name == "reset" and algo.reference.options.get("every", 100) == 1) or (
         algo.reference.name == "ema" and algo.reference.options.get("every", 10) == 1
         and algo.reference.options.get("decay") == 0)
-    flat = algo.kl_in == "loss" and algo.kl.name != "k1" and ":" not in algo.kl.name
-    if algo.kl_coef and same and run.one_update and flat:
+    flat = algo.kl.name != "k1" and ":" not in algo.kl.name and not run.drops_out
+    if algo.kl_coef and same and algo.kl_in == "loss" and run.one_update and flat:
         yield Inert("algo.kl_coef", algo.kl_coef, "the reference is set to the policy after every step, which has one "
                     "optimizer step, and there the KL has no gradient; raise rollout.minibatches")
+    if algo.kl_coef and same and algo.kl_in == "reward" and run.samples_as_it_is:
+        yield Inert("algo.kl_coef", algo.kl_coef, "the reference is set to the policy after every step, and "
+                    "algo.kl_in=reward compares it with the weights that sampled, which are the same; set "
+                    "algo.kl_in=loss, or algo.reference.every")
 
 
 def reference(run: Run) -> Iterator[Inert]:
@@ -214,8 +265,9 @@ def entropy(run: Run) -> Iterator[Inert]:
     for option in {"bonus": ("coef",), "siren": ("coef",), "adaptive": ("most",)}.get(named.name, ()):
         if options.get(option) == 0:
             yield Inert("algo.entropy", named.name, f"algo.entropy.{option}=0")
-    if named.name == "temperature" and options.get("low", 0.5) == options.get("high", 1.5):
-        yield Inert("algo.entropy", "temperature", "algo.entropy.low and high are equal: it cannot move")
+    bounds = {options.get("low", 0.5), options.get("high", 1.5)}
+    if named.name in ("temperature", "e3") and bounds == {run.config.rollout.temperature}:
+        yield Inert("algo.entropy", named.name, "algo.entropy.low and high are rollout.temperature: it cannot move")
 
 
 # --- weights and rewards ----------------------------------------------------------------------------------------------
@@ -241,10 +293,19 @@ def weights(run: Run) -> Iterator[Inert]:
 
 
 def correction(run: Run) -> Iterator[Inert]:
-    """Yields a correction where sampler and trainer are the same weights and the same code."""
-    if run.algo.correction.name != "none" and ":" not in run.algo.correction.name and run.samples_as_it_trains:
-        yield Inert("algo.correction", run.algo.correction.name, "engine.name=hf samples with the weights that train, "
-                    "in float32: the weights are 1")
+    """Yields a correction where sampler and trainer are the same weights and the same code, and bounds that no weight
+    is beyond."""
+    named = run.algo.correction
+    if named.name == "none" or ":" in named.name:
+        return
+    if run.samples_as_it_trains:
+        yield Inert("algo.correction", named.name, "engine.name=hf samples with the weights that train, in float32: "
+                    "the weights are 1")
+    low, high = named.options.get("low"), named.options.get("high")
+    if low is not None and low <= math.exp(-_LARGEST_LOG):
+        yield Inert("algo.correction.low", low, "no weight is below")
+    if high is not None and high >= math.exp(_LARGEST_LOG):
+        yield Inert("algo.correction.high", high, "no weight is above")
 
 
 def shaping(run: Run) -> Iterator[Inert]:
@@ -253,7 +314,8 @@ def shaping(run: Run) -> Iterator[Inert]:
     for i, named in enumerate(run.algo.shaping):
         values = _values(f"algo.shaping.{i}", named, SHAPINGS)
         why = ""
-        if values.get("weight") == 0 or values.get("bonus") == 0:
+        # without its weight, step_pruner still withholds what wrong answers earned
+        if (values.get("weight") == 0 and named.name != "step_pruner") or values.get("bonus") == 0:
             why = "its weight is 0"
         elif named.name == "kimi_length" and values["after"] >= run.config.steps:
             why = f"it begins after {values['after']} steps, and steps={run.config.steps}"
@@ -268,6 +330,18 @@ def shaping(run: Run) -> Iterator[Inert]:
             yield Inert(f"algo.shaping.{i}", named.name, why)
 
 
+def replaced(run: Run) -> Iterator[Inert]:
+    """Yields shapings of a reward that a later one does not look at."""
+    last = ""
+    for i, named in reversed([*enumerate(run.algo.shaping)]):
+        if ":" in named.name:
+            last = ""  # it may make a reward unscorable, which cosine keeps
+        elif last:
+            yield Inert(f"algo.shaping.{i}", named.name, f"{last} puts a reward of its own in the place of it")
+        if named.name == "cosine" and not _by_reward(named):
+            last = f"algo.shaping.{i}=cosine"
+
+
 def batch(run: Run) -> Iterator[Inert]:
     """Yields a choice of rollouts that takes all."""
     named = run.algo.batch
@@ -278,16 +352,29 @@ def batch(run: Run) -> Iterator[Inert]:
 
 def reward_parts(run: Run) -> Iterator[Inert]:
     """Yields reward parts that the reward does not count in any step, and nothing else reads."""
-    algo = run.algo
-    read = {named.options.get("part") for named in (algo.advantage, algo.batch, *algo.shaping)}
+    algo, judged = run.algo, _reads_outcome(run)
+    named_parts = {named.options.get("part") for named in (algo.advantage, algo.batch, *algo.shaping)}
     for i, one in enumerate(run.task.members if run.task else ()):
         if one.combination != "sum" or run.config.curriculum.part in one.weights:
             continue
+        own_rule = type(one).correct is not Task.correct
+        read = {*named_parts, *((one.weights if own_rule else one.criterion) if judged else ())}
         place = f"tasks.{i}" if run.config.tasks else "task"
         for part, weight in one.weights.items():
             steps = (0,) if isinstance(weight, (int, float)) else [step for step, _ in weight]
             if part not in read and all(weight_at(weight, int(step)) == 0 for step in steps):
                 yield Inert(f"{place}.rewards.{part}", 0, "it is shown as a metric, and not paid")
+
+
+def _reads_outcome(run: Run) -> bool:
+    """Whether anything that acts on the training may read which answers are right."""
+    curriculum = run.config.curriculum
+    acting = {place: getattr(run.algo, place) for place in JUDGED}
+    each = [(place, named) for place, found in acting.items() for named in (
+        found if isinstance(found, tuple) else (found,))]
+    return (any(":" in named.name or named.name in JUDGED[place] for place, named in each)
+            or curriculum.name not in ("uniform", "sequential") or curriculum.keep.name not in ("all", "mixed")
+            or curriculum.select.name not in ("first", "most_varied") or curriculum.oversample.name != "fixed")
 
 
 # --- the curriculum ---------------------------------------------------------------------------------------------------
@@ -310,13 +397,26 @@ def filters(run: Run) -> Iterator[Inert]:
                     "train on the first groups, and the others are thrown away")
 
 
+_AS_UNIFORM = (("replay", "share", 0), ("prioritised", "floor", 1), ("rlcs", "floor", 1), ("alp_gmm", "explore", 1),
+               ("weakness", "explore", 1), ("sws", "floor", 1), ("retrospective", "carry", 0))
+"""Sampler, option and its value with which it draws as uniform does."""
+
+
 def sampler(run: Run) -> Iterator[Inert]:
     """Yields samplers that draw as uniform does."""
-    curriculum = run.config.curriculum
-    for name, option, neutral in (("replay", "share", 0), ("prioritised", "floor", 1), ("rlcs", "floor", 1),
-                                  ("alp_gmm", "explore", 1), ("weakness", "explore", 1)):
-        if curriculum.name == name and curriculum.sampler.options.get(option) == neutral:
-            yield Inert("curriculum.name", name, f"curriculum.{option}={neutral}: it draws as uniform does")
+    curriculum, size = run.config.curriculum, run.config.rollout.group_size
+    options = curriculum.sampler.options
+    why = next((f"curriculum.{option}={neutral}" for name, option, neutral in _AS_UNIFORM
+                if curriculum.name == name and options.get(option) == neutral), "")
+    if curriculum.name == "hard_focus":
+        if options.get("after", 100) >= run.config.steps:
+            why = f"curriculum.after={options.get('after', 100)} is not before steps={run.config.steps}"
+        elif options.get("share") == 1 and options.get("group_size", 64) == size:
+            why = f"curriculum.share=1 and curriculum.group_size={size} are those of the first stage"
+    elif curriculum.name == "gvm" and options.get("least") == options.get("most") == size:
+        why = f"curriculum.least and most are rollout.group_size={size}"
+    if why:
+        yield Inert("curriculum.name", curriculum.name, f"{why}: it draws as uniform does")
 
 
 def _values(setting: str, named: Named, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -333,5 +433,5 @@ def _short(value: Any) -> Any:
 
 
 RULES: Sequence[Callable[[Run], Iterator[Inert]]] = (
-    ratio, unreached_bound, unread_credit, kl, kl_to_itself, reference, entropy, weights, correction, shaping, batch,
-    reward_parts, filters, sampler)
+    ratio, unreached_bound, unread_credit, kl, kl_to_itself, reference, entropy, weights, correction, shaping, replaced,
+    batch, reward_parts, filters, sampler)

@@ -49,7 +49,7 @@ def label_studio(record: Record, source: Source) -> Rows:
     """A row per task: rectangles, polygons (the box around them) and key points of its last annotation that counts.
 
     `boxes` and `points` in original pixels; `labels` are those of the task, and once `ask_for_all` saw it, of the file.
-    A region without a label counts under the empty one.
+    Regions without a label count under the empty one, where no region of the file has a label.
     """
     data = record.get("data") if isinstance(record.get("data"), Mapping) else record
     assert isinstance(data, Mapping)
@@ -150,6 +150,8 @@ BOX = ("bbox", "bbox_2d", "box", "bounding_box")
 LABEL = ("label", "class", "category", "class_name", "category_name", "label_name", "object", "name")
 NAMED = (*EXPRESSION, "text")
 INSTRUCTION = ("instruction", "command", "goal")
+_CENTRES = (("x_center", "y_center"), ("x_centre", "y_centre"), ("center_x", "center_y"), ("xc", "yc"), ("cx", "cy"))
+"""Names of a box's middle, as YOLO has it."""
 _UNNAMED = "object"
 """The label of boxes in a table without labels."""
 ROLES = {"image": IMAGE, "label": LABEL, "expression": NAMED, "instruction": INSTRUCTION}
@@ -158,7 +160,7 @@ ROLES = {"image": IMAGE, "label": LABEL, "expression": NAMED, "instruction": INS
 
 def is_table(record: Record) -> bool:
     """Whether a record names an image and has a box, or place for one; a row with a question is another's."""
-    empty = any(all(name in record for name in names) for names in (*CORNERS, *SIDES))
+    empty = any(all(name in record for name in names) for names in (*CORNERS, *SIDES, *_CENTRES))
     known = has(record, *IMAGE) and not has(record, "question", "answer")
     return known and (empty or _box_fields(record) is not None)
 
@@ -173,6 +175,9 @@ def table(record: Record, source: Source) -> Rows:
             raise DataError(f"the columns {' and '.join(given)} may each be the {role}; say which with --columns "
                             f"{role}={given[0]}")
     fields = _box_fields(record) or _half_empty(record)
+    if not fields and (middle := next((names for names in _CENTRES if has(record, *names)), ())):
+        raise DataError(f"{' and '.join(middle)} are the middle of a box, which is not read: give xmin, ymin, xmax, "
+                        "ymax, or x, y, w, h from the upper left corner")
     used = (*(fields or ()), *LABEL, *NAMED, *INSTRUCTION)
     named = {k: v for k, v in record.items() if k not in (fields or ())}
     row = begin(named, source)
@@ -219,7 +224,7 @@ _OBJECTS = ("objects", "annotations", "shapes", "regions", "instances", "detecti
 
 
 def is_box_list(record: Record) -> bool:
-    return has(record, *IMAGE) and bool(_listed(record))
+    return has(record, *IMAGE) and (_paired(record) is not None or bool(_listed(record)))
 
 
 def box_list(record: Record, source: Source) -> Rows:
@@ -227,13 +232,27 @@ def box_list(record: Record, source: Source) -> Rows:
 
     [x1, y1, x2, y2] unless `bbox_format` says xywh; shares of the image when no number is above 1.
     """
-    name, entries = _listed(record)[0]
+    boxes, labels = _paired(record) or ([], [])
+    if not isinstance(labels, list) or len(boxes) != len(labels):
+        raise DataError(f"its {len(boxes)} boxes and labels={short(labels)} must be lists of one length, a label for "
+                        "each box")
+    name, entries = (_listed(record) or [("boxes" if has(record, "boxes") else "bboxes", [])])[0]
     row = begin(record, source)
     told = {k: record[k] for k in ("bbox_format", "box_format") if has(record, k)}
+    if entries and not told and isinstance(pick(record, name), Mapping):  # published sets have the one or the other
+        raise DataError(f"{name}={short(record[name])} may be corners or sides: say in a field bbox_format whether its "
+                        "boxes are 'xyxy', [x1, y1, x2, y2], or 'xywh', [x, y, width, height]")
     boxes = [{"box": _table_box({**entry, **told}, _box_fields(entry) or ("box",), row),
               "label": str(pick(entry, *LABEL, "phrase") or "")} for entry in entries]
     labels = list(dict.fromkeys(b["label"] for b in boxes))
     return [{**row, "labels": labels, "boxes": boxes, **meta(record, name, "labels", *told)}]
+
+
+def _paired(record: Record) -> tuple[list[Any], Any] | None:
+    """Boxes and labels of a record that has a field for each, whatever their lengths; canonical boxes are objects."""
+    boxes, labels = pick(record, "boxes", "bboxes"), pick(record, "labels", "classes", "categories")
+    plain = isinstance(boxes, list) and not any(isinstance(box, Mapping) for box in boxes)
+    return (boxes, labels) if plain and labels is not None else None
 
 
 def _listed(record: Record) -> list[tuple[str, list[Record]]]:
@@ -242,14 +261,26 @@ def _listed(record: Record) -> list[tuple[str, list[Record]]]:
     if isinstance(boxes, list) and isinstance(labels, list) and len(boxes) == len(labels) and boxes:
         field = "boxes" if has(record, "boxes") else "bboxes"
         return [(field, [{"box": box, "label": label} for box, label in zip(boxes, labels, strict=True)])]
-    return [(name, found) for name in _OBJECTS if isinstance(found := pick(record, name), list) and found and all(
+    return [(name, found) for name in _OBJECTS if (found := _entries(pick(record, name))) is not None and all(
         isinstance(entry, Mapping) and _box_fields(entry) and has(entry, *LABEL, "phrase") for entry in found)]
+
+
+def _entries(found: Any) -> list[Any] | None:
+    """The entries of a list, or of what `datasets` keeps by columns: {"bbox": [...], "category": [...]}."""
+    if not isinstance(found, Mapping):
+        return found if isinstance(found, list) and found else None
+    boxes, labels = pick(found, *BOX, "bboxes", "boxes"), pick(found, *LABEL, "labels", "categories", "classes")
+    if not (isinstance(boxes, list) and isinstance(labels, list) and len(boxes) == len(labels)):
+        return None
+    return [{"bbox": box, "label": label} for box, label in zip(boxes, labels, strict=True)]
 
 
 # --- all rows of a file together --------------------------------------------------------------------------------------
 
 def ask_for_all(rows: Placed) -> Placed:
-    """Detection rows ask for every label of the file, so that what is absent is asked for too."""
+    """Detection rows ask for every label of the file, so that what is absent is asked for too. Where others have a
+    label, a box without one is refused."""
+    rows = _all_or_none(rows, "")
     labels = list(dict.fromkeys(b["label"] for _, _, row in rows if not isinstance(row, DataError) and "labels" in row
                                 for b in row["boxes"]))
     if not labels or len(labels) > MOST_LABELS:
@@ -258,13 +289,19 @@ def ask_for_all(rows: Placed) -> Placed:
             for n, where, row in rows]
 
 
+def _all_or_none(rows: Placed, unnamed: str) -> Placed:
+    """The rows, without those that have a box of no label where others have one."""
+    labels = {b["label"] for _, _, row in rows if isinstance(row, dict) for b in row.get("boxes", ())}
+    if labels == {unnamed} or unnamed not in labels:
+        return rows
+    return [(n, where, DataError("it has a box and no label, where other rows have one") if isinstance(row, dict)
+             and any(b["label"] == unnamed for b in row.get("boxes", ())) else row) for n, where, row in rows]
+
+
 def one_row_per_image(rows: Placed) -> Placed:
     """Joins the boxes of one image and one expression, which a table has a line each for. Where others have a label, a
     box without one is refused."""
-    labels = {b["label"] for _, _, row in rows if isinstance(row, dict) for b in row.get("boxes", ())}
-    if len(labels - {_UNNAMED}) and _UNNAMED in labels:
-        rows = [(n, where, DataError("it has a box and no label, where other rows have one") if isinstance(row, dict)
-                 and any(b["label"] == _UNNAMED for b in row.get("boxes", ())) else row) for n, where, row in rows]
+    rows = _all_or_none(rows, _UNNAMED)
     first: dict[Any, tuple[int, str, dict[str, Any] | DataError]] = {}
     for n, where, row in rows:
         if isinstance(row, DataError) or "boxes" not in row:

@@ -32,6 +32,7 @@ _LETTER = re.compile(r"(?:option|choice|answer)?\s*[(\[]?([A-Za-z])[)\]]?[.:、]
 _WITH_TEXT = re.compile(r"\s*[(\[]?([A-Z])[)\].:、]\s*(\S.*)", re.DOTALL)
 _SEVERAL = re.compile(r"[A-H](?:\s*[,;&]\s*[A-H])+")
 _ASKS_COUNT = re.compile(r"\bhow many\b|\bcount\b|\bnumber of\b", re.IGNORECASE)
+_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _NO_OPTIONS = ("", "none", "null", "nan", "n/a", "[]", "{}")
 _SINGLE = OPTIONS[3:]  # what others call "option" or "choice" may be the one that was chosen
 _MATH = re.compile(r"[\\$^√π°]|\d\s*[-+*/=]\s*\w|\w\s*[-+*/=]\s*\d")
@@ -39,6 +40,11 @@ _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d{1,9})?")
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|(?:1\d|20)\d\d\s?[-–/]\s?(?:(?:1\d|20)\d\d|\d\d)")
 """A day, or a span of years."""
 _LONGEST_MATH = 200
+_CODE = re.compile(r"\"bbox(?:_2d)?\"\s*:|\bpyautogui\.|<box>|<\|box_start\||<point>|<click>|"
+                   r"\b(?:left_|double_)?click\(|\bcomputer\.\w+\(")
+_POINT = re.compile(r"[(\[]\s*\d+(?:\.\d+)?\s*,\s*\d+(?:\.\d+)?\s*[)\]]|\d+(?:\.\d+)?,\s+\d+(?:\.\d+)?")
+_ASKS_PLACE = re.compile(r"^\W*where\b|\b(?:click|tap|press|screenshot|screen|button|icon|element|UI|GUI|webpage|"
+                         r"point to|locate)\b", re.IGNORECASE)
 _OF_CLIP = {"count": "number", "yes_no": "text", "math": "text"}
 
 
@@ -56,8 +62,7 @@ def options_of(record: Record) -> list[str]:
     """
     given = pick(record, *OPTIONS)
     if given is None:
-        columns = next((names for names in _COLUMNS if has(record, names[0]) and has(record, names[1])), ())
-        given = [record[name] for name in columns if has(record, name)] or None
+        given = _columns(record)
     if isinstance(given, str):
         lines = [line for line in given.split("\n") if line.strip()]
         said = given
@@ -65,12 +70,42 @@ def options_of(record: Record) -> list[str]:
         if given is None and said.strip().lower() not in _NO_OPTIONS and not has(record, *_SINGLE):
             raise DataError(f"options={short(said)} must be a list of texts, or a text with a line for each")
     if isinstance(given, Mapping):
-        given = given["text"] if isinstance(given.get("text"), list) else [given[key] for key in sorted(given)]
+        given = _keyed(given)
     if given is None or given == []:
         return []
     if not isinstance(given, list) or not all(isinstance(v, (str, int, float, Mapping)) for v in given):
         raise DataError(f"options={short(given)} must be a list of texts")
     return _bare([_option(v) for v in given])
+
+
+def _columns(record: Record) -> list[Any] | None:
+    """The options of a record that has a field for each; those after the last one are empty."""
+    gap = None
+    for names in _COLUMNS:
+        own = [name for name in names if has(record, name)]
+        if len(own) < 2 or (own[0] != names[0] and names[0].lower()[-1] != "a"):
+            continue
+        missing = next((name for name, filled in zip(names, own, strict=False) if name != filled), None)
+        if missing is None:
+            return [record[name] for name in own]
+        gap = gap or (missing, own[-1])
+    if gap:  # a letter would count from another place
+        raise DataError(f"the option {gap[0]!r} is empty, and {gap[1]}={short(record[gap[1]])} comes after it: fill "
+                        "it, or move the others up with the answer")
+    return None
+
+
+def _keyed(given: Mapping[str, Any]) -> list[Any]:
+    """The options of an object by its keys, or by `label` beside `text`: A, B ... or their places from 0. With others
+    an answer would be counted at the wrong place."""
+    texts = given["text"] if isinstance(given.get("text"), list) else None
+    keys = sorted(given) if texts is None else given.get("label")
+    keys = [str(key).strip() for key in keys] if isinstance(keys, list) else []
+    counted = all(key.isdecimal() for key in keys) and keys != [str(n) for n in range(len(keys))]
+    lettered = all(len(key) == 1 and key.isalpha() for key in keys) and "".join(keys).upper() != _ALPHABET[:len(keys)]
+    if keys and (counted or lettered):
+        raise DataError(f"its options stand under {short(keys)}: name them A, B ... without a gap, and the answer so")
+    return [given[key] for key in sorted(given)] if texts is None else texts
 
 
 def _option(value: Any) -> str:
@@ -86,6 +121,10 @@ def _bare(options: Sequence[str]) -> list[str]:
     found = [_BEFORE.match(option) for option in options]
     if all(m and ord(m[1]) - ord("A") == n for n, m in enumerate(found)):
         return [option[m.end():].strip() for option, m in zip(options, found, strict=True) if m]
+    letters = "".join(m[1] for m in found if m)
+    if len(letters) == len(options) > 1 and (letters[:2] == "AB" or sorted(letters) == list(_ALPHABET[:len(letters)])):
+        raise DataError(f"its options begin with {', '.join(letters)}, which are not the letters of their places: put "
+                        "them in order, without a gap, or leave the letters out")
     return list(options)
 
 
@@ -105,6 +144,9 @@ def letter(answer: Any, options: Sequence[str]) -> str:
         places = [ord(c) - ord("A") for c in re.findall("[A-H]", said)]
         if max(places) < len(options):
             return ", ".join(chr(ord("A") + n) for n in sorted(set(places)))
+    if texts.count(bare) > 1 and not _clash(said, options):
+        raise DataError(f"answer={short(answer)} is the text of {texts.count(bare)} options: name one by its letter, "
+                        "and leave the others out")
     with_text = _WITH_TEXT.fullmatch(said)
     single = _LETTER.fullmatch(said) or with_text
     place = ord(single[1].upper()) - ord("A") if single else number(answer)
@@ -147,6 +189,12 @@ def kind_of(answer: str, question: str) -> str:
         r"(?<![\\A-Za-z])[A-Za-z]{4,}", answer) else "text"
 
 
+def _is_place(answer: str, question: str) -> bool:
+    """Whether an answer is a call or mark of a GUI agent, or a point where the question asks for a place; geometry's
+    points are answers to other questions."""
+    return bool(_CODE.search(answer) or (_POINT.fullmatch(answer.strip()) and _ASKS_PLACE.search(question)))
+
+
 def of_clip(row: dict[str, Any]) -> dict[str, Any]:
     """An answer about a video by the types that video rows have: a count is a number, yes a text."""
     return {**row, "answer_type": _OF_CLIP.get(row["answer_type"], row["answer_type"])}
@@ -166,6 +214,9 @@ def answered(given: Any, options: Sequence[str], question: str, told: Any = None
         return {"options": list(options), "answer": letter(said, options), "answer_type": "choice"}
     answers = [untagged(v) if isinstance(v, str) else v for v in several]
     answers = sorted(dict.fromkeys(answers), key=answers.count, reverse=True)
+    if isinstance(answers[0], str) and _is_place(answers[0], question):
+        raise DataError(f"its answer {short(answers[0])} is a place or an action, which no rule for questions can "
+                        "score: give boxes as [x1, y1, x2, y2] in pixels, or an `action`")
     kind = TYPES.get(str(told).strip().lower()) if told is not None else None
     kind = kind or kind_of(str(answers[0]), question)
     if kind == "choice":

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.formats.asked import spoken
+from vlrl.data.formats.asked import spoken, system_prompt
 from vlrl.data.formats.choices import untagged
 from vlrl.data.formats.fields import IMAGE, Source, begin, has, meta, number, pick, short
 from vlrl.errors import DataError, did_you_mean
@@ -55,14 +55,15 @@ def alphadrive(record: Record, source: Source) -> list[dict[str, Any]]:
         missing = next(name for name, found in heads.items() if not found)
         raise DataError(f"the answer {short(_answer(record))} has no word for {missing}; it needs one of "
                         f"{', '.join(HEADS[missing])}")
-    asked = _asked(record)
+    asked, turns = _asked(record), pick(record, "conversations", "messages")
     speed, route = _speed(record, asked), pick(record, "navigation", "nav", "command", "navigation_text")
     route = route if isinstance(route, str) else next(iter(_ROUTE.findall(asked[:_LONGEST_TEXT])), None)
     plan = {head: found[0] if len(found) == 1 else found for head, found in heads.items()}
     return [{**begin(record, source), "plan": plan, **({"speed_mps": speed} if speed is not None else {}),
              **({"navigation": route.strip()} if route else {}),
-             **meta(record, "conversations", "messages", *_ANSWERS, *"speed_mps ego_speed speed navigation nav command "
-                    "navigation_text".split())}]
+             **system_prompt(record, spoken(turns) if turns else {}),
+             **meta(record, "conversations", "messages", "system", *_ANSWERS, *"speed_mps ego_speed speed navigation "
+                    "nav command navigation_text".split())}]
 
 
 def _asked(record: Record) -> str:

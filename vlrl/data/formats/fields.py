@@ -225,6 +225,14 @@ def are_shares(values: Sequence[float]) -> bool:
     return all(-_NEARLY <= v <= 1 + _NEARLY for v in values)
 
 
+def pixels(values: list[float], name: str) -> list[float]:
+    """Coordinates that the format has in pixels. DataError where they can only be shares of the image."""
+    if any(values) and are_shares(values) and any(v != int(v) for v in values):
+        raise DataError(f"{name}={short(values)} are shares of the image, where this format has pixels: multiply them "
+                        "by its width and height")
+    return values
+
+
 def scaled(values: Sequence[float], size: Sequence[float] | None, full: float, name: str) -> list[float]:
     """Coordinates 0..full of an image -> its pixels. DataError naming the field when its size is not known."""
     if size is None:

@@ -15,6 +15,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -320,6 +321,15 @@ def _batches(path: Path, read: Callable[[], Iterable[Any]]) -> Iterator[Found]:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
+def _plain(value: Any) -> Any:
+    """A value of a table with numbers instead of decimals."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list) else value
+
+
 def class_names(schema: Any) -> dict[str, list[str]]:
     """Column -> names of its classes, as `datasets` keeps them in the schema; {} for any other file."""
     try:
@@ -331,7 +341,8 @@ def class_names(schema: Any) -> dict[str, list[str]]:
 
 
 def named_classes(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The record of a table with the names of its classes instead of their numbers."""
+    """The record of a table with the names of its classes instead of their numbers, and no decimals."""
+    record = _plain(record)
     return {**record, **{k: _named(record.get(k), names) for k, names in classes.items()}}
 
 

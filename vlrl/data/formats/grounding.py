@@ -21,6 +21,7 @@ from vlrl.data.formats.fields import (
     number,
     numbers,
     pick,
+    pixels,
     scaled,
     short,
     text,
@@ -41,10 +42,6 @@ _OBJECTS = re.compile(r"(?:objects?|categor(?:y|ies)|targets?|labels?|following|
                       r"([^\n\]]+)", re.IGNORECASE)
 _QUOTED = re.compile(r"""\s*(["'])(.+?)\1\s*(?:[,;]|\W*$)""")
 _NEXT_SENTENCE = re.compile(r"\.\s+(?=[A-Z])")
-_CODE = re.compile(r"\bpyautogui\.|<box>|<\|box_start\||<point>|<click>|\b(?:left_|double_)?click\(|\bcomputer\.\w+\(")
-_POINT = re.compile(r"[(\[]?\s*\d+(?:\.\d+)?\s*,\s*\d+(?:\.\d+)?\s*[)\]]?")
-_ASKS_PLACE = re.compile(r"\b(?:click|tap|press|screenshot|screen|button|icon|element|UI|GUI|webpage|point to|"
-                         r"locate)\b", re.IGNORECASE)
 _NO_TARGET = re.compile(r"ignore|^flag$", re.IGNORECASE)  # labels of LISA's shapes that its loader leaves out
 _ANSWER_TYPES = {"mcq": "choice", "yes_no": "yes_no", "math": "math", "numeric": "number"}
 _LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
@@ -68,16 +65,13 @@ def vlm_r1(record: Record, source: Source) -> Rows:
     said = spoken(turns)
     question = plain(said.get("question", ""))
     if not question:
-        raise DataError("'conversations' has no turn of a human")
+        raise DataError("its conversation asks nothing: no turn of a human or user has a text")
     answer = said.get("answer", str(pick(record, "solution", "answer") or ""))
     answer = untagged(answer)
     method = str(record.get("accu_reward_method") or "").lower()
     rest = {**system_prompt(record, said), **meta(record, "conversations", "messages", "solution", "answer", "problem",
                                                   "system", *VIDEO, *OPTIONS)}
     boxes = _boxes_said(answer, method)
-    if boxes is None and (_CODE.search(answer) or (_POINT.fullmatch(answer) and _ASKS_PLACE.search(question))):
-        raise DataError(f"its answer {short(answer)} is a place or an action, which no rule for questions can score: "
-                        "give boxes as [x1, y1, x2, y2] in pixels, or an `action`")
     if boxes is None:
         about, options = _about(record, source), options_of(record)
         row = _answered(record, question, answer, options, _ANSWER_TYPES.get(method))
@@ -109,7 +103,7 @@ def _answered(record: Record, question: str, answer: str, options: list[str], ki
 
 def _boxes_said(answer: str, method: str) -> list[dict[str, Any]] | None:
     """The boxes that an answer consists of, [] for a detection of nothing, None for an answer of another kind."""
-    if method in _LISTS_OF_BOXES and answer.lower() in ("none", "", "[]"):
+    if answer == "[]" or (method in _LISTS_OF_BOXES and answer.lower() in ("none", "")):
         return []
     found = unpacked(_FENCE.sub(r"\1", answer))
     if isinstance(found, str):
@@ -197,7 +191,7 @@ def refcoco(record: Record, source: Source) -> Rows:
     if bbox is None:
         raise DataError(f"the region ann_id={short(record.get('ann_id'))} has no bbox: refs keep none. Copy it from "
                         "the annotation of this id in the instances file of COCO")
-    box = xywh(numbers(bbox, (4,), "bbox"))
+    box = xywh(pixels(numbers(bbox, (4,), "bbox"), "bbox"))
     if isinstance(image, Mapping):
         record = {**{side: image[side] for side in ("width", "height") if has(image, side)}, **record}
     found = pick(record, *EXPRESSION, "answer")
@@ -269,8 +263,7 @@ def coco(record: Record, source: Source) -> Rows:
     Regions of a crowd (iscrowd=1), and those without an extent, are no targets and stand in `meta`. Of a vocabulary of
     more than MOST_LABELS categories a row asks for its own and those that LVIS says are absent (neg_category_ids).
     """
-    names = {entry["id"]: text(entry, "name") for entry in record.get("categories") or []
-             if isinstance(entry, Mapping) and isinstance(entry.get("id"), (int, str))}
+    names = _categories(record.get("categories") or [])
     found: dict[str, dict[str, Rows]] = {str(image.get("id")): {} for image in record["images"]}
     for entry in record["annotations"]:
         if not isinstance(entry, Mapping):
@@ -289,7 +282,7 @@ def _coco_row(image: Record, source: Source, names: Mapping[Any, str], boxes: Se
               **others: Rows) -> dict[str, Any]:
     url = str(image.get("coco_url") or "")
     named = {**image, "file_name": image.get("file_name") or url.rpartition("/")[2] or None}
-    absent = [names[key] for key in image.get("neg_category_ids") or [] if key in names]
+    absent = [names[str(key)] for key in image.get("neg_category_ids") or [] if str(key) in names]
     few = list(dict.fromkeys([*(b["label"] for b in boxes), *absent]))
     labels = list(dict.fromkeys(names.values())) if len(names) <= MOST_LABELS else few
     more = {"meta": others} if others else {}
@@ -297,11 +290,24 @@ def _coco_row(image: Record, source: Source, names: Mapping[Any, str], boxes: Se
             **more}
 
 
-def _annotation(entry: Record, names: Mapping[Any, str]) -> dict[str, Any]:
+def _categories(entries: Sequence[Any]) -> dict[str, str]:
+    """Names by id, a text or a number as in the annotations. Raises DataError where one id has two names."""
+    names: dict[str, str] = {}
+    for entry in entries:
+        if isinstance(entry, Mapping) and isinstance(entry.get("id"), (int, str)):
+            name = text(entry, "name")
+            if names.setdefault(str(entry["id"]), name) != name:
+                raise DataError(f"two categories have the id {short(entry['id'])}, {short(names[str(entry['id'])])} "
+                                f"and {short(name)}: which one an annotation means cannot be told")
+    return names
+
+
+def _annotation(entry: Record, names: Mapping[str, str]) -> dict[str, Any]:
     which = f"annotation {short(entry.get('id'))}"
     key = entry.get("category_id")
-    if not isinstance(key, (int, str)) or key not in names:
+    if not isinstance(key, (int, str)) or str(key) not in names:
         raise DataError(f"{which}: category_id={short(key)} is the id of no category")
     if not has(entry, "bbox"):
         raise DataError(f"{which} has no bbox")
-    return {"box": xywh(numbers(entry["bbox"], (4,), f"{which}: bbox")), "label": names[key]}
+    bbox = pixels(numbers(entry["bbox"], (4,), f"{which}: bbox"), f"{which}: bbox")
+    return {"box": xywh(bbox), "label": names[str(key)]}

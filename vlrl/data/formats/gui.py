@@ -20,6 +20,7 @@ from vlrl.data.formats.fields import (
     numbers,
     optional,
     pick,
+    pixels,
     scaled,
     short,
     text,
@@ -149,7 +150,7 @@ def gui_g1(record: Record, source: Source) -> Rows:
         raise DataError(f"rate={short(record['rate'])} must be a finite number of at least 0")
     asked = re.search(r"instruction is:\s*(.+?)\.?\s*Report the bbox", text(record, "problem"), re.DOTALL)
     return [{**begin(record, source), "instruction": asked[1] if asked else text(record, "problem"),
-             "box": numbers(record["solution"], (4,), "solution"), "weight": rate,
+             "box": pixels(numbers(record["solution"], (4,), "solution"), "solution"), "weight": rate,
              **meta(record, "problem", "solution", "rate")}]
 
 
@@ -161,7 +162,7 @@ def gui_g2(record: Record, source: Source) -> Rows:
     """GUI-G2 (2507.15846): `abs_box` in pixels or `rela_box` as shares of the image, both [x1, y1, x2, y2]."""
     row = begin(record, source)
     if has(record, "abs_box"):
-        box = numbers(record["abs_box"], (4,), "abs_box")
+        box = pixels(numbers(record["abs_box"], (4,), "abs_box"), "abs_box")
     else:
         box = scaled(numbers(record["rela_box"], (4,), "rela_box"), _size(row), 1, "rela_box")
     told = optional(record, platform="platform", element_type="data_type")
@@ -198,7 +199,7 @@ def _action(gt: Record) -> dict[str, Any]:
     """{"type", "point", "text", "direction"} as far as the action has them; text is what is typed or opened."""
     action: dict[str, Any] = {"type": text(gt, "action_type", "type").lower()}
     if has(gt, "x", "y"):
-        action["point"] = numbers([gt.get("x"), gt.get("y")], (2,), "x, y")
+        action["point"] = pixels(numbers([gt.get("x"), gt.get("y")], (2,), "x, y"), "x, y")
     elif has(gt, "coordinate", "point"):
         action["point"] = numbers(pick(gt, "coordinate", "point"), (2,), "coordinate or point")
     words = pick(gt, "text", "app_name", "app", "input_text")

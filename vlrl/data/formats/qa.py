@@ -117,7 +117,7 @@ def _right(record: Record, options: Sequence[str]) -> Any:
 
 def _of_part(kept: dict[str, Any], media: Record) -> dict[str, Any]:
     """Without the `duration` of a whole file of which a part is shown."""
-    part = media.get("video_end", 0) - media.get("video_start", 0)
+    part = media["video_end"] - media["video_start"] if {"video_start", "video_end"} <= media.keys() else 0
     return {k: v for k, v in kept.items() if not (k == "duration" and part and abs(v - part) > 1)}
 
 

@@ -82,8 +82,9 @@ def clip(record: Mapping[str, Any], video: Any, length: float | None, measured: 
     as InternVid's cuts are named) says so.
     """
     given = [pick(record, *names) for names in (("video_start", "start"), ("video_end", "end"))]
-    if None in given:
-        return {}
+    if None in given:  # from there to the end of the file, or from its beginning
+        return {name: seconds(v, name) for name, v in zip(("video_start", "video_end"), given, strict=True)
+                if v is not None}
     start, end = (seconds(v, "video_start, video_end") for v in given)
     if not start < end:
         raise DataError(f"video_start={short(given[0])} must be before video_end={short(given[1])}")

@@ -36,6 +36,7 @@ from vlrl.data.formats.fields import (
     scaled,
     short,
     text,
+    unpacked,
     xywh,
 )
 from vlrl.data.formats.times import clip, interval, intervals, seconds
@@ -48,6 +49,8 @@ _NEGATIVES = 3
 _MOMENTS = ("timestamp", "timestamps", "span", "relevant_windows")
 _TRACKED = 8
 """Frames of a sequence that a tracking row shows, as in VideoChat-R1."""
+_SPAN = re.compile(r"\s*([\d.:]+)\s*(?:-|–|to)\s*([\d.:]+)\s*")
+_CLEAR = re.compile(r"[.:]\d")  # "3.1-7.5" are times; "2-5" may be a score, unless the record tells a duration
 _ONE_OF = re.compile(r"(?:from|of|among|between|:)\s*(\[[^\[\]]{3,2000}\])")
 
 
@@ -167,9 +170,11 @@ def time_r1(record: Record, source: Source) -> Rows:
 
 
 def is_tvgbench(record: Record) -> bool:
-    return has(record, "path", *VIDEO) and has(record, "question") and (
-        "grounding" in str(record.get("question_type")) or (isinstance(record.get("answer"), str) and bool(
-            re.fullmatch(r"\s*[\d.:]+\s*(?:-|to)\s*[\d.:]+\s*", record["answer"])) and has(record, "duration")))
+    if not (has(record, "path", *VIDEO) and has(record, "question")) or has(record, *OPTIONS):
+        return False
+    found = _SPAN.fullmatch(record["answer"]) if isinstance(record.get("answer"), str) else None
+    clear = found and (has(record, "duration") or all(map(_CLEAR.search, found.groups())))
+    return "grounding" in str(record.get("question_type")) or bool(clear)
 
 
 def tvgbench(record: Record, source: Source) -> Rows:
@@ -196,14 +201,16 @@ def _grounded(record: Record, source: Source, video: str, question: str, when: A
 
 
 def is_captions(record: Record) -> bool:
-    return isinstance(record.get("timestamps"), list) and isinstance(record.get("sentences"), list)
+    return isinstance(record.get("timestamps"), list) and has(record, "sentences")
 
 
 def captions(record: Record, source: Source) -> Rows:
     """A row per sentence, from `{video id: {"duration", "timestamps", "sentences"}}`; the video is `<id>.mp4` or the
     file of this name that is there."""
     video = _video(record, source, *VIDEO) if has(record, *VIDEO) else source.video(source.id)
-    times, said = record["timestamps"], record["sentences"]
+    times, said = record["timestamps"], unpacked(record["sentences"])
+    if not isinstance(said, list):
+        raise DataError(f"sentences={short(said)} must be a list of texts, one for each of its {len(times)} timestamps")
     if len(times) != len(said) or not said:
         raise DataError(f"it has {len(times)} timestamps and {len(said)} sentences; each sentence has one")
     id = named(record, source)
@@ -315,7 +322,10 @@ def clip_class(record: Record, source: Source) -> Rows:
     """An instruction that lists the classes, and one of them as answer (VideoChat-R1's video quality)."""
     question, answer = text(record, "instruction"), untagged(text(record, "answer"))
     found = next((names for m in _ONE_OF.finditer(question) if isinstance(names := read_literal(m[1]), list)), [])
+    answer = next((v for v in found if isinstance(v, str) and v.strip().lower() == answer.lower()), answer)
     labels = {"labels": [str(v) for v in found]} if answer in map(str, found) else {}
+    if not labels and len(found) > 1 and all(isinstance(v, str) for v in found):
+        raise DataError(f"answer={short(answer)} is none of the classes that its instruction lists: {short(found)}")
     return [{"id": named(record, source, "qid"), "video": _video(record, source, *VIDEO), "question": question,
              "answer": answer, "answer_type": "text", **labels, **_length(record),
              **meta(record, "instruction", "answer", "duration", *VIDEO)}]
