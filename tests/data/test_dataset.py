@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from vlrl.config.schema import DataSettings
-from vlrl.data.dataset import Drawn, read_rows, read_samples, sample_from_row
+from vlrl.data import Drawn, read_rows, read_samples, sample_from_row
 from vlrl.errors import ConfigError, DataError, TaskError
 from vlrl.task import Task
 from vlrl.types import Sample

@@ -19,7 +19,7 @@ from PIL import Image
 
 from vlrl.config import validate
 from vlrl.config.schema import DataSettings, LimitsSettings
-from vlrl.data.dataset import sample_from_row
+from vlrl.data import sample_from_row
 from vlrl.data.download import Guard, Policy, checked, fetched, is_public, shown
 from vlrl.data.media import Access, load
 from vlrl.errors import ConfigError, DataError, RunError

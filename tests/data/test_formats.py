@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vlrl.cli.main import main
-from vlrl.data.dataset import FIELDS, sample_from_row
+from vlrl.data import FIELDS, sample_from_row
 from vlrl.data.formats import Source, canonical, recognised
 from vlrl.data.formats.fields import hull, number, numbers, scaled, tidy
 from vlrl.errors import DataError

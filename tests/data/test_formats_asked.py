@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.data.test_formats import one
-from vlrl.data.dataset import FIELDS, sample_from_row
+from vlrl.data import FIELDS, sample_from_row
 from vlrl.data.formats import canonical
 from vlrl.errors import DataError
 from vlrl.task import Task, load

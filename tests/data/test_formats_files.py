@@ -12,7 +12,7 @@ from PIL import Image
 from tests.data.test_formats import BASE, CASES, make_video, one, save
 from vlrl.cli.main import main
 from vlrl.config.schema import DataSettings
-from vlrl.data.dataset import read_rows, read_samples, sample_from_row
+from vlrl.data import read_rows, read_samples, sample_from_row
 from vlrl.data.formats import Source, canonical, files, rows_in
 from vlrl.errors import DataError
 from vlrl.task import Task

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.data.test_formats import make_video, one, save
-from vlrl.cli import main
+from vlrl.cli.main import main
 from vlrl.data import read_rows
 from vlrl.data.formats import recognised, rows_in
 from vlrl.data.formats.choices import letter, options_of

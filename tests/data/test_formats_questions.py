@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.data.test_formats import CASES, JSON, one, save
-from vlrl.data.dataset import FIELDS, read_rows, sample_from_row
+from vlrl.data import FIELDS, read_rows, sample_from_row
 from vlrl.data.formats import FORMATS, canonical, recognised
 from vlrl.data.formats.choices import kind_of, letter, options_of
 from vlrl.data.formats.times import interval, intervals, seconds

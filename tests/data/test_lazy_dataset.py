@@ -16,9 +16,8 @@ from PIL import Image
 from vlrl.config.schema import DataSettings
 from vlrl.curriculum import Prompts
 from vlrl.curriculum.visited import write_visited
+from vlrl.data import Samples, lazy_dataset, read_samples, row_index
 from vlrl.data import derived_cache as kept
-from vlrl.data import lazy_dataset, row_index
-from vlrl.data.dataset import Samples, read_samples
 from vlrl.data.lazy_dataset import LazySamples
 from vlrl.errors import ConfigError, DataError, RunError
 from vlrl.rollout.group_source import first_samples

@@ -7,7 +7,7 @@ from PIL import Image
 
 from vlrl.app.asking import _DATA
 from vlrl.config.schema import DataSettings
-from vlrl.data.dataset import read_samples
+from vlrl.data import read_samples
 from vlrl.errors import DataError
 from vlrl.task import Task, load
 

@@ -9,10 +9,10 @@ from typing import Any, overload
 
 import numpy as np
 
-from vlrl.data.dataset import checked_sample
 from vlrl.data.formats import FORMATS, Source, check_format, format_of, rows_as
 from vlrl.data.media import Access
 from vlrl.data.row_index import Found, Rows, bytes_of, opened
+from vlrl.data.row_samples import checked_sample
 from vlrl.errors import ConfigError, DataError
 from vlrl.store.files import cache_folder
 from vlrl.types import Sample

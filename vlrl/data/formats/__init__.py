@@ -17,7 +17,8 @@ from vlrl.data.formats import annotated as a
 from vlrl.data.formats import driving, gui, labelled, pairs, qa, video
 from vlrl.data.formats import grounding as g
 from vlrl.data.formats.fields import Source, short
-from vlrl.data.formats.files import Found, records
+from vlrl.data.formats.files import Found
+from vlrl.data.formats.records import records
 from vlrl.data.formats.whole import unique_ids
 from vlrl.errors import ConfigError, DataError, did_you_mean
 
@@ -113,7 +114,7 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
     """
     check_format(format)
     path = Path(path)
-    found = list(records(path))
+    found = records(path, recognised)
     if columns:
         found, missing = [f._replace(record=_renamed(f.record, columns)) for f in found], _missing(found, columns)
         if missing:

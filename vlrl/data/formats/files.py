@@ -37,6 +37,9 @@ _NUMBERS = frozenset(("width", "height", "difficulty", "weight", "count", "toler
 _ROW_SUFFIXES = ".jsonl or .jsonl.gz (one object a line), .json (a list of objects), .csv, .tsv, .parquet or .arrow"
 
 
+IsRecord = Callable[[Mapping[str, Any]], Any]
+
+
 class Found(NamedTuple):
     """A record, or why it is none."""
 
@@ -47,17 +50,13 @@ class Found(NamedTuple):
     record: dict[str, Any] | DataError
 
 
-def records(path: Path) -> list[Found]:
-    """The records of a file, or of a folder. Raises DataError when it cannot be read as a whole."""
-    if os.path.isdir(path):
-        from vlrl.data.formats.folders import folder_records
-
-        return [found._replace(record=_shallow(found.record)) for found in folder_records(path)]
+def file_records(path: Path, is_record: IsRecord) -> Iterable[Found]:
+    """Returns the records of a file (`is_record`: see records). Raises DataError where it cannot be read as a whole."""
     packed = path.suffix.lower() == ".gz" and Path(path.stem).suffix.lower() in (".jsonl", ".ndjson")
     read = _lines if packed else READERS.get(path.suffix.lower())
     if read is None:
         raise DataError(f"{path}: rows are kept in {_ROW_SUFFIXES}")
-    return [found._replace(record=_shallow(found.record)) for found in read(path)]
+    return _document(path, is_record) if read is _document else read(path)
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -101,7 +100,7 @@ def _each_line(path: Path, text: str) -> Iterator[Found]:
             yield Found(f"{path}:{n}", f"{path.stem}-{n}", record_of(parsed_line(line)))
 
 
-def _document(path: Path) -> Iterable[Found]:
+def _document(path: Path, is_record: IsRecord = lambda document: False) -> Iterable[Found]:
     text = _text(path)
     found = parsed_line(text, MOST_BYTES)
     if isinstance(found, DataError):
@@ -110,19 +109,17 @@ def _document(path: Path) -> Iterable[Found]:
         raise DataError(f"{path}: {found}")
     if isinstance(found, list):
         return _listed(path, found)
-    return _of_object(path, found)
+    return _of_object(path, found, is_record)
 
 
-def _of_object(path: Path, found: Any) -> Iterable[Found]:
+def _of_object(path: Path, found: Any, is_record: IsRecord) -> Iterable[Found]:
     """The records of a document that is one object: COCO, a list under a name, rows by id, or one record."""
     if isinstance(found, dict):
         if isinstance(found.get("images"), list) and isinstance(found.get("annotations"), list):
             return _images(path, found)
         if any(_is_coop(found.get(split)) for split in _SPLITS):
             return _coop(path, found)
-        from vlrl.data.formats import recognised
-
-        if recognised(found):
+        if is_record(found):
             return [Found(str(path), path.stem, found)]
         for name in _LISTS:
             if isinstance(found.get(name), list):
@@ -205,7 +202,7 @@ def record_of(row: Any) -> dict[str, Any] | DataError:
     return DataError(f"a row must be a JSON object, not a {type(row).__name__}")
 
 
-def _shallow(record: dict[str, Any] | DataError) -> dict[str, Any] | DataError:
+def shallow(record: dict[str, Any] | DataError) -> dict[str, Any] | DataError:
     """The record, or a DataError when it is nested so deep that writing it could fail."""
     level: list[Any] = [record]
     for _ in range(MOST_DEPTH):

@@ -1,0 +1,185 @@
+"""Rows of a data file -> samples. A row is one JSON object with canonical fields; media paths are relative to a root.
+
+    {"id": "7", "image": "img/7.jpg", "width": 640, "height": 480, "expression": "the red mug",
+     "boxes": [{"box": [31, 40, 75, 84], "label": "mug"}]}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vlrl.data.coordinates import CONVENTIONS
+from vlrl.data.formats.fields import short
+from vlrl.data.media import CLOSED, Access, missing, source
+from vlrl.data.row_media import unshown_problem
+from vlrl.errors import DataError, TaskError, VlrlError, did_you_mean
+from vlrl.rewards.boxes import is_number
+from vlrl.types import Media, Sample
+
+MEDIA_FIELDS = ("image", "images", "video")
+OUTSIDE = 1.0
+"""Pixels that a box or point may lie outside the image: annotations are rounded."""
+_FIELDS = (
+    "id difficulty category source split weight processed_size coordinates solution hints group_key meta "
+    "image images video width height video_start video_end duration fps frames "
+    "expression labels boxes points count mask_rle "
+    "instruction box action history platform element_type "
+    "question answer_type answer options spans tracks tolerance "
+    "label synonyms multi plan speed_mps navigation trajectory obstacles responses "
+    "cameras drivable ego_size to_pixels outcomes system_prompt original_id"
+)
+FIELDS = frozenset(_FIELDS.split())
+"""The canonical fields of all tasks. Others are kept where they are and gathered in `meta` as well."""
+
+
+def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Access = CLOSED) -> Sample:
+    """A sample from a canonical row. Media come from `image`, `images` or `video`, unread: they lie under `root`, or
+    where else `access` allows.
+
+    Fields that are not canonical stay in the row and are gathered in its `meta` too; a weight of null becomes 1.
+
+    Raises DataError naming the row for a missing id, a media path that cannot be used, a difficulty outside [0, 1], a
+    number that is negative or not finite, unknown `coordinates`, or text that is not Unicode.
+    """
+    sample_id = row.get("id")
+    if isinstance(sample_id, bool) or not isinstance(sample_id, (str, int)) or sample_id == "":
+        near = "" if "id" in row else f" Its fields are those of no known format: {short(', '.join(map(str, row)))}"
+        raise DataError(f"the row has id={sample_id!r}; every row needs an 'id', a text or a whole number.{near}")
+    sample_id = str(sample_id)
+    unknown = {k: v for k, v in row.items() if k not in FIELDS}
+    clean = {**row, "id": sample_id}
+    if unknown:
+        clean["meta"] = {**unknown, **(row.get("meta") or {})}
+    try:
+        _check_text(row)
+        _check_values(row)
+        return Sample(id=sample_id, row=_weighted(clean), media=_media(row, root or Path.cwd(), access))
+    except DataError as error:
+        raise DataError(f"row {sample_id!r}: {error}") from None
+
+
+def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
+    """The sample that `task.sample_from_row` makes of a row; its media need not exist.
+
+    Raises DataError naming the row, TaskError when the task returns no Sample.
+    """
+    if isinstance(row, DataError):
+        raise row
+    try:
+        sample = task.sample_from_row(row, root)
+        if not isinstance(sample, Sample):
+            raise TaskError(f"task '{task.name}': sample_from_row returned {type(sample).__name__}, expected a Sample")
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:  # a task's own code may trip over a row in any way
+        raise DataError(f"row {row.get('id')!r}: {type(error).__name__}: {error}") from error
+    try:
+        _check_values(sample.row)  # a task may make its samples without the function above
+    except DataError as error:
+        raise DataError(f"row '{sample.id}': {error}") from None
+    return replace(sample, row=_weighted(sample.row))
+
+
+def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
+    """The sample of a row, whose media files exist and whose boxes and points lie inside the image. Raises DataError
+    naming the row."""
+    sample = make_sample(task, row, root)
+    if problem := unshown_problem(sample, FIELDS, MEDIA_FIELDS, root):
+        raise DataError(f"row '{sample.id}': {problem}")
+    for media in sample.media:
+        if isinstance(media.source, Path) and not os.path.isfile(media.source):  # Path.is_file raises for long names
+            raise DataError(f"row '{sample.id}': media file {short(media.source)} {missing(media.source)}; check it "
+                            "and data.root")
+    for problem in box_problems(sample.row, (sample.get("width"), sample.get("height"))):
+        raise DataError(f"row '{sample.id}': {problem}")
+    return sample
+
+
+def box_problems(row: Mapping[str, Any], size: Sequence[Any]) -> Iterator[str]:
+    """What is wrong with the boxes and points of a row: order of corners, and what lies outside of (width, height).
+
+    Other things than lists of numbers are left to the task. A size that is not known is not held against a box.
+    """
+    boxes = [*(entry.get("box") for entry in _listed(row, "boxes") if isinstance(entry, dict)), row.get("box")]
+    for box in boxes:
+        if _numbers(box, 4):
+            if not (box[0] < box[2] and box[1] < box[3]):
+                yield f"box {short(box)} must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
+            elif _outside(box, size):
+                yield f"box {short(box)} reaches out of the image of {size[0]}x{size[1]} pixels"
+    action = row.get("action") if isinstance(row.get("action"), Mapping) else {}
+    for point in (*_listed(row, "points"), action.get("point"), action.get("coordinate")):  # pyright: ignore
+        if _numbers(point, 2) and _outside(point, size):
+            yield f"point {short(point)} lies outside the image of {size[0]}x{size[1]} pixels"
+
+
+def _listed(row: Mapping[str, Any], field: str) -> list[Any]:
+    value = row.get(field)
+    return value if isinstance(value, list) else []
+
+
+def _numbers(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count and all(map(is_number, value))
+
+
+def _outside(values: Any, size: Sequence[Any]) -> bool:
+    if not all(is_number(side) and side > 0 for side in size):
+        return False
+    return any(not -OUTSIDE <= v <= size[i % 2] + OUTSIDE for i, v in enumerate(values))
+
+
+def _media(row: Mapping[str, Any], root: Path, access: Access) -> tuple[Media, ...]:
+    images = [*_paths(row, "image"), *_paths(row, "images")]
+    if any(isinstance(image, bytes) for image in images):
+        raise DataError("its image lies in the file of rows itself; `vlrl data convert` writes it as a file of its own")
+    media = [Media(source=source(path, root, access)) for path in images]
+    start, end = row.get("video_start"), row.get("video_end")
+    media += [Media(kind="video", source=source(path, root, access), start=start, end=end)
+              for path in _paths(row, "video")]
+    return tuple(media)
+
+
+def _paths(row: Mapping[str, Any], field: str) -> list[str]:
+    value = row.get(field)
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _weighted(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**row, "weight": 1.0} if row.get("weight", 1.0) is None else row
+
+
+def _check_values(row: Mapping[str, Any]) -> None:
+    _check_number(row, "difficulty", 1.0)
+    for field in ("weight", "video_start", "video_end", "width", "height"):
+        _check_number(row, field)
+    if row.get("system_prompt") is not None and not isinstance(row["system_prompt"], str):
+        raise DataError(f"system_prompt={short(row['system_prompt'])} must be a text")
+    size, own = row.get("processed_size"), row.get("coordinates")
+    if size is not None and not (isinstance(size, (list, tuple)) and len(size) == 2
+                                 and all(is_number(side) and side > 0 for side in size)):
+        raise DataError(f"processed_size={short(size)} must be [w, h], two positive numbers of pixels")
+    if own and own not in CONVENTIONS:
+        raise DataError(f"coordinates={own!r} is not a convention.{did_you_mean(str(own), CONVENTIONS)} "
+                        f"Known: {', '.join(CONVENTIONS)}.")
+
+
+def _check_text(row: Mapping[str, Any]) -> None:
+    for field, value in row.items():
+        try:
+            json.dumps([field, value], ensure_ascii=False, skipkeys=True, default=str).encode()
+        except UnicodeEncodeError:  # JSON can hold half of a surrogate pair, which no file and no tokenizer takes
+            raise DataError(f"{field!r} holds text that is not Unicode: {ascii(value)[:200]}") from None
+
+
+def _check_number(row: Mapping[str, Any], field: str, most: float = float("inf")) -> None:
+    value = row.get(field)
+    if value is not None and not (is_number(value) and 0 <= value <= most):
+        limit = f"a number from 0 to {most:g}" if most < float("inf") else "a finite number of at least 0"
+        raise DataError(f"{field}={short(value)} must be {limit}")
