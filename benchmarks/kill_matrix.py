@@ -117,7 +117,7 @@ class Marker:
 
 def child(folder: Path, plan: dict[str, Any], words: Sequence[str]) -> int:
     """train.py, marked."""
-    from vlrl.cli.main import main as cli
+    from vlrl.cli import main as cli
     from vlrl.monitoring import metrics
     from vlrl.store import RunFolder, checkpoint
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests.e2e.runs import ENV, ROOT, metrics
 from tests.e2e.sharded import main
-from vlrl.cli.main import main as cli
+from vlrl.cli import main as cli
 from vlrl.store import RunFolder, checkpoint
 
 pytestmark = pytest.mark.slow
