@@ -3,9 +3,10 @@
 import pytest
 
 from tests.algo.test_preset_gradients import FOLDER, apart, slope
-from vlrl import config, inert
+from vlrl import config
 from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.terms import LOSSES
+from vlrl.training import inert
 
 SHAPES = ["{name: overlong, limit: 8, buffer: 4}", "cosine"]
 """Two that change some reward, and take some across 0.4 and across the mean of its group."""

@@ -11,14 +11,14 @@ LEAVES = """
 import sys
 import torch
 from torch import distributed
-from vlrl import dist
+from vlrl.distributed import comm
 
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
 kept = distributed.group.WORLD  # as FSDP's meshes keep it
-dist.gather("something")
+comm.gather("something")
 distributed.all_gather([torch.ones(3)], torch.ones(3))
-dist.leave()
-print(dist._states("pt_gloo"), distributed.is_initialized())
+comm.leave()
+print(comm._states("pt_gloo"), distributed.is_initialized())
 """
 
 

@@ -19,9 +19,9 @@ sys.stdin.read()
 """
 RANK = """
 import psutil
-from vlrl import launcher
-launcher.LAUNCHER_S = 0.2
-found = launcher.find()
+from vlrl.distributed import launcher_guard
+launcher_guard.LAUNCHER_S = 0.2
+found = launcher_guard.find()
 if found is not None:
     found.end_if_it_hangs()
 print(found and found.pid, len(psutil.Process().children()), flush=True)

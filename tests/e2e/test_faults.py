@@ -64,7 +64,8 @@ class Faulty(Task):
 
 STARVED = '''
 import sys, torch
-from vlrl import cli, policy as policies
+from vlrl.cli import main as cli
+from vlrl.models import policy as policies
 from vlrl.models.fsdp import decoder_layers
 load = policies.load
 def starved(*given):

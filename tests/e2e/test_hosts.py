@@ -67,10 +67,10 @@ time.sleep(1000)
 """
 RANK = """
 import time
-from vlrl import rollcall
-rollcall.GRACE = 1
-here = rollcall.Here()
-rollcall.RollCall(here, 1, 2, 100000)
+from vlrl.distributed import rank_monitor
+rank_monitor.GRACE = 1
+here = rank_monitor.Here()
+rank_monitor.RollCall(here, 1, 2, 100000)
 here.enter("adding up gradients", depth=1)
 print("up", flush=True)
 time.sleep(1000)

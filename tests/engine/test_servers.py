@@ -330,8 +330,8 @@ def test_the_key_outlives_the_servers(tmp_path):
 
 def test_a_folder_belongs_to_one_serve(tmp_path):
     (tmp_path / "servers.json").write_text("{}")  # of one that was killed
-    code = ("import sys; from pathlib import Path; from vlrl import runlock\n"
-            "with runlock.lock(Path(sys.argv[1]) / 'serve.lock'): print('held', flush=True); sys.stdin.read()")
+    code = ("import sys; from pathlib import Path; from vlrl.store import lock\n"
+            "with lock.lock(Path(sys.argv[1]) / 'serve.lock'): print('held', flush=True); sys.stdin.read()")
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True) as other:
         assert other.stdout.readline() == "held\n"

@@ -16,7 +16,7 @@ from vlrl.monitoring.watchdog import Stuck, Watchdog
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from vlrl import metrics, watchdog
+from vlrl.monitoring import metrics, watchdog
 watchdog.GRACE_S = watchdog._FAREWELL_S = 0.5
 def holds_on_to_everything():
     while True:

@@ -259,7 +259,7 @@ SAVE = """
 import resource, sys
 from pathlib import Path
 import torch
-from vlrl import checkpoint
+from vlrl.store import checkpoint
 from vlrl.errors import RunError
 folder, limit, by = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 
@@ -314,7 +314,7 @@ LOOP = """
 import sys
 from pathlib import Path
 import torch
-from vlrl import checkpoint
+from vlrl.store import checkpoint
 folder = Path(sys.argv[1])
 step = checkpoint.latest(folder, full=True).step
 print("ready", flush=True)

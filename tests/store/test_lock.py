@@ -76,7 +76,7 @@ CONTAINER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
 needs_namespaces = pytest.mark.skipif(
     any(subprocess.run([*command, "true"], check=False, capture_output=True).returncode for command in (
         ELSEWHERE, CONTAINER)), reason="needs the right to make a namespace")
-BEATING = f"from vlrl import runlock\nrunlock.BEAT_S = 0.5\n{HOLD}"
+BEATING = f"from vlrl.store import lock\nlock.BEAT_S = 0.5\n{HOLD}"
 
 
 @needs_namespaces

@@ -65,7 +65,7 @@ class Here:
     def enter(self, doing: str, depth: int = 2) -> None:
         """A collective begins; `caller` is who asked this package's dist.py for it."""
         frame = sys._getframe(depth)
-        while frame.f_back is not None and os.path.basename(frame.f_code.co_filename) in ("dist.py", "contextlib.py"):
+        while frame.f_back is not None and os.path.basename(frame.f_code.co_filename) in ("comm.py", "contextlib.py"):
             frame = frame.f_back
         self.caller = frame.f_code.co_filename, frame.f_lineno
         self.doing, self.since, self.count = doing, time.monotonic(), self.count + 1
