@@ -36,7 +36,7 @@ class Media:
     fps: float | None = None
     """Frames per second of a video given as frames."""
     edits: tuple[tuple[Any, ...], ...] = ()
-    """What is done to its decoded frames, in order: `(("shuffle", 17), ("noise", 500, 17))`; see data/media_edits.py."""
+    """What is done to its decoded frames, in order: `(("shuffle", 17), ("noise", 500, 17))`: data/media_edits.py."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
