@@ -1,12 +1,19 @@
-"""The rollout inspector: `vlrl app RUNS_DIR`, and the self-contained page of `vlrl report`. Imports no torch.
+"""The rollout inspector: `vlrl app RUNS_DIR`, and the self-contained page of `vlrl report`.
 
     library -> index -> details      what run folders hold, as frozen dataclasses
-    insight, media, notes            what is computed from it, pictures, flags and comments
-    html, draw, cards, tokens, diffs the same as HTML, without Gradio
-    site, pages, server, main        the Gradio app
+    textfiles, queries, table        safe jsonl and YAML; duckdb over rollout files
+    insight, rows, media, notes      what is computed from it, pictures, flags and comments; exports
+    html, marks, draw, forms, cards  the same as HTML, without Gradio; tokens, diffs, style.css
+    curves, telling, report          the page of a report
+    site, pages, server, main        the Gradio app; guard, controls, filters, plots, figures, static/
+    playground                       one model in memory, answers as they are written: asking, models, jobs, live
 
-Everything in a run folder is hostile: paths are checked, texts are escaped, files that cannot be read are skipped with
-a note.
+- No torch until the playground loads a model. Run folders are read through vlrl.store alone.
+- Everything in a run folder is hostile: text goes through html.el, which escapes whatever is not Html; a run id is one
+  that the scan lists, a picture one in the run's own media/; values of a query are parameters; files that cannot be
+  read are skipped with a note. No code that a run names is run without `--trust-tasks`.
+- Pages are mounted at once and the address decides which is in view; its query is the only state, so every view is a
+  link.
 """
 
 from vlrl.errors import VlrlError

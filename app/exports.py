@@ -157,7 +157,7 @@ def _jsonl(library: Library, media: MediaStore, chosen: Sequence[Note], folder: 
 
 def _parquet(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
              left_out: list[str]) -> tuple[Path, int]:
-    """The columns of store.SCHEMA, per token too, and after them run, source, flag and comment."""
+    """The columns of vlrl.store.SCHEMA, per token too, and after them run, source, flag and comment."""
     path, rows = folder / "rollouts.parquet", 0
     schema = pa.schema([*SCHEMA, *((name, pa.string()) for name in _ADDED)])
     with pq.ParquetWriter(path, schema, compression="zstd") as file:

@@ -36,7 +36,7 @@ class Media:
     fps: float | None = None
     """Frames per second of a video given as frames."""
     edits: tuple[tuple[Any, ...], ...] = ()
-    """What is done to its decoded frames, in order: `(("shuffle", 17), ("noise", 500, 17))`; see edits.EDITS."""
+    """What is done to its decoded frames, in order: `(("shuffle", 17), ("noise", 500, 17))`: data/media_edits.py."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,7 +53,7 @@ class LoadedMedia:
     """[frames] seconds at which each frame is shown, from the start of the clip; empty for an image."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Of a video: mean fps, total_num_frames and frames_indices of the whole file, duration of the clip in seconds,
-    video_backend; video.clock makes of it what processors expect."""
+    video_backend; video_sampling.clock makes of it what processors expect."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -118,7 +118,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prompt:
-    """A sample as the model sees it. Made once per sample by encode.py and shared by engine and trainer."""
+    """A sample as the model sees it. Made once per sample by models/processing.py and shared by engine and trainer."""
 
     sample_id: str
     text: str
@@ -141,7 +141,7 @@ class Prompt:
     visual_tokens: tuple[int, ...] = ()
     """Visual tokens of each media; empty where the processor does not tell."""
     visuals: tuple[Any, ...] = ()
-    """The same media as units of the feature cache (features.py); empty without one."""
+    """The same media as units of the feature cache (models/vision_cache.py); empty without one."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -91,7 +91,7 @@ def test_rloo(seed, normalize):
 
 
 def test_rloo_with_the_kl_in_the_reward():
-    """TRL takes off beta * the sum over tokens of log p - log p(reference), as credit.Credit does."""
+    """TRL takes off beta * the sum over tokens of log p - log p(reference), as training.advantages.Credit does."""
     rewards, lengths = drawn(7), [1 + i % 3 for i in range(N * SIZE)]
     found = trl("rloo", rewards, logprobs=(-1.0, -1.5), lengths=lengths, beta=0.1)
     paid = [[r[0] - 0.1 * 0.5 * n] for r, n in zip(rewards, lengths, strict=True)]

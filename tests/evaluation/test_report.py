@@ -1,4 +1,4 @@
-"""stats.py, report.py and progress.py: what a user is shown of a run."""
+"""evaluation/stats.py, evaluation/report.py and monitoring/progress.py: what a user is shown of a run."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""store.py: what is written comes back exactly, and what a kill leaves behind does no harm."""
+"""store/run_folder.py: what is written comes back exactly, and what a kill leaves behind does no harm."""
 
 import json
 import os

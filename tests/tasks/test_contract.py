@@ -1,4 +1,4 @@
-"""What every built-in task must keep; see vlrl/contract."""
+"""What every built-in task must keep; see vlrl/testing."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""vlrl/contract: tasks broken on purpose, each one found; sound ones pass."""
+"""vlrl/testing: tasks broken on purpose, each one found; sound ones pass."""
 
 import contextlib
 import itertools

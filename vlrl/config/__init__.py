@@ -1,4 +1,7 @@
-"""Settings of a run: typed names and defaults (schema), read from YAML files and `key=value` words (loading)."""
+"""Settings of a run: typed names and defaults (schema), read from YAML files and `key=value` words (loading).
+
+Variants are chosen by name, or as anyone's path/file.py:name or module:name (registry.resolve).
+"""
 
 from vlrl.config.loading import (
     describe,

@@ -1,4 +1,4 @@
-"""Settings of `alerts.*`; see alerts.py."""
+"""Settings of `alerts.*`; see monitoring/alerts.py."""
 
 from __future__ import annotations
 

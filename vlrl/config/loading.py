@@ -1,6 +1,6 @@
 """Reads settings: YAML files with `extends:`, `key=value` overrides, and the errors that help.
 
-A config file holds only what differs from the defaults in settings.py; `extends: other.yaml` (relative to the file, or
+A config file holds only what differs from the defaults in schema.py; `extends: other.yaml` (relative to the file, or
 else one of those that come with vlrl) is read first; of a list of files later ones win. Paths follow paths.py.
 `tasks.0.weight=2` sets one item's field of a list. Of a config with several `tasks`, `task=LABEL` leaves one.
 `load("configs/quickstart.yaml", ["steps=20", "train.lr=1e-4"])` returns a frozen Config; an unknown key is an error
@@ -69,7 +69,7 @@ def validate(tree: Mapping[str, Any]) -> Config:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """Lines `name: old -> new` for the settings whose change forbids a resume (settings.RESUMABLE names the others)."""
+    """Lines `name: old -> new` for the settings whose change forbids a resume (schema.RESUMABLE names the others)."""
     a, b = (_flatten(c.model_dump(mode="json")) for c in (old, new))
     return [f"{k}: {a.get(k)!r} -> {b.get(k)!r}" for k in sorted({*a, *b})
             if a.get(k) != b.get(k) and not resumable(k)]

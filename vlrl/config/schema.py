@@ -1,4 +1,4 @@
-"""Typed settings of a run: names, types, defaults, limits, and what each is for; config.py reads them from files."""
+"""Typed settings of a run: names, types, defaults, limits, and what each is for; loading.py reads them from files."""
 
 from __future__ import annotations
 

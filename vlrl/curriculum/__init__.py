@@ -1,4 +1,18 @@
-"""Which prompts to train on: samplers with one interface (base), and group filters apart from them (filters)."""
+"""Which prompts to train on: samplers with one interface (base), and group filters apart from them (filters).
+
+- A sampler lives on the main process and its draws are broadcast. It observes the outcome of every draw of every rank,
+  rejected ones included, in draw order, whether it is trained on or not.
+- Filters (keep, oversample, select) know no sampler, samplers no filter. All ranks see all outcomes, so filters decide
+  alike everywhere.
+- Probes are answered, observed and not trained on. A sampler may have something of every prompt measured by the policy
+  before its first draw (Measuring); its checkpoint keeps the values.
+- A task that makes samples is drawn by (index, knobs): the same for the same two, with an id of its own.
+- |A| of a sampler is made of raw rewards, as GRPO does, whatever `algo.advantage` is.
+- `curriculum.*` holds the options of the sampler beside its name, checked against its parameters.
+- Difficulty is measured in chunks fixed by place in the split: what is generated side by side decides the last bits of
+  logits, so neither a kill nor the number of ranks changes a pass rate. Columns of `data.difficulty` reach samplers
+  alone; the samples stay what they are.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Data files and media: rows in many formats become samples; images and videos are read safely. No torch."""
+"""Data files and media: rows in many formats become samples; images and videos are read safely. No torch.
+
+- Times in rows, in answers and in what the model is shown count in seconds from the start of the clip (`video_start`).
+  Processors get them through video_sampling.clock, never as numbers of frames and a mean rate.
+- Media are decoded once their size is known, and fetched only from what `data.urls` allows.
+- Bad rows stop the run or are left out under `data.quarantine`; row_index reads files larger than memory row by row.
+"""
 
 from vlrl.data.dataset import (
     SPLITS,

@@ -70,8 +70,8 @@ def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = Non
     """Reads one image or video.
 
     Images become RGB, with the EXIF orientation applied and transparency laid over white. Of a video between `start`
-    and `end` an even number of frames is taken (models merge two at a time), see `video.choose`; those of a file
-    are kept in `cache`. Then come the edits.
+    and `end` an even number of frames is taken (models merge two at a time), see `video_sampling.choose`; those of a
+    file are kept in `cache`. Then come the edits.
 
     Raises DataError naming the file when it is missing, unreadable, cut short or above `limits`.
     """

@@ -1,7 +1,7 @@
 """Rank, world size and collectives; every function is a no-op when the process is alone.
 
 A collective that fails or takes longer than limits.collective_s raises RankError, which names who waited where for whom
-(rollcall.py), once `watch` was called. After that every other collective raises it too: the group is broken.
+(rank_monitor.py), once `watch` was called. After that every other collective raises it too: the group is broken.
 """
 
 from __future__ import annotations

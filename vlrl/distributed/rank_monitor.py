@@ -63,7 +63,7 @@ class Here:
         self.step, self.phases, self.since = step, [], time.monotonic()
 
     def enter(self, doing: str, depth: int = 2) -> None:
-        """A collective begins; `caller` is who asked this package's dist.py for it."""
+        """A collective begins; `caller` is who asked this package's comm.py for it."""
         frame = sys._getframe(depth)
         while frame.f_back is not None and os.path.basename(frame.f_code.co_filename) in ("comm.py", "contextlib.py"):
             frame = frame.f_back

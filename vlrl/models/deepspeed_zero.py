@@ -176,7 +176,7 @@ class ZeroOptimizer:
         """Nothing: `Zero.step` forgets the gradient."""
 
     def state_dict(self) -> dict[str, Any]:
-        """As that of an AdamW over the whole weights, with an `Average` for each tensor (see sharding.whole)."""
+        """As that of an AdamW over the whole weights, with an `Average` for each tensor (see fsdp.whole)."""
         numbers = iter(range(sum(map(len, self.groups))))
         groups = [{**{k: v for k, v in held.items() if k != "params"}, "params": [next(numbers) for _ in own]}
                   for held, own in zip(self.inner.param_groups, self.groups, strict=True)]

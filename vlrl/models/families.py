@@ -41,7 +41,7 @@ class Family:
 
     model_type: str
     coordinates: str
-    """How the model was taught to write boxes; see coordinates.py."""
+    """How the model was taught to write boxes; see data/coordinates.py."""
     vision_tokens: tuple[str, ...] = ()
     """Tokens that stand for visual input or frame it; an answer may not contain one."""
     vision: tuple[str, ...] = ("vision_tower.", "vision_model.", "visual.", "vision_encoder.")

@@ -61,7 +61,7 @@ class Policy:
         self.most_tokens: int | None = None
         """Of a micro-batch since memory did not suffice for a larger one; None = train.tokens_per_batch."""
         self.shards: Shards | Zero | None = None
-        """Of a model that is sharded over processes; see sharding.shard and zero.start."""
+        """Of a model that is sharded over processes; see fsdp.shard and deepspeed_zero.start."""
         self._reference: Any = None
         self.moving_reference: dict[str, torch.Tensor] = {}
         self.away = False
@@ -95,7 +95,7 @@ class Policy:
         return wanted if self.family.shared else "padded"
 
     def cost(self, prompt: Prompt, answers: Sequence[int]) -> float:
-        """The work of training on a prompt and answers of so many tokens (balance.Cost): operations, or tokens for a
+        """The work of training on a prompt and answers of so many tokens (cost.Cost): operations, or tokens for a
         family that is in no table."""
         if not self.family.known:
             return balance.tokens(prompt, answers)
@@ -235,7 +235,7 @@ class Policy:
     def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
         """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT.
 
-        `weights` are those of sharding.weights, or of `copied_weights` where the model may learn meanwhile; without
+        `weights` are those of fsdp.weights, or of `copied_weights` where the model may learn meanwhile; without
         them the model must be whole.
         """
         # embeddings are never trained; finding that out asks the hub

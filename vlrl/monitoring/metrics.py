@@ -32,8 +32,8 @@ def life() -> tuple[int, str]:
 
 
 def phase(name: str) -> Any:
-    """`with phase("decode"): ...` marks a part of a step for the profiler (profile.py) and the watchdog; costs next to
-    nothing without one."""
+    """`with phase("decode"): ...` marks a part of a step for the profiler (training/profiler.py) and the watchdog;
+    costs next to nothing without one."""
     alive(name)
     return contextlib.nullcontext() if _watch is None else _watch(name)
 

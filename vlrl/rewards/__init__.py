@@ -1,1 +1,5 @@
-"""Pure scoring functions: numbers and text in, a number out. No torch, no model names, no exceptions on model text."""
+"""Pure scoring functions: numbers and text in, a number out. No torch, no model names, no exceptions on model text.
+
+- math-verify runs in a process of its own and sees answers of type math only, through math.verified; never boxes,
+  points or labels. A timeout or an exception of it is a stored error and pays 0.
+"""

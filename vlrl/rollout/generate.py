@@ -25,11 +25,11 @@ from vlrl.task.variants import GREEDY, trained_answers
 from vlrl.types import Answer, Completion, Group, Prompt, Request, Rollout, Sample, Sampling, Variant
 
 Reference = Callable[[Sequence[tuple[Prompt, Sequence[Completion]]]], list[list[np.ndarray]]]
-"""What reads answers under the reference policy; see reference.Reference."""
+"""What reads answers under the reference policy; see models/reference.py."""
 
 Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Services],
                  tuple[Marked, dict[str, float]]]
-"""What scores a group; see scoring.score_all and scorer.Scorer."""
+"""What scores a group; see scoring.score_all and subprocess_scorer.Scorer."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,12 @@
-"""The run folder and its checkpoints on disk: written whole or not at all, read at any time. No torch."""
+"""The run folder and its checkpoints on disk: written whole or not at all, read at any time. No torch.
+
+- files.py stands below run_folder.py and checkpoint.py: both write atomically, and a checkpoint needs no parquet.
+  checkpoint.py imports torch only inside the functions that save and load tensors.
+- Rollout files have `variant` (null for answers to the sample as it is), `timestamps` in the media column (when each
+  frame is shown), `marks` (what Task.overlay draws, as JSON, so that a viewer runs no task code; null where it failed),
+  `metrics` (Task.metrics of an evaluated answer), and `top_ids` and `top_logprobs` with `store.alternatives`.
+- tokenizer.json turns token ids into text.
+"""
 
 from vlrl.store.run_folder import PER_TOKEN, ROLLOUT_FILE, SCHEMA, RunFolder, as_schema, plain, read_rollouts
 

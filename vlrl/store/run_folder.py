@@ -106,7 +106,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self, steal: bool = False) -> Iterator[Lock]:
-        """Holds the folder for this process, see runlock.lock; RunError while another one does, and from methods that
+        """Holds the folder for this process, see lock.lock; RunError while another one does, and from methods that
         write once the folder has vanished or was taken over."""
         try:
             with lock(self.path / "run.lock", steal) as self._lock:

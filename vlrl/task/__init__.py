@@ -1,4 +1,11 @@
-"""The contract of a task, mixtures of tasks, and scoring of completions. No torch."""
+"""The contract of a task, mixtures of tasks, and scoring of completions. No torch.
+
+- A task knows no model name and no engine. It works in pixels of the original image; `self.coordinates` stands between
+  it and the model.
+- Whatever asks or scores a sample goes through `task.of(sample)`; a mixture's sample has its label in `task` and in its
+  id (`label/id`).
+- `task.combine=auto` is the task's or recipe's own way, mostly the sum.
+"""
 
 from vlrl.task.base import (
     Task,

@@ -22,7 +22,7 @@ _watch: Callable[[int], str | None] | None = None
 
 @contextmanager
 def watching(watch: Callable[[int], str | None]) -> Iterator[None]:
-    """`watch` is told of every call of a task's code, and may refuse it; see scorer.py."""
+    """`watch` is told of every call of a task's code, and may refuse it; see subprocess_scorer.py."""
     global _watch
     before, _watch = _watch, watch
     try:

@@ -45,7 +45,7 @@ LOGIT_COPIES = 2
 NF4 = 0.5 + 1 / 64
 """Bytes per 4-bit weight: half a byte, and a scale of one byte per 64 weights."""
 EVAL_ROWS = 64
-"""Most prompts that evaluate.py answers at once."""
+"""Most prompts that evaluation/evaluate.py answers at once."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
     found = plan(config, gpus=8, card=card_of("H100"))
     print("\\n".join(render(found)))
 
-Bytes are those of tools/memory.py. Seconds are operations (flops.py) and bytes over what the data sheet promises, times
-the shares below, which are assumptions and not measurements. A step is taken to be as large as the settings allow:
-every answer as long as asked, every image as large as `model.max_pixels`.
+Bytes are those of tools/memory.py. Seconds are operations (models/flops.py) and bytes over what the data sheet
+promises, times the shares below, which are assumptions and not measurements. A step is taken to be as large as the
+settings allow: every answer as long as asked, every image as large as `model.max_pixels`.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Summary:
     pass_at: Mapping[str, float]
     """pass@1, 2, 4 ... and k, by their number: the mean of the unbiased estimates."""
     histogram: Mapping[str, int]
-    """Prompts by pass rate in percent, see report.BINS."""
+    """Prompts by pass rate in percent, see curriculum/report.py."""
     categories: Mapping[str, Mapping[str, int]]
     """The same for each category; {} where there is one at most."""
     left_out: Sequence[Mapping[str, str]]
