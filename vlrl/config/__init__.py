@@ -1,10 +1,12 @@
 """Settings of a run: typed names and defaults (schema), read from YAML files and `key=value` words (loading)."""
 
 from vlrl.config.loading import (
+    config_of,
     describe,
     differences,
     dump,
     load,
+    load_config,
     merge,
     refuse_other_kind,
     shipped,
@@ -13,5 +15,5 @@ from vlrl.config.loading import (
 )
 from vlrl.config.schema import Config
 
-__all__ = ["Config", "describe", "differences", "dump", "load", "merge", "refuse_other_kind", "shipped",
-           "shipped_configs", "validate"]
+__all__ = ["Config", "config_of", "describe", "differences", "dump", "load", "load_config", "merge",
+           "refuse_other_kind", "shipped", "shipped_configs", "validate"]
