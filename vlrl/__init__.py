@@ -1,8 +1,10 @@
 """vlrl: fine-tune vision-language models by reinforcement learning with verifiable rewards.
 
-Importing this package loads no torch. It prepares the process, and through inherited environment variables its
-child processes, for three traps of the stack: OpenMP workers that spin while they wait, tokenizers' fork warning,
-and a torchvision wheel built for CUDA beside a CPU-only torch.
+    from vlrl import load_run, train
+
+Importing this package loads no torch: a public name is imported when it is first asked for. The import prepares the
+process, and through inherited environment variables its child processes, for three traps of the stack: OpenMP workers
+that spin while they wait, tokenizers' fork warning, and a torchvision wheel built for CUDA beside a CPU-only torch.
 """
 
 import importlib.abc
@@ -11,10 +13,18 @@ import os
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 from vlrl import _torchvision
 
 __version__ = "0.1.0"
+__all__ = ["Config", "Media", "Run", "Sample", "Task", "Variant", "VlrlError", "evaluate", "load_config", "load_run",
+           "train"]
+
+_PUBLIC = {"Config": "config.schema", "Media": "types", "Run": "evaluation.run", "Sample": "types", "Task": "task.base",
+           "Variant": "types", "VlrlError": "errors", "evaluate": "tools.evaluate", "load_config": "config.loading",
+           "load_run": "evaluation.run", "train": "training.run"}
+"""Public name -> the module below vlrl that it comes from; __init__.pyi says the same to type checkers."""
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning workers are 20x slower beside another busy process
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -48,3 +58,14 @@ class _Folders(importlib.abc.MetaPathFinder):
 
 if _IN_CHECKOUT:
     sys.meta_path.insert(0, _Folders())
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'vlrl' has no attribute {name!r}; its names are {', '.join(_PUBLIC)}")
+    found = globals()[name] = getattr(importlib.import_module(f"vlrl.{_PUBLIC[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

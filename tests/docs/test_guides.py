@@ -14,7 +14,7 @@ from vlrl.cli.main import app
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 SHORT = {name: (DOCS / f"{name}.md").read_text(encoding="utf-8")
-         for name in ("README", "gpu", "faq", "glossary", "api", "extras")}
+         for name in ("README", "gpu", "faq", "glossary", "python", "extras")}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -50,7 +50,7 @@ def test_the_guide_to_gpus():
 
 
 def test_the_api_can_be_imported():
-    names = [name for cell in first_cells(SHORT["api"]) for name in re.findall(r"`([\w.]+)`", cell)]
+    names = [name for cell in first_cells(SHORT["python"]) for name in re.findall(r"`([\w.]+)`", cell)]
     assert len(names) > 20
     for name in names:
         module, _, attribute = name.rpartition(".")

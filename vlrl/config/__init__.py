@@ -4,10 +4,12 @@ Variants are chosen by name, or as anyone's path/file.py:name or module:name (re
 """
 
 from vlrl.config.loading import (
+    config_of,
     describe,
     differences,
     dump,
     load,
+    load_config,
     merge,
     refuse_other_kind,
     shipped,
@@ -16,5 +18,5 @@ from vlrl.config.loading import (
 )
 from vlrl.config.schema import Config
 
-__all__ = ["Config", "describe", "differences", "dump", "load", "merge", "refuse_other_kind", "shipped",
-           "shipped_configs", "validate"]
+__all__ = ["Config", "config_of", "describe", "differences", "dump", "load", "load_config", "merge",
+           "refuse_other_kind", "shipped", "shipped_configs", "validate"]

@@ -38,20 +38,58 @@ _SHORT.maxlevel = 2
 _SHORT.maxstring = _SHORT.maxother = 300  # of a value in a message; of a nested one the first items
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Reads a config file and applies `key=value` overrides in order.
+def load(path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None) -> Config:
+    """Reads a config file and applies `key=value` overrides and then `settings`, dotted or nested, in order.
 
     Raises ConfigError naming the setting, its value and the way out. `run.dir` is resolved to `runs/<stem>` when empty,
     and a run folder as `model.name` to its newest checkpoint.
     """
     path = _find(Path(path))
-    tree = _read(path)
-    for word in _names_first(overrides):
-        tree = _override(tree, word)
+    tree = _laid(_read(path), [*map(_split, overrides), *_plain(settings or {}).items()])
     tree.setdefault("run", {})
     if isinstance(tree["run"], dict) and tree["run"].get("dir") in (None, ""):  # false is a mistake, and told
         tree["run"]["dir"] = str(Path("runs") / path.stem)
-    loaded = validate(tree)
+    return _with_model(validate(tree))
+
+
+def load_config(path: str | Path, /, *words: str, **settings: Any) -> Config:
+    """Reads a config file; settings as words ("train.lr=1e-5") or keywords (steps=20, rollout={"group_size": 4}, and
+    dotted ones as **{"rollout.group_size": 4}).
+
+    Raises ConfigError naming the setting, its value and the way out. An empty `run.dir` becomes `runs/<stem>`.
+    """
+    return load(path, words, settings)
+
+
+def config_of(source: str | Path | Config | Mapping[str, Any], /, **settings: Any) -> Config:
+    """Gives the config of a file's path, of a Config or of nested dictionaries (which may say `extends`), with
+    `settings` laid on it as by load_config. Only a path gives `run.dir` a default. Raises ConfigError."""
+    if isinstance(source, (str, os.PathLike)):
+        return load(source, (), settings)
+    if isinstance(source, Config):
+        tree = source.model_dump(mode="json")
+    elif isinstance(source, Mapping):
+        tree = _plain(source)
+        parents = tree.pop("extends", None)
+        tree = tree if parents is None else merge(_parents(Path(), parents, "extends", ()), tree)
+    else:
+        raise ConfigError(f"a config is a path, a Config or a dictionary of settings, not {type(source).__name__}")
+    return _with_model(validate(_laid(tree, list(_plain(settings).items()))))
+
+
+def _plain(value: Any) -> Any:
+    """Nested settings with each path as its text, as a file would say it."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _with_model(loaded: Config) -> Config:
+    """The config with a run folder as `model.name` resolved to a checkpoint."""
     if not os.path.isdir(loaded.model.name) and not loaded.model.name.endswith("best"):
         return loaded
     from vlrl.store.checkpoint import model_folder
@@ -264,22 +302,33 @@ def _kind_of(model: Any, key: str) -> Any:
     return info.annotation if info else None
 
 
-def _override(tree: dict[str, Any], word: str) -> dict[str, Any]:
-    """The tree with `key=value` laid on it; `extends=FILE` lays a whole config file on it."""
+def _split(word: str) -> tuple[str, Any]:
+    """The setting and the value of a `key=value` word."""
     key, equals, text = word.partition("=")
     if not equals or not key:
         raise ConfigError(f"{word!r} is not a setting: write key=value, e.g. train.lr=1e-6")
     try:
-        value: Any = _parse(text) if text else ""
+        return key, _parse(text) if text else ""
     except ValueError as error:
         raise ConfigError(f"{key}: cannot read the value {text!r}: {error}") from None
+
+
+def _laid(tree: dict[str, Any], given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The tree with settings laid on it, names first."""
+    for key, value in _names_first(given):
+        tree = _override(tree, key, value)
+    return tree
+
+
+def _override(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The tree with one setting laid on it; `extends` lays a whole config file on it."""
     if key == "extends":
         return merge(tree, _parents(Path(), value, "extends", ()))
     label = value if key in ("task", "task.name") and isinstance(value, str) else ""
     if label and tree.get("tasks"):
         return _alone(tree, label)
     first, _, rest = key.partition(".")
-    if rest and first in SHORT and isinstance(tree.get(first), str):
+    if (rest or isinstance(value, Mapping)) and first in SHORT and isinstance(tree.get(first), str):
         tree = {**tree, first: {"name": tree[first]}}
     given: Any = value
     for name in reversed(key.split(".")):
@@ -302,12 +351,12 @@ def _alone(tree: dict[str, Any], wanted: str) -> dict[str, Any]:
     return merge({**rest, "task": task}, {"data": data} if data else {})
 
 
-def _names_first(words: Sequence[str]) -> list[str]:
+def _names_first(given: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """A name drops the options of the old one, so `algo.loss.cap=5 algo.loss=cispo` is taken as if turned round."""
     names = {f"{section}.{key}{end}" for section, model in (("algo", AlgoSettings), ("curriculum", CurriculumSettings))
              for key in model.model_fields for end in ("", ".name") if _kind_of(model, key) is Named}
     names |= {"extends", "curriculum", "curriculum.name", "engine", "engine.name"}
-    return sorted(words, key=lambda word: word.partition("=")[0] not in names)
+    return sorted(given, key=lambda setting: setting[0] not in names)
 
 
 def _explain(error: Any) -> str:

@@ -249,6 +249,11 @@ def latest(folder: Path, full: bool = False) -> Found:
     return Found(None, tuple(warnings))
 
 
+def whole(folder: Path) -> list[Path]:
+    """Every checkpoint whose files are there with their sizes, by step."""
+    return [path for path in reversed(_all(folder)) if not problems(path, full=False)]
+
+
 def problems(path: Path, full: bool = True) -> list[str]:
     """What is wrong with a checkpoint: missing files, wrong sizes and, with `full`, wrong checksums; [] = whole."""
     try:

@@ -1,0 +1,19 @@
+from pathlib import Path
+
+from vlrl.config.loading import load_config as load_config
+from vlrl.config.schema import Config as Config
+from vlrl.errors import VlrlError as VlrlError
+from vlrl.evaluation.run import Run as Run
+from vlrl.evaluation.run import load_run as load_run
+from vlrl.task.base import Task as Task
+from vlrl.tools.evaluate import evaluate as evaluate
+from vlrl.training.run import train as train
+from vlrl.types import Media as Media
+from vlrl.types import Sample as Sample
+from vlrl.types import Variant as Variant
+
+__version__: str
+HOME: Path
+
+__all__ = ["Config", "Media", "Run", "Sample", "Task", "Variant", "VlrlError", "evaluate", "load_config", "load_run",
+           "train"]

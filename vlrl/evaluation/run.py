@@ -1,0 +1,131 @@
+"""A run folder as one object: settings, tables, rollouts, checkpoints. Reads only, at any time; imports no torch.
+
+    run = load_run("runs/quickstart")
+    print(run, run.metrics.column("reward/mean")[-1], run.best)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import yaml
+
+from vlrl.config.loading import validate
+from vlrl.config.schema import Config
+from vlrl.errors import RunError
+from vlrl.evaluation.report import summary_table
+from vlrl.store import RunFolder, checkpoint
+
+_MARKS = ("metrics.jsonl", "heartbeat.json", "run.lock", "env.json")
+"""A folder with one of these files is that of a run."""
+
+
+def load_run(folder: str | Path) -> Run:
+    """Opens the folder of a run, finished or not. Raises RunError that names the folder where it holds no run."""
+    path = Path(folder)
+    if is_run(path):
+        return Run(path)
+    if not os.path.isdir(path):
+        raise RunError(f"{str(path)!r} is not a folder: name the run.dir of a run, e.g. runs/quickstart")
+    below = sorted(p.name for p in path.iterdir() if is_run(p))
+    near = f" Runs below it: {', '.join(below[:5])}." if below else " Name the run.dir of a run, e.g. runs/quickstart."
+    raise RunError(f"{path} holds no run: none of {', '.join(_MARKS)} is there.{near}")
+
+
+def is_run(path: Path) -> bool:
+    """Tells whether a folder is that of a run."""
+    return any(os.path.isfile(path / name) for name in _MARKS)
+
+
+class Run:
+    """One run, as its folder says it now: every property reads the files anew."""
+
+    def __init__(self, path: str | Path):
+        self._folder = RunFolder(path)
+
+    @property
+    def path(self) -> Path:
+        """Names the run folder."""
+        return self._folder.path
+
+    @property
+    def config(self) -> Config:
+        """Reads the resolved settings. Raises RunError where config.yaml is missing or cannot be read."""
+        path = self.path / "config.yaml"
+        try:
+            return validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+        except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+            raise RunError(f"the settings of the run cannot be read from {path}: {error} Restore that file.") from None
+
+    @property
+    def metrics(self) -> pa.Table:
+        """Reads metrics.jsonl: one row a step, null where a line lacks a key."""
+        return _table(self._folder.metrics())
+
+    @property
+    def evaluations(self) -> pa.Table:
+        """Reads eval.jsonl: one row an evaluation of a split; of a repeated evaluation the newer line counts."""
+        return _table(list({(line.get("step"), line.get("split")): line for line in self._folder.evals()}.values()))
+
+    def rollouts(self, step: int | None = None, split: str | None = None,
+                 columns: Sequence[str] | None = None) -> pa.Table:
+        """Reads the rollouts of one step or of all, or with `split` those of its evaluations; vlrl.store.SCHEMA.
+
+        Files that cannot be read are left out and named in `notes`.
+        """
+        return self._folder.rollouts(step, split=split, columns=columns)
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Lists the whole checkpoints by step."""
+        return checkpoint.whole(self._folder.checkpoints)
+
+    @property
+    def last(self) -> Path | None:
+        """Names the newest whole checkpoint; None without one."""
+        return next(reversed(self.checkpoints), None)
+
+    @property
+    def best(self) -> Path | None:
+        """Names the checkpoint of the best evaluation (save.best); None where none is marked or it is gone."""
+        step = checkpoint.marked(self._folder.checkpoints).get("step")
+        return next((path for path in self.checkpoints if checkpoint.step_of(path) == step), None)
+
+    @property
+    def notes(self) -> list[str]:
+        """Names lines and files that had to be left out so far."""
+        return list(dict.fromkeys(self._folder.notes))
+
+    def show(self) -> None:
+        """Prints each metric of each split before and after, and its gain, with 95 % intervals."""
+        from rich.console import Console
+
+        Console(highlight=False).print(summary_table(self._folder))
+
+    def __repr__(self) -> str:
+        last: Mapping[str, Any] = next(reversed(self._folder.metrics()), {})
+        done, total = last.get("step", -1) + 1, self._folder.last_heartbeat().get("steps")
+        reward = last.get("reward/mean")
+        words = [f"{done} steps" if total is None else f"{done} of {total} steps"]
+        words += [f"reward {reward:.3f}"] if isinstance(reward, (int, float)) else []
+        return f"Run({str(self.path)!r}, {', '.join(words)})"
+
+
+def _table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """One row a line and one column a key of any line, in the order in which the keys come."""
+    names = list(dict.fromkeys(key for line in lines for key in line))
+    return pa.table({name: _column([line.get(name) for line in lines]) for name in names})
+
+
+def _column(values: list[Any]) -> pa.Array:
+    """The values [N] in one type: numbers where nothing is known, JSON texts where they are of several kinds."""
+    try:
+        column = pa.array(values)
+    except (pa.ArrowException, OverflowError):
+        return pa.array([None if value is None else json.dumps(value, ensure_ascii=False) for value in values])
+    return column.cast(pa.float64()) if pa.types.is_null(column.type) else column

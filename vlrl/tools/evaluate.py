@@ -1,0 +1,64 @@
+"""How good a model is on a config's task, from Python: what `vlrl eval` does."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vlrl.config import Config, config_of
+from vlrl.errors import ConfigError
+from vlrl.evaluation.run import Run, load_run
+from vlrl.rollout.group_source import check_score_errors
+from vlrl.tools.measure import choose, measure
+
+_NOT_METRICS = {"step", "n", "rejected", "unscorable", "score_errors"}
+
+
+def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *, checkpoint: str | Path | None = None,
+             **settings: Any) -> dict[str, dict[str, Any]]:
+    """Measures a model on each of eval.splits; the run folder is neither locked nor changed.
+
+    Takes a run or its folder, or a config as `train` does. `checkpoint` is a checkpoint, or a run folder for its
+    newest; without it the newest of run.dir is measured, or model.name where there is none. Returns split ->
+    {"n": samples, "metrics": {name: {"mean", "low", "high"}}} with 95 % intervals; a bound is None where a metric of
+    the whole split has none. Raises ConfigError where nothing is to be measured, RunError for a broken checkpoint.
+    """
+    config = _config_of(config_or_run, settings)
+    if config.eval.samples == 0 or not config.eval.splits:
+        raise ConfigError(f"eval.samples={config.eval.samples} and eval.splits={list(config.eval.splits)}: nothing is "
+                          "to be measured; e.g. eval={'samples': 256}")
+    nowhere = checkpoint is None and not config.run.dir
+    chosen = choose(config, config.model.name if nowhere else None, None if checkpoint is None else Path(checkpoint))
+    for warning in chosen.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    found = {}
+    for result in measure(config, chosen):
+        split = result.record["split"]
+        check_score_errors(result.groups, config.limits.score_errors, f"evaluation of {split}", None)
+        found[split] = {"n": result.record["n"], "metrics": _metrics(result.record)}
+    return found
+
+
+def _config_of(source: Any, settings: Mapping[str, Any]) -> Config:
+    """The settings to measure with; of a run its own, with run.dir where its folder is now."""
+    if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
+        source = load_run(Path(source))
+    if isinstance(source, Run):
+        return config_of(source.config, **{"run.dir": source.path, **settings})
+    return config_of(source, **settings)
+
+
+def _metrics(record: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """name -> mean and bounds, of a line of eval.jsonl."""
+    names = [name for name, value in record.items() if isinstance(value, (int, float)) and name not in _NOT_METRICS
+             and "/ci95_" not in name and not name.endswith("/n")]
+    return {name: {"mean": _finite(record[name]), "low": _finite(record.get(f"{name}/ci95_low")),
+                   "high": _finite(record.get(f"{name}/ci95_high"))} for name in names}
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
