@@ -20,6 +20,8 @@ from vlrl import _torchvision
 __version__ = "0.1.0"
 __all__ = ["Config", "Media", "Run", "Sample", "Task", "Variant", "VlrlError", "evaluate", "load_config", "load_run",
            "train"]
+# __init__.pyi tells type checkers where these come from
+# pyright: reportUnsupportedDunderAll=false
 
 _PUBLIC = {"Config": "config.schema", "Media": "types", "Run": "evaluation.run", "Sample": "types", "Task": "task.base",
            "Variant": "types", "VlrlError": "errors", "evaluate": "tools.evaluate", "load_config": "config.loading",
