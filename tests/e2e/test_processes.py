@@ -25,6 +25,9 @@ def replayed(folder, tmp_path, how, more="{}"):
 
 
 def assert_equal(one, two):
+    gaps = {name for name in one["stats"] if name.startswith("mismatch/")}  # rounding of log-probabilities, some 1e-6
+    assert {k: two["stats"][k] for k in gaps} == pytest.approx({k: one["stats"][k] for k in gaps}, abs=1e-5)
+    one, two = ({**run, "stats": {k: v for k, v in run["stats"].items() if k not in gaps}} for run in (one, two))
     assert two["stats"] == pytest.approx(one["stats"], rel=1e-5, abs=1e-7)
     assert len(one["gradients"]) == len(two["gradients"])
     for whole, found in zip(one["gradients"], two["gradients"], strict=True):
