@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vlrl.cli.main import main
+from vlrl.cli import main
 from vlrl.distributed import comm
 from vlrl.engine.proof import differing
 from vlrl.training import loop
