@@ -79,6 +79,10 @@ class Site:
         place = self._locations[self.page]
         self._listen(place.tick, fn, [place, *inputs], outputs)
 
+    def digests(self, number: int) -> list[gr.HTML]:
+        """Hidden components that hold digests of what a browser shows, for `same`; called inside the page's column."""
+        return [gr.HTML("", elem_classes="v-hidden", apply_default_css=False) for _ in range(number)]
+
     def on(self, event: Callable[..., Any], fn: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any],
            **options: Any) -> Any:
         """`event(fn, inputs, outputs)` of a component, such as `button.click`, with errors shown in the page.
@@ -187,14 +191,13 @@ def _failed(error: Exception, outputs: int) -> tuple[Any, ...]:
 # --- what has not changed ---------------------------------------------------------------------------------------------
 
 
-def same(seen: Sequence[str] | None, values: Sequence[str | None]) -> tuple[Any, ...]:
-    """The values, those that equal what a browser shows already left out, and what it shows then.
+def same(digests: Sequence[str], values: Sequence[str]) -> tuple[Any, ...]:
+    """The values and their digests; gr.skip() for both where the digest is the one that the browser has.
 
-    `seen` is the last element of the result of the call before, kept in a gr.State. None as a value changes nothing.
+    `digests` come from the components of `Site.digests`, or are "" to send a value in any case. They are kept in the
+    browser and change only together with what they describe: a tick and a location may be answered at the same time.
     """
-    before = list(seen or [""] * len(values))
-    digests = [old if value is None else hashlib.sha256(value.encode("utf-8", "replace")).hexdigest()
-               for old, value in zip(before, values, strict=True)]
-    shown = [gr.skip() if value is None or old == digest else value
-             for old, digest, value in zip(before, digests, values, strict=True)]
-    return (*shown, digests)
+    new = [hashlib.sha256(value.encode("utf-8", "replace")).hexdigest() for value in values]
+    changed = [old != digest for old, digest in zip(digests, new, strict=True)]
+    return tuple(value if change else gr.skip()
+                 for change, value in zip([*changed, *changed], [*values, *new], strict=True))

@@ -17,10 +17,10 @@ def build(site: Site, show: Callable[[Site, Mapping[str, str]], Shown]) -> None:
     """Adds a page that `show(site, location)` makes, again with every tick."""
     above = gr.HTML(apply_default_css=False)
     plots, below = charts(f"v-{site.page}-charts"), gr.HTML(apply_default_css=False)
-    seen = gr.State(None)
-    outputs = [above, plots, below, seen]
-    site.on_location(lambda where: same(None, show(site, where)), outputs)
-    site.on_tick(lambda where, before: same(before, show(site, where)), outputs, [seen])
+    digests = site.digests(3)
+    outputs = [above, plots, below, *digests]
+    site.on_location(lambda where: same([""] * 3, show(site, where)), outputs)
+    site.on_tick(lambda where, *before: same(before, show(site, where)), outputs, digests)
 
 
 def no_runs() -> Shown:

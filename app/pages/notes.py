@@ -42,32 +42,32 @@ def build(site: Site) -> None:
         make = gr.Button("Make the file", elem_id="v-export-make")
         file = gr.DownloadButton("Download", interactive=False, elem_id="v-export-file")
         told = gr.HTML(apply_default_css=False)
-    place, loaded, before = gr.State({}), gr.State(("", "")), gr.State(None)
+    place, loaded, digests = gr.State({}), gr.State(("", "")), site.digests(2)
 
     def show(where: dict[str, str], last: dict[str, str]) -> tuple[Any, ...]:
         found = edited(site, where)
         words, remark = found or (Html(""), None)
         held = (remark.flag, remark.comment) if remark else ("", "")
-        head, rows, digests = same(None, shown(site, where))
+        head, rows, *new = same([""] * 2, shown(site, where))
         return (gr.update(visible=found is not None), words, *held, "", _fixed(site), head, rows,
-                *_opened(where.get("pick"), last.get("pick")), where, held, digests)
+                *_opened(where.get("pick"), last.get("pick")), where, held, *new)
 
-    def tick(where: dict[str, str], seen: Any) -> tuple[Any, ...]:
-        return same(seen, shown(site, where))
+    def tick(where: dict[str, str], *before: str) -> tuple[Any, ...]:
+        return same(before, shown(site, where))
 
     def keep(where: dict[str, str], flag: str, comment: str, held: tuple[str, str]) -> tuple[Any, ...]:
         words, held = saved_note(site, where, flag or "", comment or "", held)
-        head, rows, digests = same(None, shown(site, where))
-        return words, held, head, rows, digests
+        head, rows, *new = same([""] * 2, shown(site, where))
+        return words, held, head, rows, *new
 
     def write(where: dict[str, str], which: str, form: str) -> tuple[Any, str]:
         path, words = exported(site, where, which, form)
         return gr.update(value=str(path), label=f"Download {path.name}", interactive=True), words
 
     site.on_location(show, [editor, what, flag, comment, saved, fixed, asked, listed, export, which, place, loaded,
-                            before], [place])
-    site.on_tick(tick, [asked, listed, before], [before])
-    site.on(save.click, keep, [place, flag, comment, loaded], [saved, loaded, asked, listed, before], queue=False)
+                            *digests], [place])
+    site.on_tick(tick, [asked, listed, *digests], digests)
+    site.on(save.click, keep, [place, flag, comment, loaded], [saved, loaded, asked, listed, *digests], queue=False)
     site.on(make.click, write, [place, which, form], [file, told], queue=False)
 
 

@@ -30,17 +30,16 @@ def build(site: Site) -> None:
     with gr.Row(elem_id="v-split"):
         listed = gr.HTML(elem_id="v-list", apply_default_css=False, js_on_load="vlrl.list(element, watch)")
         opened = gr.HTML(elem_id="v-group", apply_default_css=False)
-    before = gr.State(None)
+    digests = site.digests(3)
 
-    def show(where: dict[str, str], seen: Any) -> tuple[Any, ...]:
-        return same(seen, (*beside(site, where), group(site, where)))
+    def show(where: dict[str, str], *before: str) -> tuple[Any, ...]:
+        return same(before, (*beside(site, where), group(site, where)))
 
-    def tick(where: dict[str, str], seen: Any) -> tuple[Any, ...]:
-        form, rows, _, digests = same(seen, (*beside(site, where), None))
-        return form, rows, digests
+    def tick(where: dict[str, str], *before: str) -> tuple[Any, ...]:
+        return same(before, beside(site, where))
 
-    site.on_location(show, [asked, listed, opened, before], [before])
-    site.on_tick(tick, [asked, listed, before], [before])
+    site.on_location(show, [asked, listed, opened, *digests], digests)
+    site.on_tick(tick, [asked, listed, *digests[:2]], digests[:2])
 
 
 def beside(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:

@@ -31,13 +31,13 @@ def build(site: Site) -> None:
     gr.HTML(_form(), elem_id="v-runs-form", apply_default_css=False, js_on_load="vlrl.form(watch)")
     plots = charts("v-curves")
     below = gr.HTML(elem_id="v-diff", apply_default_css=False)
-    before = gr.State(None)
+    digests = site.digests(3)
 
-    def show(where: dict[str, str], seen: Any) -> tuple[Any, ...]:
-        return same(seen, shown(site, where))
+    def show(where: dict[str, str], *before: str) -> tuple[Any, ...]:
+        return same(before, shown(site, where))
 
-    site.on_location(show, [listed, plots, below, before], [before])
-    site.on_tick(show, [listed, plots, below, before], [before])
+    site.on_location(show, [listed, plots, below, *digests], digests)
+    site.on_tick(show, [listed, plots, below, *digests], digests)
 
 
 def shown(site: Site, where: Mapping[str, str]) -> tuple[str, str, str]:

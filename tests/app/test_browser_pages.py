@@ -103,7 +103,7 @@ def test_curriculum_draws_and_its_heat_map_leads_to_the_rollouts(mine, page):
     assert "from=0" in plot.evaluate("plot => plot.data[0].customdata[0][0]")
     here.get_by_label("An answer passes from reward").fill("0.2")
     page.wait_for_url("**threshold=0.2")
-    here.locator(".v-tile", has_text="passes from reward").get_by_text("0.2", exact=True).wait_for()
+    here.locator(".v-tile", has_text="passes").get_by_text("from reward 0.2", exact=True).wait_for()
 
 
 def test_a_note_is_kept_listed_found_and_exported(mine, page, tmp_path):
