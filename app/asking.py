@@ -101,7 +101,7 @@ class Tasks:
         return [*found.values(), *((f"{name}, by its defaults", name) for name in builtin_names())]
 
     def tree(self, run: str) -> dict[str, Any]:
-        """The settings of a run as nested dictionaries; {} when they cannot be read."""
+        """Returns the settings of a run as nested dictionaries; {} when they cannot be read."""
         tree: dict[str, Any] = {}
         for name, value in self.library.settings(run).items():
             *path, last = name.split(".")
@@ -124,7 +124,8 @@ class Tasks:
                 heat if isinstance(heat, (int, float)) and 0 <= heat <= 10 else 1.0)
 
     def config(self, ask: Ask, name: str, model_run: str | None = None) -> Config:
-        """The settings to ask and score with: of the task's run, the model's run, or the defaults. Nothing learns.
+        """Returns the settings to ask and score with: of the task's run, the model's run, or the defaults. Nothing
+        learns.
 
         `name` is what model.name shall be. Raises AppError when they name code or data that is not to be trusted,
         ConfigError when they are wrong.
@@ -169,7 +170,7 @@ class Tasks:
                                f"runs nor in the current one, so the inspector does not open it. {way}")
 
     def find(self, config: Config, ask: Ask) -> tuple[Task, int, Sequence[Sample]]:
-        """The task of a config, the place of the wanted sample in its split, and the split.
+        """Returns the task of a config, the place of the wanted sample in its split, and the split.
 
         Raises AppError for a sample that is not there, VlrlError for what the task and its data are.
         """
@@ -191,7 +192,9 @@ class Tasks:
                        "Write #12 for the sample at place 12.")
 
     def shown(self, config: Config, ask: Ask) -> Shown:
-        """A sample to be looked at, its media read. Raises VlrlError for what is not there or cannot be read."""
+        """Returns a sample to be looked at, its media read. Raises VlrlError for what is not there or cannot be
+        read.
+        """
         task, place, samples = self.find(config, ask)
         sample = _asked(task, samples[place])
         own = config.model
@@ -201,7 +204,7 @@ class Tasks:
         return Shown(place, len(samples), sample, words, loaded, task_target(task, sample))
 
     def messages(self, config: Config, ask: Ask) -> tuple[Task, Sample, list[dict[str, Any]]]:
-        """A copy of the task, and the sample or upload with its chat messages."""
+        """Returns a copy of the task, and the sample or upload with its chat messages."""
         if ask.upload:
             task = copy.copy(self._task(config)[0].members[0])  # of several tasks the first reads the answers
             sample = Sample(id="upload", media=(_uploaded(ask.upload),), prompt=ask.question.strip())
@@ -211,7 +214,7 @@ class Tasks:
         return copy.copy(found), sample, task_messages(found, sample)
 
     def _task(self, config: Config) -> tuple[Task, dict[str, Sequence[Sample]]]:
-        """The task of a config and its splits read so far; the last few are kept."""
+        """Returns the task of a config and its splits read so far; the last few are kept."""
         key = json.dumps([config.model_dump(mode="json", include={"task", "tasks", "data"}), config.model.name])
         if key not in self._made:
             made = build_task.make_task(config)
@@ -222,7 +225,7 @@ class Tasks:
 
 
 def tasks_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The settings of a run's task, or of several, which bear labels; [] when it names none."""
+    """Returns the settings of a run's task, or of several, which bear labels; [] when it names none."""
     several, one = tree.get("tasks"), tree.get("task")
     found = several if isinstance(several, list) and several else [one]
     named = [t for t in found if isinstance(t, dict) and isinstance(t.get("name"), str) and t["name"]]
@@ -231,17 +234,19 @@ def tasks_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def title_of(tasks: Sequence[Mapping[str, Any]]) -> str:
-    """A run's task or tasks in a word."""
+    """Returns a run's task or tasks in a word."""
     return " + ".join(str(t.get("label") or t["name"]) for t in tasks)[:60]
 
 
 def run_of(task: str) -> str | None:
-    """The run whose task is meant; None for a task by name."""
+    """Returns the run whose task is meant; None for a task by name."""
     return task.removeprefix("run:") if task.startswith("run:") else None
 
 
 def own_code(task: Mapping[str, Any]) -> str:
-    """What among a task's settings may name code: `path/file.py:name` or `module:name`; "" when nothing does."""
+    """Returns what among a task's settings may name code: `path/file.py:name` or `module:name`; "" when nothing
+    does.
+    """
     name, combine = str(task.get("name")), str(task.get("combine", "auto"))
     if name not in builtin_names():
         return f"task.name={name}"
@@ -276,7 +281,7 @@ def _asked(task: Task, sample: Sample) -> Sample:
 
 
 def _some(tree: Mapping[str, Any], section: str, keys: Sequence[str]) -> dict[str, Any]:
-    """Those settings of a section that are set."""
+    """Returns those settings of a section that are set."""
     found = tree.get(section)
     return {k: found[k] for k in keys if found.get(k) is not None} if isinstance(found, Mapping) else {}
 

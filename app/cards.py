@@ -21,7 +21,7 @@ Links = bool | Mapping[str, Any]
 
 def group(view: GroupView, addresses: draw.Addresses, chosen: int | None = None, links: Links = True,
           most_frames: int = draw.FRAMES) -> Html:
-    """The whole group: head, question, pictures, answers. `chosen` is the index of the answer that stands out.
+    """Returns the whole group: head, question, pictures, answers. `chosen` is the index of the answer that stands out.
 
     `links` lead to the app's other pages and keep what a mapping holds of the location; a page read from disk has none
     (False). See draw.media for the rest.
@@ -32,7 +32,7 @@ def group(view: GroupView, addresses: draw.Addresses, chosen: int | None = None,
 
 
 def where(view: GroupView, **more: Any) -> dict[str, Any]:
-    """The location of a group: what its link holds."""
+    """Returns the location of a group: what its link holds."""
     key = view.key
     return {"page": "rollouts", "run": key.run, "source": key.source, "split": key.split, "step": key.step,
             "group": key.group, **more}
@@ -45,7 +45,9 @@ def _link(links: Links, query: Mapping[str, Any], words: str, title: str) -> Htm
 
 
 def head(view: GroupView, links: Links = True) -> Html:
-    """Which group it is, and its statistics: mean, standard deviation, best and worst, and whether it teaches."""
+    """Returns which group it is, and its statistics: mean, standard deviation, best and worst, and whether it
+    teaches.
+    """
     key = view.key
     history = {"page": "history", "run": key.run, "sample": view.sample_id}
     sample = _link(links, history, view.sample_id, "this prompt over the steps")
@@ -86,7 +88,7 @@ def _question(view: GroupView) -> Html:
 
 
 def _prompt(text: str) -> Html:
-    """The prompt as the model reads it; what the chat template adds stands back."""
+    """Returns the prompt as the model reads it; what the chat template adds stands back."""
     if len(text) > _LONG_PROMPT:
         return folded(text, _LONG_PROMPT)
     pieces = [el("code", piece, class_="v-tag") if i % 2 else piece for i, piece in enumerate(_MARKUP.split(text))]
@@ -97,7 +99,9 @@ def _prompt(text: str) -> Html:
 
 
 def strip(view: GroupView, chosen: int | None = None, links: Links = True) -> Html:
-    """All answers as cards side by side, in a strip that scrolls by itself; one below the other on a narrow screen."""
+    """Returns all answers as cards side by side, in a strip that scrolls by itself; one below the other on a narrow
+    screen.
+    """
     if not view.rollouts:
         return el("p", "The group has no answers.", class_="v-dim")
     most, place = _largest(view), next((i for i, r in enumerate(view.rollouts) if r.index == chosen), 0)
@@ -109,7 +113,7 @@ def strip(view: GroupView, chosen: int | None = None, links: Links = True) -> Ht
 
 
 def _more(view: GroupView, first: int, links: Links) -> Html:
-    """What a group of too many answers has before and after those shown, which begin at place `first`."""
+    """Returns what a group of too many answers has before and after those shown, which begin at place `first`."""
     left = len(view.rollouts) - len(view.rollouts[first:first + _MOST_CARDS])
     if not left:
         return Html("")
@@ -120,7 +124,7 @@ def _more(view: GroupView, first: int, links: Links) -> Html:
 
 
 def _largest(view: GroupView) -> dict[str, float]:
-    """The largest size of each part in the group, at least 1: what a full bar stands for."""
+    """Returns the largest size of each part in the group, at least 1: what a full bar stands for."""
     most: dict[str, float] = {}
     for rollout in view.rollouts:
         for name, value in rollout.parts.items():
@@ -130,7 +134,7 @@ def _largest(view: GroupView) -> dict[str, float]:
 
 def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None = None, chosen: bool = False,
          links: Links = True) -> Html:
-    """One answer: reward and its parts, advantage, form, reasoning, answer, what was read from it, error."""
+    """Returns one answer: reward and its parts, advantage, form, reasoning, answer, what was read from it, error."""
     others = forms.usual([r.completion for r in view.rollouts])
     form = forms.read(rollout.completion, view.prompt, rollout.truncated, others)
     title = _link(links, where(view, rollout=rollout.index), f"#{rollout.index}", "its tokens")
@@ -179,7 +183,7 @@ def _chips(rollout: RolloutView) -> list[Html]:
 
 
 def _parts(rollout: RolloutView, most: Mapping[str, float]) -> Html:
-    """A bar a part: its raw value against the largest of the group (at least 1), with its weight."""
+    """Returns a bar a part: its raw value against the largest of the group (at least 1), with its weight."""
     rows = []
     for name, raw in rollout.parts.items():
         value, weight = finite(raw), finite(rollout.weights.get(name))
@@ -213,7 +217,7 @@ def _block(kind: str, run: Sequence[forms.Piece]) -> Html:
 
 
 def _parsed(view: GroupView, rollout: RolloutView) -> Html:
-    """What was read from the answer, beside the target."""
+    """Returns what was read from the answer, beside the target."""
     same = rollout.parsed is not None and rollout.parsed == view.target
     mark = chip("same", "good") if same else ""
     read = folded(as_json(rollout.parsed, 40), 600, "pre") if rollout.parsed is not None else el(

@@ -25,7 +25,9 @@ def form(keep: Mapping[str, Any], *fields: Any, label: str = "What is shown") ->
 
 
 def pick(name: str, label: str, value: Any, options: Iterable[tuple[Any, Any]], **attributes: Any) -> Html:
-    """A choice of (value, words); a value that is none of them is shown as it is, so that it can be seen and left."""
+    """Returns a choice of (value, words); a value that is none of them is shown as it is, so that it can be seen and
+    left.
+    """
     offered = [(str(v), words) for v, words in options]
     chosen = "" if value is None else str(value)
     if chosen not in dict(offered):
@@ -35,7 +37,7 @@ def pick(name: str, label: str, value: Any, options: Iterable[tuple[Any, Any]], 
 
 
 def field(name: str, label: str, value: Any = "", kind: str = "text", **attributes: Any) -> Html:
-    """A line of input; kinds are those of HTML: text, search, number."""
+    """Returns a line of input; kinds are those of HTML: text, search, number."""
     text = "" if value is None else str(value)
     shown = text if kind != "number" or finite_text(text) else ""  # a browser warns of what is no number
     return _labelled(label, el("input", type=kind, name=name, value=shown, aria_label=label,
@@ -43,7 +45,7 @@ def field(name: str, label: str, value: Any = "", kind: str = "text", **attribut
 
 
 def finite_text(text: str) -> bool:
-    """Whether a text is a number that is finite."""
+    """Returns whether a text is a number that is finite."""
     try:
         return math.isfinite(float(text))
     except ValueError:
@@ -58,14 +60,16 @@ def _labelled(label: str, *inner: Any) -> Html:
 
 
 def place(key: GroupKey | RolloutKey, page: str = "rollouts") -> dict[str, Any]:
-    """The location of a group or a rollout."""
+    """Returns the location of a group or a rollout."""
     where = {"page": page, "run": key.run, "source": key.source, "split": key.split, "step": key.step,
              "group": key.group}
     return where | ({"rollout": key.index} if isinstance(key, RolloutKey) else {})
 
 
 def rollout_of(where: Mapping[str, str]) -> RolloutKey | None:
-    """The rollout that a location names; None when a part is missing. Raises AppError for a number that is none."""
+    """Returns the rollout that a location names; None when a part is missing. Raises AppError for a number that is
+    none.
+    """
     if not all(where.get(name) for name in ("run", "step", "group", "rollout")):
         return None
     step, index, split = whole(where, "step"), whole(where, "rollout"), where.get("split") or "train"
@@ -74,12 +78,12 @@ def rollout_of(where: Mapping[str, str]) -> RolloutKey | None:
 
 
 def packed(key: RolloutKey) -> str:
-    """A rollout as one value of a location."""
+    """Returns a rollout as one value of a location."""
     return json.dumps(key, separators=(",", ":"))
 
 
 def unpacked(text: str | None) -> RolloutKey | None:
-    """What `packed` made; None for anything else."""
+    """Returns what `packed` made; None for anything else."""
     try:
         run, source, split, step, group, index = json.loads(text or "")
     except (ValueError, TypeError, RecursionError):
@@ -89,7 +93,7 @@ def unpacked(text: str | None) -> RolloutKey | None:
 
 
 def whole(where: Mapping[str, str], name: str) -> int | None:
-    """A whole number of the location, or None. Raises AppError for another text."""
+    """Returns a whole number of the location, or None. Raises AppError for another text."""
     text = where.get(name)
     if not text:
         return None
@@ -99,7 +103,7 @@ def whole(where: Mapping[str, str], name: str) -> int | None:
 
 
 def decimal(where: Mapping[str, str], name: str) -> float | None:
-    """A number of the location, or None. Raises AppError for another text."""
+    """Returns a number of the location, or None. Raises AppError for another text."""
     text = where.get(name)
     if not text:
         return None

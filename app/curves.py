@@ -26,7 +26,9 @@ class Dots(NamedTuple):
 
 
 def curve(title: str, points: Sequence[tuple[float, float]], dots: Sequence[Dots] = ()) -> Html:
-    """One value over the steps: every step pale, its moving mean strong, evaluations as dots with their intervals."""
+    """Returns one value over the steps: every step pale, its moving mean strong, evaluations as dots with their
+    intervals.
+    """
     points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     every = [*points, *((x, v) for d in dots for x, *ys in d.points for v in ys if v is not None)]
     if not every:
@@ -90,7 +92,7 @@ class _Area:
 
 
 def _wide(low: float, high: float, margin: float) -> tuple[float, float]:
-    """The bounds with a margin, apart even where all values are the same."""
+    """Returns the bounds with a margin, apart even where all values are the same."""
     low, high = max(low, -1e300), min(high, 1e300)
     apart = (high - low) * margin or (0.0 if high > low else max(abs(low) * 0.1, 1e-6, 0.5 if margin == 0 else 0.0))
     return low - apart, high + apart

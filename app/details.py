@@ -164,7 +164,7 @@ def group(library: Library, run: str, source: str, step: int, group_id: str, spl
 
 
 def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupView:
-    """The group with marks made by its task, where the file has none; the same group when that is not possible.
+    """Returns the group with marks made by its task, where the file has none; the same group when that is not possible.
 
     Only a built-in task is asked, with its default settings; with `trust` also one that config.yaml names by path or
     module, which runs its code.
@@ -188,7 +188,7 @@ def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupV
 
 
 def _task_name(settings: Mapping[str, Any], label: str) -> Any:
-    """What config.yaml names as the task that is called `label` among several, or as the only one."""
+    """Returns what config.yaml names as the task that is called `label` among several, or as the only one."""
     several = settings.get("tasks")
     for task in several if isinstance(several, list) else ():
         if isinstance(task, Mapping) and task.get("label") == label:
@@ -200,7 +200,9 @@ def _task_name(settings: Mapping[str, Any], label: str) -> Any:
 
 
 def _rows(file: Path, first_step: int, step: int, group_id: str, split: str) -> list[dict[str, Any]]:
-    """The rows of one group in a file, arrays as numpy. Of a file with many groups only the part that holds it."""
+    """Returns the rows of one group in a file, arrays as numpy. Of a file with many groups only the part that holds
+    it.
+    """
     found: list[dict[str, Any]] = []
     with pq.ParquetFile(file) as reader:
         wanted = [name for name in reader.schema_arrow.names if name in SCHEMA.names]
@@ -221,7 +223,7 @@ def _rows(file: Path, first_step: int, step: int, group_id: str, split: str) -> 
 
 
 def _of_group(keys: pa.Table, first_step: int, step: int, group_id: str) -> np.ndarray:
-    """[rows] bool: which belong to the group; a missing step is that of the file, a missing id is empty."""
+    """Returns [rows] bool: which belong to the group; a missing step is that of the file, a missing id is empty."""
     size = keys.num_rows
     steps = pc.fill_null(keys["step"].cast(pa.int64()), first_step) if "step" in keys.column_names else None
     ids = pc.fill_null(keys["group_id"].cast(pa.string()), "") if "group_id" in keys.column_names else None
@@ -231,7 +233,9 @@ def _of_group(keys: pa.Table, first_step: int, step: int, group_id: str) -> np.n
 
 
 def _unpacked(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """One dictionary a row; lists of numbers become arrays (null is NaN), lists of such lists tuples of arrays."""
+    """Yields one dictionary a row; lists of numbers become arrays (null is NaN), lists of such lists tuples of
+    arrays.
+    """
     plain_names = [f.name for f in _FIELDS if not _numbers(f.type)]
     rows = table.select(plain_names).to_pylist()
     for name in table.column_names:
@@ -242,7 +246,7 @@ def _unpacked(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _numbers(kind: pa.DataType) -> bool:
-    """Whether a column holds one number, or one list of numbers, per token."""
+    """Returns whether a column holds one number, or one list of numbers, per token."""
     inner = kind.value_type if pa.types.is_list(kind) else None
     return inner is not None and (pa.types.is_primitive(inner) or (pa.types.is_list(inner)))
 
@@ -319,7 +323,7 @@ def _size(width: int | None, height: int | None) -> tuple[int, int] | None:
 
 
 def decoded(text: str | None) -> Any:
-    """The value of a JSON column, NaN as None, cut off at 50 levels; a text that is no JSON stays a text."""
+    """Returns the value of a JSON column, NaN as None, cut off at 50 levels; a text that is no JSON stays a text."""
     if text is None or len(text) > _LONGEST:
         return text and text[:1000] + "…"
     try:
@@ -333,7 +337,7 @@ def _marks(text: str | None) -> tuple[Mark, ...] | None:
 
 
 def _checked_marks(found: Any) -> tuple[Mark, ...]:
-    """The mappings in a list, at most 1,000; what is nested deeper than a track needs is cut off."""
+    """Returns the mappings in a list, at most 1,000; what is nested deeper than a track needs is cut off."""
     marks = [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
     return tuple({key: _cut(value, _MARK_DEPTH) for key, value in mark.items()} for mark in marks[:_MARKS])
 

@@ -35,13 +35,13 @@ def words(before: str, after: str) -> Html:
 
 
 def similarity(before: str, after: str) -> float:
-    """The share of words that two texts have in common in the same order, in [0, 1]; 1 for two empty texts."""
+    """Returns the share of words that two texts have in common in the same order, in [0, 1]; 1 for two empty texts."""
     old, new = (_WORDS.findall(text[:MOST])[:_MOST_WORDS // 2] for text in (before, after))
     return Indel.normalized_similarity(old, new)
 
 
 def side_by_side(before: str, after: str, names: tuple[str, str] = ("before", "after")) -> Html:
-    """Both texts beside each other under their names, then the differences."""
+    """Returns both texts beside each other under their names, then the differences."""
     columns = [el("div", el("h4", name), el("div", text[:MOST], class_="v-text"))
                for name, text in zip(names, (before, after), strict=True)]
     return el("div", el("div", *columns, class_="v-pair"), words(before, after), class_="v")

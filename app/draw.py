@@ -30,7 +30,7 @@ class Addresses(Protocol):
     """Where the browser finds the media of a run: addresses of a server, or `data:` texts. None = nowhere."""
 
     def picture(self, run: str, name: str, size: int | None) -> str | None:
-        """A picture of at most `size` pixels a side; None = the file as it is."""
+        """Returns a picture of at most `size` pixels a side; None = the file as it is."""
         ...
 
     def video(self, run: str, name: str) -> str | None: ...
@@ -41,7 +41,7 @@ class Addresses(Protocol):
 
 
 def media(view: GroupView, addresses: Addresses, chosen: int | None = None, most_frames: int = FRAMES) -> Html:
-    """Every image and video of the prompt with the marks of all answers; those of answer `chosen` stand out.
+    """Returns every image and video of the prompt with the marks of all answers; those of answer `chosen` stand out.
 
     Of a video at most `most_frames` of the sampled frames are shown, evenly spread.
     """
@@ -59,8 +59,9 @@ def media(view: GroupView, addresses: Addresses, chosen: int | None = None, most
 
 
 def _toggles(found: Sequence[Shape], chosen: int | None) -> Html:
-    """A box to tick for the target and for each answer with marks, and the rules that make them work. Of too many
-    answers the chosen one has a box, and the others share one."""
+    """Returns a box to tick for the target and for each answer with marks, and the rules that make them work. Of too
+    many answers the chosen one has a box, and the others share one.
+    """
     present = sorted({s.rollout for s in found if s.rollout is not None})
     if not found:
         return Html("")
@@ -134,7 +135,7 @@ def _corners(shape: Shape) -> list[tuple[float, float]]:
 
 def _framed(source: str | None, size: tuple[float, float], found: Sequence[Shape], chosen: int | None,
             alt: str, small: bool = False) -> Html:
-    """A picture, or an empty field of its shape, under its marks; ticked it is large."""
+    """Returns a picture, or an empty field of its shape, under its marks; ticked it is large."""
     picture: Any = el("span", "not stored", class_="v-blank")
     if source:
         lazy = None if source.startswith("data:") else "lazy"
@@ -168,7 +169,7 @@ def _words(shape: Shape) -> str:
 
 
 def _group(shape: Shape, unit: float, chosen: int | None, label: Any) -> Html:
-    """A mark with its label; one of an answer that is not the chosen one is faint."""
+    """Returns a mark with its label; one of an answer that is not the chosen one is faint."""
     key = "t" if shape.rollout is None else str(shape.rollout)
     faint = chosen is not None and shape.rollout is not None and shape.rollout != chosen
     lines = [_DRAWN[shape.kind](shape, unit, kind) for kind in ("v-halo", "v-line")]
@@ -199,7 +200,7 @@ _DRAWN = {"box": _box, "point": _point, "path": _path}
 
 
 def _label(words: str, shape: Shape, size: Box, unit: float, taken: list[Box], boxes: Sequence[Box]) -> Html:
-    """The words beside their mark, where they cover no other label and, if that can be, no box."""
+    """Returns the words beside their mark, where they cover no other label and, if that can be, no box."""
     words = words if len(words) <= 40 else words[:39] + "…"
     width, height = 0.58 * unit * len(words) + 0.9 * unit, 1.3 * unit
     places = [(min(max(x, 0.0), max(size[0] - width, 0.0)), min(max(y, 0.0), max(size[1] - height, 0.0)))
@@ -216,7 +217,9 @@ def _label(words: str, shape: Shape, size: Box, unit: float, taken: list[Box], b
 
 
 def _beside(shape: Shape, width: float, height: float) -> list[tuple[float, float]]:
-    """Where a label may begin, best first: above and below its mark, to its right and left, then further away."""
+    """Returns where a label may begin, best first: above and below its mark, to its right and left, then further
+    away.
+    """
     if shape.kind == "box":
         x1, y1, x2, y2 = shape.at
     else:  # a point; a path's end
@@ -254,7 +257,9 @@ def _video(view: GroupView, one: MediaView, found: Sequence[Shape], addresses: A
 
 def frames(view: GroupView, one: MediaView, found: Sequence[Shape], addresses: Addresses,
            chosen: int | None = None, most: int = FRAMES) -> Html:
-    """The sampled frames side by side with their seconds, under the boxes of tracks; other marks on the first."""
+    """Returns the sampled frames side by side with their seconds, under the boxes of tracks; other marks on the
+    first.
+    """
     times = [t for t in one.timestamps if finite(t) is not None]
     if not times:
         return Html("")
@@ -279,7 +284,7 @@ def frames(view: GroupView, one: MediaView, found: Sequence[Shape], addresses: A
 
 
 def _duration(view: GroupView, one: MediaView | None) -> float | None:
-    """Seconds of the clip: as the row says, else one frame beyond the last sampled one."""
+    """Returns seconds of the clip: as the row says, else one frame beyond the last sampled one."""
     given = finite(view.sample.get("duration"))
     if given and given > 0:
         return given
@@ -288,7 +293,9 @@ def _duration(view: GroupView, one: MediaView | None) -> float | None:
 
 
 def timeline(found: Sequence[Shape], duration: float | None, ticks: Sequence[float] = ()) -> Html:
-    """The spans of target and answers over the seconds of a clip, a row each, with the IoU; `ticks`: sampled frames."""
+    """Returns the spans of target and answers over the seconds of a clip, a row each, with the IoU; `ticks`: sampled
+    frames.
+    """
     ends = [max(s.at) for s in found if s.kind == "span"]
     if not ends:
         return Html("")

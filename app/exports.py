@@ -143,7 +143,7 @@ def _remarks(note: Note) -> dict[str, str]:
 
 def _jsonl(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
            left_out: list[str]) -> tuple[Path, int]:
-    """A line each: every column but those per token, and run, source, flag and comment."""
+    """Returns a line each: every column but those per token, and run, source, flag and comment."""
     path, rows = folder / "rollouts.jsonl", 0
     with open(path, "w", encoding="utf-8") as file:
         for note, record in _records(library, chosen, left_out):
@@ -157,7 +157,7 @@ def _jsonl(library: Library, media: MediaStore, chosen: Sequence[Note], folder: 
 
 def _parquet(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
              left_out: list[str]) -> tuple[Path, int]:
-    """The columns of vlrl.store.SCHEMA, per token too, and after them run, source, flag and comment."""
+    """Returns the columns of vlrl.store.SCHEMA, per token too, and after them run, source, flag and comment."""
     path, rows = folder / "rollouts.parquet", 0
     schema = pa.schema([*SCHEMA, *((name, pa.string()) for name in _ADDED)])
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
@@ -171,7 +171,9 @@ def _parquet(library: Library, media: MediaStore, chosen: Sequence[Note], folder
 
 def _sft(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
          left_out: list[str]) -> tuple[Path, int]:
-    """A zip of canonical rows with the chosen answers as their `solution`, of their media, and of how to use it."""
+    """Returns a zip of canonical rows with the chosen answers as their `solution`, of their media, and of how to use
+    it.
+    """
     path, lines, held, ids = folder / "sft.zip", [], {}, set()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # media are compressed already
         for note, record in _records(library, chosen, left_out):
@@ -213,7 +215,7 @@ def _media_file(media: MediaStore, run: str, entry: Mapping[str, Any]) -> _File:
 
 
 def _row(note: Note, record: Mapping[str, Any], files: Sequence[_File], ids: set[str]) -> dict[str, Any]:
-    """The data row with the chosen answer. A sample that was chosen twice gets numbered ids."""
+    """Returns the data row with the chosen answer. A sample that was chosen twice gets numbered ids."""
     row = record["sample"]
     if not isinstance(row, dict):
         raise AppError("its data row was not kept")

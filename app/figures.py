@@ -12,7 +12,7 @@ from .marks import color
 
 def figure(id: str, title: str, traces: Sequence[dict[str, Any]], unit: str = "", x: str = "step",
            **axis: Any) -> dict[str, Any]:
-    """One plot; `axis` are plotly's settings of the vertical one. Several traces get a legend above it."""
+    """Returns one plot; `axis` are plotly's settings of the vertical one. Several traces get a legend above it."""
     named = sum(trace.get("showlegend", True) for trace in traces) > 1
     return {"id": id, "title": title, "data": list(traces),
             "layout": {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": unit}, **axis}, "height": 300,
@@ -21,12 +21,12 @@ def figure(id: str, title: str, traces: Sequence[dict[str, Any]], unit: str = ""
 
 
 def label(text: str, most: int = 32) -> str:
-    """A text for a legend or an axis, cut off and with its tags shown as they are written."""
+    """Returns a text for a legend or an axis, cut off and with its tags shown as they are written."""
     words = visible(text)
     return html.escape(words if len(words) <= most else words[:most - 1] + "…", quote=False)
 
 
 def line(name: str, x: Sequence[Any], y: Sequence[float | None], place: int, **more: Any) -> dict[str, Any]:
-    """A line with a small mark at each value, in the colour of its place."""
+    """Returns a line with a small mark at each value, in the colour of its place."""
     return {"type": "scatter", "mode": "lines+markers", "name": label(name), "x": list(x), "y": list(y),
             "line": {"color": color(place), "width": 2}, "marker": {"size": 4, "color": color(place)}, **more}

@@ -24,7 +24,7 @@ _SORT_WORDS = {"index": "number in the group", "sample_id": "sample", "part": "r
 
 
 def query_of(where: Mapping[str, str], flagged: Sequence[RolloutKey] | None = None) -> Query:
-    """The query of a location. Raises AppError for a number that is none.
+    """Returns the query of a location. Raises AppError for a number that is none.
 
     `flagged` are the rollouts that `flag=yes` keeps.
     """
@@ -45,7 +45,7 @@ def query_of(where: Mapping[str, str], flagged: Sequence[RolloutKey] | None = No
 
 
 def keeps(where: Mapping[str, str]) -> dict[str, str]:
-    """The part of a location that says what the list shows, for links that open something beside it."""
+    """Returns the part of a location that says what the list shows, for links that open something beside it."""
     kept = {k: v for k, v in where.items() if k not in _OPENED or k == "run"}
     if "group" in where and where.get("in") == "all":
         kept.pop("run", None)
@@ -53,7 +53,7 @@ def keeps(where: Mapping[str, str]) -> dict[str, str]:
 
 
 def opened(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) -> dict[str, Any]:
-    """The location of a group beside the list as it is."""
+    """Returns the location of a group beside the list as it is."""
     kept = keeps(where)
     made = {**kept, "page": "rollouts", "run": key.run, "source": key.source, "split": key.split, "step": key.step,
             "group": key.group}
@@ -61,13 +61,13 @@ def opened(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) 
 
 
 def set_filters(where: Mapping[str, str]) -> int:
-    """How many filters are set."""
+    """Returns how many filters are set."""
     names = ["set", "part", "cut", "err", "cat", "sample", "text", "flag", *sum(RANGES.values(), ())]
     return sum(bool(where.get(name)) for name in names)
 
 
 def form(runs: Sequence[str], facets: Facets) -> Html:
-    """The form; app.js fills it from the location."""
+    """Returns the form; app.js fills it from the location."""
     first = [pick("run", "Run", "", [("", "every run"), *((r, r) for r in runs)]),
              pick("kind", "From", "", [("", "training and evaluation"), ("train", "training"), ("eval", "evaluation")]),
              pick("view", "Show", "", [("", "groups"), ("rollouts", "rollouts")]),

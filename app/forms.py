@@ -36,12 +36,12 @@ class Form:
 
 
 def usual(texts: Sequence[str]) -> set[str]:
-    """The tags that at least half of some answers have."""
+    """Returns the tags that at least half of some answers have."""
     return {name for name in _NAMES if texts and 2 * sum(f"</{name}>" in text for text in texts) >= len(texts)}
 
 
 def read(text: str, prompt: str = "", truncated: bool = False, others: Collection[str] = ()) -> Form:
-    """The pieces of an answer and what is wrong with it.
+    """Returns the pieces of an answer and what is wrong with it.
 
     Tags are expected where the answer, the prompt or the `others` (see `usual`) have them; a prompt may end with an
     opened <think>. An answer whose
@@ -63,7 +63,7 @@ def read(text: str, prompt: str = "", truncated: bool = False, others: Collectio
 
 
 def _pieces(text: str, opened: str, expected: list[str]) -> tuple[list[Piece], list[str]]:
-    """The pieces, and the tags that stand where they must not."""
+    """Returns the pieces, and the tags that stand where they must not."""
     first = re.search("</?think>", text)
     inside = opened or ("think" if first and first[0] == "</think>" else "")
     before = -1 if not inside else expected.index(inside) if inside in expected else -1
@@ -105,7 +105,7 @@ def _counts(text: str, expected: list[str], opened: str) -> list[str]:
 
 
 def _outside(pieces: list[Piece]) -> list[str]:
-    """Where text stands outside of all tags."""
+    """Returns where text stands outside of all tags."""
     tags = [i for i, piece in enumerate(pieces) if piece.tag]
     if not tags:
         return []

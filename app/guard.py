@@ -70,7 +70,7 @@ class Guard:
         await self.app(scope, receive, _with_headers(send))
 
     async def _refusal(self, scope: Scope, receive: Receive) -> Response | None:
-        """What is answered instead of passing a request on; None lets it through."""
+        """Returns what is answered instead of passing a request on; None lets it through."""
         headers, path = Headers(scope=scope), scope["path"]
         host = headers.get("host", "")
         if not self._known(host):
@@ -160,7 +160,7 @@ def _with_headers(send: Send, hashes: str = "") -> Send:
 
 
 def _same_address(name: str, hosts: set[str]) -> bool:
-    """Whether a name is one of the addresses, written otherwise."""
+    """Returns whether a name is one of the addresses, written otherwise."""
     try:
         return str(ipaddress.ip_address(name)) in hosts
     except ValueError:

@@ -38,7 +38,7 @@ class Html(str):
 
 
 def visible(text: str) -> str:
-    """The text with what cannot be seen written out: ␀, ␍, ⟨U+202E⟩. Line feeds and tabs stay."""
+    """Returns the text with what cannot be seen written out: ␀, ␍, ⟨U+202E⟩. Line feeds and tabs stay."""
     return _ODD.sub(lambda found: _shown(ord(found[0])), text)
 
 
@@ -47,7 +47,7 @@ def _shown(code: int) -> str:
 
 
 def esc(value: Any) -> Html:
-    """Any value as HTML text, fit for attributes too."""
+    """Returns any value as HTML text, fit for attributes too."""
     if isinstance(value, Html):
         return value
     try:
@@ -63,7 +63,7 @@ def join(pieces: Iterable[Any], between: str = "") -> Html:
 
 
 def el(tag: str, *children: Any, **attributes: Any) -> Html:
-    """One element. `class_` and `for_` lose the underline, others become dashes: data_at -> data-at.
+    """Returns one element. `class_` and `for_` lose the underline, others become dashes: data_at -> data-at.
 
     An attribute that is None or False is left out, True stands alone.
     """
@@ -81,7 +81,7 @@ def _plain(value: Any) -> str:
 
 
 def link(query: Mapping[str, Any], *children: Any, **attributes: Any) -> Html:
-    """A link inside the app: `?page=rollouts&run=...`; app.js takes its click."""
+    """Returns a link inside the app: `?page=rollouts&run=...`; app.js takes its click."""
     href = "?" + urlencode({k: _utf8(str(v)) for k, v in query.items() if v not in (None, "")}, quote_via=quote)
     classes = f"go {attributes.pop('class_', '')}".strip()
     return el("a", *children, class_=classes, href=href, **attributes)
@@ -92,7 +92,7 @@ def _utf8(text: str) -> str:
 
 
 def number(value: Any, form: str = "", sign: bool = False) -> str:
-    """A number in few characters, with a true minus; "–" for none, NaN and what is no number.
+    """Returns a number in few characters, with a true minus; "–" for none, NaN and what is no number.
 
     `form` is Python's; without one, three significant digits, and whole ones from 1,000 on.
     """
@@ -109,7 +109,7 @@ def number(value: Any, form: str = "", sign: bool = False) -> str:
 
 
 def finite(value: Any) -> float | None:
-    """The value as a float when it is a finite number, else None."""
+    """Returns the value as a float when it is a finite number, else None."""
     try:
         return float(value) if not isinstance(value, (bool, str)) and math.isfinite(value) else None
     except (TypeError, OverflowError, ValueError):
@@ -117,7 +117,7 @@ def finite(value: Any) -> float | None:
 
 
 def as_json(value: Any, width: int = 100) -> str:
-    """A value of a row or an answer as one reads it: text bare, else JSON, a line an entry where it is long."""
+    """Returns a value of a row or an answer as one reads it: text bare, else JSON, a line an entry where it is long."""
     if isinstance(value, str):
         return value
     try:
@@ -134,7 +134,7 @@ def as_json(value: Any, width: int = 100) -> str:
 
 
 def folded(text: Any, limit: int = LONG, tag: str = "div", class_: str = "v-text") -> Html:
-    """A text with its line breaks; one longer than `limit` shows its beginning and opens to the whole."""
+    """Returns a text with its line breaks; one longer than `limit` shows its beginning and opens to the whole."""
     words = text if isinstance(text, str) else as_json(text)
     if len(words) <= limit:
         return el(tag, words, class_=class_)
@@ -145,7 +145,7 @@ def folded(text: Any, limit: int = LONG, tag: str = "div", class_: str = "v-text
 
 
 def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], numeric: Iterable[int] = (), class_: str = "") -> Html:
-    """A table that scrolls inside itself; columns `numeric` stand to the right."""
+    """Returns a table that scrolls inside itself; columns `numeric` stand to the right."""
     right = set(numeric)
 
     def line(cells: Sequence[Any], tag: str) -> Html:
@@ -157,15 +157,15 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], numeric: Iterable[
 
 
 def note(*words: Any, kind: str = "") -> Html:
-    """A remark in a box; kind "bad" or "warn" colours it."""
+    """Returns a remark in a box; kind "bad" or "warn" colours it."""
     return el("p", *words, class_=f"v-note {kind}".strip(), role="alert" if kind == "bad" else None)
 
 
 def empty(what: Any, do: Any = "") -> Html:
-    """The state of nothing to show, and what to do about it."""
+    """Returns the state of nothing to show, and what to do about it."""
     return el("div", el("p", what), el("p", do, class_="v-dim") if do else "", class_="v v-empty")
 
 
 def chip(words: Any, kind: str = "", title: Any = None) -> Html:
-    """A small label; kinds: bad, warn, good."""
+    """Returns a small label; kinds: bad, warn, good."""
     return el("span", words, class_=f"v-chip {kind}".strip(), title=title)

@@ -160,7 +160,7 @@ class Index:
     # --- lists ----------------------------------------------------------------------------------------------------
 
     def groups(self, query: Query, page: int = 0, size: int = 50) -> Page[GroupRow]:
-        """One page of the groups of which an answer passes the filters; a page after the last gives the last.
+        """Returns one page of the groups of which an answer passes the filters; a page after the last gives the last.
 
         Raises AppError for a query that cannot be.
         """
@@ -176,7 +176,7 @@ class Index:
         return self._page(query, asked, sql, values, page, size, _group_row)
 
     def rollouts(self, query: Query, page: int = 0, size: int = 50) -> Page[RolloutRow]:
-        """One page of the answers that pass the filters; a page after the last gives the last.
+        """Returns one page of the answers that pass the filters; a page after the last gives the last.
 
         Raises AppError for a query that cannot be.
         """
@@ -193,7 +193,9 @@ class Index:
                           _rollout_row)
 
     def neighbours(self, query: Query, key: GroupKey) -> tuple[GroupKey | None, GroupKey | None]:
-        """The groups before and after `key` in the order of `groups(query)`; None at an end or when it is not there."""
+        """Returns the groups before and after `key` in the order of `groups(query)`; None at an end or when it is not
+        there.
+        """
         asked = self.refresh(query.runs)
         source, values = _groups(query, asked.runs)
         sql = f"""
@@ -206,7 +208,7 @@ class Index:
         return sides.get(-1), sides.get(1)
 
     def facets(self, runs: Sequence[str] = (), budget_s: float | None = None) -> Facets:
-        """What the filters can be set to for some runs; () = every run. Of each at most the 500 commonest."""
+        """Returns what the filters can be set to for some runs; () = every run. Of each at most the 500 commonest."""
         asked = self.refresh(runs, budget_s)
 
         def common(value: str) -> tuple[str, ...]:

@@ -193,7 +193,7 @@ def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str
 
 
 def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Comparison:
-    """Two evaluations over the samples of both; `split` None takes the first split that both have.
+    """Returns two evaluations over the samples of both; `split` None takes the first split that both have.
 
     Raises AppError when a side has no evaluation of it, or no sample is on both sides.
     """
@@ -217,7 +217,9 @@ def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Compari
 
 def curriculum(index: Index, library: Library, run: str, *, part: str | None = None, threshold: float | None = None,
                bins: int = 24) -> Curriculum:
-    """What a run was trained on and how it went, over `bins` spans of steps. Raises AppError for an unknown run."""
+    """Returns what a run was trained on and how it went, over `bins` spans of steps. Raises AppError for an unknown
+    run.
+    """
     asked = index.refresh([run])
     limit = _thresholds(index, [run], part, threshold).get(run)
     rows = index.table.fetch(f"""
@@ -247,7 +249,7 @@ def curriculum(index: Index, library: Library, run: str, *, part: str | None = N
 
 
 def _value(part: str | None, threshold: float | None) -> list[Any]:
-    """The parameters of _VALUE."""
+    """Returns the parameters of _VALUE."""
     return [part is None and threshold is None, part, part]
 
 
@@ -264,7 +266,7 @@ def _thresholds(index: Index, runs: Sequence[str], part: str | None, given: floa
 
 
 def _judged(index: Index, run: str) -> bool:
-    """Whether a run says of its answers if they are correct."""
+    """Returns whether a run says of its answers if they are correct."""
     rows = index.table.fetch("SELECT bool_or(correct IS NOT NULL) AS judged FROM rollouts WHERE run = ?", [run])
     return bool(rows[0]["judged"])
 
@@ -278,8 +280,9 @@ def _pass_rate(values: Sequence[float | None], threshold: float | None) -> float
 
 
 def _of_one_sample(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows with the content (media and target; the prompt of a text alone) of most of them, and what is to be said
-    of the others: an id that runs share may stand for other pictures."""
+    """Returns the rows with the content (media and target; the prompt of a text alone) of most of them, and what is to
+    be said of the others: an id that runs share may stand for other pictures.
+    """
     counts = Counter(json.dumps(row["content"]) for row in rows)
     if len(counts) < 2:
         return list(rows), []
@@ -291,7 +294,7 @@ def _of_one_sample(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
 
 
 def _drawn(index: Index, run: str) -> Callable[[int], float]:
-    """Mean training groups of a drawn sample up to a step."""
+    """Returns the mean training groups of a drawn sample up to a step."""
     rows = index.table.fetch("""
         WITH drawn AS (SELECT DISTINCT step, split, group_id, sample_id FROM rollouts
                        WHERE run = ? AND source = 'train'),
@@ -327,7 +330,7 @@ _Row = dict[str, Any]
 
 
 def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_Row, _Row]], str]:
-    """Rows of the same sample on both sides, and what is to be said of those left out.
+    """Returns rows of the same sample on both sides, and what is to be said of those left out.
 
     The same are rows of one id with equal media, target and prompt; of those left that show something, rows of one id
     with equal media and target, which were asked in other words, and rows of other ids with all three equal. An id
@@ -351,7 +354,7 @@ def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_
 
 
 def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, list[_Row]]:
-    """The side with its step, and mean reward, category, group and content of each sample."""
+    """Returns the side with its step, and mean reward, category, group and content of each sample."""
     found = index.table.fetch("SELECT DISTINCT step FROM rollouts WHERE source = 'eval' AND run = ? AND split = ? "
                               "ORDER BY step", [side.run, split])
     steps = [row["step"] for row in found]
@@ -395,7 +398,7 @@ def _spans(steps: Sequence[int], bins: int) -> list[tuple[int, int]]:
 
 
 def _classes(rows: Sequence[dict[str, Any]]) -> tuple[int, ...]:
-    """[classes] groups by pass rate; a group without a scored answer is in none."""
+    """Returns [classes] groups by pass rate; a group without a scored answer is in none."""
     counts = [0] * (len(EDGES) - 1)
     for row in rows:
         if row["valued"]:
@@ -405,13 +408,13 @@ def _classes(rows: Sequence[dict[str, Any]]) -> tuple[int, ...]:
 
 
 def _share(rows: Sequence[dict[str, Any]], count: Callable[[dict[str, Any]], int]) -> float | None:
-    """Share of the rollouts."""
+    """Returns the share of the rollouts."""
     total = sum(row["n"] for row in rows)
     return sum(map(count, rows)) / total if total else None
 
 
 def _categories(rows: Sequence[dict[str, Any]], binned: Sequence[Sequence[dict[str, Any]]]) -> Iterator[CategoryView]:
-    """The categories with the most groups, by name."""
+    """Yields the categories with the most groups, by name."""
     common = Counter(row["category"] for row in rows if row["category"] is not None).most_common(_MOST_CATEGORIES)
     for name in sorted(name for name, _ in common):
         own = [row for row in rows if row["category"] == name]

@@ -77,7 +77,7 @@ class Library:
     # --- which runs there are -------------------------------------------------------------------------------------
 
     def runs(self) -> list[RunInfo]:
-        """Every run, the one started last first. Cheap to call every two seconds."""
+        """Returns every run, the one started last first. Cheap to call every two seconds."""
         with self._lock:
             paths = self._scan()
             for cache in (self._infos, self._settings):
@@ -87,12 +87,12 @@ class Library:
         return sorted(infos, key=lambda info: (-(info.started or 0.0), info.id))
 
     def run(self, id: str) -> RunInfo:
-        """One run. Raises AppError for an id that is unknown or leads out of the root."""
+        """Returns one run. Raises AppError for an id that is unknown or leads out of the root."""
         with self._lock:
             return self._info(id, self.path(id))
 
     def path(self, id: str) -> Path:
-        """The run's folder. Raises AppError as `run` does: only an id that `runs` lists is one."""
+        """Returns the run's folder. Raises AppError as `run` does: only an id that `runs` lists is one."""
         with self._lock:
             found = (self._scan().get(id) or self._scan(fresh=True).get(id)) if isinstance(id, str) else None
         if found is None:
@@ -101,7 +101,9 @@ class Library:
         return found
 
     def folder(self, id: str) -> RunFolder:
-        """The run's folder for reading, through which nothing outside the root is read. Raises AppError as `run`."""
+        """Returns the run's folder for reading, through which nothing outside the root is read. Raises AppError as
+        `run`.
+        """
         return _Inside(self.path(id), self.root)
 
     def _scan(self, fresh: bool = False) -> dict[str, Path]:
@@ -115,15 +117,15 @@ class Library:
     # --- what one run says ----------------------------------------------------------------------------------------
 
     def metrics(self, id: str) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, oldest first: `step` (int) and finite numbers or None by name."""
+        """Returns the lines of metrics.jsonl, oldest first: `step` (int) and finite numbers or None by name."""
         return self._read_lines(id, "metrics.jsonl")
 
     def evals(self, id: str) -> list[dict[str, Any]]:
-        """The lines of eval.jsonl, oldest first; each has `step` (int) and `split` (str)."""
+        """Returns the lines of eval.jsonl, oldest first; each has `step` (int) and `split` (str)."""
         return [record for record in self._read_lines(id, "eval.jsonl") if isinstance(record.get("split"), str)]
 
     def settings(self, id: str) -> dict[str, Any]:
-        """The settings in config.yaml by flat name, e.g. "train.lr"; {} when it cannot be read."""
+        """Returns the settings in config.yaml by flat name, e.g. "train.lr"; {} when it cannot be read."""
         return dict(self._config(id, self.path(id))[0])
 
     def diff(self, a: str, b: str) -> list[tuple[str, Any, Any]]:
@@ -137,7 +139,7 @@ class Library:
                 if name != "run.dir" and first.get(name) != second.get(name)]
 
     def notes(self, id: str) -> tuple[str, ...]:
-        """What of the run's files could not be read, in words."""
+        """Returns what of the run's files could not be read, in words."""
         info = self.run(id)
         self.metrics(id)
         self.evals(id)
@@ -146,8 +148,9 @@ class Library:
         return tuple(dict.fromkeys((*info.notes, *told)))
 
     def file(self, id: str, name: str) -> Path | None:
-        """The regular file `name` ("tokenizer.json", "checkpoints/step-000050/tokenizer.json") of a run, as it lies
-        inside the root; None when there is none. Raises AppError as `run` does."""
+        """Returns the regular file `name` ("tokenizer.json", "checkpoints/step-000050/tokenizer.json") of a run, as it
+        lies inside the root; None when there is none. Raises AppError as `run` does.
+        """
         return inside(self.path(id) / name, self.root)
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -209,7 +212,7 @@ class Library:
 
 
 def _task(settings: Mapping[str, Any]) -> str:
-    """The name of the task, or the labels of several."""
+    """Returns the name of the task, or the labels of several."""
     several = settings.get("tasks")
     labels = [_word(t.get("label") or t.get("name")) for t in several if isinstance(t, Mapping)] \
         if isinstance(several, list) else []
@@ -290,7 +293,7 @@ def inside(path: Path, root: Path) -> Path | None:
 
 
 def inside_folder(folder: Path, root: Path) -> bool:
-    """Whether a folder, links resolved, lies inside `root`."""
+    """Returns whether a folder, links resolved, lies inside `root`."""
     try:
         return folder.resolve().is_relative_to(root)
     except (OSError, RuntimeError):
@@ -298,7 +301,7 @@ def inside_folder(folder: Path, root: Path) -> bool:
 
 
 def finite(value: Any) -> float | None:
-    """A finite number as float, anything else None."""
+    """Returns a finite number as float, anything else None."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     try:
@@ -332,7 +335,7 @@ def _signature(path: Path | None) -> Any:
 
 
 def _started(path: Path) -> float | None:
-    """When the run was started, by env.json; else when its config was written."""
+    """Returns when the run was started, by env.json; else when its config was written."""
     told = (read_json(path / "env.json") or {}).get("started")
     try:
         return datetime.strptime(str(told), "%Y-%m-%dT%H:%M:%S%z").timestamp()

@@ -53,7 +53,7 @@ def _data(image: Any, size: int | None) -> str:
 
 
 def group_view(group: Group, label: str, notes: tuple[str, ...] = ()) -> GroupView:
-    """A scored group as `details.group` would read it from a run folder; `label` stands for the run."""
+    """Returns a scored group as `details.group` would read it from a run folder; `label` stands for the run."""
     prompt, sample, step = group.prompt, group.sample, group.rollouts[0].policy_step
     rewards = np.array([r.reward for r in group.rollouts if r.reward is not None], float)
     media = [_media(one, prompt.processed_sizes[i] if i < len(prompt.processed_sizes) else None,
@@ -72,7 +72,7 @@ def group_view(group: Group, label: str, notes: tuple[str, ...] = ()) -> GroupVi
 
 
 def sample_view(shown: Shown, task: str, split: str) -> GroupView:
-    """A sample before it is asked: a group without answers."""
+    """Returns a sample before it is asked: a group without answers."""
     sample = shown.sample
     return GroupView(
         key=GroupKey("", "eval", split, 0, sample.id), task=task, sample_id=sample.id, category=None, difficulty=None,

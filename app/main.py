@@ -29,7 +29,7 @@ class Pages(gr.Blocks):
 
 
 def _uploaded(file: dict[str, Any]) -> dict[str, Any]:
-    """The file as it is. Raises AppError when it does not lie in the folder of uploads."""
+    """Returns the file as it is. Raises AppError when it does not lie in the folder of uploads."""
     try:
         inside = Path(file["path"]).resolve().is_relative_to(Path(get_upload_folder()).resolve())
     except (OSError, ValueError, RuntimeError):
@@ -40,7 +40,7 @@ def _uploaded(file: dict[str, Any]) -> dict[str, Any]:
 
 
 def blocks(site: Site) -> gr.Blocks:
-    """The whole app; which of its pages is in view is decided in the browser (static/app.js)."""
+    """Returns the whole app; which of its pages is in view is decided in the browser (static/app.js)."""
     with Pages(title="vlrl", analytics_enabled=False, fill_width=True) as made:
         links = [el("li", link({"page": name}, name.title(), class_=f"v-tab v-tab-{name}")) for name in PAGES]
         gr.HTML(el("nav", el("ul", *links), class_="v v-nav", aria_label="Pages"), elem_id="v-top",

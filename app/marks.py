@@ -46,12 +46,14 @@ class Shape:
 
 
 def color(index: Any) -> str:
-    """The colour of answer `index`, the same for its card, boxes and curves."""
+    """Returns the colour of answer `index`, the same for its card, boxes and curves."""
     return COLORS[index % len(COLORS)] if isinstance(index, int) else COLORS[0]
 
 
 def shapes(view: GroupView) -> tuple[list[Shape], int]:
-    """The targets (each once), then the marks of each answer with their scores; and how many could not be drawn."""
+    """Returns the targets (each once), then the marks of each answer with their scores; and how many could not be
+    drawn.
+    """
     targets: dict[str, Shape] = {}
     answers: list[Shape] = []
     bad = 0
@@ -113,7 +115,7 @@ def _numbers(values: Any, count: int) -> tuple[float, ...] | None:
 
 
 def ordered(box: Sequence[float]) -> tuple[float, ...]:
-    """The box with its corners in order, so that it can be drawn."""
+    """Returns the box with its corners in order, so that it can be drawn."""
     x1, y1, x2, y2 = box
     return min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
 
@@ -122,9 +124,10 @@ def ordered(box: Sequence[float]) -> tuple[float, ...]:
 
 
 def scored(answers: Iterable[Shape], targets: Sequence[Shape]) -> list[Shape]:
-    """The answers with their scores against targets of the same picture: IoU of boxes (the best), spans (of all of an
-    answer) and tracks (mean over the target's boxes), of points the distance to the nearest target point, or whether
-    they lie in a target box."""
+    """Returns the answers with their scores against targets of the same picture: IoU of boxes (the best), spans (of all
+    of an answer) and tracks (mean over the target's boxes), of points the distance to the nearest target point, or
+    whether they lie in a target box.
+    """
     answers = list(answers)
     return [Shape(a.kind, a.at, a.label, a.rollout, a.media,
                   _score(a, answers, [t for t in targets if t.media == a.media])) for a in answers]
@@ -154,7 +157,7 @@ def _iou(value: float) -> str:
 
 
 def track_iou(track: Sequence[Any], truth: Sequence[Any]) -> float:
-    """Mean IoU over the boxes of `truth` [(seconds or None, box), ...]; a box that `track` lacks counts 0.
+    """Returns the mean IoU over the boxes of `truth` [(seconds or None, box), ...]; a box that `track` lacks counts 0.
 
     Boxes go together by their seconds, without seconds by their place.
     """
@@ -166,7 +169,7 @@ def track_iou(track: Sequence[Any], truth: Sequence[Any]) -> float:
 
 
 def at_frame(track: Sequence[Any], frame: int, times: Sequence[float]) -> tuple[float, ...] | None:
-    """The box of a track at frame number `frame` of those at `times` (seconds); None where it has none there.
+    """Returns the box of a track at frame number `frame` of those at `times` (seconds); None where it has none there.
 
     Of boxes with seconds the nearest within half the distance of two frames, of others the one at the same place of
     its list.

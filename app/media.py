@@ -53,7 +53,7 @@ class MediaStore:
         self._decoding = threading.Semaphore(2)  # so many large pictures in memory
 
     def resolve(self, run: str, name: str) -> Path:
-        """The file `name` ("<hash>.png" or "media/<hash>.png") of a run. Raises AppError when it is refused."""
+        """Returns the file `name` ("<hash>.png" or "media/<hash>.png") of a run. Raises AppError when it is refused."""
         folder = self.library.path(run) / "media"
         plain = name.removeprefix("media/") if isinstance(name, str) else ""
         if not re.fullmatch(r"[^/\\\x00]{1,255}", plain) or plain.startswith("."):
@@ -69,13 +69,14 @@ class MediaStore:
         return real
 
     def thumbnail(self, run: str, name: str, size: int = 256) -> bytes:
-        """A picture of at most `size` x `size` pixels (of a video: its first frame), JPEG. Raises AppError."""
+        """Returns a picture of at most `size` x `size` pixels (of a video: its first frame), JPEG. Raises AppError."""
         path, size = self.resolve(run, name), _side(size)
         return self._cached(path, size, None, lambda: [_first(path)])[0]
 
     def frames(self, run: str, name: str, timestamps: Sequence[float], size: int = 256) -> list[bytes]:
-        """The frames of a video shown at `timestamps` (seconds from the start of the file), each a JPEG of at most
-        `size` x `size` pixels; at most 64. Raises AppError."""
+        """Returns the frames of a video shown at `timestamps` (seconds from the start of the file), each a JPEG of at
+        most `size` x `size` pixels; at most 64. Raises AppError.
+        """
         path, size = self.resolve(run, name), _side(size)
         times = tuple(_seconds(t) for t in list(timestamps)[:_MOST_FRAMES])
         return self._cached(path, size, times, lambda: _frames(path, times)) if times else []
@@ -93,7 +94,7 @@ class MediaStore:
             raise AppError(f"media file {path.name!r} cannot be shown: {error}") from None
 
     def _linked(self, path: Path) -> Path | None:
-        """Where a link leads, if that file has the sha256 that its name says."""
+        """Returns where a link leads, if that file has the sha256 that its name says."""
         try:
             real = path.resolve(strict=True)
             if not real.is_file() or real.stat().st_size > _LIMITS.media_bytes:
@@ -129,7 +130,7 @@ class _Cache:
 
 
 def url(run: str, name: str, size: int | None = None) -> str:
-    """The address that the app's server answers with the file, or with a picture of `size` pixels."""
+    """Returns the address that the app's server answers with the file, or with a picture of `size` pixels."""
     words = {"run": run, "name": name} | ({"size": size} if size else {})
     return "/vlrl/media?" + urlencode(words, errors="backslashreplace")
 

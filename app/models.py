@@ -54,13 +54,13 @@ def listed(library: Library) -> list[tuple[str, str]]:
 
 
 def run_of(library: Library, model: str) -> str | None:
-    """The id of the run whose checkpoint a text means; None for other models."""
+    """Returns the id of the run whose checkpoint a text means; None for other models."""
     run, between, name = model.rpartition(_BETWEEN)
     return run if between and _step(name) >= 0 and any(r.id == run for r in library.runs()) else None
 
 
 def choose(library: Library, model: str) -> Chosen:
-    """The model that a text means: an entry of `listed`, a folder, or a hub name in the local cache.
+    """Returns the model that a text means: an entry of `listed`, a folder, or a hub name in the local cache.
 
     Raises AppError when it is not on this machine, or no longer.
     """
@@ -85,13 +85,13 @@ def choose(library: Library, model: str) -> Chosen:
 
 
 def gone(model: str) -> str:
-    """What is said of a checkpoint that a run has removed."""
+    """Returns what is said of a checkpoint that a run has removed."""
     return (f"The checkpoint {model!r} is gone: a run keeps only its newest ones (save.keep). Look again for models "
             "and choose another one.")
 
 
 def _checkpoints(library: Library, run: str) -> Path:
-    """The checkpoints folder of a run; AppError when a link leads it out of RUNS_DIR."""
+    """Returns the checkpoints folder of a run; AppError when a link leads it out of RUNS_DIR."""
     path = library.folder(run).checkpoints
     if not path.resolve().is_relative_to(library.root):
         raise AppError(f"The checkpoints of run {run!r} lie outside of the folder that is shown.")
@@ -105,7 +105,9 @@ def _step(name: str) -> int:
 
 
 def _weights(path: Path) -> Path:
-    """The folder of weights that a path means: itself, or a run's newest checkpoint. Raises AppError without any."""
+    """Returns the folder of weights that a path means: itself, or a run's newest checkpoint. Raises AppError without
+    any.
+    """
     if (path / "checkpoints").is_dir():
         path = checkpoint.latest(path / "checkpoints").path or path
     wrong = checkpoint.problems(path, full=False) if (path / checkpoint.MANIFEST).exists() else []
@@ -128,7 +130,7 @@ def _stamp(folder: Path) -> int:
 
 
 def _cached(name: str) -> Path | None:
-    """The folder of a hub name in the local cache; None when it is not there."""
+    """Returns the folder of a hub name in the local cache; None when it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
     for file in ("config.json", "adapter_config.json"):
@@ -207,7 +209,7 @@ def stay_local(name: str) -> None:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether memory ran out: Python's, a GPU's, or that of torch on a CPU, which raises a RuntimeError."""
+    """Returns whether memory ran out: Python's, a GPU's, or that of torch on a CPU, which raises a RuntimeError."""
     words = str(error).lower()
     said = any(phrase in words for phrase in ("can't allocate memory", "not enough memory", "out of memory"))
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and said)

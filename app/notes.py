@@ -61,7 +61,7 @@ class Notes:
         self.path = Path(root).resolve() / FILE
 
     def get(self, key: RolloutKey) -> Note | None:
-        """The note on one rollout."""
+        """Returns the note on one rollout."""
         found = self._select(f"WHERE {_THIS}", _values(key))
         return found[0] if found else None
 
@@ -73,7 +73,7 @@ class Notes:
         return self._select(f"{where} ORDER BY changed DESC, {', '.join(_KEYS)}", tuple(tests.values()))
 
     def flagged(self) -> tuple[RolloutKey, ...]:
-        """The rollouts with a flag or a comment: `Query.flagged`."""
+        """Returns the rollouts with a flag or a comment: `Query.flagged`."""
         return tuple(note.key for note in self._select("", ()))
 
     def put(self, key: RolloutKey, *, flag: str | None = None, comment: str | None = None, sample: str = "",
@@ -96,7 +96,7 @@ class Notes:
         return self.get(key)
 
     def problem(self) -> str:
-        """Why no note can be written, in words for the page; empty when they can."""
+        """Returns why no note can be written, in words for the page; empty when they can."""
         try:
             self._select("LIMIT 1", ())
         except AppError as error:
@@ -133,7 +133,9 @@ class Notes:
             raise AppError(_reason(error, self.path)) from None
 
     def _connect(self, mode: str) -> sqlite3.Connection:
-        """A folder that cannot be written has no room for WAL's own files: there the file is read as it lies."""
+        """Returns a folder that cannot be written has no room for WAL's own files: there the file is read as it
+        lies.
+        """
         try:
             return self._connected(f"mode={mode}")
         except sqlite3.OperationalError as error:
@@ -186,7 +188,7 @@ def _read_only(path: Path) -> str:
 
 
 def _note(row: tuple) -> Note:
-    """A row whose values may be of any type."""
+    """Returns a row whose values may be of any type."""
     texts = {name: str(row[i]) for i, name in enumerate(_COLUMNS)}
     reward, changed = (value if isinstance(value, float) else None for value in row[9:])
     key = RolloutKey(texts["run"], texts["source"], texts["split"], row[3], texts["group_id"], row[5])

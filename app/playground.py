@@ -69,12 +69,12 @@ class Playground:
         self._loaded: _Loaded | None = None
 
     def sample(self, ask: Ask) -> Shown:
-        """A sample of a split, to be looked at; the model need not be there. Raises VlrlError."""
+        """Returns a sample of a split, to be looked at; the model need not be there. Raises VlrlError."""
         with self._asking, prints_aside():
             return self.tasks.shown(self.tasks.config(ask, ask.model, models.run_of(self.library, ask.model)), ask)
 
     def answer(self, ask: Ask) -> Job:
-        """The job that draws a group; its result is an Answered."""
+        """Returns the job that draws a group; its result is an Answered."""
         return Job(lambda job: self._answer(ask, job))
 
     def unload(self) -> None:
@@ -124,7 +124,7 @@ class Playground:
         return Answered(group, chosen, policy.processor.tokenizer, tuple(_notes(ask, group)))
 
     def _load(self, config: Config, chosen: Chosen, job: Job) -> Policy:
-        """The model, loaded unless it is the one in memory, which leaves before another one comes."""
+        """Returns the model, loaded unless it is the one in memory, which leaves before another one comes."""
         models.stay_local(chosen.name)
         key = (chosen.name, chosen.stamp, config.model.model_dump_json())
         if self._loaded and self._loaded.key == key:
@@ -152,12 +152,12 @@ class Playground:
 
 
 def ask_name(chosen: Chosen) -> str:
-    """What `Ask.model` calls a run's checkpoint."""
+    """Returns what `Ask.model` calls a run's checkpoint."""
     return f"{chosen.run}/checkpoints/{Path(chosen.name).name}"
 
 
 def _write(policy: Policy, config: Config, prompt: Prompt, ask: Ask, job: Job) -> list[Completion]:
-    """The completions; the job shows them while they are written, and stops them."""
+    """Returns the completions; the job shows them while they are written, and stops them."""
     from vlrl.engine.hf import HFEngine
     from vlrl.rollout.generate import sampling_of
 
@@ -202,7 +202,7 @@ class _Unscored(Task):
 
 def _scored(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], ask: Ask,
             step: int) -> Group:
-    """The group as training would score it; of an upload only parsed, with what the answers point at.
+    """Returns the group as training would score it; of an upload only parsed, with what the answers point at.
 
     `task` is a copy that may be changed.
     """

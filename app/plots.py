@@ -77,7 +77,7 @@ def _figure(id: str, title: str, traces: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
-    """The metric where it is a number; a long curve averaged down to at most MOST_POINTS points."""
+    """Returns the metric where it is a number; a long curve averaged down to at most MOST_POINTS points."""
     found = [(line["step"], value) for line in lines if (value := finite(line.get(name))) is not None]
     width = max(1, -(-len(found) // MOST_POINTS))
     buckets = [found[i:i + width] for i in range(0, len(found), width)]
@@ -100,7 +100,7 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 
 def _traces(run: str, paint: str, curve: Curve, smooth: float) -> list[dict[str, Any]]:
-    """The values, and over them, paler then, their mean."""
+    """Returns the values, and over them, paler then, their mean."""
     if not curve.steps:
         return []
     tip = f"%{{y:.4g}}<br>step %{{x}}<extra>{_plain(run)}</extra>"
@@ -115,12 +115,12 @@ def _traces(run: str, paint: str, curve: Curve, smooth: float) -> list[dict[str,
 
 
 def _plain(text: str) -> str:
-    """Text for plotly, which reads tags and %{...} in labels."""
+    """Returns text for plotly, which reads tags and %{...} in labels."""
     return str(esc(text[:80])).replace("%{", "% {")
 
 
 def opens(run: str, source: str = "train", split: str = "") -> str:
-    """The location of one step's rollouts, with {x} for the step."""
+    """Returns the location of one step's rollouts, with {x} for the step."""
     filters = {"page": "rollouts", "run": run, "kind": source, "set": split}
     return f"?{urlencode({k: v for k, v in filters.items() if v})}&from={{x}}&to={{x}}"
 
@@ -134,7 +134,7 @@ def _evaluations(evals: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
 
 
 def _evaluated(run: str, paint: str, lines: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
-    """One trace a split: the values with their 95 % intervals."""
+    """Returns one trace a split: the values with their 95 % intervals."""
     traces = []
     for place, split in enumerate(dict.fromkeys(line["split"] for line in lines)):
         found = [(line["step"], value, finite(line.get(f"{name}/ci95_low")), finite(line.get(f"{name}/ci95_high")))

@@ -115,7 +115,7 @@ class Where:
 
 
 def of_groups(query: Query, runs: list[str]) -> Where:
-    """What all answers of a group have in common. Raises AppError for a value that cannot be."""
+    """Returns what all answers of a group have in common. Raises AppError for a value that cannot be."""
     where = Where()
     where.add("run IN (SELECT unnest(?::VARCHAR[]))", runs)
     for column in ("source", "split", "category", "sample_id"):
@@ -126,7 +126,7 @@ def of_groups(query: Query, runs: list[str]) -> Where:
 
 
 def of_rollouts(query: Query) -> Where:
-    """What differs between the answers of a group. Raises AppError for a value that cannot be.
+    """Returns what differs between the answers of a group. Raises AppError for a value that cannot be.
 
     Flagged rollouts are looked up in a table "flagged", see flagged_table.
     """
@@ -149,14 +149,14 @@ def of_rollouts(query: Query) -> Where:
 
 
 def flagged_table(query: Query) -> pa.Table:
-    """The keys of the flagged rollouts."""
+    """Returns the keys of the flagged rollouts."""
     columns = list(zip(*(clean_key(key) for key in query.flagged or ()), strict=True)) or [()] * len(_KEY_TYPES)
     return pa.table({name: pa.array(column, kind) for (name, kind), column
                      in zip(_KEY_TYPES.items(), columns, strict=True)})
 
 
 def clean_key(key: GroupKey | RolloutKey) -> tuple[Any, ...]:
-    """The parts of a key as they can be looked up. Raises AppError when step or index is no whole number."""
+    """Returns the parts of a key as they can be looked up. Raises AppError when step or index is no whole number."""
     try:
         return tuple(int(v) if name in ("step", "index") else _text(v)
                      for name, v in zip(key._fields, key, strict=True))
@@ -180,7 +180,7 @@ def rollout_order(query: Query) -> tuple[str, list[Any]]:
 
 
 def checked_pattern(pattern: str) -> str:
-    """A regular expression that can be tried. Raises AppError that says where it is wrong."""
+    """Returns a regular expression that can be tried. Raises AppError that says where it is wrong."""
     pattern = _text(pattern)
     if len(pattern) > _LONGEST:
         raise AppError(f"the search text has {len(pattern)} characters, more than {_LONGEST}")
@@ -188,7 +188,7 @@ def checked_pattern(pattern: str) -> str:
 
 
 def pattern_error(pattern: str, told: str) -> AppError:
-    """The error for a pattern that RE2 refused with the words `told`, which name the part that is wrong."""
+    """Returns the error for a pattern that RE2 refused with the words `told`, which name the part that is wrong."""
     words = told.split("Error:")[-1].strip().splitlines()[0]
     at = pattern.find(words.rpartition(": ")[2])
     try:

@@ -56,7 +56,7 @@ class Inlined:
 
 
 def as_data(picture: bytes) -> str:
-    """A JPEG, PNG or WebP as a `data:` address."""
+    """Returns a JPEG, PNG or WebP as a `data:` address."""
     kind = "png" if picture.startswith(b"\x89PNG") else "webp" if picture[8:12] == b"WEBP" else "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
 
@@ -82,7 +82,7 @@ def _run_folder(path: Path) -> Path:
 
 
 def page(path: Path) -> str:
-    """The report as the text of an HTML file."""
+    """Returns the report as the text of an HTML file."""
     library = Library(path)
     info, run, name = library.run(_RUN), library.folder(_RUN), path.resolve().name
     notes: list[str] = []
@@ -109,7 +109,7 @@ def _section(title: str, pieces: Sequence[Html], class_: str, without: str) -> H
 
 
 def _header(name: str, info: RunInfo, library: Library) -> Html:
-    """What was trained on what, how it stands, and the settings that are not the defaults."""
+    """Returns what was trained on what, how it stands, and the settings that are not the defaults."""
     steps = f"{'?' if info.step is None else info.step} of {'?' if info.steps is None else info.steps}"
     facts = {"state": info.state, "task": info.task or "?", "model": info.model or "?", "steps": steps,
              "last reward": number(info.reward), "duration": duration(info.duration_s) if info.duration_s else "–"}
@@ -137,7 +137,7 @@ def _changed(settings: dict[str, Any]) -> list[tuple[Any, Any, Any]]:
 
 
 def _before_after(run: RunFolder, notes: list[str]) -> Html:
-    """The first and the last evaluation of each split, and the gain over the same samples."""
+    """Returns the first and the last evaluation of each split, and the gain over the same samples."""
     found = _attempted(lambda: gains(run), [], "the evaluations", notes)
     rows = [_gain_row(gain) for gain in found if "completion/" not in gain.metric]
     steps = f", steps {found[0].steps[0]} to {found[0].steps[1]}" if found else ""
@@ -157,7 +157,7 @@ def _gain_row(row: Gain) -> tuple[Any, ...]:
 
 
 def _groups(library: Library, run: RunFolder, notes: list[str]) -> Html:
-    """The groups that tell most, each with the reason."""
+    """Returns the groups that tell most, each with the reason."""
     splits = list(dict.fromkeys(record["split"] for record in library.evals(_RUN)))
     chosen = _attempted(lambda: telling.choose(run, splits), [], "the rollouts", notes)
     addresses = Inlined(MediaStore(library))
@@ -172,7 +172,9 @@ def _groups(library: Library, run: RunFolder, notes: list[str]) -> Html:
 
 
 def _view(library: Library, one: telling.Telling) -> GroupView:
-    """The group; one of an evaluation with the answers of the first evaluation before its own, without statistics."""
+    """Returns the group; one of an evaluation with the answers of the first evaluation before its own, without
+    statistics.
+    """
     split = one.split if one.source == "eval" else ""
     view = with_marks(library, group(library, _RUN, one.source, one.step, one.group, split))
     if one.before is None:
@@ -209,7 +211,7 @@ def _notes(told: Sequence[str]) -> Html:
 
 
 def _attempted(read: Callable[[], Any], otherwise: Any, what: str, notes: list[str]) -> Any:
-    """What `read` gives; where the run's files hold something else than they should, `otherwise` and a note."""
+    """Returns what `read` gives; where the run's files hold something else than they should, `otherwise` and a note."""
     try:
         return read()
     except VlrlError as error:

@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
 
 def every_rollout(index: Index, query: Query, most: int) -> list[RolloutRow]:
-    """The first `most` rollouts of a query, page by page."""
+    """Returns the first `most` rollouts of a query, page by page."""
     found: list[RolloutRow] = []
     while len(found) < most:
         page = index.rollouts(query, len(found) // _PAGE, _PAGE)
@@ -46,7 +46,8 @@ def every_rollout(index: Index, query: Query, most: int) -> list[RolloutRow]:
 
 
 def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
-    """Two spans of training steps over their common samples, by the mean reward of a sample's answers in the span.
+    """Returns two spans of training steps over their common samples, by the mean reward of a sample's answers in the
+    span.
 
     Samples are paired by what they show and ask (insight.matched). The group that a pair names is the last one of its
     sample. Raises AppError when no sample is in both.
@@ -70,7 +71,7 @@ def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
 
 
 def _samples(index: Index, span: Span) -> list[dict[str, Any]]:
-    """Mean reward, category, last group and content of each sample of a span."""
+    """Returns the mean reward, category, last group and content of each sample of a span."""
     where, values = span.filter
     return index.table.fetch(f"""
         SELECT sample_id, avg(reward) AS mean, first(category) AS category, first(media) AS media,
@@ -103,8 +104,9 @@ class PartGain(NamedTuple):
 
 
 def part_gains(index: Index, a: Span, b: Span) -> list[PartGain]:
-    """The reward parts of both sides over their common samples (insight.matched), by name; a sample counts with its
-    mean."""
+    """Returns the reward parts of both sides over their common samples (insight.matched), by name; a sample counts with
+    its mean.
+    """
     pairs, _ = matched(*(_samples(index, span) for span in (a, b)))
     ids = [(one["sample_id"], other["sample_id"]) for one, other in pairs]
     first, second = (_parts(index, span) for span in (a, b))

@@ -100,7 +100,7 @@ def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None,
 
 
 async def _mounted(app: FastAPI, site: Site) -> gr.Blocks:
-    """The Gradio part; without a running event loop Gradio would leave some of its own behind."""
+    """Returns the Gradio part; without a running event loop Gradio would leave some of its own behind."""
     made = blocks(site)
     made.queue(max_size=32, default_concurrency_limit=4, api_open=False)
     gr.mount_gradio_app(app, made, path="/", footer_links=[], run_history=False, show_error=False, ssr_mode=False,
@@ -148,7 +148,9 @@ def _plotly() -> Path:
 
 
 def _absent(destination: str) -> Response:
-    """Nothing to show. A browser writes every 404 into its console, so a page's pictures get an empty one instead."""
+    """Returns nothing to show. A browser writes every 404 into its console, so a page's pictures get an empty one
+    instead.
+    """
     if destination == "image":
         return Response(_ABSENT, media_type="image/svg+xml", headers=_MEDIA_HEADERS | {"Cache-Control": "no-store"})
     if destination == "video":
@@ -160,7 +162,7 @@ def _absent(destination: str) -> Response:
 
 
 def _in_view() -> str:
-    """The style that shows the one page which app.js names."""
+    """Returns the style that shows the one page which app.js names."""
     shown = ", ".join(f'html[data-page="{page}"] #v-page-{page}' for page in PAGES)
     return f"<style>.v-screen, .v-hidden {{display: none !important}} {shown} {{display: flex !important}}</style>"
 

@@ -111,7 +111,7 @@ def charts(elem_id: str) -> gr.HTML:
 
 
 def chart_value(figures: Sequence[Mapping[str, Any]]) -> str:
-    """The value of `charts`: figures of {"id", "title", "data": plotly traces, "layout"}.
+    """Returns the value of `charts`: figures of {"id", "title", "data": plotly traces, "layout"}.
 
     A point whose `customdata` is a query, as `query` makes it, opens that location when it is clicked. Colours of axes
     and text follow the page. Figures keep their zoom while their id stays the same.
@@ -122,7 +122,7 @@ def chart_value(figures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def location(query: str | None) -> dict[str, str]:
-    """A query as a dict; of a name that comes twice the last value counts. Never raises."""
+    """Returns a query as a dict; of a name that comes twice the last value counts. Never raises."""
     text = (query or "").partition("#")[0].lstrip("?")[:_LONGEST]
     found = dict(parse_qsl(text, keep_blank_values=False, errors="replace"))
     if "page" not in found:
@@ -142,7 +142,7 @@ def packed(names: Sequence[str]) -> str:
 
 
 def unpacked(value: str | None) -> tuple[str, ...]:
-    """What `packed` packed."""
+    """Returns what `packed` packed."""
     return tuple(unquote(name) for name in (value or "").split(",") if name)
 
 
@@ -192,7 +192,7 @@ def _failed(error: Exception, outputs: int) -> tuple[Any, ...]:
 
 
 def same(digests: Sequence[str], values: Sequence[str]) -> tuple[Any, ...]:
-    """The values and their digests; gr.skip() for both where the digest is the one that the browser has.
+    """Returns the values and their digests; gr.skip() for both where the digest is the one that the browser has.
 
     `digests` come from the components of `Site.digests`, or are "" to send a value in any case. They are kept in the
     browser and change only together with what they describe: a tick and a location may be answered at the same time.

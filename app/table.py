@@ -139,7 +139,9 @@ class Table:
 
     def fetch(self, sql: str, values: Sequence[Any] = (), tables: Mapping[str, pa.Table] | None = None,
               pattern: str | None = None) -> list[dict[str, Any]]:
-        """The rows of a query. Raises AppError when it takes too long, or when `pattern`, which it holds, is wrong."""
+        """Returns the rows of a query. Raises AppError when it takes too long, or when `pattern`, which it holds, is
+        wrong.
+        """
         with self._lock:
             cursor = self._duckdb.cursor()
         timer = threading.Timer(_PATIENCE_S, cursor.interrupt)
@@ -292,7 +294,7 @@ def _listing(folder: Path, root: Path) -> list[tuple[str, Path, tuple[int, int, 
 
 
 def _raw(path: Path) -> pa.Table | Exception:
-    """The columns of _FIELDS from one file, or why it cannot be read."""
+    """Returns the columns of _FIELDS from one file, or why it cannot be read."""
     try:
         return _read_light(path)
     except Exception as error:  # of a broken or hostile file pyarrow may raise anything
@@ -315,7 +317,7 @@ def _read_light(path: Path) -> pa.Table:
 
 
 def _searchable(table: pa.Table, most: int | None = None) -> pa.Table:
-    """The columns of _FIELDS, of texts the part that can be searched, at most `most` characters."""
+    """Returns the columns of _FIELDS, of texts the part that can be searched, at most `most` characters."""
     table = as_schema(table, _FIELDS)
     table.validate(full=True)  # e.g. that texts are UTF-8
     for name, length in SEARCHED.items():
@@ -330,7 +332,7 @@ def _is_full(batch: _Batch) -> bool:
 
 
 def _light(batch: _Batch) -> pa.Table:
-    """The columns of _TABLE from the rows of some files."""
+    """Returns the columns of _TABLE from the rows of some files."""
     table = pa.concat_tables([table for _, _, table in batch]).combine_chunks()
     sizes = [table.num_rows for _, _, table in batch]
 
@@ -365,7 +367,7 @@ def _finite(values: Any) -> Any:
 
 
 def _parts(parts: Any) -> tuple[Any, Any]:
-    """Names and values of the reward parts as two lists a row: a map with a name twice is no map for duckdb."""
+    """Returns names and values of the reward parts as two lists a row: a map with a name twice is no map for duckdb."""
     return (pa.ListArray.from_arrays(parts.offsets, parts.keys),
             pa.ListArray.from_arrays(parts.offsets, _finite(parts.items)))
 
@@ -380,13 +382,13 @@ def _lengths(batch: _Batch, masks: Any) -> Any:
 
 
 def _digests(texts: Any) -> Any:
-    """A number for each text, to tell them apart; null for none."""
+    """Returns a number for each text, to tell them apart; null for none."""
     return pa.array([None if text is None else zlib.crc32(text) for text in texts.cast(pa.binary()).to_pylist()],
                     pa.int64())
 
 
 def _first_path(media: Any) -> Any:
-    """[N] where the first image or video of each row lies in the run folder; null without one."""
+    """Returns [N] where the first image or video of each row lies in the run folder; null without one."""
     offsets = np.asarray(media.offsets)
     first = pa.array(offsets[:-1], mask=offsets[1:] == offsets[:-1])
     return pc.struct_field(media.values, "path").take(first)

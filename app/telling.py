@@ -68,7 +68,7 @@ def choose(run: RunFolder, splits: Sequence[str], most: int = MOST) -> list[Tell
 
 
 def _in_turn(kinds: Sequence[list[Telling]], most: int) -> list[Telling]:
-    """The first of each kind, then the second, until there are `most`; shown kind by kind, each group once."""
+    """Returns the first of each kind, then the second, until there are `most`; shown kind by kind, each group once."""
     kept: dict[Any, tuple[int, Telling]] = {}
     for row in itertools.zip_longest(*kinds):
         for kind, telling in enumerate(row):
@@ -82,7 +82,7 @@ def _told(rows: Iterable[_Row], fits: Callable[[_Row], bool], why: Callable[[_Ro
 
 
 def _training(run: RunFolder) -> list[_Row]:
-    """Every training group of the run."""
+    """Returns every training group of the run."""
     table = run.rollouts(columns=["step", "group_id", "reward", "error", "advantage", "variant"])
     aside = np.asarray(table["variant"].is_valid()) & np.asarray(table["advantage"].is_null())
     found = table.filter(pa.array(~aside)).group_by(["step", "group_id"]).aggregate(

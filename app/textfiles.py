@@ -36,7 +36,7 @@ class JsonLines:
         self._bad, self._noted, self._open = 0, 0, False
 
     def read(self, path: Path | None) -> list[dict[str, Any]]:
-        """All records so far. A half-written last line is left out until it is whole."""
+        """Returns all records so far. A half-written last line is left out until it is whole."""
         try:
             if path is None:
                 self._start()
@@ -111,7 +111,7 @@ def _scalar(value: Any) -> Any:
 
 
 def read_yaml(path: Path, most_bytes: int) -> Mapping[str, Any]:
-    """The mapping in a YAML file. Raises BadFile for what is none, too large, too deep, or refers to itself."""
+    """Returns the mapping in a YAML file. Raises BadFile for what is none, too large, too deep, or refers to itself."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         if os.path.getsize(path) > most_bytes:
@@ -154,6 +154,6 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, short enough for a note."""
+    """Returns what an error says, short enough for a note."""
     words = str(error).splitlines()
     return words[0][:300] if words else type(error).__name__

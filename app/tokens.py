@@ -37,13 +37,13 @@ class Texts:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Texts | None:
-        """The texts of a transformers tokenizer that is loaded; None for one without a `tokenizers` backend."""
+        """Returns the texts of a transformers tokenizer that is loaded; None for one without a `tokenizers` backend."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         return None if backend is None else cls(backend)
 
     @classmethod
     def read(cls, path: str | Path | None) -> Texts | None:
-        """The texts of a tokenizer.json; None when there is none, it is too large or cannot be read."""
+        """Returns the texts of a tokenizer.json; None when there is none, it is too large or cannot be read."""
         if path is None:
             return None
         try:
@@ -53,7 +53,7 @@ class Texts:
         return _read(str(path), state.st_mtime_ns, state.st_size)
 
     def piece(self, token: int) -> str | None:
-        """The token as the vocabulary writes it; None for an id that it does not have."""
+        """Returns the token as the vocabulary writes it; None for an id that it does not have."""
         try:
             return self._tokenizer.id_to_token(int(token))
         except (OverflowError, ValueError, TypeError):
@@ -63,7 +63,7 @@ class Texts:
         return int(token) in self._special
 
     def bytes_of(self, token: int) -> bytes | None:
-        """The bytes that a token adds to a text; None for an id that the vocabulary does not have."""
+        """Returns the bytes that a token adds to a text; None for an id that the vocabulary does not have."""
         piece = self.piece(token)
         if piece is None:
             return None
@@ -80,8 +80,9 @@ class Texts:
         return piece.replace("▁", " ").encode("utf-8", "replace")
 
     def show(self, tokens: Sequence[int] | np.ndarray) -> list[str]:
-        """What each token shows: text, or ⟨E2 96⟩ for bytes that are no whole character; the token that completes the
-        character shows it. An unknown id shows as ⟨#id⟩."""
+        """Returns what each token shows: text, or ⟨E2 96⟩ for bytes that are no whole character; the token that
+        completes the character shows it. An unknown id shows as ⟨#id⟩.
+        """
         out: list[str] = []
         held = b""
         for token in tokens:
@@ -96,7 +97,7 @@ class Texts:
         return out
 
     def alone(self, token: Any) -> str:
-        """One token by itself."""
+        """Returns one token by itself."""
         return self.show([token])[0]
 
 
@@ -116,14 +117,16 @@ def _read(path: str, _mtime: int, size: int) -> Texts | None:
 
 @functools.cache
 def _byte_table() -> dict[str, int]:
-    """The letters that stand for bytes in byte-level vocabularies (GPT-2's table)."""
+    """Returns the letters that stand for bytes in byte-level vocabularies (GPT-2's table)."""
     same = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in same]
     return {chr(b): b for b in same} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 def _whole(data: bytes) -> tuple[str, bytes]:
-    """The text that bytes make, and those at the end that begin another character; wrong bytes stand as ⟨..⟩."""
+    """Returns the text that bytes make, and those at the end that begin another character; wrong bytes stand as
+    ⟨..⟩.
+    """
     text = ""
     while data:
         try:
@@ -165,7 +168,7 @@ class Numbers:
 
 
 def numbers(rollout: RolloutView) -> Numbers:
-    """The numbers of an answer's tokens. A column of another length than the tokens counts as unknown."""
+    """Returns the numbers of an answer's tokens. A column of another length than the tokens counts as unknown."""
     ids = np.asarray(rollout.token_ids).reshape(-1)
     count = len(ids)
 
@@ -229,7 +232,7 @@ VIEWS: dict[str, tuple[str, Callable[[Numbers], View]]] = {
 
 
 def _largest(values: np.ndarray, least: float) -> float:
-    """The 99th percentile of the sizes, so that one outlier does not make all others pale."""
+    """Returns the 99th percentile of the sizes, so that one outlier does not make all others pale."""
     known = np.abs(values[np.isfinite(values)])
     return max(float(np.percentile(known, 99)) if len(known) else 0.0, least)
 
@@ -238,8 +241,9 @@ def _largest(values: np.ndarray, least: float) -> float:
 
 
 def answer(rollout: RolloutView, by: str = "logprob", texts: Texts | None = None) -> Html:
-    """The answer's tokens coloured by one of VIEWS, with a legend. Pointing at a token, or walking there with the
-    arrow keys, shows its numbers and, where they are stored, the likeliest alternatives."""
+    """Returns the answer's tokens coloured by one of VIEWS, with a legend. Pointing at a token, or walking there with
+    the arrow keys, shows its numbers and, where they are stored, the likeliest alternatives.
+    """
     n = numbers(rollout)
     if not len(n):
         return el("p", "The answer has no tokens.", class_="v-dim")
@@ -256,7 +260,7 @@ def answer(rollout: RolloutView, by: str = "logprob", texts: Texts | None = None
 
 
 def legend(view: View, n: Numbers) -> Html:
-    """What the colours mean, and how many tokens there are of each state."""
+    """Returns what the colours mean, and how many tokens there are of each state."""
     scale = join([el("span", view.low), el("i", class_=f"v-scale{' v-two' if view.two else ''}"),
                   el("span", view.high)]) if view.low else ""
     states = [el("span", el("i", "ab", class_=f"v-tok {kind}"), f" {int(mask.sum())} {name}")
@@ -280,7 +284,7 @@ def _token(rollout: RolloutView, n: Numbers, i: int, word: str, view: View, text
 
 
 def _tip(rollout: RolloutView, n: Numbers, i: int, word: str, texts: Texts | None) -> str:
-    """The numbers of a token, a line each."""
+    """Returns the numbers of a token, a line each."""
     lines = [f"token {i + 1} of {len(n)} · id {int(n.ids[i])} · {_quoted(word)}"]
     if math.isfinite(n.logprob[i]):
         lines.append(f"log p {number(float(n.logprob[i]), '.4f')} (p {number(_exp(n.logprob[i]), '.3g')})")
@@ -294,7 +298,7 @@ def _tip(rollout: RolloutView, n: Numbers, i: int, word: str, texts: Texts | Non
 
 
 def _alternatives(rollout: RolloutView, i: int, texts: Texts | None) -> list[str]:
-    """The likeliest tokens at a place, where they are stored."""
+    """Returns the likeliest tokens at a place, where they are stored."""
     ids, values = rollout.top_ids, rollout.top_logprobs
     if ids is None or values is None or i >= len(ids) or i >= len(values) or ids[i] is None or values[i] is None:
         return []

@@ -55,7 +55,7 @@ class ClassRecipe(Recipe):
 
 
 def form_of(task: Any, sample: Sample) -> Form:
-    """The form that the template of this visit asks for."""
+    """Returns the form that the template of this visit asks for."""
     return task.used.forms[task.thinks(sample)]
 
 
@@ -63,13 +63,13 @@ def form_of(task: Any, sample: Sample) -> Form:
 
 
 def labels_of(row: Row) -> list[str]:
-    """The right classes of a row: one, or those of a list."""
+    """Returns the right classes of a row: one, or those of a list."""
     label = row["label"]
     return label if isinstance(label, list) else [label]
 
 
 def names_of(row: Row, label: str) -> list[str]:
-    """A right class and its synonyms."""
+    """Returns a right class and its synonyms."""
     synonyms = row.get("synonyms") or ()
     return [label, *(synonyms.get(label, ()) if isinstance(synonyms, Mapping) else synonyms)]
 
@@ -90,13 +90,15 @@ def accuracy(task: Any, sample: Sample, given: str | None) -> float:
 
 
 def listed(given: str) -> list[str]:
-    """The names in a text that are separated by commas, semicolons or line ends, each once."""
+    """Returns the names in a text that are separated by commas, semicolons or line ends, each once."""
     texts = _BETWEEN.split(given) if len(given) <= 20 * _LONGEST else []
     return list({clean_label(text): text.strip(" \t\r[]\"'") for text in texts if clean_label(text)}.values())
 
 
 def _names(form: Form, row: Row, given: str, label: str, heard: bool) -> bool:
-    """Whether a text names a class; one that begins with a negation, which is `heard`, only where the name does."""
+    """Returns whether a text names a class; one that begins with a negation, which is `heard`, only where the name
+    does.
+    """
     own = names_of(row, label)
     others = [name for name in row.get("labels") or () if name not in own]
     own = [name for name in own if denies(name)] if heard and denies(given) else own
@@ -130,7 +132,8 @@ def _lowered(given: str, name: str, _others: Sequence[str]) -> bool:
 
 
 def names_class(given: str, name: str, others: Sequence[str] = ()) -> bool:
-    """Whether a text names a class, case, spaces and underscores aside: it is the name, or holds it, or is half of it.
+    """Returns whether a text names a class, case, spaces and underscores aside: it is the name, or holds it, or is half
+    of it.
 
     Visual-RFT (2503.01785) takes any containment, of nothing too, so that one letter or a list of all names is right.
     Here whole words count, and of `others`, the names that there are besides, none may fit as well; where none are
@@ -161,7 +164,7 @@ def _words(text: str) -> list[str]:
 
 
 def _around(words: Sequence[str], joined: str) -> list[str] | None:
-    """The words outside of the first run of words that make up `joined`; None without such a run."""
+    """Returns the words outside of the first run of words that make up `joined`; None without such a run."""
     for start in range(len(words)):
         run = ""
         for end, word in enumerate(islice(words, start, None), start + 1):
@@ -218,7 +221,7 @@ PLAIN = _recipe("", {"accuracy": 1.0, "format": 0.1}, DIRECT, TAGGED)
 
 
 def _tag_or_all(answer: Answer) -> str:
-    """The first answer tag after the thinking, else the whole text, as CLS-RL compares it."""
+    """Returns the first answer tag after the thinking, else the whole text, as CLS-RL compares it."""
     tagged = answer_tag(answer.text)
     return answer.text if tagged is None else tagged
 
@@ -280,8 +283,9 @@ def few(samples: Sequence[tuple[str, Sequence[str]]], shots: int, seed: int) -> 
 
 
 def halves(names: Iterable[str]) -> dict[str, list[str]]:
-    """The first and the second half of the sorted names, as `base` and `new` (CoOp, 2109.01134; of an odd number base
-    has one more)."""
+    """Returns the first and the second half of the sorted names, as `base` and `new` (CoOp, 2109.01134; of an odd
+    number base has one more).
+    """
     ordered = sorted(set(names))
     middle = math.ceil(len(ordered) / 2)
     return {"base": ordered[:middle], "new": ordered[middle:]}
@@ -291,7 +295,7 @@ def halves(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def checked(row: Row) -> dict[str, Any]:
-    """The row with its names as texts. Raises DataError naming the field that cannot be used."""
+    """Returns the row with its names as texts. Raises DataError naming the field that cannot be used."""
     label = row.get("label")
     several = isinstance(label, list) or row.get("multi") is True
     given = label if isinstance(label, list) else [label]

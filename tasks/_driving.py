@@ -26,7 +26,9 @@ _SAME_TIME = 0.01
 
 
 def words_of(plan: Any) -> dict[str, list[str]] | None:
-    """The words of a row's plan by head, as `read_plan` gives them; None unless each head has known words only."""
+    """Returns the words of a row's plan by head, as `read_plan` gives them; None unless each head has known words
+    only.
+    """
     if not isinstance(plan, Mapping):
         return None
     given: dict[str, Any] = {head: [plan.get(head)] if isinstance(plan.get(head), str) else plan.get(head)
@@ -53,7 +55,7 @@ def _true_plan(_task: Any, sample: Sample) -> dict[str, list[str]] | None:
 
 
 def _plan_of(task: Any, answer: Answer) -> dict[str, list[str]]:
-    """The words of the first answer tag, or of the text outside of the thinking."""
+    """Returns the words of the first answer tag, or of the text outside of the thinking."""
     return rules.read_plan(answer_text(answer.text), task.negation == "read")
 
 
@@ -83,7 +85,7 @@ def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
 
 
 def _is_plan(task: Any, sample: Sample, answer: Answer) -> bool | None:
-    """Whether exactly the true words of both heads are given."""
+    """Returns whether exactly the true words of both heads are given."""
     found = plan_metrics(task, sample, _plan_of(task, answer))
     return bool(found["joint_acc"]) if found else None
 
@@ -116,7 +118,7 @@ PLAN = Recipe(
 
 
 def _heads(pay: Callable[[float, float, float], float], novelty: Group) -> Any:
-    """The parts of a group: `pay` of the F1, the weight of the words, and what `novelty` says of the group."""
+    """Returns the parts of a group: `pay` of the F1, the weight of the words, and what `novelty` says of the group."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any = None) -> list[Parts]:
         truth = _true_plan(task, sample) or {}
         plans = [_plan_of(task, answer) for answer in answers]
@@ -181,7 +183,9 @@ def _way_format(answer: Answer, points: Any, truth: Any) -> float:
 
 
 def risks(task: Any, sample: Sample, points: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Whether the vehicle meets an obstacle, and whether it leaves the road, until the truth's last way-point."""
+    """Returns whether the vehicle meets an obstacle, and whether it leaves the road, until the truth's last
+    way-point.
+    """
     obstacles, drivable = sample.get("obstacles"), sample.get("drivable")
     if not obstacles and not drivable:
         return 0.0, 0.0
@@ -192,7 +196,7 @@ def risks(task: Any, sample: Sample, points: Sequence[Sequence[float]]) -> tuple
 
 
 def _trajectory(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """What cannot be read counts as the worst: else silence would be safer than driving."""
+    """Returns what cannot be read counts as the worst: else silence would be safer than driving."""
     points, truth = read_way(task, sample, answer), sample["trajectory"]
     if points is None:
         return {"l2": 0.0, "collision": 1.0, "off_road": 1.0, "format": 0.0}
@@ -241,8 +245,9 @@ def _outcome_baseline(task: Any, cosines: Sequence[float]) -> float:
 
 
 def _outcomes(pay: Callable[[Any, Sequence[float]], float]) -> Any:
-    """The part `goal` of a group: `pay` of the cosines of each plan's outcome picture with (negative, positive) texts;
-    0 for a plan that has no picture."""
+    """Returns the part `goal` of a group: `pay` of the cosines of each plan's outcome picture with (negative, positive)
+    texts; 0 for a plan that has no picture.
+    """
     def group(task: Any, sample: Sample, answers: Sequence[Answer], services: Any = None) -> list[Parts]:
         clip = services.clip  # asked for first: where it is absent, no picture is read
         plans = [said(_plan_of(task, answer)) for answer in answers]
@@ -262,7 +267,7 @@ def _picture(path: str) -> Any:
 
 
 def _by_outcome(pay: Callable[[Any, Sequence[float]], float]) -> Recipe:
-    """Rows need no true plan: the picture decides, so there is no perfect answer."""
+    """Returns rows need no true plan: the picture decides, so there is no perfect answer."""
     return replace(
         PLAN, rewards={"goal": 1.0, "format": 0.1}, oracle=lambda _task, _sample: None, problem=needs_outcomes,
         score=lambda _task, _sample, answer: {"format": rules.plan_format(answer.final)}, group=_outcomes(pay),

@@ -39,17 +39,17 @@ _THOUSAND = re.compile(r"\[(1000|\d{1,3}),\s?(1000|\d{1,3}),\s?(1000|\d{1,3}),\s
 
 
 def name_of(row: Mapping[str, Any]) -> str:
-    """What a row asks for: its expression, else its labels."""
+    """Returns what a row asks for: its expression, else its labels."""
     return row.get("expression") or ", ".join(row.get("labels") or ())
 
 
 def first_box(_task: Any, sample: Sample) -> list[float] | None:
-    """The target of a recipe with one box: the row's first, None where the object is absent."""
+    """Returns the target of a recipe with one box: the row's first, None where the object is absent."""
     return sample["boxes"][0]["box"] if sample.get("boxes") else None
 
 
 def truths(_task: Any, sample: Sample) -> list[dict[str, Any]]:
-    """All boxes of a row with their labels."""
+    """Returns all boxes of a row with their labels."""
     return [{"box": entry["box"], "label": _label(entry.get("label") or name_of(sample.row))}
             for entry in sample.get("boxes") or ()]
 
@@ -79,7 +79,7 @@ def _soft_iou(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _read_first(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """The answer's first box: further boxes neither pay nor cost."""
+    """Returns the answer's first box: further boxes neither pay nor cost."""
     return pixels(task, sample, parse_box(answer.final))
 
 
@@ -117,7 +117,7 @@ def _rec(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _braced(task: Any, sample: Sample, text: str) -> bool:
-    """Whether a box of whole numbers stands between braces."""
+    """Returns whether a box of whole numbers stands between braces."""
     between = text[text.find("{") + 1:text.rfind("}")] if "{" in text else ""
     return parse_whole_box(between) is not None or (
         "." in between and not whole_units(task, sample) and parse_box(between) is not None)
@@ -158,7 +158,7 @@ CURR_REFT_OPEN = Recipe(
 
 
 def _detections(task: Any, sample: Sample, text: str | None, boxes: str = "bbox_2d") -> list[dict[str, Any]]:
-    """The detections of a literal, in original pixels, each with its label."""
+    """Returns the detections of a literal, in original pixels, each with its label."""
     found = read_detections(read_literal(text), boxes) if text is not None else []
     return [{"box": pixels(task, sample, d["box"]), "label": _label(d["label"])} for d in found]
 
@@ -180,7 +180,7 @@ OVD: Mapping[str, Callable[[Sequence[Detection], Sequence[Detection]], float]] =
 
 
 def _ovd_method(task: Any, row: Mapping[str, Any]) -> str:
-    """The reward of `task.ovd_reward`, of the row, or odLength."""
+    """Returns the reward of `task.ovd_reward`, of the row, or odLength."""
     meta = row.get("meta")
     told = row.get("accu_reward_method") or (meta.get("accu_reward_method") if isinstance(meta, Mapping) else None)
     if task.ovd_reward != "row" or told in (None, "default"):
@@ -234,7 +234,9 @@ VLM_R1_OVD = Recipe(
 
 
 def _read_griffon(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
-    """The boxes of the JSON list, else those written plainly with numbers 0..1000; inverted ones are dropped."""
+    """Returns the boxes of the JSON list, else those written plainly with numbers 0..1000; inverted ones are
+    dropped.
+    """
     text = answer_text(answer.text)
     found = _detections(task, sample, json_block(text) or text)
     if not found:

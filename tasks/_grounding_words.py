@@ -34,7 +34,7 @@ def _equal(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _is_there(_task: Any, sample: Sample) -> str:
-    """The row's own answer, else whether what it names is there."""
+    """Returns the row's own answer, else whether what it names is there."""
     if sample.get("answer") is not None:
         return yes_no(str(sample["answer"])) or ""
     return "yes" if sample.get("boxes") else "no"
@@ -60,12 +60,12 @@ CURR_REFT_BINARY = Recipe(
 
 
 def options_of(row: Mapping[str, Any]) -> list[str]:
-    """A row's own options, else the labels that may be in the picture."""
+    """Returns a row's own options, else the labels that may be in the picture."""
     return [str(option) for option in row.get("options") or row.get("labels") or ()]
 
 
 def _right_letters(_task: Any, sample: Sample) -> str:
-    """The row's own answer, else the letters of the labels that have a box: "A,C"."""
+    """Returns the row's own answer, else the letters of the labels that have a box: "A,C"."""
     if sample.get("answer") is not None:
         return choice_letters(str(sample["answer"]), LETTERS)
     there = {entry.get("label") for entry in sample.get("boxes") or ()}
@@ -87,7 +87,9 @@ def choice_question(row: Mapping[str, Any]) -> str:
 
 
 def _named(task: Any, answer: Answer) -> str:
-    """What an answer names: nothing where it begins with what is not so ("not C"), unless negations are ignored."""
+    """Returns what an answer names: nothing where it begins with what is not so ("not C"), unless negations are
+    ignored.
+    """
     text = answer_text(answer.text)
     return "" if task.negation == "read" and denies(text) else text
 
@@ -103,7 +105,7 @@ CURR_REFT_CHOICE = Recipe(
 
 
 def _count(_task: Any, sample: Sample) -> int:
-    """The row's count, else the answer to its question, else how many points or boxes it has."""
+    """Returns the row's count, else the answer to its question, else how many points or boxes it has."""
     if sample.get("count") is not None:
         return int(sample["count"])
     if sample.get("answer") is not None:
@@ -132,12 +134,12 @@ COUNTING = Recipe(
 
 
 def _places(_task: Any, sample: Sample) -> list[list[float]]:
-    """Where to point: the row's points, else its boxes."""
+    """Returns where to point: the row's points, else its boxes."""
     return [list(p) for p in sample.get("points") or [entry["box"] for entry in sample["boxes"]]]
 
 
 def _read_points(task: Any, sample: Sample, answer: Answer) -> list[list[float]]:
-    """The points of `[{"point_2d": [x, y]}, ...]`, of `[[x, y], ...]`, or of plain numbers in pairs."""
+    """Returns the points of `[{"point_2d": [x, y]}, ...]`, of `[[x, y], ...]`, or of plain numbers in pairs."""
     text = answer_text(answer.text)
     given = read_fenced(text)
     if isinstance(given, list) and given:
@@ -151,7 +153,7 @@ def _read_points(task: Any, sample: Sample, answer: Answer) -> list[list[float]]
 
 
 def _pointing(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Each place pointed at once, over the larger count of places and points."""
+    """Returns each place pointed at once, over the larger count of places and points."""
     places, points = _places(task, sample), _read_points(task, sample, answer)
     reach = task.reach * max(sample["width"], sample["height"])
     hits = [[_near(p, place, reach) for place in places] for p in points]
@@ -179,7 +181,7 @@ POINTING = Recipe(
 
 
 def count_problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with the `count` and `points` of a row, or None."""
+    """Returns what is wrong with the `count` and `points` of a row, or None."""
     count, points = row.get("count"), row.get("points")
     if count is not None and not (is_number(count) and count == int(count) and count >= 0):
         return f"count={count!r} must be a whole number of at least 0"

@@ -18,7 +18,7 @@ _POINT = re.compile(r"[\[(]\s*([-+]?\d{1,9}(?:\.\d{1,20})?)\s*,\s*([-+]?\d{1,9}(
 
 
 def element(_task: Any, sample: Sample) -> list[float] | None:
-    """The box of the target element, the row's own or its action's; None without one."""
+    """Returns the box of the target element, the row's own or its action's; None without one."""
     return sample.get("box") or (sample.get("action") or {}).get("box")
 
 
@@ -31,7 +31,7 @@ def needs_box(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def middle(place: Box) -> tuple[float, float]:
-    """A point as it is, a box's centre."""
+    """Returns a point as it is, a box's centre."""
     return (place[0], place[1]) if len(place) == 2 else centre(place)
 
 
@@ -48,7 +48,7 @@ def _oracle_box(task: Any, sample: Sample) -> str | None:
 
 
 def _read_place(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """The answer's first box, else its first point."""
+    """Returns the answer's first box, else its first point."""
     box = parse_box(answer.final)
     if box is None and (found := _POINT.search(answer.final)):
         box = [float(v) for v in found.groups()]
@@ -75,7 +75,7 @@ def _click(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def write_point(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
-    """The centre of the first box as `[x, y]`."""
+    """Returns the centre of the first box as `[x, y]`."""
     return format_box(shown(task, sample, middle(boxes[0])))
 
 
@@ -89,7 +89,7 @@ CLICK = Recipe(
 
 
 def _read_g1(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """The box of the first entry of the JSON list."""
+    """Returns the box of the first entry of the JSON list."""
     entry = first_object(read_fenced(answer_text(answer.text)))
     return pixels(task, sample, numbers_of(entry.get("bbox_2d"), 4)) if entry else None
 
@@ -177,7 +177,9 @@ SE_GUI = Recipe(
 
 
 def _read_region(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """The region an answer votes for: its four numbers, or the square around its two; None for any other count."""
+    """Returns the region an answer votes for: its four numbers, or the square around its two; None for any other
+    count.
+    """
     place = pixels(task, sample, decimals(answer_text(answer.text), most=5))
     if place is None or len(place) not in (2, 4):
         return None
@@ -202,7 +204,9 @@ def _vote(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any) 
 
 
 def _unlabelled(part: str, group: Any) -> Recipe:
-    """A recipe paid by agreement alone; a label that a row has is for the metrics, so there is no perfect answer."""
+    """Returns a recipe paid by agreement alone; a label that a row has is for the metrics, so there is no perfect
+    answer.
+    """
     return Recipe(
         prompt="Locate the element that this instruction is about: {instruction}. Output its box as [x1, y1, x2, y2].",
         rewards={part: 1.0}, read=_read_region, score=lambda _task, _sample, _answer: {}, target=element,

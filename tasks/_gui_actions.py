@@ -31,7 +31,7 @@ _BOX_START, _BOX_END = "<|begin_of_box|>", "<|end_of_box|>"
 
 
 def wanted(_task: Any, sample: Sample) -> dict[str, Any]:
-    """The right action: its type, and of box, point and text what it has. A row with a box alone is a click."""
+    """Returns the right action: its type, and of box, point and text what it has. A row with a box alone is a click."""
     action = sample.get("action") or {"type": "click"}
     point = next((action[k] for k in ("point", "coordinate") if action.get(k)), None)
     if point is None and is_number(action.get("x")) and is_number(action.get("y")):
@@ -43,7 +43,7 @@ def wanted(_task: Any, sample: Sample) -> dict[str, Any]:
 
 
 def action_problem(task: Any, row: Mapping[str, Any]) -> str | None:
-    """What an action recipe misses in a row, or None."""
+    """Returns what an action recipe misses in a row, or None."""
     if row.get("action") is None and row.get("box") is None:
         return "the row has neither an action nor a box, so there is nothing to predict"
     right = wanted(task, Sample(id="", row=row))
@@ -68,7 +68,9 @@ def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: boo
 
 def step_success(task: Any, right: Mapping[str, Any], given: Mapping[str, Any] | None, strict: bool = False,
                  texts: Sequence[str] = _TEXTS) -> bool:
-    """The same type; a click on its place, a text with a word F1 of at least .5 where the type is one of `texts`."""
+    """Returns the same type; a click on its place, a text with a word F1 of at least .5 where the type is one of
+    `texts`.
+    """
     if given is None or _lower(given["type"]) != _lower(right["type"]):
         return False
     if right["type"] in CLICKS:
@@ -80,7 +82,7 @@ def step_success(task: Any, right: Mapping[str, Any], given: Mapping[str, Any] |
 
 
 def _read_list(point_key: str) -> Any:
-    """A reader of `[{'action': ..., <point_key>: [x, y], 'input_text': ...}]` in the answer tag."""
+    """Returns a reader of `[{'action': ..., <point_key>: [x, y], 'input_text': ...}]` in the answer tag."""
     def read(task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
         return _action_of(task, sample, read_literal(answer_tag(answer.text) or ""), (point_key,))
     return read
@@ -132,7 +134,7 @@ def step_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
 
 
 def in_pixels(task: Any, sample: Sample, given: Any) -> Any:
-    """What a recipe read, an action as {"type", "point", "text"}; of a box the point is its centre."""
+    """Returns what a recipe read, an action as {"type", "point", "text"}; of a box the point is its centre."""
     if not isinstance(given, dict) or "type" in given:
         return given
     box = pixels(task, sample, numbers_of(given.get("box_2d"), 4))
@@ -207,7 +209,7 @@ GUI_R1 = Recipe(
 
 
 def _read_infigui(task: Any, sample: Sample, answer: Answer) -> Any:
-    """An action, or for an element the place: a box of four numbers, a point of two."""
+    """Returns an action, or for an element the place: a box of four numbers, a point of two."""
     text = answer_text(answer.text)
     call = between(text, "<tool_call>", "</tool_call>")
     value = read_literal(text if call is None else call)
@@ -246,7 +248,7 @@ def _infigui_accuracy(task: Any, sample: Sample, given: Any) -> float:
 
 
 def _thinks_first(text: str) -> bool:
-    """One <think> block at the start and an answer after it, in one pair of tags or in none."""
+    """Returns one <think> block at the start and an answer after it, in one pair of tags or in none."""
     if "<answer>" in text or "</answer>" in text:
         return bool(think_answer_format(text))
     head, closed, rest = text.strip().partition("</think>")
@@ -291,7 +293,7 @@ def _glm_answer(text: str) -> str | None:
 
 
 def _read_glm(_task: Any, _sample: Sample, answer: Answer) -> dict[str, Any] | None:
-    """The action as written, its place in the convention of the model."""
+    """Returns the action as written, its place in the convention of the model."""
     given = read_literal(_glm_answer(answer.text) or "")
     if not isinstance(given, dict):
         return None
@@ -300,15 +302,16 @@ def _read_glm(_task: Any, _sample: Sample, answer: Answer) -> dict[str, Any] | N
 
 
 def _tame(value: Any) -> Any:
-    """A text, a number or a box as given; None for anything else."""
+    """Returns a text, a number or a box as given; None for anything else."""
     if isinstance(value, str):
         return value[:10_000]
     return value if is_number(value) or numbers_of(value, 4) else None
 
 
 def _glm_right(task: Any, sample: Sample) -> dict[str, Any]:
-    """The right action as the prompt asks for it: action_type, box_2d, the text under the name that its type has, and
-    what else the row's action has."""
+    """Returns the right action as the prompt asks for it: action_type, box_2d, the text under the name that its type
+    has, and what else the row's action has.
+    """
     action = dict(sample.get("action") or {"type": "click"})
     kind = action.pop("type")
     for place in ("box", "point", "coordinate", "x", "y"):
@@ -321,8 +324,9 @@ def _glm_right(task: Any, sample: Sample) -> dict[str, Any]:
 
 
 def _glm_box(task: Any, sample: Sample) -> Box | None:
-    """The part of the target's box that the screen shows; around the point of a click that has no box, a hundredth of
-    the screen to each side."""
+    """Returns the part of the target's box that the screen shows; around the point of a click that has no box, a
+    hundredth of the screen to each side.
+    """
     right, (width, height) = wanted(task, sample), (sample["width"], sample["height"])
     box = right.get("box")
     if box is None and right["type"] in CLICKS:

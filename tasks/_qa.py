@@ -48,7 +48,9 @@ def _read(task: Any, sample: Sample, answer: Answer) -> Any:
 
 
 def _says_so(text: str, row: Mapping[str, Any]) -> bool:
-    """Whether a text that begins with a negation holds a right answer or an option that does ("not enough data")."""
+    """Returns whether a text that begins with a negation holds a right answer or an option that does ("not enough
+    data").
+    """
     known = [*kinds.right_answers(row), *kinds.options_of(row)]
     return any(denies(name) and name.strip().casefold() in text.casefold() for name in known)
 
@@ -67,7 +69,7 @@ def _recipe(prompt: str, rewards: Mapping[str, Weight], *, form: Callable[[str],
             find: Callable[[Answer], str] = lambda answer: answer.final,
             say: Callable[[str], str] = lambda text: f"<think>I look at the picture.</think><answer>{text}</answer>",
             **other: Any) -> QaRecipe:
-    """A recipe of the parts `accuracy` and `format`; thinking and answer in tags unless it says otherwise."""
+    """Returns a recipe of the parts `accuracy` and `format`; thinking and answer in tags unless it says otherwise."""
     return QaRecipe(prompt=prompt, rewards=rewards, form=form, find=find, say=say, read=_read, score=_score,
                     target=_target, oracle=lambda task, sample: say(kinds.spoken(sample)), **other)
 
@@ -102,7 +104,7 @@ def _boxed_thinking(text: str) -> float:
 
 
 def _in_box(answer: Answer) -> str:
-    """What is boxed after the thinking; empty where boxes differ, and for thinking that never ends."""
+    """Returns what is boxed after the thinking; empty where boxes differ, and for thinking that never ends."""
     _, closed, rest = answer.text.rpartition("</think>")
     found = set(boxed(rest)) if closed or "<think>" not in rest else set()
     return found.pop() if len(found) == 1 else ""
@@ -119,7 +121,7 @@ EASY_R1 = _recipe(
 
 
 def glm_answer(text: str) -> str | None:
-    """The boxed answer of a text that passes GLM-4.1V's gate (2507.01006), None for one that does not.
+    """Returns the boxed answer of a text that passes GLM-4.1V's gate (2507.01006), None for one that does not.
 
     Thinking and answer in tags and nothing else, no tag inside, no \\boxed, exactly one box, no mix of languages.
     """
@@ -134,7 +136,7 @@ def glm_answer(text: str) -> str | None:
 
 
 def mixes_languages(text: str) -> bool:
-    """Whether one paragraph is Chinese (50 such characters, 80 %) and another English (200 letters, 70 %)."""
+    """Returns whether one paragraph is Chinese (50 such characters, 80 %) and another English (200 letters, 70 %)."""
     chinese = english = False
     for paragraph in text.split("\n"):
         signs = sum(not c.isspace() for c in paragraph) or 1
@@ -161,7 +163,9 @@ def _question(sample: Sample, given: str) -> str:
 
 
 def _safely(task: Any, sample: Sample, answer: Answer) -> float:
-    """The accuracy of one answer of a group; 0 where the verifier gave no verdict, so that its siblings keep theirs."""
+    """Returns the accuracy of one answer of a group; 0 where the verifier gave no verdict, so that its siblings keep
+    theirs.
+    """
     try:
         return _score(task, sample, answer)["accuracy"] or 0.0
     except VerifierError:

@@ -24,7 +24,7 @@ def own(row: Row) -> Row:
 
 
 def yes_no(row: Row) -> Row:
-    """Whether a proposed answer is right: the right one for half of the rows, else a wrong one."""
+    """Returns whether a proposed answer is right: the right one for half of the rows, else a wrong one."""
     if row["answer_type"] == "yes_no":
         return row
     right, wrong = _right(row), _wrong(row)
@@ -36,7 +36,7 @@ def yes_no(row: Row) -> Row:
 
 
 def choice(row: Row) -> Row:
-    """One of several options: the row's own, or made ones around a number."""
+    """Returns one of several options: the row's own, or made ones around a number."""
     if row["answer_type"] == "choice":
         return row
     right = _right(row)
@@ -59,7 +59,7 @@ FORMS: dict[str, Callable[[Row], Row]] = {"own": own, "yes_no": yes_no, "choice"
 
 
 def _right(row: Row) -> str:
-    """The right answer as a text."""
+    """Returns the right answer as a text."""
     if row["answer_type"] != "choice":
         return kinds.right_answers(row)[0]
     letter, options = kinds.target(row)[0], kinds.options_of(row)

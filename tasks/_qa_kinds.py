@@ -37,7 +37,9 @@ class Kind:
 
 
 def right_answers(row: Row) -> list[str]:
-    """The answers that count as right: one, or those of a list; a list of options is one answer that names several."""
+    """Returns the answers that count as right: one, or those of a list; a list of options is one answer that names
+    several.
+    """
     answer = row.get("answer")
     if isinstance(answer, list) and row.get("answer_type") == "choice":
         return [", ".join(map(str, answer))]
@@ -45,7 +47,7 @@ def right_answers(row: Row) -> list[str]:
 
 
 def target(row: Row) -> list[Any]:
-    """The right answers as `Kind.read` reads them; None for one that cannot be read."""
+    """Returns the right answers as `Kind.read` reads them; None for one that cannot be read."""
     if row["answer_type"] == "choice" and isinstance(row["answer"], list):
         letters = [read_choice(_text(answer), row) for answer in row["answer"]]
         return [None if None in letters else ",".join(sorted({*map(str, letters)}))]
@@ -53,14 +55,14 @@ def target(row: Row) -> list[Any]:
 
 
 def score(task: Any, row: Row, given: Any) -> float:
-    """How right a read answer is, in [0, 1]: that of the right answer which it fits best; None is 0."""
+    """Returns how right a read answer is, in [0, 1]: that of the right answer which it fits best; None is 0."""
     if given is None:
         return 0.0
     return max(KINDS[row["answer_type"]].same(task, given, right, row) for right in target(row))
 
 
 def _text(answer: Any) -> str:
-    """An answer of a row as a text; whole numbers without a point."""
+    """Returns an answer of a row as a text; whole numbers without a point."""
     return f"{answer:.15g}" if isinstance(answer, float) else str(answer)
 
 
@@ -68,7 +70,7 @@ def _text(answer: Any) -> str:
 
 
 def options_of(row: Row) -> list[str]:
-    """The texts of a row's options, without letters before them."""
+    """Returns the texts of a row's options, without letters before them."""
     given = [str(option) for option in row.get("options") or ()]
     bare = [option_text(option) for option in given]
     lettered = all(re.match(rf"\s*\(?{letter}[).:]\s", option) for letter, option in zip(LETTERS, given, strict=False))
@@ -76,7 +78,7 @@ def options_of(row: Row) -> list[str]:
 
 
 def read_choice(text: str, row: Row) -> str | None:
-    """The letter of the one option that a text names, or "A,C" for several that it lists; None for none.
+    """Returns the letter of the one option that a text names, or "A,C" for several that it lists; None for none.
 
     By its letter, by its text, or by holding the text of one option and of no other (View-R1). A text of more than
     2,000 characters names none.
@@ -98,7 +100,7 @@ def read_choice(text: str, row: Row) -> str | None:
 
 
 def _words(text: str) -> str:
-    """Words in lower case and numbers, with a space before and after each."""
+    """Returns words in lower case and numbers, with a space before and after each."""
     return f" {' '.join(_TOKEN.findall(text.casefold()))} "
 
 
@@ -118,7 +120,9 @@ def _option_problem(row: Row) -> str | None:
 
 
 def tolerance(row: Row) -> tuple[float, float]:
-    """How far a number may lie from the right one: in its own units, and as a share of it (`tolerance: "5%"`)."""
+    """Returns how far a number may lie from the right one: in its own units, and as a share of it (`tolerance:
+    "5%"`).
+    """
     given = row.get("tolerance") or 0.0
     return (0.0, float(given[:-1]) / 100) if isinstance(given, str) else (float(given), 0.0)
 
@@ -177,7 +181,7 @@ KINDS: dict[str, Kind] = {
 
 
 def problem(task: Any, row: Row) -> str | None:
-    """What is wrong with a qa row, or None."""
+    """Returns what is wrong with a qa row, or None."""
     if not isinstance(row.get("question"), str) or not row["question"].strip():
         return f"question={str(row.get('question'))[:80]} must be the text of the question"
     if not isinstance(row.get("answer_type"), str) or row["answer_type"] not in KINDS:
@@ -214,6 +218,6 @@ def _readable(task: Any, value: str) -> bool:
 
 
 def spoken(sample: Sample) -> str:
-    """The right answer as a model would write it."""
+    """Returns the right answer as a model would write it."""
     kind = sample["answer_type"]
     return target(sample.row)[0] if kind == "choice" else right_answers(sample.row)[0]

@@ -89,7 +89,7 @@ def _row(name: str, size: int, target: tuple[str, str, Box], objects: int) -> di
 
 def _free_place(rng: random.Random, size: int, taken: list[Box], tries: int = 30,
                 sides: tuple[float, float] = (SMALLEST, LARGEST)) -> Box | None:
-    """A random square that touches none of ``taken``; None when no try fits (never for the first object)."""
+    """Returns a random square that touches none of ``taken``; None when no try fits (never for the first object)."""
     margin = -int(-size * MARGIN // 1)  # rounded up
     for _ in range(tries):
         side = rng.randint(*(max(1, round(size * share)) for share in sides))

@@ -30,12 +30,12 @@ Accuracy = Callable[[Any, Sample, Answer], float]
 
 
 def kind_of(row: Mapping[str, Any]) -> str:
-    """The type of a row's answer; of a choice with evidence the choice."""
+    """Returns the type of a row's answer; of a choice with evidence the choice."""
     return "choice" if row["answer_type"] == "span+choice" else row["answer_type"]
 
 
 def truth(sample: Sample) -> str:
-    """The right answer as a text: an option by its letter, a whole number without a point."""
+    """Returns the right answer as a text: an option by its letter, a whole number without a point."""
     answer = sample["answer"]
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
@@ -44,18 +44,20 @@ def truth(sample: Sample) -> str:
 
 
 def options_of(row: Mapping[str, Any]) -> list[str]:
-    """The texts of the options; the labels of a choice without options."""
+    """Returns the texts of the options; the labels of a choice without options."""
     return bare_options(row.get("options") or (row.get("labels") if kind_of(row) == "choice" else None) or ())
 
 
 def _choices(row: Mapping[str, Any]) -> str:
-    """The options on lines of their own, each with its letter; "" where the row has none or its question has them."""
+    """Returns the options on lines of their own, each with its letter; "" where the row has none or its question has
+    them.
+    """
     lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options_of(row), strict=False)]
     return "".join(f"\n{line}" for line in ("Options:", *lines)) if any(i not in row["question"] for i in lines) else ""
 
 
 def _labels(row: Mapping[str, Any]) -> str:
-    """The names that a text is to be chosen from; "" where the row has none or its question has them."""
+    """Returns the names that a text is to be chosen from; "" where the row has none or its question has them."""
     names = (row.get("labels") or []) if row["answer_type"] == "text" else []
     return f" Choose from: {', '.join(names)}." if any(name not in row["question"] for name in names) else ""
 
@@ -70,7 +72,7 @@ def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def typed_problem(_task: Any, row: Mapping[str, Any]) -> str | None:
-    """What a recipe of typed answers misses in a row, or None."""
+    """Returns what a recipe of typed answers misses in a row, or None."""
     kind, answer, options = kind_of(row), row.get("answer"), options_of(row)
     if kind not in TYPED:
         return (f"answer_type={kind!r} is not scored by task.recipe={_task.recipe!r}, which knows {', '.join(TYPED)}; "
@@ -105,7 +107,7 @@ def _target(_task: Any, sample: Sample) -> str:
 
 
 def _think(_task: Any, sample: Sample) -> str:
-    """A perfect answer with thinking; what would give it away is left out of the thinking."""
+    """Returns a perfect answer with thinking; what would give it away is left out of the thinking."""
     return f"<think>I look at each part in turn.</think><answer>{truth(sample)}</answer>"
 
 
@@ -115,7 +117,7 @@ def strict(_task: Any, sample: Sample, answer: Answer) -> float:
 
 
 def free(sample: Sample, given: str) -> float:
-    """The accuracy of an answer that need not be only the letter, the number or the label."""
+    """Returns the accuracy of an answer that need not be only the letter, the number or the label."""
     score = tolerant(kind_of(sample.row), options_of(sample.row), sample.get("labels") or (),
                      sample.get("tolerance") or 0.0)
     return score(given, truth(sample))
@@ -131,7 +133,7 @@ def _scored(accuracy: Accuracy) -> Callable[[Any, Sample, Answer], Parts]:
 
 
 def _thinking(prompt: str, accuracy: Accuracy, **more: Any) -> Recipe:
-    """A recipe of accuracy and format whose answers are <think>...</think><answer>...</answer>."""
+    """Returns a recipe of accuracy and format whose answers are <think>...</think><answer>...</answer>."""
     given: dict[str, Any] = {"rewards": {"accuracy": 1.0, "format": 1.0}, "problem": typed_problem, **more}
     return Recipe(prompt=prompt, read=_read_tagged, score=_scored(accuracy), target=_target, oracle=_think, **given)
 
@@ -181,7 +183,7 @@ PLAIN = {
 
 
 def plain(row: Any) -> times.TimeRecipe:
-    """How the answer to a row or sample is asked for, read and scored plainly."""
+    """Returns how the answer to a row or sample is asked for, read and scored plainly."""
     return PLAIN.get(row["answer_type"], _LINE)
 
 

@@ -57,7 +57,9 @@ def thinking(answer: str) -> str:
 
 
 def with_spans(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The row; if answer_type is span and it has no `spans`, with those of its `answer`: [3, 7], [[3, 7]], "3 to 7"."""
+    """Returns the row; if answer_type is span and it has no `spans`, with those of its `answer`: [3, 7], [[3, 7]], "3
+    to 7".
+    """
     answer = row.get("answer")
     if row.get("answer_type") != "span" or row.get("spans") is not None or not answer:
         return row
@@ -116,7 +118,7 @@ _IN_SECONDS = ("Then, provide the start and end times (in seconds, precise to tw
 
 
 def _read_last(_task: Any, _sample: Sample, answer: Answer) -> list[list[float]] | None:
-    """The last `a to b` of the last answer tag."""
+    """Returns the last `a to b` of the last answer tag."""
     span = last_span(answer_tag(answer.text, "last") or "")
     return [span] if span else None
 
@@ -145,7 +147,9 @@ _LONG_THOUGHT = 500
 
 
 def _reasoning(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """What Time-R1's code can pay the thinking for: a time range, characters up to 500, two keywords, two lines."""
+    """Returns what Time-R1's code can pay the thinking for: a time range, characters up to 500, two keywords, two
+    lines.
+    """
     thought = (extract_tag(answer.text, "think", "last") or "").strip()
     lowered = thought.lower()
     return {**_time_r1(task, sample, answer), "timestep": float(_STEP.search(thought) is not None),
@@ -155,7 +159,7 @@ def _reasoning(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _diversity(_task: Any, _sample: Sample, answers: Sequence[Answer], *_services: Any) -> list[Parts]:
-    """How little an answer shares with the others of its group: the mean of 1 - ROUGE-L."""
+    """Returns how little an answer shares with the others of its group: the mean of 1 - ROUGE-L."""
     words = [rouge_tokens(answer.text[:20_000]) for answer in answers]
     apart = [[1 - _rouge_l(a, b) for j, b in enumerate(words) if j != i] for i, a in enumerate(words)]
     return [{"diversity": sum(found) / len(found) if found else 0.0} for found in apart]
@@ -198,7 +202,7 @@ _CAPITAL = re.compile(r"(?<![\w'])[A-G](?![\w'])", re.ASCII)
 
 
 def _first_letter(text: str, letters: str) -> str | None:
-    """The first of the letters that stands alone; a small one only where it is the whole text."""
+    """Returns the first of the letters that stands alone; a small one only where it is the whole text."""
     found = [clean_label(text).upper(), *_CAPITAL.findall(text)]
     return next((letter for letter in found if letter in [*letters]), None)
 
@@ -218,7 +222,7 @@ def _evidence(_task: Any, sample: Sample) -> dict[str, Any]:
 
 
 def _read_gqa(_task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
-    """The first letter of the first answer tag, and the spans of the first <glue> after the thinking."""
+    """Returns the first letter of the first answer tag, and the spans of the first <glue> after the thinking."""
     shown = answer.text.partition("</think>")[2] if "</think>" in answer.text else answer.text
     chosen, glue = answer_tag(answer.text), extract_tag(shown, "glue")
     if chosen is None and glue is None:
@@ -296,7 +300,7 @@ TEMPORAL_R1 = TimeRecipe(
 
 
 def span_problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with the times of a row, where it has any; None otherwise."""
+    """Returns what is wrong with the times of a row, where it has any; None otherwise."""
     duration, spans = row.get("duration"), row.get("spans")
     if duration is not None and not (is_number(duration) and duration > 0):
         return f"duration={str(duration)[:200]} must be the seconds of the clip, above 0"

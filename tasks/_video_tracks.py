@@ -33,7 +33,7 @@ def boxes_of(_task: Any, sample: Sample) -> dict[str, Any]:
 
 
 def frame_names(sample: Sample) -> list[str]:
-    """The second that names each frame: its time, or its number from 1 where the row has no times."""
+    """Returns the second that names each frame: its time, or its number from 1 where the row has no times."""
     track = track_of(sample)
     return [format_time(t) for t in track.get("times") or range(1, len(track.get("boxes", [])) + 1)]
 
@@ -46,7 +46,7 @@ def needs_track(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def _read_boxes(task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
-    """A list with a box for every frame, in the first answer tag."""
+    """Returns a list with a box for every frame, in the first answer tag."""
     boxes = read_track(answer_tag(answer.text) or "", len(track_of(sample).get("boxes", [])))
     return None if boxes is None else {"boxes": [pixels(task, sample, box) for box in boxes]}
 
@@ -79,7 +79,7 @@ VIDEOCHAT_R1_TRACK = times.TimeRecipe(
 
 
 def problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with the times and tracks of a row, where it has any; None otherwise."""
+    """Returns what is wrong with the times and tracks of a row, where it has any; None otherwise."""
     found, tracks = times.span_problem(row), row.get("tracks")
     if found or tracks is None:
         return found
@@ -135,7 +135,7 @@ _BY_CATEGORY = ("miou", "miop", "r1@0.3", "r1@0.5", "r1@0.7", "gqa_acc", "overla
 
 
 def summaries(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The mean of each of these metrics by the rows' category, e.g. `miou/indoor`."""
+    """Returns the mean of each of these metrics by the rows' category, e.g. `miou/indoor`."""
     columns: dict[str, list[float]] = {}
     for record in records:
         category = record["sample"].get("category")
@@ -161,7 +161,7 @@ def cheats(task: Any, sample: Sample) -> dict[str, str]:
 
 
 def marks(sample: Sample, found: Any, role: str) -> list[dict[str, Any]]:
-    """The track or the spans of a parsed answer or target; [] for others."""
+    """Returns the track or the spans of a parsed answer or target; [] for others."""
     boxes, spans = (found.get("boxes"), found.get("spans")) if isinstance(found, dict) else (None, found)
     if isinstance(boxes, list):
         track = track_of(sample)

@@ -67,7 +67,7 @@ class Classification(RecipeTask):
             self.thinking]
 
     def thinks(self, sample: Sample) -> bool:
-        """Whether this visit's template asks for thinking."""
+        """Returns whether this visit's template asks for thinking."""
         return "<think>" in (sample.prompt or self.templates[0])
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
@@ -100,8 +100,9 @@ class Classification(RecipeTask):
 
     def chosen(self, split: str, entries: Sequence[tuple[str, Sequence[str]]], names: Sequence[str],
                samples: Sequence[Sample]) -> Sequence[Sample]:
-        """Those of `samples` that `task.classes` and `task.shots` leave; `entries` has their ids and classes, `names`
-        are all classes. Samples are not made before they are asked for."""
+        """Returns those of `samples` that `task.classes` and `task.shots` leave; `entries` has their ids and classes,
+        `names` are all classes. Samples are not made before they are asked for.
+        """
         places = list(range(len(entries)))
         half_of: dict[str, str] = {}
         halves = recipes.halves(names) if self.classes != "all" else {}
@@ -122,7 +123,7 @@ class Classification(RecipeTask):
         return Drawn(len(places), make)
 
     def _offering(self, sample: Sample, half: str, names: Sequence[str]) -> Sample:
-        """The sample with the names of its half to choose from."""
+        """Returns the sample with the names of its half to choose from."""
         row = dict(sample.row)
         if row.get("question") == self.placeholders({**row, "question": None})["question"]:
             del row["question"]  # the task's own, with the names of both halves

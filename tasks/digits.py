@@ -46,7 +46,7 @@ class Digits(Classification):
 
 
 def digit_image(array: np.ndarray) -> Image.Image:
-    """A 64x64 RGB picture, white on black, of one [8, 8] array with values 0..16."""
+    """Returns a 64x64 RGB picture, white on black, of one [8, 8] array with values 0..16."""
     grey = np.rint(np.asarray(array, dtype=np.float64) * (255 / 16)).astype(np.uint8)
     return Image.fromarray(grey).resize((SIZE, SIZE), Image.Resampling.BICUBIC).convert("RGB")
 
@@ -60,7 +60,7 @@ def split_indices() -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @functools.cache
 def digit_arrays() -> tuple[np.ndarray, np.ndarray]:
-    """[1797, 8, 8] float pixels 0..16 and [1797] int labels. Raises ConfigError without scikit-learn."""
+    """Returns [1797, 8, 8] float pixels 0..16 and [1797] int labels. Raises ConfigError without scikit-learn."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:

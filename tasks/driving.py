@@ -93,7 +93,7 @@ class Driving(RecipeTask):
         return {} if self.used.read is recipes.read_way else recipes.plan_summary(records)
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
-        """The true and the answered path on the first current picture, where the row has `to_pixels`."""
+        """Returns the true and the answered path on the first current picture, where the row has `to_pixels`."""
         matrix, answered = sample.get("to_pixels"), parsed if isinstance(parsed, list) else None
         if matrix is None:
             return []
@@ -103,7 +103,7 @@ class Driving(RecipeTask):
                 for role, line in lines.items() if len(line) > 1]
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Every action at once; a vehicle that stands, or drives on, where the truth moves or bends."""
+        """Returns every action at once; a vehicle that stands, or drives on, where the truth moves or bends."""
         right = self.oracle(sample)
         if right is None:
             return {}
@@ -121,7 +121,7 @@ class Driving(RecipeTask):
 
 
 def _views(row: Mapping[str, Any]) -> str:
-    """The pictures in words: "front camera, 1 s ago; front camera, now"."""
+    """Returns the pictures in words: "front camera, 1 s ago; front camera, now"."""
     count, cameras, frames = _count(row), row.get("cameras"), row.get("frames")
     if not cameras and not frames:
         return "the view from the vehicle" if count < 2 else f"{count} views from the vehicle"
@@ -131,7 +131,7 @@ def _views(row: Mapping[str, Any]) -> str:
 
 
 def _current(row: Mapping[str, Any]) -> int:
-    """Number of the first picture that shows the present."""
+    """Returns the number of the first picture that shows the present."""
     frames = row.get("frames") or [0.0]
     return frames.index(max(frames))
 
@@ -142,7 +142,7 @@ def _count(row: Mapping[str, Any]) -> int:
 
 
 def _scene_problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with the fields that a prompt shows, or None."""
+    """Returns what is wrong with the fields that a prompt shows, or None."""
     speed, navigation, count = row.get("speed_mps"), row.get("navigation"), _count(row)
     if speed is not None and not is_number(speed):
         return f"speed_mps={str(speed)[:200]} must be a number of metres per second"
@@ -157,7 +157,7 @@ def _scene_problem(row: Mapping[str, Any]) -> str | None:
 
 
 def _road_problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with the fields that are measured in metres, or None."""
+    """Returns what is wrong with the fields that are measured in metres, or None."""
     problem = trajectory_problem(row["trajectory"]) if row.get("trajectory") is not None else None
     if problem:
         return f"trajectory={str(row['trajectory'])[:200]}: {problem}"

@@ -128,7 +128,7 @@ def _marks(found: Any, name: str, role: str) -> list[dict[str, Any]]:
 
 
 def _problem(row: Mapping[str, Any], asks: bool) -> str | None:
-    """What is wrong with a grounding row, or None; `asks`: a question and its answer will do."""
+    """Returns what is wrong with a grounding row, or None; `asks`: a question and its answer will do."""
     for side in ("width", "height"):
         if not is_number(row.get(side)) or row[side] <= 0:
             return f"{side}={row.get(side)!r} must be the image's {side} in pixels"

@@ -64,7 +64,7 @@ class Gui(RecipeTask):
         return actions.step_metrics(self, sample, given)
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Each metric by platform and by kind of element, e.g. `click_acc/web` and `click_acc/icon`."""
+        """Returns each metric by platform and by kind of element, e.g. `click_acc/web` and `click_acc/icon`."""
         columns: dict[str, list[float]] = {}
         for record in records:
             kinds = {str(v) for v in (record["sample"].get(key) for key in _BY) if v}
@@ -79,7 +79,7 @@ class Gui(RecipeTask):
 
 
 def _marks(found: Any, role: str) -> list[dict[str, Any]]:
-    """The mark of a box, a point, or the place of an action; its type is the label."""
+    """Returns the mark of a box, a point, or the place of an action; its type is the label."""
     label = "element"
     if isinstance(found, dict):
         label = str(found.get("type", found.get("action_type", "")))[:100]
@@ -90,7 +90,7 @@ def _marks(found: Any, role: str) -> list[dict[str, Any]]:
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a gui row, or None."""
+    """Returns what is wrong with a gui row, or None."""
     for side in ("width", "height"):
         if not is_number(row.get(side)) or row[side] <= 0:
             return f"{side}={row.get(side)!r} must be the screenshot's {side} in pixels"

@@ -34,7 +34,9 @@ class PairRecipe(Recipe):
 
 
 def tagged(text: str) -> str:
-    """What the one <answer> after the thinking holds; empty for none, for several, and for thinking that never ends."""
+    """Returns what the one <answer> after the thinking holds; empty for none, for several, and for thinking that never
+    ends.
+    """
     rest = text.partition("</think>")[2] if "<think>" in text or "</think>" in text else text
     return extract_tag(rest, "answer") or "" if rest.count("<answer>") == 1 else ""
 
@@ -121,7 +123,7 @@ class Preference(RecipeTask):
         return found if orders == (False,) else Drawn(len(found) * len(orders), make)
 
     def swapped(self, sample: Sample) -> Sample:
-        """The sample with its responses the other way round; `pair` is the id of the row."""
+        """Returns the sample with its responses the other way round; `pair` is the id of the row."""
         name = f"{sample.id}-swapped"
         row = {**sample.row, "id": name, "pair": sample.id, "responses": sample["responses"][::-1],
                "answer": 3 - sample["answer"]}
@@ -154,7 +156,7 @@ class Preference(RecipeTask):
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a preference row, or None."""
+    """Returns what is wrong with a preference row, or None."""
     pair, answer = row.get("responses"), row.get("answer")
     if not isinstance(row.get("question"), str) or not row["question"].strip():
         return f"question={short(row.get('question'))} must be the text of the question"

@@ -56,7 +56,7 @@ class Video(RecipeTask):
             raise ConfigError(f"task.length_range=[{least}, {most}] must be the fewest tokens, then the most")
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
-        """The sample, its video before its images, as SEED-Bench-R1 shows the past before the present."""
+        """Returns the sample, its video before its images, as SEED-Bench-R1 shows the past before the present."""
         sample = super().sample_from_row(times.with_spans(row), root)
         return replace(sample, media=tuple(sorted(sample.media, key=lambda media: media.kind != "video")))
 
@@ -67,15 +67,16 @@ class Video(RecipeTask):
         return {**typed.placeholders(self, row), **onethinker.placeholders(row)}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Rows with spans: `miou`, `miop`, `r1@0.3`, `r1@0.5`, `r1@0.7`, with options too `gqa_acc`; rows with tracks:
-        `overlap` and `sr@0.5`."""
+        """Returns rows with spans: `miou`, `miop`, `r1@0.3`, `r1@0.5`, `r1@0.7`, with options too `gqa_acc`; rows with
+        tracks: `overlap` and `sr@0.5`.
+        """
         return tracks.measures(self, sample, self.parse(sample, answer))
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
         return tracks.cheats(self, sample)
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
-        """The track or the spans of the target and of the answer."""
+        """Returns the track or the spans of the target and of the answer."""
         return [*tracks.marks(sample, self.target(sample), "target"), *tracks.marks(sample, parsed, "answer")]
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -92,7 +93,7 @@ class Video(RecipeTask):
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a video row under any recipe, or None."""
+    """Returns what is wrong with a video row under any recipe, or None."""
     question, kind = row.get("question"), row.get("answer_type")
     if not isinstance(question, str) or not question.strip():
         return f"question={str(question)[:200]!r} must be a text"

@@ -31,7 +31,9 @@ def _declare_schemas() -> None:
 
 
 def needed() -> bool:
-    """Whether torchvision here cannot be imported without `install`: its library of operators could not be loaded."""
+    """Returns whether torchvision here cannot be imported without `install`: its library of operators could not be
+    loaded.
+    """
     from torchvision import extension
 
     return bool(_declared) and not extension._has_ops()

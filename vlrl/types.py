@@ -152,7 +152,7 @@ class Prompt:
         return int(self.positions.max()) + 1 if self.positions.size else 0
 
     def followed_by(self, tokens: np.ndarray) -> "Prompt":
-        """The prompt with the first [T] tokens of an answer to it behind."""
+        """Returns the prompt with the first [T] tokens of an answer to it behind."""
         places = np.arange(self.next_position, self.next_position + len(tokens))
         beside = {name: np.concatenate([ids, np.full(len(tokens), self.aligned_answer.get(name, 0), ids.dtype)])
                   for name, ids in self.aligned.items()}
@@ -319,9 +319,9 @@ class Coordinates:
     convention = "original"
 
     def to_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Box or point as the model wrote it -> original pixels."""
+        """Returns box or point as the model wrote it -> original pixels."""
         return [float(v) for v in box]
 
     def from_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Box or point in original pixels -> as the model is expected to write it."""
+        """Returns box or point in original pixels -> as the model is expected to write it."""
         return [float(v) for v in box]

@@ -24,6 +24,6 @@ def build(site: Site, show: Callable[[Site, Mapping[str, str]], Shown]) -> None:
 
 
 def no_runs() -> Shown:
-    """The page of an empty folder."""
+    """Returns the page of an empty folder."""
     return empty("There are no runs yet.", "Start one with `vlrl train CONFIG`, or open the folder that has them: "
                  "`vlrl app RUNS_DIR`."), chart_value([]), Html("")

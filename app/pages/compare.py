@@ -41,7 +41,7 @@ def build(site: Site) -> None:
 
 
 def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
-    """The page at a location."""
+    """Returns the page at a location."""
     runs = [info.id for info in site.library.runs()]
     if not runs:
         return charted.no_runs()
@@ -57,7 +57,7 @@ def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
 
 
 def asked_by(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Asked:
-    """What a location asks for. Without one: the newest run with two evaluations, its first against its last.
+    """Returns what a location asks for. Without one: the newest run with two evaluations, its first against its last.
 
     Two runs are compared at their last evaluations. Raises AppError for steps that are no numbers.
     """
@@ -155,7 +155,7 @@ def _facts(found: Comparison, asked: Asked) -> Html:
 
 
 def verdict(gain: Interval) -> str:
-    """What the interval says, in words."""
+    """Returns what the interval says, in words."""
     if gain.low > 0:
         return "B is better: the interval of the gain leaves out 0."
     if gain.high < 0:

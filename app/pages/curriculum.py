@@ -26,7 +26,7 @@ def build(site: Site) -> None:
 
 
 def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
-    """The page at a location."""
+    """Returns the page at a location."""
     runs = [info.id for info in site.library.runs()]
     if not runs:
         return charted.no_runs()
@@ -127,7 +127,7 @@ def _wasted(found: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
 
 
 def _over(spans: Sequence[str], made: dict[str, Any]) -> dict[str, Any]:
-    """The figure with spans of steps as they are, not as numbers."""
+    """Returns the figure with spans of steps as they are, not as numbers."""
     if any("–" in span for span in spans):
         made["layout"]["xaxis"]["type"] = "category"
     return made

@@ -31,7 +31,7 @@ def build(site: Site) -> None:
 
 
 def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
-    """The page at a location."""
+    """Returns the page at a location."""
     runs, sample, run = [info.id for info in site.library.runs()], where.get("sample", ""), where.get("run")
     if not runs:
         return charted.no_runs()
@@ -106,7 +106,9 @@ def _weight(visit: Visit) -> str:
 
 
 def figures(found: History, rows: Sequence[RolloutRow]) -> list[dict[str, Any]]:
-    """Every answer's reward with the mean of each visit, the pass rate, and the weight, over steps; runs coloured."""
+    """Returns every answer's reward with the mean of each visit, the pass rate, and the weight, over steps; runs
+    coloured.
+    """
     runs = list(dict.fromkeys(visit.key.run for visit in found.visits))
     rewards: list[dict[str, Any]] = []
     passes: list[dict[str, Any]] = []
@@ -147,7 +149,7 @@ def _trace(name: str, points: Sequence[tuple[Any, float | None]], tone: str, **m
 
 
 def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow]) -> Html:
-    """A word diff of two answers: those of the location, else the best of the first visit and of the last."""
+    """Returns a word diff of two answers: those of the location, else the best of the first visit and of the last."""
     if not rows:  # a run that is written to took its files away meanwhile
         return Html("")
     offered = {row.key: row for row in (rows if len(rows) <= _OFFERED else _best(rows))}
@@ -173,7 +175,7 @@ def _first_and_last(best: Sequence[RolloutRow]) -> tuple[RolloutKey, RolloutKey]
 
 
 def _best(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
-    """The best answer of each visit, in the order of the visits."""
+    """Returns the best answer of each visit, in the order of the visits."""
     found: dict[GroupKey, RolloutRow] = {}
     for row in rows:
         held = found.get(row.group)

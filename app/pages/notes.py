@@ -72,7 +72,9 @@ def build(site: Site) -> None:
 
 
 def _opened(pick: str | None, last: str | None) -> tuple[Any, Any]:
-    """The export's fold and its choice, as the link that led here asks; left as the user set them by any other."""
+    """Returns the export's fold and its choice, as the link that led here asks; left as the user set them by any
+    other.
+    """
     if pick == last:
         return gr.skip(), gr.skip()
     filtered = pick == "filter"
@@ -80,7 +82,7 @@ def _opened(pick: str | None, last: str | None) -> tuple[Any, Any]:
 
 
 def _fixed(site: Site) -> Html:
-    """Why no note can be written, if so."""
+    """Returns why no note can be written, if so."""
     words = site.notes.problem()
     return note(words, kind="bad") if words else Html("")
 
@@ -89,7 +91,7 @@ def _fixed(site: Site) -> Html:
 
 
 def edited(site: Site, where: Mapping[str, str]) -> tuple[Html, Note | None] | None:
-    """The rollout that the location names, in words, and what is remarked on it; None when it names none.
+    """Returns the rollout that the location names, in words, and what is remarked on it; None when it names none.
 
     Raises AppError when it is not there.
     """
@@ -138,7 +140,7 @@ def saved_note(site: Site, where: Mapping[str, str], flag: str, comment: str,
 
 
 def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
-    """The form and the list. A file of notes that cannot be read is said at the top of the page."""
+    """Returns the form and the list. A file of notes that cannot be read is said at the top of the page."""
     try:
         every, rows = site.notes.all(), listed_notes(site, where)
     except AppError:
@@ -162,7 +164,7 @@ def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
 
 
 def listed_notes(site: Site, where: Mapping[str, str]) -> list[Note]:
-    """The notes that the location's filters keep."""
+    """Returns the notes that the location's filters keep."""
     return site.notes.all(run=where.get("of"), flag=where.get("mark"), text=where.get("find", ""))
 
 
@@ -212,7 +214,7 @@ def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tup
 
 
 def _kept(site: Site, where: Mapping[str, str]) -> list[Note]:
-    """What the filters of the Rollouts page keep, with the remarks on it."""
+    """Returns what the filters of the Rollouts page keep, with the remarks on it."""
     remarks = {remark.key: remark for remark in site.notes.all()}
     query = filters.query_of(where, list(remarks) if where.get("flag") == "yes" else None)
     found = every_rollout(site.index, query, exports.MOST_ROWS + 1)

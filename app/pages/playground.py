@@ -120,7 +120,7 @@ class Page:
                 *self.look(model, task, split, sample))
 
     def look(self, model: str, task: str, split: str, sample: str) -> tuple[Html, tuple[int, int]]:
-        """The sample as it will be asked, and its place and the number of samples; or why there is none."""
+        """Returns the sample as it will be asked, and its place and the number of samples; or why there is none."""
         try:
             shown = self.play.sample(Ask(model=model or "", task=task or "", split=split, sample=sample))
         except Exception as error:  # a task without data of its own is no fault: an upload can be asked about
@@ -134,7 +134,7 @@ class Page:
         return el("section", facts, body, class_="v"), (shown.place, shown.count)
 
     def step(self, move: int, model: str, task: str, split: str, sample: str, place: Sequence[int]) -> tuple[Any, ...]:
-        """The next sample, the one before, or with 0 any other; beyond an end comes the other one."""
+        """Returns the next sample, the one before, or with 0 any other; beyond an end comes the other one."""
         at, count = int(place[0]), max(1, int(place[1]))
         wanted = (at + move) % count if move else random.randrange(count)
         return f"#{wanted}", *self.look(model, task, split, f"#{wanted}")
@@ -143,7 +143,7 @@ class Page:
 
     def ask(self, model: str, task: str, split: str, sample: str, source: str, file: str | None, question: str,
             answers: float, heat: float, most: float | None, seed: float | None) -> Iterator[tuple[Any, ...]]:
-        """The status and the answers, again and again until they are whole; the first value names the job."""
+        """Yields the status and the answers, again and again until they are whole; the first value names the job."""
         upload = Path(file) if source == _UPLOAD and file else None
         if source == _UPLOAD and not upload:
             yield "", note("Choose an image or a video first.", kind="bad"), ""
@@ -172,7 +172,7 @@ def build(site: Site) -> None:
 
 
 def _status(progress: Progress) -> Html:
-    """The bar and what goes on; of a job that failed, why."""
+    """Returns the bar and what goes on; of a job that failed, why."""
     if progress.phase == "failed":
         return note(progress.said, kind="bad")
     words = join([_PHASES[progress.phase], progress.said], ": ")
@@ -184,7 +184,7 @@ def _status(progress: Progress) -> Html:
 
 
 def _shown(progress: Progress) -> Html:
-    """The answers so far, or the scored group."""
+    """Returns the answers so far, or the scored group."""
     if isinstance(progress.result, Answered):
         return _answered(progress.result)
     boxes = [el("article", el("div", el("i", class_="v-swatch", style=f"background:{color(i)}"), el("b", f"#{i}"),

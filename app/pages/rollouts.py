@@ -43,7 +43,7 @@ def build(site: Site) -> None:
 
 
 def beside(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
-    """The form and the list of a location."""
+    """Returns the form and the list of a location."""
     runs = [run.id for run in site.library.runs()]
     if not runs:
         return Html(""), empty(f"There is no run in {site.library.root} yet.", join(
@@ -148,7 +148,7 @@ def _picture(run: str, name: str | None) -> Html:
 
 
 def _bars(rewards: Sequence[float | None]) -> Html:
-    """The group's rewards as small bars over each other's range."""
+    """Returns the group's rewards as small bars over each other's range."""
     known = [r for r in rewards if r is not None]
     if len(known) < 2:
         return Html("")
@@ -175,7 +175,7 @@ class Served:
 
 
 def group(site: Site, where: Mapping[str, str]) -> Html:
-    """The open group; empty when none is."""
+    """Returns the open group; empty when none is."""
     key = _open_key(where)
     if key is None:
         return Html("")
@@ -193,7 +193,7 @@ def group(site: Site, where: Mapping[str, str]) -> Html:
 
 
 def _same(key: GroupKey, opened: GroupKey | None) -> bool:
-    """Whether a group is the open one; a deep link may leave the split out."""
+    """Returns whether a group is the open one; a deep link may leave the split out."""
     return opened is not None and key == opened._replace(split=opened.split or key.split)
 
 
@@ -231,7 +231,7 @@ def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, st
 
 
 def _neighbours(site: Site, key: GroupKey, where: Mapping[str, str]) -> tuple[GroupKey | None, GroupKey | None]:
-    """The groups before and after one in the list; none where the filters cannot be, which the list says."""
+    """Returns the groups before and after one in the list; none where the filters cannot be, which the list says."""
     try:
         query = filters.query_of(where, site.notes.flagged() if where.get("flag") == "yes" else None)
         return site.index.neighbours(query, key)
@@ -240,7 +240,7 @@ def _neighbours(site: Site, key: GroupKey, where: Mapping[str, str]) -> tuple[Gr
 
 
 def _tokenizer(site: Site, run: str) -> Path | None:
-    """The run's tokenizer.json, else that of its last checkpoint."""
+    """Returns the run's tokenizer.json, else that of its last checkpoint."""
     if found := site.library.file(run, "tokenizer.json"):
         return found
     saved = sorted((path.name for path in site.library.folder(run).checkpoints.glob("step-*")), reverse=True)
@@ -248,7 +248,7 @@ def _tokenizer(site: Site, run: str) -> Path | None:
 
 
 def _tokens(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, str]) -> Html:
-    """The tokens of the chosen answer, else of the first."""
+    """Returns the tokens of the chosen answer, else of the first."""
     found: Sequence[RolloutView] = [r for r in view.rollouts if chosen is None or r.index == chosen]
     if not found:
         return Html("")

@@ -41,7 +41,7 @@ def build(site: Site) -> None:
 
 
 def shown(site: Site, where: Mapping[str, str]) -> tuple[str, str, str]:
-    """What a location shows: the list, the value of the plots, and what stands below them."""
+    """Returns what a location shows: the list, the value of the plots, and what stands below them."""
     runs = site.library.runs()
     if not runs:
         return _nothing(site), "", ""

@@ -21,8 +21,9 @@ def token_mean(per_token: torch.Tensor, x: LossInputs) -> torch.Tensor:
 
 
 def sequence_mean(per_token: torch.Tensor, x: LossInputs) -> torch.Tensor:
-    """Mean over rollouts of the mean over their tokens: every rollout counts the same, so a token of a long one counts
-    less (GRPO, arXiv 2402.03300, eq. 3)."""
+    """Returns the mean over rollouts of the mean over their tokens: every rollout counts the same, so a token of a long
+    one counts less (GRPO, arXiv 2402.03300, eq. 3).
+    """
     return _sum(per_token / x.spread(x.lengths).clamp(min=1), x) / max(x.total_sequences, 1.0)
 
 
@@ -36,7 +37,9 @@ def constant(per_token: torch.Tensor, x: LossInputs,
 
 
 def sequence_sum(per_token: torch.Tensor, x: LossInputs) -> torch.Tensor:
-    """Mean over rollouts of the sum over their tokens; with the term gspo it is LUSPO (arXiv 2602.05261)."""
+    """Returns the mean over rollouts of the sum over their tokens; with the term gspo it is LUSPO (arXiv
+    2602.05261).
+    """
     return _sum(per_token, x) / max(x.total_sequences, 1.0)
 
 

@@ -103,7 +103,7 @@ class Algorithm:
                 **{f"shaping.{i}": s for i, s in enumerate(self.shaping)}, **self.objective.functions}
 
     def state_dict(self, policy: Policy) -> dict[str, Any]:
-        """What a resumed run needs, the weights of a reference that moves included."""
+        """Returns what a resumed run needs, the weights of a reference that moves included."""
         held = {**{place: f.state_dict() for place, f in self._functions.items()}, "kl_coef": self.kl.state_dict(),
                 "reference": dict(policy.moving_reference) if self.moves_reference else {},
                 "nonfinite": {"steps": self.nonfinite} if self.nonfinite else {}}

@@ -75,7 +75,7 @@ class Siren:
         self.anchor = math.nan
 
     def prepare(self, x: LossInputs) -> dict[str, torch.Tensor]:
-        """Which tokens are selected, [N]; how many in the whole step, and their mean entropy."""
+        """Returns which tokens are selected, [N]; how many in the whole step, and their mean entropy."""
         own = x.stats[f"nucleus_entropy:{self.top_p}"].double()
         every = everywhere(own[x.mask > 0]).cpu().numpy()
         threshold = float(np.quantile(every, 1 - self.share))
@@ -117,7 +117,7 @@ class Temperature:
         self.factor = 1.0
 
     def moved(self, temperature: float, entropy: float, target: float, choices: int) -> float:
-        """The next temperature, before its bounds."""
+        """Returns the next temperature, before its bounds."""
         return temperature * math.exp(self.rate * (1 - entropy / target))
 
     def __call__(self, x: LossInputs) -> tuple[torch.Tensor, Metrics]:

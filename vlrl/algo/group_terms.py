@@ -217,7 +217,7 @@ class KlCov:
 
 
 def token_keys(x: LossInputs) -> torch.Tensor:
-    """[N] int64, random by seed, step, rollout and place in it: the same in any batch and on any process."""
+    """Returns [N] int64, random by seed, step, rollout and place in it: the same in any batch and on any process."""
     _, counts = torch.unique_consecutive(x.rollout_id, return_counts=True)
     place = torch.arange(len(x.rollout_id), device=x.rollout_id.device)
     place = place - (counts.cumsum(0) - counts).repeat_interleave(counts)
@@ -237,7 +237,7 @@ def _mixed(z: torch.Tensor) -> torch.Tensor:
 
 
 def _covariance(x: LossInputs) -> torch.Tensor:
-    """[N] float64; see ClipCov."""
+    """Returns [N] float64; see ClipCov."""
     a, logp, mask = x.advantages.double(), x.logprobs.detach().double(), x.mask.double()
     n, sum_a, sum_l = comm.total(float(mask.sum()), float((a * mask).sum()), float((logp * mask).sum()))
     return (a - sum_a / max(n, 1.0)) * (logp - sum_l / max(n, 1.0))
@@ -248,7 +248,7 @@ def _portion(x: LossInputs, share: float) -> int:
 
 
 def _first(eligible: torch.Tensor, values: torch.Tensor, keys: torch.Tensor, count: int) -> torch.Tensor:
-    """[N] bool: the `count` eligible tokens of all processes with the least value, then the least key."""
+    """Returns [N] bool: the `count` eligible tokens of all processes with the least value, then the least key."""
     every_value, every_key = everywhere(values[eligible]), everywhere(keys[eligible])
     if len(every_key) <= count:
         return eligible

@@ -8,13 +8,13 @@ from vlrl.algo.inputs import Scores
 
 
 def total(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """The sum over each rollout's group."""
+    """Returns the sum over each rollout's group."""
     filled = torch.where(values.isnan(), 0.0, values)
     return filled.new_zeros(_count(group)).index_add(0, group, filled)[group]
 
 
 def count(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """How many values each rollout's group has, as floats."""
+    """Returns how many values each rollout's group has, as floats."""
     return total(torch.where(values.isnan(), torch.nan, 1.0).to(values.dtype), group)
 
 
@@ -41,7 +41,7 @@ def largest(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
 
 
 def settled(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """[R] bool: the group has no two different values, so it carries no preference. Exact."""
+    """Returns [R] bool: the group has no two different values, so it carries no preference. Exact."""
     return smallest(values, group) >= largest(values, group)
 
 
@@ -52,7 +52,7 @@ def centred(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
 
 
 def correct(s: Scores, part: str = "", above: float | None = None, without: float = 0.5) -> torch.Tensor:
-    """[R] bool: which rollouts are correct; one that is unscorable is not.
+    """Returns [R] bool: which rollouts are correct; one that is unscorable is not.
 
     By what the tasks say (Scores.outcome). With `part` or `above` given: the raw reward part of that name, or the
     reward, is above that value, or above `without`, which also stands in where no outcome is known. Raises ValueError

@@ -116,7 +116,7 @@ class LossInputs:
     seed: int = 0
 
     def per_sequence(self, values: torch.Tensor) -> torch.Tensor:
-        """[N] -> [R] sums over the trained tokens of each rollout; with gradient."""
+        """Returns [N] -> [R] sums over the trained tokens of each rollout; with gradient."""
         values = values * self.mask
         return torch.zeros_like(self.lengths, dtype=values.dtype).index_add(0, self.rollout_id, values)
 
@@ -125,11 +125,11 @@ class LossInputs:
         return self.per_sequence(values) / self.lengths.clamp(min=1)
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """[R] -> [N], the value of each token's rollout."""
+        """Returns [R] -> [N], the value of each token's rollout."""
         return values[self.rollout_id]
 
     def group_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """[R] -> [R], the sum over each rollout's group."""
+        """Returns [R] -> [R], the sum over each rollout's group."""
         assert self.group is not None
         _, group = torch.unique(self.group, return_inverse=True)
         return torch.zeros_like(values).index_add(0, group, values)[group]
@@ -148,21 +148,22 @@ class LossInputs:
         return torch.where((self.mask > 0) & ~gap.isnan(), gap, 0)
 
     def correct(self, above: float | None = None) -> torch.Tensor:
-        """[R] bool: which rollouts are correct, as the task says, or where `above` is given by a reward above that; an
-        unscorable rollout is not."""
+        """Returns [R] bool: which rollouts are correct, as the task says, or where `above` is given by a reward above
+        that; an unscorable rollout is not.
+        """
         assert self.rewards is not None
         if above is None and self.outcome is not None:
             return self.outcome & ~self.rewards.isnan()
         return self.rewards > (0.5 if above is None else above)  # NaN is above nothing
 
     def wrong(self, above: float | None = None) -> torch.Tensor:
-        """[R] bool: the scorable rollouts that are not correct."""
+        """Returns [R] bool: the scorable rollouts that are not correct."""
         assert self.rewards is not None
         return ~self.correct(above) & ~self.rewards.isnan()
 
 
 def everywhere(values: torch.Tensor) -> torch.Tensor:
-    """[n] of this process -> those of all processes, in rank order. Called on all of them, equally often."""
+    """Returns [n] of this process -> those of all processes, in rank order. Called on all of them, equally often."""
     return torch.cat([torch.as_tensor(part) for part in comm.gather(values.detach().cpu())]).to(values.device)
 
 

@@ -38,12 +38,12 @@ def k3(x: LossInputs, clamp: _AboveZero = 20.0, limit: _AboveZero | None = None)
 
 
 def k1_plus(x: LossInputs, clamp: _AboveZero = 20.0) -> torch.Tensor:
-    """The value of k1 with the gradient of k2 (straight-through), as in verl. -> [N]."""
+    """Returns the value of k1 with the gradient of k2 (straight-through), as in verl. -> [N]."""
     return _straight_through(k1(x, clamp), k2(x, clamp))
 
 
 def k3_plus(x: LossInputs, clamp: _AboveZero = 20.0, limit: _AboveZero | None = None) -> torch.Tensor:
-    """The value of k3 with the gradient of k2 (straight-through), as in verl. -> [N]."""
+    """Returns the value of k3 with the gradient of k2 (straight-through), as in verl. -> [N]."""
     return _straight_through(k3(x, clamp, limit), k2(x, clamp))
 
 

@@ -45,7 +45,7 @@ class Bound:
         return partial(prepare, **{k: v for k, v in self.options.items() if k in wanted})
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs; {} for a function."""
+        """Returns what a resumed run needs; {} for a function."""
         return self.function.state_dict() if hasattr(self.function, "state_dict") else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ class Bound:
 
 def bind(setting: str, named: Named, table: Mapping[str, Any], seen: int = 1, made_with: tuple[Any, ...] = (),
          **shared: Any) -> Bound:
-    """The function or class that a setting names, with its options: the parameters after the first `seen`.
+    """Returns the function or class that a setting names, with its options: the parameters after the first `seen`.
 
     A class is made with `made_with` and then its options.
 
@@ -107,7 +107,7 @@ def _hints(function: Any) -> dict[str, Any]:
 
 
 def _checked(setting: str, kind: Any, value: Any) -> Any:
-    """The value as its annotation wants it; ConfigError naming the setting."""
+    """Returns the value as its annotation wants it; ConfigError naming the setting."""
     try:
         config = None if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel) else _FINITE
         return pydantic.TypeAdapter(kind, config=config).validate_python(refuse_bool(kind, value))

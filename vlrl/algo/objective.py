@@ -83,7 +83,9 @@ class Objective:
         return any(f.prepare for f in self.functions.values())
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """What the functions make of a whole optimizer step, without gradient; on every process at the same time."""
+        """Returns what the functions make of a whole optimizer step, without gradient; on every process at the same
+        time.
+        """
         with torch.no_grad():
             return {place: made(x) for place, f in self.functions.items() if (made := f.prepare)}
 
@@ -145,5 +147,5 @@ def _refuse_empty(correction: Bound | None) -> None:
 
 
 def _of(x: LossInputs, place: str) -> LossInputs:
-    """What a function sees: of what was prepared, its own."""
+    """Returns what a function sees: of what was prepared, its own."""
     return replace(x, prepared=x.prepared.get(place, {})) if x.prepared else x

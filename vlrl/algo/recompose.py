@@ -13,7 +13,7 @@ from vlrl.config.base import Fraction, Positive
 
 @requires("local")
 def whole(s: Scores) -> torch.Tensor:
-    """Every rollout."""
+    """Returns every rollout."""
     return torch.ones_like(s.rewards, dtype=torch.bool)
 
 
@@ -44,7 +44,7 @@ def _compensates(step: int, decay: int, floor: float) -> bool:
 
 
 def _first(among: torch.Tensor, key: torch.Tensor, group: torch.Tensor, keep: float) -> torch.Tensor:
-    """[R] bool: among those, the `keep` of each group with the smallest keys."""
+    """Returns [R] bool: among those, the `keep` of each group with the smallest keys."""
     chosen = torch.zeros_like(among)
     for number in group[among].unique().tolist():
         own = among & (group == number)

@@ -152,7 +152,7 @@ _TURNS = re.compile(r"\n\s*\n|(?=\b(?:but|wait|however|alternatively|hmm|so|ther
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Those of the reasoning: what stands before the answer tag or after a think tag."""
+    """Returns those of the reasoning: what stands before the answer tag or after a think tag."""
     return [p for p in re.split(r"\n\s*\n", _reasoning(text)) if p.strip()]
 
 

@@ -36,7 +36,7 @@ def nucleus_entropy(p: float) -> Statistic:
 
 
 def mean_logprob() -> Statistic:
-    """Mean log-probability of all tokens that can be sampled. -> [n]."""
+    """Returns the mean log-probability of all tokens that can be sampled. -> [n]."""
     def statistic(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logprobs = logits.log_softmax(-1)
         none = logprobs == -torch.inf
@@ -60,8 +60,9 @@ STATISTICS: dict[str, Callable[..., Statistic]] = {
 
 
 def statistics(required: Iterable[str], kind: str = "stat:") -> dict[str, Statistic]:
-    """Those among what is required, by their names without "stat:" (or "old_stat:"). Raises ConfigError for one that
-    does not exist."""
+    """Returns those among what is required, by their names without "stat:" (or "old_stat:"). Raises ConfigError for one
+    that does not exist.
+    """
     return {name: _statistic(name) for name in sorted(r.removeprefix(kind) for r in required if r.startswith(kind))}
 
 
@@ -88,5 +89,5 @@ def _most(logits: torch.Tensor, k: float) -> torch.Tensor:
 
 
 def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
-    """[n, V] log-probabilities, -inf where there is none -> [n]."""
+    """Returns [n, V] log-probabilities, -inf where there is none -> [n]."""
     return -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0)).sum(-1)

@@ -189,7 +189,7 @@ def supervised(x: LossInputs) -> tuple[torch.Tensor, Metrics]:
 
 
 def _sequence_quantile(x: LossInputs, values: torch.Tensor, q: float) -> torch.Tensor:
-    """[N] -> [R], the quantile over the trained tokens of each rollout; 0 where there is none here."""
+    """Returns [N] -> [R], the quantile over the trained tokens of each rollout; 0 where there is none here."""
     out = torch.zeros_like(x.lengths, dtype=torch.float32)
     for r in x.rollout_id.unique().tolist():
         own = values[(x.rollout_id == r) & (x.mask > 0)]

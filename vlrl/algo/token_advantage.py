@@ -37,7 +37,7 @@ def reinforce_pp(s: Scores, gamma: Fraction = 1.0, eps: NonNegative = 1e-8) -> l
 
 
 def _returns(reward: float, penalty: np.ndarray, gamma: float) -> torch.Tensor:
-    """[L] discounted sums from each token to the last; penalty [L] is taken off every token."""
+    """Returns [L] discounted sums from each token to the last; penalty [L] is taken off every token."""
     paid = (-penalty).tolist()
     if paid:
         paid[-1] += reward

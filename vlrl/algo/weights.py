@@ -78,7 +78,7 @@ class Hicra:
 
 
 def planning_tokens(texts: Any, rollout_id: list[int], phrases: tuple[str, ...]) -> list[bool]:
-    """[N] whether the token is part of a phrase; a phrase does not reach over the end of a rollout."""
+    """Returns [N] whether the token is part of a phrase; a phrase does not reach over the end of a rollout."""
     longest_first = sorted((p.lower().strip() for p in phrases if p.strip()), key=len, reverse=True)
     pattern = re.compile("|".join(map(_phrase, longest_first)))
     lower = [t.lower() for t in texts]

@@ -22,17 +22,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 def examples(*lines: str) -> str:
-    """The epilog of a command's help: one example a line."""
+    """Returns the epilog of a command's help: one example a line."""
     return "\n\n".join(["Examples:", *(line.replace("[", "\\[") for line in lines)])
 
 
 def flowing(function: Any) -> str:
-    """A function's docstring with a line per paragraph, so that help fills whatever width the terminal has."""
+    """Returns a function's docstring with a line per paragraph, so that help fills whatever width the terminal has."""
     return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(function.__doc__ or "").split("\n\n"))
 
 
 def load(path: str | None, words: Sequence[str] | None) -> Config:
-    """The config of a command line; ConfigError when no file is named."""
+    """Returns the config of a command line; ConfigError when no file is named."""
     from vlrl import config
 
     if not path:

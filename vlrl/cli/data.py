@@ -186,7 +186,7 @@ def split(
 
 
 def _pairs(columns: list[str] | None) -> dict[str, str]:
-    """["image=photo"] -> {"image": "photo"}."""
+    """Returns ["image=photo"] -> {"image": "photo"}."""
     wrong = next((pair for pair in columns or () if not all(pair.partition("=")[::2])), None)
     if wrong is not None:
         raise typer.BadParameter(f"{wrong!r}: write NAME=COLUMN, e.g. image=photo", param_hint="--columns")

@@ -136,5 +136,5 @@ def _oracle(oracle: Oracle) -> Iterator[tuple[str, str]]:
 
 
 def _clean(text: str, encoding: str) -> str:
-    """Text that cannot steer the terminal."""
+    """Returns text that cannot steer the terminal."""
     return printable(text, _MOST).encode(encoding, "replace").decode(encoding)

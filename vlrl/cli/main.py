@@ -58,7 +58,7 @@ for _command in (*app.registered_commands, *tasks.app.registered_commands, *data
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The `vlrl` command; returns the exit code."""
+    """Returns the `vlrl` command; returns the exit code."""
     return _run(typer.main.get_command(app), sys.argv[1:] if argv is None else argv, "vlrl")
 
 
@@ -126,7 +126,7 @@ def _prepare_stdout() -> None:
 
 
 def _of_the_system(error: OSError) -> str:
-    """What the file system refused; "" when the reader has gone, as in `vlrl ... | head`."""
+    """Returns what the file system refused; "" when the reader has gone, as in `vlrl ... | head`."""
     refused = False
     try:
         sys.stdout.write("\n" if error.filename is None else "")  # what was too large for the buffer is not kept in it

@@ -105,7 +105,7 @@ def _session(console: Console, task: Task, question: Question, title: str) -> bo
 
 
 def _read_answer() -> str | None:
-    """Lines up to an empty one or to the end of input, or one command; None for an empty line alone.
+    """Returns lines up to an empty one or to the end of input, or one command; None for an empty line alone.
 
     Raises EOFError when the input has ended.
     """
@@ -200,7 +200,9 @@ def _print_parts(console: Console, judged: Judged) -> None:
 
 
 def _convention(task: Task, question: Question) -> str | None:
-    """How boxes are to be written; None where the model's family is not known, which a task without boxes needs not."""
+    """Returns how boxes are to be written; None where the model's family is not known, which a task without boxes needs
+    not.
+    """
     own = question.sample.get("coordinates")
     try:
         used = str(own or task.of(question.sample).coordinates.convention)

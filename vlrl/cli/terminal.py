@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def printable(text: object, most: int = 2000) -> str:
-    """Text that cannot steer the terminal: what is not printable becomes "?"; cut after `most` characters."""
+    """Returns text that cannot steer the terminal: what is not printable becomes "?"; cut after `most` characters."""
     shown = str(text)
     cut = shown[:most] + ("..." if len(shown) > most else "")
     return "".join(c if c in "\n\t" or c.isprintable() else "?" for c in cut)

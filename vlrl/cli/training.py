@@ -199,7 +199,7 @@ def _finish(config: Config, run: Callable[[Config], Any]) -> None:
 
 
 def _is_free(folder: Path) -> bool:
-    """Whether a folder can be made or filled there."""
+    """Returns whether a folder can be made or filled there."""
     return not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
 
 
@@ -260,7 +260,7 @@ def evaluate(
 
 
 def _measure(config: Config, chosen: Chosen, rollouts: Path | None) -> list[dict[str, Any]]:
-    """One record per split, and its answers in the folder `rollouts`."""
+    """Returns one record per split, and its answers in the folder `rollouts`."""
     from rich.console import Console
 
     from vlrl.config.registry import prints_aside
@@ -300,7 +300,7 @@ def _show(chosen: Chosen, records: Sequence[Mapping[str, Any]], out: Path | None
 
 
 def _table(chosen: Chosen, records: Sequence[Mapping[str, Any]]) -> Any:
-    """Every metric of every split with its interval, one row each."""
+    """Returns every metric of every split with its interval, one row each."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text

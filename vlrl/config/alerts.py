@@ -53,7 +53,7 @@ class AlertSettings(Settings):
 
 
 def webhook_problem(url: str) -> str:
-    """What is wrong with a URL that alerts are to be sent to, without a word of it; "" when it may be used."""
+    """Returns what is wrong with a URL that alerts are to be sent to, without a word of it; "" when it may be used."""
     if not all("!" <= c <= "~" for c in url):
         return "cannot be read: it has spaces, or letters that a URL writes as %XX"
     try:

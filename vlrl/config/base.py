@@ -54,7 +54,7 @@ Names = Annotated[tuple[Named, ...], BeforeValidator(lambda value: [value] if is
 
 
 def refuse_bool(kind: Any, value: Any) -> Any:
-    """The value; ValueError when it is, or holds, true or false and the annotation `kind` wants numbers.
+    """Returns the value; ValueError when it is, or holds, true or false and the annotation `kind` wants numbers.
 
     Pydantic would take true as 1: `steps=true` or `betas: [true, false]` are slips of the pen.
     """
@@ -66,7 +66,7 @@ def refuse_bool(kind: Any, value: Any) -> Any:
 
 
 def _kinds(kind: Any) -> set[Any]:
-    """The plain types that an annotation names, at any depth."""
+    """Returns the plain types that an annotation names, at any depth."""
     if isinstance(kind, type) and not get_args(kind):
         return {kind}
     return {found for part in get_args(kind) for found in _kinds(part)}

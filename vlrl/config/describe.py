@@ -30,7 +30,7 @@ def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, st
 
 
 def spell(kind: Any, bounds: Sequence[Any] = ()) -> str:
-    """An annotation in words: `Annotated[int, Field(ge=1)]` is "whole number >= 1"."""
+    """Returns an annotation in words: `Annotated[int, Field(ge=1)]` is "whole number >= 1"."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         own = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
@@ -57,7 +57,7 @@ def _bounds(bounds: Sequence[Any]) -> Iterator[str]:
 
 
 def shown(value: Any) -> str:
-    """A default as one would write it in a config file."""
+    """Returns a default as one would write it in a config file."""
     if value is None:
         return "null"
     if isinstance(value, Named):

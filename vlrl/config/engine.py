@@ -127,7 +127,7 @@ class EngineSettings(Settings):
 
 
 def _address(text: str) -> str:
-    """An address without a slash at its end. Raises ValueError that says what one looks like."""
+    """Returns an address without a slash at its end. Raises ValueError that says what one looks like."""
     try:
         found = urlsplit(text)
         good = found.scheme in ("http", "https") and found.hostname and found.port is not None

@@ -89,7 +89,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_model(loaded: Config) -> Config:
-    """The config with a run folder as `model.name` resolved to a checkpoint."""
+    """Returns the config with a run folder as `model.name` resolved to a checkpoint."""
     if not os.path.isdir(loaded.model.name) and not loaded.model.name.endswith("best"):
         return loaded
     from vlrl.store.checkpoint import model_folder
@@ -99,7 +99,9 @@ def _with_model(loaded: Config) -> Config:
 
 
 def validate(tree: Mapping[str, Any]) -> Config:
-    """A Config from nested dictionaries; raises ConfigError for unknown keys, wrong types and values out of range."""
+    """Returns a Config from nested dictionaries; raises ConfigError for unknown keys, wrong types and values out of
+    range.
+    """
     try:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:
@@ -107,7 +109,9 @@ def validate(tree: Mapping[str, Any]) -> Config:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """Lines `name: old -> new` for the settings whose change forbids a resume (schema.RESUMABLE names the others)."""
+    """Returns lines `name: old -> new` for the settings whose change forbids a resume (schema.RESUMABLE names the
+    others).
+    """
     a, b = (_flatten(c.model_dump(mode="json")) for c in (old, new))
     return [f"{k}: {a.get(k)!r} -> {b.get(k)!r}" for k in sorted({*a, *b})
             if a.get(k) != b.get(k) and not resumable(k)]
@@ -124,7 +128,7 @@ def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
 
 
 def dump(config: Config) -> str:
-    """The resolved config as YAML."""
+    """Returns the resolved config as YAML."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
@@ -149,13 +153,15 @@ def _find(path: Path) -> Path:
 
 
 def shipped(name: str) -> Path | None:
-    """The file of a config that comes with vlrl, named relative to its folder, e.g. "tiny.yaml"; None without one."""
+    """Returns the file of a config that comes with vlrl, named relative to its folder, e.g. "tiny.yaml"; None without
+    one.
+    """
     place = vlrl.HOME / "configs" / name
     return place if os.path.isfile(place) else None
 
 
 def shipped_configs() -> list[Path]:
-    """Every config that comes with vlrl; those of accelerate's launcher are none."""
+    """Returns every config that comes with vlrl; those of accelerate's launcher are none."""
     return [path for path in sorted((vlrl.HOME / "configs").rglob("*.yaml")) if path.parent.name != "accelerate"]
 
 
@@ -178,7 +184,7 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _parents(folder: Path, parents: Any, said_by: str, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """What the files that `extends` names hold together: one, or a list in which later ones win."""
+    """Returns what the files that `extends` names hold together: one, or a list in which later ones win."""
     tree: dict[str, Any] = {}
     for parent in parents if isinstance(parents, list) else [parents]:
         base = folder / str(parent)
@@ -218,7 +224,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _parse(text: str) -> Any:
-    """The value of a YAML text. Raises ValueError that says what is wrong with it."""
+    """Returns the value of a YAML text. Raises ValueError that says what is wrong with it."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -260,7 +266,7 @@ def _is_place(key: Any) -> bool:
 
 
 def _merge_items(key: str, old: list[Any], over: Mapping[str, Any]) -> list[Any]:
-    """A list with some of its items changed; an item that is a name gets settings beside it."""
+    """Returns a list with some of its items changed; an item that is a name gets settings beside it."""
     out = list(old)
     for place, value in over.items():
         if int(place) >= len(out):
@@ -271,8 +277,9 @@ def _merge_items(key: str, old: list[Any], over: Mapping[str, Any]) -> list[Any]
 
 
 def _without_older_clip(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings algo.* without a bound that `over` gives anew: algo.clip_low and algo.loss.clip_low are the same
-    one, and the later word holds."""
+    """Returns the settings algo.* without a bound that `over` gives anew: algo.clip_low and algo.loss.clip_low are the
+    same one, and the later word holds.
+    """
     out, later = dict(base), over.get("loss")
     for name in CLIPS:
         if over.get(name) is not None and isinstance(out.get("loss"), Mapping):
@@ -303,7 +310,7 @@ def _kind_of(model: Any, key: str) -> Any:
 
 
 def _split(word: str) -> tuple[str, Any]:
-    """The setting and the value of a `key=value` word."""
+    """Returns the setting and the value of a `key=value` word."""
     key, equals, text = word.partition("=")
     if not equals or not key:
         raise ConfigError(f"{word!r} is not a setting: write key=value, e.g. train.lr=1e-6")
@@ -314,14 +321,14 @@ def _split(word: str) -> tuple[str, Any]:
 
 
 def _laid(tree: dict[str, Any], given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """The tree with settings laid on it, names first."""
+    """Returns the tree with settings laid on it, names first."""
     for key, value in _names_first(given):
         tree = _override(tree, key, value)
     return tree
 
 
 def _override(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The tree with one setting laid on it; `extends` lays a whole config file on it."""
+    """Returns the tree with one setting laid on it; `extends` lays a whole config file on it."""
     if key == "extends":
         return merge(tree, _parents(Path(), value, "extends", ()))
     label = value if key in ("task", "task.name") and isinstance(value, str) else ""
@@ -337,7 +344,7 @@ def _override(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def _alone(tree: dict[str, Any], wanted: str) -> dict[str, Any]:
-    """The tree with one of its `tasks`, by label, as its `task`."""
+    """Returns the tree with one of its `tasks`, by label, as its `task`."""
     entries: list[Any] = tree["tasks"] if isinstance(tree["tasks"], list) else []
     given = [{"name": e} if isinstance(e, str) else e for e in entries if isinstance(e, (str, Mapping))]
     labels = {str(e.get("label") or label_of(str(e.get("name")))): e for e in given}
@@ -352,7 +359,9 @@ def _alone(tree: dict[str, Any], wanted: str) -> dict[str, Any]:
 
 
 def _names_first(given: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """A name drops the options of the old one, so `algo.loss.cap=5 algo.loss=cispo` is taken as if turned round."""
+    """Returns a name drops the options of the old one, so `algo.loss.cap=5 algo.loss=cispo` is taken as if turned
+    round.
+    """
     names = {f"{section}.{key}{end}" for section, model in (("algo", AlgoSettings), ("curriculum", CurriculumSettings))
              for key in model.model_fields for end in ("", ".name") if _kind_of(model, key) is Named}
     names |= {"extends", "curriculum", "curriculum.name", "engine", "engine.name"}

@@ -21,7 +21,7 @@ _folders: dict[str, Path] = {}
 
 
 def placed(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The settings of a config file in `folder`, with each path that lies there joined to it.
+    """Returns the settings of a config file in `folder`, with each path that lies there joined to it.
 
     Paths are the settings listed above, in `tasks` too, and every `path/file.py:name`.
     """

@@ -35,7 +35,7 @@ class MissingFile(ConfigError):
 
 
 def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function or class that `name` stands for. Raises ConfigError naming `setting` when there is none."""
+    """Returns the function or class that `name` stands for. Raises ConfigError naming `setting` when there is none."""
     if name in table:
         return table[name]
     module, colon, attribute = name.partition(":")
@@ -63,7 +63,7 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
 
 
 def file_module(path: Path) -> ModuleType:
-    """The module that a file holds, run once a process. Raises MissingFile, and whatever the file raises.
+    """Returns the module that a file holds, run once a process. Raises MissingFile, and whatever the file raises.
 
     It can import its neighbours by name: its folder comes last on sys.path, so that none of them hides another module.
     """
@@ -91,7 +91,7 @@ def file_module(path: Path) -> ModuleType:
 
 
 def failure(error: BaseException) -> str:
-    """What went wrong and where in the user's own code: `path/file.py:3: SyntaxError: invalid syntax`.
+    """Returns what went wrong and where in the user's own code: `path/file.py:3: SyntaxError: invalid syntax`.
 
     The place is the last one outside the library and the installed packages; without any it is left out.
     """
@@ -108,7 +108,9 @@ def place(error: BaseException) -> str:
 
 
 def _is_own(filename: str) -> bool:
-    """Whether code is the user's: neither vlrl's nor of a package installed anywhere, in another environment too."""
+    """Returns whether code is the user's: neither vlrl's nor of a package installed anywhere, in another environment
+    too.
+    """
     return not filename.startswith(_NOT_OWN) and not {"site-packages", "dist-packages"} & {*Path(filename).parts}
 
 

@@ -12,7 +12,7 @@ from vlrl.config.base import Count, Named, NonNegative, Positive, Rate, Settings
 
 
 def _factor(value: Any) -> Any:
-    """A number as the fixed factor of curriculum.oversample."""
+    """Returns a number as the fixed factor of curriculum.oversample."""
     return {"name": "fixed", "factor": value} if isinstance(value, (int, float)) else value
 
 
@@ -35,7 +35,9 @@ class ForgetSettings(Settings):
         return self
 
     def problem(self, algo: AlgoSettings) -> str:
-        """Why algo.* forbids it, and the way out; "" where nothing does. algo.correction=none has to be said."""
+        """Returns why algo.* forbids it, and the way out; "" where nothing does. algo.correction=none has to be
+        said.
+        """
         if not self.lr or algo.corrected or "correction" in algo.model_fields_set:
             return ""
         return (f"rollout.forget.lr={self.lr:g} has half of each group sampled by other weights than those that learn "
@@ -100,7 +102,7 @@ class AsyncSettings(Settings):
         "a copy of the model for it.")
 
     def problem(self, rollout: RolloutSettings, algo: AlgoSettings) -> str:
-        """Why other settings forbid it, and the way out; "" where nothing does."""
+        """Returns why other settings forbid it, and the way out; "" where nothing does."""
         if not self.max_staleness:
             return ""
         most, off = self.max_staleness, "set async.max_staleness=0"

@@ -28,7 +28,9 @@ SHORT = ("engine", "task", "curriculum")
 
 
 def resumable(name: str) -> bool:
-    """Whether the setting `name`, e.g. engine.servers, may differ between a checkpoint and the run that resumes it."""
+    """Returns whether the setting `name`, e.g. engine.servers, may differ between a checkpoint and the run that resumes
+    it.
+    """
     return any(name == one or name.startswith(f"{one}.") for one in RESUMABLE)
 
 

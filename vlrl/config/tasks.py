@@ -77,7 +77,7 @@ _METRIC_GROUPS = ("reward", "completion", "groups", "tokens", "curriculum", "var
 
 
 def label_of(name: str) -> str:
-    """What a task is called by default: the last part of its name, without the file's suffix."""
+    """Returns what a task is called by default: the last part of its name, without the file's suffix."""
     location, _, attribute = name.partition(":")
     if location.endswith(".py"):
         location = Path(location).stem

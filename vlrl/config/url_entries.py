@@ -29,7 +29,7 @@ def parts(entry: str) -> dict[str, Any]:
 
 
 def plain_host(host: str) -> str | None:
-    """A host in lower case; None for what is neither a name nor an address as it is usually written."""
+    """Returns a host in lower case; None for what is neither a name nor an address as it is usually written."""
     host = host.lower().strip("[]").removesuffix(".")
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host)) if "%" not in host else None

@@ -79,7 +79,7 @@ def check(settings: CurriculumSettings, task: Task) -> None:
 
 
 def make(settings: CurriculumSettings, prompts: Prompts, shares: Mapping[str, float] | None = None) -> Sampler:
-    """The sampler of `curriculum.name` with its options; with `shares` one for each task of a mixture.
+    """Returns the sampler of `curriculum.name` with its options; with `shares` one for each task of a mixture.
 
     ConfigError for a name or option that is not known, and for data that lack what it needs.
     """

@@ -52,11 +52,11 @@ class ByCategory(Adaptive):
         self.cycles = [Cycle(members, prompts.seed, 4, c) for c, members in enumerate(self.categories.members)]
 
     def shares(self) -> np.ndarray:
-        """[C] how likely each category is, summing to 1."""
+        """Returns [C] how likely each category is, summing to 1."""
         raise NotImplementedError
 
     def of_draws(self) -> np.ndarray:
-        """[C] each category's share of the draws."""
+        """Returns [C] each category's share of the draws."""
         return self.shares()
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
@@ -67,7 +67,7 @@ class ByCategory(Adaptive):
         return np.concatenate([*parts, draw.permutation(np.concatenate(found))] if found else parts)
 
     def counts(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """[C] how many of `count` draws each category gets, at most as many as it has prompts."""
+        """Returns [C] how many of `count` draws each category gets, at most as many as it has prompts."""
         counts, shares = np.zeros(len(self.names), dtype=np.int64), self.of_draws()
         room = self.sizes - np.bincount(self.categories.of[self.history.rejected], minlength=len(self.names))
         while missing := count - int(counts.sum()):
@@ -95,12 +95,12 @@ class ByCategory(Adaptive):
             getattr(self, name)[...] = np.asarray(state[name])
 
     def metrics(self) -> dict[str, float]:
-        """The shares of the largest categories."""
+        """Returns the shares of the largest categories."""
         return weight_metrics(self.names, self.shares(), self.sizes)
 
 
 def categories(prompts: Prompts, by: str, bins: int) -> Categories:
-    """The categories that have prompts. ConfigError when they are fewer than 2 or more than MOST_CATEGORIES."""
+    """Returns the categories that have prompts. ConfigError when they are fewer than 2 or more than MOST_CATEGORIES."""
     found = prompts.categories(by, bins)
     sizes = np.bincount(found.of, minlength=len(found.names))
     filled = np.flatnonzero(sizes)
@@ -186,7 +186,7 @@ class Dump(ByCategory):
         self.answers, self.groups = (np.zeros(len(self.names), dtype=np.int64) for _ in range(2))
 
     def bounds(self) -> np.ndarray:
-        """[C] UCB of each category."""
+        """Returns [C] UCB of each category."""
         mean = self.window.sum(axis=1) / np.clip(self.answers, 1, self.window.shape[1])
         return mean + np.sqrt(2 * np.log(self.groups.sum() + 1) / (self.groups + 1))
 
@@ -269,7 +269,7 @@ class Recap(ByCategory):
         self.seen = np.zeros(len(self.names), dtype=bool)
 
     def scores(self) -> np.ndarray:
-        """[C], about 0 (solved) to 2 and more (far from solved, being forgotten, unstable)."""
+        """Returns [C], about 0 (solved) to 2 and more (far from solved, being forgotten, unstable)."""
         gap, before = (np.maximum(self.target - v, 0.0) for v in (self.fast, self.slow))
         ratio = np.divide(gap, before, out=np.full_like(gap, 2.0), where=before > 0)
         score = gap / self.target * (np.minimum(ratio, 2.0) + np.sqrt(self.variance) / self.target)
@@ -331,7 +331,7 @@ class Sws(ByCategory):
         self.weak, self.judged = (np.zeros(len(self.names), dtype=np.int64) for _ in range(2))
 
     def failures(self) -> np.ndarray:
-        """[C] F of each category, in (0, 1)."""
+        """Returns [C] F of each category, in (0, 1)."""
         return (self.weak + 1) / (self.judged + 2)
 
     def shares(self) -> np.ndarray:

@@ -72,7 +72,7 @@ class Prompts:
     @classmethod
     def of(cls, samples: Sequence[Sample], seed: int, columns: str = "", rollout: RolloutSettings | None = None,
            knobs: Mapping[str, tuple[float, float]] | None = None) -> Prompts:
-        """Those of a training split; its rows are read when a sampler first asks for a field.
+        """Returns those of a training split; its rows are read when a sampler first asks for a field.
 
         `columns` names a file whose columns come before the rows' own fields: the setting data.difficulty.
         """
@@ -89,8 +89,9 @@ class Prompts:
         return cls(len(samples), seed, read, rollout, knobs)
 
     def part(self, name: str, places: np.ndarray, share: float) -> Prompts:
-        """Some of the prompts [n] by themselves, numbered from 0, with random streams of their own; `share` of the
-        draws of a step are theirs."""
+        """Returns some of the prompts [n] by themselves, numbered from 0, with random streams of their own; `share` of
+        the draws of a step are theirs.
+        """
         seed = zlib.crc32(f"{self.seed}/{name}".encode())
         part = copy.copy(self)
         part.size, part.seed, part._fields, part.history = len(places), seed, {}, self.history.part(places)
@@ -100,20 +101,20 @@ class Prompts:
         return part
 
     def field(self, name: str) -> Sequence[Any]:
-        """A field of every row ("task": the task's name in a mixture); None where a row lacks it."""
+        """Returns a field of every row ("task": the task's name in a mixture); None where a row lacks it."""
         if name not in self._fields:
             self._fields[name] = self._read(name)
         return self._fields[name]
 
     def numbers(self, name: str) -> np.ndarray:
-        """[N] float32; nan where a row lacks the field or it holds no number."""
+        """Returns [N] float32; nan where a row lacks the field or it holds no number."""
         values = self.field(name)
         if isinstance(values, np.ndarray) and values.dtype.kind in "fiu":
             return values.astype(np.float32)
         return np.array([v if is_number(v) and abs(v) <= _LARGEST else math.nan for v in values], dtype=np.float32)
 
     def categories(self, name: str, bins: int = 5) -> Categories:
-        """The prompts by a field; rows without it make a category of their own, "none".
+        """Returns the prompts by a field; rows without it make a category of their own, "none".
 
         Numbers with more than `bins` different values are cut into `bins` ranges of equal width.
         """
@@ -169,7 +170,7 @@ class Foreseeing(Protocol):
     """A sampler that knows its next draws."""
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """What `next(count, step)` would give, if nothing observed until then changes it; draws nothing."""
+        """Returns what `next(count, step)` would give, if nothing observed until then changes it; draws nothing."""
         ...
 
 
@@ -190,7 +191,7 @@ class Measuring(Protocol):
     """What, by its name in GroupSource.measures: "angle"."""
 
     def missing(self) -> np.ndarray:
-        """[n] prompts of which it is not known; a resumed sampler knows what was measured before."""
+        """Returns [n] prompts of which it is not known; a resumed sampler knows what was measured before."""
         ...
 
     def measured(self, indices: np.ndarray, values: np.ndarray) -> None:

@@ -35,7 +35,7 @@ class Columns:
         self._told = False
 
     def over(self, name: str, own: Sequence[tuple[str, Any]]) -> list[Any]:
-        """A field of every sample, of which `own` has (id, value): that of the file, else the sample's own.
+        """Returns a field of every sample, of which `own` has (id, value): that of the file, else the sample's own.
 
         Says once how many samples and lines of the file do not belong together; ConfigError when none do.
         """

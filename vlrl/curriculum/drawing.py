@@ -18,19 +18,19 @@ _BLOCK = 64
 
 
 def stream(*key: int) -> np.random.Generator:
-    """The random stream of a key, the same on every machine."""
+    """Returns the random stream of a key, the same on every machine."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([abs(k) for k in key])))
 
 
 def softmax(values: np.ndarray, temperature: float) -> np.ndarray:
-    """[C] shares proportional to exp(value / temperature)."""
+    """Returns [C] shares proportional to exp(value / temperature)."""
     heat = (values - values.max()) / temperature
     weights = np.exp(heat)
     return weights / weights.sum()
 
 
 def weighted(weights: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
-    """[count] places drawn one after another, each proportional to its weight [N] among those not drawn yet.
+    """Returns [count] places drawn one after another, each proportional to its weight [N] among those not drawn yet.
 
     When all with a weight above 0 are drawn, it begins again. ValueError when no weight is above 0 or one is negative.
     """
@@ -68,8 +68,9 @@ def _distinct(weights: np.ndarray, below: np.ndarray, count: int, draw: np.rando
 
 
 def _reached(weights: np.ndarray, below: np.ndarray, reach: np.ndarray) -> np.ndarray:
-    """[n] the first place where the running sum of the weights [N] exceeds each of `reach` [n], up to rounding; `below`
-    [B] is that sum at the end of each block."""
+    """Returns [n] the first place where the running sum of the weights [N] exceeds each of `reach` [n], up to rounding;
+    `below` [B] is that sum at the end of each block.
+    """
     block = np.minimum(np.searchsorted(below, reach, side="right"), len(below) - 1)
     inside = np.minimum(block[:, None] * _BLOCK + np.arange(_BLOCK), len(weights) - 1)
     sums = np.cumsum(weights[inside], axis=1, dtype=np.float64)
@@ -86,13 +87,13 @@ class Cycle:
         self._order: tuple[int, np.ndarray] = (-1, members)
 
     def take(self, count: int) -> np.ndarray:
-        """The next `count` prompts."""
+        """Returns the next `count` prompts."""
         found = self.peek(count)
         self.drawn += count
         return found
 
     def peek(self, count: int) -> np.ndarray:
-        """The next `count` prompts, which stay the next ones."""
+        """Returns the next `count` prompts, which stay the next ones."""
         places = np.arange(self.drawn, self.drawn + count)
         parts = [self._pass(int(k))[places[places // len(self.members) == k] % len(self.members)]
                  for k in np.unique(places // len(self.members))]
@@ -105,7 +106,7 @@ class Cycle:
 
 
 def distinct(cycle: Cycle, count: int, taken: set[int]) -> np.ndarray:
-    """[count] the next prompts of a cycle without those of `taken`, none twice while others are left."""
+    """Returns [count] the next prompts of a cycle without those of `taken`, none twice while others are left."""
     found: list[int] = []
     while len(found) < count:
         if len(taken) >= len(cycle.members) and taken >= {*cycle.members.tolist()}:
@@ -141,7 +142,7 @@ class Adaptive:
         return [Draw(i, v, **more) for i, v in zip(indices, self.history.visit(indices), strict=True)]
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
-        """[count] prompts."""
+        """Returns [count] prompts."""
         raise NotImplementedError
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:

@@ -27,7 +27,7 @@ Factor = Annotated[float, Field(ge=1)]
 
 
 def keep_all(outcome: Outcome) -> bool:
-    """Every group."""
+    """Returns every group."""
     return True
 
 
@@ -55,18 +55,18 @@ KEEP = {"all": keep_all, "mixed": mixed, "pass_range": PassRange}
 
 
 def first(outcomes: Sequence[Outcome], count: int) -> list[int]:
-    """Those that were drawn first."""
+    """Returns those that were drawn first."""
     return list(range(min(count, len(outcomes))))
 
 
 def nearest_half(outcomes: Sequence[Outcome], count: int) -> list[int]:
-    """Those whose pass rate is nearest one half (GLM-4.1V-Thinking, 2507.01006); of equal ones the first."""
+    """Returns those whose pass rate is nearest one half (GLM-4.1V-Thinking, 2507.01006); of equal ones the first."""
     away = [abs(o.pass_rate - 0.5) if o.pass_rate == o.pass_rate else math.inf for o in outcomes]
     return sorted(sorted(range(len(outcomes)), key=lambda i: (away[i], i))[:count])
 
 
 def most_varied(outcomes: Sequence[Outcome], count: int) -> list[int]:
-    """Those whose rewards vary most; of equal ones the first."""
+    """Returns those whose rewards vary most; of equal ones the first."""
     spread = [float(np.std(o.scored)) if o.scored else -1.0 for o in outcomes]
     return sorted(sorted(range(len(outcomes)), key=lambda i: (-spread[i], i))[:count])
 
@@ -130,7 +130,7 @@ class Filters:
         self.max_refills = settings.max_refills
 
     def oversampled(self, count: int) -> int:
-        """How many groups are drawn for `count` wanted ones."""
+        """Returns how many groups are drawn for `count` wanted ones."""
         return math.ceil(round(count * self.oversample.factor, 9))  # 100 * 1.1 is a little above 110
 
     def state_dict(self) -> dict[str, Any]:

@@ -58,11 +58,11 @@ class GVM(Uniform):
         return draws
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """The next draws, unless they are probed first: then their sizes cannot be known."""
+        """Returns the next draws, unless they are probed first: then their sizes cannot be known."""
         return [] if self.probe else self._sized(super().upcoming(count, step))
 
     def probes(self, step: int) -> list[Draw]:
-        """The next prompts with `probe` answers each; no visit of theirs."""
+        """Returns the next prompts with `probe` answers each; no visit of theirs."""
         count = self.prompts.per_step if self.probe else 0
         return [replace(draw, group_size=self.probe) for draw in super().upcoming(count, step)]
 
@@ -72,7 +72,7 @@ class GVM(Uniform):
                 self.surprise[outcome.draw.index] = outcome.surprise
 
     def weights(self, indices: np.ndarray) -> np.ndarray:
-        """[n] what the group sizes of prompts [n] are proportional to."""
+        """Returns [n] what the group sizes of prompts [n] are proportional to."""
         rate = self.prompts.history.pass_rate[indices].astype(np.float64)
         rate = np.where(np.isnan(rate), self.prior, rate)
         right = np.maximum(rate, _NEVER)
@@ -101,9 +101,10 @@ class GVM(Uniform):
 
 
 def apportion(weights: np.ndarray, total: int, least: int, most: int) -> np.ndarray:
-    """[n] whole numbers from `least` to `most` that add up to `total`, as near as can be to c * weight for one c:
-    c is such that the numbers cut off at both bounds add up, and the largest remainders are rounded up, the first of
-    equal ones. n * least <= total <= n * most; all weights 0 count as equal."""
+    """Returns [n] whole numbers from `least` to `most` that add up to `total`, as near as can be to c * weight for one
+    c: c is such that the numbers cut off at both bounds add up, and the largest remainders are rounded up, the first of
+    equal ones. n * least <= total <= n * most; all weights 0 count as equal.
+    """
     count = len(weights)
     if not count:
         return np.zeros(0, dtype=np.int64)

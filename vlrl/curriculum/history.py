@@ -30,7 +30,9 @@ class History:
         self._parts: list[History] = []
 
     def part(self, places: np.ndarray) -> History:
-        """The history of some prompts [n] by themselves. Visits to them count here too; `note` is called on both."""
+        """Returns the history of some prompts [n] by themselves. Visits to them count here too; `note` is called on
+        both.
+        """
         found = History(len(places))
         found._within = self, places
         found._take()

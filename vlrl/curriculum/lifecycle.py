@@ -146,7 +146,7 @@ class Limr(Adaptive):
                 self.rates[o.draw.visit, o.draw.index] = o.pass_rate
 
     def scores(self) -> np.ndarray:
-        """[N] s_i, at most 1; nan of a prompt that was never answered."""
+        """Returns [N] s_i, at most 1; nan of a prompt that was never answered."""
         known = ~np.isnan(self.rates)
         mean = np.where(known, self.rates, 0).sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1), 1)[:, None]
         away, most = (np.where(known, v ** 2, 0).sum(axis=0, dtype=np.float64) for v in (self.rates - mean, 1 - mean))
@@ -178,6 +178,6 @@ class Limr(Adaptive):
         self.passes.drawn = int(state["drawn"])
 
     def metrics(self) -> dict[str, float]:
-        """Share of the prompts that are kept (1 while it records), and passes over those."""
+        """Returns the share of the prompts that are kept (1 while it records), and passes over those."""
         kept = self.prompts.size if self.chosen is None else len(self.chosen)
         return {"curriculum/kept": kept / self.prompts.size, "curriculum/epoch": self.passes.drawn / kept}

@@ -60,7 +60,7 @@ class Rates:
         self._open[places] = np.where(known > 0, self.strength / np.maximum(known, 1e-30), 1.0)
 
     def expected(self) -> np.ndarray:
-        """[N] in [0, 1]: of prompts that were not seen."""
+        """Returns [N] in [0, 1]: of prompts that were not seen."""
         if self.kinds is None:
             return self.start.copy()
         found = self.drift.astype(np.float32)[self.kinds.of]
@@ -68,7 +68,7 @@ class Rates:
         return np.clip(found, 0, 1, out=found)
 
     def values(self) -> np.ndarray:
-        """[N] float32 in [0, 1]."""
+        """Returns [N] float32 in [0, 1]."""
         found = self.expected()
         found *= self._open
         found += self._own
@@ -108,7 +108,7 @@ class Rated(Adaptive):
         self.rates = rates
 
     def weights(self, rates: np.ndarray) -> np.ndarray:
-        """[N], at least 0, of pass rates [N]."""
+        """Returns [N], at least 0, of pass rates [N]."""
         raise NotImplementedError
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
@@ -129,7 +129,7 @@ class Rated(Adaptive):
         self.rates.load_state_dict(state)
 
     def metrics(self) -> dict[str, float]:
-        """The mean estimated pass rate of all prompts, and the shares of the kinds in the next draws."""
+        """Returns the mean estimated pass rate of all prompts, and the shares of the kinds in the next draws."""
         rates, kinds = self.rates.values(), self.rates.kinds
         found = {"curriculum/expected_pass_rate": float(rates.mean())}
         if kinds and len(kinds.names) > 1:
@@ -201,7 +201,7 @@ class Rlcs(Rated):
 
 
 def offline_rates(prompts: Prompts, tier_by: str) -> np.ndarray:
-    """[N] pass rate that the rows state, nan where one lacks it. ConfigError for a pass_at_k outside [0, 1]."""
+    """Returns [N] pass rate that the rows state, nan where one lacks it. ConfigError for a pass_at_k outside [0, 1]."""
     numbers = prompts.numbers(tier_by)
     numbers[~np.isfinite(numbers)] = np.nan
     outside = np.flatnonzero((numbers < 0) | (numbers > 1))
@@ -216,7 +216,7 @@ def offline_rates(prompts: Prompts, tier_by: str) -> np.ndarray:
 
 
 def _kinds(offline: np.ndarray, lacking: np.ndarray, tiers: int, untiered: Categories | None) -> Categories:
-    """The tiers of offline pass rates, and after them the categories of the prompts that lack one."""
+    """Returns the tiers of offline pass rates, and after them the categories of the prompts that lack one."""
     edges = np.linspace(0, 1, tiers + 1)
     names = [f"pass_{low:.3g}-{high:.3g}" for low, high in itertools.pairwise(edges)]
     tier = np.minimum((np.where(lacking, 0, offline) * tiers).astype(np.int32), tiers - 1)

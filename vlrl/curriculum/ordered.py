@@ -19,7 +19,7 @@ LEAST = 1e-12
 
 
 def needed(prompts: Prompts, by: str, name: str, otherwise: str = "") -> np.ndarray:
-    """[N] float32 of a field, nan where a row lacks it; ConfigError when no row has it."""
+    """Returns [N] float32 of a field, nan where a row lacks it; ConfigError when no row has it."""
     values = prompts.numbers(by)
     if prompts.size and np.isnan(values).all():
         raise ConfigError(f"curriculum.by={by!r}: none of the {prompts.size} training rows has a number in that field, "
@@ -73,7 +73,7 @@ class Gaussian(Adaptive):
         self._weights: np.ndarray | None = None
 
     def weigh(self, indices: np.ndarray) -> np.ndarray:
-        """The weights of some prompts by what is known of them."""
+        """Returns the weights of some prompts by what is known of them."""
         known = self.field[indices].astype(np.float64)
         observed = np.where(np.isnan(known), 1.0 - self.history.pass_rate[indices].astype(np.float64), known)
         away = (np.where(np.isnan(observed), self.mean, observed) - self.mean) / self.std
@@ -81,7 +81,7 @@ class Gaussian(Adaptive):
         return np.where(self.history.rejected[indices], np.minimum(weights, LEAST), weights)
 
     def weights(self) -> np.ndarray:
-        """[N], 0 for the dropped ones."""
+        """Returns [N], 0 for the dropped ones."""
         if self._weights is None:
             self._weights = self.weigh(np.arange(self.prompts.size))
         return self._weights

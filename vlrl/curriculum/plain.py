@@ -25,7 +25,7 @@ class Sequential:
         return draws
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """The next `count` draws, without drawing them."""
+        """Returns the next `count` draws, without drawing them."""
         size, draws, at = self.prompts.size, [], self.drawn
         while len(draws) < count:
             epoch, begin = divmod(at, size)
@@ -35,7 +35,7 @@ class Sequential:
         return draws
 
     def order(self, epoch: int) -> Sequence[int] | np.ndarray:
-        """The sample indices of an epoch."""
+        """Returns the sample indices of an epoch."""
         return range(self.prompts.size)
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:

@@ -62,16 +62,16 @@ class Procedural:
                 zip(places.tolist(), visits.tolist(), settings.tolist(), strict=True)]
 
     def settings(self, points: np.ndarray) -> np.ndarray:
-        """[n, K] the knobs at points [n, K]."""
+        """Returns [n, K] the knobs at points [n, K]."""
         return np.clip(np.round(self.low + points * self.width, _DIGITS), self.low, self.low + self.width)
 
     def points_of(self, outcomes: Sequence[Outcome]) -> np.ndarray:
-        """[n, K] where the knobs of draws are."""
+        """Returns [n, K] where the knobs of draws are."""
         values = np.array([[v for _, v in o.draw.knobs] for o in outcomes], dtype=np.float64)
         return (values.reshape(len(outcomes), len(self.names)) - self.low) / self.width
 
     def points(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """[count, K] in [0, 1]."""
+        """Returns [count, K] in [0, 1]."""
         raise NotImplementedError
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
@@ -96,7 +96,7 @@ class Procedural:
         self.restore(state)
 
     def metrics(self) -> dict[str, float]:
-        """The mean of each knob in the last draws."""
+        """Returns the mean of each knob in the last draws."""
         return {f"curriculum/knob/{name}": mean for name, mean in zip(self.names, self._means, strict=False)}
 
 
@@ -150,7 +150,9 @@ class ALPGMM(Procedural):
             self.mixture = fit(recent, self.components, int(stream(self.prompts.seed, 6, self.fits).integers(2**31)))
 
     def _progress(self, points: np.ndarray, rewards: np.ndarray) -> np.ndarray:
-        """[n] ALP of each draw [n, K], those before it in the same call included; the earliest of equally near."""
+        """Returns [n] ALP of each draw [n, K], those before it in the same call included; the earliest of equally
+        near.
+        """
         from scipy.spatial.distance import cdist
 
         size, before = len(self.names), self.past[-self.memory:]
@@ -247,7 +249,7 @@ class Weakness(Procedural):
         self.failure = np.array(state["failure"])
 
     def metrics(self) -> dict[str, float]:
-        """The share of each range of each knob."""
+        """Returns the share of each range of each knob."""
         grid, out = self.shares.reshape((self.cells,) * len(self.names)), super().metrics()
         edges = self.low + np.linspace(0, 1, self.cells + 1)[:, None] * self.width
         for k, name in enumerate(self.names):

@@ -81,11 +81,11 @@ class ADCL(Adaptive):
         return np.concatenate(found)
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """The next draws, as far as they are sorted; draws nothing."""
+        """Returns the next draws, as far as they are sorted; draws nothing."""
         return foreseen(self.history, self.order[self.at:min(self.at + count, max(self.sorted, self.at))])
 
     def _border(self, place: int) -> int:
-        """Where the batch ends that the draw before `place` is of."""
+        """Returns where the batch ends that the draw before `place` is of."""
         return int(self.borders[np.searchsorted(self.borders, place)])
 
     def _sort(self) -> None:
@@ -157,13 +157,13 @@ class HardFocus(Adaptive):
         return distinct(self.cycle, count, set())
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """What `next(count, step)` would give, unless the hardest are chosen anew then; draws nothing."""
+        """Returns what `next(count, step)` would give, unless the hardest are chosen anew then; draws nothing."""
         if self._ends(step):
             return []
         return foreseen(self.history, distinct(copy.copy(self.cycle), count, set()), **self._sizes())
 
     def _ends(self, step: int) -> bool:
-        """Whether the hardest are chosen when the draws of a step begin."""
+        """Returns whether the hardest are chosen when the draws of a step begin."""
         over = self.cycle.drawn >= len(self.cycle.members) if self.chosen else step >= self.after
         return over and step != self.step
 
@@ -171,7 +171,7 @@ class HardFocus(Adaptive):
         return {"group_size": self.group_size} if self.chosen else {}
 
     def hardest(self) -> np.ndarray:
-        """The prompts of stage 2, int32, in order."""
+        """Returns the prompts of stage 2, int32, in order."""
         size = self.prompts.size
         kept = math.ceil(self.share * size)
         rate = np.nan_to_num(self.history.pass_rate, nan=-1.0).astype(np.float64)

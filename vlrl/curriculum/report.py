@@ -49,5 +49,5 @@ class Tally:
 
 
 def bins(rates: np.ndarray) -> np.ndarray:
-    """The place of each pass rate in BINS."""
+    """Returns the place of each pass rate in BINS."""
     return np.where(rates <= 0, 0, np.where(rates >= 1, len(BINS) - 1, 1 + np.minimum(rates * 4, 3).astype(int)))

@@ -48,7 +48,7 @@ class Shares:
         return self._dealt(self._turns(count), lambda sampler, wanted: sampler.upcoming(wanted, step))
 
     def _turns(self, count: int) -> np.ndarray:
-        """[count] whose turn each of the next draws is."""
+        """Returns [count] whose turn each of the next draws is."""
         drawn, turns = self.drawn.astype(np.float64), np.zeros(count, dtype=np.int64)
         for i in range(count):
             turns[i] = np.argmax(self.shares * (drawn.sum() + 1) - drawn)
@@ -56,13 +56,13 @@ class Shares:
         return turns
 
     def _dealt(self, turns: np.ndarray, ask: Callable[[Any, int], list[Draw]]) -> list[Draw]:
-        """The draws of the samplers in the order of the turns, as places in the whole split."""
+        """Returns the draws of the samplers in the order of the turns, as places in the whole split."""
         asked = [iter(ask(sampler, int(n)) if n else ()) for sampler, n in
                  zip(self.samplers, np.bincount(turns, minlength=len(self.labels)), strict=True)]
         return [self._whole(k, draw) for k in turns.tolist() for draw in [next(asked[k], None)] if draw is not None]
 
     def _whole(self, k: int, draw: Draw) -> Draw:
-        """A sampler's own draw as one of the whole split."""
+        """Returns a sampler's own draw as one of the whole split."""
         knobs = tuple((f"{self.labels[k]}/{name}", value) for name, value in draw.knobs)
         return replace(draw, index=int(self.members[k][draw.index]), knobs=knobs)
 
@@ -106,7 +106,7 @@ class Shares:
             sampler.load_state_dict(state["samplers"][label])
 
     def metrics(self) -> dict[str, float]:
-        """Those of each sampler as `curriculum/<label>/...`."""
+        """Returns those of each sampler as `curriculum/<label>/...`."""
         return {f"curriculum/{label}/{name.removeprefix('curriculum/')}": value
                 for label, sampler in zip(self.labels, self.samplers, strict=True)
                 for name, value in sampler.metrics().items()}

@@ -32,7 +32,7 @@ class Pool:
         self._weights: np.ndarray | None = None
 
     def weights(self) -> np.ndarray:
-        """[N], 0 for what was never answered or is not of before."""
+        """Returns [N], 0 for what was never answered or is not of before."""
         if self._weights is None:
             self._weights = np.zeros(len(self.history.visits))
             self._note(np.flatnonzero(self.history.seen))
@@ -43,7 +43,7 @@ class Pool:
         return self._take(self.cycle, count, draw)
 
     def peek(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """What `take` would give, together."""
+        """Returns what `take` would give, together."""
         return np.concatenate(self._take(copy.copy(self.cycle), count, draw))
 
     def note(self, outcomes: Sequence[Outcome]) -> None:
@@ -90,7 +90,7 @@ class Retrospective(Adaptive):
         return np.concatenate(self.pool.take(count, draw))
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """What `next(count, step)` would give, if nothing were observed until then."""
+        """Returns what `next(count, step)` would give, if nothing were observed until then."""
         return foreseen(self.history, self.pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1)))
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
@@ -152,12 +152,12 @@ class Stage(Settings):
         return where
 
     def ends(self) -> bool:
-        """Whether anything can end it."""
+        """Returns whether anything can end it."""
         return any(v is not None for v in (self.steps, self.reward, self.pass_rate))
 
 
 def read_stages(given: Sequence[Mapping[str, Any]]) -> list[Stage]:
-    """The stages of `curriculum.stages`; ConfigError that names the stage, counted from 1, and the key."""
+    """Returns the stages of `curriculum.stages`; ConfigError that names the stage, counted from 1, and the key."""
     if not given:
         raise ConfigError("curriculum.stages=[] is empty: give at least one stage")
     stages = []
@@ -229,7 +229,7 @@ class Staged(Adaptive):
                     self.lowest)
 
     def _due(self, step: int) -> bool:
-        """Whether the stage has ended when the draws of a step begin."""
+        """Returns whether the stage has ended when the draws of a step begin."""
         if self.at + 1 == len(self.stages) or self.began < 0 or step == self.last:
             return False
         reached = [wanted is not None and len(seen) == seen.maxlen and float(np.mean(seen)) >= wanted
@@ -258,7 +258,7 @@ class Staged(Adaptive):
         self._own -= {(o.draw.index, o.draw.visit) for o in outcomes}
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """What `next(count, step)` would give, if nothing were observed until then."""
+        """Returns what `next(count, step)` would give, if nothing were observed until then."""
         at = self.at + self._due(step)
         pool = self.pool if at == self.at else self._pool(at)
         found = pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1))
@@ -290,12 +290,12 @@ class Staged(Adaptive):
 
 
 def sizes(stage: Stage) -> dict[str, int | None]:
-    """What a stage says of each draw."""
+    """Returns what a stage says of each draw."""
     return {"group_size": stage.group_size, "max_new_tokens": stage.max_new_tokens}
 
 
 def members(prompts: Prompts, stage: Stage, number: int) -> np.ndarray:
-    """The prompts of a stage, int32, in order; ConfigError naming the stage when it has none."""
+    """Returns the prompts of a stage, int32, in order; ConfigError naming the stage when it has none."""
     chosen = np.ones(prompts.size, dtype=bool)
     for name, wanted in stage.where.items():
         chosen &= matching(prompts, name, wanted)
@@ -308,7 +308,7 @@ def members(prompts: Prompts, stage: Stage, number: int) -> np.ndarray:
 
 
 def matching(prompts: Prompts, name: str, wanted: Any) -> np.ndarray:
-    """[N] bool: whether each row meets a condition; true is no 1."""
+    """Returns [N] bool: whether each row meets a condition; true is no 1."""
     if isinstance(wanted, Mapping):
         numbers = prompts.numbers(name).astype(np.float64)
         low, high = wanted.get("min", -np.inf), wanted.get("max", np.inf)

@@ -59,8 +59,9 @@ class Outcome:
         return sum(known) / len(known) if known else float("nan")
 
     def advantage(self, scale: bool = True) -> float:
-        """Mean |A| of the answers, A = reward - mean of the group, divided by its standard deviation (over n) with
-        `scale`, as in GRPO; 0 where all rewards are equal; nan without any reward."""
+        """Returns the mean |A| of the answers, A = reward - mean of the group, divided by its standard deviation (over
+        n) with `scale`, as in GRPO; 0 where all rewards are equal; nan without any reward.
+        """
         if not self.mixed:
             return 0.0 if self.scored else float("nan")
         mean, count = self.reward, len(self.scored)

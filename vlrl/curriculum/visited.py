@@ -37,7 +37,7 @@ def write_visited(path: Path, history: History, samples: Sequence[Sample]) -> No
 
 
 def _named(path: Path, visited: np.ndarray, samples: Sequence[Sample]) -> pa.Table:
-    """The columns of _NAMES for the visited prompts, in order."""
+    """Returns the columns of _NAMES for the visited prompts, in order."""
     known = _written(path, visited)
     fresh = np.setdiff1d(visited, np.asarray(known["index"]), assume_unique=True).tolist()
     drawn = (readable(samples, i) or Sample(id="") for i in fresh)
@@ -48,7 +48,7 @@ def _named(path: Path, visited: np.ndarray, samples: Sequence[Sample]) -> pa.Tab
 
 
 def _written(path: Path, visited: np.ndarray) -> pa.Table:
-    """What an earlier file says of visited prompts; nothing where it cannot be read."""
+    """Returns what an earlier file says of visited prompts; nothing where it cannot be read."""
     try:
         table = pq.read_table(path, columns=list(_NAMES)).cast(pa.schema(_NAMES))
     except (OSError, ValueError, pa.ArrowException):

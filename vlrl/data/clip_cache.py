@@ -42,7 +42,9 @@ class ClipCache:
         return digest
 
     def clip(self, key: Hashable, read: Callable[[], Clip]) -> Clip:
-        """The clip of this key: kept, awaited while another thread reads it, or `read()`, whose errors are raised."""
+        """Returns the clip of this key: kept, awaited while another thread reads it, or `read()`, whose errors are
+        raised.
+        """
         if not self._room:
             return read()
         with self._lock:

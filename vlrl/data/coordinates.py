@@ -31,14 +31,14 @@ class Convention(Coordinates):
         self.convention = convention
 
     def to_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Box or point as the model wrote it -> original pixels, not rounded."""
+        """Returns box or point as the model wrote it -> original pixels, not rounded."""
         used = self.used(sample)
         if used == "original":
             return [float(v) for v in box]
         return [v * size / full for v, size, full in _scaled(sample, used, box)]
 
     def from_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Box or point in original pixels -> as the model is expected to write it.
+        """Returns box or point in original pixels -> as the model is expected to write it.
 
         Whole numbers for processed, norm1000 and norm999, four decimals for norm1, unchanged for original.
         """
@@ -49,7 +49,7 @@ class Convention(Coordinates):
         return [round(v * full / size, digits) for v, size, full in _scaled(sample, used, box)]
 
     def used(self, sample: Sample) -> str:
-        """The convention for this row."""
+        """Returns the convention for this row."""
         own = sample.get("coordinates") or self.convention
         if own not in CONVENTIONS:
             raise DataError(f"row '{sample.id}': coordinates={own!r} is not a convention."
@@ -58,7 +58,7 @@ class Convention(Coordinates):
 
 
 def make(convention: str) -> Coordinates:
-    """The converter of a convention; raises ConfigError for an unknown one."""
+    """Returns the converter of a convention; raises ConfigError for an unknown one."""
     if convention not in CONVENTIONS:
         raise ConfigError(f"task.coordinates={convention!r} is not a convention."
                           f"{did_you_mean(convention, CONVENTIONS)} Known: {', '.join(CONVENTIONS)}.")

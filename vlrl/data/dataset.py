@@ -39,7 +39,9 @@ class BadRow:
 
 
 def told_once(bad: Iterable[tuple[str, str]]) -> list[str]:
-    """A line for each different reason of (whose it is, reason) pairs, with the number of rows more that have it."""
+    """Returns a line for each different reason of (whose it is, reason) pairs, with the number of rows more that have
+    it.
+    """
     same: dict[str, list[str]] = {}
     for whose, reason in bad:
         same.setdefault(reason, []).append(whose)
@@ -102,7 +104,8 @@ class Drawn(Sequence[Sample]):
 
 
 def read_rows(path: Path, format: str = "auto") -> list[dict[str, Any]]:
-    """The canonical rows of a file in any format of `vlrl.data.formats`: an object a line, a list of objects ...
+    """Returns the canonical rows of a file in any format of `vlrl.data.formats`: an object a line, a list of objects
+    ...
 
     Raises DataError naming the file and the line, ConfigError for an unknown format.
     """
@@ -131,7 +134,9 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def json_line(row: Mapping[str, Any]) -> str:
-    """A row as one line of JSON; DataError when it holds NaN, an infinity, text that is not Unicode, or too much."""
+    """Returns a row as one line of JSON; DataError when it holds NaN, an infinity, text that is not Unicode, or too
+    much.
+    """
     try:
         line = json.dumps(row, ensure_ascii=False, allow_nan=False)
         line.encode()
@@ -150,7 +155,7 @@ def check_suffix(path: Path) -> None:
 
 
 def read_samples(task: Any, split: str) -> Sequence[Sample]:
-    """The samples in the files of `data.<split>`, made by `task.sample_from_row`.
+    """Returns the samples in the files of `data.<split>`, made by `task.sample_from_row`.
 
     Media files exist, boxes and points lie inside the image, ids are unique (`rows_in` makes those of others so). Of
     files whose rows name both sides in `split` (train; val, test ...), those of this side are read.
@@ -192,7 +197,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
 
 
 def readable(samples: Sequence[Sample], index: int) -> Sample | None:
-    """A sample; None when its row is read only now, and is bad."""
+    """Returns a sample; None when its row is read only now, and is bad."""
     try:
         return samples[index]
     except DataError:
@@ -200,7 +205,7 @@ def readable(samples: Sequence[Sample], index: int) -> Sample | None:
 
 
 def _split_files(task: Any, split: str) -> list[Path]:
-    """The file, or folder, of a split; or the files that its pattern (`rows-*.jsonl`) fits, by name."""
+    """Returns the file, or folder, of a split; or the files that its pattern (`rows-*.jsonl`) fits, by name."""
     if split not in SPLITS:
         raise ConfigError(f"split {split!r}: rows are read from files for {' and '.join(SPLITS)} only")
     name = getattr(task.data, split, "")

@@ -19,7 +19,7 @@ _SPARE = 1 << 30
 
 
 def kept(path: Path, cache: Path, name: str, write: Callable[[Path, Path], None]) -> Path:
-    """The file `name` made of this state of `path`: the kept one, else made by `write(path, temporary)`.
+    """Returns the file `name` made of this state of `path`: the kept one, else made by `write(path, temporary)`.
 
     What was made of an earlier state goes. Raises RunError when the cache cannot be written.
     """

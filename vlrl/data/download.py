@@ -51,7 +51,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is one of the open internet, and so is any IPv4 address that it holds.
+    """Returns whether an address is one of the open internet, and so is any IPv4 address that it holds.
 
     Private, loopback, link-local, shared (100.64/10), multicast, reserved and documentation addresses are not.
     """
@@ -69,7 +69,7 @@ def is_public(address: Address) -> bool:
 
 
 def looked_up(host: str, port: int) -> list[str]:
-    """Every address that a name has, as text. Raises OSError."""
+    """Returns every address that a name has, as text. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
@@ -96,7 +96,7 @@ class Policy:
     guard: Guard = Guard()
 
     def allows(self, scheme: str, host: str, port: int) -> bool:
-        """Whether a host may be asked; entries are `host`, `*.host`, `host:port` and `http://host`."""
+        """Returns whether a host may be asked; entries are `host`, `*.host`, `host:port` and `http://host`."""
         if self.hosts is None:
             return scheme == "https" and (port == 443 or self.guard.any_port)
         return any(self._matches(parts(entry), scheme, host, port) for entry in self.hosts)
@@ -123,7 +123,7 @@ class _Again(Exception):
 
 
 def shown(url: str) -> str:
-    """A URL as it may be printed: without what may be a secret (user, password, query, fragment)."""
+    """Returns a URL as it may be printed: without what may be a secret (user, password, query, fragment)."""
     try:
         split = urlsplit(url)
         host = split.netloc.rpartition("@")[2]
@@ -134,13 +134,13 @@ def shown(url: str) -> str:
 
 
 def checked(url: str, policy: Policy) -> Remote:
-    """The URL, if it may be asked for. Raises DataError, which does not tell user, password and query."""
+    """Returns the URL, if it may be asked for. Raises DataError, which does not tell user, password and query."""
     _target(url, policy)
     return Remote(url, policy)
 
 
 def fetched(remote: Remote, most_bytes: int, seconds: float) -> Path:
-    """The file with the content of a URL: the kept one, if its hash is still right, else fetched.
+    """Returns the file with the content of a URL: the kept one, if its hash is still right, else fetched.
 
     It is named by the hash of its content. Raises DataError naming the URL, RunError when the cache cannot be written.
     """
@@ -177,7 +177,7 @@ class _Target:
 
 
 def _target(url: str, policy: Policy) -> _Target:
-    """What to ask whom. Raises DataError for anything that is no plain URL of an allowed host."""
+    """Returns what to ask whom. Raises DataError for anything that is no plain URL of an allowed host."""
     def refuse(why: str) -> DataError:
         return DataError(f"media URL {shown(url)} {why}")
 
@@ -203,7 +203,7 @@ def _target(url: str, policy: Policy) -> _Target:
 
 
 def _addresses(target: _Target, url: str, guard: Guard, deadline: float) -> list[str]:
-    """The addresses of a host, all of them permitted. Raises DataError."""
+    """Returns the addresses of a host, all of them permitted. Raises DataError."""
     found: list[Any] = []
 
     def ask() -> None:
@@ -339,7 +339,7 @@ def _hash(path: Path) -> str:
 
 
 def _suffix(head: bytes) -> str:
-    """What a file of this beginning is usually called; decoders do not rely on it."""
+    """Returns what a file of this beginning is usually called; decoders do not rely on it."""
     if head[4:8] == b"ftyp" and head[8:12] not in _INNER:
         return ".mp4"
     return _INNER.get(head[8:12]) or next((suffix for start, suffix in _HEADS if head.startswith(start)), ".bin")

@@ -48,7 +48,7 @@ class LazySamples(Sequence[Sample]):
         return [self._sample(i) for i in places] if isinstance(places, range) else self._sample(places)
 
     def record(self, index: int) -> Found:
-        """Where a row stands, its id and what the file holds of it, before anything is made of it."""
+        """Returns where a row stands, its id and what the file holds of it, before anything is made of it."""
         return self._rows[index if self._places is None else int(self._places[index])]
 
     def _sample(self, index: int) -> Sample:
@@ -63,7 +63,7 @@ class LazySamples(Sequence[Sample]):
 
 
 def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> LazySamples | None:
-    """The samples of large files; None where `data.index` or their kind has them read as a whole.
+    """Returns the samples of large files; None where `data.index` or their kind has them read as a whole.
 
     Raises ConfigError where data.index=lazy cannot be, DataError for files that cannot be read or have no row.
     """
@@ -86,7 +86,7 @@ def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> La
 
 
 def _unfit(rows: Rows | None, format: str) -> str:
-    """Why rows cannot be read one at a time; "" where they can, as far as the first tells."""
+    """Returns why rows cannot be read one at a time; "" where they can, as far as the first tells."""
     if rows is None:
         return "files of this kind are read as a whole; .jsonl, .jsonl.gz, .parquet and .arrow are not"
     name = _format(rows, format)
@@ -95,13 +95,13 @@ def _unfit(rows: Rows | None, format: str) -> str:
 
 
 def _format(rows: Rows, format: str) -> str:
-    """The format of all rows, as _LOOKED_AT of them tell, which lie at even distances."""
+    """Returns the format of all rows, as _LOOKED_AT of them tell, which lie at even distances."""
     places = range(0, len(rows), max(1, len(rows) // _LOOKED_AT))
     return format if format != "auto" else format_of([rows[i].record for i in places])
 
 
 def _of_side(sides: np.ndarray | None, split: str) -> np.ndarray | None:
-    """The rows of one side and of none, where both occur; None = all."""
+    """Returns the rows of one side and of none, where both occur; None = all."""
     if sides is None or not {1, 2} <= set(np.unique(sides).tolist()):
         return None
     return np.flatnonzero((sides == 0) | (sides == (1 if split == "train" else 2)))

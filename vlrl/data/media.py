@@ -50,7 +50,7 @@ class Access:
 
     @classmethod
     def of(cls, data: DataSettings | None) -> Access:
-        """What the settings `data.*` allow. Raises ConfigError for entries of data.urls that are no hosts."""
+        """Returns what the settings `data.*` allow. Raises ConfigError for entries of data.urls that are no hosts."""
         return _access(data.media_roots, data.urls, data.cache) if data else CLOSED
 
 
@@ -90,14 +90,14 @@ def _load(media: Media, limits: LimitsSettings, video: VideoSampling, cache: Cli
 
 
 def source(path: str, root: Path, access: Access = CLOSED) -> Path | Remote:
-    """What a row names: a file, see `resolve`, or a URL that data.urls allows. Raises DataError."""
+    """Returns what a row names: a file, see `resolve`, or a URL that data.urls allows. Raises DataError."""
     if access.urls and isinstance(path, str) and _URL.match(path):
         return checked(path, access.urls)
     return resolve(path, root, access.roots)
 
 
 def resolve(path: str, root: Path, roots: Sequence[Path] = ()) -> Path:
-    """The file that a row names, relative to `root`, as an absolute path; it need not exist.
+    """Returns the file that a row names, relative to `root`, as an absolute path; it need not exist.
 
     Raises DataError for a URL and for a path that leads out of `root` and all of `roots` ("..", absolute, by a link).
     """
@@ -136,7 +136,7 @@ def _checked_file(source: Any, limits: LimitsSettings) -> Path:
 
 
 def missing(path: Path) -> str:
-    """What is wrong with a path that is no file."""
+    """Returns what is wrong with a path that is no file."""
     kind = "a folder" if os.path.isdir(path) else "no regular file"
     return f"is {kind}" if os.path.exists(path) else "does not exist"
 
@@ -201,7 +201,7 @@ def _rgb(image: Image.Image, name: str, limits: LimitsSettings) -> Image.Image:
 
 
 def _of_numbers(values: np.ndarray, name: str) -> Image.Image:
-    """A picture of one number a pixel: floats in [0, 1], or whole numbers of 8 or 16 bits, in [0, 255]."""
+    """Returns a picture of one number a pixel: floats in [0, 1], or whole numbers of 8 or 16 bits, in [0, 255]."""
     low, high = values.min(), values.max()
     most = 1 if values.dtype.kind == "f" and high <= 1 else 255 if high <= 255 else 65535
     if not 0 <= low <= high <= most:  # also nan
@@ -241,7 +241,7 @@ def _check_frames(size: tuple[int, int], count: int, path: Path, limits: LimitsS
 
 
 def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) -> LoadedMedia:
-    """A video given as pictures, drawn or in files, with `Media.fps`."""
+    """Returns a video given as pictures, drawn or in files, with `Media.fps`."""
     if not media.fps or not 0 < media.fps < 1e6:
         raise DataError(f"a video of {len(media.source)} frames needs their rate: fps={media.fps!r} must be above 0")
     if not media.source:

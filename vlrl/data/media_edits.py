@@ -24,7 +24,8 @@ NOISE_STEPS = 1000
 
 
 def shuffle(frames: Frames, seed: int) -> Frames:
-    """The frames in an order drawn with `seed`, never one that looks like the given one (where two frames differ).
+    """Returns the frames in an order drawn with `seed`, never one that looks like the given one (where two frames
+    differ).
 
     Shuffled frames as the contrast of T-GRPO: Video-R1, arXiv 2503.21776.
     """
@@ -63,7 +64,7 @@ EDITS: dict[str, Callable[..., Frames]] = {"shuffle": shuffle, "noise": noise}
 
 
 def edited(loaded: LoadedMedia, edits: Sequence[Sequence[Any]]) -> LoadedMedia:
-    """The media with edited frames, under a hash of its own; timestamps and metadata stay those of the places.
+    """Returns the media with edited frames, under a hash of its own; timestamps and metadata stay those of the places.
 
     Raises DataError for an unknown edit or arguments that do not fit.
     """

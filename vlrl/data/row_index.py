@@ -57,7 +57,7 @@ class Rows(Protocol):
 
 
 def opened(files: Sequence[Path], cache: Path) -> Rows | None:
-    """The rows of files, or of folders of shards; None where one is of a kind that is read as a whole.
+    """Returns the rows of files, or of folders of shards; None where one is of a kind that is read as a whole.
 
     Raises DataError when a file cannot be read.
     """
@@ -187,7 +187,7 @@ class Lines:
 
 
 def _places(path: Path, cache: Path) -> np.ndarray:
-    """[N, 3] int64 of the lines that are not blank: byte at which it begins, number of the line, side."""
+    """Returns [N, 3] int64 of the lines that are not blank: byte at which it begins, number of the line, side."""
     def write(source: Path, target: Path) -> None:
         with open(target, "wb") as file:
             np.save(file, _scanned(source), allow_pickle=False)

@@ -38,8 +38,8 @@ FIELDS = frozenset(_FIELDS.split())
 
 
 def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Access = CLOSED) -> Sample:
-    """A sample from a canonical row. Media come from `image`, `images` or `video`, unread: they lie under `root`, or
-    where else `access` allows.
+    """Returns a sample from a canonical row. Media come from `image`, `images` or `video`, unread: they lie under
+    `root`, or where else `access` allows.
 
     Fields that are not canonical stay in the row and are gathered in its `meta` too; a weight of null becomes 1.
 
@@ -64,7 +64,7 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Ac
 
 
 def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
-    """The sample that `task.sample_from_row` makes of a row; its media need not exist.
+    """Returns the sample that `task.sample_from_row` makes of a row; its media need not exist.
 
     Raises DataError naming the row, TaskError when the task returns no Sample.
     """
@@ -86,8 +86,9 @@ def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sa
 
 
 def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
-    """The sample of a row, whose media files exist and whose boxes and points lie inside the image. Raises DataError
-    naming the row."""
+    """Returns the sample of a row, whose media files exist and whose boxes and points lie inside the image. Raises
+    DataError naming the row.
+    """
     sample = make_sample(task, row, root)
     if problem := unshown_problem(sample, FIELDS, MEDIA_FIELDS, root):
         raise DataError(f"row '{sample.id}': {problem}")
@@ -101,7 +102,8 @@ def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) ->
 
 
 def box_problems(row: Mapping[str, Any], size: Sequence[Any]) -> Iterator[str]:
-    """What is wrong with the boxes and points of a row: order of corners, and what lies outside of (width, height).
+    """Yields what is wrong with the boxes and points of a row: order of corners, and what lies outside of (width,
+    height).
 
     Other things than lists of numbers are left to the task. A size that is not known is not held against a box.
     """

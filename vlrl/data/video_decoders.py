@@ -54,7 +54,7 @@ class Hidden(ValueError):
 
 
 def track(path: Path) -> Track:
-    """The clock of the video stream of a file. Raises DataError naming the file when it has none, or no end."""
+    """Returns the clock of the video stream of a file. Raises DataError naming the file when it has none, or no end."""
     if not importlib.util.find_spec("av"):
         raise DataError(f"{path}: reading videos needs a decoder: pip install av")
     try:
@@ -66,7 +66,7 @@ def track(path: Path) -> Track:
 
 
 def told_duration(path: Path) -> float | None:
-    """Seconds that a file lasts by its header; no packet is read. None where it has no video, or tells none."""
+    """Returns seconds that a file lasts by its header; no packet is read. None where it has no video, or tells none."""
     try:
         with _opened(path) as (container, _):
             return container.duration / 1e6 if container.duration else None
@@ -75,7 +75,8 @@ def told_duration(path: Path) -> float | None:
 
 
 def frames_of(found: Track, indices: Sequence[int]) -> tuple[list[Image.Image], str]:
-    """The frames of these ascending indices, upright and in RGB, and the decoder that made them; an index may repeat.
+    """Returns the frames of these ascending indices, upright and in RGB, and the decoder that made them; an index may
+    repeat.
 
     Raises DataError naming the file, Hidden when the clock of the packets is not that of the frames.
     """
@@ -93,7 +94,7 @@ def frames_of(found: Track, indices: Sequence[int]) -> tuple[list[Image.Image], 
 
 
 def counted(found: Track) -> Track:
-    """The same track by the clock of its decoded frames, one held at a time; for streams with hidden frames.
+    """Returns the same track by the clock of its decoded frames, one held at a time; for streams with hidden frames.
 
     Raises DataError when the frames end before the packets do.
     """
@@ -188,7 +189,7 @@ def _unreadable(path: Path, why: str) -> DataError:
 
 
 def _why(error: Exception) -> str:
-    """A decoder's message without its places in C++ and what follows them."""
+    """Returns a decoder's message without its places in C++ and what follows them."""
     text = getattr(error, "strerror", None) or re.sub(r"\[[\d:]+\] \S+?:\d+: ", "", str(error))
     return " ".join(str(text).split())[:150]
 
@@ -256,7 +257,9 @@ def _runs(wanted: Sequence[int], keys: Sequence[int]) -> list[tuple[int, list[in
 
 
 def _decoded(container: Any, stream: Any, wanted: Sequence[int]) -> dict[int, Image.Image]:
-    """The pictures of the wanted times from here on; what comes before the first key cannot be decoded rightly."""
+    """Returns the pictures of the wanted times from here on; what comes before the first key cannot be decoded
+    rightly.
+    """
     found: dict[int, Image.Image] = {}
     left, started = set(wanted), False
     for packet in container.demux(stream):

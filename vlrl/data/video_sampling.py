@@ -61,7 +61,7 @@ class Clip:
 
 def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float | None, end: float | None,
            name: str) -> Chosen:
-    """The frames to take between `start` and `end` seconds of `times` ([frames] seconds from the first frame).
+    """Returns the frames to take between `start` and `end` seconds of `times` ([frames] seconds from the first frame).
 
     They are uniform in time, first and last included. Their number is the length of the frames in the range times
     `sampling.fps`, at least `min_frames`, at most `max_frames` and the frames there are, rounded down to an even
@@ -87,7 +87,8 @@ def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float 
 
 def decode(path: Path, sampling: VideoSampling, start: float | None, end: float | None,
            check: Callable[[tuple[int, int], int], None]) -> Clip:
-    """The frames of a file that `choose` picks, by decord where it is installed and can be trusted, else by PyAV.
+    """Returns the frames of a file that `choose` picks, by decord where it is installed and can be trusted, else by
+    PyAV.
 
     No other frame is kept in memory. `check` sees width, height and number of frames before they are read and may
     refuse them. Raises DataError naming the file.
@@ -108,7 +109,7 @@ def _clip(found: Track, sampling: VideoSampling, start: float | None, end: float
 
 
 def clock(loaded: LoadedMedia) -> dict[str, Any]:
-    """The metadata of a video for a processor of transformers, such that it computes the true times.
+    """Returns the metadata of a video for a processor of transformers, such that it computes the true times.
 
     A processor takes number / fps as the time of a frame, and (frames taken) / (frames there are) * fps as the rate
     of the frames it is given. True numbers give wrong times where rates vary or a clip does not start with the file,

@@ -117,7 +117,7 @@ def _collective(doing: str) -> Iterator[None]:
 
 
 def _broken(error: Exception, waited: float) -> RankError:
-    """What takes the place of a transport's error; the last thing that the others hear of this rank."""
+    """Returns what takes the place of a transport's error; the last thing that the others hear of this rank."""
     global _lost
     assert _calls is not None
     _lost = _calls.error(waited, f"{dist.get_backend()}: {str(error).splitlines()[0][:200]}")
@@ -148,7 +148,7 @@ def is_main() -> bool:
 
 
 def gather(value: Any) -> list[Any]:
-    """The Python value of every rank, in rank order, on every rank."""
+    """Returns the Python value of every rank, in rank order, on every rank."""
     if world() == 1:
         return [value]
     values: list[Any] = [None] * world()
@@ -158,7 +158,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def total(*values: float) -> list[float]:
-    """The sum over ranks of each number."""
+    """Returns the sum over ranks of each number."""
     return [sum(column) for column in zip(*gather(values), strict=True)]
 
 
@@ -283,7 +283,7 @@ def barrier() -> None:
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:
-    """The tensor of which each rank holds a shard; any other as it is. Called on every rank."""
+    """Returns the tensor of which each rank holds a shard; any other as it is. Called on every rank."""
     if not isinstance(value, DTensor):
         return value
     with _collective("gathering shards"):

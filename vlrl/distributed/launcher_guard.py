@@ -47,7 +47,7 @@ class Launcher:
 
 
 def find() -> Launcher | None:
-    """The launcher of this process; None when it was not started by torchrun's agent."""
+    """Returns the launcher of this process; None when it was not started by torchrun's agent."""
     with suppress(psutil.Error, OSError, AttributeError):  # no right to look, an old kernel, another system
         for process in psutil.Process().parents():
             if not _started_by_agent(process.environ()):
@@ -56,7 +56,7 @@ def find() -> Launcher | None:
 
 
 def _started_by_agent(environ: Mapping[str, str]) -> bool:
-    """Whether this environment is of a process that this process's agent started, as a wrapper script is."""
+    """Returns whether this environment is of a process that this process's agent started, as a wrapper script is."""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "RANK")
     return all(name in os.environ and environ.get(name) == os.environ[name] for name in names)
 

@@ -154,12 +154,12 @@ class RollCall:
     # --- the others -----------------------------------------------------------------------------------------------
 
     def error(self, waited: float, cause: str) -> RankError:
-        """Who is missing where this rank waits, or waited; takes some seconds to hear who still lives."""
+        """Returns who is missing where this rank waits, or waited; takes some seconds to hear who still lives."""
         return RankError(f"{self.waits(waited)}. The last checkpoint is intact: start the same command again on every "
                          f"host. If a rank only takes long, raise limits.collective_s={self.limit:g}. ({cause})")
 
     def waits(self, waited: float) -> str:
-        """The same in words: "rank 0 waited 60 s in step 3: gathering values (...) for rank 1 (...)"."""
+        """Returns the same in words: "rank 0 waited 60 s in step 3: gathering values (...) for rank 1 (...)"."""
         place, count = str(self.here), self.here.count
         self.tell()
         before = self._records()
@@ -232,7 +232,7 @@ class RollCall:
             time.sleep(0.2)
 
     def _records(self) -> list[Record | None] | None:
-        """The record of every rank, None where it has none; None when the store does not answer."""
+        """Returns the record of every rank, None where it has none; None when the store does not answer."""
         return self._ask(lambda store: [self._record(store, rank) for rank in range(self.world)])
 
     def _record(self, store: dist.Store, rank: int) -> Record | None:
@@ -240,7 +240,9 @@ class RollCall:
         return json.loads(store.get(key)) if store.check([key]) else None
 
     def _ask(self, question: Callable[[dist.Store], T]) -> T | None:
-        """The store's answer, or None when there is none in time; the next question then takes a new connection."""
+        """Returns the store's answer, or None when there is none in time; the next question then takes a new
+        connection.
+        """
         found: list[T] = []
 
         def ask() -> None:

@@ -63,14 +63,16 @@ class RoomyLayer(DynamicLayer):
 
 
 def roomy_cache(config: Any) -> DynamicCache:
-    """An empty cache for a text config; layers of special kinds (sliding windows) stay transformers' own."""
+    """Returns an empty cache for a text config; layers of special kinds (sliding windows) stay transformers' own."""
     cache = DynamicCache(config=config)
     cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 
 def side_by_side(caches: Sequence[DynamicCache]) -> DynamicCache:
-    """One cache of the prompts of all, in order; shorter ones are padded on the left. Uses the given ones up."""
+    """Returns one cache of the prompts of all, in order; shorter ones are padded on the left. Uses the given ones
+    up.
+    """
     for layers in zip(*(cache.layers for cache in caches), strict=True):
         _join(layers)
     return caches[0]
@@ -96,7 +98,7 @@ def _join(layers: Sequence[Any]) -> None:
 
 
 def _padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[P, heads, tokens, d] of all, with zeros on the left of shorter ones."""
+    """Returns [P, heads, tokens, d] of all, with zeros on the left of shorter ones."""
     width = max(t.shape[-2] for t in tensors)
     out = tensors[0].new_zeros(sum(map(len, tensors)), *tensors[0].shape[1:-2], width, tensors[0].shape[-1])
     for rows, tensor in zip(out.split([len(t) for t in tensors]), tensors, strict=True):
@@ -154,7 +156,7 @@ class SharedRows:
 
 def spread(cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, config: Any,
            shared: bool) -> CopiedRows | SharedRows:
-    """Rows over the cache of their prompts; `shared` where the model has vlrl's attention."""
+    """Returns rows over the cache of their prompts; `shared` where the model has vlrl's attention."""
     if shared and all(type(layer) is RoomyLayer for layer in cache.layers):
         return SharedRows(cache, mask, owner, roomy_cache(config))
     return CopiedRows(cache, mask, owner)

@@ -54,14 +54,16 @@ class Capacity:
     """The answers of a group share one copy of their prompt."""
 
     def fits(self, prompts: int, widest: int, rows: int, longest: int) -> bool:
-        """Whether `rows` answers of up to `longest` tokens to `prompts` prompts of up to `widest` tokens fit."""
+        """Returns whether `rows` answers of up to `longest` tokens to `prompts` prompts of up to `widest` tokens
+        fit.
+        """
         copies = prompts if self.shared else prompts + rows  # copied while the prompts' own are still there
         tokens = copies * widest + rows * (longest + ROOM)
         return rows <= self.rows and tokens * self.token + rows * self.logits <= self.total
 
 
 def automatic(policy: Policy) -> Capacity:
-    """The capacity for a policy on its device, from the device's whole memory."""
+    """Returns the capacity for a policy on its device, from the device's whole memory."""
     text = policy.base.config.get_text_config(decoder=True)
     size, device = policy.dtype.itemsize, policy.device
     weights = sum(p.numel() * p.element_size() for p in policy.model.parameters())
@@ -142,7 +144,7 @@ def batches(requests: Sequence[Request], fits: Callable[[int, int, int, int], bo
 
 
 def cut(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
-    """The first rollouts of a batch, and the others."""
+    """Returns the first rollouts of a batch, and the others."""
     head: list[Job] = []
     tail: list[Job] = []
     for i, rollouts in jobs:

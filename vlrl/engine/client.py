@@ -34,12 +34,13 @@ class Client:
                                                       keepalive_expiry=IDLE_S))
 
     def get(self, address: str, path: str) -> Any:
-        """The JSON of a page that answers soon. Raises as `post`."""
+        """Returns the JSON of a page that answers soon. Raises as `post`."""
         return self._ask("GET", address, path, timeout=CONNECT_S)
 
     def post(self, address: str, path: str, body: bytes) -> Any:
-        """The JSON that a server answers. Raises Unavailable where another server, or a later time, may do better;
-        ConfigError for a wrong key and TrainingError for a request that no server will take."""
+        """Returns the JSON that a server answers. Raises Unavailable where another server, or a later time, may do
+        better; ConfigError for a wrong key and TrainingError for a request that no server will take.
+        """
         return self._ask("POST", address, path, content=body)
 
     def _ask(self, method: str, address: str, path: str, **more: Any) -> Any:

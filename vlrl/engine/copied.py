@@ -61,7 +61,7 @@ class CopiedEngine(HFEngine):
 
 
 def copied(policy: Policy) -> Policy:
-    """A policy with weights, a processor and a feature cache of its own; none of it learns."""
+    """Returns a policy with weights, a processor and a feature cache of its own; none of it learns."""
     other: Any = with_own_processor(policy)
     other.model = copy.deepcopy(policy.model).requires_grad_(False)
     other.features = None if policy.features is None else FeatureCache(policy.features.limit)
@@ -69,7 +69,7 @@ def copied(policy: Policy) -> Policy:
 
 
 def with_own_processor(policy: Policy) -> Policy:
-    """The policy, to be read beside its training: a tokenizer cannot be used by two threads at once."""
+    """Returns the policy, to be read beside its training: a tokenizer cannot be used by two threads at once."""
     other: Any = copy.copy(policy)
     other.processor = copy.deepcopy(policy.processor)
     return other

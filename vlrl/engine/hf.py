@@ -110,7 +110,7 @@ class HFEngine:
                           turns=(*turns, Turn(start=turns[-1].end if turns else 0, end=n)))
 
     def _so_far(self, writing: Writing, names: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
-        """The texts of a batch, without end tokens; a character of which bytes are missing is left out."""
+        """Returns the texts of a batch, without end tokens; a character of which bytes are missing is left out."""
         written = writing.written()
         rows = (row[:n] for row, n in zip(written.tokens.tolist(), written.lengths.tolist(), strict=True))
         ended = [row[:-1] if row and row[-1] in self.policy.eos else row for row in rows]
@@ -118,7 +118,7 @@ class HFEngine:
 
     def _decode(self, work: Sequence[tuple[Request, list[int]]],
                 seen: Callable[[Writing], None] | None = None) -> Written:
-        """All rollouts of a batch, a token of each at a time; `seen` is called after each."""
+        """Returns all rollouts of a batch, a token of each at a time; `seen` is called after each."""
         sampling = [request.sampling for request, rows in work for _ in rows]
         longest = max(s.max_new_tokens for s in sampling)
         draws = np.stack([self._draws(request, i, longest) for request, rows in work for i in rows])
@@ -205,12 +205,14 @@ class HFEngine:
         return position[None, :, None].expand(3, -1, -1) if self.policy.family.mrope else position[:, None]
 
     def _draws(self, request: Request, index: int, count: int) -> np.ndarray:
-        """[count] uniform numbers of one rollout's own stream; a longer call begins with those of a shorter one."""
+        """Returns [count] uniform numbers of one rollout's own stream; a longer call begins with those of a shorter
+        one.
+        """
         place = request.begun[index].index if request.begun else index
         stream = np.random.SeedSequence([self.seed, *request.key, place])
         return np.random.Generator(np.random.Philox(stream)).random(count, dtype=np.float32)
 
 
 def _before(request: Request, rollout: int) -> Completion | None:
-    """What a rollout of a request has written before."""
+    """Returns what a rollout of a request has written before."""
     return request.begun[rollout].written if request.begun else None

@@ -66,11 +66,11 @@ class Proof:
         return cls(prompt, encode.answer_ids(_ANSWER), tolerance, encode(task, Sample(id="proof text")), dtype)
 
     def allowed(self, policy: Policy) -> float:
-        """The tolerance."""
+        """Returns the tolerance."""
         return TOLERANCE[self.dtype or policy.dtype] if self.tolerance is None else self.tolerance
 
     def check(self, policy: Policy, read: Read, parameters: Callable[[], Pairs] | None = None) -> float:
-        """The largest difference of a log-probability; a call of all processes under FSDP.
+        """Returns the largest difference of a log-probability; a call of all processes under FSDP.
 
         `parameters()` gives the weights of both sides by name; without it none can be named. Raises TrainingError when
         the answer or, in the first checks, a weight differs.
@@ -118,7 +118,7 @@ ADVICE = (f"The sync left it out or brought it over wrongly. Set engine.name=hf 
 
 @torch.no_grad()
 def trainer_logprobs(policy: Policy, prompt: Prompt, answer: np.ndarray) -> np.ndarray:
-    """[T] log-probabilities of an answer under the policy, at temperature 1 and with no token banned."""
+    """Returns [T] log-probabilities of an answer under the policy, at temperature 1 and with no token banned."""
     free = copy.copy(policy)
     free.banned = policy.banned[:0]
     (batch,) = packing.pack(packing.pieces_of([prompt], [answer], 10**9), 10**9, policy.layout("shared"))
@@ -151,7 +151,7 @@ def _relative(entry: tuple[str, float, float]) -> float:
 
 
 def listed(stale: Sequence[tuple[str, float, float]]) -> str:
-    """What `differing` found, in words."""
+    """Returns what `differing` found, in words."""
     shown = ", ".join(f"{name} differs by {gap:.2g} (its largest number is {size:.2g})"
                       for name, gap, size in stale[:3])
     more = len(stale) - 3

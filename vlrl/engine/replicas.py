@@ -111,7 +111,7 @@ class Replicas:
         return _Run(self, [], None).admit_all()
 
     def run(self, tasks: Iterable[Steps[T]], done: Callable[[int, T], None] | None = None) -> list[T]:
-        """The results of all tasks, in order. `done(number, result)` is called for each but the last to finish.
+        """Returns the results of all tasks, in order. `done(number, result)` is called for each but the last to finish.
 
         Raises TrainingError when a request failed too often, or no server was there for too long.
         """
@@ -334,7 +334,7 @@ class _Run(Generic[T]):
                                 "`vlrl serve` again and go on with the same command; engine.timeout_s sets the limit.")
 
     def _is_late(self) -> bool:
-        """Whether the time without any server is up."""
+        """Returns whether the time without any server is up."""
         return not self._ready() and time.monotonic() - self._none_since > self._pool._wait_s
 
     # --- threads -----------------------------------------------------------------------------------------------------

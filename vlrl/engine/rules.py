@@ -36,13 +36,15 @@ class Rules:
 
     @classmethod
     def of(cls, sampling: Sequence[Sampling], tokens: torch.Tensor, begun: torch.Tensor, texts: Texts) -> Rules | None:
-        """The rules of a batch; None when it has none."""
+        """Returns the rules of a batch; None when it has none."""
         needed = any(s.stop or s.thinking_budget is not None for s in sampling)
         return cls(sampling, tokens, begun, texts) if needed else None
 
     def next(self, t: torch.Tensor, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor
              ) -> torch.Tensor | None:
-        """[rows] ids forced as the t-th tokens [rows], -1 where the row is free; None when all are. tokens [R, N]."""
+        """Returns [rows] ids forced as the t-th tokens [rows], -1 where the row is free; None when all are. tokens [R,
+        N].
+        """
         if not self._budgets:
             return None
         for row in rows[live & (self._budget[rows] == t)].tolist():
@@ -59,7 +61,7 @@ class Rules:
             self._end[row] = t + len(ids)
 
     def stopped(self, t: torch.Tensor, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """[rows] bool: the t-th token of the row completed a stop string."""
+        """Returns [rows] bool: the t-th token of the row completed a stop string."""
         out = torch.zeros_like(live)
         if self._may_end is not None:
             maybe = (live & self._may_end[tokens[rows, t]]).nonzero()[:, 0]

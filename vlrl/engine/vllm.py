@@ -152,7 +152,7 @@ class Generation:
         """Parts of each request that are not in yet."""
 
     def run(self, done: Done | None) -> list[list[Completion]]:
-        """The completions of all requests, in order."""
+        """Returns the completions of all requests, in order."""
         out: list[list[Completion]] = [[] for _ in self.requests]
         try:
             for i, request in enumerate(self.requests):
@@ -174,7 +174,7 @@ class Generation:
         return out
 
     def _step(self) -> Sequence[Any]:
-        """What vLLM has of each request after its next token."""
+        """Returns what vLLM has of each request after its next token."""
         if self.engine.abandoned.is_set():
             raise Abandoned(GIVEN_UP)
         return self.vllm.step()
@@ -254,7 +254,9 @@ def _drafts(request: Request, rules: Rules) -> list[Draft]:
 
 
 def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> Any:
-    """A vLLM over the config and processor that are written to `folder`; the policy's weights are still to come."""
+    """Returns a vLLM over the config and processor that are written to `folder`; the policy's weights are still to
+    come.
+    """
     on_gpu = policy.device.type == "cuda"
     for name, value in (_ENVIRONMENT | ({} if on_gpu else _ON_CPU)).items():
         os.environ.setdefault(name, value)
@@ -282,7 +284,7 @@ def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> A
 
 
 def _policy_loader(policy: Policy, merge: bool) -> str:
-    """Name of a way to load a model in which it has the policy's weights: no file is written or read.
+    """Returns name of a way to load a model in which it has the policy's weights: no file is written or read.
 
     vLLM's "dummy" would also fill buffers that no checkpoint holds, such as the means that pixels are normalised by.
     """
@@ -365,7 +367,7 @@ def _explained(config: Config, what: str) -> Iterator[None]:
 
 
 def _blamed(config: Config, error: Exception) -> str:
-    """The setting to change, and how, for what vLLM raised."""
+    """Returns the setting to change, and how, for what vLLM raised."""
     settings, text = config.engine, str(error).lower()
     if "max_model_len" in text or "max seq len" in text:
         return (f"engine.max_model_len={settings.max_model_len or 'null'} (lower it, or limits.prompt_tokens and "

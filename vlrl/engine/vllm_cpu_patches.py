@@ -34,7 +34,7 @@ def widen() -> None:
 
 
 def known_size(size: int) -> int:
-    """The least head size of at least `size` that the kernels know; `size` where it is above all of them."""
+    """Returns the least head size of at least `size` that the kernels know; `size` where it is above all of them."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     return min((known for known in CPUAttentionBackend.get_supported_head_sizes() if known >= size), default=size)

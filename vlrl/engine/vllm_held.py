@@ -33,7 +33,7 @@ class Held:
         self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
 
     def of(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
-        """The engine's tensor for a saved weight of this shape; None where it is not found."""
+        """Returns the engine's tensor for a saved weight of this shape; None where it is not found."""
         path, _, kind = (self._rename(name) or "").rpartition(".")
         module, part = self._module(path)
         if module is None:
@@ -51,7 +51,7 @@ class Held:
         return whole.reshape(tuple(shape)).to(self._dtype)  # some CPU kernels keep a bias wider than it was loaded
 
     def adapter(self, path: str, layer: Any, name: str) -> Pairs:
-        """The pairs of one adapted layer: A, and B with the scaling that vLLM multiplies it with."""
+        """Returns the pairs of one adapted layer: A, and B with the scaling that vLLM multiplies it with."""
         for side in SIDES:
             ours = gathered(getattr(layer, side)[name].weight).float()
             theirs = self.matrix(path, side, ours.shape)
@@ -59,24 +59,24 @@ class Held:
                 yield f"{path}.{side}.{name}.weight", ours * (1.0 if side == "lora_A" else layer.scaling[name]), theirs
 
     def matrix(self, path: str, side: str, shape: Sequence[int]) -> torch.Tensor | None:
-        """The A or B (`side`) of the one adapter on a layer, B with the scaling; None where there is none."""
+        """Returns the A or B (`side`) of the one adapter on a layer, B with the scaling; None where there is none."""
         module, part = self._module((self._rename(f"{path}.weight") or "").rpartition(".")[0], wrapped=True)
         stacked = getattr(module, f"{side.lower()}_stacked", None)
         return None if stacked is None else stacked[part or 0][0, 0, :shape[0], :shape[1]]
 
     def tied_head(self, embedding: torch.Tensor) -> Pairs:
-        """The pair of a head that shares the embedding's weights, and may have a packed copy of its own."""
+        """Returns the pair of a head that shares the embedding's weights, and may have a packed copy of its own."""
         theirs = self.of(HEAD, embedding.shape)
         if theirs is not None:
             yield f"{HEAD} (tied to the embedding)", embedding, theirs
 
     def embeds(self, name: str) -> bool:
-        """Whether a saved weight is an embedding of the vocabulary."""
+        """Returns whether a saved weight is an embedding of the vocabulary."""
         module, _ = self._module((self._rename(name) or "").rpartition(".")[0])
         return type(module).__name__ == "VocabParallelEmbedding"
 
     def _module(self, path: str, wrapped: bool = False) -> tuple[Any, int | None]:
-        """The module at a path, or the fused one that it is a part of, with the part's number; (None, None)."""
+        """Returns the module at a path, or the fused one that it is a part of, with the part's number; (None, None)."""
         parent, _, last = path.rpartition(".")
         whole, part = self._fused.get(last, (last, None))
         for candidate, number in ((last, None), (whole, part)):
@@ -86,7 +86,9 @@ class Held:
         return None, None
 
     def _read(self, path: str, module: Any, kind: str) -> torch.Tensor | None:
-        """A parameter as it is computed with; the last one is remembered, as fused layers are read for each part."""
+        """Returns a parameter as it is computed with; the last one is remembered, as fused layers are read for each
+        part.
+        """
         found = getattr(module, kind, None)
         if not isinstance(found, torch.Tensor):
             return None
@@ -108,7 +110,9 @@ def _is_head(module: Any) -> bool:
 
 
 def _unpacked(module: Any, dtype: torch.dtype, rows: int = 1024) -> torch.Tensor:
-    """[N, K] what a CPU engine's packed copy of a weight stands for: what it makes of the rows of an identity."""
+    """Returns [N, K] what a CPU engine's packed copy of a weight stands for: what it makes of the rows of an
+    identity.
+    """
     width = getattr(module, "input_size_per_partition", None) or module.embedding_dim
     out = [module.cpu_linear(torch.eye(width, dtype=dtype)[i:i + rows], module.weight, None)
            for i in range(0, width, rows)]

@@ -41,11 +41,11 @@ class Rules:
 
     @classmethod
     def of(cls, policy: Policy, top_p: float = 1.0, top_k: int = -1, bias: float = API_BIAS) -> Rules:
-        """Those of a policy."""
+        """Returns those of a policy."""
         return cls(tuple(policy.banned.tolist()), frozenset(policy.eos), Texts(policy), top_p, top_k, bias)
 
     def ending(self, stops: tuple[str, ...]) -> np.ndarray:
-        """[V] bool: tokens that may complete a stop string."""
+        """Returns [V] bool: tokens that may complete a stop string."""
         if stops not in self._ending:
             self._ending[stops] = self.texts.ending(stops).cpu().numpy()
         return self._ending[stops]
@@ -56,7 +56,7 @@ class Rules:
 
 
 def prompt_input(prompt: Prompt, written: Sequence[int] | np.ndarray = ()) -> dict[str, Any]:
-    """The prompt, and what an answer to it has `written`, as vLLM takes them: unexpanded ids beside raw media.
+    """Returns the prompt, and what an answer to it has `written`, as vLLM takes them: unexpanded ids beside raw media.
 
     A video is its frames with their times; none of them is left out.
     """
@@ -162,7 +162,7 @@ class Draft:
         return [*range(start, len(self.tokens))]
 
     def completion(self) -> Completion:
-        """The answer as the loop takes it."""
+        """Returns the answer as the loop takes it."""
         tokens = np.asarray(self.tokens, dtype=np.int64)
         sampled = np.ones(len(tokens), dtype=bool)
         budget = self.sampling.thinking_budget
@@ -172,7 +172,7 @@ class Draft:
         return completion(tokens, self.logprobs, sampled, self.sampling, self.rules, self.stopped, self._before)
 
     def _closing(self) -> list[int]:
-        """What is forced at the budget: nothing before it is reached, or where thinking ended in time."""
+        """Returns what is forced at the budget: nothing before it is reached, or where thinking ended in time."""
         budget = self.sampling.thinking_budget
         if budget is None or len(self.tokens) < budget:
             return []
@@ -198,7 +198,7 @@ class Draft:
 
 def completion(tokens: np.ndarray, logprobs: Sequence[float], sampled: np.ndarray, sampling: Sampling, rules: Rules,
                stopped: bool, turns: tuple[Turn, ...] = ()) -> Completion:
-    """A completion of [T] token ids, their log-probabilities, and which of them were `sampled`, not forced.
+    """Returns a completion of [T] token ids, their log-probabilities, and which of them were `sampled`, not forced.
 
     `stopped` says that the engine saw an end; `turns` are those of what was written before.
     """
@@ -211,7 +211,9 @@ def completion(tokens: np.ndarray, logprobs: Sequence[float], sampled: np.ndarra
 
 
 def checked(drafts: Sequence[Draft], prompt: Prompt) -> list[Completion]:
-    """The completions of a request. Raises TrainingError when a log-probability is no number or a banned id came."""
+    """Returns the completions of a request. Raises TrainingError when a log-probability is no number or a banned id
+    came.
+    """
     out = [draft.completion() for draft in drafts]
     for draft, found in zip(drafts, out, strict=True):
         if not np.isfinite(found.logprobs).all():

@@ -170,7 +170,7 @@ class Servers:
 
 def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127.0.0.1", port: int = 8000,
             weights: Sequence[str] = (), further: Sequence[str] = (), say: Callable[[str], None] = print) -> Servers:
-    """The servers of a config, not started; their files go to `folder`.
+    """Returns the servers of a config, not started; their files go to `folder`.
 
     `further` are arguments of vLLM, NAME=VALUE or NAME. Raises ConfigError for one that vlrl sets itself, for a port
     that is taken and for too few GPUs, or too little memory for the servers of a CPU.
@@ -208,7 +208,7 @@ def _blueprint(config: Config) -> Any:
 
 
 def _arguments(policy: Any, config: Config, folder: Path) -> list[str]:
-    """The command line of a server, without its address."""
+    """Returns the command line of a server, without its address."""
     from vlrl import _torchcodec
 
     _torchcodec.hide_broken()
@@ -246,7 +246,9 @@ def further_arguments(given: Sequence[str], taken: Sequence[str]) -> dict[str, s
 
 
 def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str, str]) -> list[dict[str, str]]:
-    """The environment that gives each server its GPUs, or its threads on a CPU. Ray gives GPUs out by itself."""
+    """Returns the environment that gives each server its GPUs, or its threads on a CPU. Ray gives GPUs out by
+    itself.
+    """
     if added.get("--distributed-executor-backend") == "ray":
         return [{}] * replicas
     each = engine.tensor_parallel * int(added.get("--pipeline-parallel-size", 1))
@@ -266,7 +268,7 @@ def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str
 
 
 def write_key(path: Path, given: str = "") -> Path:
-    """The file of the servers' key: the one given, or `path`, with a random key where there is none yet.
+    """Returns the file of the servers' key: the one given, or `path`, with a random key where there is none yet.
 
     A key that is there stays, so that a run goes on with servers that were started again. Only its owner can read the
     file.
@@ -318,7 +320,7 @@ def describe(servers: Servers, path: Path) -> None:
 
 
 def _reached(host: str, here: bool = False) -> str:
-    """The name under which others, or this host, reach a server that listens on `host`."""
+    """Returns the name under which others, or this host, reach a server that listens on `host`."""
     if host in ("0.0.0.0", "::"):
         return ("127.0.0.1" if host == "0.0.0.0" else "[::1]") if here else socket.gethostname()
     return f"[{host}]" if ":" in host else host
@@ -357,7 +359,7 @@ def _ending(code: int) -> str:
 
 
 def _health(address: str) -> int:
-    """The status of its health page; 0 without an answer."""
+    """Returns the status of its health page; 0 without an answer."""
     try:
         return httpx.get(f"{address}/health", timeout=_HEALTH_S, trust_env=False).status_code
     except (httpx.HTTPError, OSError):
@@ -365,7 +367,7 @@ def _health(address: str) -> int:
 
 
 def _silence(server: Served) -> float:
-    """Seconds for which its engine has owed an answer; 0 where it does not say."""
+    """Returns seconds for which its engine has owed an answer; 0 where it does not say."""
     key = {"Authorization": f"Bearer {server.environment.get(KEY, '')}"}
     try:
         answer = httpx.get(f"{server.local}{ALIVE}", headers=key, timeout=_HEALTH_S, trust_env=False)

@@ -117,7 +117,7 @@ class Routes:
     # --- what is served ----------------------------------------------------------------------------------------------
 
     async def _state(self, state: Any, body: bytes) -> dict[str, Any]:
-        """What a trainer checks before it sends anything."""
+        """Returns what a trainer checks before it sends anything."""
         await state.engine_client.check_health()
         config = state.vllm_config
         model, lora = config.model_config, config.lora_config
@@ -191,8 +191,9 @@ class Routes:
         return {"version": self.version}
 
     async def _compare(self, state: Any, body: bytes) -> dict[str, Any]:
-        """How many tensors of {"version", "base": folder, "adapter": folder or None} can be compared with what is
-        computed with, and which of them differ, worst first: name, difference, largest number."""
+        """Returns how many tensors of {"version", "base": folder, "adapter": folder or None} can be compared with what
+        is computed with, and which of them differ, worst first: name, difference, largest number.
+        """
         asked = _object(json.loads(body))
         base, adapter = self._own(asked["base"]), self._own(asked["adapter"], ADAPTER) if asked["adapter"] else ""
         async with self._loading:
@@ -238,7 +239,7 @@ class Routes:
         self.version = version
 
     def _own(self, given: str, needed: str = "*.safetensors") -> Path:
-        """The folder of weights at a path. Refused where it, or a file in it, lies outside of all roots."""
+        """Returns the folder of weights at a path. Refused where it, or a file in it, lies outside of all roots."""
         path = Path(_text(given)).resolve()
         self._check_inside(path)
         if not path.is_dir():
@@ -303,7 +304,7 @@ def _status(error: Exception) -> HTTPStatus:
 
 
 async def _body(headers: Iterable[tuple[bytes, bytes]], receive: Any) -> bytes | None:
-    """A request's whole body; None when the client has gone. Refused where it is larger than MOST_BYTES."""
+    """Returns a request's whole body; None when the client has gone. Refused where it is larger than MOST_BYTES."""
     length = dict(headers).get(b"content-length", b"")
     parts, left = [], MOST_BYTES
     while left >= 0 and (not length.isdigit() or int(length[:20]) <= MOST_BYTES):  # int refuses thousands of digits

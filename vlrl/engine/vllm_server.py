@@ -141,7 +141,7 @@ class ServerEngine:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def _steps(self, request: Request) -> Steps[list[Completion]]:
-        """One request as calls of servers, each part of an answer after the one before."""
+        """Returns one request as calls of servers, each part of an answer after the one before."""
         drafts = _drafts(request, self.rules)
         prompt, sampling = request.prompt, request.sampling
         if drafts and not request.begun:
@@ -293,8 +293,9 @@ class ServerEngine:
                      f"a fixed answer differ by {gap:.2g}, where {target.allowed:g} is allowed; {named}")
 
     def _gap(self, address: str, target: Target) -> float:
-        """The largest difference of a log-probability of the probe's answer. Asked as answers are, a token at a time:
-        vLLM's log-probabilities of prompts are wrong, or end its engine, beside other requests where adapters are used.
+        """Returns the largest difference of a log-probability of the probe's answer. Asked as answers are, a token at a
+        time: vLLM's log-probabilities of prompts are wrong, or end its engine, beside other requests where adapters are
+        used.
         """
         answer = tuple(map(int, self._proof.answer))
         found = [self._measured(address, target, answer[:i], answer[i]) for i in range(len(answer))]
@@ -302,7 +303,7 @@ class ServerEngine:
         return float(gaps.max()) if np.isfinite(gaps).all() else float("inf")
 
     def _measured(self, address: str, target: Target, written: Sequence[int], token: int) -> float:
-        """A server's log-probability of a token after the probe and what is written."""
+        """Returns a server's log-probability of a token after the probe and what is written."""
         options = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprob_token_ids": [token],
                    "detokenize": False}
         found = self._client.post(address, "/vlrl/generate", vllm_wire.pack(
@@ -317,7 +318,7 @@ class ServerEngine:
         return min(self._state(replica.address)["lora_rank"] for replica in self.pool.admit_all())
 
     def _way(self) -> str:
-        """How weights travel: full, adapter or merged (see vllm_sync)."""
+        """Returns how weights travel: full, adapter or merged (see vllm_sync)."""
         if not self.policy.lora:
             return "full"
         from vlrl.engine.vllm_sync import why_merged
@@ -333,7 +334,7 @@ class ServerEngine:
         return self.policy.model.peft_config[self.policy.model.active_adapter].r
 
     def _state(self, address: str) -> dict[str, Any]:
-        """What a server says of itself. Raises ConfigError when it was started with other settings."""
+        """Returns what a server says of itself. Raises ConfigError when it was started with other settings."""
         try:
             state = self._client.get(address, "/vlrl/state")
             if not isinstance(state, dict):
@@ -373,12 +374,13 @@ def _measure(draft: Draft, place: int, output: dict[str, Any]) -> None:
 
 
 def _sharded(policy: Policy) -> bool:
-    """Whether every process takes part in reading the policy's weights (FSDP)."""
+    """Returns whether every process takes part in reading the policy's weights (FSDP)."""
     return any(hasattr(p, "full_tensor") for p in policy.model.parameters())
 
 
 def read_key(file: str) -> str:
-    """The servers' key: of engine.key_file, else of VLRL_ENGINE_KEY; "" for none. ConfigError for an unreadable file.
+    """Returns the servers' key: of engine.key_file, else of VLRL_ENGINE_KEY; "" for none. ConfigError for an unreadable
+    file.
     """
     if not file:
         return os.environ.get(KEY, "")

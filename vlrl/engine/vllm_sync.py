@@ -45,7 +45,7 @@ _PLAIN = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices",
 
 
 def why_merged(policy: Policy, taken: bool | None = None) -> str:
-    """Why vLLM cannot take the policy's adapter as it is; empty when it can.
+    """Returns why vLLM cannot take the policy's adapter as it is; empty when it can.
 
     taken: whether vLLM takes adapters for the model; None = ask the vLLM that is installed here.
     """
@@ -63,7 +63,7 @@ def why_merged(policy: Policy, taken: bool | None = None) -> str:
 
 
 def way(policy: Policy) -> Way:
-    """How the weights of a policy are brought over."""
+    """Returns how the weights of a policy are brought over."""
     if not policy.lora:
         return "full"
     return "merged" if why_merged(policy) else "adapter"
@@ -167,7 +167,7 @@ class Weights:
             shutil.rmtree(before.lora_path, ignore_errors=True)
 
     def logprobs(self, prompt: Prompt, answer: Sequence[int] | np.ndarray) -> np.ndarray:
-        """[T] log-probabilities of an answer's tokens in the engine: temperature 1, no token banned.
+        """Returns [T] log-probabilities of an answer's tokens in the engine: temperature 1, no token banned.
 
         Asked as answers are, a token of each beginning of the answer: vLLM's log-probabilities of prompts are wrong, or
         end its engine, where adapters are used beside other requests, or with more tokens than engine.max_seqs.

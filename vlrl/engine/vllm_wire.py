@@ -25,7 +25,9 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """What `pack` was given; sequences come back as lists where they were no tuples. ValueError for anything else."""
+    """Returns what `pack` was given; sequences come back as lists where they were no tuples. ValueError for anything
+    else.
+    """
     try:
         return _restored(json.loads(data))
     except (TypeError, KeyError, OSError, RecursionError, Image.DecompressionBombError) as error:
@@ -52,7 +54,7 @@ def _plain(value: Any) -> Any:
 
 
 def _special(value: Mapping[Any, Any]) -> bool:
-    """Whether a mapping's keys are no texts (JSON would make them so), or look like marks of this module."""
+    """Returns whether a mapping's keys are no texts (JSON would make them so), or look like marks of this module."""
     return any(not isinstance(k, str) or k.startswith("$") for k in value)
 
 

@@ -40,8 +40,8 @@ class Extension:
         return repack_heads(worker.model_runner.get_model()) if current_platform.is_cpu() else []
 
     def vlrl_differing(self, base: str, adapter: str) -> tuple[int, list[tuple[str, float, float]]]:
-        """How many tensors are compared, and (name, largest difference, largest number) of those that are not what the
-        folders hold, worst first: weights, a tied head, the matrices of an `adapter` ("" for none).
+        """Returns how many tensors are compared, and (name, largest difference, largest number) of those that are not
+        what the folders hold, worst first: weights, a tied head, the matrices of an `adapter` ("" for none).
 
         Nothing with several workers, which hold slices.
         """

@@ -26,7 +26,9 @@ Named = Iterator[tuple[str, torch.Tensor]]
 
 
 def adapted(policy: Policy) -> dict[str, Any]:
-    """The layers that an adapter is laid on, by their names in the transformers model; {} without an adapter."""
+    """Returns the layers that an adapter is laid on, by their names in the transformers model; {} without an
+    adapter.
+    """
     if not policy.lora:
         return {}
     from peft.tuners.lora import LoraLayer
@@ -62,7 +64,9 @@ def _tensors(policy: Policy, merge: bool) -> Named:
 
 @torch.no_grad()
 def merged(layer: Any, weight: torch.Tensor) -> torch.Tensor:
-    """A new tensor: the weight of a layer with its active adapters added, in float32 before it is rounded by others."""
+    """Returns a new tensor: the weight of a layer with its active adapters added, in float32 before it is rounded by
+    others.
+    """
     total = weight.float()
     if layer.merged or layer.disable_adapters:
         return total
@@ -79,7 +83,7 @@ def merged(layer: Any, weight: torch.Tensor) -> torch.Tensor:
 
 
 def gathered(tensor: Any) -> torch.Tensor:
-    """The whole of a tensor that FSDP may have sharded, without gradient; a call of all processes."""
+    """Returns the whole of a tensor that FSDP may have sharded, without gradient; a call of all processes."""
     tensor = tensor.detach()
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 

@@ -53,7 +53,9 @@ class Writing:
         self._rules = Rules.of(sampling, self._tokens, self._length, texts)
 
     def write(self, rows: torch.Tensor, live: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next token of each row by its logits [rows, V], and which rows go on; only `live` ones are noted."""
+        """Returns the next token of each row by its logits [rows, V], and which rows go on; only `live` ones are
+        noted.
+        """
         rules, t = self._rules, self._length[rows].clamp(max=self._last)
         forced = rules.next(t, rows, live, self._tokens) if rules else None
         token, logprob = pick(logits, self._heat[rows], self._draws[rows, t], self._texts.banned, forced)
@@ -64,7 +66,7 @@ class Writing:
         return token, live & ~rules.stopped(t, rows, live, self._tokens) if rules else live
 
     def written(self) -> Written:
-        """What all rows have written, in main memory."""
+        """Returns what all rows have written, in main memory."""
         width = int(self._length.max())
         tokens, rules = self._tokens[:, :width].cpu().numpy(), self._rules
         sampled = (rules.forced[:, :width] < 0).cpu().numpy() if rules else np.ones(tokens.shape, dtype=bool)

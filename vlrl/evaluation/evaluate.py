@@ -30,7 +30,7 @@ _CHUNK = 64
 def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
              tell: Callable[[str, int, int], None] | None = None,
              reference: Reference | None = None, score: Score = score_all) -> tuple[dict[str, Any], list[Group]]:
-    """One line of eval.jsonl and this process's groups of one answer each.
+    """Returns one line of eval.jsonl and this process's groups of one answer each.
 
     Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Greedy unless
     eval.temperature is set. `correct_frac` is the share of correct answers (Task.correct). Samples that cannot be
@@ -83,7 +83,7 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
 
 
 def _measured(task: Task, group: Group) -> Group:
-    """The group with what Task.metrics says of its answer."""
+    """Returns the group with what Task.metrics says of its answer."""
     rollout, completion = group.rollouts[0], group.rollouts[0].completion
     answer = parse_answer(completion.text, n_tokens=len(completion.tokens), truncated=completion.truncated,
                           step=rollout.policy_step)
@@ -100,7 +100,9 @@ def _record(group: Group) -> dict[str, Any]:
 
 
 def _table(task: Task, records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Every metric over all samples, equal in weight; of a mixture also `<label>/<metric>` and `<label>/n` by task."""
+    """Returns every metric over all samples, equal in weight; of a mixture also `<label>/<metric>` and `<label>/n` by
+    task.
+    """
     out = _intervals(records)
     for label in task.labels:
         own = [r for r in records if r["task"] == label]
@@ -127,7 +129,7 @@ def _intervals(records: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def evaluation_line(record: Mapping[str, Any]) -> str:
-    """What the terminal shows of a line of eval.jsonl."""
+    """Returns what the terminal shows of a line of eval.jsonl."""
     labels = tuple(k.removesuffix("n") for k in record if k.endswith("/n"))
     words = [f"{k} {v:.3f} [{record[f'{k}/ci95_low']:.3f}, {record[f'{k}/ci95_high']:.3f}]"
              for k, v in record.items() if f"{k}/ci95_low" in record and not k.startswith("completion/")

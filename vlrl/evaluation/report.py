@@ -35,7 +35,9 @@ class Gain(NamedTuple):
 
 
 def gains(run: RunFolder) -> list[Gain]:
-    """Every metric of every split in eval.jsonl, from the first evaluation to the last (the same one if only one)."""
+    """Returns every metric of every split in eval.jsonl, from the first evaluation to the last (the same one if only
+    one).
+    """
     found = []
     for split, (first, last) in _ends(run).items():
         metrics = [k for k, v in last.items()
@@ -75,7 +77,7 @@ def summary_table(run: RunFolder) -> Table:
 
 
 def _best(run: RunFolder) -> Iterator[str]:
-    """The best evaluation of each split that was evaluated after a step, by the metric of checkpoints/best."""
+    """Yields the best evaluation of each split that was evaluated after a step, by the metric of checkpoints/best."""
     marked = read_json(run.checkpoints / "best.json") or {}
     metric = marked.get("metric", "reward/mean")
     splits: dict[str, list[dict[str, Any]]] = {}
@@ -178,7 +180,7 @@ def _per_sample(run: RunFolder, split: str, step: int) -> dict[str, dict[str, fl
 
 
 def _paired(values: list[dict[str, dict[str, float]]], metric: str, difference: float) -> Interval:
-    """The paired gain where the store has the metric per sample, else the plain difference without bounds."""
+    """Returns the paired gain where the store has the metric per sample, else the plain difference without bounds."""
     before, after = (v.get(metric, {}) for v in values)
     both = sorted(before.keys() & after.keys())
     if not both:

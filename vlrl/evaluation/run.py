@@ -117,13 +117,15 @@ class Run:
 
 
 def _table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """One row a line and one column a key of any line, in the order in which the keys come."""
+    """Returns one row a line and one column a key of any line, in the order in which the keys come."""
     names = list(dict.fromkeys(key for line in lines for key in line))
     return pa.table({name: _column([line.get(name) for line in lines]) for name in names})
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """The values [N] in one type: numbers where nothing is known, JSON texts where they are of several kinds."""
+    """Returns the values [N] in one type: numbers where nothing is known, JSON texts where they are of several
+    kinds.
+    """
     try:
         column = pa.array(values)
     except (pa.ArrowException, OverflowError):

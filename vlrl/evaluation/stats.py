@@ -23,7 +23,7 @@ class Interval(NamedTuple):
 
 
 def mean_ci(values: Sequence[float | None] | np.ndarray, seed: int = 0, n: int = 2000) -> Interval:
-    """Mean of `values` and its 95 % percentile-bootstrap interval from `n` resamples; None is left out.
+    """Returns the mean of `values` and its 95 % percentile-bootstrap interval from `n` resamples; None is left out.
 
     The same values and seed give the same interval. One value, or equal values, give an interval of width 0; no value
     gives NaN.
@@ -42,7 +42,7 @@ def mean_ci(values: Sequence[float | None] | np.ndarray, seed: int = 0, n: int =
 
 def paired_gain(before: Sequence[float] | np.ndarray, after: Sequence[float] | np.ndarray, seed: int = 0,
                 n: int = 2000) -> Interval:
-    """Mean of `after` - `before` over the same samples in the same order, with its 95 % interval.
+    """Returns the mean of `after` - `before` over the same samples in the same order, with its 95 % interval.
 
     Raises ValueError when the two are of different lengths.
     """

@@ -56,7 +56,7 @@ class Grid:
         return x.view(*self.shape, *x.shape[1:]).transpose(1, 2)
 
     def flat(self, x: torch.Tensor) -> torch.Tensor:
-        """[R, H, A, ...] -> [tokens, H, ...]."""
+        """Returns [R, H, A, ...] -> [tokens, H, ...]."""
         x = x.transpose(1, 2).flatten(0, 1)
         return x if self.valid is None else x[self.valid]
 
@@ -99,7 +99,7 @@ class Layout:
         return self._keep(Runs.of, device)
 
     def blocks(self, device: torch.device) -> Blocks:
-        """Which blocks of 128 x 128 positions see each other, for FlexAttention."""
+        """Returns which blocks of 128 x 128 positions see each other, for FlexAttention."""
         return self._keep(Blocks.of, device)
 
     def _keep(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:
@@ -229,7 +229,7 @@ def _implementation(q: torch.Tensor, v: torch.Tensor, kind: str) -> Implementati
 
 
 def _repeated(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """[T, H_kv, d] with as many heads as q."""
+    """Returns [T, H_kv, d] with as many heads as q."""
     repeat = q.shape[1] // keys.shape[1]
     return keys.repeat_interleave(repeat, 1) if repeat > 1 else keys
 
@@ -255,7 +255,7 @@ def _merge(a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.T
 
 
 def _heads(x: torch.Tensor) -> torch.Tensor:
-    """[T, H, ...] -> a view [1, H, T, ...]."""
+    """Returns [T, H, ...] -> a view [1, H, T, ...]."""
     return x.transpose(0, 1).unsqueeze(0)
 
 
@@ -324,7 +324,7 @@ def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], scale: fl
 
 
 def _places(layout: Layout) -> Iterator[tuple[int, int, int]]:
-    """Where each piece begins, and the tokens of its prompt and of its answers."""
+    """Yields where each piece begins, and the tokens of its prompt and of its answers."""
     for offset, prompt, places in layout.spans:
         yield offset, prompt, sum(n for _, n in places)
 
@@ -355,7 +355,9 @@ def _bucket(spans: Sequence[Span], device: torch.device) -> Bucket:
 
 
 def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
-    """[T, H, d] by attention of answers over [prompt | answer] under a mask; prompts of similar length side by side."""
+    """Returns [T, H, d] by attention of answers over [prompt | answer] under a mask; prompts of similar length side by
+    side.
+    """
     buckets, inverse = layout.masked(q.device)
     outputs = []
     for bucket in buckets:
@@ -377,7 +379,7 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, s
 
 def _next_token(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: PromptCache, layer: int,
                 scale: float | None) -> torch.Tensor:
-    """[R, 1, H, d] of one new token per row over its prompt and its own answer; query [R, H, 1, d]."""
+    """Returns [R, 1, H, d] of one new token per row over its prompt and its own answer; query [R, H, 1, d]."""
     (rows, heads, _, d), kv_heads = query.shape, key.shape[1]
     keys, values = cache.layers[layer]
     q = query.view(rows, kv_heads, heads // kv_heads, d)  # query heads of one key head are so many more queries

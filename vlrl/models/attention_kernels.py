@@ -167,7 +167,7 @@ def _compiled() -> Any:
 
 
 def block_mask(layout: Spans, device: torch.device) -> BlockMask:
-    """The BlockMask of a row, by counting the pairs of positions in each block that see each other.
+    """Returns the BlockMask of a row, by counting the pairs of positions in each block that see each other.
 
     `create_block_mask` would build a mask of T x T.
     """
@@ -191,7 +191,7 @@ def block_mask(layout: Spans, device: torch.device) -> BlockMask:
 
 
 def _shares(start: int, stop: int) -> tuple[slice, np.ndarray]:
-    """The blocks that start..stop touches, and its positions in each."""
+    """Returns the blocks that start..stop touches, and its positions in each."""
     first, last = start // BLOCK, -(-stop // BLOCK)
     edges = np.clip(np.arange(first, last + 1) * BLOCK, start, stop)
     return slice(first, last), np.diff(edges)
@@ -208,7 +208,7 @@ def _add_causal(count: np.ndarray, start: int, stop: int) -> None:
 
 
 def _listed(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Number of marked blocks in each row [1, 1, n], and their columns first [1, 1, n, n]; int32."""
+    """Returns the number of marked blocks in each row [1, 1, n], and their columns first [1, 1, n, n]; int32."""
     order = np.argsort(~blocks, axis=1, kind="stable")
     return tuple(torch.from_numpy(x.astype(np.int32)).to(device)[None, None]  # pyright: ignore[reportReturnType]
                  for x in (blocks.sum(1), order))

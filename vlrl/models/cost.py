@@ -28,12 +28,12 @@ _log = logging.getLogger(__name__)
 
 
 def tokens(prompt: Prompt, answers: Sequence[int]) -> float:
-    """The Cost that counts tokens."""
+    """Returns the Cost that counts tokens."""
     return float(len(prompt) + sum(answers))
 
 
 def group_cost(group: Group, cost: Cost) -> float:
-    """The work of training on a group; answers of one prompt share it."""
+    """Returns the work of training on a group; answers of one prompt share it."""
     by_prompt: dict[int, tuple[Prompt, list[int]]] = {}
     for rollout in group.rollouts:
         prompt = rollout.train_prompt or group.prompt
@@ -92,7 +92,7 @@ def _cheapest_fit(sizes: Sequence[int], costs: Sequence[float], limit: int, coun
 
 
 def optimizer_steps(ids: Sequence[str], count: int) -> list[int]:
-    """The optimizer step 0..count-1 of each of this process's groups.
+    """Returns the optimizer step 0..count-1 of each of this process's groups.
 
     The groups of all processes, by id, are cut into `count` equal runs, so a step holds the same groups whatever the
     number of processes and whoever has them.
@@ -113,7 +113,7 @@ class _Entry:
 
 
 def share_out(groups: Sequence[Group], cost: Cost, config: Config) -> tuple[list[Group], dict[str, float]]:
-    """The groups that this process trains on, and the metric `balance/imbalance`; called on every process.
+    """Returns the groups that this process trains on, and the metric `balance/imbalance`; called on every process.
 
     Within each optimizer step groups move until the loads are even, as few as possible; only they travel. The metric
     is the largest load over the mean one, after moving. For one process, and with train.balance=false, there is none.
@@ -183,7 +183,7 @@ def _imbalance(entries: Sequence[_Entry], owners: Sequence[int], steps: int) -> 
 
 
 def assign(costs: Sequence[float], owners: Sequence[int], world: int) -> list[int]:
-    """The process 0..world-1 of each group, from `owners` on; unchanged below WORTH_MOVING.
+    """Returns the process 0..world-1 of each group, from `owners` on; unchanged below WORTH_MOVING.
 
     Each round a group moves from the process with the most work to the one with the least, or two change places,
     whichever leaves the two most even; until all are EVEN or no change helps.

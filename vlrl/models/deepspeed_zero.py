@@ -76,7 +76,7 @@ class Zero:
         self.gathered = False
 
     def run(self, work: Callable[[], TokenStats]) -> TokenStats:
-        """A pass of the model; a call of all processes, unless the model is gathered."""
+        """Returns a pass of the model; a call of all processes, unless the model is gathered."""
         if self.gathered:
             return work()
 
@@ -111,15 +111,16 @@ class Zero:
         self.gathered = False
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A copy of a weight in main memory, on the main process; None elsewhere. A call of all processes."""
+        """Returns a copy of a weight in main memory, on the main process; None elsewhere. A call of all processes."""
         import deepspeed
 
         with deepspeed.zero.GatheredParameters([tensor], enabled=hasattr(tensor, "ds_id")):
             return tensor.detach().to("cpu", copy=True) if comm.is_main() else None
 
     def fragment(self, parameter: Any) -> tuple[torch.Tensor, slice, slice] | None:
-        """Where this process keeps its part of a weight: (flat tensor, place in it, place in the flattened weight);
-        None without a part."""
+        """Returns where this process keeps its part of a weight: (flat tensor, place in it, place in the flattened
+        weight); None without a part.
+        """
         held = self.engine.optimizer
         if self.stage == 3:
             group, start, size = held.grad_position[held.get_param_id(parameter)]
@@ -134,7 +135,7 @@ class Zero:
         return (flat, slice(start, start + size), slice(first, first + size)) if size > 0 else None
 
     def flats(self) -> list[torch.Tensor]:
-        """The parts of all weights that learn which this process keeps, as AdamW sees them."""
+        """Returns the parts of all weights that learn which this process keeps, as AdamW sees them."""
         held = self.engine.optimizer
         return list(held.fp32_partitioned_groups_flat if self.stage == 3 else held.single_partition_of_fp32_groups)
 
@@ -148,7 +149,7 @@ class Average:
     name: str
 
     def whole(self) -> torch.Tensor | None:
-        """The average in main memory, on the main process; None elsewhere. A call of all processes."""
+        """Returns the average in main memory, on the main process; None elsewhere. A call of all processes."""
         shape = _shape(self.parameter)
         found = torch.zeros(shape.numel(), device=self.parameter.device)
         if part := self.optimizer.zero.fragment(self.parameter):

@@ -72,7 +72,7 @@ class Family:
     """Vision token ids that are known by number alone."""
 
     def part_of(self, name: str) -> Part:
-        """The part of the model that a parameter or module belongs to, by its name."""
+        """Returns the part of the model that a parameter or module belongs to, by its name."""
         name = f"{name}."
         if any(m in name for m in self.mergers):
             return "merger"
@@ -110,7 +110,8 @@ class Family:
 
     def positions(self, model: Any, ids: torch.Tensor, types: torch.Tensor | None,
                   mm: Mapping[str, torch.Tensor]) -> np.ndarray:
-        """[R, T] int64 positions of one sequence by the model's own rope index, corrected for text behind a video.
+        """Returns [R, T] int64 positions of one sequence by the model's own rope index, corrected for text behind a
+        video.
 
         R = 3 with M-RoPE, else 1. `ids`, `types` are [1, T]; types mark image (1) and video (2) tokens. Media may
         stand anywhere in the sequence.
@@ -139,7 +140,8 @@ class Family:
 
 
 def _text_after_media(positions: np.ndarray, types: torch.Tensor | None) -> np.ndarray:
-    """[3, T] positions in which the token after a video follows the video's last moment, as Qwen2-VL was taught.
+    """Returns [3, T] positions in which the token after a video follows the video's last moment, as Qwen2-VL was
+    taught.
 
     transformers 5.19 lets it follow the largest side of a frame, so that text after a long video lies inside of it.
     """
@@ -359,7 +361,7 @@ _PREFIX_MODELS = ("paligemma",)
 
 
 def family_of(config: Any) -> Family:
-    """The Family of a transformers model config; for a type that is not in the table, what its config says.
+    """Returns the Family of a transformers model config; for a type that is not in the table, what its config says.
 
     Raises ConfigError for a model that takes no images, or that is no decoder over text and images in one sequence.
     """
@@ -389,7 +391,7 @@ def _vision_tokens(config: Any) -> dict[str, int]:
 
 
 def notice(family: Family) -> str:
-    """What a user should know of a family that is in no table; empty for one that is."""
+    """Returns what a user should know of a family that is in no table; empty for one that is."""
     if family.known:
         return ""
     return (f"model type '{family.model_type}' is in no table of vlrl: rows are padded (no prefix sharing) and boxes "

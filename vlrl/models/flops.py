@@ -97,7 +97,7 @@ def _attention(backward: bool) -> int:
 
 
 def cost_model(model: Any, family: Family) -> Cost:
-    """The Cost of a transformers model, PEFT's wrapper included; what learns is what requires a gradient.
+    """Returns the Cost of a transformers model, PEFT's wrapper included; what learns is what requires a gradient.
 
     `model` may be on the meta device (`from_config` under `torch.device("meta")`): no weight is read.
     """

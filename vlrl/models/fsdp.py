@@ -60,13 +60,16 @@ class Shards:
 
 
 def wanted(config: Config, *kinds: str) -> bool:
-    """Whether this process is one of several among which the model is to be sharded, in one of the ways `kinds`."""
+    """Returns whether this process is one of several among which the model is to be sharded, in one of the ways
+    `kinds`.
+    """
     return config.train.sharding in (kinds or ("fsdp2", "zero2", "zero3")) and comm.world() > 1
 
 
 def backend(config: Config, device: str) -> str | None:
-    """What carries collectives, where it is not the usual one of the device: shards that rest in main memory (settled
-    settings, see `launched`) are summed and gathered there too, which NCCL does not do."""
+    """Returns what carries collectives, where it is not the usual one of the device: shards that rest in main memory
+    (settled settings, see `launched`) are summed and gathered there too, which NCCL does not do.
+    """
     return "cuda:nccl,cpu:gloo" if device == "cuda" and config.train.cpu_offload else None
 
 
@@ -106,7 +109,7 @@ def _sharded(model: Any, policy: Shardable, settings: TrainSettings) -> Any:
 
 
 def decoder_layers(base: Any) -> list[torch.nn.Module]:
-    """The layers of a model's language part."""
+    """Returns the layers of a model's language part."""
     return list(base.get_decoder().layers)
 
 
@@ -133,8 +136,9 @@ def whole(tree: Any) -> Any:
 
 
 def weights(policy: Shardable) -> dict[str, torch.Tensor] | None:
-    """What `Policy.save` writes, under its names: of an adapter what learns, else everything. A call of all processes;
-    None without shards, when the model is whole anyway."""
+    """Returns what `Policy.save` writes, under its names: of an adapter what learns, else everything. A call of all
+    processes; None without shards, when the model is whole anyway.
+    """
     if not policy.shards:
         return None
     policy.shards.scatter()
@@ -167,9 +171,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
 
 def launched(config: Config, environ: MutableMapping[str, str] = os.environ) -> Config:
-    """The config with train.sharding=auto settled: fsdp2 under `accelerate launch --use_fsdp --fsdp_version 2`, zero2
-    or zero3 under `--use_deepspeed --zero_stage 2` or 3, else none. Raises ConfigError where the launcher asks for what
-    is not done, or for other than the settings say.
+    """Returns the config with train.sharding=auto settled: fsdp2 under `accelerate launch --use_fsdp --fsdp_version 2`,
+    zero2 or zero3 under `--use_deepspeed --zero_stage 2` or 3, else none. Raises ConfigError where the launcher asks
+    for what is not done, or for other than the settings say.
 
     What the launcher set is then taken back, as transformers would load no weights on other processes for it.
     """
@@ -219,7 +223,9 @@ def _check_fsdp(config: Config, version: str, on: Any) -> None:
 
 
 def _stage(config: Config, environ: Mapping[str, str]) -> str:
-    """What the launcher's DeepSpeed is as train.sharding. Raises ConfigError where it is not that of the settings."""
+    """Returns what the launcher's DeepSpeed is as train.sharding. Raises ConfigError where it is not that of the
+    settings.
+    """
     own, stage = config.train.sharding, environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "")
     asked, way_out = _STAGES.get(stage), "launch with --use_deepspeed --zero_stage 2 or 3 alone"
     if file := environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):

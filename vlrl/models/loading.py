@@ -26,7 +26,8 @@ _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exce
 
 
 def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
-    """The model of the settings without weights, on the meta device, and its family; ConfigError when not found.
+    """Returns the model of the settings without weights, on the meta device, and its family; ConfigError when not
+    found.
 
     config: the model's transformers config; None = that of model.name. What would learn is marked as in `policy.load`:
     for counting parameters and for positions.
@@ -48,7 +49,7 @@ def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
 
 
 def load_processor(settings: ModelSettings, family: Family) -> Any:
-    """The HF processor of a model with the pixel limits of the settings."""
+    """Returns the HF processor of a model with the pixel limits of the settings."""
     from transformers import AutoProcessor
 
     with _explained(f"model.name={settings.name!r}"):
@@ -96,7 +97,7 @@ def _check_template_options(processor: Any, settings: ModelSettings) -> None:
 
 
 def resolve(name: str) -> str:
-    """A model's folder or hub name; `embedded/...` is a model shipped with the package."""
+    """Returns a model's folder or hub name; `embedded/...` is a model shipped with the package."""
     if not name.startswith("embedded/"):
         hub.settle(name)
         return name
@@ -104,7 +105,7 @@ def resolve(name: str) -> str:
 
 
 def adapter_base(name: str) -> str | None:
-    """The base model that the adapter `name` was trained on; None when `name` is a model of its own."""
+    """Returns the base model that the adapter `name` was trained on; None when `name` is a model of its own."""
     from transformers.utils import find_adapter_config_file
 
     path = find_adapter_config_file(resolve(name))
@@ -131,7 +132,7 @@ def refuse_second_adapter(settings: ModelSettings) -> None:
 
 def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized: Quantization | None = None,
                device: torch.device | None = None, merge: bool = True) -> Any:
-    """A whole model; an adapter is merged into its base model, or with merge=False laid on it as a PEFT model.
+    """Returns a whole model; an adapter is merged into its base model, or with merge=False laid on it as a PEFT model.
 
     `what` says for errors where the source is named; `device` is where the model goes, None = it stays on the CPU.
     Raises ConfigError when it cannot be loaded.
@@ -183,7 +184,7 @@ def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantizatio
 
 
 def _attention(name: str) -> str | None:
-    """The attention of vlrl/models/attention.py where the family may use it, else transformers' own choice."""
+    """Returns the attention of vlrl/models/attention.py where the family may use it, else transformers' own choice."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
@@ -209,7 +210,7 @@ def _first_line(error: Exception) -> str:
 
 
 def compute_dtype(settings: ModelSettings) -> torch.dtype:
-    """The type that the model computes in: `model.dtype`, or by device when that is auto."""
+    """Returns the type that the model computes in: `model.dtype`, or by device when that is auto."""
     if settings.dtype == "auto":
         return torch.bfloat16 if torch.cuda.is_available() else torch.float32
     return getattr(torch, settings.dtype)
@@ -225,7 +226,7 @@ def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: t
 
 
 def add_lora(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | None) -> Any:
-    """The model under a fresh adapter, or that of a checkpoint, in float32."""
+    """Returns the model under a fresh adapter, or that of a checkpoint, in float32."""
     from peft import LoraConfig, PeftModel, get_peft_model
 
     if checkpoint:

@@ -60,7 +60,7 @@ class Head:
     """The model squeezes its logits smoothly into (-cap, cap)."""
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, H] -> [n, V], as the model computes it."""
+        """Returns [n, H] -> [n, V], as the model computes it."""
         return hidden if self.layer is None else _capped(self.layer(hidden), self.cap)
 
     @property

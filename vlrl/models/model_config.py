@@ -38,7 +38,7 @@ class FamilyConvention(coordinates.Convention):
 
 @cache
 def family_convention(model: str) -> str:
-    """How the family of `model.name` writes boxes; ConfigError when its config is not on this machine."""
+    """Returns how the family of `model.name` writes boxes; ConfigError when its config is not on this machine."""
     from vlrl.models.families import family_of
 
     found = _model_config(model)
@@ -54,7 +54,7 @@ def family_convention(model: str) -> str:
 
 
 def embedded(name: str) -> Path:
-    """The folder of a model that comes with the package; ConfigError when there is none of that name."""
+    """Returns the folder of a model that comes with the package; ConfigError when there is none of that name."""
     folder = ASSETS / name.removeprefix("embedded/")
     if not folder.is_dir():
         shipped = sorted(f"embedded/{p.name}" for p in ASSETS.glob("*/"))

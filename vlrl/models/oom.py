@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def short_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory did not suffice, on a GPU or in main memory."""
+    """Returns whether an error says that memory did not suffice, on a GPU or in main memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and should_reduce_batch_size(error)
@@ -65,7 +65,7 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
 
 
 def _tried(work: Callable[[int], None], b: int) -> str | None:
-    """What the allocator said when memory did not suffice; None when the work is done."""
+    """Returns what the allocator said when memory did not suffice; None when the work is done."""
     try:
         work(b)
     except (RuntimeError, MemoryError) as error:
@@ -76,8 +76,9 @@ def _tried(work: Callable[[int], None], b: int) -> str | None:
 
 
 def halves(pieces: Sequence[Piece], layout: str, attention: str) -> tuple[list[list[Piece]], list[Any]]:
-    """The pieces of a micro-batch in two micro-batches, in their order, and those. A single piece has its answers
-    divided, with the prompt in both. Raises TrainingError for a single answer."""
+    """Returns the pieces of a micro-batch in two micro-batches, in their order, and those. A single piece has its
+    answers divided, with the prompt in both. Raises TrainingError for a single answer.
+    """
     if len(pieces) > 1:
         middle = len(pieces) // 2
         parts = [list(pieces[:middle]), list(pieces[middle:])]

@@ -87,8 +87,9 @@ def pack(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost
 
 def plan(pieces: Sequence[Piece], limit: int, layout: str = "shared",
          cost: Cost = balance.tokens) -> list[list[Piece]]:
-    """The pieces of each micro-batch: as few micro-batches as possible and of similar cost. With padded rows a piece
-    is one answer, and the padding counts."""
+    """Returns the pieces of each micro-batch: as few micro-batches as possible and of similar cost. With padded rows a
+    piece is one answer, and the padding counts.
+    """
     if layout == "padded":
         return _padded_rows(pieces, limit)
     costs = [cost(piece.prompt, [len(a) for a in piece.answers]) for piece in pieces]
@@ -115,7 +116,7 @@ def with_idle(parts: Sequence[Sequence[Piece]], count: int, idle: Prompt) -> lis
 
 
 def make_batch(part: Sequence[Piece], layout: str = "shared", attention: str = "auto") -> Batch:
-    """The Batch of one micro-batch. `attention` names the implementation of shared rows; see
+    """Returns the Batch of one micro-batch. `attention` names the implementation of shared rows; see
     attention.IMPLEMENTATIONS."""
     return _padded(part) if layout == "padded" else _shared(part, attention)
 
@@ -187,8 +188,9 @@ def _padded(rows: Sequence[Piece]) -> Batch:
 
 
 def aligned_inputs(prompts: Sequence[Prompt], width: int, right: bool = False) -> dict[str, torch.Tensor]:
-    """[B, width] tensors that go beside the ids. A prompt begins at the left or ends at the right; the rest has the
-    value that tokens of an answer have."""
+    """Returns [B, width] tensors that go beside the ids. A prompt begins at the left or ends at the right; the rest has
+    the value that tokens of an answer have.
+    """
     out: dict[str, torch.Tensor] = {}
     for name in dict.fromkeys(name for p in prompts for name in p.aligned):
         rows = np.zeros((len(prompts), width), dtype=np.int64)
@@ -213,12 +215,13 @@ def _joined_ids(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def _position_ids(positions: np.ndarray) -> torch.Tensor:
-    """[R, B, T] as the model takes it: [3, B, T] with M-RoPE, else [B, T]."""
+    """Returns [R, B, T] as the model takes it: [3, B, T] with M-RoPE, else [B, T]."""
     return torch.from_numpy(positions if len(positions) > 1 else positions[0])
 
 
 def media_inputs(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """The prompts' media tensors, concatenated by name in order; images of fewer tiles are filled up with zeros.
+    """Returns the prompts' media tensors, concatenated by name in order; images of fewer tiles are filled up with
+    zeros.
 
     Processors fill up the tiles of a batch in the same way. Clips that differ in their frames stay a tuple, which
     Family.encode takes care of. With a feature cache they are the prompts' `visuals` instead; see Policy.inputs.

@@ -83,20 +83,21 @@ class Policy:
         return hasattr(self.model, "disable_adapter")
 
     def trainable(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Names and parameters that learn, in a fixed order."""
+        """Returns names and parameters that learn, in a fixed order."""
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
 
     def positions(self, ids: torch.Tensor, types: torch.Tensor | None, mm: Any) -> np.ndarray:
-        """[R, T] rotary positions of one sequence; see Family.positions."""
+        """Returns [R, T] rotary positions of one sequence; see Family.positions."""
         return self.family.positions(self.base, ids, types, mm)
 
     def layout(self, wanted: str) -> str:
-        """The layout of training rows: train.packing where the family's attention allows it, else padded."""
+        """Returns the layout of training rows: train.packing where the family's attention allows it, else padded."""
         return wanted if self.family.shared else "padded"
 
     def cost(self, prompt: Prompt, answers: Sequence[int]) -> float:
-        """The work of training on a prompt and answers of so many tokens (cost.Cost): operations, or tokens for a
-        family that is in no table."""
+        """Returns the work of training on a prompt and answers of so many tokens (cost.Cost): operations, or tokens for
+        a family that is in no table.
+        """
         if not self.family.known:
             return balance.tokens(prompt, answers)
         return self._operations.of(len(prompt), patches_of(prompt.mm, self.base.config), answers)
@@ -106,7 +107,7 @@ class Policy:
         return cost_model(self.model, self.family)
 
     def autocast(self) -> Any:
-        """The compute type; nothing on float32."""
+        """Returns the compute type; nothing on float32."""
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)  # accelerate's knows no float16 on a CPU
@@ -153,8 +154,9 @@ class Policy:
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
-        """[N] log-probabilities under the reference: the disabled adapter, or the frozen copy of `keep_reference`, or
-        what `free_reference` made of them."""
+        """Returns [N] log-probabilities under the reference: the disabled adapter, or the frozen copy of
+        `keep_reference`, or what `free_reference` made of them.
+        """
         if self.lora and self.moving_reference:
             with self._as_reference():
                 return self.logprobs(batch, temperature).logprobs
@@ -248,7 +250,7 @@ class Policy:
         self.processor.save_pretrained(folder)
 
     def copied_weights(self) -> dict[str, torch.Tensor]:
-        """What `save` writes: weights that learn copied to the memory of the host, frozen ones as they are.
+        """Returns what `save` writes: weights that learn copied to the memory of the host, frozen ones as they are.
 
         Tied weights stay tied. Under LoRA the adapter alone.
         """
@@ -315,7 +317,7 @@ def _unwrapped(model: Any) -> Any:
 
 
 def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = None) -> Policy:
-    """The policy of a config, with the weights of a checkpoint folder where one is given.
+    """Returns the policy of a config, with the weights of a checkpoint folder where one is given.
 
     `model.name` may also be a LoRA adapter: full fine-tuning starts from its base model with the adapter merged in.
     """
@@ -353,7 +355,7 @@ def _loss_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScal
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends an answer: the generation config's and the tokenizer's."""
+    """Returns every id that ends an answer: the generation config's and the tokenizer's."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     ids = configured if isinstance(configured, (list, tuple)) else [configured]
     return frozenset(i for i in [*ids, tokenizer.eos_token_id] if i is not None)

@@ -48,17 +48,17 @@ class Encoder:
         self._reserved = sorted(control | ends | vision, key=len, reverse=True)
 
     def __call__(self, task: Task, sample: Sample) -> Prompt:
-        """The prompt of one sample. Raises DataError for unreadable media and PromptTooLong past the limit."""
+        """Returns the prompt of one sample. Raises DataError for unreadable media and PromptTooLong past the limit."""
         return self.prompt(sample, task_messages(task, sample))
 
     def copy(self) -> Encoder:
-        """An encoder with a processor of its own, for another thread."""
+        """Returns an encoder with a processor of its own, for another thread."""
         other = copy.copy(self)
         other.processor = copy.deepcopy(self.processor)
         return other
 
     def prompt(self, sample: Sample, messages: list[dict[str, Any]]) -> Prompt:
-        """The prompt of a sample whose chat messages are known; none of the task's code runs."""
+        """Returns the prompt of a sample whose chat messages are known; none of the task's code runs."""
         loaded = [media.load(m, self.config.limits, self._video, self._clips) for m in sample.media]
         text = self._render(messages, loaded, sample.id)
         try:
@@ -83,7 +83,7 @@ class Encoder:
             visuals=visuals_of(self.family, self._processed_by, mm, loaded) if self._processed_by else ())
 
     def answer_ids(self, text: str) -> np.ndarray:
-        """[T] token ids of an answer text with the end token, as supervised fine-tuning trains it.
+        """Returns [T] token ids of an answer text with the end token, as supervised fine-tuning trains it.
 
         Vision tokens written in it are broken up: a model cannot write them.
         """
@@ -100,7 +100,9 @@ class Encoder:
                                                   **self.family.template, **self.config.model.chat_template_kwargs)
 
     def _safe(self, content: Any) -> Any:
-        """Content whose text cannot open a turn or claim an image: control tokens written in data are broken up."""
+        """Returns the content whose text cannot open a turn or claim an image: control tokens written in data are
+        broken up.
+        """
         if isinstance(content, str):  # some templates render only parts
             content = [{"type": "text", "text": content}]
         return [{**c, "text": _broken_up(c["text"], self._reserved)} if c.get("type") == "text" else c for c in content]
@@ -126,7 +128,7 @@ class Encoder:
         return self.processor(text=[text], return_tensors="pt", **kwargs)
 
     def _adds_special(self, text: str) -> bool:
-        """Whether the tokenizer is to add its first token; many templates have written it already."""
+        """Returns whether the tokenizer is to add its first token; many templates have written it already."""
         first = self.processor.tokenizer.bos_token
         return not (first and text.startswith(first))
 
@@ -142,7 +144,9 @@ class Encoder:
         return tuple(next(counts[m.kind]) for m in loaded)
 
     def _placeholder(self, kind: str) -> str | None:
-        """The token that stands for one visual feature; some processors call the mark of a whole image by that name."""
+        """Returns the token that stands for one visual feature; some processors call the mark of a whole image by that
+        name.
+        """
         name = f"{kind}_token"
         return getattr(self.processor.tokenizer, name, None) or getattr(self.processor, name, None)
 
@@ -154,5 +158,5 @@ def _broken_up(text: str, tokens: Sequence[str]) -> str:
 
 
 def _special(tokenizer: Any) -> set[str]:
-    """Every control token, those that have no role of their own included."""
+    """Returns every control token, those that have no role of their own included."""
     return {*tokenizer.all_special_tokens, *(t.content for t in tokenizer.added_tokens_decoder.values() if t.special)}

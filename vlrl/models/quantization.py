@@ -40,7 +40,7 @@ class Quantization(BaseModel):
 
     @classmethod
     def of(cls, settings: LoraSettings, dtype: torch.dtype) -> Quantization | None:
-        """What the settings ask for; None without quantization."""
+        """Returns what the settings ask for; None without quantization."""
         if settings.quantize == "none":
             return None
         name = next(n for n in get_args(_DTYPES) if getattr(torch, n) == dtype)
@@ -87,7 +87,7 @@ class Quantization(BaseModel):
 
 
 def adapted_layers(model: Any, family: Family, target: Target) -> list[str]:
-    """Names of the linear layers that model.lora.target means; lm_head is never one."""
+    """Returns names of the linear layers that model.lora.target means; lm_head is never one."""
     return [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)
             and n != "lm_head" and family.part_of(n) in _PARTS[target]]
 
@@ -103,7 +103,7 @@ def keep_layout(model: Any) -> None:
 
 
 def dequantized(model: Any, dtype: torch.dtype) -> Any:
-    """The model with plain linear layers that hold the rounded values."""
+    """Returns the model with plain linear layers that hold the rounded values."""
     model = model.dequantize(dtype).to(dtype)
     model.is_loaded_in_4bit = False
     return model

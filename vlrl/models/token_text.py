@@ -22,11 +22,11 @@ class Texts:
         self._ids: dict[str, torch.Tensor] = {}
 
     def decode(self, ids: Any) -> str:
-        """The text of token ids, control tokens included."""
+        """Returns the text of token ids, control tokens included."""
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def ending(self, stops: tuple[str, ...]) -> torch.Tensor:
-        """[V] bool: tokens that may complete a stop string. Bytes of a split character count as any text."""
+        """Returns [V] bool: tokens that may complete a stop string. Bytes of a split character count as any text."""
         if stops not in self._ending:
             pieces = self._texts()
             may = [i for i, piece in enumerate(pieces) if "\ufffd" in piece or any(_completes(piece, s) for s in stops)]
@@ -46,7 +46,7 @@ class Texts:
         return self._ids[text]
 
     def _texts(self) -> list[str]:
-        """What each token adds to a text, its leading space included."""
+        """Returns what each token adds to a text, its leading space included."""
         if not self._pieces:
             anchor = self.tokenizer("a", add_special_tokens=False)["input_ids"]
             before = len(self.decode(anchor))
@@ -56,5 +56,5 @@ class Texts:
 
 
 def _completes(piece: str, stop: str) -> bool:
-    """Whether a text that ends in `piece` may hold `stop` and not do so without it."""
+    """Returns whether a text that ends in `piece` may hold `stop` and not do so without it."""
     return stop in piece or any(piece.startswith(stop[i:]) for i in range(len(stop)))

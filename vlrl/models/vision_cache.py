@@ -82,7 +82,7 @@ class FeatureCache:
         return {kind: _together(parts) for kind, parts in found.items()}
 
     def metrics(self) -> dict[str, float]:
-        """The share of visuals whose features were there, since the last call and over all processes."""
+        """Returns the share of visuals whose features were there, since the last call and over all processes."""
         found, asked = comm.total(self._found, self._asked)
         self._asked = self._found = 0
         return {"feature_cache/hit_frac": found / asked if asked else 0.0}
@@ -109,7 +109,9 @@ class FeatureCache:
 
 
 def make_cache(settings: ModelSettings, model: Any, family: Family) -> FeatureCache | None:
-    """The cache of `model.feature_cache_mib`; None when that is 0. ConfigError for a model that takes no features."""
+    """Returns the cache of `model.feature_cache_mib`; None when that is 0. ConfigError for a model that takes no
+    features.
+    """
     if settings.feature_cache_mib == 0:
         return None
     if not family.known or "mm_encoder_outputs" not in inspect.signature(model.forward).parameters:
@@ -127,7 +129,9 @@ def processor_hash(processor: Any) -> str:
 
 def visuals_of(family: Family, processed_by: str, mm: Mapping[str, torch.Tensor],
                media: Sequence[LoadedMedia]) -> tuple[Visual, ...]:
-    """The visuals of one prompt: its media tensors `mm` cut at the media, where patch grids tell where they end."""
+    """Returns the visuals of one prompt: its media tensors `mm` cut at the media, where patch grids tell where they
+    end.
+    """
     out = []
     for kind, pixels in _PIXELS.items():
         if pixels not in mm:
@@ -143,7 +147,7 @@ def visuals_of(family: Family, processed_by: str, mm: Mapping[str, torch.Tensor]
 
 
 def _key(kind: str, processed_by: str, media: Sequence[LoadedMedia], inputs: Mapping[str, torch.Tensor]) -> bytes:
-    """Names the content: the media, which frames of them, and the shape that the processor gave them."""
+    """Returns names the content: the media, which frames of them, and the shape that the processor gave them."""
     contents = [(m.kind, m.sha256, list(m.metadata.get("frames_indices", ()))) for m in media]
     shapes = {k: v.tolist() if k in _GRIDS.values() else list(v.shape) for k, v in inputs.items()}
     return hashlib.sha256(json.dumps([kind, processed_by, contents, shapes], default=int).encode()).digest()
@@ -167,7 +171,7 @@ def _computed(model: Any, visual: Visual) -> Features:
 
 
 def _together(parts: Sequence[Features]) -> Any:
-    """One output of the tower as if it had seen the visuals side by side."""
+    """Returns one output of the tower as if it had seen the visuals side by side."""
     pooled: Any = tuple(t for p in parts for t in p.pooled)
     if not parts[0].listed:
         alike = len({t.shape[1:] for t in pooled}) == 1

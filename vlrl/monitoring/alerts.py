@@ -125,7 +125,7 @@ class Alerts:
             self._columns[BEST].append(max([fmean(rewards), *self._columns[BEST]]))
 
     def _found(self) -> dict[str, Found]:
-        """What holds after the steps so far, by rule."""
+        """Returns what holds after the steps so far, by rule."""
         told = {name: rule(self._columns, self.settings) for name, rule in RULES.items()
                 if getattr(self.settings, name) is not None}
         return {name: found for name, found in told.items() if found}
@@ -152,7 +152,7 @@ def _number(value: Any) -> bool:
 
 
 def heldout_drop(lines: Sequence[Mapping[str, Any]], metric: str, share: float) -> Found | None:
-    """The fall of the last of these lines of eval.jsonl, all of one split, below the best one before it.
+    """Returns the fall of the last of these lines of eval.jsonl, all of one split, below the best one before it.
 
     It must be larger than `share` of the best value, and the 95 % intervals of the two, where they have one, apart.
     """
@@ -247,7 +247,7 @@ def _json(record: Mapping[str, Any]) -> str:
 
 
 def _address(given: str) -> str:
-    """The URL of alerts.webhook, from the environment where it names a variable. Raises ConfigError."""
+    """Returns the URL of alerts.webhook, from the environment where it names a variable. Raises ConfigError."""
     if not given.startswith("env:"):
         return given
     name = given.removeprefix("env:")

@@ -31,11 +31,11 @@ CARDS = tuple(Card(*values) for values in (
 
 
 def card_of(name: str) -> Card | None:
-    """The card whose name is part of `name`, e.g. of "NVIDIA H100 80GB HBM3" or "rtx4090"; None for others."""
+    """Returns the card whose name is part of `name`, e.g. of "NVIDIA H100 80GB HBM3" or "rtx4090"; None for others."""
     return next((card for card in CARDS if _pattern(card.name).search(name)), None)
 
 
 @cache
 def _pattern(name: str) -> re.Pattern[str]:
-    """The words of a name, with or without spaces, and no longer number: an RTX A4000 is no A40."""
+    """Returns the words of a name, with or without spaces, and no longer number: an RTX A4000 is no A40."""
     return re.compile(r"[\s_-]*".join(map(re.escape, name.split())) + r"(?!\d)", re.IGNORECASE)

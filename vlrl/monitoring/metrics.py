@@ -27,7 +27,7 @@ def alive(name: str = "start") -> None:
 
 
 def life() -> tuple[int, str]:
-    """Number and name of the last sign of life."""
+    """Returns the number and name of the last sign of life."""
     return _life
 
 
@@ -79,7 +79,7 @@ class Clock:
         self.spans.append((name, self._epoch + start, self._epoch + end))
 
     def take_spans(self) -> list[tuple[str, float, float]]:
-        """The spans since the last call."""
+        """Returns the spans since the last call."""
         out, self.spans = self.spans, []
         return out
 

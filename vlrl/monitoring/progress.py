@@ -83,7 +83,9 @@ class Progress:
         self.print(Panel(body, title=self._text(f"sample {group.sample.id}"), title_align="left", border_style="dim"))
 
     def _text(self, value: Any) -> Text:
-        """Any text as it is, without styles: characters that could steer the terminal or fail to print become "?"."""
+        """Returns any text as it is, without styles: characters that could steer the terminal or fail to print become
+        "?".
+        """
         text = "".join(c if c in "\n\t" or c.isprintable() else "?" for c in str(value)[:_MOST + 1])
         text = text[:_MOST] + "..." if len(text) > _MOST else text
         return Text(text.encode(self.console.encoding, "replace").decode(self.console.encoding))
@@ -103,7 +105,7 @@ def describe(metrics: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as h:mm:ss, or "?" when unknown."""
+    """Returns seconds as h:mm:ss, or "?" when unknown."""
     if seconds is None:
         return "?"
     minutes, rest = divmod(round(seconds), 60)

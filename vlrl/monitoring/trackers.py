@@ -16,7 +16,7 @@ from vlrl.store.files import read_json, write_text
 
 
 def run_id(folder: Path) -> str:
-    """The name of a run at its trackers, kept in tracker.json of its folder; WANDB_RUN_ID where that is set."""
+    """Returns the name of a run at its trackers, kept in tracker.json of its folder; WANDB_RUN_ID where that is set."""
     path = folder / "tracker.json"
     known = (read_json(path) or {}).get("id")
     wanted = os.environ.get("WANDB_RUN_ID") or known or uuid.uuid4().hex[:8]
@@ -26,7 +26,7 @@ def run_id(folder: Path) -> str:
 
 
 def options(folder: Path, start: int) -> dict[str, dict[str, Any]]:
-    """What each tracker is opened with, by its name, for a run that goes on after `start` steps.
+    """Returns what each tracker is opened with, by its name, for a run that goes on after `start` steps.
 
     TensorBoard hides what a killed process had written of later steps; Weights & Biases takes no step twice.
     """
@@ -36,7 +36,8 @@ def options(folder: Path, start: int) -> dict[str, dict[str, Any]]:
 
 
 def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapping[str, Any] | None:
-    """The line of eval.jsonl with the highest `metric` of a split, the first of several; None before any was trained.
+    """Returns the line of eval.jsonl with the highest `metric` of a split, the first of several; None before any was
+    trained.
 
     Raises RunError for a metric that its lines do not have.
     """
@@ -50,7 +51,7 @@ def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapp
 
 
 def flat_settings(settings: Config) -> dict[str, Any]:
-    """Every setting by its dotted name, as trackers take them."""
+    """Returns every setting by its dotted name, as trackers take them."""
     def walk(tree: Mapping[str, Any], prefix: str) -> Any:
         for key, value in tree.items():
             if isinstance(value, Mapping):

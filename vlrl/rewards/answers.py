@@ -32,19 +32,19 @@ def exact(given: str, truth: str) -> float:
 
 
 def option_text(option: str) -> str:
-    """An option without the letter before it: "B. a cat" -> "a cat"."""
+    """Returns an option without the letter before it: "B. a cat" -> "a cat"."""
     return re.sub(r"^\s*\(?[A-Z][).:]\s+", "", option).strip()
 
 
 def bare_options(options: Sequence[str]) -> list[str]:
-    """The options' texts: without their letters where all of them have theirs, else as they are."""
+    """Returns the options' texts: without their letters where all of them have theirs, else as they are."""
     lettered = bool(options) and all(re.match(rf"\s*\(?{letter}[).:]\s", option)
                                      for letter, option in zip(LETTERS, options, strict=False))
     return [option_text(option) if lettered else option.strip() for option in options]
 
 
 def option_letter(text: str, options: Sequence[str] = ()) -> str | None:
-    """The one option that a text names, as a capital letter; None when it names none or several.
+    """Returns the one option that a text names, as a capital letter; None when it names none or several.
 
     It stands first, alone or marked ("B", "b.", "(B)", "B: a cat"), or the text is that of an option. "Both" names
     none, and "A, B" names two. Without `options` any letter from A to Z will do.
@@ -73,13 +73,13 @@ def choice(given: str, truth: str, options: Sequence[str] = ()) -> float:
 
 
 def read_number(text: str) -> float | None:
-    """The number that a text is, commas dropped ("1,200", "-3.5", "2e3"); None for any other text."""
+    """Returns the number that a text is, commas dropped ("1,200", "-3.5", "2e3"); None for any other text."""
     text = text.strip().replace(",", "")
     return float(text) if _WHOLE_NUMBER.fullmatch(text) else None
 
 
 def one_number(text: str) -> float | None:
-    """The number of a text that has exactly one ("3 cars", "about 2.5 m."); None for none or several."""
+    """Returns the number of a text that has exactly one ("3 cars", "about 2.5 m."); None for none or several."""
     found = set(islice(numbers(text), MOST_WORDS)) or {math.inf}
     value = found.pop()
     return value if not found and math.isfinite(value) else None
@@ -134,13 +134,15 @@ def edit_similarity(given: str, truth: str) -> float:
 
 
 def rouge_tokens(text: str) -> list[str]:
-    """The words of a text as ROUGE sees them: runs of a-z and 0-9 in lower case, stemmed from four letters on."""
+    """Returns the words of a text as ROUGE sees them: runs of a-z and 0-9 in lower case, stemmed from four letters
+    on.
+    """
     words = _NO_TOKEN.sub(" ", text.lower()).split()[:MOST_WORDS]
     return [stem(word) if 3 < len(word) <= 100 else word for word in words]
 
 
 def rouge(given: str, truth: str) -> float:
-    """Mean F of ROUGE-1, ROUGE-2 and ROUGE-L with stemming (Lin 2004; Video-R1's free-form score).
+    """Returns the mean F of ROUGE-1, ROUGE-2 and ROUGE-L with stemming (Lin 2004; Video-R1's free-form score).
 
     Texts of one word share no pair of words, so they earn 2/3 at most. Only Latin letters and digits count.
     """
@@ -170,8 +172,9 @@ STRICT: Mapping[str, Scorer] = {"choice": exact, "number": same_number, "ocr": o
 
 
 def tolerant(kind: str, options: Sequence[str] = (), labels: Sequence[str] = (), tolerance: float = 0.0) -> Scorer:
-    """The scorer of an answer type for models that answer freely: options by letter or text, one number in words, a
-    label from a closed list, whatever its case and punctuation. Other types as in `STRICT`."""
+    """Returns the scorer of an answer type for models that answer freely: options by letter or text, one number in
+    words, a label from a closed list, whatever its case and punctuation. Other types as in `STRICT`.
+    """
     if kind == "choice":
         return partial(choice, options=options)
     if kind == "number":

@@ -46,12 +46,12 @@ def iou_matrix(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> li
 
 
 def centre(box: Sequence[float]) -> tuple[float, float]:
-    """The point halfway between the corners, in whatever order they stand."""
+    """Returns the point halfway between the corners, in whatever order they stand."""
     return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
 
 
 def edge_similarity(box: Sequence[float], truth: Sequence[float], width: float, height: float) -> float:
-    """How near the four sides of two boxes are, in [0, 1]: the box term of GUI-G1 (2505.15810).
+    """Returns how near the four sides of two boxes are, in [0, 1]: the box term of GUI-G1 (2505.15810).
 
     Harmonic mean over the sides of 1 - distance / image side; 0 when a side is off by the whole image or more.
     """
@@ -60,7 +60,8 @@ def edge_similarity(box: Sequence[float], truth: Sequence[float], width: float, 
 
 
 def parse_box(text: str) -> list[float] | None:
-    """The first well-formed `[number, number, number, number]` of a text, alone or inside JSON; None without one.
+    """Returns the first well-formed `[number, number, number, number]` of a text, alone or inside JSON; None without
+    one.
 
     Integers, decimals and signs are read; the order of the corners is left as written.
     """
@@ -69,7 +70,7 @@ def parse_box(text: str) -> list[float] | None:
 
 
 def parse_boxes(text: str) -> list[list[float]]:
-    """All well-formed boxes of a text, in order; see `parse_box`."""
+    """Returns all well-formed boxes of a text, in order; see `parse_box`."""
     return [[float(v) for v in found] for found in _BOX.findall(text)]
 
 
@@ -79,7 +80,7 @@ def box_format(text: str, whole: bool = False) -> float:
 
 
 def parse_whole_box(text: str) -> list[float] | None:
-    """The first `[x1, y1, x2, y2]` of whole numbers without a sign; None without one (VLM-R1, 2504.07615)."""
+    """Returns the first `[x1, y1, x2, y2]` of whole numbers without a sign; None without one (VLM-R1, 2504.07615)."""
     found = _WHOLE_BOX.search(text)
     return [float(v) for v in found.groups()] if found else None
 
@@ -90,7 +91,7 @@ def format_box(box: Sequence[float]) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a row is a finite number: no bool, no text, no NaN, nothing too large for a float."""
+    """Returns whether a value of a row is a finite number: no bool, no text, no NaN, nothing too large for a float."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and _is_finite(value)
 
 

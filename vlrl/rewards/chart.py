@@ -17,14 +17,14 @@ _NO_LIKE = re.compile(r"(?<!\w)(?:no|not|none|false|incorrect)(?!\w)")
 
 
 def chart_value(text: str) -> float | None:
-    """The value that a text is, but for a currency sign, commas and a percent sign; None for any other text."""
+    """Returns the value that a text is, but for a currency sign, commas and a percent sign; None for any other text."""
     found = _VALUE.fullmatch(text.strip().rstrip("."))
     return float(found[1].replace(",", "")) if found else None
 
 
 def chart_equal(given: str, truth: str, close: float = CLOSE, units: float = 0.0) -> bool:
-    """Whether two entries of a chart are equal: values up to the relative error `close`, or up to `units` in their own
-    units; years and other texts exactly.
+    """Returns whether two entries of a chart are equal: values up to the relative error `close`, or up to `units` in
+    their own units; years and other texts exactly.
 
     Two whole numbers from 1000 to 3000 are years (GLM-4.1V), whatever else is allowed.
     """
@@ -37,13 +37,17 @@ def chart_equal(given: str, truth: str, close: float = CLOSE, units: float = 0.0
 
 
 def finite_number(text: str) -> float | None:
-    """The number of a text that has exactly one, whatever words stand around it, or is a fraction; None for others."""
+    """Returns the number of a text that has exactly one, whatever words stand around it, or is a fraction; None for
+    others.
+    """
     part, value = fraction(text), one_number(text)
     return part if part is not None else value if value is not None and math.isfinite(value) else None
 
 
 def fraction(text: str) -> float | None:
-    """The value of a text that is a fraction in lowest terms ("1/2"); None for others, "34/2" is not worked out."""
+    """Returns the value of a text that is a fraction in lowest terms ("1/2"); None for others, "34/2" is not worked
+    out.
+    """
     found = _FRACTION.fullmatch(text.strip().rstrip("."))
     above, below = (int(found[2]), int(found[3])) if found else (0, 1)
     if not found or below < 2 or math.gcd(above, below) > 1:
@@ -52,7 +56,9 @@ def fraction(text: str) -> float | None:
 
 
 def count(text: str) -> int | None:
-    """The count that a text gives: its one number, or a number word from zero to twenty alone; None without one."""
+    """Returns the count that a text gives: its one number, or a number word from zero to twenty alone; None without
+    one.
+    """
     word = clean_label(text)
     if word in _WORDS:
         return _WORDS.index(word)

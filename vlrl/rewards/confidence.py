@@ -15,7 +15,8 @@ _TAGS = ("<confidence>", "</confidence>")
 
 
 def read_confidence(text: str) -> float | None:
-    """The number in [0, 1] in the one <confidence> tag after the thinking; None for none, several, or another number.
+    """Returns the number in [0, 1] in the one <confidence> tag after the thinking; None for none, several, or another
+    number.
     """
     rest = text.partition("</think>")[2] if "<think>" in text or "</think>" in text else text
     if any(rest.count(tag) != 1 for tag in _TAGS):

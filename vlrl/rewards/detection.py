@@ -75,7 +75,7 @@ def average_precision(found: Sequence[Detection], truths: Sequence[Detection],
 
 
 def _hits(overlaps: Sequence[Sequence[float]], truths: int, threshold: float) -> list[bool]:
-    """Whether each detection, best first, takes a truth that is still free."""
+    """Returns whether each detection, best first, takes a truth that is still free."""
     free, hits = set(range(truths)), []
     for row in overlaps:
         best = max(free, key=lambda j: (row[j], j), default=None)

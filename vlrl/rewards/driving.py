@@ -45,7 +45,7 @@ Points = Sequence[Sequence[float]]
 
 
 def read_plan(text: str, negation: bool = False) -> dict[str, list[str]]:
-    """The words of each head that a text holds, in capitals as in `HEADS`, each once and in the order there.
+    """Returns the words of each head that a text holds, in capitals as in `HEADS`, each once and in the order there.
 
     With `negation` a text that says what not to do ("do not STOP, LEFT_TURN") holds none.
     """
@@ -76,7 +76,7 @@ def subset_f1(given: Collection[str], truth: Collection[str]) -> float:
 
 
 def worth(words: Collection[str], weights: Mapping[str, float]) -> float:
-    """The mean weight of the words; 0 for none."""
+    """Returns the mean weight of the words; 0 for none."""
     return sum(weights[word] for word in words) / len(words) if words else 0.0
 
 
@@ -118,7 +118,7 @@ def class_f1(pairs: Sequence[tuple[Collection[str], Collection[str]]]) -> dict[s
 
 
 def read_trajectory(text: str) -> list[list[float]] | None:
-    """The way-points of the only list in a text, `[[x, y, t], ...]`; None unless t rises from above 0.
+    """Returns the way-points of the only list in a text, `[[x, y, t], ...]`; None unless t rises from above 0.
 
     At most 100 points, 1 km and 60 s away.
     """
@@ -127,7 +127,7 @@ def read_trajectory(text: str) -> list[list[float]] | None:
 
 
 def trajectory_problem(points: Any) -> str | None:
-    """What keeps a list from being way-points, or None."""
+    """Returns what keeps a list from being way-points, or None."""
     if not isinstance(points, list) or not 0 < len(points) <= MOST_POINTS:
         return f"it must be a list of 1 to {MOST_POINTS} way-points [x, y, t]"
     before = 0.0
@@ -142,30 +142,32 @@ def trajectory_problem(points: Any) -> str | None:
 
 
 def places_at(points: Points, times: Sequence[float] | np.ndarray) -> np.ndarray:
-    """[times, 2] places of a trajectory: straight between its way-points, from [0, 0] at 0; it waits at the last."""
+    """Returns [times, 2] places of a trajectory: straight between its way-points, from [0, 0] at 0; it waits at the
+    last.
+    """
     known = np.array([[0.0, 0.0, 0.0], *points], dtype=float)
     return np.stack([np.interp(times, known[:, 2], known[:, axis]) for axis in (0, 1)], axis=1)
 
 
 def distances(points: Points, truth: Points, times: Sequence[float] | None = None) -> np.ndarray:
-    """[times] metres between two trajectories, at the truth's way-points where no times are given (L2)."""
+    """Returns [times] metres between two trajectories, at the truth's way-points where no times are given (L2)."""
     times = [point[2] for point in truth] if times is None else times
     return np.hypot(*(places_at(points, times) - places_at(truth, times)).T)
 
 
 def distance_score(points: Points, truth: Points, scale: float) -> float:
-    """How near a trajectory is to the true one, in [0, 1]: exp(-d / scale), d the mean distance in metres."""
+    """Returns how near a trajectory is to the true one, in [0, 1]: exp(-d / scale), d the mean distance in metres."""
     return math.exp(-float(distances(points, truth).mean()) / scale)
 
 
 def moments(horizon: float) -> np.ndarray:
-    """The times at which a trajectory is tried, at most STEP apart, up to the horizon itself."""
+    """Returns the times at which a trajectory is tried, at most STEP apart, up to the horizon itself."""
     count = max(1, math.ceil(horizon / STEP - 1e-9))
     return horizon * np.arange(1, count + 1) / count
 
 
 def footprints(points: Points, size: Sequence[float], times: np.ndarray) -> np.ndarray:
-    """[times] shapely boxes of a vehicle of (length, width) on its way, headed as it moves."""
+    """Returns [times] shapely boxes of a vehicle of (length, width) on its way, headed as it moves."""
     places = places_at(points, [0.0, *times])
     moved = np.diff(places, axis=0)
     return _boxes(places[1:], _headings(moved), size)
@@ -173,7 +175,7 @@ def footprints(points: Points, size: Sequence[float], times: np.ndarray) -> np.n
 
 @np.errstate(all="ignore")  # numbers near zero underflow inside GEOS
 def collides(vehicle: np.ndarray, obstacles: Sequence[Mapping[str, Any]], times: np.ndarray) -> bool:
-    """Whether footprints [times] touch an obstacle where that is at the same times.
+    """Returns whether footprints [times] touch an obstacle where that is at the same times.
 
     An obstacle is {"center": [x, y], "size": [length, width]} with "heading" and "velocity" [x, y] in m/s, or with
     "track" [[x, y, heading, t], ...], or a {"polygon": [[x, y], ...]} with "velocity".
@@ -185,7 +187,9 @@ def collides(vehicle: np.ndarray, obstacles: Sequence[Mapping[str, Any]], times:
 
 @np.errstate(all="ignore")
 def leaves(vehicle: np.ndarray, drivable: Sequence[Points]) -> bool:
-    """Whether any of the footprints lies outside of all polygons together by more than a hundredth of its area."""
+    """Returns whether any of the footprints lies outside of all polygons together by more than a hundredth of its
+    area.
+    """
     import shapely
 
     road = shapely.union_all([shapely.make_valid(shapely.Polygon(polygon)) for polygon in drivable])
@@ -195,7 +199,7 @@ def leaves(vehicle: np.ndarray, drivable: Sequence[Points]) -> bool:
 
 
 def obstacle_problem(obstacle: Any) -> str | None:
-    """What is wrong with an obstacle of a row, or None."""
+    """Returns what is wrong with an obstacle of a row, or None."""
     if not isinstance(obstacle, Mapping):
         return "it must be an object with center and size, or polygon"
     velocity = obstacle.get("velocity")
@@ -216,7 +220,7 @@ def obstacle_problem(obstacle: Any) -> str | None:
 
 
 def polygon_problem(polygon: Any) -> str | None:
-    """What is wrong with a polygon of a row, or None."""
+    """Returns what is wrong with a polygon of a row, or None."""
     if not isinstance(polygon, list) or len(polygon) < 3 or not all(_vector(p, 2) for p in polygon):
         return "a polygon must be a list of at least three points [x, y]"
     return None
@@ -234,12 +238,14 @@ def project(points: Sequence[Sequence[float]], matrix: Points) -> list[list[floa
 
 
 def _vector(value: Any, count: int) -> bool:
-    """Whether a value is a flat list of so many usable numbers."""
+    """Returns whether a value is a flat list of so many usable numbers."""
     return isinstance(value, list) and len(value) == count and numbers_of(value, count) is not None
 
 
 def _headings(moved: np.ndarray) -> np.ndarray:
-    """[steps] radians of steps [steps, 2]; a step that is too short keeps the heading before, 0 at the start."""
+    """Returns [steps] radians of steps [steps, 2]; a step that is too short keeps the heading before, 0 at the
+    start.
+    """
     out, heading = np.empty(len(moved)), 0.0
     for i, (dx, dy) in enumerate(moved):
         heading = math.atan2(dy, dx) if math.hypot(dx, dy) >= _TURNING else heading
@@ -248,7 +254,7 @@ def _headings(moved: np.ndarray) -> np.ndarray:
 
 
 def _boxes(centres: np.ndarray, headings: np.ndarray, size: Sequence[float]) -> np.ndarray:
-    """[n] shapely polygons of boxes of (length, width)."""
+    """Returns [n] shapely polygons of boxes of (length, width)."""
     import shapely
 
     corners = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]]) * np.array(size, dtype=float) / 2
@@ -259,7 +265,7 @@ def _boxes(centres: np.ndarray, headings: np.ndarray, size: Sequence[float]) -> 
 
 
 def _moving(obstacle: Mapping[str, Any], times: np.ndarray) -> np.ndarray:
-    """[times] shapely polygons of an obstacle."""
+    """Returns [times] shapely polygons of an obstacle."""
     import shapely
 
     if "polygon" in obstacle:

@@ -20,7 +20,8 @@ _DECIMAL = re.compile(r"(?<![\w.])[-+]?\d{1,9}(?:\.\d{1,20})?(?!\w)", re.ASCII)
 
 
 def read_literal(text: str) -> Any:
-    """The list or object that a text is, as JSON or as a Python literal (single quotes, tuples, None); else None.
+    """Returns the list or object that a text is, as JSON or as a Python literal (single quotes, tuples, None); else
+    None.
 
     A Python literal may be up to 20,000 characters long and has no backslash.
     """
@@ -34,25 +35,27 @@ def read_literal(text: str) -> Any:
 
 
 def json_block(text: str) -> str | None:
-    """Content of the last ```json ... ``` block; None without one."""
+    """Returns the content of the last ```json ... ``` block; None without one."""
     return between(text, "```json", "```", "last")
 
 
 def read_fenced(text: str) -> Any:
-    """The literal in the last ```json block, or that the whole text is where it has none; None when it is none."""
+    """Returns the literal in the last ```json block, or that the whole text is where it has none; None when it is
+    none.
+    """
     block = json_block(text)
     return read_literal(text if block is None else block)
 
 
 def first_object(value: Any) -> dict[str, Any] | None:
-    """An object, or the first entry of a list when that is one; else None."""
+    """Returns an object, or the first entry of a list when that is one; else None."""
     if isinstance(value, list):
         value = value[0] if value else None
     return value if isinstance(value, dict) else None
 
 
 def numbers_of(value: Any, count: int) -> list[float] | None:
-    """A list of so many usable numbers as floats, [[...]] likewise; None for anything else."""
+    """Returns a list of so many usable numbers as floats, [[...]] likewise; None for anything else."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
         value = value[0]
     if not isinstance(value, list) or len(value) != count:
@@ -64,8 +67,9 @@ def numbers_of(value: Any, count: int) -> list[float] | None:
 
 
 def read_detections(value: Any, box_key: str = "bbox_2d") -> list[dict[str, Any]]:
-    """The well-formed entries of `[{box_key: [x1, y1, x2, y2], "label": text}, ...]`, as {"box", "label", "entry"};
-    at most 1,000."""
+    """Returns the well-formed entries of `[{box_key: [x1, y1, x2, y2], "label": text}, ...]`, as {"box", "label",
+    "entry"}; at most 1,000.
+    """
     return list(islice(_detections(value if isinstance(value, list) else [], box_key), MOST))
 
 
@@ -77,7 +81,7 @@ def _detections(entries: Sequence[Any], box_key: str) -> Iterator[dict[str, Any]
 
 
 def decimals(text: str, most: int = 64) -> list[float]:
-    """The first numbers of a text that stand alone ("2d" is none), up to `most` of them."""
+    """Returns the first numbers of a text that stand alone ("2d" is none), up to `most` of them."""
     out: list[float] = []
     for found in _DECIMAL.finditer(text):
         out.append(float(found[0]))

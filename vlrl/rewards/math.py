@@ -76,7 +76,7 @@ def boxed(text: str) -> list[str]:
 
 
 def expression(text: str) -> str | None:
-    """The one mathematical expression that a text gives, as LaTeX; None when it gives none, or more than one.
+    """Returns the one mathematical expression that a text gives, as LaTeX; None when it gives none, or more than one.
 
     What is boxed counts, else the one `$...$`, else a text without words as it is, else the one number among words:
     "The answer is 12" is 12, "12 or 13 apples" is nothing. At most 500 characters. Signs such as those of 10\u221a3,
@@ -96,8 +96,9 @@ def expression(text: str) -> str | None:
 
 
 def repeats(answer: str, gold: str, question: str) -> bool:
-    """Whether an answer is an expression with an operator that stands in the question as it is, and is not the gold one
-    to the letter: "2x+3x" is no answer to "Simplify 2x+3x"."""
+    """Returns whether an answer is an expression with an operator that stands in the question as it is, and is not the
+    gold one to the letter: "2x+3x" is no answer to "Simplify 2x+3x".
+    """
     said, right = ("".join(_SPACING.sub("", _latex(text)).split()) for text in (answer, gold))
     if said == right or not _OPERATOR.search(said) or len(said) > LONGEST:
         return False
@@ -111,8 +112,8 @@ def repeats(answer: str, gold: str, question: str) -> bool:
 
 
 def equal(answer: str | None, gold: str, seconds: float = SECONDS, worked_out: bool = True) -> bool:
-    """Whether two expressions are equal by math-verify; None equals nothing. Two plain numbers need no verifier: whole
-    ones are compared exactly, others up to a relative error of 1e-6.
+    """Returns whether two expressions are equal by math-verify; None equals nothing. Two plain numbers need no
+    verifier: whole ones are compared exactly, others up to a relative error of 1e-6.
 
     `worked_out`: the answer leaves no more arithmetic to be done than the gold one, so "3*4+5" and "10!" are no answers
     where "17" and "3628800" are, and equations of numbers in it hold ("3 = 2" is not 2). False: math-verify alone.
@@ -129,12 +130,12 @@ def equal(answer: str | None, gold: str, seconds: float = SECONDS, worked_out: b
 
 
 def verified(answer: str, gold: str, seconds: float = SECONDS, worked_out: bool = True) -> bool:
-    """The verdict of math-verify on two expressions: the one place where it is asked. Errors as in `equal`."""
+    """Returns the verdict of math-verify on two expressions: the one place where it is asked. Errors as in `equal`."""
     return _verdict(gold, answer, seconds, worked_out)
 
 
 def readable(gold: str, seconds: float = SECONDS) -> bool:
-    """Whether math-verify can read a right answer. Errors as in `equal`."""
+    """Returns whether math-verify can read a right answer. Errors as in `equal`."""
     return bool(_NUMBER.fullmatch(gold)) or _verdict(gold, None, seconds)
 
 
@@ -147,7 +148,7 @@ def _verdict(gold: str, answer: str | None, seconds: float, worked_out: bool = T
 
 @functools.lru_cache(maxsize=50_000)
 def _remembered(gold: str, answer: str | None, seconds: float, worked_out: bool) -> bool | str:
-    """The verdict, or why there is none; both are kept, so that what hangs does so once."""
+    """Returns the verdict, or why there is none; both are kept, so that what hangs does so once."""
     question = {"gold": gold, "seconds": seconds, "worked_out": worked_out}
     try:
         return _WORKER.ask(question | ({} if answer is None else {"answer": answer}))
@@ -163,7 +164,7 @@ def require_library() -> None:
 
 
 def _latex(text: str) -> str:
-    """A text with its mathematical signs as LaTeX."""
+    """Returns a text with its mathematical signs as LaTeX."""
     if text.isascii():
         return text
     text = _ROOT.sub(lambda found: f"\\sqrt{{{found[1].strip('{}()')}}}", text)
@@ -172,7 +173,7 @@ def _latex(text: str) -> str:
 
 
 def _paired(text: str) -> bool:
-    """Whether every brace is closed, and none before it was opened."""
+    """Returns whether every brace is closed, and none before it was opened."""
     depth = 0
     for sign in text:
         depth += (sign == "{") - (sign == "}")
@@ -182,13 +183,14 @@ def _paired(text: str) -> bool:
 
 
 def _dollars(text: str) -> list[str]:
-    """What stands between dollar signs; nothing where their number is odd ("costs $5")."""
+    """Returns what stands between dollar signs; nothing where their number is odd ("costs $5")."""
     parts = text.replace("$$", "$").split("$")
     return [part.strip() for part in parts[1::2]] if len(parts) % 2 else []
 
 
 def _usable(text: str) -> str | None:
-    """An expression that math-verify may see: short, braces in pairs, no two numbers side by side, which it would add.
+    """Returns an expression that math-verify may see: short, braces in pairs, no two numbers side by side, which it
+    would add.
     """
     if mixed := _MIXED.fullmatch(text):
         sign, whole, above, below = mixed.groups()
@@ -206,7 +208,7 @@ class _Worker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: Mapping[str, Any]) -> bool:
-        """The process's verdict; one question at a time, from any thread. Raises VerifierError without one."""
+        """Returns the process's verdict; one question at a time, from any thread. Raises VerifierError without one."""
         with self._lock:
             try:
                 line = self._reply(json.dumps(question).encode() + b"\n", 10 * question["seconds"] + _PATIENCE)
@@ -241,7 +243,7 @@ class _Worker:
             process.returncode = 0  # nobody here waits for it
 
     def _reply(self, line: bytes, patience: float) -> bytes:
-        """The line that answers this one; empty when the process ended instead."""
+        """Returns the line that answers this one; empty when the process ended instead."""
         if self._process is None or self._process.poll() is not None:
             self.stop()
             self._process = _started()
@@ -261,8 +263,9 @@ class _Worker:
 
 
 def _started() -> subprocess.Popen[bytes]:
-    """A fresh process. It is no fork, so it shares no thread, lock or device; its hash seed is fixed, because sympy's
-    way through an expression follows it; its own session keeps Ctrl-C from it."""
+    """Returns a fresh process. It is no fork, so it shares no thread, lock or device; its hash seed is fixed, because
+    sympy's way through an expression follows it; its own session keeps Ctrl-C from it.
+    """
     require_library()
     return subprocess.Popen(
         [sys.executable, "-P", str(Path(__file__).with_name("_math_worker.py"))],

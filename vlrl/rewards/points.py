@@ -7,14 +7,14 @@ _EPSILON = 1e-8
 
 
 def inside(point: Sequence[float], box: Sequence[float], strict: bool = False) -> bool:
-    """Whether a point lies in a box, its edges included unless `strict`."""
+    """Returns whether a point lies in a box, its edges included unless `strict`."""
     x, y = point
     x1, y1, x2, y2 = box
     return (x1 < x < x2 and y1 < y < y2) if strict else (x1 <= x <= x2 and y1 <= y <= y2)
 
 
 def gaussian_point(box: Sequence[float], truth: Sequence[float], scale: float = 0.5) -> float:
-    """How near a box's centre is to that of the truth, in [0, 1]: GUI-G2's point reward (2507.15846).
+    """Returns how near a box's centre is to that of the truth, in [0, 1]: GUI-G2's point reward (2507.15846).
 
     exp(-((dx / sx)^2 + (dy / sy)^2) / 2), where s is `scale` times the truth's side. 0 for a truth without area.
     """
@@ -26,7 +26,7 @@ def gaussian_point(box: Sequence[float], truth: Sequence[float], scale: float = 
 
 
 def gaussian_coverage(box: Sequence[float], truth: Sequence[float], scale: float = 0.5) -> float:
-    """How alike two boxes are as normal distributions, in [0, 1]: GUI-G2's coverage reward (2507.15846).
+    """Returns how alike two boxes are as normal distributions, in [0, 1]: GUI-G2's coverage reward (2507.15846).
 
     The Bhattacharyya coefficient of N(centre, diag((scale * side)^2)) of both; 0 when one is inverted or without area.
     """
@@ -54,5 +54,5 @@ def distance_reward(point: Sequence[float], box: Sequence[float], width: float, 
 
 
 def _normal(box: Sequence[float], scale: float) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Mean and standard deviation on both axes; the latter is not positive for an inverted box."""
+    """Returns the mean and standard deviation on both axes; the latter is not positive for an inverted box."""
     return ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2), (scale * (box[2] - box[0]), scale * (box[3] - box[1]))

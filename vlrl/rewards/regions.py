@@ -28,7 +28,7 @@ class Votes:
 
 
 def clip_to_image(box: Box, width: float, height: float) -> tuple[int, int, int, int] | None:
-    """The box in whole pixels of the image, fractions cut off; None when nothing of it is left."""
+    """Returns the box in whole pixels of the image, fractions cut off; None when nothing of it is left."""
     x1, x2 = (int(min(max(v, 0), width)) for v in (box[0], box[2]))
     y1, y2 = (int(min(max(v, 0), height)) for v in (box[1], box[3]))
     return (x1, y1, x2, y2) if x1 < x2 and y1 < y2 else None

@@ -29,7 +29,7 @@ MOST = 1000
 
 
 def is_span(span: Span) -> bool:
-    """Whether it is an interval: two finite numbers, the start before the end."""
+    """Returns whether it is an interval: two finite numbers, the start before the end."""
     try:
         return len(span) == 2 and math.isfinite(span[0]) and math.isfinite(span[1]) and span[0] < span[1]
     except OverflowError:  # an int like 10**400
@@ -55,7 +55,7 @@ def boundary_iou(span: Span, truth: Span, duration: float) -> float:
 
 
 def merged(spans: Sequence[Span]) -> list[list[float]]:
-    """The union of intervals as sorted intervals that do not touch; what is no interval is left out."""
+    """Returns the union of intervals as sorted intervals that do not touch; what is no interval is left out."""
     out: list[list[float]] = []
     for start, end in sorted((float(s[0]), float(s[1])) for s in spans if is_span(s)):
         if out and start <= out[-1][1]:
@@ -83,7 +83,7 @@ def interval_precision(spans: Sequence[Span], truth: Sequence[Span]) -> float:
 
 
 def read_spans(text: str, most: int = MOST) -> list[list[float]]:
-    """The spans of a text, in order, however written; ends as written, so one may be no interval.
+    """Returns the spans of a text, in order, however written; ends as written, so one may be no interval.
 
     Seconds ("12.5", "12.5s", "12.5 seconds") or a clock ("1:02", "00:01:02.5"), joined by to, and, until, a dash or a
     comma ("from 3 to 7", "3 - 7", "[3, 7]"), or named ({"start_time": 3, "end_time": 7}). Signs are not read.
@@ -92,13 +92,14 @@ def read_spans(text: str, most: int = MOST) -> list[list[float]]:
 
 
 def only_spans(text: str, count: int) -> bool:
-    """Whether a text is so many intervals and nothing else, commas and spaces between them aside."""
+    """Returns whether a text is so many intervals and nothing else, commas and spaces between them aside."""
     spans = read_spans(text, count + 1)
     return len(spans) == count and all(map(is_span, spans)) and _BESIDE.fullmatch(_ANY.sub("", text)) is not None
 
 
 def last_span(text: str) -> list[float] | None:
-    """The last `a to b` or `a and b` of bare seconds; None without one (VideoChat-R1 2504.06958, Time-R1 2503.13377).
+    """Returns the last `a to b` or `a and b` of bare seconds; None without one (VideoChat-R1 2504.06958, Time-R1
+    2503.13377).
 
     No unit, sign or clock; any white space around the word.
     """
@@ -107,7 +108,7 @@ def last_span(text: str) -> list[float] | None:
 
 
 def span_list(text: str) -> list[list[float]] | None:
-    """The spans of a text that is `[(s, e), ...]` and nothing else, each with s <= e; None for any other text.
+    """Returns the spans of a text that is `[(s, e), ...]` and nothing else, each with s <= e; None for any other text.
 
     At most 1,000; `[]` is an empty list (VideoChat-R1's <glue>, 2504.06958).
     """
@@ -120,7 +121,7 @@ def span_list(text: str) -> list[list[float]] | None:
 
 
 def format_time(seconds: float) -> str:
-    """Seconds as they are, without an exponent and with up to 12 decimals: 3, 12.5."""
+    """Returns seconds as they are, without an exponent and with up to 12 decimals: 3, 12.5."""
     return f"{seconds:.12f}".rstrip("0").rstrip(".")
 
 
@@ -130,7 +131,7 @@ def format_span(span: Span) -> str:
 
 
 def _covered(a: Sequence[Span], b: Sequence[Span]) -> tuple[float, float, float]:
-    """Seconds in both unions, in the first and in the second."""
+    """Returns seconds in both unions, in the first and in the second."""
     first, second = merged(a), merged(b)
     shared, i, j = 0.0, 0, 0
     while i < len(first) and j < len(second):

@@ -18,7 +18,7 @@ _SYLLABLE = re.compile("v+c+")
 
 @lru_cache(maxsize=20_000)
 def stem(word: str) -> str:
-    """The stem of a lower-case word of letters and digits: "running" -> "run" (Porter 1980, as in NLTK)."""
+    """Returns the stem of a lower-case word of letters and digits: "running" -> "run" (Porter 1980, as in NLTK)."""
     if word in _IRREGULAR:
         return _IRREGULAR[word]
     if len(word) <= 2:
@@ -75,7 +75,7 @@ def _final_y(word: str) -> str:
 
 
 def _replaced(word: str, table: dict[str, str]) -> str:
-    """The first suffix of the table that the word has, replaced where a syllable is left before it."""
+    """Returns the first suffix of the table that the word has, replaced where a syllable is left before it."""
     for suffix, replacement in table.items():
         if word.endswith(suffix):
             before = word[:-len(suffix)]

@@ -31,7 +31,7 @@ _UNSURE = re.compile(r"(?:(?<!\w)(?:not|cannot)|n['\u2019]t)\s{1,9}(?:know|sure|
 
 
 def extract_tag(text: str, tag: str, which: Literal["first", "last"] = "first") -> str | None:
-    """Content of the first or last `<tag>...</tag>`, as written; None when no such pair is closed.
+    """Returns the content of the first or last `<tag>...</tag>`, as written; None when no such pair is closed.
 
     Pairs are read from the left and do not overlap: a pair ends at the first closing tag after its opening tag.
     """
@@ -39,7 +39,7 @@ def extract_tag(text: str, tag: str, which: Literal["first", "last"] = "first") 
 
 
 def between(text: str, opening: str, closing: str, which: Literal["first", "last"] = "first") -> str | None:
-    """What stands between an opening and a closing mark, as `extract_tag` reads tags."""
+    """Returns what stands between an opening and a closing mark, as `extract_tag` reads tags."""
     found, at = None, 0
     while (start := text.find(opening, at)) >= 0:
         start += len(opening)
@@ -53,7 +53,7 @@ def between(text: str, opening: str, closing: str, which: Literal["first", "last
 
 
 def answer_tag(text: str, which: Literal["first", "last"] = "first") -> str | None:
-    """Content of the first or last `<answer>` that stands after the thinking; None without one.
+    """Returns the content of the first or last `<answer>` that stands after the thinking; None without one.
 
     What a <think> holds is never an answer, an <answer> in it neither.
     """
@@ -88,7 +88,7 @@ def think_answer_within(text: str, content: Callable[[str], bool] | None = None)
 
 
 def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: int = 0) -> Answer:
-    """An answer with its parts: `reasoning` and `final`, both stripped.
+    """Returns an answer with its parts: `reasoning` and `final`, both stripped.
 
     `reasoning` is the first closed <think>, or what stands before a </think> that the prompt opened. `final` is the
     last closed <answer> after the thinking, else the text after the last </think>, else the whole text; thinking that
@@ -107,7 +107,7 @@ def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: in
 
 
 def clean_label(text: str) -> str:
-    """A label without what does not count: case, surrounding quotes, brackets and punctuation, extra spaces.
+    """Returns a label without what does not count: case, surrounding quotes, brackets and punctuation, extra spaces.
 
     Signs that tell labels apart (`C++` and `C#`, `-5` and `5`) stay.
     """
@@ -117,19 +117,21 @@ def clean_label(text: str) -> str:
 
 
 def same_label(a: str, b: str) -> bool:
-    """Whether two labels are equal after `clean_label`."""
+    """Returns whether two labels are equal after `clean_label`."""
     return clean_label(a) == clean_label(b)
 
 
 def number(text: str) -> float | None:
-    """The first number of a text that stands alone ("3", "-2.5", "1,200"); None without one ("x2", "3D" are none)."""
+    """Returns the first number of a text that stands alone ("3", "-2.5", "1,200"); None without one ("x2", "3D" are
+    none).
+    """
     found = _NUMBER.search(text)
     value = float(found[0].replace(",", "").replace("\u2212", "-")) if found else math.nan
     return value if math.isfinite(value) else None
 
 
 def numbers(text: str) -> Iterator[float]:
-    """All numbers of a text that stand alone, in its order; those beyond the range of floats are infinite."""
+    """Returns all numbers of a text that stand alone, in its order; those beyond the range of floats are infinite."""
     return (float(found[0].replace(",", "").replace("\u2212", "-")) for found in _NUMBER.finditer(text))
 
 
@@ -143,7 +145,7 @@ def yes_no(text: str) -> str | None:
 
 
 def choice_letters(text: str, letters: str = "ABCDE") -> str:
-    """The options that a text names, in its order and each once, joined by commas: "B,D"; "" for none.
+    """Returns the options that a text names, in its order and each once, joined by commas: "B,D"; "" for none.
 
     A letter counts when it stands alone; a small one only where the text has nothing else, so an article is none.
     """
@@ -171,12 +173,13 @@ def token_f1(a: str, b: str, contained: bool = False) -> float:
 
 
 def denies(text: str) -> bool:
-    """Whether a text begins by saying what is not so: "not a cat", "It isn't C", "do not STOP", "no cat"."""
+    """Returns whether a text begins by saying what is not so: "not a cat", "It isn't C", "do not STOP", "no cat"."""
     return _DENIES.match(text) is not None
 
 
 def says_none(text: str) -> bool:
-    """Whether a text says that nothing is there, without any number: "none", "No Objects", "[]", "the cat is absent".
+    """Returns whether a text says that nothing is there, without any number: "none", "No Objects", "[]", "the cat is
+    absent".
 
     Other words, broken JSON and single signs say nothing of the kind, and "I do not know" neither.
     """
@@ -187,7 +190,8 @@ def says_none(text: str) -> bool:
 
 
 def answer_text(text: str) -> str:
-    """What an answer says, its thinking left out: the first <answer> tag, an unclosed one too, else all that remains.
+    """Returns what an answer says, its thinking left out: the first <answer> tag, an unclosed one too, else all that
+    remains.
 
     "" for thinking that never ends.
     """

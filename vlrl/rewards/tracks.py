@@ -22,19 +22,23 @@ def overlaps(track: Track, truth: Track) -> list[float]:
 
 
 def mean_overlap(track: Track, truth: Track) -> float:
-    """Mean IoU over the frames in which the object is seen (average overlap, AO), in [0, 1]; 0 without such a frame."""
+    """Returns the mean IoU over the frames in which the object is seen (average overlap, AO), in [0, 1]; 0 without such
+    a frame.
+    """
     found = overlaps(track, truth)
     return sum(found) / len(found) if found else 0.0
 
 
 def success_rate(track: Track, truth: Track, above: float = 0.5) -> float:
-    """Share of those frames whose IoU lies above a threshold (SR of GOT-10k, 1810.11981), in [0, 1]."""
+    """Returns the share of those frames whose IoU lies above a threshold (SR of GOT-10k, 1810.11981), in [0, 1]."""
     found = overlaps(track, truth)
     return sum(v > above for v in found) / len(found) if found else 0.0
 
 
 def read_track(text: str, count: int) -> list[list[float] | None] | None:
-    """The track of a text that is a list of `count` boxes (or null) and nothing else; None for any other text."""
+    """Returns the track of a text that is a list of `count` boxes (or null) and nothing else; None for any other
+    text.
+    """
     found = read_literal(text)
     if not isinstance(found, list) or len(found) != count:
         return None

@@ -17,12 +17,12 @@ _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
 def own(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in memory of its own, of the same strides; on other devices than CPUs the tensor itself."""
+    """Returns a copy in memory of its own, of the same strides; on other devices than CPUs the tensor itself."""
     return tensor.detach().clone() if tensor.device.type == "cpu" else tensor
 
 
 def own_weights(model: _Module) -> _Module:
-    """The model, each of its parameters and buffers moved to memory of its own; what is tied stays tied."""
+    """Returns the model, each of its parameters and buffers moved to memory of its own; what is tied stays tied."""
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = own(tensor.data)
     return model

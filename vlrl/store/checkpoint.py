@@ -55,7 +55,7 @@ class State(NamedTuple):
 
 
 def step_of(path: Path) -> int:
-    """The number of completed steps in a checkpoint's name; raises RunError for another name."""
+    """Returns the number of completed steps in a checkpoint's name; raises RunError for another name."""
     match = _NAME.fullmatch(path.name.removeprefix(".old-"))
     if not match:
         raise RunError(f"{path} is not a checkpoint: its name should be like step-000050")
@@ -152,7 +152,7 @@ def _remove(path: Path) -> None:
 
 
 def _of_the_disk(error: Exception) -> bool:
-    """Whether writing failed, not the code; tokenizers and other Rust code raise a plain Exception for it."""
+    """Returns whether writing failed, not the code; tokenizers and other Rust code raise a plain Exception for it."""
     from safetensors import SafetensorError
 
     words = ("no space left", "os error", "disk quota")
@@ -183,7 +183,7 @@ def mark_best(folder: Path, step: int, record: Mapping[str, Any], keep: int) -> 
 
 
 def marked(folder: Path) -> dict[str, Any]:
-    """What `mark_best` wrote; {} without."""
+    """Returns what `mark_best` wrote; {} without."""
     found = read_json(folder / f"{BEST}.json") or {}
     return found if isinstance(found.get("step"), int) else {}
 
@@ -204,8 +204,8 @@ def pace(folder: Path) -> tuple[int, float] | None:
 
 
 def find(path: Path) -> Found:
-    """The checkpoint that `path` means: a folder of weights itself, the newest whole checkpoint of a run folder, or,
-    for its `checkpoints/best`, that of the best evaluation.
+    """Returns the checkpoint that `path` means: a folder of weights itself, the newest whole checkpoint of a run
+    folder, or, for its `checkpoints/best`, that of the best evaluation.
 
     Raises RunError when there is none, or when one is damaged.
     """
@@ -228,15 +228,16 @@ def find(path: Path) -> Found:
 
 
 def model_folder(name: str) -> str:
-    """The checkpoint that a model's `name` means where it is a run folder (the newest) or its `checkpoints/best`; any
-    other name as it is. Raises RunError when a run folder holds no whole checkpoint."""
+    """Returns the checkpoint that a model's `name` means where it is a run folder (the newest) or its
+    `checkpoints/best`; any other name as it is. Raises RunError when a run folder holds no whole checkpoint.
+    """
     run = os.path.isdir(os.path.join(name, "checkpoints"))
     best = name.endswith(f"{os.sep}{BEST}") and not os.path.lexists(name) and os.path.exists(f"{name}.json")
     return str(find(Path(name)).path) if run or best else name
 
 
 def latest(folder: Path, full: bool = False) -> Found:
-    """The newest whole checkpoint, with a warning for each newer one that is damaged; Found(None) without any.
+    """Returns the newest whole checkpoint, with a warning for each newer one that is damaged; Found(None) without any.
 
     Files are checked by size; with `full`, as before a resume, by sha256 too. Changes nothing on the disk.
     """
@@ -250,12 +251,14 @@ def latest(folder: Path, full: bool = False) -> Found:
 
 
 def whole(folder: Path) -> list[Path]:
-    """Every checkpoint whose files are there with their sizes, by step."""
+    """Returns every checkpoint whose files are there with their sizes, by step."""
     return [path for path in reversed(_all(folder)) if not problems(path, full=False)]
 
 
 def problems(path: Path, full: bool = True) -> list[str]:
-    """What is wrong with a checkpoint: missing files, wrong sizes and, with `full`, wrong checksums; [] = whole."""
+    """Returns what is wrong with a checkpoint: missing files, wrong sizes and, with `full`, wrong checksums; [] =
+    whole.
+    """
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         entries = {path / name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
@@ -273,7 +276,7 @@ def problems(path: Path, full: bool = True) -> list[str]:
 
 
 def _all(folder: Path) -> list[Path]:
-    """Every checkpoint, newest first, one that had stepped aside for a killed save included."""
+    """Returns every checkpoint, newest first, one that had stepped aside for a killed save included."""
     paths = [p for p in folder.glob("step-*") if _NAME.fullmatch(p.name)]
     aside = [p for p in folder.glob(".old-step-*") if not (folder / p.name.removeprefix(".old-")).exists()]
     return sorted(paths + aside, key=step_of, reverse=True)
@@ -299,7 +302,7 @@ def _sha256(path: Path) -> str:
 
 
 def load_state(path: Path, check: bool = True) -> dict[str, Any]:
-    """The `state` given to `save`, tensors on the CPU. Raises RunError for a damaged checkpoint.
+    """Returns the `state` given to `save`, tensors on the CPU. Raises RunError for a damaged checkpoint.
 
     `check` compares every file's sha256 first; it can be left out right after `latest(folder, full=True)`.
     """
@@ -321,19 +324,19 @@ def load_state(path: Path, check: bool = True) -> dict[str, Any]:
 
 
 def freeze(state: Mapping[str, Any]) -> State:
-    """A copy of a trainer's state in the memory of the host, which later steps leave as it is."""
+    """Returns a copy of a trainer's state in the memory of the host, which later steps leave as it is."""
     tree, tensors = view(state)
     return State(tree, {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
 
 
 def view(state: Mapping[str, Any]) -> State:
-    """A trainer's state without a copy of its tensors, to be saved before they change."""
+    """Returns a trainer's state without a copy of its tensors, to be saved before they change."""
     tensors: dict[str, Any] = {}
     return State(_encode(state, tensors, "state"), tensors)
 
 
 def joined(*states: State) -> State:
-    """The state of several parts; a dictionary that several have is joined too."""
+    """Returns the state of several parts; a dictionary that several have is joined too."""
     tree: dict[str, Any] = {}
     for state in states:
         for key, value in state.tree.items():

@@ -105,7 +105,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None when it is missing or no whole object."""
+    """Returns the object in a JSON file; None when it is missing or no whole object."""
     try:
         return dict(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -126,7 +126,9 @@ def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float =
 
 
 def cache_folder(name: str = "") -> Path:
-    """The folder `name`, or where this user's caches lie; it need not exist. What is in it can be made again."""
+    """Returns the folder `name`, or where this user's caches lie; it need not exist. What is in it can be made
+    again.
+    """
     if name:
         return Path(name).absolute()
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -149,7 +151,7 @@ def set_aside(path: Path) -> None:
 
 
 def _version(name: str) -> str | None:
-    """The version of an installed package."""
+    """Returns the version of an installed package."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -157,7 +159,7 @@ def _version(name: str) -> str | None:
 
 
 def environment(seed: int) -> dict[str, Any]:
-    """What is needed to repeat a run: versions, git state of the working directory, hardware, seed, command."""
+    """Returns what is needed to repeat a run: versions, git state of the working directory, hardware, seed, command."""
     versions = {name: found for name in _PACKAGES if (found := _version(name))}
     commit = _output("git", "rev-parse", "HEAD")
     git = {"commit": commit, "branch": _output("git", "rev-parse", "--abbrev-ref", "HEAD"),
@@ -172,7 +174,7 @@ def environment(seed: int) -> dict[str, Any]:
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints, or None when it is absent or fails."""
+    """Returns what a command prints, or None when it is absent or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -188,7 +188,7 @@ def _shows_life(path: Path, other: Mapping[str, Any]) -> bool:
 
 
 def _silence(path: Path) -> float | None:
-    """Seconds since the lock was touched, by the clock of its file system; None when that cannot be told."""
+    """Returns seconds since the lock was touched, by the clock of its file system; None when that cannot be told."""
     probe = path.with_name(f".{path.name}.{uuid4().hex}.now.tmp")
     try:
         probe.touch()
@@ -201,8 +201,9 @@ def _silence(path: Path) -> float | None:
 
 
 def owner_lives(owner: Mapping[str, Any]) -> bool | None:
-    """Whether the process that wrote a lock file still runs; None for one of another host or container, which cannot be
-    seen, and one of this host before it was started anew."""
+    """Returns whether the process that wrote a lock file still runs; None for one of another host or container, which
+    cannot be seen, and one of this host before it was started anew.
+    """
     if owner.get("host") != socket.gethostname() or owner.get("system", _system()) != _system():
         return None
     return _started(owner.get("pid")) == owner.get("process")
@@ -215,7 +216,9 @@ def myself() -> dict[str, Any]:
 
 
 def _system() -> str:
-    """Where a process id means the same process: this boot of the kernel and namespace of ids; "" where unknown."""
+    """Returns where a process id means the same process: this boot of the kernel and namespace of ids; "" where
+    unknown.
+    """
     try:
         return f"{_BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -223,7 +226,9 @@ def _system() -> str:
 
 
 def _started(pid: Any) -> str | None:
-    """When a live process of this host started, in a form that survives changes of the clock; None = there is none."""
+    """Returns when a live process of this host started, in a form that survives changes of the clock; None = there is
+    none.
+    """
     stat = Path(f"/proc/{pid}/stat")
     try:
         if _BOOT.exists():

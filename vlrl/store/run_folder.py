@@ -225,11 +225,11 @@ class RunFolder:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; a half-written last one is left out."""
+        """Returns the lines of metrics.jsonl; a half-written last one is left out."""
         return self._lines("metrics.jsonl")
 
     def evals(self) -> list[dict[str, Any]]:
-        """The lines of eval.jsonl; a half-written last one is left out."""
+        """Returns the lines of eval.jsonl; a half-written last one is left out."""
         return self._lines("eval.jsonl")
 
     def last_heartbeat(self) -> dict[str, Any]:
@@ -303,7 +303,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _rows(step: int, group: Group, media: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """One row of SCHEMA per rollout, the per-token columns of the update left out."""
+    """Yields one row of SCHEMA per rollout, the per-token columns of the update left out."""
     sample, difficulty = group.sample, group.sample.difficulty
     shared = {
         "schema": SCHEMA_VERSION, "group_id": _text(group.id), "sample_id": _text(sample.id),
@@ -349,7 +349,7 @@ def _add_per_token(rows: list[dict[str, Any]], key: str, arrays: Sequence[np.nda
 
 
 def read_rollouts(file: Path, fields: Sequence[pa.Field], step: int | None = None) -> pa.Table:
-    """The columns `fields` of one file, null where it has none, and only the rows of `step` when given.
+    """Returns the columns `fields` of one file, null where it has none, and only the rows of `step` when given.
 
     Raises ValueError for a file of a newer schema, and what pyarrow raises for one that cannot be read.
     """
@@ -362,7 +362,9 @@ def read_rollouts(file: Path, fields: Sequence[pa.Field], step: int | None = Non
 
 
 def as_schema(table: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
-    """The columns `fields` of a table of rollouts, null where it has none. Raises ValueError for a newer schema."""
+    """Returns the columns `fields` of a table of rollouts, null where it has none. Raises ValueError for a newer
+    schema.
+    """
     names = table.column_names
     newest = max((v for v in table["schema"].to_pylist() if v is not None), default=0) if "schema" in names else 0
     if newest > SCHEMA_VERSION:

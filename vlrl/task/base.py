@@ -76,7 +76,7 @@ class Task:
     # --- what a task author writes -------------------------------------------------------------------------------
 
     def samples(self, split: str) -> Sequence[Sample]:
-        """The samples of a split ("train", "heldout", ...); the same for the same (split, self.seed).
+        """Returns the samples of a split ("train", "heldout", ...); the same for the same (split, self.seed).
 
         The default reads the file of `data.<split>`.
         """
@@ -93,7 +93,7 @@ class Task:
         return []
 
     def oracle(self, sample: Sample) -> str | None:
-        """A perfect answer, or None when the sample has no label."""
+        """Returns a perfect answer, or None when the sample has no label."""
         return None
 
     def variants(self, sample: Sample, n: int, step: int) -> Sequence[Variant]:
@@ -108,7 +108,7 @@ class Task:
     """Of a task that can make training samples at any difficulty: name -> (lowest, highest)."""
 
     def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
-        """A training sample made with these knobs; the same for the same (index, knobs, self.seed)."""
+        """Returns a training sample made with these knobs; the same for the same (index, knobs, self.seed)."""
         raise NotImplementedError(f"task '{self.name}' has knobs, but no generate()")
 
     # --- what a task may change ----------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Task:
 
     @classmethod
     def combine_for(cls, settings: Mapping[str, Any]) -> str:
-        """What `task.combine=auto` stands for under these settings."""
+        """Returns what `task.combine=auto` stands for under these settings."""
         return "sum"
 
     def messages(self, sample: Sample) -> list[dict[str, Any]]:
@@ -139,11 +139,11 @@ class Task:
         return [*system, {"role": "user", "content": content}]
 
     def parse(self, sample: Sample, answer: Answer) -> Any:
-        """The answer as JSON-able data, for the viewer and the logs; None when there is none."""
+        """Returns the answer as JSON-able data, for the viewer and the logs; None when there is none."""
         return answer.final
 
     def target(self, sample: Sample) -> Any:
-        """What `parse` is compared with, JSON-able."""
+        """Returns what `parse` is compared with, JSON-able."""
         return sample.get("target", sample.get("answer"))
 
     def correct(self, sample: Sample, answer: Answer, parts: Parts) -> bool | None:
@@ -171,14 +171,14 @@ class Task:
         return []
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Name -> an answer that must not pay, beside those that `vlrl tasks check` tries on every task.
+        """Returns name -> an answer that must not pay, beside those that `vlrl tasks check` tries on every task.
 
         None under the name of one of those drops it: there it is an honest answer.
         """
         return {}
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
-        """A Sample from one row in the task's data format; media paths are resolved under `root`."""
+        """Returns a Sample from one row in the task's data format; media paths are resolved under `root`."""
         from vlrl.data import sample_from_row
         from vlrl.data.media import Access
 
@@ -187,7 +187,7 @@ class Task:
     # --- what the loop calls -------------------------------------------------------------------------------------
 
     def of(self, sample: Sample) -> Task:
-        """The task that asks and scores a sample: this one; in a mixture, that of the sample."""
+        """Returns the task that asks and scores a sample: this one; in a mixture, that of the sample."""
         return self
 
     @property
@@ -205,16 +205,18 @@ class Task:
         return tuple(self.prompts) or (self.prompt,)
 
     def template(self, sample: Sample, visit: int) -> str:
-        """The template of this visit: the first on visit 0 of an evaluation, else drawn by sample and visit."""
+        """Returns the template of this visit: the first on visit 0 of an evaluation, else drawn by sample and visit."""
         key = f"{self.seed}/{sample.id}/{visit}".encode("utf-8", "backslashreplace")
         return self.templates[zlib.crc32(key) % len(self.templates)]
 
     def weights_at(self, step: int) -> dict[str, float]:
-        """The weight of every part at a step."""
+        """Returns the weight of every part at a step."""
         return {part: weight_at(w, step) for part, w in self.weights.items()}
 
     def combine(self, parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
-        """The reward of one answer, by `task.combine`. A task may override it, and is then combined in no other way."""
+        """Returns the reward of one answer, by `task.combine`. A task may override it, and is then combined in no other
+        way.
+        """
         return self._combine(parts, weights)
 
     def override_outcome(self, part: str | None, least: float | None) -> None:
@@ -247,7 +249,7 @@ class Task:
 
 
 def reaches(criterion: Mapping[str, float], parts: Parts) -> bool | None:
-    """Whether raw parts reach every threshold of a criterion; None where one of these parts has no value."""
+    """Returns whether raw parts reach every threshold of a criterion; None where one of these parts has no value."""
     values = [(parts.get(part), least) for part, least in criterion.items()]
     if not values or any(value is None for value, _ in values):
         return None
@@ -260,7 +262,9 @@ def fill(template: str, row: Mapping[str, Any]) -> str:
 
 
 def content_of(sample: Sample, text: str) -> list[dict[str, Any]]:
-    """The content parts of a prompt: its text, and its media where the row's question marks them, else before."""
+    """Returns the content parts of a prompt: its text, and its media where the row's question marks them, else
+    before.
+    """
     marks = len(_MEDIA_MARK.findall(str(sample.get("question") or "")))
     pieces = _MEDIA_MARK.split(text)
     if not marks or not len(pieces) - 1 == marks == len(sample.media):
@@ -273,8 +277,8 @@ def content_of(sample: Sample, text: str) -> list[dict[str, Any]]:
 
 
 def task_samples(task: Task, split: str) -> Sequence[Sample]:
-    """The samples of a split, as a sequence; with data.own_samples=false the rows of `data.<split>` where a task would
-    make its own.
+    """Returns the samples of a split, as a sequence; with data.own_samples=false the rows of `data.<split>` where a
+    task would make its own.
 
     Raises TaskError when `samples` fails or gives anything else, ConfigError when it leaves a file of rows unread.
     """
@@ -296,7 +300,7 @@ def task_samples(task: Task, split: str) -> Sequence[Sample]:
 
 
 def _sequence(found: Any) -> Sequence[Sample]:
-    """What has a length and places as it is, a generator as a tuple."""
+    """Returns what has a length and places as it is, a generator as a tuple."""
     if not isinstance(found, (str, bytes, Mapping, type)):
         if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
             return found
@@ -306,7 +310,7 @@ def _sequence(found: Any) -> Sequence[Sample]:
 
 
 def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
-    """The sample that a task makes. Raises TaskError when `generate` fails or gives anything else."""
+    """Returns the sample that a task makes. Raises TaskError when `generate` fails or gives anything else."""
     try:
         found = task.generate(index, knobs)
     except VlrlError:
@@ -319,7 +323,7 @@ def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
 
 
 def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
-    """The chat messages of a sample. Raises TaskError when `messages` fails or gives anything else."""
+    """Returns the chat messages of a sample. Raises TaskError when `messages` fails or gives anything else."""
     task = task.of(sample)
     found = _asked(task, "messages", sample)
     wrong = [m for m in found if not _is_message(m)] if isinstance(found, (list, tuple)) else [found]
@@ -330,7 +334,9 @@ def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
 
 
 def task_oracle(task: Task, sample: Sample) -> str | None:
-    """The perfect answer to a sample. Raises TaskError when `oracle` fails or gives anything but a text or None."""
+    """Returns the perfect answer to a sample. Raises TaskError when `oracle` fails or gives anything but a text or
+    None.
+    """
     text = _asked(task, "oracle", sample)
     if text is not None and not isinstance(text, str):
         raise TaskError(f"task '{task.name}': oracle of sample '{sample.id}' gave {type(text).__name__}, expected the "
@@ -339,7 +345,7 @@ def task_oracle(task: Task, sample: Sample) -> str | None:
 
 
 def task_target(task: Task, sample: Sample) -> Any:
-    """What the parsed answer is compared with. Raises TaskError when `target` fails."""
+    """Returns what the parsed answer is compared with. Raises TaskError when `target` fails."""
     return _asked(task, "target", sample)
 
 
@@ -363,7 +369,7 @@ def _is_message(message: Any) -> bool:
 
 
 def load(name: str, settings: Mapping[str, Any] | None = None) -> Task:
-    """A task by built-in name, `module:Class` or `path/file.py:Class`, with its own settings applied.
+    """Returns a task by built-in name, `module:Class` or `path/file.py:Class`, with its own settings applied.
 
     Raises ConfigError when there is no such task or setting.
     """
@@ -377,7 +383,7 @@ def load(name: str, settings: Mapping[str, Any] | None = None) -> Task:
 
 
 def load_class(name: str) -> type[Task]:
-    """The class behind a task name; see `load`."""
+    """Returns the class behind a task name; see `load`."""
     location, _, attribute = name.partition(":")
     if location.endswith(".py"):
         module = _imported(lambda: file_module(Path(location)), name)
@@ -396,7 +402,7 @@ def load_class(name: str) -> type[Task]:
 
 
 def builtin_names() -> list[str]:
-    """Names of the tasks that come with vlrl."""
+    """Returns names of the tasks that come with vlrl."""
     folder = importlib.import_module("vlrl.tasks").__path__
     return sorted(m.name for m in pkgutil.iter_modules(folder) if not m.name.startswith("_"))
 
@@ -414,7 +420,7 @@ def _import(location: str, name: str):
 
 
 def _imported(run: Callable[[], Any], name: str) -> Any:
-    """The result of `run`, which imports anyone's code; ConfigError with file and line when that fails."""
+    """Returns the result of `run`, which imports anyone's code; ConfigError with file and line when that fails."""
     try:
         return run()
     except MissingFile as error:
@@ -441,7 +447,7 @@ def _only_task(module: Any, name: str) -> type[Task] | None:
 
 
 def setting_names(cls: type[Task]) -> list[str]:
-    """The task's own settings and those of every task: what may stand after `task.`, apart from rewards."""
+    """Returns the task's own settings and those of every task: what may stand after `task.`, apart from rewards."""
     names = {n for c in cls.__mro__ if issubclass(c, Task) for n, v in vars(c).items()
              if not n.startswith("_") and not callable(v) and not isinstance(v, (property, classmethod, staticmethod))}
     return sorted(names - {"name", "rewards", "outcome", "needs", "knobs", "best_parts"})

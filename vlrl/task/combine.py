@@ -40,24 +40,24 @@ def weighted(parts: Numbers, weights: Numbers) -> dict[str, float]:
 
 
 def total(parts: Numbers, weights: Numbers) -> float:
-    """The weighted sum."""
+    """Returns the weighted sum."""
     return sum(weighted(parts, weights).values())
 
 
 def product(parts: Numbers, weights: Numbers) -> float:
-    """The product of the weighted parts; 0 without any."""
+    """Returns the product of the weighted parts; 0 without any."""
     counted = [value for name, value in weighted(parts, weights).items() if weights[name]]
     return math.prod(counted) if counted else 0.0
 
 
 def gate(parts: Numbers, weights: Numbers, part: str) -> float:
-    """The weighted sum where `part` is above 0, else what `part` itself pays."""
+    """Returns the weighted sum where `part` is above 0, else what `part` itself pays."""
     shut = part in parts and not parts[part] > 0
     return total({part: parts[part]} if shut else parts, weights)
 
 
 def largest(parts: Numbers, weights: Numbers, *names: str) -> float:
-    """The largest of the weighted parts `names`, plus the weighted sum of the others."""
+    """Returns the largest of the weighted parts `names`, plus the weighted sum of the others."""
     values = weighted(parts, weights)
     rivals = [values.pop(name) for name in names if weights.get(name) and name in values]
     return max(rivals, default=0.0) + sum(values.values())
@@ -69,7 +69,9 @@ COMBINE: dict[str, tuple[Callable[..., float], int, int | None]] = {
 
 
 def make_combine(given: str, known: Collection[str]) -> Combine:
-    """The function that `task.combine` stands for. Raises ConfigError for a name or a part that is not `known`."""
+    """Returns the function that `task.combine` stands for. Raises ConfigError for a name or a part that is not
+    `known`.
+    """
     head, colon, rest = given.partition(":")
     if head not in COMBINE:
         return resolve("task.combine", given, COMBINE)
@@ -93,7 +95,7 @@ def _combined(function: Callable[..., float], names: Collection[str], parts: Num
 
 
 def weight_at(weight: Weight, step: int) -> float:
-    """A weight, or the value at `step` of the line through [[step, weight], ...]."""
+    """Returns a weight, or the value at `step` of the line through [[step, weight], ...]."""
     if isinstance(weight, (int, float)):
         return float(weight)
     import numpy as np

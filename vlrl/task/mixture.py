@@ -59,7 +59,7 @@ class Turns(Sequence[Sample]):
         return labelled(self._samples[self.labels.index(label)][own], label)
 
     def locate(self, place: int) -> tuple[str, int]:
-        """The label of a place, and the place in that label's own samples."""
+        """Returns the label of a place, and the place in that label's own samples."""
         first, round, going = self._stretches[bisect_right(self._firsts, place) - 1]
         further, turn = divmod(place - first, len(going))
         return self.labels[going[turn]], round + further
@@ -74,7 +74,7 @@ class Turns(Sequence[Sample]):
 
 
 def labelled(sample: Sample, label: str) -> Sample:
-    """A task's own sample as one of a mixture."""
+    """Returns a task's own sample as one of a mixture."""
     return replace(sample, id=f"{label}/{sample.id}", task=label)
 
 
@@ -97,14 +97,14 @@ class Mixture(Task):
         return tuple(self.tasks)
 
     def of(self, sample: Sample) -> Task:
-        """The task of a sample. Raises DataError when it names none of these."""
+        """Returns the task of a sample. Raises DataError when it names none of these."""
         if sample.task not in self.tasks:
             raise DataError(f"sample {sample.id!r}: task={sample.task[:100]!r} is none of this config's tasks."
                             f"{did_you_mean(sample.task[:100], self.tasks)} Its labels: {', '.join(self.tasks)}")
         return self.tasks[sample.task]
 
     def each(self, change: Callable[[str, Task], Task]) -> Mixture:
-        """A mixture of `change(label, task)` of every task."""
+        """Returns a mixture of `change(label, task)` of every task."""
         changed = Mixture({label: change(label, task) for label, task in self.tasks.items()})
         changed.seed, changed.data = self.seed, self.data
         return changed
@@ -113,7 +113,7 @@ class Mixture(Task):
         return self.each(lambda _, task: copy.copy(task))
 
     def samples(self, split: str) -> Turns:
-        """Those of every task in turn. Raises ConfigError naming the task that has none."""
+        """Returns those of every task in turn. Raises ConfigError naming the task that has none."""
         if split not in self._turns:
             self._turns[split] = Turns({label: _own_samples(i, task, split)
                                         for i, (label, task) in enumerate(self.tasks.items())})
@@ -123,8 +123,9 @@ class Mixture(Task):
         return self._turns[split]
 
     def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
-        """A sample of the task at this place of the training split, by its own knobs, `<label>/<knob>`; one of its
-        plain samples where it has none."""
+        """Returns a sample of the task at this place of the training split, by its own knobs, `<label>/<knob>`; one of
+        its plain samples where it has none.
+        """
         label, own = self.samples("train").locate(index)
         if not self.tasks[label].knobs:
             return self.samples("train")[index]
@@ -132,7 +133,7 @@ class Mixture(Task):
         return labelled(generated(self.tasks[label], own, mine), label)
 
     def weights_at(self, step: int) -> dict[str, float]:
-        """The parts of all tasks; of one that several have, the weight of the first."""
+        """Returns the parts of all tasks; of one that several have, the weight of the first."""
         return {part: w for task in reversed(self.members) for part, w in task.weights_at(step).items()}
 
     def template(self, sample: Sample, visit: int) -> str:
@@ -175,7 +176,7 @@ class Mixture(Task):
 
 
 def _called(task: Task, label: str) -> Task:
-    """The task under its label, by which messages and stored rollouts name it; `name` is a class variable."""
+    """Returns the task under its label, by which messages and stored rollouts name it; `name` is a class variable."""
     vars(task)["name"] = label
     return task
 
@@ -192,7 +193,7 @@ def _own_samples(place: int, task: Task, split: str) -> Sequence[Sample]:
 
 
 def one_task(task: Task, what: str) -> Task:
-    """The task, if it is one. Raises ConfigError for a mixture, which `what` cannot take."""
+    """Returns the task, if it is one. Raises ConfigError for a mixture, which `what` cannot take."""
     if isinstance(task, Mixture):
         raise ConfigError(f"{what} takes one task, and this config has several: {', '.join(task.labels)}. Add "
                           f"task={task.labels[0]} to take that one alone")

@@ -107,12 +107,12 @@ class RecipeTask(Task):
         return replace(sample, row=self.filled(sample.row))
 
     def filled(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row with those texts of `placeholders` that a template asks for."""
+        """Returns the row with those texts of `placeholders` that a template asks for."""
         return {**row, **{name: text for name, text in self.placeholders(row).items()
                           if any(f"{{{name}}}" in template for template in self.templates)}}
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
-        """What is wrong with a row under any recipe, or None."""
+        """Returns what is wrong with a row under any recipe, or None."""
         return None
 
     def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
@@ -157,17 +157,19 @@ def blind_boxes(width: float, height: float) -> dict[str, list[list[float]]]:
 
 
 def shown(task: Task, sample: Sample, place: Box, whole: bool = False) -> list[float]:
-    """A box or point of the row as the model is to write it; `whole`: rounded, unless the convention is 0..1."""
+    """Returns a box or point of the row as the model is to write it; `whole`: rounded, unless the convention is
+    0..1.
+    """
     written = task.coordinates.from_original(sample, place)
     return [round(v) for v in written] if whole and whole_units(task, sample) else written
 
 
 def whole_units(task: Task, sample: Sample) -> bool:
-    """Whether the row's convention counts in whole units; 0..1 does not."""
+    """Returns whether the row's convention counts in whole units; 0..1 does not."""
     edge = task.coordinates.from_original(sample, [sample["width"], sample["height"]])
     return edge[0] > 1 or edge[1] > 1
 
 
 def pixels(task: Task, sample: Sample, place: Box | None) -> list[float] | None:
-    """A box or point as the model wrote it, in original pixels; None stays None."""
+    """Returns a box or point as the model wrote it, in original pixels; None stays None."""
     return task.coordinates.to_original(sample, place) if place else None

@@ -35,12 +35,14 @@ class RowFiles(DataSettings):
         return super().__getattribute__(name)
 
     def unread(self, split: str) -> str:
-        """The file of a split that no one has asked for; "" where there is none."""
+        """Returns the file of a split that no one has asked for; "" where there is none."""
         return vars(self).get(split, "") if split in _FILES and split not in self._asked else ""
 
 
 def unread(task: Any, split: str) -> str:
-    """The file of `data.<split>` that a task did not look at when it gave its samples; "" where there is none."""
+    """Returns the file of `data.<split>` that a task did not look at when it gave its samples; "" where there is
+    none.
+    """
     return task.data.unread(split) if isinstance(task.data, RowFiles) else ""
 
 

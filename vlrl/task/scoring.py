@@ -80,8 +80,9 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
 
 def score_all(task: Task, sample: Sample, answers: Sequence[Answer], others: Sequence[Answer], step: int,
               services: Services) -> tuple[Marked, dict[str, float]]:
-    """The answers of a group and then those aside, each with its marks (see score_group, score_alone, overlay_marks),
-    and the weight of every part."""
+    """Returns the answers of a group and then those aside, each with its marks (see score_group, score_alone,
+    overlay_marks), and the weight of every part.
+    """
     task, _ = without_absent(task, sample, answers, services)
     scored = [*score_group(task, sample, answers, step, services), *score_alone(task, sample, others, step)]
     return [(s, overlay_marks(task, sample, s.parsed)) for s in scored], task.of(sample).weights_at(step)
@@ -102,13 +103,15 @@ def score_alone(task: Task, sample: Sample, answers: Sequence[Answer], step: int
 
 
 def overlay_marks(task: Task, sample: Sample, parsed: Any) -> list[Any] | None:
-    """What `task.overlay` draws of a parsed answer and of the target, at most 1,000 marks; None when it fails."""
+    """Returns what `task.overlay` draws of a parsed answer and of the target, at most 1,000 marks; None when it
+    fails.
+    """
     found, error = _guarded(lambda: list(itertools.islice(task.overlay(sample, parsed), _MOST_MARKS)))
     return None if error else found
 
 
 def sample_metrics(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[dict[str, float], str | None]:
-    """The finite numbers among `task.metrics`, and the first thing that was wrong with it.
+    """Returns the finite numbers among `task.metrics`, and the first thing that was wrong with it.
 
     None stands for "not measured here" and is left out without an error.
     """
@@ -158,7 +161,7 @@ def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, err
 
 
 def _correct(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[bool | None, str | None]:
-    """What the task says, or the settings in its place."""
+    """Returns what the task says, or the settings in its place."""
     if task.overridden:
         return reaches(task.criterion, parts), None
     found, problem = _guarded(lambda: task.correct(sample, answer, parts))
@@ -166,7 +169,7 @@ def _correct(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[
 
 
 def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) -> tuple[float | None, str | None]:
-    """The reward, or None and why."""
+    """Returns the reward, or None and why."""
     given, problem = _guarded(lambda: task.combine(parts, weights))
     if problem is None:
         value, problem = _number(given)
@@ -176,7 +179,9 @@ def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) ->
 
 
 def _number(value: Any) -> tuple[float | None, str | None]:
-    """A finite float, or None for None; else None and what the value was. 0-d arrays and tensors are numbers."""
+    """Returns a finite float, or None for None; else None and what the value was. 0-d arrays and tensors are
+    numbers.
+    """
     if value is None:
         return None, None
     try:
@@ -196,7 +201,8 @@ def _shown(value: Any) -> str:
 
 
 def _guarded(call: Any, answers: int = 1) -> tuple[Any, str | None]:
-    """The call's result, or the error it raised as text; a TaskError is the author's to mend and passes through.
+    """Returns the call's result, or the error it raised as text; a TaskError is the author's to mend and passes
+    through.
 
     The call deals with so many `answers`, which decides how long it may take.
     """

@@ -28,8 +28,9 @@ class ReferenceLogprobs(Protocol):
     """`services.reference_logprobs`: how likely the reference policy finds each answer's own answer."""
 
     def __call__(self, answers: Sequence[Answer]) -> list[np.ndarray]:
-        """[t] log-probabilities at temperature 1 of the tokens of each answer's last <answer> content; empty where
-        there is none. Takes answers of the group, in any order and number."""
+        """Returns [t] log-probabilities at temperature 1 of the tokens of each answer's last <answer> content; empty
+        where there is none. Takes answers of the group, in any order and number.
+        """
         ...
 
 
@@ -37,7 +38,7 @@ class Judge(Protocol):
     """`services.judge`: a model that answers questions about answers."""
 
     def __call__(self, questions: Sequence[str]) -> list[str]:
-        """The text it gives to each question."""
+        """Returns the text it gives to each question."""
         ...
 
 
@@ -45,7 +46,7 @@ class Clip(Protocol):
     """`services.clip`: how well pictures and texts fit."""
 
     def __call__(self, images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
-        """[images, texts] cosines; images are PIL images."""
+        """Returns [images, texts] cosines; images are PIL images."""
         ...
 
 
@@ -78,7 +79,7 @@ class Services:
 
 
 def looked_up(group: Sequence[Answer], values: Sequence[np.ndarray]) -> ReferenceLogprobs:
-    """The service reference_logprobs, as computed for the answers of a group before it is scored."""
+    """Returns the service reference_logprobs, as computed for the answers of a group before it is scored."""
     known = {id(answer): (answer, value) for answer, value in zip(group, values, strict=True)}
 
     def reference_logprobs(answers: Sequence[Answer]) -> list[np.ndarray]:
@@ -94,7 +95,7 @@ def looked_up(group: Sequence[Answer], values: Sequence[np.ndarray]) -> Referenc
 
 
 def without_absent(task: Task, sample: Sample, answers: Sequence[Answer], services: Services) -> tuple[Task, list[str]]:
-    """The task less the parts that it cannot give without the services it `needs`, and their names.
+    """Returns the task less the parts that it cannot give without the services it `needs`, and their names.
 
     A task that needs nothing, or nothing that is absent, stays as it is; of a mixture it is the sample's.
     """
@@ -116,7 +117,7 @@ def without_absent(task: Task, sample: Sample, answers: Sequence[Answer], servic
 
 
 def less(task: Task, left_out: Collection[str]) -> Task:
-    """The task without some parts. A score_group of it that asks for an absent service gives no part at all."""
+    """Returns the task without some parts. A score_group of it that asks for an absent service gives no part at all."""
     reduced: Any = copy.copy(task)
     reduced.weights = {name: weight for name, weight in task.weights.items() if name not in left_out}
 
@@ -134,7 +135,7 @@ def less(task: Task, left_out: Collection[str]) -> Task:
 
 
 def served(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> Task:
-    """The task, or each of a mixture, less its unserved parts; see `unserved_parts`."""
+    """Returns the task, or each of a mixture, less its unserved parts; see `unserved_parts`."""
     if isinstance(task, Mixture):
         firsts = {s.task: s for s in samples[:len(task.tasks)]}  # a mixture begins with one of each
         return task.each(lambda label, one: served(one, available, [firsts[label]]))
@@ -143,7 +144,7 @@ def served(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> T
 
 
 def unserved_parts(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> list[str]:
-    """The parts that a run leaves out, for they need a service that is not `available` and weigh nothing.
+    """Returns the parts that a run leaves out, for they need a service that is not `available` and weigh nothing.
 
     Raises ConfigError for such a part that has a weight, and for a service that nobody knows. Where `needs` is a set
     and not {service: parts}, these are all parts that `score` does not give.

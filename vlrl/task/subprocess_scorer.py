@@ -111,8 +111,9 @@ class Scorer:
                          "they cannot be sent to another one (%s)", why[:300])
 
     def _scored(self, request: bytes, sample: Sample) -> Found | str | None:
-        """The scores; None, or why they could not be sent, where they are to be found in this process. Raises GivenUp
-        when the task hangs even where nothing of it should be called any more."""
+        """Returns the scores; None, or why they could not be sent, where they are to be found in this process. Raises
+        GivenUp when the task hangs even where nothing of it should be called any more.
+        """
         refused: dict[int, str] = {}
         with self._lock:
             while True:
@@ -236,8 +237,9 @@ def _work(connection: Connection, make: Callable[[str], Task], convention: str, 
 
 
 def _reply(task: Task, refused: Mapping[int, str], request: bytes, place: mmap.mmap) -> bytes:
-    """The pickled scores, or None pickled: what is raised is met again in the training process, where it is seen. A
-    text instead says why the scores cannot be sent."""
+    """Returns the pickled scores, or None pickled: what is raised is met again in the training process, where it is
+    seen. A text instead says why the scores cannot be sent.
+    """
     begun = 0
 
     def watch(answers: int) -> str | None:

@@ -16,12 +16,12 @@ GREEDY = "greedy"
 
 
 def has_variants(task: Task) -> bool:
-    """Whether the task, or one of a mixture, says anything of variants."""
+    """Returns whether the task, or one of a mixture, says anything of variants."""
     return any(getattr(one.variants, "__func__", None) is not Task.variants for one in task.members)
 
 
 def variants_of(task: Task, sample: Sample, n: int, step: int) -> list[Variant]:
-    """The variants of a sample in a group of `n`, those without answers left out.
+    """Returns the variants of a sample in a group of `n`, those without answers left out.
 
     Raises TaskError when `variants` fails or gives anything else, names two alike, or leaves the group without an
     answer to the sample as it is.
@@ -39,12 +39,12 @@ def variants_of(task: Task, sample: Sample, n: int, step: int) -> list[Variant]:
 
 
 def seen_as(sample: Sample, variant: Variant) -> Sample:
-    """The sample with the variant's media."""
+    """Returns the sample with the variant's media."""
     return replace(sample, media=tuple(variant.media))
 
 
 def trained_answers(variants: Sequence[Variant]) -> int:
-    """How many answers of a group are those of variants."""
+    """Returns how many answers of a group are those of variants."""
     return sum(v.n for v in variants if v.trained)
 
 

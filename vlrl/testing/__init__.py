@@ -89,7 +89,7 @@ def examine(task: Task, samples: int = 20, processes: int = 2) -> Report:
 
 
 def try_text(task: Task, sample: Sample, text: str) -> list[Finding]:
-    """What is wrong with how the task handles one text; for property tests."""
+    """Returns what is wrong with how the task handles one text; for property tests."""
     found = Findings()
     try_answer(task, sample, text, found)
     return found.all()

@@ -27,7 +27,7 @@ _KINDS = {"box": 4, "point": 2, "span": 2}
 
 
 def answer_of(text: str) -> Answer:
-    """A text as the loop hands it to a task."""
+    """Returns a text as the loop hands it to a task."""
     return parse_answer(text, n_tokens=max(1, len(text) // 4))
 
 
@@ -78,7 +78,7 @@ def _scored(task: Task, sample: Sample, answer: Answer, found: Findings) -> floa
 
 
 def quick_reward(task: Task, sample: Sample, text: str, found: Findings) -> float:
-    """The reward alone; 0 and a finding for an answer that cannot be scored."""
+    """Returns the reward alone; 0 and a finding for an answer that cannot be scored."""
     answer = answer_of(text)
     with found.guard("raises", "score", sample.id, text):
         return reward_of(task, _with_group_parts(task, sample, answer, task.score(sample, answer)))
@@ -187,7 +187,7 @@ def _alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def oracle_of(task: Task, sample: Sample, found: Findings) -> str | None:
-    """The perfect answer; None without one, or after a finding."""
+    """Returns the perfect answer; None without one, or after a finding."""
     with found.guard("oracle", "oracle", sample.id):
         text = task.oracle(sample)
         if text is None:
@@ -254,13 +254,13 @@ def _quietly(task: Task, sample: Sample, text: str) -> float:
 
 
 def wrapped(text: str) -> list[str]:
-    """A text in the forms that prompts ask for."""
+    """Returns a text in the forms that prompts ask for."""
     return [text, f"<answer>{text}</answer>", f"<think>I look.</think><answer>{text}</answer>", f"\\boxed{{{text}}}",
             f"<think>I look.</think><answer>\\boxed{{{text}}}</answer>", f"The answer is {text}."]
 
 
 def check_best(task: Task, sample: Sample, oracle: str, others: Sequence[str], found: Findings) -> float | None:
-    """The perfect answer's reward; a finding when it is not full and any other answer earns more."""
+    """Returns the perfect answer's reward; a finding when it is not full and any other answer earns more."""
     best = try_answer(task, sample, oracle, found)
     if best is None or best >= full_marks(task) - 1e-6 * max(1.0, abs(full_marks(task))):
         return best
@@ -313,7 +313,7 @@ class _Spy(Coordinates):
 
 
 def _resized(sample: Sample) -> Sample:
-    """The sample as if its picture had been resized by the processor, without a convention of its own."""
+    """Returns the sample as if its picture had been resized by the processor, without a convention of its own."""
     row = {k: v for k, v in sample.row.items() if k != "coordinates"}
     if isinstance(row.get("width"), (int, float)) and isinstance(row.get("height"), (int, float)):
         row.setdefault("processed_size", [28 * math.ceil(row["width"] / 20), 28 * math.ceil(row["height"] / 20)])

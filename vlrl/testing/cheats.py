@@ -77,7 +77,7 @@ def _all_options(case: Case) -> list[Text]:
 
 
 def _everything(case: Case) -> list[Text]:
-    """All answers that are ever right, in one."""
+    """Returns all answers that are ever right, in one."""
     many = list(case.candidates)
     if len(many) < 2:
         return []
@@ -114,7 +114,7 @@ def _many_boxes(case: Case) -> list[Text]:
 
 
 def _hidden(case: Case) -> list[Text]:
-    """The right answer in the reasoning, and another one at the end."""
+    """Returns the right answer in the reasoning, and another one at the end."""
     right, wrong = case.right, case.wrong
     return [f"<think>{right}</think><answer>{wrong}</answer>", f"<think>{right}</think>{wrong}",
             f"<think><answer>{right}</answer></think><answer>{wrong}</answer>",
@@ -185,7 +185,7 @@ def _cases(task: Task, samples: Sequence[Sample], oracles: Sequence[str]) -> lis
 
 def _best_form(task: Task, cases: Sequence[Case], name: str, make: Callable[[Case], list[Text]],
                best: Sequence[float], found: Findings, template: str) -> list[CheatRow]:
-    """The row of the form that pays most over the samples that have this cheat; none when no sample has."""
+    """Returns the row of the form that pays most over the samples that have this cheat; none when no sample has."""
     try:
         made = [(i, make(case)) for i, case in enumerate(cases)]
     except Exception as error:  # coordinates of a row without sizes
@@ -205,7 +205,9 @@ def _best_form(task: Task, cases: Sequence[Case], name: str, make: Callable[[Cas
 
 def _own(task: Task, cases: Sequence[Case], best: Sequence[float], found: Findings,
          template: str) -> tuple[list[CheatRow], set[str]]:
-    """The cheats that the task itself names, and the names that it calls honest answers (for its first sample)."""
+    """Returns the cheats that the task itself names, and the names that it calls honest answers (for its first
+    sample).
+    """
     texts: dict[str, dict[int, str]] = {}
     honest: set[str] = set()
     for i, case in enumerate(cases):
@@ -244,5 +246,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def with_template(sample: Sample, template: str) -> Sample:
-    """The sample under one of the task's templates."""
+    """Returns the sample under one of the task's templates."""
     return replace(sample, prompt=template)

@@ -77,18 +77,18 @@ class Findings:
 
 
 def shorten(text: str) -> str:
-    """A text as Python would write it, its middle left out when it is long."""
+    """Returns a text as Python would write it, its middle left out when it is long."""
     shown = ascii(text)
     return shown if len(shown) <= 120 else f"{shown[:80]}...{shown[-20:]} ({len(text)} characters)"
 
 
 def full_marks(task: Task) -> float:
-    """The reward of an answer whose parts of positive weight are all 1 and the others 0."""
+    """Returns the reward of an answer whose parts of positive weight are all 1 and the others 0."""
     return reward_of(task, {name: float(w > 0) for name, w in part_weights(task).items()})
 
 
 def reward_of(task: Task, parts: Mapping[str, float | None]) -> float:
-    """The reward of parts; those that cannot be scored count nothing."""
+    """Returns the reward of parts; those that cannot be scored count nothing."""
     return float(task.combine({k: v for k, v in parts.items() if v is not None}, part_weights(task)))
 
 
@@ -97,7 +97,9 @@ class TooSlow(BaseException):
 
 
 def timed(call: Callable[[], Any], limit: float) -> tuple[Any, float]:
-    """The result of a call and its CPU seconds. Raises TooSlow after `limit` of them, in the main thread of a Unix."""
+    """Returns the result of a call and its CPU seconds. Raises TooSlow after `limit` of them, in the main thread of a
+    Unix.
+    """
     started = time.process_time()
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         return call(), time.process_time() - started

@@ -122,7 +122,7 @@ def _sample(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample], r
 
 
 def _by_id(task: Task, wanted: Iterable[str]) -> dict[str, Sample]:
-    """The samples of these ids, looked for in the splits one after another."""
+    """Returns the samples of these ids, looked for in the splits one after another."""
     missing, out = set(wanted), {}
     for split in SPLITS:
         if not missing:

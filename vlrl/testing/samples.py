@@ -107,7 +107,7 @@ def _spots(task: Task) -> list[tuple[int, dict[str, float]]]:
 
 
 def _taken_made(task: Task, found: Findings) -> list[Sample]:
-    """What a task with knobs makes at the bounds and between them; [] after a finding."""
+    """Returns what a task with knobs makes at the bounds and between them; [] after a finding."""
     for name, bounds in task.knobs.items():
         low, high = bounds if len(bounds) == 2 else (math.nan, math.nan)
         if not -math.inf < low < high < math.inf:
@@ -191,7 +191,7 @@ def _check_apart(task: Task, splits: Mapping[str, Sequence[Sample]], made: Seque
 
 
 def _content(task: Task, sample: Sample) -> str:
-    """What the model sees of a sample."""
+    """Returns what the model sees of a sample."""
     return _digest([task.messages(sample), [_media_key(m) for m in sample.media]])
 
 
@@ -223,7 +223,7 @@ def fingerprint(task: Task, sample: Sample) -> str:
 
 
 def rebuilt(task: Task) -> Task:
-    """A second instance of the task with the same settings."""
+    """Returns a second instance of the task with the same settings."""
     new = type(task)(**_settings(task), rewards=dict(task.weights), combine=task.combination)
     new.seed, new.data, new.coordinates = task.seed, task.data, copy.copy(task.coordinates)
     return new
@@ -258,7 +258,7 @@ def _check_repeatable(task: Task, chosen: Mapping[str, list[Sample]], places_of:
 
 
 def _fingerprints(task: Task, split: str, at: Sequence[Any]) -> list[str]:
-    """Those of the samples at places of a split; of those made with (index, knobs) for MADE."""
+    """Returns those of the samples at places of a split; of those made with (index, knobs) for MADE."""
     if split == MADE:
         return [fingerprint(task, generated(task, index, knobs)) for index, knobs in at]
     samples = task_samples(task, split)
@@ -267,7 +267,7 @@ def _fingerprints(task: Task, split: str, at: Sequence[Any]) -> list[str]:
 
 def _elsewhere(task: Task, places_of: Mapping[str, Sequence[Any]], found: Findings,
                processes: int) -> list[dict[str, list[str]]]:
-    """The fingerprints in fresh processes, each with another seed of Python's hash."""
+    """Returns the fingerprints in fresh processes, each with another seed of Python's hash."""
     address = _address(type(task))
     if address is None:
         found.note("samples were not compared with those of another process: the class is not at a module's top level")
@@ -293,7 +293,7 @@ def _elsewhere(task: Task, places_of: Mapping[str, Sequence[Any]], found: Findin
 
 
 def _address(cls: type[Task]) -> str | None:
-    """What `load` finds the class by in another process; None for a class inside a function or class."""
+    """Returns what `load` finds the class by in another process; None for a class inside a function or class."""
     if "." in cls.__qualname__:
         return None
     file = inspect.getsourcefile(cls)

@@ -12,7 +12,7 @@ _LONG = 100_000
 
 @cache
 def special_tokens() -> tuple[str, ...]:
-    """The special tokens of the embedded model's tokenizer, which are Qwen's, and the four tags."""
+    """Returns the special tokens of the embedded model's tokenizer, which are Qwen's, and the four tags."""
     return tuple(token["content"] for token in json.loads(_TOKENIZER.read_text(encoding="utf-8"))["added_tokens"])
 
 

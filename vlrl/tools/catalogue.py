@@ -38,7 +38,7 @@ class Entry:
 
 
 def tasks() -> list[Entry]:
-    """Every task that comes with vlrl, by name."""
+    """Returns every task that comes with vlrl, by name."""
     used = _configs()
     return [_entry(name, tuple(used.get(name, ()))) for name in builtin_names()]
 

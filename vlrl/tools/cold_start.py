@@ -122,7 +122,9 @@ def example(stage: Stage, seed: int, index: int) -> Example:
 
 
 def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """A scene and its box in 0..1000, rounded to tens: a last digit finer than a pixel is noise that slows learning."""
+    """Returns a scene and its box in 0..1000, rounded to tens: a last digit finer than a pixel is noise that slows
+    learning.
+    """
     from vlrl.tasks._scenes import scene  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     image, row = scene(seed, f"cold-start-{stage.name}", index)
@@ -150,7 +152,7 @@ def _thought_example(stage: Stage, seed: int, index: int, rng: random.Random) ->
 
 
 def _digit(stage: Stage, rng: random.Random) -> tuple[Image, int]:
-    """A handwritten digit with its label, misread at times."""
+    """Returns a handwritten digit with its label, misread at times."""
     from vlrl.tasks import digits  # pyright: ignore[reportMissingImports]  # likewise
 
     arrays, labels = digits.digit_arrays()
@@ -162,7 +164,7 @@ def _digit(stage: Stage, rng: random.Random) -> tuple[Image, int]:
 
 
 def _clip_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """A drawn clip and a question about it; a hasty answer is the first option, or too long a span."""
+    """Returns a drawn clip and a question about it; a hasty answer is the first option, or too long a span."""
     from PIL import Image as pillow
 
     from vlrl.tools import drawnvideo
@@ -181,7 +183,7 @@ def _clip_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Ex
 
 
 def _plan_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """A moment of a simulated drive; hasty is the word for going on as before."""
+    """Returns a moment of a simulated drive; hasty is the word for going on as before."""
     moments = _moments(seed)
     number = index // stage.batch * stage.plans + index % stage.batch
     row, image = moments[number % len(moments)]
@@ -202,7 +204,7 @@ def _moments(seed: int) -> list[tuple[dict[str, Any], Image]]:
 
 
 def _asked(config: str, row: dict[str, Any], media: Media) -> Example:
-    """The question that a config's task asks about a row, and its perfect answer."""
+    """Returns the question that a config's task asks about a row, and its perfect answer."""
     task = _task(config)
     sample = task.sample_from_row(row)
     answer = task.oracle(sample)
@@ -273,7 +275,7 @@ def _settings(stage: Stage, model: Path, folder: Path, seed: int, clips: bool) -
 
 
 def _evaluate(config: str, model: Path, scratch: Path) -> list[dict[str, Any]]:
-    """The held-out evaluation of a run of no steps."""
+    """Returns the held-out evaluation of a run of no steps."""
     folder = scratch / Path(config).stem
     settings = load(config, [f"model.name={model}", f"run.dir={folder}", "steps=0"])
     train(settings)

@@ -156,8 +156,9 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of rows in a folder and below it, by name; the folder itself where it is one data set (a folder of
-    images for each class, shards of parquet), and a file itself."""
+    """Returns the files of rows in a folder and below it, by name; the folder itself where it is one data set (a folder
+    of images for each class, shards of parquet), and a file itself.
+    """
     if not path.is_dir():
         return [path]
     found = [Path(folder, name) for folder, _, names in os.walk(path) for name in names
@@ -166,7 +167,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def printable(text: str) -> str:
-    """The text with a "?" for what could steer a terminal or cannot be encoded."""
+    """Returns the text with a "?" for what could steer a terminal or cannot be encoded."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -174,7 +175,7 @@ def printable(text: str) -> str:
 
 
 def _rows(paths: Sequence[Path], format: str, root: Path | None, columns: Mapping[str, str] | None) -> list[_Row]:
-    """The rows of all files; a file that cannot be read is a row of its own, unless it is the only one."""
+    """Returns the rows of all files; a file that cannot be read is a row of its own, unless it is the only one."""
     files, rows = [file for path in paths for file in files_of(path)], []
     for file in files:
         try:
@@ -232,7 +233,7 @@ def _read(row: _Row, task: Task, root: Path, first: dict[tuple[Path, str], str])
 
 
 def _sized(row: Mapping[str, Any] | DataError, root: Path) -> Mapping[str, Any] | DataError:
-    """The row, with a size that holds all it names when it tells none and its image, which would, is missing.
+    """Returns the row, with a size that holds all it names when it tells none and its image, which would, is missing.
 
     The missing image is a problem of its own; the rest of the row is checked as if it were there.
     """
@@ -247,7 +248,7 @@ def _sized(row: Mapping[str, Any] | DataError, root: Path) -> Mapping[str, Any] 
 
 
 def _coordinates(row: Mapping[str, Any]) -> list[Any]:
-    """Every number of the boxes and points of a row."""
+    """Returns every number of the boxes and points of a row."""
     action, boxes = row.get("action"), row.get("boxes")
     places = [row.get("box"), *(action.values() if isinstance(action, Mapping) else ())]
     for entry in boxes if isinstance(boxes, list) else ():
@@ -256,7 +257,7 @@ def _coordinates(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _check_oracle(row: _Row, task: Task) -> bool:
-    """Whether the task knows a perfect answer; adds a problem when that answer does not get the full reward."""
+    """Returns whether the task knows a perfect answer; adds a problem when that answer does not get the full reward."""
     sample = row.sample
     assert sample
     try:
@@ -279,7 +280,7 @@ def _check_oracle(row: _Row, task: Task) -> bool:
 
 
 def _earned(task: Task, sample: Sample) -> tuple[str, dict[str, float], float, float] | None:
-    """The task's own answer, its parts, its reward and the most there is; None without an answer."""
+    """Returns the task's own answer, its parts, its reward and the most there is; None without an answer."""
     text = task_oracle(task, sample)
     if text is None:
         return None
@@ -290,7 +291,9 @@ def _earned(task: Task, sample: Sample) -> tuple[str, dict[str, float], float, f
 
 
 def _whole(value: Any, field: str = "") -> Any:
-    """A row with the numbers of its boxes and points rounded to whole pixels, of its way-points to centimetres."""
+    """Returns a row with the numbers of its boxes and points rounded to whole pixels, of its way-points to
+    centimetres.
+    """
     if isinstance(value, Mapping):
         return {k: _whole(v, k) if k in (*_PLACES, *_CENTIMETRES) else v for k, v in value.items()}
     if isinstance(value, list):
@@ -330,7 +333,7 @@ def _check_length(row: _Row, seen: Mapping[_Key, _Seen]) -> None:
 
 
 def _key(media: Media) -> _Key | None:
-    """What is opened once; None for media that a task has drawn."""
+    """Returns what is opened once; None for media that a task has drawn."""
     return (media.source, media.kind, media.start, media.end) if isinstance(media.source, Path) else None
 
 

@@ -84,7 +84,8 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
                 columns: Mapping[str, str] | None = None,
                 keep: Callable[[Mapping[str, Any]], tuple[dict[str, Any], Path]] | None = None
                 ) -> tuple[list[UsableRow], list[BadRow]]:
-    """The rows that the task can read (without one: whose canonical fields are sound), and the others with reasons.
+    """Returns the rows that the task can read (without one: whose canonical fields are sound), and the others with
+    reasons.
 
     `keep` is called with a row that holds pictures as bytes; it gives the row with paths instead, and their root.
     """
@@ -109,8 +110,8 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
 
 
 def moved(row: UsableRow, before: Path, after: Path) -> dict[str, Any]:
-    """The row with media paths relative to `after` instead of `before`; one that leads out of `after` to a file that is
-    not there stays as it is, for annotations whose media come later.
+    """Returns the row with media paths relative to `after` instead of `before`; one that leads out of `after` to a file
+    that is not there stays as it is, for annotations whose media come later.
 
     Raises DataError when one leads out of `after`, where no run could read it.
     """
@@ -140,7 +141,7 @@ def _moved(row: UsableRow, path: str, before: Path, after: Path) -> str:
 
 
 def _pictures(row: Mapping[str, Any]) -> list[bytes]:
-    """The pictures that a row holds as bytes."""
+    """Returns the pictures that a row holds as bytes."""
     images = row.get("images")
     several = images if isinstance(images, list) else []
     return [image for image in (row.get("image"), *several) if isinstance(image, bytes)]
@@ -156,7 +157,7 @@ def _kept(row: Mapping[str, Any], keep: Callable[[bytes], str]) -> dict[str, Any
 
 
 def _suffix(data: bytes) -> str:
-    """The end of the file name for a picture; DataError when it is none."""
+    """Returns the end of the file name for a picture; DataError when it is none."""
     from PIL import Image
 
     try:

@@ -90,7 +90,7 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
 def split(rows: Sequence[UsableRow], heldout: float = 0.1, by: str = "group_key", seed: int = 0, *,
           near_duplicates: bool = True, distance: int = 4, limits: LimitsSettings | None = None,
           tell: Tell | None = None) -> Split:
-    """Rows for training and rows held out; no group is on both sides.
+    """Returns rows for training and rows held out; no group is on both sides.
 
     `heldout` below 1 is a share, else a number of rows. Rows with the same `by` (in the row or its `meta`) are one
     group, as are rows that show the same file, files of the same content or, with `near_duplicates`, pictures whose
@@ -218,7 +218,9 @@ def _fact(media: Media, row: UsableRow, near: bool, limits: LimitsSettings) -> _
 
 
 def look(image: Image.Image) -> int | None:
-    """The perceptual hash of a picture (imagehash.phash, 64 bits); None for one without any structure to hash."""
+    """Returns the perceptual hash of a picture (imagehash.phash, 64 bits); None for one without any structure to
+    hash.
+    """
     import imagehash
 
     small = image.convert("L").resize((32, 32), Image.Resampling.LANCZOS)

@@ -54,7 +54,7 @@ class Asked:
 
 
 def facts(config: Config, chosen: Chosen, asked: Asked) -> dict[str, Any]:
-    """What the answers depend on, as JSON: a measurement goes on only where all of it is the same."""
+    """Returns what the answers depend on, as JSON: a measurement goes on only where all of it is the same."""
     dumped = config.model_dump(mode="json")
     other = {} if config.engine.name == "hf" else {"engine": config.engine.model_dump(mode="json", exclude={*PLACES})}
     return {**other, "model": {**dumped["model"], "name": chosen.config.model.name,
@@ -66,7 +66,8 @@ def facts(config: Config, chosen: Chosen, asked: Asked) -> dict[str, Any]:
 
 
 def measured(ready: Ready, asked: Asked, part: Path, known: Mapping[str, Any], tell: Tell) -> list[Measured]:
-    """Every prompt of the split in order, those that could not be answered too; what `part` holds is not asked again.
+    """Returns every prompt of the split in order, those that could not be answered too; what `part` holds is not asked
+    again.
 
     `known` are the facts. Each process answers its share, and all return the same. Prompts that are too long are left
     out, and with data.quarantine those whose data are bad. Raises ConfigError when the split is empty or `part` is of
@@ -94,7 +95,7 @@ def measured(ready: Ready, asked: Asked, part: Path, known: Mapping[str, Any], t
 
 def _answered(ready: Ready, asked: Asked, samples: Sequence[Sample], numbers: Sequence[int],
               following: Sequence[int]) -> tuple[list[Group], list[Measured]]:
-    """The groups of some prompts, and how each of the prompts went."""
+    """Returns the groups of some prompts, and how each of the prompts went."""
     config, prefetch = ready.config, ready.prefetch
     wanted, soon = ({n: partial(_sample, ready.task, samples, n) for n in some} for some in (numbers, following))
     prompts, records = [], []
@@ -120,13 +121,13 @@ def _answered(ready: Ready, asked: Asked, samples: Sequence[Sample], numbers: Se
 
 
 def _sample(task: Task, samples: Sequence[Sample], number: int) -> Sample:
-    """A sample as its first visit asks it."""
+    """Returns a sample as its first visit asks it."""
     sample = samples[number]
     return replace(sample, prompt=task.of(sample).template(sample, 0))
 
 
 def _id(sample_of: Callable[[], Sample]) -> str:
-    """The id of a sample whose prompt failed; "" where the sample itself cannot be made."""
+    """Returns the id of a sample whose prompt failed; "" where the sample itself cannot be made."""
     try:
         return sample_of().id
     except DataError:
@@ -143,7 +144,7 @@ def _record(number: int, group: Group) -> Measured:
 
 
 def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, Measured]:
-    """What a side file holds, by number; it is begun with the facts when there is none.
+    """Returns what a side file holds, by number; it is begun with the facts when there is none.
 
     Raises ConfigError when its facts are others, or it is no such file.
     """
@@ -174,7 +175,7 @@ def _append(part: Path, shares: Sequence[Sequence[Measured]]) -> None:
 
 
 def _objects(part: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a side file; half a line that a killed process left is passed over."""
+    """Yields the whole lines of a side file; half a line that a killed process left is passed over."""
     for line in part.read_bytes().splitlines():
         try:
             found = json.loads(line)

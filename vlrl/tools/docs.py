@@ -23,13 +23,13 @@ MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/conf
 
 
 def page(text: str) -> str:
-    """The page `text` with the part below the mark written anew."""
+    """Returns the page `text` with the part below the mark written anew."""
     head, mark, _ = text.partition(MARK)
     return f"{head}{mark or MARK}\n{tables()}"
 
 
 def tables() -> str:
-    """Every setting in Markdown, by section; then the fields of the built-in tasks."""
+    """Returns every setting in Markdown, by section; then the fields of the built-in tasks."""
     from vlrl.config import describe
     from vlrl.config.schema import Config, resumable
 
@@ -45,7 +45,7 @@ def tables() -> str:
 
 
 def _tasks() -> Iterator[str]:
-    """A paragraph and a table per built-in task, and those that every task has."""
+    """Yields a paragraph and a table per built-in task, and those that every task has."""
     from vlrl.task import Task, builtin_names, load_class
 
     yield _wrap("A task's own fields are settings too, checked against their types: `task.<field>`. Those of your "
@@ -62,7 +62,7 @@ def _tasks() -> Iterator[str]:
 
 
 def _fields(cls: type) -> list[tuple[str, str, str, str]]:
-    """The annotated attributes that a class body sets, with the text that follows each."""
+    """Returns the annotated attributes that a class body sets, with the text that follows each."""
     (body,) = [node.body for node in ast.parse(textwrap.dedent(inspect.getsource(cls))).body
                if isinstance(node, ast.ClassDef)]
     hints, rows = get_type_hints(cls, include_extras=True), []
@@ -75,7 +75,7 @@ def _fields(cls: type) -> list[tuple[str, str, str, str]]:
 
 
 def _text_of(node: ast.stmt | None) -> str:
-    """A string that stands alone, as after a field; "" for anything else."""
+    """Returns a string that stands alone, as after a field; "" for anything else."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
         return " ".join(node.value.value.split())
     return ""

@@ -142,7 +142,7 @@ def _python() -> str:
 
 
 def _tested() -> str:
-    """How far the installed versions are those of constraints.txt, which a checkout carries."""
+    """Returns how far the installed versions are those of constraints.txt, which a checkout carries."""
     from packaging.requirements import Requirement
 
     file = Path(__file__).resolve().parents[2] / "constraints.txt"

@@ -58,13 +58,13 @@ class Actor:
         return f"{self.colour} {self.shape}"
 
     def box(self, frame: int, size: int) -> list[float] | None:
-        """The box around it in pixels."""
+        """Returns the box around it in pixels."""
         at = self.path[frame]
         return None if at is None else [round((v + s * self.radius) * size, 2) for s in (-1, 1) for v in at]
 
 
 def draw(actors: Sequence[Actor], frame: int, size: int, ground: tuple[int, int, int]) -> np.ndarray:
-    """One frame [size, size, 3], its edges smooth."""
+    """Returns one frame [size, size, 3], its edges smooth."""
     image = Image.new("RGB", (size * _DETAIL, size * _DETAIL), ground)
     pen = ImageDraw.Draw(image)
     for actor in actors:
@@ -81,7 +81,7 @@ def draw(actors: Sequence[Actor], frame: int, size: int, ground: tuple[int, int,
 
 
 def clip(actors: Sequence[Actor], clock: Clock, rng: random.Random, **row: Any) -> Clip:
-    """The frames of these actors on a dark ground."""
+    """Returns the frames of these actors on a dark ground."""
     ground = (shade := rng.randint(10, 50), shade, shade)
     frames = np.stack([draw(actors, i, clock.size, ground) for i in range(len(actors[0].path))])
     return Clip(frames, row)
@@ -91,7 +91,7 @@ def clip(actors: Sequence[Actor], clock: Clock, rng: random.Random, **row: Any) 
 
 
 def seconds(rng: random.Random) -> int:
-    """The length of a clip."""
+    """Returns the length of a clip."""
     return rng.randint(*SECONDS)
 
 
@@ -114,7 +114,7 @@ def cast(rng: random.Random, count: int, frames: int) -> list[Actor]:
 
 def moving(rng: random.Random, actor: Actor, others: Sequence[Actor], direction: str, start: float, end: float
            ) -> Actor:
-    """The actor with a straight way between two frames, clear of the others where there is room."""
+    """Returns the actor with a straight way between two frames, clear of the others where there is room."""
     (dx, dy), frames = DIRECTIONS[direction], len(actor.path)
     found = actor
     for _ in range(60):
@@ -133,7 +133,7 @@ def _touches(actor: Actor, others: Sequence[Actor]) -> bool:
 
 
 def shown(actor: Actor, start: int, end: int) -> Actor:
-    """The actor in the frames from `start` to before `end` alone."""
+    """Returns the actor in the frames from `start` to before `end` alone."""
     return replace(actor, path=tuple(at if start <= i < end else None for i, at in enumerate(actor.path)))
 
 
@@ -141,7 +141,7 @@ def shown(actor: Actor, start: int, end: int) -> Actor:
 
 
 def direction(rng: random.Random, turn: int, clock: Clock) -> Clip:
-    """Which way a shape moves; others stand still."""
+    """Returns which way a shape moves; others stand still."""
     length, still = seconds(rng), rng.randint(0, 2)
     hero, *others = cast(rng, 1 + still, length * clock.fps)
     way = list(DIRECTIONS)[turn % 4]
@@ -152,14 +152,14 @@ def direction(rng: random.Random, turn: int, clock: Clock) -> Clip:
 
 
 def mover(rng: random.Random, turn: int, clock: Clock) -> Clip:
-    """Which of three shapes moves."""
+    """Returns which of three shapes moves."""
     hero, names, actors, times = _one_moves(rng, turn, clock)
     return clip(actors, clock, rng, **choice("Which shape moves?", names, hero.name),
                 difficulty=_short(times, len(hero.path) / clock.fps))
 
 
 def mover_when(rng: random.Random, turn: int, clock: Clock) -> Clip:
-    """Which of three shapes moves, and when."""
+    """Returns which of three shapes moves, and when."""
     hero, names, actors, times = _one_moves(rng, turn, clock)
     return clip(actors, clock, rng, **{**choice("Which shape moves, and when?", names, hero.name),
                                        "answer_type": "span+choice"}, spans=[list(map(float, times))],
@@ -177,7 +177,7 @@ def _one_moves(rng: random.Random, turn: int, clock: Clock) -> tuple[Actor, list
 
 
 def order(rng: random.Random, turn: int, clock: Clock) -> Clip:
-    """Which of two shapes appears first."""
+    """Returns which of two shapes appears first."""
     length = seconds(rng)
     frames = length * clock.fps
     pair = cast(rng, 2, frames)
@@ -191,7 +191,7 @@ def order(rng: random.Random, turn: int, clock: Clock) -> Clip:
 
 
 def flashes(rng: random.Random, turn: int, clock: Clock) -> Clip:
-    """How many times a shape flashes white, 1 to 4 times, a frame each."""
+    """Returns how many times a shape flashes white, 1 to 4 times, a frame each."""
     frames = seconds(rng) * clock.fps
     hero, *others = cast(rng, rng.randint(1, 2), frames)
     count = 1 + turn % 4
@@ -203,7 +203,7 @@ def flashes(rng: random.Random, turn: int, clock: Clock) -> Clip:
 
 
 def moves(rng: random.Random, turn: int, clock: Clock) -> Clip:
-    """When a shape moves; in every second clip another moves at another time."""
+    """Returns when a shape moves; in every second clip another moves at another time."""
     length = seconds(rng)
     hero, *others = cast(rng, 2, length * clock.fps)
     start, end = times = span(rng, length)
@@ -216,7 +216,7 @@ def moves(rng: random.Random, turn: int, clock: Clock) -> Clip:
 
 
 def visible(rng: random.Random, turn: int, clock: Clock) -> Clip:
-    """When a shape can be seen; in every second clip another comes and goes as well."""
+    """Returns when a shape can be seen; in every second clip another comes and goes as well."""
     length = seconds(rng)
     hero, *others = cast(rng, 2, length * clock.fps)
     start, end = times = span(rng, length)
@@ -229,7 +229,7 @@ def visible(rng: random.Random, turn: int, clock: Clock) -> Clip:
 
 
 def track(rng: random.Random, turn: int, clock: Clock) -> Clip:
-    """Where a shape is in eight frames while it goes one way and then another."""
+    """Returns where a shape is in eight frames while it goes one way and then another."""
     frames = max(seconds(rng) * clock.fps, BOXES)
     hero, *others = cast(rng, 1 + turn % 2, frames)
     corners = [(rng.uniform(0.15, 0.85), rng.uniform(0.15, 0.85)) for _ in range(3)]
@@ -244,13 +244,13 @@ def track(rng: random.Random, turn: int, clock: Clock) -> Clip:
 
 
 def choice(question: str, options: Sequence[str], right: str) -> dict[str, Any]:
-    """The fields of a question with options; the answer is a letter."""
+    """Returns the fields of a question with options; the answer is a letter."""
     return {"question": question, "answer_type": "choice", "options": list(options),
             "answer": "ABCDEFGH"[list(options).index(right)]}
 
 
 def when(what: str, start: int, end: int) -> dict[str, Any]:
-    """The fields of a question about the time of something, a sentence."""
+    """Returns the fields of a question about the time of something, a sentence."""
     return {"question": what, "answer_type": "span", "answer": f"{start} to {end}",
             "spans": [[float(start), float(end)]]}
 

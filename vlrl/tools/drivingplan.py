@@ -27,7 +27,7 @@ class Plan:
 
 
 def plan_of(places: np.ndarray, headings: np.ndarray, speeds: Sequence[float] | np.ndarray) -> Plan | None:
-    """The plan that a driven trajectory shows, or None where it lies between two.
+    """Returns the plan that a driven trajectory shows, or None where it lies between two.
 
     `places` [n, 2] in metres and `headings` [n] in radians are in the vehicle's own frame at the first moment: x
     forward, y to the left, headings counter-clockwise. `speeds` [n] are in metres per second.

@@ -69,7 +69,7 @@ class Driver(IDMVehicle):
     """Metres per second on a free road."""
 
     def acceleration(self, ego_vehicle: Any, front_vehicle: Any = None, rear_vehicle: Any = None) -> float:
-        """The IDM's, with gentle braking where it is only for the limit."""
+        """Returns the IDM's, with gentle braking where it is only for the limit."""
         whole = float(super().acceleration(ego_vehicle, front_vehicle, rear_vehicle))
         free = float(super().acceleration(ego_vehicle))
         yields = getattr(ego_vehicle, "target_speed", 0) <= 0
@@ -92,7 +92,7 @@ class Driver(IDMVehicle):
 
 @cache
 def _around(roads: Any, lane: Lane) -> list[tuple[Lane, Any]]:
-    """The lanes between the same two nodes, those after them, and those before."""
+    """Returns the lanes between the same two nodes, those after them, and those before."""
     return [(index, found) for index, found in roads.lanes_dict().items()
             if index[:2] == lane[:2] or index[0] == lane[1] or index[1] == lane[0]]
 
@@ -129,7 +129,7 @@ class Drive:
 
 @cache
 def network(scenario: str) -> RoadNetwork:
-    """The lanes of a scenario, those of highway-env's environment."""
+    """Returns the lanes of a scenario, those of highway-env's environment."""
     environment, config = _ROADS[scenario]
     made: Any = environment(config)
     made.reset(seed=0)
@@ -139,8 +139,9 @@ def network(scenario: str) -> RoadNetwork:
 
 
 def scene(scenario: str, seed: str, aim: Aim) -> Scene:
-    """A scene drawn from a text and arranged for a plan, which comes out at times; the same text and plan give the same
-    scene."""
+    """Returns a scene drawn from a text and arranged for a plan, which comes out at times; the same text and plan give
+    the same scene.
+    """
     rng = random.Random(seed)
     kind: Any = RegulatedRoad if scenario == "intersection" else Road
     road = kind(network(scenario), np_random=np.random.default_rng(rng.getrandbits(64)),
@@ -183,7 +184,9 @@ def _settled(ego: Driver) -> bool:
 
 
 def _place(road: Road, lane: Lane, at: float, speed: float, wanted: float | None = None) -> Driver | None:
-    """A vehicle on a lane, unless there is no room for it; it keeps its lane. `wanted` is the speed it likes."""
+    """Returns a vehicle on a lane, unless there is no room for it; it keeps its lane. `wanted` is the speed it
+    likes.
+    """
     where = road.network.get_lane(lane)
     if not 0 <= at <= where.length:
         return None
@@ -211,7 +214,7 @@ def _usual(value: T, others: Sequence[T], rng: random.Random) -> T:
 
 def _ego(road: Road, lane: Lane, at: float, limit: float, aim: Aim, rng: random.Random
          ) -> tuple[Driver, float]:
-    """The expert's vehicle, which comes to about `at` in the warm-up, and where it starts.
+    """Returns the expert's vehicle, which comes to about `at` in the warm-up, and where it starts.
 
     It is as fast as the limit, slower, faster, or standing, and keeps its speed until the first decision.
     """
@@ -253,7 +256,7 @@ def _beside(road: Road, own: Lane, others: Iterable[int], at: float, limit: floa
 
 
 def highway(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Three lanes, all straight; slower traffic is overtaken where a lane beside it is free."""
+    """Returns three lanes, all straight; slower traffic is overtaken where a lane beside it is free."""
     limit, lane, at = rng.choice((10.0, 12.0, 14.0, 16.0)), rng.randrange(3), rng.uniform(100, 900)
     ego, at = _ego(road, ("0", "1", lane), at, limit, aim, rng)
     _lead(road, ego, ("0", "1", lane), at, limit, aim, rng)
@@ -276,7 +279,7 @@ def merge(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def exit_road(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Three lanes that widen to four; the fourth leaves the road."""
+    """Returns three lanes that widen to four; the fourth leaves the road."""
     limit, wants = rng.choice((10.0, 12.0, 14.0)), rng.random() < 0.8
     wide = rng.random() < 0.8
     at = rng.uniform(2, 45) if wide else rng.uniform(340, 375)

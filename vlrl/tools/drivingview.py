@@ -62,7 +62,7 @@ class Edges:
     painted: tuple[Any, Any]
 
     def near(self, frame: Frame, far: float) -> Edges | None:
-        """The part within `far` metres of a vehicle, or None."""
+        """Returns the part within `far` metres of a vehicle, or None."""
         middle = (self.left + self.right) / 2
         inside = np.flatnonzero(np.hypot(middle[:, 0] - frame.x, middle[:, 1] - frame.y) < far)
         if inside.size < 2:
@@ -73,7 +73,7 @@ class Edges:
 
 @cache
 def lanes(scenario: str, margin: float = 0.0) -> tuple[Edges, ...]:
-    """The lanes of a scenario, each wider by `margin` metres on both sides."""
+    """Returns the lanes of a scenario, each wider by `margin` metres on both sides."""
     found = []
     for lane in network(scenario).lanes_list():
         length = min(lane.length, 1500.0)
@@ -85,13 +85,13 @@ def lanes(scenario: str, margin: float = 0.0) -> tuple[Edges, ...]:
 
 
 def to_pixels(width: int) -> list[list[float]]:
-    """The 3x3 matrix from [x, y, 1] in the vehicle's frame, in metres, to pixels of a picture of this width."""
+    """Returns the 3x3 matrix from [x, y, 1] in the vehicle's frame, in metres, to pixels of a picture of this width."""
     scale = width / (BEHIND + AHEAD)
     return [[scale, 0.0, scale * BEHIND], [0.0, -scale, round(scale * ASIDE * (1 - _BAR), 4)], [0.0, 0.0, 1.0]]
 
 
 def draw(drive: Drive, scenario: str, step: int, width: int) -> Image.Image:
-    """The picture at a step, `width` x `width / 2` pixels."""
+    """Returns the picture at a step, `width` x `width / 2` pixels."""
     big = width * _DETAIL
     image = Image.new("RGB", (big, big // 2), _GROUND)
     pen, (a, _, u), (_, b, v) = ImageDraw.Draw(image), *to_pixels(big)[:2]
@@ -117,7 +117,7 @@ def draw(drive: Drive, scenario: str, step: int, width: int) -> Image.Image:
 
 
 def corners(at: Sequence[float] | np.ndarray, heading: float, size: tuple[float, float]) -> np.ndarray:
-    """[4, 2] corners of a box of (length, width) in the coordinates of `at`."""
+    """Returns [4, 2] corners of a box of (length, width) in the coordinates of `at`."""
     forward = np.array([np.cos(heading), np.sin(heading)]) * size[0] / 2
     aside = np.array([-np.sin(heading), np.cos(heading)]) * size[1] / 2
     return np.asarray(at) + np.array([forward + aside, forward - aside, -forward - aside, -forward + aside])
@@ -159,7 +159,7 @@ def drivable(scenario: str, frame: Frame, margin: float = 1.0) -> list[list[list
 
 
 def _thinned(points: np.ndarray) -> list[list[float]]:
-    """A polygon without the points that lie on a line between their neighbours."""
+    """Returns a polygon without the points that lie on a line between their neighbours."""
     before, after = np.roll(points, 1, 0) - points, np.roll(points, -1, 0) - points
     bent = np.abs(before[:, 0] * after[:, 1] - before[:, 1] * after[:, 0]) > 1e-3
     return [[round(float(x), 2), round(float(y), 2)] for x, y in points[bent]]

@@ -215,7 +215,7 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
 
 
 def _run_state(config: Config) -> str:
-    """What train would do in the run folder."""
+    """Returns what train would do in the run folder."""
     folder = Path(config.run.dir)
     _check_writable(folder)
     newest = checkpoint.latest(folder / "checkpoints").path
@@ -235,7 +235,7 @@ def _run_state(config: Config) -> str:
 
 
 def _engine(config: Config) -> str:
-    """The engine in words; "" for the training model."""
+    """Returns the engine in words; "" for the training model."""
     settings = config.engine
     if settings.name == "vllm":
         return (f"vLLM in the training process: takes engine.memory={settings.memory:g} of a GPU (or of main "
@@ -255,7 +255,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _splits(config: Config, task: Task, found: DryRun) -> dict[str, Sequence[Sample]]:
-    """The samples of training and evaluation; an empty split is a problem."""
+    """Returns the samples of training and evaluation; an empty split is a problem."""
     out: dict[str, Sequence[Sample]] = {}
     for name in dict.fromkeys(("train", *(config.eval.splits if config.eval.samples else ()))):
         with found.noting():
@@ -289,7 +289,9 @@ def _task_code(task: Task) -> Iterator[None]:
 
 
 def _open_model(config: Config, task: Task, found: DryRun) -> tuple[Any, Encoder]:
-    """The model without weights, and an encoder that numbers positions by it. Settles the task's coordinates."""
+    """Returns the model without weights, and an encoder that numbers positions by it. Settles the task's
+    coordinates.
+    """
     model, family = loading.skeleton(config.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -300,7 +302,7 @@ def _open_model(config: Config, task: Task, found: DryRun) -> tuple[Any, Encoder
 
 
 def _show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> Shown:
-    """One sample as the model sees it, and the oracle's answer to it with its reward."""
+    """Returns one sample as the model sees it, and the oracle's answer to it with its reward."""
     sample = replace(sample, prompt=task.templates[0])
     if encode is None:
         return _show_unseen(config, task, sample)
@@ -323,7 +325,7 @@ def _show(config: Config, task: Task, sample: Sample, encode: Encoder | None) ->
 
 
 def _show_unseen(config: Config, task: Task, sample: Sample) -> Shown:
-    """What can be said of a sample without a model; boxes in original pixels when its family is not known."""
+    """Returns what can be said of a sample without a model; boxes in original pixels when its family is not known."""
     convention = _convention(task, sample)
     if convention == _NOT_KNOWN:
         task.coordinates = Coordinates()
@@ -380,7 +382,7 @@ def _measure(config: Config, task: Task, train: Sequence[Sample], encode: Encode
 
 
 def _step(config: Config, prompts: Sequence[Prompt]) -> Step:
-    """One step over `prompts`, repeated up to rollout.prompts_per_step, packed as training packs."""
+    """Returns one step over `prompts`, repeated up to rollout.prompts_per_step, packed as training packs."""
     rollout, limit = config.rollout, config.train.tokens_per_batch
     drawn = [replace(p) for p in islice(cycle(prompts), rollout.prompts_per_step)]
     answer = np.zeros(rollout.max_new_tokens, np.int64)

@@ -44,7 +44,7 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
 
 
 def _config_of(source: Any, settings: Mapping[str, Any]) -> Config:
-    """The settings to measure with; of a run its own, with run.dir where its folder is now."""
+    """Returns the settings to measure with; of a run its own, with run.dir where its folder is now."""
     if isinstance(source, (str, Path)) and os.path.isdir(source):
         source = load_run(Path(source))
     if isinstance(source, Run):

@@ -122,7 +122,7 @@ def _writing(out: Path) -> Iterator[None]:
 
 
 def _copy_adapter(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
-    """Every file of the checkpoint but the trainer's; the weights in another type where one is asked for."""
+    """Returns every file of the checkpoint but the trainer's; the weights in another type where one is asked for."""
     for file in sorted(path.iterdir()):
         if file.is_file() and file.name not in (MANIFEST, STATE, TENSORS):
             shutil.copyfile(file, out / file.name)
@@ -138,7 +138,7 @@ def _copy_adapter(path: Path, out: Path, dtype: str | None, base: str | None) ->
 
 
 def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
-    """The merged model, its generation config and its processor, loaded again and compared."""
+    """Returns the merged model, its generation config and its processor, loaded again and compared."""
     dtype = dtype or (_declared(base) if base else _widest(path))
     model = loading.load_model(path, torch.float32, f"the checkpoint {path}", merge=False).eval()
     whole = model.get_base_model() if base else model
@@ -177,7 +177,7 @@ def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packi
 
 
 def _question(processor: Any, model: Any, path: Path) -> tuple[Prompt, packing.Batch]:
-    """A prompt with a drawn image, and it with an answer as one padded row, which any attention computes."""
+    """Returns a prompt with a drawn image, and it with an answer as one padded row, which any attention computes."""
     prompt = _encode(processor, model, path)
     tokenizer = processor.tokenizer
     answer = torch.tensor([*tokenizer(_ANSWER, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]).numpy()
@@ -200,7 +200,7 @@ class _Describe(Task):
 
 @torch.no_grad()
 def _logprobs(model: Any, batch: packing.Batch) -> torch.Tensor:
-    """[N] log-probabilities of the answer tokens, over the whole vocabulary."""
+    """Returns [N] log-probabilities of the answer tokens, over the whole vocabulary."""
     logits = model(**batch.inputs, logits_to_keep=batch.columns, use_cache=False).logits.flatten(0, 1)
     chosen = torch.log_softmax(logits.index_select(0, batch.select).float(), -1)
     return chosen.gather(1, batch.targets[:, None])[:, 0]
@@ -216,7 +216,7 @@ def _digest(model: Any) -> str:
 
 
 def _declared(base: str) -> str:
-    """The type that the base model's own config names."""
+    """Returns the type that the base model's own config names."""
     from transformers import AutoConfig
 
     try:
@@ -230,7 +230,7 @@ def _declared(base: str) -> str:
 
 
 def _widest(path: Path) -> str:
-    """The widest type among the weights of a folder: trained ones are float32, frozen ones may be narrower."""
+    """Returns the widest type among the weights of a folder: trained ones are float32, frozen ones may be narrower."""
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
     found = set()
     for file in path.glob("*.safetensors"):

@@ -101,7 +101,7 @@ def _weights(path: Path) -> list[Path]:
 
 
 def _places(path: Path) -> dict[str, Path]:
-    """The file of each weight."""
+    """Returns the file of each weight."""
     out: dict[str, Path] = {}
     try:
         for file in _weights(path):
@@ -113,7 +113,9 @@ def _places(path: Path) -> dict[str, Path]:
 
 
 def _write(theirs: Mapping[str, Path], b: Path, out: Path, k: float) -> tuple[int, int, float]:
-    """All files of `b` with other weights; how many tensors there are, how many moved, and their squared distance."""
+    """Returns all files of `b` with other weights; how many tensors there are, how many moved, and their squared
+    distance.
+    """
     count, moved, square = 0, 0, 0.0
     for file in sorted(b.iterdir()):
         if file.is_file() and file.suffix != ".safetensors" and file.name not in (MANIFEST, STATE):

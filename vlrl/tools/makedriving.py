@@ -110,7 +110,7 @@ def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: 
 
 
 def quotas(count: int) -> dict[tuple[str, str], int]:
-    """How many rows of each plan make up `count`, in the shares of SHARES to within one."""
+    """Returns how many rows of each plan make up `count`, in the shares of SHARES to within one."""
     wanted = {plan: int(count * share) for plan, share in SHARES.items()}
     rest = sorted(SHARES, key=lambda plan: wanted[plan] - count * SHARES[plan])
     for plan in rest[:count - sum(wanted.values())]:
@@ -126,7 +126,7 @@ def _frame(driven: Drive, step: int) -> Frame:
 
 
 def _plan(driven: Drive, step: int) -> Plan | None:
-    """The plan that the expert carried out from a step on."""
+    """Returns the plan that the expert carried out from a step on."""
     from vlrl.tools.drivingscenes import HORIZON, STEP
 
     own, frame = driven.states[step:step + round(HORIZON / STEP) + 1, 0], _frame(driven, step)
@@ -134,7 +134,7 @@ def _plan(driven: Drive, step: int) -> Plan | None:
 
 
 def _row(driven: Drive, scenario: str, step: int, plan: Plan) -> dict[str, Any]:
-    """What is true of a moment, in the vehicle's own frame."""
+    """Returns what is true of a moment, in the vehicle's own frame."""
     from vlrl.tools.drivingscenes import STEP
     from vlrl.tools.drivingview import CAR, drivable
 
@@ -160,7 +160,7 @@ def _difficulty(plan: Plan, navigation: str, speed: float, limit: float) -> floa
 
 
 def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list[dict[str, Any]]:
-    """The other vehicles with their known places, and what stands on the road."""
+    """Returns the other vehicles with their known places, and what stands on the road."""
     from vlrl.tools.drivingview import CAR, THING
 
     found = []
@@ -184,7 +184,9 @@ def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list
 
 
 def _true(row: Mapping[str, Any]) -> bool:
-    """Whether the expert's way-points stay clear of the row's own obstacles and on its road, as a reward would see."""
+    """Returns whether the expert's way-points stay clear of the row's own obstacles and on its road, as a reward would
+    see.
+    """
     from vlrl.rewards.driving import collides, footprints, leaves, moments
 
     times = moments(FUTURE[-1])
@@ -193,7 +195,7 @@ def _true(row: Mapping[str, Any]) -> bool:
 
 
 def _pictures(driven: Drive, scenario: str, step: int, history: int, width: int, name: str) -> dict[str, bytes]:
-    """Path -> PNG, the oldest first."""
+    """Returns path -> PNG, the oldest first."""
     from vlrl.tools.drivingscenes import STEP
     from vlrl.tools.drivingview import draw
 

@@ -200,7 +200,7 @@ def _fits(element: Mapping[str, Any], shot: Shot) -> bool:
 
 
 def group_of(page: str) -> str:
-    """The group of a page: its name without what marks a variant ("click-tab-2-hard" -> "click-tab")."""
+    """Returns the group of a page: its name without what marks a variant ("click-tab-2-hard" -> "click-tab")."""
     while (shorter := _VARIANT.sub("", page)) != page:
         page = shorter
     return page
@@ -295,7 +295,7 @@ def _context(browser: Any, scale: int) -> Any:
 
 
 def _shoot(context: Any, page: Path, seed: int, scale: int) -> Shot:
-    """One page, drawn with the seed while its clock stands still."""
+    """Returns one page, drawn with the seed while its clock stands still."""
     tab = context.new_page()
     try:
         tab.clock.install(time=0)

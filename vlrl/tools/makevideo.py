@@ -73,7 +73,7 @@ def _chances(real: float, kinds: str | None) -> dict[str, float]:
 
 def _rows(split: str, count: int, *, seed: int, clock: Clock, chances: Mapping[str, float]
           ) -> Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]:
-    """Rows and their files; row n draws its clip from (seed, split, n)."""
+    """Yields rows and their files; row n draws its clip from (seed, split, n)."""
     turns: Counter[str] = Counter()
     for number in range(count):
         rng = random.Random(f"{seed}/{split}/{number}")
@@ -90,7 +90,7 @@ def _rows(split: str, count: int, *, seed: int, clock: Clock, chances: Mapping[s
 
 
 def make(kind: str, rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
-    """A clip of a kind; the answers of successive turns differ."""
+    """Returns a clip of a kind; the answers of successive turns differ."""
     if kind in realvideo.KINDS:
         return realvideo.KINDS[kind][0](rng, turn, clock, split)
     return drawnvideo.KINDS[kind][0](rng, turn, clock)

@@ -58,7 +58,7 @@ class Result:
 
 
 def choose(config: Config, model: str | None = None, folder: Path | None = None) -> Chosen:
-    """The model named `model`, or the checkpoint `folder` (a run folder: its newest), or neither.
+    """Returns the model named `model`, or the checkpoint `folder` (a run folder: its newest), or neither.
 
     With neither it is the newest checkpoint of `run.dir`, or model.name where that has none.
     """
@@ -82,7 +82,9 @@ def choose(config: Config, model: str | None = None, folder: Path | None = None)
 
 
 def _instead(config: Config, name: str) -> Config:
-    """The config of another model as it is; an adapter is merged, and under LoRA settings all weights are frozen."""
+    """Returns the config of another model as it is; an adapter is merged, and under LoRA settings all weights are
+    frozen.
+    """
     changes: dict[str, Any] = {"name": name}
     if config.model.lora.rank:
         changes |= {"lora": LoraSettings(), "train": ()}
@@ -109,8 +111,10 @@ def measure(config: Config, chosen: Chosen, tell: Callable[[str, int, int], None
 
 
 def _scratch(config: Config) -> Path | None:
-    """Where an engine may keep files: apart from the run folder, which may be that of a run that goes on meanwhile.
-    Servers read weights below engine.scratch and beside the run folder alone. None = the system's temporary folder."""
+    """Returns where an engine may keep files: apart from the run folder, which may be that of a run that goes on
+    meanwhile. Servers read weights below engine.scratch and beside the run folder alone. None = the system's temporary
+    folder.
+    """
     if config.engine.scratch:
         return Path(config.engine.scratch)
     if config.engine.name != "vllm_server":

@@ -190,7 +190,7 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
 
 
 def table(memory: Memory) -> list[str]:
-    """Lines of the items in GiB, with the sums and what each is."""
+    """Returns lines of the items in GiB, with the sums and what each is."""
     parts = (("always", memory.resident, _RESIDENT), ("generation", memory.generation, _GENERATION),
              ("training", memory.training, _TRAINING))
     lines = []
@@ -211,7 +211,7 @@ def _dtype(config: Config, device: str) -> torch.dtype:
 
 
 def _build(model_config: Any) -> Any:
-    """The model without weights; the last ones are kept, as many estimates are made of one."""
+    """Returns the model without weights; the last ones are kept, as many estimates are made of one."""
     return _built(type(model_config), model_config.to_json_string(use_diff=False))
 
 
@@ -224,7 +224,7 @@ def _built(kind: Any, text: str) -> Any:
 
 
 def _blocks(model: Any, family: Family) -> list[_Block]:
-    """The blocks that gradient checkpointing recomputes, in order."""
+    """Returns the blocks that gradient checkpointing recomputes, in order."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     blocks = []
@@ -257,7 +257,7 @@ def _weights(model: Any, family: Family, config: Config, size: int) -> tuple[int
 
 
 def _micro_batch(config: Config, prompt: int, shared: bool, device: str) -> _MicroBatch:
-    """The largest micro-batch whose answers are all as long as allowed."""
+    """Returns the largest micro-batch whose answers are all as long as allowed."""
     limit, answer = config.train.tokens_per_batch, config.rollout.max_new_tokens
     groups = math.ceil(config.rollout.prompts_per_step / config.rollout.minibatches)
     size = config.rollout.group_size

@@ -36,7 +36,9 @@ class PixelBudget:
 
 
 def pixel_budget(rows: Sequence[Mapping[str, Any]], scale: Scale | None) -> PixelBudget | None:
-    """The sizes of the boxes of canonical rows after resizing; None when no row has both a box and a known size."""
+    """Returns the sizes of the boxes of canonical rows after resizing; None when no row has both a box and a known
+    size.
+    """
     sides: list[float] = []
     needed = 0.0
     for row in rows if scale else ():
@@ -86,7 +88,7 @@ def _asked(config: Config) -> Scale:
 
 
 def _of_limits(config: Config, size: Size) -> float | None:
-    """The scale at which an image meets the limits of the settings; None without a limit."""
+    """Returns the scale at which an image meets the limits of the settings; None without a limit."""
     low, high = config.model.min_pixels, config.model.max_pixels
     if low is None and high is None:
         return None

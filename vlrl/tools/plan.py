@@ -86,8 +86,9 @@ class Plan:
 
 
 def architecture(name: str) -> Any:
-    """The transformers config of a model: of those in assets/models/shapes.json without any network or file, else as
-    `model.name` is found. Raises ConfigError when it is not."""
+    """Returns the transformers config of a model: of those in assets/models/shapes.json without any network or file,
+    else as `model.name` is found. Raises ConfigError when it is not.
+    """
     from transformers import AutoConfig
 
     known = json.loads(resources.files("vlrl").joinpath("assets/models/shapes.json").read_text("utf-8"))
@@ -105,7 +106,7 @@ def architecture(name: str) -> Any:
 
 def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, prompt_tokens: int | None = None,
          visual_tokens: int | None = None, answer_tokens: int | None = None) -> Plan:
-    """The plan of a config on `gpus` cards of `gib` GiB (None: the card's) that learn.
+    """Returns the plan of a config on `gpus` cards of `gib` GiB (None: the card's) that learn.
 
     prompt_tokens, visual_tokens: see memory.estimate. answer_tokens: mean length of an answer, for the seconds; None =
     rollout.max_new_tokens. Raises ConfigError for a model that is not found or takes no images, and for settings that
@@ -265,7 +266,7 @@ class _Bytes:
 
 def _seconds(config: Config, cost: Cost, group: _Group, card: Card, gpus: int, rows: int,
              held: _Bytes) -> dict[str, float]:
-    """Seconds of the phases of a step, on the process with most groups."""
+    """Returns seconds of the phases of a step, on the process with most groups."""
     rollout, operations = config.rollout, card.tflops * 1e12
     groups = math.ceil(rollout.prompts_per_step / gpus)
     engines = len(config.engine.servers) or 1 if config.engine.name == "vllm_server" else gpus
@@ -287,7 +288,9 @@ def _seconds(config: Config, cost: Cost, group: _Group, card: Card, gpus: int, r
 
 
 def _written(answers: int, rows: int, group: _Group, card: Card, held: _Bytes, parallel: int) -> float:
-    """Seconds of writing, in which each token of a round reads all weights and the keys and values before it."""
+    """Returns seconds of writing, in which each token of a round reads all weights and the keys and values before
+    it.
+    """
     total = 0.0
     length = group.answers[0]
     for start in range(0, answers, rows):
@@ -312,7 +315,7 @@ def _notes(config: Config, gpus: int) -> Iterator[str]:
 
 
 def render(found: Plan) -> list[str]:
-    """The plan in lines."""
+    """Returns the plan in lines."""
     trained, count = found.parameters
     resident = {name: getattr(found.memory, name) for name in _NAMES}
     lines = [f"{count / 1e9:.2f} billion parameters, {trained / 1e6:,.1f} million learn; prompts of {found.prompt:,} "

@@ -28,7 +28,7 @@ class Change:
 
 
 def changes(path: str, words: Sequence[str], before: Plan, **asked: Any) -> list[Change]:
-    """What would make a plan that does not fit fit: each change that does alone, else some that do together.
+    """Returns what would make a plan that does not fit fit: each change that does alone, else some that do together.
 
     path, words: those of the config. asked: the keywords of `plan`.
     """
@@ -59,7 +59,7 @@ def changes(path: str, words: Sequence[str], before: Plan, **asked: Any) -> list
 
 
 def _least(words: list[str], found: Plan, tried: Callable[[Sequence[str]], Plan | None]) -> Change:
-    """The change without what is not needed."""
+    """Returns the change without what is not needed."""
     for word in list(words):
         fewer = [other for other in words if other != word]
         without = tried(fewer)
@@ -106,7 +106,7 @@ def _candidates(config: Config, gpus: int) -> Iterator[list[str]]:
 
 
 def render_changes(found: Sequence[Change]) -> list[str]:
-    """What would make it fit, in lines."""
+    """Returns what would make it fit, in lines."""
     if not found:
         return ["nothing that was tried makes it fit: more or larger GPUs, or a smaller model"]
     head = "each of these alone makes it fit:" if len(found) > 1 or len(found[0].words) == 1 else "together these do:"

@@ -78,7 +78,7 @@ def walk(task: Task, split: str, index: int | None = None, id: str | None = None
 
 @prints_aside()
 def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Question:
-    """The question of a sample under its first template; pictures drawn by code are written into `folder`.
+    """Returns the question of a sample under its first template; pictures drawn by code are written into `folder`.
 
     A person answers in pixels of the picture as it is, so without a row's own `processed_size` it is the original one.
     """
@@ -101,19 +101,19 @@ def judge(task: Task, question: Question, text: str, step: int = 0) -> Judged:
 
 @prints_aside()
 def oracle(task: Task, question: Question, step: int = 0) -> Judged | None:
-    """The task's perfect answer, judged; None when it knows none."""
+    """Returns the task's perfect answer, judged; None when it knows none."""
     text = task_oracle(task, question.sample)
     return None if text is None else judge(task, question, text, step)
 
 
 @prints_aside()
 def target(task: Task, question: Question) -> Any:
-    """What the parsed answer is compared with."""
+    """Returns what the parsed answer is compared with."""
     return task_target(task, question.sample)
 
 
 def complaints(prompt: str, text: str) -> list[str]:
-    """What is odd about an answer's form: tags the prompt asks for and lacking, left open, or used twice."""
+    """Returns what is odd about an answer's form: tags the prompt asks for and lacking, left open, or used twice."""
     found = [] if text.strip() else ["the answer is empty"]
     for tag in ("think", "answer"):
         opened, closed = text.count(f"<{tag}>"), text.count(f"</{tag}>")
@@ -127,7 +127,9 @@ def complaints(prompt: str, text: str) -> list[str]:
 
 
 def half_blocks(image: Any, columns: int, rows: int) -> list[list[tuple[Any, Any]]]:
-    """A small picture as lines of (upper, lower) RGB colours, for one "▀" each; at most columns x rows characters."""
+    """Returns a small picture as lines of (upper, lower) RGB colours, for one "▀" each; at most columns x rows
+    characters.
+    """
     scale = min(columns / image.width, 2 * rows / image.height, 1)
     width, height = max(1, round(image.width * scale)), max(1, round(image.height * scale / 2))
     small = image.convert("RGB").resize((width, 2 * height))
@@ -156,7 +158,7 @@ def _shown(item: Media, limits: LimitsSettings, file: Path) -> Shown:
 
 
 def _prompt(task: Task, sample: Sample) -> str:
-    """The text of all messages; `<image>` and `<video>` stand for media."""
+    """Returns the text of all messages; `<image>` and `<video>` stand for media."""
     return "\n\n".join(_content(message) for message in task_messages(task, sample))
 
 

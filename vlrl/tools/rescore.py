@@ -153,7 +153,8 @@ class Comparison:
 
 def compare(task: Task, run: RunFolder, *, steps: range | None = None, split: str | None = None, keep: int = 3,
             progress: Callable[[int, int], None] = lambda done, total: None) -> Comparison:
-    """The comparison over the training rollouts of `run` in `steps` (all when None), or the evaluations of `split`.
+    """Returns the comparison over the training rollouts of `run` in `steps` (all when None), or the evaluations of
+    `split`.
 
     `progress` is called with the steps done and their number. Raises RunError when the run has no such rollouts.
     """
@@ -175,7 +176,7 @@ def compare(task: Task, run: RunFolder, *, steps: range | None = None, split: st
 
 
 def stored_steps(run: RunFolder, split: str | None = None) -> list[int]:
-    """The steps of which there are rollouts, in order. Raises RunError when there is no run folder."""
+    """Returns the steps of which there are rollouts, in order. Raises RunError when there is no run folder."""
     if not os.path.isdir(run.path):
         what = "is a file" if os.path.exists(run.path) else "does not exist"
         raise RunError(f"{str(run.path)!r} is no run folder: it {what}. Give the run.dir of a run, e.g. "
@@ -221,7 +222,7 @@ def _groups(run: RunFolder, step: int, split: str | None) -> Iterator[list[dict[
 
 
 def _sample(task: Task, row: Mapping[str, Any]) -> tuple[Sample, bool]:
-    """The sample as it was scored, and whether the stored prompt holds one of several templates."""
+    """Returns the sample as it was scored, and whether the stored prompt holds one of several templates."""
     try:
         fields = dict(json.loads(row["sample"]))
     except (ValueError, TypeError, RecursionError):

@@ -32,7 +32,7 @@ _SHOWN = {"expression": "image", "boxes": "image", "box": "image", "action": "im
 
 
 def field_problems(row: Row) -> Iterator[str]:
-    """Each thing that is wrong with the fields that a row has; fields it has not are left to its task."""
+    """Yields each thing that is wrong with the fields that a row has; fields it has not are left to its task."""
     for name in _TEXTS:
         if row.get(name) is not None and not (isinstance(row[name], str) and row[name].strip()):
             yield f"{name}={short(row[name])} must be a text that is not empty"
@@ -47,7 +47,9 @@ def field_problems(row: Row) -> Iterator[str]:
 
 
 def unseen_problem(row: Row) -> str | None:
-    """What is wrong with a row that names no image or video, and has a field that needs one; None for nothing."""
+    """Returns what is wrong with a row that names no image or video, and has a field that needs one; None for
+    nothing.
+    """
     field = next((name for name in _SHOWN if row.get(name) is not None), None)
     if field is None or any(row.get(name) for name in MEDIA_FIELDS):
         return None
@@ -102,7 +104,7 @@ def _options(row: Row) -> str | None:
 
 
 def span_problem(row: Row) -> str | None:
-    """What is wrong with the `spans` of a row, or None."""
+    """Returns what is wrong with the `spans` of a row, or None."""
     spans, duration = row["spans"], number(row.get("duration"))
     if not isinstance(spans, list) or not all(isinstance(s, list) and len(s) == 2 and all(map(is_number, s))
                                               for s in spans):
@@ -117,8 +119,9 @@ def span_problem(row: Row) -> str | None:
 
 def length_problem(row: Row, clip: float, name: str, start: float | None = None, end: float | None = None
                    ) -> str | None:
-    """What the end of a clip, its `duration` or, where none is told, the `spans` of a row say against what is shown:
-    `clip` seconds of the file, cut from `start` to `end`."""
+    """Returns what the end of a clip, its `duration` or, where none is told, the `spans` of a row say against what is
+    shown: `clip` seconds of the file, cut from `start` to `end`.
+    """
     told, start = number(row.get("duration")), start or 0.0
     if end is not None and end - start > clip + max(SLACK, LATE * clip):
         return f"video_end={end:g} lies after the end of {name}, which lasts {start + clip:.3g} seconds"
@@ -206,7 +209,8 @@ def side(path: Path, row: Row) -> str | None:
 
 
 def leaks(rows: Sequence[tuple[str | None, str, Row, Sequence[str]]]) -> dict[int, str]:
-    """Number of a held-out row -> why it is not unseen: its `group_key`, or one of its media, is in train too.
+    """Returns the number of a held-out row -> why it is not unseen: its `group_key`, or one of its media, is in train
+    too.
 
     Rows are (side, place, row, names or hashes of its media).
     """

@@ -52,8 +52,9 @@ def score_lines(task: Task, lines: Iterable[bytes], root: Path) -> Iterator[tupl
 
 @prints_aside()
 def score_row(task: Task, row: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """The rewards of one row as in the module's example. Raises DataError for a malformed row, TaskError for a task
-    that breaks its contract."""
+    """Returns the rewards of one row as in the module's example. Raises DataError for a malformed row, TaskError for a
+    task that breaks its contract.
+    """
     step = _whole(row, "step")
     answers = _answers(row.get("completions"), "completions", step)
     variants = row.get("variants") or {}
@@ -78,7 +79,7 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path) -> dict[str, Any]:
 
 
 def _task(task: Task, row: Mapping[str, Any]) -> tuple[Task, str]:
-    """The task of a row and its label; of a config with one task that, and "" as label."""
+    """Returns the task of a row and its label; of a config with one task that, and "" as label."""
     label = row.get("task")
     if not task.labels:
         return task, ""

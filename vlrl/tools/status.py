@@ -56,7 +56,7 @@ class Status:
 
 
 def find(path: Path) -> list[Path]:
-    """The run folders at or below `path`, by name. Raises RunError when there is none."""
+    """Returns the run folders at or below `path`, by name. Raises RunError when there is none."""
     if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         if os.path.exists(path):
             raise RunError(f"{path} is no folder of a run: it is a file. Name a run folder, e.g. runs/quickstart.")
@@ -70,7 +70,7 @@ def find(path: Path) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is that of a run."""
+    """Returns whether a folder is that of a run."""
     return any(os.path.isfile(path / name) for name in ("heartbeat.json", "metrics.jsonl", "run.lock"))
 
 
@@ -83,7 +83,7 @@ def _below(path: Path, depth: int) -> list[Path]:
 
 
 def read(path: Path, now: float | None = None) -> Status:
-    """The status of the run in a folder; `now` in seconds since 1970."""
+    """Returns the status of the run in a folder; `now` in seconds since 1970."""
     now = time.time() if now is None else now
     beat, owner = read_json(path / "heartbeat.json") or {}, read_json(path / "run.lock")
     records = _tail(path / "metrics.jsonl", _LINES)
@@ -121,7 +121,7 @@ def _state(beat: Mapping[str, Any], owner: Mapping[str, Any] | None, lives: bool
 
 
 def _longest(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """Seconds of the longest recent step, evaluations and checkpoints in it included."""
+    """Returns seconds of the longest recent step, evaluations and checkpoints in it included."""
     return max((s for r in records if (s := _number(r.get("time/total_s"))) is not None), default=None)
 
 
@@ -147,7 +147,7 @@ def _evals(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _tail(path: Path, count: int) -> list[dict[str, Any]]:
-    """The last whole JSON objects of a .jsonl file that may be growing."""
+    """Returns the last whole JSON objects of a .jsonl file that may be growing."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)

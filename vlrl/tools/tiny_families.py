@@ -89,7 +89,7 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
 
 def _text(tokenizer: Any, **extra: Any) -> dict[str, Any]:
-    """The language half, alike in all families."""
+    """Returns the language half, alike in all families."""
     return {
         "vocab_size": math.ceil(len(tokenizer) / 64) * 64,
         "hidden_size": HIDDEN,
@@ -110,12 +110,12 @@ def _text(tokenizer: Any, **extra: Any) -> dict[str, Any]:
 
 
 def _pixels(factor: int, max_pixels: int, frames: int = 1) -> dict[str, int]:
-    """A Qwen-VL ``size``: at least two by two merged patches, at most ``max_pixels`` a frame."""
+    """Returns a Qwen-VL ``size``: at least two by two merged patches, at most ``max_pixels`` a frame."""
     return {"shortest_edge": 4 * factor * factor, "longest_edge": max_pixels * frames}
 
 
 def _qwen_top(tokenizer: Any) -> dict[str, Any]:
-    """What the config classes take beside their two halves, vision-token ids above all."""
+    """Returns what the config classes take beside their two halves, vision-token ids above all."""
     names = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
     names |= {"vision_start_token_id": "vision_start", "vision_end_token_id": "vision_end"}
     ids = {key: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}

@@ -47,7 +47,7 @@ THOUGHTS = (
 
 
 def corpus() -> Iterator[str]:
-    """Text like the project's own prompts and answers, for the tokenizer: no file is read."""
+    """Yields text like the project's own prompts and answers, for the tokenizer: no file is read."""
     colours = ("red", "green", "blue", "yellow", "black", "white", "orange", "purple")
     shapes = ("circle", "square", "triangle", "box", "button", "car", "person", "dog", "sign", "line", "object")
     for colour, shape in itertools.product(colours, shapes):

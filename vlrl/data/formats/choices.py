@@ -49,14 +49,14 @@ _OF_CLIP = {"count": "number", "yes_no": "text", "math": "text"}
 
 
 def untagged(value: Any) -> str:
-    """The text of an answer, out of its last <answer> tag where it has one, else what follows its thinking."""
+    """Returns the text of an answer, out of its last <answer> tag where it has one, else what follows its thinking."""
     said = str(value)
     inner = between(said, "<answer>", "</answer>", "last")
     return (said.rpartition("</think>")[2] if inner is None else inner).strip()
 
 
 def options_of(record: Record) -> list[str]:
-    """The options that a record offers, in order and without their letters; [] when it offers none.
+    """Returns the options that a record offers, in order and without their letters; [] when it offers none.
 
     A list, an object of letters, one text with a line each, or one field each. Raises DataError for anything else.
     """
@@ -79,7 +79,7 @@ def options_of(record: Record) -> list[str]:
 
 
 def _columns(record: Record) -> list[Any] | None:
-    """The options of a record that has a field for each; those after the last one are empty."""
+    """Returns the options of a record that has a field for each; those after the last one are empty."""
     gap = None
     for names in _COLUMNS:
         own = [name for name in names if has(record, name)]
@@ -96,8 +96,9 @@ def _columns(record: Record) -> list[Any] | None:
 
 
 def _keyed(given: Mapping[str, Any]) -> list[Any]:
-    """The options of an object by its keys, or by `label` beside `text`: A, B ... or their places from 0. With others
-    an answer would be counted at the wrong place."""
+    """Returns the options of an object by its keys, or by `label` beside `text`: A, B ... or their places from 0. With
+    others an answer would be counted at the wrong place.
+    """
     texts = given["text"] if isinstance(given.get("text"), list) else None
     keys = sorted(given) if texts is None else given.get("label")
     keys = [str(key).strip() for key in keys] if isinstance(keys, list) else []
@@ -129,7 +130,8 @@ def _bare(options: Sequence[str]) -> list[str]:
 
 
 def letter(answer: Any, options: Sequence[str]) -> str:
-    """The letter of the right option, said by letter ("A", "(A)", "A. cat"), by its text, or by its place from 0.
+    """Returns the letter of the right option, said by letter ("A", "(A)", "A. cat"), by its text, or by its place from
+    0.
 
     Several, as in "A, C", stay so. Raises DataError when the answer is none of the options.
     """
@@ -160,15 +162,16 @@ def letter(answer: Any, options: Sequence[str]) -> str:
 
 
 def placed_letter(place: Any, options: Sequence[str]) -> str:
-    """The letter of the right option, which a field of INDICES tells: a whole number is its place from 0, whatever the
-    options say; else as in `letter`."""
+    """Returns the letter of the right option, which a field of INDICES tells: a whole number is its place from 0,
+    whatever the options say; else as in `letter`.
+    """
     told = number(place)
     return letter(place if told is None or told != int(told) or not 0 <= told < len(options)
                   else chr(ord("A") + int(told)), options)
 
 
 def _clash(said: str, options: Sequence[str]) -> bool:
-    """Whether a single letter is the text of one option and the letter of another."""
+    """Returns whether a single letter is the text of one option and the letter of another."""
     return len(said) == 1 and said.isupper() and ord(said) - ord("A") < len(options)
 
 
@@ -190,13 +193,14 @@ def kind_of(answer: str, question: str) -> str:
 
 
 def _is_place(answer: str, question: str) -> bool:
-    """Whether an answer is a call or mark of a GUI agent, or a point where the question asks for a place; geometry's
-    points are answers to other questions."""
+    """Returns whether an answer is a call or mark of a GUI agent, or a point where the question asks for a place;
+    geometry's points are answers to other questions.
+    """
     return bool(_CODE.search(answer) or (_POINT.fullmatch(answer.strip()) and _ASKS_PLACE.search(question)))
 
 
 def of_clip(row: dict[str, Any]) -> dict[str, Any]:
-    """An answer about a video by the types that video rows have: a count is a number, yes a text."""
+    """Returns an answer about a video by the types that video rows have: a count is a number, yes a text."""
     return {**row, "answer_type": _OF_CLIP.get(row["answer_type"], row["answer_type"])}
 
 

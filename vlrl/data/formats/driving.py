@@ -33,8 +33,10 @@ _ANSWERS = ("solution", "answer", "meta_action", "action", "decision")
 
 
 def is_alphadrive(record: Record) -> bool:
-    """Whether a record answers in meta-actions, and asks for them: by its text, by capitals, or without a question.
-    Other questions about driving are answered in such words too ("What could lead to a collision?", DriveLM)."""
+    """Returns whether a record answers in meta-actions, and asks for them: by its text, by capitals, or without a
+    question. Other questions about driving are answered in such words too ("What could lead to a collision?",
+    DriveLM).
+    """
     given, text = _answer(record), _asked(record)
     words = _words(given)
     planned = bool(words) and (_unknown(words) is None or "speed" in text.lower())
@@ -82,8 +84,9 @@ def _answer(record: Record) -> str:
 
 
 def _words(answer: str) -> list[str]:
-    """The meta-actions that an answer consists of, in capitals; [] when anything else stands among them, but for
-    further words in capitals."""
+    """Returns the meta-actions that an answer consists of, in capitals; [] when anything else stands among them, but
+    for further words in capitals.
+    """
     found = [re.sub(r"[\s-]+", "_", w.strip(" .[]()\"'").upper()) for w in re.split(r"[,;/+\n]|\band\b", answer)]
     words = [_ALSO.get(w, w) for w in found if w] if len(answer) <= _LONGEST else []
     matches = [w in _VOCABULARY for w in words]
@@ -103,7 +106,7 @@ def _speed(record: Record, asked: str) -> float | None:
 
 
 def plan_problem(plan: Any) -> str | None:
-    """What is wrong with a canonical `plan`, or None."""
+    """Returns what is wrong with a canonical `plan`, or None."""
     if not isinstance(plan, Mapping):
         return f"plan={short(plan)} must be {{\"speed\": ..., \"path\": ...}}"
     for head, known in HEADS.items():

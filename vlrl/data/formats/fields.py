@@ -52,7 +52,7 @@ class Source:
     """Further folders that absolute paths may lead into: data.media_roots."""
 
     def path(self, given: Any) -> Any:
-        """A media path of a record, relative to the root where that is possible.
+        """Returns a media path of a record, relative to the root where that is possible.
 
         An absolute path of another machine becomes its longest end that exists under the root, else all of it below the
         root. Whatever leads out of the root still does, and is refused when the sample is made.
@@ -72,16 +72,18 @@ class Source:
         return next((end for end in ends if _exists(os.path.join(root, end))), "/".join(parts))
 
     def video(self, given: Any) -> Any:
-        """The path of a video that a record names, with the file's suffix where it names an id: the one of the file
-        that is there, else .mp4."""
+        """Returns the path of a video that a record names, with the file's suffix where it names an id: the one of the
+        file that is there, else .mp4.
+        """
         path = self.path(given)
         if not isinstance(path, str) or _SUFFIX.search(path) or os.path.isdir(self._at(path)):
             return path
         return next((path + end for end in _VIDEO_SUFFIXES if _exists(self._at(path + end))), f"{path}.mp4")
 
     def image(self, id: Any) -> str | None:
-        """The path of the image that an id stands for: the file of this name that is there, else .jpg; of a number with
-        the 12 digits of COCO's names."""
+        """Returns the path of the image that an id stands for: the file of this name that is there, else .jpg; of a
+        number with the 12 digits of COCO's names.
+        """
         if isinstance(id, bool) or not isinstance(id, (str, int)) or id == "":
             return None
         path = f"{id:012d}" if isinstance(id, int) else str(self.path(id))
@@ -90,7 +92,9 @@ class Source:
         return next((path + end for end in _IMAGE_SUFFIXES if _exists(self._at(path + end))), f"{path}.jpg")
 
     def duration(self, video: Any) -> float | None:
-        """Seconds that a video lasts, from its header; None when it is not there, or tells none. Nothing is decoded."""
+        """Returns seconds that a video lasts, from its header; None when it is not there, or tells none. Nothing is
+        decoded.
+        """
         from vlrl.data.media import resolve
         from vlrl.data.video_decoders import told_duration
 
@@ -101,7 +105,9 @@ class Source:
         return told_duration(file) if os.path.isfile(file) else None
 
     def frames(self, folder: Any) -> list[str]:
-        """The pictures of a folder under the root, sorted, as paths relative to it; [] when there is no such folder."""
+        """Returns the pictures of a folder under the root, sorted, as paths relative to it; [] when there is no such
+        folder.
+        """
         from vlrl.data.media import resolve
 
         try:
@@ -135,13 +141,15 @@ class Source:
 
 
 def short(value: Any) -> str:
-    """A value as it may stand in a message."""
+    """Returns a value as it may stand in a message."""
     text = str(value) if isinstance(value, Path) else repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def pick(record: Mapping[str, Any], *names: str) -> Any:
-    """The first of these fields that has a value other than null and empty text; JSON written as text is read."""
+    """Returns the first of these fields that has a value other than null and empty text; JSON written as text is
+    read.
+    """
     for name in names:
         value = record.get(name)
         if value is not None and value != "":
@@ -150,12 +158,12 @@ def pick(record: Mapping[str, Any], *names: str) -> Any:
 
 
 def has(record: Mapping[str, Any], *names: str) -> bool:
-    """Whether the record has any of these fields with a value."""
+    """Returns whether the record has any of these fields with a value."""
     return any(record.get(name) is not None and record.get(name) != "" for name in names)
 
 
 def unpacked(value: Any) -> Any:
-    """A list or object that was written as JSON text; anything else as it is."""
+    """Returns a list or object that was written as JSON text; anything else as it is."""
     if isinstance(value, str) and value[:1] in "[{" and value.strip()[-1:] in ("]", "}"):
         try:
             return json.loads(value)
@@ -165,7 +173,7 @@ def unpacked(value: Any) -> Any:
 
 
 def text(record: Mapping[str, Any], *names: str) -> str:
-    """The text of the first of these fields; DataError when none has one."""
+    """Returns the text of the first of these fields; DataError when none has one."""
     value = next((record[name] for name in names if isinstance(record.get(name), str) and record[name].strip()), None)
     if value is None:
         given = next((f"{name}={short(record[name])}" for name in names if record.get(name) is not None), None)
@@ -174,7 +182,7 @@ def text(record: Mapping[str, Any], *names: str) -> str:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, also one written as text; None for anything else."""
+    """Returns a finite number, also one written as text; None for anything else."""
     if isinstance(value, str) and len(value) <= _LONGEST:
         try:
             value = float(value)
@@ -189,7 +197,9 @@ def number(value: Any) -> float | None:
 
 
 def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
-    """A list of so many numbers, also as JSON or as "1, 2, 3, 4"; DataError naming the field for anything else."""
+    """Returns a list of so many numbers, also as JSON or as "1, 2, 3, 4"; DataError naming the field for anything
+    else.
+    """
     found = unpacked(value)
     if isinstance(found, str) and len(found) <= 5 * _LONGEST:
         found = re.split(r"[\s,;]+", found.strip(" ()[]<>"))
@@ -203,25 +213,27 @@ def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
 
 
 def tidy(value: float, digits: int = 3) -> float:
-    """A number without digits that only rounding made, whole ones as int. Pixels need no more than 3."""
+    """Returns a number without digits that only rounding made, whole ones as int. Pixels need no more than 3."""
     value = round(value, digits) if isinstance(value, float) else value
     return int(value) if value == int(value) else value
 
 
 def xywh(values: Sequence[float]) -> list[float]:
-    """[x, y, width, height] -> [x1, y1, x2, y2], pixels or shares of the image."""
+    """Returns [x, y, width, height] -> [x1, y1, x2, y2], pixels or shares of the image."""
     x, y, width, height = values
     return [tidy(v, _DIGITS) for v in (x, y, x + width, y + height)]
 
 
 def hull(points: Iterable[Sequence[float]]) -> list[float]:
-    """The box around points."""
+    """Returns the box around points."""
     xs, ys = zip(*points, strict=True)
     return [tidy(v) for v in (min(xs), min(ys), max(xs), max(ys))]
 
 
 def are_shares(values: Sequence[float]) -> bool:
-    """Whether coordinates can only be shares of the image: pixels of a box this close to the corner mean nothing."""
+    """Returns whether coordinates can only be shares of the image: pixels of a box this close to the corner mean
+    nothing.
+    """
     return all(-_NEARLY <= v <= 1 + _NEARLY for v in values)
 
 
@@ -260,7 +272,9 @@ def size_of(record: Mapping[str, Any], row: Mapping[str, Any], source: Source) -
 
 
 def begin(record: Mapping[str, Any], source: Source, *, size: bool = True) -> dict[str, Any]:
-    """The fields that every canonical row has: id, image or images, width and height where they can be known."""
+    """Returns the fields that every canonical row has: id, image or images, width and height where they can be
+    known.
+    """
     row: dict[str, Any] = {"id": named(record, source), **media(record, source)}
     found = size_of(record, row, source) if size else None
     return {**row, "width": found[0], "height": found[1]} if found else row
@@ -280,7 +294,7 @@ def media(record: Mapping[str, Any], source: Source) -> dict[str, Any]:
 
 
 def named(record: Mapping[str, Any], source: Source, *names: str) -> str | int:
-    """The id of a row: the record's own under `id` or one of these names, else the one of its place."""
+    """Returns the id of a row: the record's own under `id` or one of these names, else the one of its place."""
     for name in ("id", *names):
         own = record.get(name)
         if isinstance(own, (str, int)) and not isinstance(own, bool) and own != "":
@@ -301,7 +315,9 @@ def optional(record: Mapping[str, Any], **names: str) -> dict[str, Any]:
 
 
 def picture(item: Any) -> Any:
-    """A path or bytes out of what stands for one image; also base64, as in the tables of MMBench and in data URIs."""
+    """Returns a path or bytes out of what stands for one image; also base64, as in the tables of MMBench and in data
+    URIs.
+    """
     if isinstance(item, str) and (found := _BASE64.match(item)):
         try:
             return base64.b64decode("".join(item[found.end(1):].split()), validate=True)
@@ -314,7 +330,7 @@ def picture(item: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON can hold a value without ado."""
+    """Returns whether JSON can hold a value without ado."""
     try:
         return len(json.dumps(value, allow_nan=False)) < 1 << 20
     except (TypeError, ValueError, RecursionError):

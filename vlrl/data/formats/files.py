@@ -113,7 +113,7 @@ def _document(path: Path, is_record: IsRecord = lambda document: False) -> Itera
 
 
 def _of_object(path: Path, found: Any, is_record: IsRecord) -> Iterable[Found]:
-    """The records of a document that is one object: COCO, a list under a name, rows by id, or one record."""
+    """Returns the records of a document that is one object: COCO, a list under a name, rows by id, or one record."""
     if isinstance(found, dict):
         if isinstance(found.get("images"), list) and isinstance(found.get("annotations"), list):
             return _images(path, found)
@@ -151,7 +151,7 @@ def _listed(path: Path, rows: Sequence[Any]) -> Iterator[Found]:
 
 
 def _images(path: Path, document: Mapping[str, Any]) -> Iterator[Found]:
-    """One small COCO document per image, in the order of `images`; then the annotations that belong to none."""
+    """Yields one small COCO document per image, in the order of `images`; then the annotations that belong to none."""
     by_image: dict[Any, list[Any]] = {}
     for entry in document["annotations"]:
         key = entry.get("image_id") if isinstance(entry, dict) else None
@@ -178,7 +178,7 @@ def _images(path: Path, document: Mapping[str, Any]) -> Iterator[Found]:
 
 
 def parsed_line(text: str, most: int = MOST_LINE) -> Any:
-    """What a line of JSON says, or a DataError."""
+    """Returns what a line of JSON says, or a DataError."""
     if len(text) > most:
         return DataError(f"a line of {len(text)} characters, more than the {most} that one row may have")
     try:
@@ -196,14 +196,14 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def record_of(row: Any) -> dict[str, Any] | DataError:
-    """The row, if it is an object, else why it is none."""
+    """Returns the row, if it is an object, else why it is none."""
     if isinstance(row, (dict, DataError)):
         return row
     return DataError(f"a row must be a JSON object, not a {type(row).__name__}")
 
 
 def shallow(record: dict[str, Any] | DataError) -> dict[str, Any] | DataError:
-    """The record, or a DataError when it is nested so deep that writing it could fail."""
+    """Returns the record, or a DataError when it is nested so deep that writing it could fail."""
     level: list[Any] = [record]
     for _ in range(MOST_DEPTH):
         level = [child for value in level for child in (value.values() if isinstance(value, dict) else value)
@@ -221,7 +221,7 @@ def _is_one_line(text: str) -> bool:
 
 
 def _table(path: Path) -> Iterator[Found]:
-    """A line of a CSV or TSV as a record of texts; the delimiter is the one that the first line has most of."""
+    """Yields a line of a CSV or TSV as a record of texts; the delimiter is the one that the first line has most of."""
     text = _text(path)
     first = text.partition("\n")[0]
     delimiter = max(",\t;|", key=first.count)
@@ -249,7 +249,7 @@ def _table(path: Path) -> Iterator[Found]:
 
 
 def _cell(name: str, text: str) -> Any:
-    """A text as the canonical field of this name is written: JSON and numbers as such."""
+    """Returns a text as the canonical field of this name is written: JSON and numbers as such."""
     value = number(text) if name in _NUMBERS else unpacked(text)
     return text if value is None else value
 
@@ -274,7 +274,7 @@ def _lines_of_text(path: Path) -> Iterator[Found]:
 
 
 def _object_of(path: Path) -> str:
-    """What a sequence of GOT-10k shows: object_class of the meta_info.ini beside its boxes."""
+    """Returns what a sequence of GOT-10k shows: object_class of the meta_info.ini beside its boxes."""
     try:
         with open(path.with_name("meta_info.ini"), encoding="utf-8", errors="replace") as file:
             told = file.read(10_000)
@@ -319,7 +319,7 @@ def _batches(path: Path, read: Callable[[], Iterable[Any]]) -> Iterator[Found]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a table with numbers instead of decimals."""
+    """Returns a value of a table with numbers instead of decimals."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, dict):
@@ -338,13 +338,13 @@ def class_names(schema: Any) -> dict[str, list[str]]:
 
 
 def named_classes(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The record of a table with the names of its classes instead of their numbers, and no decimals."""
+    """Returns the record of a table with the names of its classes instead of their numbers, and no decimals."""
     record = _plain(record)
     return {**record, **{k: _named(record.get(k), names) for k, names in classes.items()}}
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:
-    """The name of a class that is given by its number."""
+    """Returns the name of a class that is given by its number."""
     if isinstance(value, list):
         return [_named(v, names) for v in value]
     known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(names)

@@ -25,7 +25,7 @@ _MOST = 5_000_000
 
 
 def folder_records(path: Path) -> Iterator[Found]:
-    """The records of a folder. Raises DataError when it holds none."""
+    """Yields the records of a folder. Raises DataError when it holds none."""
     files = sorted(_files(path))
     kinds = (("metadata beside the images", [f for f in files if os.path.basename(f) in _METADATA], _beside),
              ("shards", [f for f in files if _is_shard(f)], _shard),
@@ -56,7 +56,7 @@ def of_side(rows: list[Any], split: str) -> list[Any]:
 
 
 def _files(path: Path) -> Iterator[str]:
-    """Paths of files relative to the folder; links to folders are not followed."""
+    """Yields paths of files relative to the folder; links to folders are not followed."""
     count = 0
     for folder, _, names in os.walk(path):
         for name in names:
@@ -67,25 +67,29 @@ def _files(path: Path) -> Iterator[str]:
 
 
 def shards_of(path: Path) -> list[str]:
-    """The shards of a folder of `datasets`, relative to it, in order; [] where the folder is of another kind."""
+    """Returns the shards of a folder of `datasets`, relative to it, in order; [] where the folder is of another
+    kind.
+    """
     files = sorted(_files(path))
     beside = any(os.path.basename(f) in _METADATA for f in files)
     return [] if beside else [f for f in files if _is_shard(f)]
 
 
 def _is_shard(file: str) -> bool:
-    """Whether a file holds rows: `datasets` keeps results of map and filter beside them, which hold some once more."""
+    """Returns whether a file holds rows: `datasets` keeps results of map and filter beside them, which hold some once
+    more.
+    """
     return file.endswith(_SHARDS) and not os.path.basename(file).startswith("cache-")
 
 
 def split_of(file: str) -> dict[str, str]:
-    """The split that one of the folders or the name of a file tells."""
+    """Returns the split that one of the folders or the name of a file tells."""
     told = next((part for part in file.split("/") if side_of(part)), None)
     return {"split": told.split("-")[0].split(".")[0]} if told else {}
 
 
 def _picture(path: Path, file: str) -> Iterator[Found]:
-    """An image whose folder is named after its class: .../<split>/<class>/name.png or <class>/name.png."""
+    """Yields an image whose folder is named after its class: .../<split>/<class>/name.png or <class>/name.png."""
     parts = file.split("/")
     inner = [p for p in parts[:-1] if p not in SPLIT_NAMES]
     if inner:
@@ -95,14 +99,16 @@ def _picture(path: Path, file: str) -> Iterator[Found]:
 
 
 def _shard(path: Path, file: str) -> Iterator[Found]:
-    """A parquet or arrow file of `datasets`."""
+    """Yields a parquet or arrow file of `datasets`."""
     for n, (where, _, record) in enumerate(READERS[os.path.splitext(file)[1]](path / file), 1):
         yield Found(where, f"{os.path.splitext(file)[0]}-{n}",
                     record if isinstance(record, DataError) else {**split_of(file), **record})
 
 
 def _beside(path: Path, file: str) -> Iterator[Found]:
-    """The lines of metadata.csv and its like, whose media lie beside it, or the boxes of a sequence of frames."""
+    """Yields the lines of metadata.csv and its like, whose media lie beside it, or the boxes of a sequence of
+    frames.
+    """
     inner = "/".join(filter(None, (path.name, os.path.dirname(file))))
     for where, id, record in READERS[os.path.splitext(file)[1]](path / file):
         if not isinstance(record, DataError):

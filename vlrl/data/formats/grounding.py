@@ -102,7 +102,9 @@ def _answered(record: Record, question: str, answer: str, options: list[str], ki
 
 
 def _boxes_said(answer: str, method: str) -> list[dict[str, Any]] | None:
-    """The boxes that an answer consists of, [] for a detection of nothing, None for an answer of another kind."""
+    """Returns the boxes that an answer consists of, [] for a detection of nothing, None for an answer of another
+    kind.
+    """
     if answer == "[]" or (method in _LISTS_OF_BOXES and answer.lower() in ("none", "")):
         return []
     found = unpacked(_FENCE.sub(r"\1", answer))
@@ -119,7 +121,7 @@ def _in_pixels(box: list[float], row: Record) -> list[float]:
 
 
 def _box_said(entry: Any) -> dict[str, Any] | None:
-    """[x1, y1, x2, y2] or {"bbox_2d": [...], "label": ...}; also {"any name": [...]}."""
+    """Returns [x1, y1, x2, y2] or {"bbox_2d": [...], "label": ...}; also {"any name": [...]}."""
     label = entry.get("label") if isinstance(entry, Mapping) else None
     if isinstance(entry, Mapping):
         entry = pick(entry, "bbox_2d", "bbox", "box") or next((v for v in entry.values() if isinstance(v, list)), None)
@@ -129,7 +131,7 @@ def _box_said(entry: Any) -> dict[str, Any] | None:
 
 
 def _asked_for(question: str) -> list[str]:
-    """The categories that the question of a detection lists."""
+    """Returns the categories that the question of a detection lists."""
     found = _OBJECTS.search(question)
     if not found:
         return []
@@ -168,7 +170,7 @@ def problem_box(record: Record, source: Source) -> Rows:
 
 
 def _four(value: Any) -> list[Any] | None:
-    """A list of four numbers, alone or between answer tags."""
+    """Returns a list of four numbers, alone or between answer tags."""
     if isinstance(value, str):
         value = unpacked(untagged(value))
     return value if isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)) else None
@@ -181,7 +183,7 @@ def is_refcoco(record: Record) -> bool:
 
 
 def refcoco(record: Record, source: Source) -> Rows:
-    """One region in COCO's [x, y, width, height], in original pixels, and one row per expression that names it.
+    """Returns one region in COCO's [x, y, width, height], in original pixels, and one row per expression that names it.
 
     Where `raw_anns` has the annotation of COCO, its bbox counts: that of the record then has corners (jxu124/refcoco).
     The number of the annotation at the end of a ref's `file_name` is no part of the image's name.
@@ -227,7 +229,7 @@ def is_lisa(record: Record) -> bool:
 
 
 def lisa(record: Record, source: Source) -> Rows:
-    """A row per text; the box is the one around all polygons labelled `target`, in original pixels."""
+    """Returns a row per text; the box is the one around all polygons labelled `target`, in original pixels."""
     points: list[Any] = []
     for shape in record["shapes"]:
         if not isinstance(shape, Mapping):
@@ -258,7 +260,7 @@ def is_coco(record: Record) -> bool:
 
 
 def coco(record: Record, source: Source) -> Rows:
-    """A row per image: `labels` are the file's categories, `boxes` the annotations, from [x, y, width, height].
+    """Returns a row per image: `labels` are the file's categories, `boxes` the annotations, from [x, y, width, height].
 
     Regions of a crowd (iscrowd=1), and those without an extent, are no targets and stand in `meta`. Of a vocabulary of
     more than MOST_LABELS categories a row asks for its own and those that LVIS says are absent (neg_category_ids).
@@ -291,7 +293,7 @@ def _coco_row(image: Record, source: Source, names: Mapping[Any, str], boxes: Se
 
 
 def _categories(entries: Sequence[Any]) -> dict[str, str]:
-    """Names by id, a text or a number as in the annotations. Raises DataError where one id has two names."""
+    """Returns names by id, a text or a number as in the annotations. Raises DataError where one id has two names."""
     names: dict[str, str] = {}
     for entry in entries:
         if isinstance(entry, Mapping) and isinstance(entry.get("id"), (int, str)):

@@ -85,7 +85,7 @@ def _inside(box: list[float], row: Record) -> bool:
 
 
 def _bbox(row: dict[str, Any] | DataError) -> list[float] | None:
-    """The bbox in pixels that a row was made of."""
+    """Returns the bbox in pixels that a row was made of."""
     return None if isinstance(row, DataError) else row.get("meta", {}).get("bbox")
 
 
@@ -126,7 +126,7 @@ def is_unlabelled(record: Record) -> bool:
 
 
 def unlabelled(record: Record, source: Source) -> Rows:
-    """An instruction without an answer, for region consistency (GUI-RCPO); other fields stay as they are."""
+    """Returns an instruction without an answer, for region consistency (GUI-RCPO); other fields stay as they are."""
     row = begin(record, source)
     kept = {k: v for k, v in record.items() if k not in (*IMAGE, *_OF_SCREENSPOT, "image_size", "img_size")}
     rest = {k: record[k] for k in _OF_SCREENSPOT if k in record}
@@ -179,7 +179,7 @@ def is_android_step(record: Record) -> bool:
 
 
 def android_step(record: Record, source: Source) -> Rows:
-    """One step as UI-R1 (2503.21620) keeps it: `gt` has action_type and x, y, text, direction or app_name.
+    """Returns one step as UI-R1 (2503.21620) keeps it: `gt` has action_type and x, y, text, direction or app_name.
 
     Screenshots named after an episode share its `group_key`.
     """
@@ -215,7 +215,7 @@ def is_android_episode(record: Record) -> bool:
 
 
 def android_episode(record: Record, source: Source) -> Rows:
-    """A row per action: `step_instructions` say what to do, `goal` what for; earlier steps are its history."""
+    """Returns a row per action: `step_instructions` say what to do, `goal` what for; earlier steps are its history."""
     episode = record.get("episode_id", source.id)
     said = pick(record, "step_instructions") or []
     shots = pick(record, "screenshots", "images") or []

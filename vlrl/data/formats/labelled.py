@@ -17,7 +17,7 @@ _ASKED = ("question", "answer", "instruction", "problem", "solution", "expressio
 
 
 def is_labelled(record: Record) -> bool:
-    """Whether a record has an image, a class under a common name, and nothing that asks for more.
+    """Returns whether a record has an image, a class under a common name, and nothing that asks for more.
 
     One that has `id`, `image` and `label` is a canonical row.
     """
@@ -42,7 +42,7 @@ def labelled(record: Record, source: Source) -> list[dict[str, Any]]:
 
 
 def _class(value: Any, record: Record) -> Any:
-    """The name of a class that is told by its place among those of the record, from 0."""
+    """Returns the name of a class that is told by its place among those of the record, from 0."""
     names = pick(record, *LABELS)
     known = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return names[value] if known and isinstance(value, int) and 0 <= value < len(names) else value
@@ -53,7 +53,7 @@ def _name(value: Any) -> str:
 
 
 def choose_from_all(rows: Placed) -> Placed:
-    """Each row offers the classes of the whole file."""
+    """Returns each row offers the classes of the whole file."""
     found = [row["label"] for _, _, row in rows if not isinstance(row, DataError)]
     names = sorted({name for label in found for name in (label if isinstance(label, list) else [label])})
     if not 1 < len(names) <= MOST_LABELS:

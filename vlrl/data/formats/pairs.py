@@ -48,7 +48,7 @@ def chosen_rejected(record: Record, source: Source) -> Rows:
 
 
 def _response(record: Record, name: str) -> str:
-    """A text, or the last words of the assistant in a conversation."""
+    """Returns a text, or the last words of the assistant in a conversation."""
     given = record[name]
     if isinstance(given, Mapping):
         given = [given]
@@ -60,7 +60,7 @@ def _response(record: Record, name: str) -> str:
 
 
 def _question(record: Record, source: Source) -> dict[str, Any]:
-    """The question of a row, what it is about, and the system prompt."""
+    """Returns the question of a row, what it is about, and the system prompt."""
     turns = next((record[n] for n in ("conversations", "messages", "prompt", "chosen")
                   if isinstance(record.get(n), list)), None)
     said = spoken(turns) if turns and not has(record, "question") else {}
@@ -84,8 +84,9 @@ def is_response_pair(record: Record) -> bool:
 
 
 def response_pair(record: Record, source: Source) -> Rows:
-    """Two responses in the order of the record, and which is better: 1 or 2, A or B, "Output1", or ranks, of which the
-    better one has the lower (VL-RewardBench on the hub)."""
+    """Returns two responses in the order of the record, and which is better: 1 or 2, A or B, "Output1", or ranks, of
+    which the better one has the lower (VL-RewardBench on the hub).
+    """
     pair = [str(v).strip() for v in _pair(record)]
     rank = pick(record, "human_ranking", "ranking")
     if rank is not None:
@@ -101,7 +102,9 @@ def response_pair(record: Record, source: Source) -> Rows:
 
 
 def one_or_two(rows: Placed) -> Placed:
-    """Where a row of the file says 0 the others count from 0 too, so that their 1 is not the first: all are refused."""
+    """Returns where a row of the file says 0 the others count from 0 too, so that their 1 is not the first: all are
+    refused.
+    """
     if not any(isinstance(row, _FromZero) for _, _, row in rows):
         return rows
     return [(n, where, row if isinstance(row, DataError) else _FromZero(
@@ -166,7 +169,7 @@ def r1_reward(record: Record, source: Source) -> Rows:
 
 
 def _compared(asked: str) -> list[str] | None:
-    """The question and both responses of a prompt that marks them, or None."""
+    """Returns the question and both responses of a prompt that marks them, or None."""
     lowered, places = asked.lower(), [0]
     for mark in _MARKS:
         places.append(lowered.find(mark, places[-1]))

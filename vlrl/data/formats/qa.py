@@ -66,8 +66,9 @@ def is_mathvista(record: Record) -> bool:
 
 
 def is_question_answer(record: Record) -> bool:
-    """Whether a record asks and answers, apart from rows that say so in canonical words alone, or answer in a way that
-    only a task of its own understands."""
+    """Returns whether a record asks and answers, apart from rows that say so in canonical words alone, or answer in a
+    way that only a task of its own understands.
+    """
     asks = has(record, *_QUESTION) and (has(record, *_answers(record)) or _ruled(record) is not None)
     plain = {"id", "question", "answer"} <= record.keys() and not has(record, *OPTIONS) and record.keys() <= {
         *_KEPT, *IMAGE, *VIDEO, "image_size"}
@@ -76,7 +77,8 @@ def is_question_answer(record: Record) -> bool:
 
 
 def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
-    """A question under a common name, its answer, and options if it has any; about images, a video, or a text alone.
+    """Returns a question under a common name, its answer, and options if it has any; about images, a video, or a text
+    alone.
 
     A worked solution counts by its \\boxed{} or what follows ####; of several answers each is right, the most frequent
     first; verl's `reward_model.ground_truth` is read. Fields that are none of these stay as they are.
@@ -101,7 +103,7 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
 
 
 def _right(record: Record, options: Sequence[str]) -> Any:
-    """What a record says is right: verl's rule, the place among the options, or the answer itself."""
+    """Returns what a record says is right: verl's rule, the place among the options, or the answer itself."""
     given = _ruled(record)
     place = pick(record, *INDICES) if given is None else None
     if place is not None and options:
@@ -146,13 +148,13 @@ def _numeric(kept: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ruled(record: Record) -> Any:
-    """What verl's rows keep under `reward_model`."""
+    """Returns what verl's rows keep under `reward_model`."""
     rule = pick(record, "reward_model")
     return pick(rule, "ground_truth") if isinstance(rule, Mapping) else None
 
 
 def _final(answer: Any) -> str:
-    """The end of a worked solution; any other answer as it is, out of its tag."""
+    """Returns the end of a worked solution; any other answer as it is, out of its tag."""
     said = str(answer)
     if "<answer>" not in said.lower():
         found = _BOXED.findall(said[-5000:]) or _HASHES.findall(said[-1000:])

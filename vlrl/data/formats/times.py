@@ -24,7 +24,9 @@ _LONGEST = 100
 
 
 def seconds(value: Any, name: str) -> float:
-    """A time in seconds: 12.5, "12.5 s", "1:02", "00:01:02.5" or "00:01:02:500". DataError naming the field else."""
+    """Returns a time in seconds: 12.5, "12.5 s", "1:02", "00:01:02.5" or "00:01:02:500". DataError naming the field
+    else.
+    """
     found = number(value)
     if found is None and isinstance(value, str) and len(value) <= _LONGEST:
         said = _MILLIS.sub(r"\1.\2", _UNIT.sub("", value.strip()))
@@ -42,7 +44,7 @@ def seconds(value: Any, name: str) -> float:
 
 
 def interval(value: Any, name: str) -> list[float]:
-    """[start, end] in seconds: a pair, {"start", "end"} under common names, or "3 to 7", "3-7", "0:03 - 0:07".
+    """Returns [start, end] in seconds: a pair, {"start", "end"} under common names, or "3 to 7", "3-7", "0:03 - 0:07".
 
     Raises DataError naming the field when it is no interval, or ends before it begins.
     """
@@ -67,7 +69,7 @@ def _between(said: str) -> list[str]:
 
 
 def intervals(value: Any, name: str) -> list[list[float]]:
-    """One interval, or a list of them."""
+    """Returns one interval, or a list of them."""
     found = unpacked(value)
     several = isinstance(found, (list, tuple)) and found and all(
         isinstance(v, (list, tuple, Mapping)) or (isinstance(v, str) and len(_between(v)) == 2) for v in found)

@@ -55,7 +55,7 @@ _ONE_OF = re.compile(r"(?:from|of|among|between|:)\s*(\[[^\[\]]{3,2000}\])")
 
 
 def _video(record: Record, source: Source, *names: str) -> str:
-    """The path of the video that one of these fields names."""
+    """Returns the path of the video that one of these fields names."""
     given = pick(record, *names)
     if not isinstance(given, str):
         raise DataError(f"no field {' or '.join(repr(n) for n in names)} with the path of a video")
@@ -79,7 +79,7 @@ def is_video_r1(record: Record) -> bool:
 
 
 def video_r1(record: Record, source: Source) -> Rows:
-    """A video or an image (`data_type`), a `problem`, and a solution of one of five types (`problem_type`)."""
+    """Returns a video or an image (`data_type`), a `problem`, and a solution of one of five types (`problem_type`)."""
     kind = str(record.get("data_type") or "video").lower()
     if kind not in ("video", "image"):
         raise DataError(f"data_type={short(record['data_type'])} must be 'video' or 'image'")
@@ -107,7 +107,8 @@ def is_seed_bench_r1(record: Record) -> bool:
 
 
 def seed_bench_r1(record: Record, source: Source) -> Rows:
-    """The video of the progress where there has been any, and the last frame; four options in an order drawn by the id.
+    """Returns the video of the progress where there has been any, and the last frame; four options in an order drawn by
+    the id.
 
     Of `negative_answers` three are drawn. Validation rows keep choice_a to choice_d in their order. Media lie as the
     release has them, in `videos/<video_source>/` and `images/<video_source>/`; `category` is the level.
@@ -188,7 +189,7 @@ def tvgbench(record: Record, source: Source) -> Rows:
 
 
 def _grounded(record: Record, source: Source, video: str, question: str, when: Any) -> dict[str, Any]:
-    """The fields that every row of temporal grounding has."""
+    """Returns the fields that every row of temporal grounding has."""
     length = _length(record)
     part = clip(record, video, length.get("duration"), source.duration)
     if not length and not part and (whole := source.duration(video)):
@@ -205,8 +206,9 @@ def is_captions(record: Record) -> bool:
 
 
 def captions(record: Record, source: Source) -> Rows:
-    """A row per sentence, from `{video id: {"duration", "timestamps", "sentences"}}`; the video is `<id>.mp4` or the
-    file of this name that is there."""
+    """Returns a row per sentence, from `{video id: {"duration", "timestamps", "sentences"}}`; the video is `<id>.mp4`
+    or the file of this name that is there.
+    """
     video = _video(record, source, *VIDEO) if has(record, *VIDEO) else source.video(source.id)
     times, said = record["timestamps"], unpacked(record["sentences"])
     if not isinstance(said, list):
@@ -229,7 +231,9 @@ def is_next_gqa(record: Record) -> bool:
 
 
 def next_gqa(record: Record, source: Source) -> Rows:
-    """A question with options, and `glue`, the intervals that show the answer; VideoChat-R1 has both in `solution`."""
+    """Returns a question with options, and `glue`, the intervals that show the answer; VideoChat-R1 has both in
+    `solution`.
+    """
     solution = _glued(record) or {"answer": pick(record, "answer"), "glue": record.get("glue")}
     options, glue = options_of(record), pick(solution, "glue")
     question = text(record, "question", "problem")
@@ -319,7 +323,7 @@ def is_clip_class(record: Record) -> bool:
 
 
 def clip_class(record: Record, source: Source) -> Rows:
-    """An instruction that lists the classes, and one of them as answer (VideoChat-R1's video quality)."""
+    """Returns an instruction that lists the classes, and one of them as answer (VideoChat-R1's video quality)."""
     question, answer = text(record, "instruction"), untagged(text(record, "answer"))
     found = next((names for m in _ONE_OF.finditer(question) if isinstance(names := read_literal(m[1]), list)), [])
     answer = next((v for v in found if isinstance(v, str) and v.strip().lower() == answer.lower()), answer)
