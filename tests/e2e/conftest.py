@@ -22,6 +22,6 @@ class Pair(NamedTuple):
 @pytest.fixture(scope="session")
 def pair(tiny_models, tmp_path_factory) -> Pair:
     config = write_config(tmp_path_factory.mktemp("pair"), tiny_models["qwen3_vl"])
-    done = run(config, config.parent / "whole", *FEW, launcher=TWO, ACCELERATE_USE_CPU="true")
+    done = run(config, config.parent / "whole", *FEW, processes=2)
     assert done.returncode == 0, done.stderr
     return Pair(config, TWO, config.parent / "whole")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
+from tests.e2e import forked
 from vlrl.store import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,26 +62,29 @@ save: {{every: 5}}
     return config
 
 
-def run(config: Path, folder: Path, *words: str, launcher: list[str] | None = None, timeout: int = 300,
-        **env: str) -> subprocess.CompletedProcess:
-    """Runs train.py to its end; stdout and stderr are in the result."""
-    command = [*(launcher or TRAIN), str(config), f"run.dir={folder}", *words]
-    return subprocess.run(command, env={**ENV, **env}, text=True, capture_output=True, timeout=timeout,
+def run(config: Path, folder: Path, *words: str, launcher: list[str] | None = None, processes: int = 1,
+        timeout: int = 300, **env: str) -> subprocess.CompletedProcess:
+    """Runs train.py to its end, under a launcher or as so many ranks without one; its output is in the result."""
+    words = (str(config), f"run.dir={folder}", *words)
+    if launcher is None:
+        return forked.run([str(ROOT / "train.py"), *words], {**ENV, **env}, folder.parent, timeout, processes)
+    return subprocess.run([*launcher, *words], env={**ENV, **env}, text=True, capture_output=True, timeout=timeout,
                           cwd=folder.parent)
 
 
 def kill_after(config: Path, folder: Path, lines: int, *words: str, how: int = signal.SIGKILL,
                timeout: int = 300) -> int:
     """Starts train.py and sends it a signal once metrics.jsonl has `lines` lines; returns the exit code."""
-    process = subprocess.Popen([*TRAIN, str(config), f"run.dir={folder}", *words], env=ENV, cwd=folder.parent,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with open(os.devnull, "w") as nowhere:
+        process = forked.Process([str(ROOT / "train.py"), str(config), f"run.dir={folder}", *words], ENV,
+                                 folder.parent, nowhere, nowhere)
     wait_for(folder, lines, [process], timeout=timeout)
     process.send_signal(how)
     return process.wait(timeout)
 
 
-def wait_for(folder: Path, lines: int, processes: Sequence[subprocess.Popen], said: Callable[[], object] = str,
-             timeout: float = 600) -> None:
+def wait_for(folder: Path, lines: int, processes: Sequence[subprocess.Popen | forked.Process],
+             said: Callable[[], object] = str, timeout: float = 600) -> None:
     """Returns once metrics.jsonl has so many lines; the processes must run till then, else it fails with what they
     `said`."""
     end = time.monotonic() + timeout

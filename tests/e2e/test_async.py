@@ -4,7 +4,6 @@ the reward rises."""
 import json
 import shutil
 import signal
-import sys
 
 import pytest
 
@@ -13,8 +12,6 @@ from vlrl.evaluation import report
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-            str(ROOT / "train.py")]
 ASYNC = ("extends=algorithms/decoupled_ppo.yaml", "rollout.minibatches=1", "steps=12", "save.every=3", "eval.every=4",
          "log.samples_every=0")
 CASES = {"one": ("async.max_staleness=1",),
@@ -105,7 +102,7 @@ def test_two_processes_draw_what_one_does(tiny_models, tmp_path, staleness=2):
              "curriculum.max_refills=1", "save.keep=9")
     assert run(config, tmp_path / "one", *words).returncode == 0
     for name in ("two", "parts"):
-        done = run(config, tmp_path / name, *words, launcher=TORCHRUN, ACCELERATE_USE_CPU="true")
+        done = run(config, tmp_path / name, *words, processes=2)
         assert done.returncode == 0, done.stderr
         if name == "two":
             shutil.copytree(tmp_path / "two", tmp_path / "parts")
@@ -129,7 +126,7 @@ def test_an_error_in_the_thread_of_one_process_ends_all(tiny_models, tmp_path):
     fails = 'if answer.step == 2 and sample.id.endswith("9"):\n            return {"unknown": 1.0}\n'
     task.write_text(task.read_text().replace("        vowels = sum", f"        {fails}        vowels = sum"))
     done = run(config, tmp_path / "run", *ASYNC, *CASES["one"], "eval.samples=0", "curriculum.name=sequential",
-               launcher=TORCHRUN, ACCELERATE_USE_CPU="true")
+               processes=2)
     assert done.returncode != 0 and done.stderr.count("error: ") >= 2, done.stderr
     assert [m["step"] for m in metrics(tmp_path / "run")] == [0, 1]
     assert "closed by peer" not in done.stderr and "gloo" not in done.stderr

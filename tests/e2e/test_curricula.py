@@ -3,14 +3,13 @@ they are the same run, two processes do what one does, and prompts.parquet says 
 """
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from tests.curriculum import sourced
+from tests.e2e import forked
 from tests.e2e.curricula import CASES, Killed, go, prepare
 from tests.e2e.runs import ENV, ROOT, metrics, weights
 from vlrl.curriculum import SAMPLERS
@@ -79,9 +78,7 @@ def test_prompts_are_those_of_the_rollouts(folder, case):
 @pytest.fixture(scope="module")
 def two(folder):
     """With a run of each case by two processes, and what every sampler does there with a scripted engine."""
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m",
-                    "tests.e2e.curricula", str(folder)], check=True, cwd=ROOT, timeout=300,
-                   env={**ENV, "ACCELERATE_USE_CPU": "true"})
+    forked.run(["-m", "tests.e2e.curricula", folder], ENV, ROOT, 300, 2).check_returncode()
     return folder
 
 

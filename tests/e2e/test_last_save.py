@@ -22,7 +22,7 @@ ALONE = ("limits.score_s=0", "rollout.score_ahead=false")
 
 
 def start(config, folder, *words, **env):
-    return run(config, folder, *words, launcher=TORCHRUN, ACCELERATE_USE_CPU="true", **env)
+    return run(config, folder, *words, processes=2, **env)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,8 @@ def test_an_error_of_all_that_hold_shards(config, sharded, tmp_path):
 
 
 def test_one_of_those_that_hold_shards_is_killed(config, tmp_path):
-    done = start(config, tmp_path / "run", *ALONE, "train.sharding=fsdp2", FAULT=f"kill:{tmp_path}/run")
+    done = run(config, tmp_path / "run", *ALONE, "train.sharding=fsdp2", launcher=TORCHRUN, ACCELERATE_USE_CPU="true",
+               FAULT=f"kill:{tmp_path}/run")
     (said,) = errors(done)
     assert done.returncode == 1 and "for rank 1 (no sign of life" in said, done.stderr
     assert "2 of the 2 completed steps are lost, since each process holds a part of the weights" in said
@@ -95,7 +96,9 @@ def test_one_of_those_that_hold_shards_is_killed(config, tmp_path):
 
 
 def test_a_process_is_killed(config, whole, tmp_path):
-    done = start(config, tmp_path / "run", *ALONE, FAULT=f"kill:{tmp_path}/run")
+    """Under torchrun, which ends the other."""
+    done = run(config, tmp_path / "run", *ALONE, launcher=TORCHRUN, ACCELERATE_USE_CPU="true",
+               FAULT=f"kill:{tmp_path}/run")
     (said,) = errors(done)
     assert done.returncode == 1 and "for rank 1 (no sign of life" in said, done.stderr
     assert "The 2 completed steps are saved in" in said and steps(tmp_path / "run") == ["step-000002"]

@@ -2,17 +2,15 @@
 
 import json
 import signal
-import sys
 
 import pytest
 from PIL import Image
 
-from tests.e2e.runs import ENV, ROOT, kill_after, metrics, run, weights
+from tests.e2e.runs import ENV, kill_after, metrics, run, weights
 from vlrl.store import RunFolder
 from vlrl.training.preflight import FIRST
 
 pytestmark = pytest.mark.slow
-TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(ROOT / "train.py")]
 TASK = '''
 import os
 from vlrl.task import Task
@@ -88,8 +86,7 @@ def test_one_row_at_a_time_is_the_same_run_and_goes_on_after_a_kill(made, tmp_pa
 def test_a_process_reads_its_own_rows_alone(made, tmp_path, monkeypatch):
     config = made()
     monkeypatch.setitem(ENV, "READS", str(tmp_path / "two-"))
-    done = run(config, tmp_path / "two", "steps=4", "curriculum=sequential", launcher=TWO, timeout=900,
-               ACCELERATE_USE_CPU="true")
+    done = run(config, tmp_path / "two", "steps=4", "curriculum=sequential", processes=2, timeout=900)
     assert done.returncode == 0, done.stderr
     assert {*reads(tmp_path, "two-", 1)} == {f"r{i}" for i in range(1, 16, 2)}
     assert {f"r{i}" for i in range(0, 16, 2)} <= {*reads(tmp_path, "two-", 0)} <= {f"r{i}" for i in range(16)}

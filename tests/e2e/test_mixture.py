@@ -1,11 +1,10 @@
 """A run of two tasks: killed and resumed it is the same run, and two processes do what one does."""
 
 import signal
-import sys
 
 import pytest
 
-from tests.e2e.runs import ROOT, kill_after, metrics, run, weights, write_config
+from tests.e2e.runs import kill_after, metrics, run, weights, write_config
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -41,10 +40,7 @@ def test_a_mixture_resumes_and_runs_with_two_processes(tiny_models, tmp_path):
     rows = RunFolder(whole).rollouts(0, columns=["task", "sample_id", "weights"]).to_pylist()
     assert {r["task"] for r in rows} == {"Shades", "brief"} == {r["sample_id"].partition("/")[0] for r in rows}
 
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-                str(ROOT / "train.py")]
-    done = run(config, two, *words[1:], "steps=2", "train.schedule=constant", launcher=launcher,
-               ACCELERATE_USE_CPU="true")
+    done = run(config, two, *words[1:], "steps=2", "train.schedule=constant", processes=2)
     assert done.returncode == 0, done.stderr
     drawn = [{(r["step"], r["group_id"], r["sample_id"]) for r in RunFolder(folder).rollouts(0).to_pylist()}
              for folder in (whole, two)]

@@ -1,26 +1,23 @@
-"""Several processes give what one gives (torchrun, gloo)."""
+"""Several processes give what one gives (gloo)."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from tests.conftest import TWO
+from tests.e2e import forked
 from tests.e2e.replay import main
 from tests.e2e.runs import ENV, FEW, ROOT, metrics, run, write_config
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 
 
 def replayed(folder, tmp_path, how, more="{}"):
     """What one process finds, and what two find."""
     main(str(folder), str(tmp_path / "one"), how, more)
-    subprocess.run([*TORCHRUN, "2", "-m", "tests.e2e.replay", str(folder), str(tmp_path / "two"), how, more],
-                   check=True, cwd=ROOT, env={**ENV, "ACCELERATE_USE_CPU": "true"}, timeout=300)
+    forked.run(["-m", "tests.e2e.replay", folder, tmp_path / "two", how, more], ENV, ROOT, 300, 2).check_returncode()
     return (torch.load(tmp_path / name, weights_only=True) for name in ("one", "two"))
 
 
@@ -110,8 +107,7 @@ def test_unequal_prompts_are_stored_once_by_who_trains_on_them(tiny_models, tmp_
     task.write_text(task.read_text().replace("(64, 64)", "(64, 64) if i % 2 else (128, 128)"))
     words = ("steps=2", "curriculum.name=sequential", "eval.samples=0", "rollout.prompts_per_step=6")
     for name, more in (("two", ()), ("off", ("train.balance=false",))):
-        done = run(config, tmp_path / name, *words, *more, launcher=[*TORCHRUN, "2", str(ROOT / "train.py")],
-                   ACCELERATE_USE_CPU="true")
+        done = run(config, tmp_path / name, *words, *more, processes=2)
         assert done.returncode == 0, done.stderr
     found, plain = (RunFolder(tmp_path / name).rollouts(0).to_pylist() for name in ("two", "off"))
     keys = [(r["group_id"], r["index"]) for r in found]
@@ -126,8 +122,7 @@ def test_an_error_on_one_process_ends_all_with_its_message(tiny_models, tmp_path
     config = write_config(tmp_path, tiny_models["qwen3_vl"])
     task = tmp_path / "shades.py"
     task.write_text(task.read_text().replace("Media(source=", "Media(source='gone.png' if i == 1 else "))
-    done = run(config, tmp_path / "run", "curriculum.name=sequential", "eval.samples=0",
-               launcher=[*TORCHRUN, "2", str(ROOT / "train.py")], ACCELERATE_USE_CPU="true")
+    done = run(config, tmp_path / "run", "curriculum.name=sequential", "eval.samples=0", processes=2)
     assert done.returncode != 0
     assert done.stderr.count("error: ") >= 2 and "gone.png" in done.stderr
     assert "closed by peer" not in done.stderr and "gloo" not in done.stderr
@@ -136,7 +131,6 @@ def test_an_error_on_one_process_ends_all_with_its_message(tiny_models, tmp_path
 def test_fewer_prompts_than_processes_and_nothing_kept(tiny_models, tmp_path):
     config = write_config(tmp_path, tiny_models["qwen3_vl"])
     done = run(config, tmp_path / "run", "steps=2", "rollout.prompts_per_step=1", "curriculum.keep=mixed",
-               "curriculum.max_refills=1", "eval.samples=1", launcher=[*TORCHRUN, "2", str(ROOT / "train.py")],
-               ACCELERATE_USE_CPU="true")
+               "curriculum.max_refills=1", "eval.samples=1", processes=2)
     assert done.returncode == 0, done.stderr
     assert [m["step"] for m in metrics(tmp_path / "run")] == [0, 1]

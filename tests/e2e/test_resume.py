@@ -5,8 +5,7 @@ import signal
 
 import pytest
 
-from tests.e2e.runs import ROOT, kill_after, metrics, run, weights, write_config
-from tests.e2e.test_processes import TORCHRUN
+from tests.e2e.runs import kill_after, metrics, run, weights, write_config
 from vlrl.store import RunFolder, checkpoint
 
 pytestmark = pytest.mark.slow
@@ -64,11 +63,11 @@ def test_resume_on_another_number_of_processes(tiny_models, tmp_path, before, af
     task.write_text(task.read_text().replace('row={"id"', 'row={"category": "abc"[i % 3], "id"'))
     words = ("save.every=3", "eval.samples=0", "curriculum.name=sec", "train.schedule=constant", "train.warmup=0")
     first, same, other = tmp_path / "first", tmp_path / "same", tmp_path / "other"
-    done = launched(config, first, before, *words, "steps=3")
+    done = run(config, first, *words, "steps=3", processes=before)
     assert done.returncode == 0, done.stderr
     for folder, processes in ((same, before), (other, after)):
         shutil.copytree(first, folder)
-        done = launched(config, folder, processes, *words, "steps=4", "save.keep=9")
+        done = run(config, folder, *words, "steps=4", "save.keep=9", processes=processes)
         assert done.returncode == 0 and "going on from" in done.stdout, done.stderr
     assert weights(first, 3) == weights(other, 3)
     drawn = [{(r["group_id"], r["sample_id"], r["index"]): r["token_ids"] for r in RunFolder(f).rollouts(3).to_pylist()}
@@ -79,7 +78,3 @@ def test_resume_on_another_number_of_processes(tiny_models, tmp_path, before, af
     assert one["drawn"] == two["drawn"] and (one["history"]["visits"] == two["history"]["visits"]).all()
     assert one["sampler"].keys() == two["sampler"].keys()
 
-
-def launched(config, folder, processes, *words):
-    launcher = None if processes == 1 else [*TORCHRUN, str(processes), str(ROOT / "train.py")]
-    return run(config, folder, *words, launcher=launcher, ACCELERATE_USE_CPU="true", timeout=900)

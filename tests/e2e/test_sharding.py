@@ -2,13 +2,12 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT, metrics
 from tests.e2e.sharded import main
 from vlrl.cli import main as cli
@@ -34,11 +33,8 @@ def launch(processes, runs, path, **env):
     path.write_text(json.dumps(runs))
     if processes == 1:
         return main(str(path))
-    found = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes), "-m",
-         "tests.e2e.sharded", str(path)], cwd=ROOT, env={**ENV, "ACCELERATE_USE_CPU": "true", **env}, text=True,
-        capture_output=True, timeout=1500)
-    assert found.returncode == 0, found.stderr[-4000:]
+    done = forked.run(["-m", "tests.e2e.sharded", path], {**ENV, **env}, ROOT, 1500, processes)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def saved(folder, step):

@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import json
 import math
-import subprocess
 import sys
 
 import numpy as np
@@ -14,6 +13,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from tests.conftest import SAMPLES, random_answers
+from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT, metrics, write_config
 from tests.helpers import Vowels, credited_groups, load, settings
 from vlrl import config as configs
@@ -166,9 +166,8 @@ def both_processes(folder, out):
 
 @pytest.mark.slow
 def test_processes_skip_together(tiny_models, tmp_path):
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m",
-                    "tests.models.test_precision", str(tiny_models["qwen3_vl"]), str(tmp_path)],
-                   check=True, cwd=ROOT, env={**ENV, "ACCELERATE_USE_CPU": "true"}, timeout=300)
+    forked.run(["-m", "tests.models.test_precision", tiny_models["qwen3_vl"], tmp_path], ENV, ROOT, 300,
+               processes=2).check_returncode()
     one, two = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert one == two and [s[:2] for s in one] == [[1, 2**59], [0, 2**12]]
 

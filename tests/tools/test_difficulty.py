@@ -2,8 +2,6 @@
 
 import json
 import logging
-import subprocess
-import sys
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT
 from tests.rollout.test_group_source import BAD, Number, encode
 from vlrl import curriculum
@@ -232,9 +231,7 @@ def test_two_processes_give_what_one_gives(words, tmp_path, capsys, monkeypatch)
     (tmp_path / "1.jsonl").touch()
     assert main([*command, str(tmp_path / "1.jsonl"), "--force"]) == 0
     one = json.loads(capsys.readouterr().out)
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m",
-                           "vlrl", *command, str(tmp_path / "2.jsonl")], capture_output=True, text=True, cwd=ROOT,
-                          env={**ENV, "ACCELERATE_USE_CPU": "true"}, timeout=300)
+    done = forked.run(["-m", "vlrl", *command, tmp_path / "2.jsonl"], ENV, ROOT, 300, processes=2)
     assert done.returncode == 0, done.stderr
     (two,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert one["answers_drawn"] == two["answers_drawn"] == 512 and one["histogram"] == two["histogram"]
