@@ -32,7 +32,7 @@ from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from vlrl.config.url_entries import PORTS, parts, plain_host
 from vlrl.errors import DataError, RunError
-from vlrl.store.files import read_json, write_text
+from vlrl.store.files import file_sha256, read_json, write_text
 
 if TYPE_CHECKING:
     import httpx
@@ -154,7 +154,7 @@ def fetched(remote: Remote, most_bytes: int, seconds: float) -> Path:
     known = read_json(entry) or {}
     kept = cache / "media" / Path(str(known.get("file", "none"))).name
     with contextlib.suppress(OSError):
-        if _hash(kept) == known.get("sha256"):
+        if file_sha256(kept) == known.get("sha256"):
             if kept.stat().st_size > most_bytes:
                 raise _too_large(remote.url, most_bytes)
             return kept
@@ -362,11 +362,6 @@ def _on_disk(cache: Path) -> Iterator[None]:
 
 def _too_large(url: str, most: int) -> DataError:
     return DataError(f"media URL {shown(url)} has more bytes than limits.media_bytes={most}")
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _suffix(head: bytes) -> str:

@@ -29,6 +29,7 @@ import numpy as np
 from vlrl.config.alerts import AlertSettings, webhook_problem
 from vlrl.config.schema import Config
 from vlrl.errors import ConfigError
+from vlrl.store import plain
 from vlrl.store.files import append_line
 
 _WAITING = 100
@@ -92,7 +93,7 @@ class Alerts:
         for alert in found:
             record = {**asdict(alert), "run": str(self.folder), "host": socket.gethostname(), "time": time.time()}
             self._say(f"ALERT {alert.text}")
-            append_line(self.folder / "alerts.jsonl", _json(record))
+            append_line(self.folder / "alerts.jsonl", json.dumps(plain(record)))
             if self._hook:
                 self._hook.send(record)
         return {f"alerts/{alert.alert}": alert.value for alert in found}
@@ -237,11 +238,6 @@ _READ = ("reward/mean", "reward/std", "groups/zero_variance_frac", "kl", "entrop
          "skipped")
 
 
-def _json(record: Mapping[str, Any]) -> str:
-    """JSON, which has no infinity: what is infinite stands in the text alone."""
-    return json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()})
-
-
 # --- the webhook ------------------------------------------------------------------------------------------------------
 
 
@@ -287,7 +283,7 @@ class Webhook:
                           timeout=self._timeout_s, follow_redirects=False) as client:
             while (record := self._waiting.get()) is not None:
                 try:
-                    with client.stream("POST", self._url, content=_json(record),
+                    with client.stream("POST", self._url, content=json.dumps(plain(record)),
                                        headers={"Content-Type": "application/json"}) as answer:  # its body is not read
                         if not answer.is_success:
                             self._failed(f"HTTP {answer.status_code}")
