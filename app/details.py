@@ -19,7 +19,8 @@ from vlrl.task.scoring import overlay_marks
 from vlrl.types import Sample
 
 from . import AppError
-from .library import Library, finite
+from .html import finite
+from .library import Library
 from .queries import SOURCES, GroupKey, RolloutKey
 from .textfiles import first_line
 

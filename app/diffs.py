@@ -32,16 +32,3 @@ def words(before: str, after: str) -> Html:
         pieces += [esc(came)] if same else [el(tag, text) for tag, text in (("del", gone), ("ins", came)) if text]
     warning = note(f"Long texts: the first {_MOST_WORDS // 2:,} words of each are compared.") if cut else ""
     return el("div", warning, el("div", join(pieces), class_="v-text"), class_="v v-diff")
-
-
-def similarity(before: str, after: str) -> float:
-    """Returns the share of words that two texts have in common in the same order, in [0, 1]; 1 for two empty texts."""
-    old, new = (_WORDS.findall(text[:MOST])[:_MOST_WORDS // 2] for text in (before, after))
-    return Indel.normalized_similarity(old, new)
-
-
-def side_by_side(before: str, after: str, names: tuple[str, str] = ("before", "after")) -> Html:
-    """Returns both texts beside each other under their names, then the differences."""
-    columns = [el("div", el("h4", name), el("div", text[:MOST], class_="v-text"))
-               for name, text in zip(names, (before, after), strict=True)]
-    return el("div", el("div", *columns, class_="v-pair"), words(before, after), class_="v")

@@ -19,8 +19,9 @@ from typing import Any
 from vlrl.evaluation.stats import Interval, mean_ci, paired_gain
 
 from . import AppError
+from .html import finite
 from .index import GroupKey, Index
-from .library import Library, finite
+from .library import Library
 
 EDGES = (0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0)
 """Bounds of the classes of pass rate."""
@@ -29,8 +30,7 @@ _RUNS = "(SELECT unnest(?::VARCHAR[]))"
 _VALUE = ("CASE WHEN ?::BOOLEAN AND correct IS NOT NULL THEN correct::DOUBLE "
           "WHEN ?::VARCHAR IS NULL THEN reward ELSE part_values[list_position(part_names, ?::VARCHAR)] END")
 """What an answer passes by: whether it is correct, its reward, or the part that is named."""
-_EQUAL = 1e-9
-_ANSWER = 4000  # characters of an answer in a history
+_EQUAL = 1e-9  # rewards that are as near are a tie
 _MOST_CATEGORIES = 40
 
 
@@ -52,7 +52,6 @@ class Visit:
     """Training groups of this sample in the run up to here, this one included."""
     weight: float | None
     """visits / mean visits of all samples of the run that were drawn up to here: 1 = drawn as often as the others."""
-    best_answer: str = ""
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,6 @@ def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str
     rows = index.table.fetch(f"""
         SELECT {_KEY}, count(*) AS n, avg(reward) AS mean, round(stddev_samp(reward), 12) AS std, max(reward) AS best,
                min(reward) AS worst, list({_VALUE}) AS scored,
-               arg_max(completion, reward)[:{_ANSWER}] AS answer,
                {{'media': first(media), 'target': first(target),
                  'prompt': CASE WHEN first(media) IS NULL THEN first(left(prompt, 240)) END}} AS content
         FROM rollouts WHERE sample_id = ? AND run IN {_RUNS} AND NOT aside GROUP BY {_KEY}
@@ -186,8 +184,7 @@ def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str
         visits.append(Visit(
             GroupKey(*(row[name] for name in _KEY.split(", "))), row["n"], row["mean"],
             0.0 if row["best"] is not None and row["best"] == row["worst"] else row["std"], row["best"], row["worst"],
-            _pass_rate(row["scored"], limits.get(run)), seen[run], seen[run] / usual if training and usual else None,
-            row["answer"] or ""))
+            _pass_rate(row["scored"], limits.get(run)), seen[run], seen[run] / usual if training and usual else None))
     return History(sample_id, tuple(visits), {run: limits[run] for run in drawn if run in limits},
                    (*asked.notes, *notes))
 
@@ -204,15 +201,22 @@ def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Compari
     if not both:
         raise AppError(f"the evaluations of {split!r} in run {a.run!r} at step {a.step} and run {b.run!r} at step "
                        f"{b.step} have no sample in common{f'. {others}' if others else ''}")
-    pairs = sorted((Pair(one["sample_id"], one["category"], one["mean"], other["mean"], _eval_key(a, split, one),
-                         _eval_key(b, split, other)) for one, other in both),
-                   key=lambda pair: (-pair.gain, pair.sample_id))
-    categories = sorted({pair.category for pair in pairs if pair.category is not None})
+    pairs = [Pair(one["sample_id"], one["category"], one["mean"], other["mean"], _eval_key(a, split, one),
+                  _eval_key(b, split, other)) for one, other in both]
+    return comparison(a, b, split, pairs, (len(first), len(second)),
+                      (*asked.notes, *([others] if others else ())))
+
+
+def comparison(a: Side, b: Side, split: str, pairs: Sequence[Pair], samples: tuple[int, int],
+               notes: tuple[str, ...]) -> Comparison:
+    """Returns what pairs of samples tell; `samples`: how many each side has."""
+    pairs = sorted(pairs, key=lambda pair: (-pair.gain, pair.sample_id))
+    before, after = [pair.a for pair in pairs], [pair.b for pair in pairs]
+    names = sorted({pair.category for pair in pairs if pair.category is not None})
     return Comparison(
-        a, b, split, len(pairs), *_outcomes(pairs), mean_ci([p.a for p in pairs]), mean_ci([p.b for p in pairs]),
-        paired_gain([p.a for p in pairs], [p.b for p in pairs]), tuple(pairs),
-        tuple(_category_outcomes(name, [p for p in pairs if p.category == name]) for name in categories),
-        len(first) - len(both), len(second) - len(both), (*asked.notes, *([others] if others else ())))
+        a, b, split, len(pairs), *_outcomes(pairs), mean_ci(before), mean_ci(after), paired_gain(before, after),
+        tuple(pairs), tuple(_category_outcomes(name, [p for p in pairs if p.category == name]) for name in names),
+        samples[0] - len(pairs), samples[1] - len(pairs), notes)
 
 
 def curriculum(index: Index, library: Library, run: str, *, part: str | None = None, threshold: float | None = None,

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.errors import did_you_mean
-from vlrl.store import RunFolder
+from vlrl.store import RunFolder, utf8
 from vlrl.store.files import read_json
 from vlrl.tools import status
 
 from . import AppError
+from .html import finite
 from .textfiles import BadFile, JsonLines, flat, read_yaml
 
-STATES = ("running", "finished", "failed", "interrupted", "stale", "unknown")
 _STATE = {"starting": "running", "dead": "stale"}  # status.py's words for it, where they differ
 _DEPTH = 5  # folders below the root in which runs are looked for
 _MOST_FOLDERS = 20_000
@@ -42,7 +42,8 @@ class RunInfo:
     id: str
     path: Path
     state: str
-    """One of STATES; stale: says that it runs, but reports nothing any more or its process is gone."""
+    """running, finished, failed, interrupted, unknown, or stale: it says that it runs, but reports nothing any more or
+    its process is gone."""
     task: str = ""
     model: str = ""
     step: int | None = None
@@ -237,7 +238,7 @@ class _Walk:
             with os.scandir(folder) as entries:
                 names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
         except OSError as error:
-            self.skipped.append(f"{_printable(folder)}: {error.strerror}")
+            self.skipped.append(f"{utf8(str(folder))}: {error.strerror}")
             return
         for name in names:
             path = folder / name
@@ -246,8 +247,8 @@ class _Walk:
                 self.skipped.append(f"only the first {_MOST_FOLDERS} folders were looked into: name a smaller folder")
             if self._left <= 0:
                 return
-            if _printable(path) != str(path):
-                self.skipped.append(f"{_printable(path)}: its name is no valid text")
+            if utf8(str(path)) != str(path):
+                self.skipped.append(f"{utf8(str(path))}: its name is no valid text")
             elif _is_run(path):
                 yield path.relative_to(self.root).as_posix(), path
             elif depth > 1 and not name.startswith(".") and name not in _NOT_WALKED:
@@ -300,16 +301,6 @@ def inside_folder(folder: Path, root: Path) -> bool:
         return False
 
 
-def finite(value: Any) -> float | None:
-    """Returns a finite number as float, anything else None."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
-
-
 def _is_run(path: Path) -> bool:
     return status.is_run(path) or any(_holds_parquet(path / name) for name in ("rollouts", "eval-rollouts"))
 
@@ -357,7 +348,3 @@ def _whole(value: Any) -> int | None:
 
 def _word(value: Any) -> str:
     return "" if value is None or isinstance(value, (Mapping, list)) else str(value)[:300]
-
-
-def _printable(path: Path) -> str:
-    return str(path).encode("utf-8", "backslashreplace").decode()

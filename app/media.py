@@ -7,7 +7,6 @@ store names files by their sha256, so no link can show a file that its maker did
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import re
@@ -25,6 +24,7 @@ from vlrl.config.schema import LimitsSettings
 from vlrl.data import video_decoders
 from vlrl.data.media import IMAGE_FORMATS, load
 from vlrl.errors import DataError
+from vlrl.store.files import file_sha256
 from vlrl.types import Media
 
 from . import AppError
@@ -101,8 +101,7 @@ class MediaStore:
                 return None
             key = _signature(real)
             if key not in self._links:
-                with open(real, "rb") as file:
-                    self._links[key] = hashlib.file_digest(file, "sha256").hexdigest()
+                self._links[key] = file_sha256(real)
             return real if self._links[key] == path.stem else None
         except (OSError, ValueError, RuntimeError):
             return None

@@ -6,8 +6,7 @@ torch is imported by the functions that need it. Nothing is fetched from the net
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from vlrl.errors import VlrlError
 from vlrl.models import model_config
 from vlrl.store import checkpoint
 from vlrl.store.files import read_json
+from vlrl.store.lock import ticking
 
 from . import AppError
 from .library import Library
@@ -183,7 +183,7 @@ def load(config: Config, weights: int, tell: Callable[[float], None]) -> Policy:
     transformers.logging.disable_progress_bar()
     process = psutil.Process()
     before = process.memory_info().rss
-    with _ticking(0.2, lambda: tell(min(0.95, max(0, process.memory_info().rss - before) / max(weights, 1)))):
+    with ticking(0.2, lambda: tell(min(0.95, max(0, process.memory_info().rss - before) / max(weights, 1)))):
         return policy.load(config, make_accelerator(config))
 
 
@@ -213,21 +213,3 @@ def is_shortage(error: BaseException) -> bool:
     words = str(error).lower()
     said = any(phrase in words for phrase in ("can't allocate memory", "not enough memory", "out of memory"))
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and said)
-
-
-@contextlib.contextmanager
-def _ticking(every_s: float, call: Callable[[], None]) -> Iterator[None]:
-    """`call` again and again from another thread."""
-    over = threading.Event()
-
-    def tick() -> None:
-        while not over.wait(every_s):
-            call()
-
-    thread = threading.Thread(target=tick, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()

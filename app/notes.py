@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from vlrl.store import utf8
+
 from . import AppError
 from .queries import RolloutKey
 
@@ -68,7 +70,7 @@ class Notes:
     def all(self, run: str | None = None, flag: str | None = None, text: str = "") -> list[Note]:
         """Notes, the last changed first: of one run, with one flag, with a text in comment or sample id."""
         wanted = {"run = ?": run, "flag = ?": flag, "instr(lower(comment || ' ' || sample), ?)": text.lower() or None}
-        tests = {test: _utf8(value) for test, value in wanted.items() if value is not None}
+        tests = {test: utf8(value) for test, value in wanted.items() if value is not None}
         where = f"WHERE {' AND '.join(tests)}" if tests else ""
         return self._select(f"{where} ORDER BY changed DESC, {', '.join(_KEYS)}", tuple(tests.values()))
 
@@ -86,12 +88,12 @@ class Notes:
             raise AppError(f"flag {flag!r} is not known; take one of {', '.join(FLAGS)}")
         if comment is not None and len(comment) > MOST_TEXT:
             raise AppError(f"the comment has {len(comment)} characters; {MOST_TEXT} is the most")
-        said = None if comment is None else _utf8(comment.strip())
+        said = None if comment is None else utf8(comment.strip())
         with self._open(write=True) as base:
             base.execute(f"INSERT INTO notes VALUES ({', '.join('?' * len(_COLUMNS))}) "
                          f"ON CONFLICT ({', '.join(_KEYS)}) DO UPDATE SET flag = coalesce(?, flag), "
                          "comment = coalesce(?, comment), changed = excluded.changed",
-                         (*_values(key), flag or "", said or "", _utf8(sample), reward, time.time(), flag, said))
+                         (*_values(key), flag or "", said or "", utf8(sample), reward, time.time(), flag, said))
             base.execute(f"DELETE FROM notes WHERE {_THIS} AND flag = '' AND comment = ''", _values(key))
         return self.get(key)
 
@@ -196,9 +198,4 @@ def _note(row: tuple) -> Note:
 
 
 def _values(key: RolloutKey) -> tuple:
-    return tuple(_utf8(value) if isinstance(value, str) else int(value) for value in key)
-
-
-def _utf8(text: str) -> str:
-    """Without lone surrogates, which sqlite does not take."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return tuple(utf8(value) if isinstance(value, str) else int(value) for value in key)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from vlrl.errors import did_you_mean
+from vlrl.store import utf8
 
 from . import AppError
 
@@ -102,7 +103,7 @@ class Where:
 
     def equal(self, column: str, value: Any) -> None:
         if value is not None:
-            self.add(f"{column} = ?", _text(value))
+            self.add(f"{column} = ?", utf8(str(value)))
 
     def within(self, expression: str, name: str, bounds: Range, *values: Any) -> None:
         """`expression` (of which `values` are parameters) lies in `bounds`; null does not."""
@@ -134,7 +135,7 @@ def of_rollouts(query: Query) -> Where:
     for column in ("reward", "advantage", "length"):
         where.within(column, column, getattr(query, column))
     if query.part is not None:
-        where.within(_PART, "part_range", query.part_range, _text(query.part))
+        where.within(_PART, "part_range", query.part_range, utf8(str(query.part)))
     if query.truncated is not None:
         where.add("truncated = ?", bool(query.truncated))
     if query.error is not None:
@@ -158,7 +159,7 @@ def flagged_table(query: Query) -> pa.Table:
 def clean_key(key: GroupKey | RolloutKey) -> tuple[Any, ...]:
     """Returns the parts of a key as they can be looked up. Raises AppError when step or index is no whole number."""
     try:
-        return tuple(int(v) if name in ("step", "index") else _text(v)
+        return tuple(int(v) if name in ("step", "index") else utf8(str(v))
                      for name, v in zip(key._fields, key, strict=True))
     except (TypeError, ValueError, OverflowError):
         raise AppError(f"{str(tuple(key))[:200]} names no group or rollout") from None
@@ -175,13 +176,13 @@ def rollout_order(query: Query) -> tuple[str, list[Any]]:
     column = _SORT[_chosen("sort", query.sort, SORTS)]
     if query.sort == "part" and query.part is None:
         raise AppError("to sort by a reward part, choose the part")
-    values = [_text(query.part)] if query.sort == "part" else []
+    values = [utf8(str(query.part))] if query.sort == "part" else []
     return f"{column} {_way(query)} NULLS LAST, step DESC, run, source, split, group_id, idx", values
 
 
 def checked_pattern(pattern: str) -> str:
-    """Returns a regular expression that can be tried. Raises AppError that says where it is wrong."""
-    pattern = _text(pattern)
+    """A regular expression that can be tried. Raises AppError that says where it is wrong."""
+    pattern = utf8(str(pattern))
     if len(pattern) > _LONGEST:
         raise AppError(f"the search text has {len(pattern)} characters, more than {_LONGEST}")
     return pattern
@@ -219,8 +220,3 @@ def _bounds(name: str, bounds: Any) -> tuple[float | None, float | None]:
     except (TypeError, ValueError, OverflowError):
         raise AppError(f"{name} {str(bounds)[:100]} must be a lowest and a highest number") from None
     return tuple(None if v is None or math.isnan(v) else v for v in (low, high))  # type: ignore[return-value]
-
-
-def _text(value: Any) -> str:
-    """Valid UTF-8, as the store writes it."""
-    return str(value).encode("utf-8", "backslashreplace").decode()

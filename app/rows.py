@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from vlrl.evaluation.stats import Interval, mean_ci, paired_gain
+from vlrl.evaluation.stats import Interval, paired_gain
 
 from . import AppError
 from .index import Index, RolloutRow
-from .insight import Comparison, Pair, Side, matched
+from .insight import Comparison, Pair, Side, comparison, matched
 from .queries import GroupKey, Query
 
 _PAGE = 500  # rows at a time, the most that an index gives
-_EQUAL = 1e-9  # rewards that are as near are a tie
 
 
 class Span(NamedTuple):
@@ -59,15 +57,8 @@ def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
         told = [f"steps {span.first or 0} to {'the last' if span.last is None else span.last} of {span.run} "
                 f"({len(side):,} samples)" for span, side in ((a, first), (b, second))]
         raise AppError(f"No sample is in both: {told[0]} and {told[1]}.{f' {others}' if others else ''}")
-    pairs = sorted((_pair(before, after) for before, after in both), key=lambda pair: (-pair.gain, pair.sample_id))
-    before, after = [pair.a for pair in pairs], [pair.b for pair in pairs]
-    names = sorted({pair.category for pair in pairs if pair.category is not None})
-    categories = [(name, [pair for pair in pairs if pair.category == name]) for name in names]
-    return Comparison(
-        Side(a.run, a.first), Side(b.run, b.first), "train", len(pairs), *_outcomes(pairs), mean_ci(before),
-        mean_ci(after), paired_gain(before, after), tuple(pairs),
-        tuple((name, len(held), *_outcomes(held), sum(p.gain for p in held) / len(held)) for name, held in categories),
-        len(first) - len(pairs), len(second) - len(pairs), (*asked.notes, *([others] if others else ())))
+    return comparison(Side(a.run, a.first), Side(b.run, b.first), "train", [_pair(*rows) for rows in both],
+                      (len(first), len(second)), (*asked.notes, *([others] if others else ())))
 
 
 def _samples(index: Index, span: Span) -> list[dict[str, Any]]:
@@ -84,12 +75,6 @@ def _pair(before: dict[str, Any], after: dict[str, Any]) -> Pair:
     a, b = (GroupKey(*(side["place"].values() if isinstance(side["place"], dict) else side["place"]))
             for side in (before, after))
     return Pair(before["sample_id"], after["category"], before["mean"], after["mean"], a, b)
-
-
-def _outcomes(pairs: Sequence[Pair]) -> tuple[int, int, int]:
-    """Wins, losses and ties of b."""
-    wins, losses = sum(pair.gain > _EQUAL for pair in pairs), sum(pair.gain < -_EQUAL for pair in pairs)
-    return wins, losses, len(pairs) - wins - losses
 
 
 class PartGain(NamedTuple):

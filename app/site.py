@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from .media import MediaStore
 
 PAGES = ("runs", "rollouts", "history", "compare", "curriculum", "playground", "notes")
-POLL_S = 3
-"""Seconds between two looks at the run folders while a page is in view."""
 _LONGEST = 8000  # characters of a query
 _log = logging.getLogger("vlrl.app")
 
@@ -75,7 +73,7 @@ class Site:
         self._listen(place.change, fn, [place, *inputs], outputs)
 
     def on_tick(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
-        """Calls `fn(location, *inputs)` every POLL_S seconds while this page is in view."""
+        """Calls `fn(location, *inputs)` every few seconds (see app.js) while this page is in view."""
         place = self._locations[self.page]
         self._listen(place.tick, fn, [place, *inputs], outputs)
 

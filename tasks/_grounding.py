@@ -32,7 +32,6 @@ from vlrl.types import Answer, Parts, Sample
 
 _THINK = ("First output the thinking process in <think> </think> tags and then output the final answer in <answer> "
           "</answer> tags.")
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PAIR = re.compile(r"\(([-+]?\d{1,9}(?:\.\d{1,20})?),\s?([-+]?\d{1,9}(?:\.\d{1,20})?)\)", re.ASCII)
 _MARKED = re.compile(r"<\|box_start\|>(.{1,100}?)<\|box_end\|>")
 _THOUSAND = re.compile(r"\[(1000|\d{1,3}),\s?(1000|\d{1,3}),\s?(1000|\d{1,3}),\s?(1000|\d{1,3})\]", re.ASCII)

@@ -10,7 +10,7 @@ are numpy, and the model inputs inside a Prompt are typed as Any.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -97,6 +97,21 @@ class Sample:
         """Multiplies the row's loss."""
         weight = self.row.get("weight")
         return 1.0 if weight is None else float(weight)
+
+
+class SampleSequence(Sequence[Sample]):
+    """Samples by place; a subclass says how many there are, and makes the one at a place."""
+
+    def _at(self, place: int) -> Sample:
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
+        places = range(len(self))[index]
+        return [self._at(i) for i in places] if isinstance(places, range) else self._at(places)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

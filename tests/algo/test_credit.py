@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.e2e.runs import ROOT, kill_after, metrics, run, weights, write_config
+from tests.engine.scripted import ScriptedEngine
 from tests.helpers import credited_groups, load
 from tests.helpers import settings as made_settings
 from tests.rollout.test_group_source import Number, encode
@@ -15,7 +16,6 @@ from vlrl import curriculum
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config import load as load_config
 from vlrl.config import validate
-from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import ConfigError
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.group_source import GroupSource

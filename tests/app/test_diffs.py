@@ -24,7 +24,6 @@ class Sides(Markup):
 def test_words_by_hand():
     found = diffs.words("The red box is left.", "The blue box is right!")
     assert "The <del>red</del><ins>blue</ins> box is <del>left.</del><ins>right!</ins>" in found
-    assert diffs.similarity("a b", "a b") == 1 and diffs.similarity("", "") == 1 and diffs.similarity("a", "b") == 0
     assert "The same text" in diffs.words("a", "a")
 
 
@@ -38,7 +37,6 @@ def test_both_sides_come_back(before, after):
         found = Sides(diffs.words(before, after))
         assert (found.before, found.after) == (before, after)
         assert set(found.tags) <= {"div", "del", "ins"} and not found.odd
-    assert not Markup(diffs.side_by_side(before, after, ("<i>", "y"))).odd
 
 
 def test_long_texts_are_cut():

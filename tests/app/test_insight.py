@@ -63,7 +63,6 @@ def test_history_of_a_sample(index):
     assert [v.std for v in found.visits[:2]] == [1.0, 1.0] and found.visits[2].std is None
     # groups per drawn sample: 2 of 2 at step 0, 4 of 3 at step 2, 5 of 3 at step 3
     assert [v.weight for v in found.visits] == pytest.approx([1.0, 2 * 3 / 4, 3 * 3 / 5])
-    assert found.visits[1].best_answer and found.visits[2].best_answer == ""
 
 
 def test_history_over_runs_and_with_other_thresholds(index):

@@ -10,11 +10,11 @@ from typing import Any, cast
 import numpy as np
 from accelerate import Accelerator
 
+from tests.engine.scripted import ScriptedEngine
 from vlrl import curriculum
 from vlrl.config import validate
 from vlrl.curriculum import Prompts
 from vlrl.distributed import comm
-from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import DataError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock

@@ -1,5 +1,6 @@
 """URLs of media, against real servers of this machine. A test's guard alone lets loopback addresses through."""
 
+import asyncio
 import gzip
 import hashlib
 import io
@@ -164,6 +165,18 @@ def test_a_proxy_of_the_environment_is_not_used(serve, policy, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert get(serve({"/a.png": (200, {}, png())}).url(), policy()).read_bytes() == png()
+
+
+def test_a_url_is_asked_for_as_it_is_written(serve, policy):
+    path = "/a%2Fb/./x|y.png?q={%7B}"
+    server = serve({path: (200, {}, png())})
+    assert get(server.url(path), policy()).read_bytes() == png()
+
+
+def test_a_thread_with_an_event_loop_may_ask(serve, policy):
+    async def inside():
+        return get(serve({"/a.png": (200, {}, png())}).url(), policy())
+    assert asyncio.run(inside()).read_bytes() == png()
 
 
 @pytest.fixture(scope="module")

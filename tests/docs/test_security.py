@@ -21,9 +21,12 @@ CODE = [ROOT / "train.py", *sorted(p for folder in ("vlrl", "app", "tasks", "ben
                                    for p in (ROOT / folder).rglob("*.py"))]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 UNSAFE = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
-ALLOWED = {("vlrl/models/cost.py", "imports pickle"), ("vlrl/task/subprocess_scorer.py", "imports pickle")}
+ALLOWED = {("vlrl/models/cost.py", "imports pickle"), ("vlrl/task/subprocess_scorer.py", "imports pickle"),
+           ("vlrl/data/download.py", "verify=_context(remote.policy.guard.trusted)"),
+           ("vlrl/monitoring/alerts.py", "verify=ssl.create_default_context()")}
 """What moves between the processes of one run, and between a run and the process of its own code that scores; what
-torch.distributed gathers goes the same way."""
+torch.distributed gathers goes the same way. And contexts that check certificates, against those of the system, where
+httpx's own has those of a package; tests/data/test_download.py has certificates that are refused."""
 NAMES = ("eval", "exec", "compile", "__import__")
 CALLS = {"os.system": "starts a shell", "os.popen": "starts a shell", "torch.load": "unpickles", "yaml.unsafe_load": "",
          "yaml.full_load": "", "tempfile.mktemp": "guessable", "ssl._create_unverified_context": ""}

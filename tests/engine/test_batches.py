@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests import others
 from tests.conftest import SAMPLES, kinds_of
+from tests.engine.scripted import ScriptedEngine
 from tests.helpers import Vowels, load, settings
 from vlrl.curriculum import Prompts, Sequential
 from vlrl.engine import capacity
@@ -22,7 +23,6 @@ from vlrl.engine.cache import ROOM
 from vlrl.engine.capacity import GIB, Capacity, batches, chunks, cut
 from vlrl.engine.compare import _compared, compare
 from vlrl.engine.hf import HFEngine
-from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import TaskError, TrainingError
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.group_source import GroupSource

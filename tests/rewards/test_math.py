@@ -20,11 +20,11 @@ HANGS = "\\binom{1000000000}{500000000}"
 @pytest.fixture
 def fresh(monkeypatch):
     """A verifier of its own, and nothing remembered."""
-    worker = math._Worker()
-    monkeypatch.setattr(math, "_WORKER", worker)
+    verifier = math._Verifier()
+    monkeypatch.setattr(math, "_VERIFIER", verifier)
     math._remembered.cache_clear()
-    yield worker
-    worker.stop()
+    yield verifier
+    verifier.worker.kill()
     math._remembered.cache_clear()
 
 
@@ -78,7 +78,7 @@ def test_a_hang_is_an_error_once_and_the_next_question_is_answered(monkeypatch):
     with pytest.raises(math.VerifierError, match=r"no verdict within 0\.3 s of CPU time on '.*binom"):
         math.equal(HANGS, "\\frac{1}{2}", 0.3)
     assert math.equal("2/4", "\\frac{1}{2}") is True
-    monkeypatch.setattr(math._WORKER, "ask", lambda _question: pytest.fail("what hung is asked again"))
+    monkeypatch.setattr(math._VERIFIER, "ask", lambda _question: pytest.fail("what hung is asked again"))
     with pytest.raises(math.VerifierError, match="no verdict"):
         math.equal(HANGS, "\\frac{1}{2}", 0.3)
 
@@ -160,23 +160,23 @@ def test_readable(gold, expected):
 @pytest.mark.slow
 def test_a_process_that_dies_is_replaced(fresh):
     assert math.equal("2/4", "1/2") is True
-    first = fresh._process
+    first = fresh.worker.process
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
-    assert math.equal("3/6", "1/2") is True and fresh._process is not first
+    assert math.equal("3/6", "1/2") is True and fresh.worker.process is not first
 
 
 @pytest.mark.slow
 def test_one_that_says_nothing_is_stopped(fresh, monkeypatch):
     assert math.equal("2/4", "1/2") is True
-    os.kill(fresh._process.pid, signal.SIGSTOP)
+    os.kill(fresh.worker.process.pid, signal.SIGSTOP)
     monkeypatch.setattr(math, "_PATIENCE", 0.1)
     with pytest.raises(math.VerifierError):
         math.equal("3/6", "1/2", 0.01)
 
 
 def test_an_exception_of_the_library_is_an_error(fresh, monkeypatch):
-    monkeypatch.setattr(fresh, "_reply", lambda _line, _patience: b'{"error": "TypeError: no"}')
+    monkeypatch.setattr(fresh.worker, "ask", lambda _request, _patience: b'{"error": "TypeError: no"}')
     with pytest.raises(math.VerifierError, match="math-verify failed on '3/6': TypeError: no"):
         math.equal("3/6", "1/2")
 
@@ -184,15 +184,15 @@ def test_an_exception_of_the_library_is_an_error(fresh, monkeypatch):
 @pytest.mark.slow
 def test_interrupted_questions_leave_no_reply_behind(fresh, monkeypatch):
     assert math.equal("2/4", "1/2") is True
-    before = fresh._process
+    before = fresh.worker.process
 
-    def interrupted(_line, _patience):
+    def interrupted(_connection, _patience):
         raise KeyboardInterrupt
     with monkeypatch.context() as patch:
-        patch.setattr(fresh, "_reply", interrupted)
+        patch.setattr("vlrl.rewards.worker._await", interrupted)
         with pytest.raises(KeyboardInterrupt):
             math.equal("3/6", "1/2")
-    assert fresh._process is None and before.poll() is not None
+    assert fresh.worker.process is None and before.poll() is not None
 
 
 @pytest.mark.slow
@@ -205,19 +205,19 @@ def test_threads_and_a_fork(fresh):
     for thread in threads:
         thread.join()
     assert found == [True] * 6
-    parent = fresh._process
-    with fresh._lock:  # as if a thread were asking
+    parent = fresh.worker.process
+    with fresh.lock:  # as if a thread were asking
         child = os.fork()
         if child == 0:
             fine = False
             try:
                 fresh.forget()  # the process's own worker is told by itself
                 fine = math.equal("7/14", "1/2") is True
-                fresh.stop()
+                fresh.worker.kill()
             finally:
                 os._exit(0 if fine else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert fresh._process is parent and math.equal("11/22", "1/2") is True
+    assert fresh.worker.process is parent and math.equal("11/22", "1/2") is True
 
 
 def test_without_the_library(monkeypatch):

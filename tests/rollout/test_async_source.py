@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import SAMPLES
+from tests.engine.scripted import ScriptedEngine
 from tests.helpers import Vowels, load, settings
 from tests.rollout.test_group_source import BAD, Number
 from vlrl import config as configs
@@ -21,7 +22,6 @@ from vlrl.config import validate
 from vlrl.curriculum import Prompts, Sequential
 from vlrl.engine.copied import Abandoned, CopiedEngine
 from vlrl.engine.hf import HFEngine
-from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.engine.scripted import ScriptedEngine
 from vlrl import curriculum
 from vlrl.algo.advantage import dr_grpo
 from vlrl.config import validate
 from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import Prompts, Sequential, Uniform
-from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock, group_metrics

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from tests.conftest import SAMPLES
 from tests.e2e.runs import metrics
+from tests.engine.scripted import ScriptedEngine
 from tests.helpers import Vowels, load, settings
 from tests.rollout.test_group_source import Number
 from tests.training.test_loop import start
 from vlrl.config import validate
 from vlrl.curriculum import Foreseeing, Prompts, Sequential, Uniform
-from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import DataError, TaskError
 from vlrl.evaluation import evaluate as evaluation
 from vlrl.models.processing import PromptTooLong

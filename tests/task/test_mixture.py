@@ -12,6 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine.scripted import ScriptedEngine
 from vlrl import config as configs
 from vlrl import curriculum
 from vlrl.algo.advantage import dr_grpo
@@ -19,7 +20,6 @@ from vlrl.config import dump, load, validate
 from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import Draw, Foreseeing, Outcome, Probing, Prompts, Shares, Uniform
 from vlrl.curriculum.history import History
-from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import ConfigError, DataError
 from vlrl.evaluation.evaluate import evaluate, evaluation_line
 from vlrl.evaluation.report import gains, summary_table

@@ -11,6 +11,7 @@ from PIL import Image
 
 from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT
+from tests.engine.scripted import ScriptedEngine
 from tests.rollout.test_group_source import BAD, Number, encode
 from vlrl import curriculum
 from vlrl.cli.main import main
@@ -19,7 +20,6 @@ from vlrl.curriculum import Draw, Outcome, Prompts
 from vlrl.curriculum.history import History
 from vlrl.curriculum.visited import write_visited
 from vlrl.data import read_rows
-from vlrl.engine.scripted import ScriptedEngine
 from vlrl.errors import ConfigError, DataError, TrainingError, VlrlError
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.prefetch import Prefetcher

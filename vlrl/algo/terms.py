@@ -8,7 +8,6 @@ aggregation that its paper has. Log-ratios are kept within +-20 before they are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -18,8 +17,6 @@ from pydantic import Field
 from vlrl.algo import group_terms
 from vlrl.algo.clip import AboveOne, Reach, clipping, surrogate
 from vlrl.algo.inputs import LossInputs, Metrics, requires
-
-PolicyTerm = Callable[[LossInputs], tuple[torch.Tensor, Metrics]]
 
 _AboveZero = Annotated[float, Field(gt=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load
-from vlrl.cli.terminal import bars, printable
+from vlrl.cli.terminal import bars, printable, table
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -147,18 +147,13 @@ def _show(found: Summary, answers: int, out: Path, picture: Path, follow: str) -
 
 def _table(found: Summary) -> Table:
     """Prompts by the share of right answers, a line for each category below."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="Prompts by right answers, percent", box=SIMPLE_HEAD, pad_edge=False)
     lines: dict[str, Any] = {"all": found.histogram}
     lines |= dict(sorted(found.categories.items(), key=lambda item: -sum(item[1].values()))[:_SHOWN])
-    table.add_column("category" if len(lines) > 1 else "")
-    for name in found.histogram:
-        table.add_column(name, justify="right")
+    shown = table("category" if len(lines) > 1 else "", *found.histogram, title="Prompts by right answers, percent")
     for name, counts in lines.items():
-        table.add_row(Text(printable(name, 40)), *(f"{count:,}" for count in counts.values()))
+        shown.add_row(Text(printable(name, 40)), *(f"{count:,}" for count in counts.values()))
     if len(found.categories) > _SHOWN:
-        table.caption = f"and {len(found.categories) - _SHOWN:,} more categories (--json has all)"
-    return table
+        shown.caption = f"and {len(found.categories) - _SHOWN:,} more categories (--json has all)"
+    return shown

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, examples, load
-from vlrl.cli.terminal import printable, standard_input
+from vlrl.cli.terminal import figure, printable, standard_input, table
 from vlrl.errors import TaskError
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _show_judged(console: Console, task: Task, question: Question, text: str) ->
 
     judged = judge(task, question, text)
     _print_parts(console, judged)
-    lines = {"reward": _figure(judged.scored.reward), "parsed": judged.scored.parsed,
+    lines = {"reward": figure(judged.scored.reward), "parsed": judged.scored.parsed,
              "target": target(task, question), "error": judged.scored.error,
              "left out": ", ".join(judged.skipped) or None, "format": "; ".join(judged.complaints) or None}
     for name, value in lines.items():
@@ -181,22 +181,18 @@ def _show_oracle(console: Console, task: Task, question: Question) -> None:
     if best is None:
         console.print("oracle   the task knows no perfect answer to this sample")
         return
-    parts = "  ".join(f"{name} {_figure(value)}" for name, value in best.scored.parts.items())
+    parts = "  ".join(f"{name} {figure(value)}" for name, value in best.scored.parts.items())
     console.print(Text.assemble(("oracle   ", "bold"), printable(best.text)), soft_wrap=True)
-    console.print(Text(f"         reward {_figure(best.scored.reward)}  ({parts})", "dim"), soft_wrap=True)
+    console.print(Text(f"         reward {figure(best.scored.reward)}  ({parts})", "dim"), soft_wrap=True)
 
 
 def _print_parts(console: Console, judged: Judged) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("part", "value", "weight"):
-        table.add_column(name, justify="left" if name == "part" else "right")
+    shown = table("part", "value", "weight")
     for name, value in judged.scored.parts.items():
-        table.add_row(*(Text(cell) for cell in (printable(name), _figure(value), f"{judged.weights[name]:g}")))
-    console.print(table)
+        shown.add_row(*(Text(cell) for cell in (printable(name), figure(value), f"{judged.weights[name]:g}")))
+    console.print(shown)
 
 
 def _convention(task: Task, question: Question) -> str | None:
@@ -223,7 +219,3 @@ def _as_dict(task: Task, question: Question, judged: Judged, place: int, split: 
         "parsed": judged.scored.parsed, "target": target(task, question), "error": judged.scored.error,
         "skipped": judged.skipped, "complaints": judged.complaints,
         "oracle": best and {"text": best.text, "parts": best.scored.parts, "reward": best.scored.reward}}
-
-
-def _figure(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3f}"

@@ -14,7 +14,7 @@ import typer
 
 from vlrl.cli import playing
 from vlrl.cli.common import AsJson, ConfigPath, examples, load
-from vlrl.cli.terminal import late_bar, printable, standard_input
+from vlrl.cli.terminal import late_bar, printable, standard_input, table
 from vlrl.errors import DataError, RunError
 
 if TYPE_CHECKING:
@@ -182,21 +182,16 @@ def _rescore(config: Config, folder: str, steps: range | None, split: str | None
 
 
 def _print_comparison(found: Comparison) -> None:
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("mean of", "old", "new", "change"):
-        table.add_column(name, justify="left" if name == "mean of" else "right")
+    console, means = Console(highlight=False), table("mean of", "old", "new", "change")
     for name, (old, new) in found.means.items():
         a, b = old.value, new.value
         change = "–" if a is None or b is None else f"{b - a:+.4f}"
-        table.add_row(*(Text(cell) for cell in (printable(name.removeprefix("part ")), _figure(old.value, 4),
+        means.add_row(*(Text(cell) for cell in (printable(name.removeprefix("part ")), _figure(old.value, 4),
                                                 _figure(new.value, 4), change)))
-    console.print(table)
+    console.print(means)
     for line in _summary(found):
         console.print(line, markup=False, soft_wrap=True)
     for group in found.top:

@@ -6,12 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from vlrl.errors import DataError
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
+    from rich.table import Table
 
 
 def printable(text: object, most: int = 2000) -> str:
@@ -19,6 +20,22 @@ def printable(text: object, most: int = 2000) -> str:
     shown = str(text)
     cut = shown[:most] + ("..." if len(shown) > most else "")
     return "".join(c if c in "\n\t" or c.isprintable() else "?" for c in cut)
+
+
+def figure(value: float | None, form: str = ".3f", without: str = "none") -> str:
+    """Returns a number in words, `without` where there is none."""
+    return without if value is None else format(value, form)
+
+
+def table(*columns: str, left: int = 1, **options: Any) -> Table:
+    """Returns a table with a line below its head; all but its first `left` columns stand to the right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, **options)
+    for place, name in enumerate(columns):
+        made.add_column(name, justify="left" if place < left else "right")
+    return made
 
 
 def standard_input() -> TextIO:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import textwrap
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load
-from vlrl.cli.terminal import printable
+from vlrl.cli.terminal import printable, table
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.tools.tiny_families import DEFAULT, FAMILIES
 
@@ -266,7 +265,7 @@ def _measure(config: Config, chosen: Chosen, rollouts: Path | None) -> list[dict
     from vlrl.config.registry import prints_aside
     from vlrl.distributed import comm
     from vlrl.rollout.group_source import check_score_errors
-    from vlrl.store import RunFolder
+    from vlrl.store import RunFolder, plain
     from vlrl.tools.measure import measure
 
     records = []
@@ -277,8 +276,7 @@ def _measure(config: Config, chosen: Chosen, rollouts: Path | None) -> list[dict
                 stored = RunFolder(rollouts, config.store.media).write_rollouts(chosen.step, comm.rank(), found.groups,
                                                                                split=split)
             check_score_errors(found.groups, config.limits.score_errors, f"evaluation of {split}", stored)
-            records.append({name: None if isinstance(value, float) and not math.isfinite(value) else value
-                            for name, value in found.record.items()})
+            records.append(plain(found.record))
     return records
 
 
@@ -300,16 +298,12 @@ def _show(chosen: Chosen, records: Sequence[Mapping[str, Any]], out: Path | None
 
 
 def _table(chosen: Chosen, records: Sequence[Mapping[str, Any]]) -> Any:
-    """Returns every metric of every split with its interval, one row each."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    """Every metric of every split with its interval, one row each."""
     from rich.text import Text
 
-    table = Table(title=Text(f"{chosen.name} after {chosen.step} steps" if chosen.step else chosen.name),
-                  caption=Text("[low, high] = 95 % interval over the samples", "dim"), box=SIMPLE_HEAD,
-                  pad_edge=False, min_width=50)
-    for name in ("split", "metric", "n", "mean", "interval"):
-        table.add_column(name, justify="left" if name in ("split", "metric") else "right")
+    title = Text(f"{chosen.name} after {chosen.step} steps" if chosen.step else chosen.name)
+    shown = table("split", "metric", "n", "mean", "interval", left=2, title=title, min_width=50,
+                  caption=Text("[low, high] = 95 % interval over the samples", "dim"))
     for record in records:
         left_out = f" ({record['rejected']} left out)" if record["rejected"] else ""
         for name, value in record.items():
@@ -318,8 +312,8 @@ def _table(chosen: Chosen, records: Sequence[Mapping[str, Any]]) -> Any:
             low, high = (record.get(f"{name}/ci95_{end}") for end in ("low", "high"))
             interval = "" if low is None or high is None else f"[{low:.3f}, {high:.3f}]"
             cells = (record["split"], name, f"{record['n']}{left_out}", f"{value:.3f}", interval)
-            table.add_row(*(Text(str(cell)) for cell in cells))
-    return table
+            shown.add_row(*(Text(str(cell)) for cell in cells))
+    return shown
 
 
 # --- export and tiny --------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from vlrl.curriculum.history import History
 from vlrl.data import readable
+from vlrl.store import utf8
 from vlrl.store.files import replacing
 from vlrl.types import Sample
 
@@ -41,8 +42,8 @@ def _named(path: Path, visited: np.ndarray, samples: Sequence[Sample]) -> pa.Tab
     known = _written(path, visited)
     fresh = np.setdiff1d(visited, np.asarray(known["index"]), assume_unique=True).tolist()
     drawn = (readable(samples, i) or Sample(id="") for i in fresh)
-    rows = [{"index": i, "sample_id": _text(s.id), "category": None if s.category is None else _text(str(s.category)),
-             "task": _text(s.task)} for i, s in zip(fresh, drawn, strict=True)]
+    rows = [{"index": i, "sample_id": utf8(s.id), "category": None if s.category is None else utf8(str(s.category)),
+             "task": utf8(s.task)} for i, s in zip(fresh, drawn, strict=True)]
     table = pa.concat_tables([known, pa.Table.from_pylist(rows, pa.schema(_NAMES))])
     return table.take(pa.array(np.argsort(np.asarray(table["index"]))))
 
@@ -55,7 +56,3 @@ def _written(path: Path, visited: np.ndarray) -> pa.Table:
         return pa.schema(_NAMES).empty_table()
     index, first = np.unique(np.asarray(table["index"]), return_index=True)
     return table.take(pa.array(first[np.isin(index, visited)]))
-
-
-def _text(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -6,7 +6,6 @@ size or time of change differ. What is kept is what was decoded: with and withou
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -14,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from vlrl.data.video_sampling import Clip
+from vlrl.store.files import file_sha256
 
 _MOST_HASHES = 2**16
 
@@ -33,8 +33,7 @@ class ClipCache:
         file = str(path), status.st_size, status.st_mtime_ns
         digest = self._hashes.get(file)
         if digest is None:
-            with path.open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest = file_sha256(path)
             if self._room:
                 if len(self._hashes) >= _MOST_HASHES:
                     self._hashes.clear()

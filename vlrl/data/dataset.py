@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from vlrl.config.paths import tried
 from vlrl.config.registry import failure
@@ -22,7 +22,7 @@ from vlrl.data.media import Access
 from vlrl.data.row_samples import checked_sample
 from vlrl.errors import ConfigError, DataError, RunError, TaskError, VlrlError
 from vlrl.store.files import write_text
-from vlrl.types import Sample
+from vlrl.types import Sample, SampleSequence
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def rows_told_once(bad: Iterable[BadRow]) -> list[str]:
 _ROW = re.compile(r"row '[^'\n]*': ")
 
 
-class Samples(Sequence[Sample]):
+class Samples(SampleSequence):
     """The usable samples of a file, media unread, and the rows left out of it."""
 
     def __init__(self, samples: Sequence[Sample], quarantined: Sequence[BadRow] = (), files: Sequence[Path] = ()):
@@ -69,15 +69,11 @@ class Samples(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self._samples)
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
-        return self._samples[index]
+    def _at(self, place: int) -> Sample:
+        return self._samples[place]
 
 
-class Drawn(Sequence[Sample]):
+class Drawn(SampleSequence):
     """`count` samples that code makes on demand; sample i is `make(i)`, the same every time."""
 
     def __init__(self, count: int, make: Callable[[int], Sample]):
@@ -86,15 +82,7 @@ class Drawn(Sequence[Sample]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
-        places = range(self._count)[index]
-        return [self._draw(i) for i in places] if isinstance(places, range) else self._draw(places)
-
-    def _draw(self, index: int) -> Sample:
+    def _at(self, index: int) -> Sample:
         try:
             return self._make(index)
         except VlrlError:

@@ -22,17 +22,22 @@ import ssl
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from vlrl.config.url_entries import PORTS, parts, plain_host
 from vlrl.errors import DataError, RunError
-from vlrl.store.files import read_json, write_text
+from vlrl.store.files import file_sha256, read_json, write_text
 
+if TYPE_CHECKING:
+    import httpx
+
+_T = TypeVar("_T")
 MOST_HOPS = 5
 """Redirects that are followed."""
 MOST_URL = 4096
@@ -69,9 +74,9 @@ def is_public(address: Address) -> bool:
 
 
 def looked_up(host: str, port: int) -> list[str]:
-    """Returns every address that a name has, as text. Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    """Every address that a name has, as text. Raises OSError."""
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in entries))
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,7 @@ def fetched(remote: Remote, most_bytes: int, seconds: float) -> Path:
     known = read_json(entry) or {}
     kept = cache / "media" / Path(str(known.get("file", "none"))).name
     with contextlib.suppress(OSError):
-        if _hash(kept) == known.get("sha256"):
+        if file_sha256(kept) == known.get("sha256"):
             if kept.stat().st_size > most_bytes:
                 raise _too_large(remote.url, most_bytes)
             return kept
@@ -203,23 +208,23 @@ def _target(url: str, policy: Policy) -> _Target:
 
 
 def _addresses(target: _Target, url: str, guard: Guard, deadline: float) -> list[str]:
-    """Returns the addresses of a host, all of them permitted. Raises DataError."""
-    found: list[Any] = []
+    """The addresses of a host, all of them permitted. Raises DataError."""
+    result: list[Any] = []
 
     def ask() -> None:
         try:
-            found.append(list(guard.look_up(target.host, target.port)))
+            result.append(list(guard.look_up(target.host, target.port)))
         except (OSError, UnicodeError) as error:
-            found.append(error)
+            result.append(error)
 
     asking = threading.Thread(target=ask, daemon=True)  # the system's resolver knows no time limit
     asking.start()
     asking.join(max(0.0, deadline - time.monotonic()))
-    if not found:
+    if not result:
         raise DataError(f"media URL {shown(url)}: its host was not found in time (limits.url_seconds)")
-    if isinstance(found[0], Exception) or not found[0]:
+    if isinstance(result[0], Exception) or not result[0]:
         raise _Again(f"the host {target.host} is not found")
-    for text in found[0]:
+    for text in result[0]:
         try:
             permitted = "%" not in text and guard.permits(ipaddress.ip_address(text))
         except ValueError:
@@ -227,47 +232,80 @@ def _addresses(target: _Target, url: str, guard: Guard, deadline: float) -> list
         if not permitted:
             raise DataError(f"media URL {shown(url)}: {target.host} has the address {text[:60]}, which is not one of "
                             "the public internet; nothing there is asked for")
-    return found[0]
+    return result[0]
 
 
 def _fetch(remote: Remote, most: int, deadline: float, entry: Path) -> Path:
-    url, guard = remote.url, remote.policy.guard
+    url = remote.url
     for _ in range(MOST_HOPS + 1):
         target = _target(url, remote.policy)
-        with _answer(target, _addresses(target, url, guard, deadline), guard, deadline, url) as (response, chunks):
-            if response.status not in _REDIRECTS:
-                return _kept(remote, response, chunks, most, entry)
-            places = [v for k, v in response.headers if k.lower() == b"location"]
-        if not places:
+        addresses = _addresses(target, url, remote.policy.guard, deadline)
+        with _failures(url):
+            answer = _run(_get(target, addresses, remote, most, deadline, entry))
+        if isinstance(answer, Path):
+            return answer
+        if not answer:
             raise DataError(f"media URL {shown(url)} leads elsewhere and does not say where")
-        url = urljoin(url, places[0].decode("latin-1"))
+        url = urljoin(url, answer)
     raise DataError(f"media URL {shown(remote.url)} leads on more than {MOST_HOPS} times")
 
 
-@contextlib.contextmanager
-def _answer(target: _Target, addresses: Sequence[str], guard: Guard, deadline: float, url: str) -> Any:
-    """(response, its body in pieces) of a GET from one of these addresses; both end at the deadline."""
-    import httpcore
+def _run(work: Coroutine[Any, Any, _T]) -> _T:
+    """Runs it to its end, on another thread where this one has an event loop, as in a notebook."""
+    import asyncio
 
-    from vlrl.data.pinned_transport import Pinned, TooSlow
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+async def _get(target: _Target, addresses: Sequence[str], remote: Remote, most: int, deadline: float,
+               entry: Path) -> Path | str:
+    """GET from the first of these addresses that answers: the file with the body, or the place of a redirect ("" where
+    it names none). All ends at the deadline, whatever the server does: httpx's own limits are per wait."""
+    import asyncio
+
+    import httpx
 
     host = f"[{target.host}]" if ":" in target.host else target.host
-    shown_host = host if target.port == PORTS[target.scheme] else f"{host}:{target.port}"
-    headers = [("Host", shown_host), ("Accept", "image/*, video/*, */*;q=0.1"), ("Accept-Encoding", "identity"),
-               ("User-Agent", "vlrl"), ("Connection", "close")]
-    where = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
+    headers = {"Host": host if target.port == PORTS[target.scheme] else f"{host}:{target.port}", "User-Agent": "vlrl",
+               "Accept": "image/*, video/*, */*;q=0.1", "Accept-Encoding": "identity", "Connection": "close"}
+    # the name in the check of the certificate; the path as it was written, where httpx would tidy it
+    extensions = {"sni_hostname": target.host, "target": target.path.encode()}
+    async with (asyncio.timeout(deadline - time.monotonic()),
+                httpx.AsyncClient(verify=_context(remote.policy.guard.trusted), trust_env=False) as client):
+        for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
+            where = httpx.URL(scheme=target.scheme, host=address, port=target.port)
+            patience = httpx.Timeout(None, connect=max(0.0, deadline - time.monotonic()) / left)
+            try:
+                async with client.stream("GET", where, headers=headers, extensions=extensions,
+                                         timeout=patience) as response:
+                    if response.status_code in _REDIRECTS:
+                        return response.headers.get("location", "")
+                    return await _kept(remote, response, most, entry)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                if left == 1:
+                    raise
+    raise AssertionError
+
+
+@contextlib.contextmanager
+def _failures(url: str) -> Iterator[None]:
+    """Names what went wrong on the way."""
+    import httpx
+
     try:
-        with (httpcore.ConnectionPool(ssl_context=_context(guard.trusted), retries=0,
-                                      network_backend=Pinned(addresses, deadline)) as pool,
-              pool.stream("GET", where, headers=headers) as response):
-            yield response, response.iter_stream()
-    except (TooSlow, httpcore.TimeoutException):
+        yield
+    except (TimeoutError, httpx.TimeoutException):
         raise DataError(f"media URL {shown(url)} was not there in time (limits.url_seconds)") from None
-    except (httpcore.ProtocolError, httpcore.UnsupportedProtocol) as error:
-        if isinstance(error, httpcore.RemoteProtocolError) and _BROKEN.search(str(error)):
+    except (httpx.ProtocolError, httpx.UnsupportedProtocol) as error:
+        if isinstance(error, httpx.RemoteProtocolError) and _BROKEN.search(str(error)):
             raise _Again("the server broke off") from None
         raise DataError(f"media URL {shown(url)}: what answers is no HTTP: {str(error)[:100]}") from None
-    except httpcore.NetworkError as error:
+    except httpx.NetworkError as error:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             raise DataError(f"media URL {shown(url)}: its certificate is not right: {str(error)[:200]}") from None
         raise _Again(f"{type(error).__name__}: {str(error)[:100]}") from None
@@ -280,25 +318,27 @@ def _context(trusted: str | None) -> ssl.SSLContext:
     return context
 
 
-def _kept(remote: Remote, response: Any, chunks: Iterable[bytes], most: int, entry: Path) -> Path:
+async def _kept(remote: Remote, response: httpx.Response, most: int, entry: Path) -> Path:
     """Writes a body into the cache, as far as it may go."""
-    if response.status != 200:
-        if response.status in _AGAIN:
-            raise _Again(f"the server answers {response.status}")
-        raise DataError(f"media URL {shown(remote.url)}: the server answers {response.status}")
-    told = {k.lower(): v for k, v in response.headers}
-    if told.get(b"content-encoding", b"identity").strip().lower() not in (b"identity", b""):
+    if response.status_code != 200:
+        if response.status_code in _AGAIN:
+            raise _Again(f"the server answers {response.status_code}")
+        raise DataError(f"media URL {shown(remote.url)}: the server answers {response.status_code}")
+    if (packing := response.headers.get("content-encoding", "").strip().lower()) not in ("identity", ""):
         raise DataError(f"media URL {shown(remote.url)} answers in a packed form that was not asked for "
-                        f"({told[b'content-encoding'][:40].decode('latin-1')})")
-    if told.get(b"content-length", b"0").isdigit() and int(told.get(b"content-length", b"0")[:20]) > most:
+                        f"({packing[:40]})")
+    length = response.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > most:
         raise _too_large(remote.url, most)
     folder, digest, size, head = remote.policy.cache / "media", hashlib.sha256(), 0, b""
     with _on_disk(remote.policy.cache), contextlib.ExitStack() as stack:
         folder.mkdir(parents=True, exist_ok=True)
         file = stack.enter_context(tempfile.NamedTemporaryFile(dir=folder, prefix=".", delete=False))
         stack.callback(Path(file.name).unlink, missing_ok=True)
-        for chunk in _sized(chunks, most, remote.url):
+        async for chunk in response.aiter_raw():  # never unpacked
             size, head = size + len(chunk), head or chunk[:16]
+            if size > most:
+                raise _too_large(remote.url, most)
             digest.update(chunk)
             file.write(chunk)
         if not size:
@@ -310,18 +350,9 @@ def _kept(remote: Remote, response: Any, chunks: Iterable[bytes], most: int, ent
     return path
 
 
-def _sized(chunks: Iterable[bytes], most: int, url: str) -> Iterator[bytes]:
-    size = 0
-    for chunk in chunks:
-        size += len(chunk)
-        if size > most:
-            raise _too_large(url, most)
-        yield chunk
-
-
 @contextlib.contextmanager
 def _on_disk(cache: Path) -> Iterator[None]:
-    """Tells a full or read-only disk from a server that breaks off, whose errors are those of httpcore."""
+    """Tells a full or read-only disk from a server that breaks off, whose errors are those of httpx."""
     try:
         yield
     except OSError as error:
@@ -331,11 +362,6 @@ def _on_disk(cache: Path) -> Iterator[None]:
 
 def _too_large(url: str, most: int) -> DataError:
     return DataError(f"media URL {shown(url)} has more bytes than limits.media_bytes={most}")
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _suffix(head: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from vlrl.data.row_index import Found, Rows, bytes_of, opened
 from vlrl.data.row_samples import checked_sample
 from vlrl.errors import ConfigError, DataError
 from vlrl.store.files import cache_folder
-from vlrl.types import Sample
+from vlrl.types import Sample, SampleSequence
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ LARGE = 64 << 20
 _LOOKED_AT = 64
 
 
-class LazySamples(Sequence[Sample]):
+class LazySamples(SampleSequence):
     """The samples of a split, made when asked for. A bad row raises its DataError, naming file and line, each time."""
 
     def __init__(self, task: Any, rows: Rows, split: str, root: Path, files: Sequence[Path] = ()):
@@ -39,19 +39,11 @@ class LazySamples(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self._rows) if self._places is None else len(self._places)
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
-        places = range(len(self))[index]
-        return [self._sample(i) for i in places] if isinstance(places, range) else self._sample(places)
-
     def record(self, index: int) -> Found:
         """Returns where a row stands, its id and what the file holds of it, before anything is made of it."""
         return self._rows[index if self._places is None else int(self._places[index])]
 
-    def _sample(self, index: int) -> Sample:
+    def _at(self, index: int) -> Sample:
         where, id, record = self.record(index)
         data = self._task.data
         try:

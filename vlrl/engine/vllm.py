@@ -145,7 +145,7 @@ class Generation:
 
     def __init__(self, engine: VLLMEngine, requests: Sequence[Request]):
         self.engine, self.requests, self.vllm = engine, requests, engine.llm.llm_engine
-        self.drafts = [_drafts(request, engine.rules) for request in requests]
+        self.drafts = [Draft.all_of(request, engine.rules) for request in requests]
         self._waiting: dict[str, Callable[[Any], None]] = {}
         """What takes the result of each part that vLLM works on."""
         self._parts = [0] * len(requests)
@@ -242,12 +242,6 @@ class Generation:
                               lora_request=self.engine.weights.lora_request)
         self._waiting[name] = finished
         self._parts[i] += 1
-
-
-def _drafts(request: Request, rules: Rules) -> list[Draft]:
-    if request.begun:
-        return [Draft(request.sampling, rules, b.index, b.written) for b in request.begun]
-    return [Draft(request.sampling, rules, i) for i in range(request.n)]
 
 
 # --- starting ---------------------------------------------------------------------------------------------------------

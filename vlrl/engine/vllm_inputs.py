@@ -18,7 +18,7 @@ from vlrl.engine.rules import CLOSING
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.policy import Policy
 from vlrl.models.token_text import Texts
-from vlrl.types import Completion, LoadedMedia, Prompt, Sampling, Turn
+from vlrl.types import Completion, LoadedMedia, Prompt, Request, Sampling, Turn
 
 HOTTEST = 2.0
 """The highest temperature that vLLM samples at."""
@@ -135,6 +135,12 @@ class Draft:
         self.stopped = False
         """Whether an end token or a stop string ended it."""
         self._tail = max((len(stop.encode()) for stop in sampling.stop), default=0) + 4
+
+    @classmethod
+    def all_of(cls, request: Request, rules: Rules) -> list[Draft]:
+        """Returns the drafts of a request: of the answers that were begun, or else of new ones."""
+        begun = [(b.index, b.written) for b in request.begun] or [(i, None) for i in range(request.n)]
+        return [cls(request.sampling, rules, place, written) for place, written in begun]
 
     def room(self) -> int:
         """Tokens to sample next: up to the thinking budget, else up to the limit."""

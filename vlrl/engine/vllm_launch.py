@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import os
 import secrets
@@ -51,7 +50,6 @@ _SET_BY = {"--tensor-parallel-size": "engine.tensor_parallel", "--max-model-len"
            "--gpu-memory-utilization": "engine.memory", "--max-num-seqs": "engine.max_seqs", "--dtype": "engine.dtype",
            "--enforce-eager": "engine.eager", "--seed": "seed", "--host": "--host", "--port": "--port"}
 """What says the value of an argument that vlrl hands to vLLM."""
-_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)

@@ -141,8 +141,8 @@ class ServerEngine:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def _steps(self, request: Request) -> Steps[list[Completion]]:
-        """Returns one request as calls of servers, each part of an answer after the one before."""
-        drafts = _drafts(request, self.rules)
+        """One request as calls of servers, each part of an answer after the one before."""
+        drafts = Draft.all_of(request, self.rules)
         prompt, sampling = request.prompt, request.sampling
         if drafts and not request.begun:
             options = sampling_options(sampling, len(drafts), seed_of(self.seed, request.key), self.rules,
@@ -357,12 +357,6 @@ class ServerEngine:
             raise ConfigError(f"the server {address} was started with other settings: {'; '.join(wrong)}. Start `vlrl "
                               "serve` with the config and settings of this run.")
         return state
-
-
-def _drafts(request: Request, rules: Rules) -> list[Draft]:
-    if request.begun:
-        return [Draft(request.sampling, rules, b.index, b.written) for b in request.begun]
-    return [Draft(request.sampling, rules, i) for i in range(request.n)]
 
 
 def _add(draft: Draft, output: dict[str, Any]) -> None:

@@ -13,10 +13,9 @@ import math
 import os
 import queue
 import socket
+import ssl
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,6 +29,7 @@ import numpy as np
 from vlrl.config.alerts import AlertSettings, webhook_problem
 from vlrl.config.schema import Config
 from vlrl.errors import ConfigError
+from vlrl.store import plain
 from vlrl.store.files import append_line
 
 _WAITING = 100
@@ -93,7 +93,7 @@ class Alerts:
         for alert in found:
             record = {**asdict(alert), "run": str(self.folder), "host": socket.gethostname(), "time": time.time()}
             self._say(f"ALERT {alert.text}")
-            append_line(self.folder / "alerts.jsonl", _json(record))
+            append_line(self.folder / "alerts.jsonl", json.dumps(plain(record)))
             if self._hook:
                 self._hook.send(record)
         return {f"alerts/{alert.alert}": alert.value for alert in found}
@@ -238,11 +238,6 @@ _READ = ("reward/mean", "reward/std", "groups/zero_variance_frac", "kl", "entrop
          "skipped")
 
 
-def _json(record: Mapping[str, Any]) -> str:
-    """JSON, which has no infinity: what is infinite stands in the text alone."""
-    return json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()})
-
-
 # --- the webhook ------------------------------------------------------------------------------------------------------
 
 
@@ -259,23 +254,13 @@ def _address(given: str) -> str:
     return found
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Another address was never allowed."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
 class Webhook:
     """Posts alerts as JSON from a thread of its own; whatever becomes of them, the run does not wait for it or fail."""
 
     def __init__(self, url: str, timeout_s: float, say: Callable[[str], None]):
         self._url, self._timeout_s, self._say = url, timeout_s, say
         self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(_WAITING)
-        # plain http is for this machine alone, and a proxy is another one
-        direct = [urllib.request.ProxyHandler({})] if url.startswith("http:") else []
-        self._opener = urllib.request.build_opener(_NoRedirect, *direct)
-        self._told = False
+        self._warned = False
         self._thread = threading.Thread(target=self._work, name="webhook", daemon=True)
         self._thread.start()
 
@@ -291,22 +276,22 @@ class Webhook:
         self._thread.join(min(_AT_THE_END_S, self._timeout_s))
 
     def _work(self) -> None:
-        while (record := self._waiting.get()) is not None:
-            try:
-                body = _json(record).encode()
-                request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"}, method="POST")
-                with self._opener.open(request, timeout=self._timeout_s):
-                    pass
-            except Exception as error:  # whatever a server or a network does
-                self._failed(error)
+        import httpx
 
-    def _failed(self, error: Exception) -> None:
-        if not self._told:
-            self._told = True
-            reason = type(error).__name__  # what others say may repeat the URL
-            if isinstance(error, urllib.error.HTTPError):
-                reason = f"HTTP {error.code}"
-            elif isinstance(error, OSError):
-                reason = str(error)[:200]
+        # plain http is for this machine alone, and a proxy is another one; a redirect leads where nobody allowed it
+        with httpx.Client(verify=ssl.create_default_context(), trust_env=not self._url.startswith("http:"),
+                          timeout=self._timeout_s, follow_redirects=False) as client:
+            while (record := self._waiting.get()) is not None:
+                try:
+                    with client.stream("POST", self._url, content=json.dumps(plain(record)),
+                                       headers={"Content-Type": "application/json"}) as answer:  # its body is not read
+                        if not answer.is_success:
+                            self._failed(f"HTTP {answer.status_code}")
+                except Exception as error:  # whatever a server or a network does; other texts may repeat the URL
+                    self._failed(str(error)[:200] if isinstance(error, httpx.TransportError) else type(error).__name__)
+
+    def _failed(self, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
             self._say(f"warning: alerts.webhook at {urlsplit(self._url).hostname} took no alert ({reason}); the run "
                       "goes on, and further failures are not told")

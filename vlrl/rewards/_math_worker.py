@@ -1,4 +1,4 @@
-"""The process that runs math-verify: one JSON question a line in, one JSON answer a line out. Run by math.py alone.
+"""The process that runs math-verify: JSON questions and answers over the connection at its input. Run by math.py alone.
 
 A question that takes more CPU seconds than it may ends the process, wherever it is: the limit is the kernel's, so
 neither C code nor an exception handler of the library can outlast it. The end of the input ends it as well.
@@ -9,7 +9,7 @@ import math
 import os
 import re
 import signal
-import sys
+from multiprocessing.connection import Connection
 
 MEMORY = 4 * 2**30
 """Bytes of address space; an expression that wants more fails."""
@@ -133,9 +133,8 @@ def limited(seconds):
 
 
 def main():
-    """Answers questions until the input ends."""
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    sys.stdout = sys.stderr  # what the library prints is no reply
+    """Answers questions until nobody asks any more."""
+    connection = Connection(os.dup(0))
     try:
         import resource
 
@@ -145,12 +144,15 @@ def main():
     from math_verify import LatexExtractionConfig, parse, verify
 
     config = (LatexExtractionConfig(boxed_match_priority=0),)
-    for line in sys.stdin.buffer:
-        question = json.loads(line)
+    while True:
+        try:
+            question = json.loads(connection.recv_bytes())
+        except EOFError:
+            return
         limited(question["seconds"])
         reply = answer(question, parse, verify, config)
         limited(0)
-        print(json.dumps(reply), file=replies, flush=True)
+        connection.send_bytes(json.dumps(reply).encode())
 
 
 if __name__ == "__main__":

@@ -14,14 +14,17 @@ import importlib.util
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from vlrl.errors import ConfigError
+from vlrl.rewards.worker import Killed, Worker
 
 LONGEST = 500
 """Characters of an expression; a longer one is none."""
@@ -151,7 +154,7 @@ def _remembered(gold: str, answer: str | None, seconds: float, worked_out: bool)
     """Returns the verdict, or why there is none; both are kept, so that what hangs does so once."""
     question = {"gold": gold, "seconds": seconds, "worked_out": worked_out}
     try:
-        return _WORKER.ask(question | ({} if answer is None else {"answer": answer}))
+        return _VERIFIER.ask(question | ({} if answer is None else {"answer": answer}))
     except VerifierError as error:
         return str(error)
 
@@ -200,81 +203,44 @@ def _usable(text: str) -> str | None:
     return text
 
 
-class _Worker:
-    """One process that runs math-verify: started when first asked, and again after it hung or died."""
+class _Verifier:
+    """The process that runs math-verify."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self.lock, self.worker = threading.Lock(), Worker(_started)
 
     def ask(self, question: Mapping[str, Any]) -> bool:
-        """Returns the process's verdict; one question at a time, from any thread. Raises VerifierError without one."""
-        with self._lock:
-            try:
-                line = self._reply(json.dumps(question).encode() + b"\n", 10 * question["seconds"] + _PATIENCE)
-            except BaseException:  # Ctrl-C: a reply that comes later belongs to no question
-                self.stop()
-                raise
-            if not line:
-                self.stop()
-                raise VerifierError(f"math-verify gave no verdict within {question['seconds']:g} s of CPU time on "
-                                    f"{question.get('answer', question['gold'])[:80]!r}")
-        reply = json.loads(line)
+        """The process's verdict; one question at a time, from any thread. Raises VerifierError without one."""
+        patience, text = 10 * question["seconds"] + _PATIENCE, question.get("answer", question["gold"])[:80]
+        try:
+            with self.lock:
+                reply = json.loads(self.worker.ask(json.dumps(question).encode(), lambda: (None, patience)))
+        except Killed:
+            raise VerifierError(f"math-verify gave no verdict within {question['seconds']:g} s of CPU time on "
+                                f"{text!r}") from None
         if "error" in reply:
-            raise VerifierError(f"math-verify failed on {question.get('answer', question['gold'])[:80]!r}: "
-                                f"{reply['error']}")
+            raise VerifierError(f"math-verify failed on {text!r}: {reply['error']}")
         return reply["value"]
-
-    def stop(self) -> None:
-        """Ends the process, if there is one."""
-        process, self._process = self._process, None
-        if process:
-            process.kill()
-            process.communicate()
 
     def forget(self) -> None:
         """In a forked process: the worker, and the lock that a thread may have held, stay the parent's."""
-        process = self._process
+        self.worker.forget()
         self.__init__()
-        if process:
-            for pipe in (process.stdin, process.stdout):
-                if pipe:
-                    pipe.close()
-            process.returncode = 0  # nobody here waits for it
-
-    def _reply(self, line: bytes, patience: float) -> bytes:
-        """Returns the line that answers this one; empty when the process ended instead."""
-        if self._process is None or self._process.poll() is not None:
-            self.stop()
-            self._process = _started()
-        process = self._process
-        assert process.stdin and process.stdout
-        timer = threading.Timer(patience, process.kill)
-        timer.daemon = True
-        timer.start()
-        try:
-            process.stdin.write(line)
-            process.stdin.flush()
-            return process.stdout.readline()
-        except OSError:  # it died before it could read
-            return b""
-        finally:
-            timer.cancel()
 
 
-def _started() -> subprocess.Popen[bytes]:
-    """Returns a fresh process. It is no fork, so it shares no thread, lock or device; its hash seed is fixed, because
-    sympy's way through an expression follows it; its own session keeps Ctrl-C from it.
-    """
+def _started() -> tuple[Connection, subprocess.Popen[bytes]]:
+    """A fresh process. It is no fork, so it shares no thread, lock or device; its hash seed is fixed, because sympy's
+    way through an expression follows it; its own session keeps Ctrl-C from it."""
     require_library()
-    return subprocess.Popen(
-        [sys.executable, "-P", str(Path(__file__).with_name("_math_worker.py"))],
-        bufsize=0,  # a buffer has a lock, and a fork may copy it locked
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-        env={**os.environ, "PYTHONHASHSEED": "0"})
+    mine, other = socket.socketpair()
+    with other:
+        process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(__file__).with_name("_math_worker.py"))], stdin=other.fileno(),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, "PYTHONHASHSEED": "0"})
+    return Connection(mine.detach()), process
 
 
-_WORKER = _Worker()
-atexit.register(_WORKER.stop)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_WORKER.forget)
+_VERIFIER = _Verifier()
+atexit.register(lambda: _VERIFIER.worker.kill())
+os.register_at_fork(after_in_child=lambda: _VERIFIER.forget())

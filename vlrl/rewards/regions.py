@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 Box = Sequence[float]
-POINT_REACH = {"gui_rc": 25, "gui_rcpo": 50}
-"""Pixels by which a point grows to each side before it votes."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@
 - tokenizer.json turns token ids into text.
 """
 
-from vlrl.store.run_folder import PER_TOKEN, ROLLOUT_FILE, SCHEMA, RunFolder, as_schema, plain, read_rollouts
+from vlrl.store.run_folder import PER_TOKEN, ROLLOUT_FILE, SCHEMA, RunFolder, as_schema, plain, read_rollouts, utf8
 
-__all__ = ["PER_TOKEN", "ROLLOUT_FILE", "SCHEMA", "RunFolder", "as_schema", "plain", "read_rollouts"]
+__all__ = ["PER_TOKEN", "ROLLOUT_FILE", "SCHEMA", "RunFolder", "as_schema", "plain", "read_rollouts",
+           "utf8"]

@@ -11,8 +11,6 @@ from typing import TypeVar
 
 import torch
 
-ALIGNMENT = 64
-"""Bytes: addresses of PyTorch's allocator on CPUs are multiples of it."""
 _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 

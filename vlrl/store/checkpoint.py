@@ -13,7 +13,6 @@ older one as it was. `folder` is the checkpoints folder everywhere. One process 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vlrl.errors import RunError, VlrlError
-from vlrl.store.files import fsync, read_json, write_text
+from vlrl.store.files import file_sha256, fsync, read_json, write_text
 
 MANIFEST, STATE, TENSORS = "manifest.json", "trainer_state.json", "trainer_state.safetensors"
 BEST = "best"
@@ -97,7 +96,7 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
 def _seal(path: Path, step: int, begun: float) -> None:
     """Waits until everything is on the disk, and writes the manifest. `begun` is in time.monotonic's seconds."""
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    sizes = {str(f.relative_to(path)): {"size": f.stat().st_size, "sha256": _sha256(f)} for f in files}
+    sizes = {str(f.relative_to(path)): {"size": f.stat().st_size, "sha256": file_sha256(f)} for f in files}
     for file in (*files, *(d for d in path.rglob("*") if d.is_dir())):
         fsync(file)
     manifest, seconds = path / MANIFEST, round(time.monotonic() - begun, 3)
@@ -270,7 +269,7 @@ def problems(path: Path, full: bool = True) -> list[str]:
             found.append(f"{file.name} is missing")
         elif file.stat().st_size != size:
             found.append(f"{file.name} has {file.stat().st_size:,} bytes instead of {size:,}")
-        elif full and _readable_sha256(file) != sha256:
+        elif full and _readable_hash(file) != sha256:
             found.append(f"{file.name} cannot be read or has another sha256 than when it was saved")
     return found
 
@@ -282,20 +281,15 @@ def _all(folder: Path) -> list[Path]:
     return sorted(paths + aside, key=step_of, reverse=True)
 
 
-def _readable_sha256(path: Path) -> str | None:
+def _readable_hash(path: Path) -> str | None:
     try:
-        return _sha256(path)
+        return file_sha256(path)
     except OSError:
         return None
 
 
 def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # --- the trainer's state ----------------------------------------------------------------------------------------------

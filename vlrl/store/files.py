@@ -10,6 +10,7 @@ A full or read-only disk is a RunError that names the path and the way out.
 from __future__ import annotations
 
 import errno
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -110,6 +111,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return dict(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the hash of a file's bytes, which are read in blocks."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float = 60) -> None:

@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -85,15 +85,29 @@ def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _guarded(path.parent):
             _claim(path, held.owner, steal)
-    ended = threading.Event()
-    beats = threading.Thread(target=_beat, args=(held, ended), name="lock", daemon=True)
-    beats.start()
     try:
-        yield held
+        with ticking(BEAT_S, lambda: _beat(held)):
+            yield held
+    finally:
+        _let_go(held)
+
+
+@contextmanager
+def ticking(every_s: float, call: Callable[[], None]) -> Iterator[None]:
+    """Calls again and again from another thread while the block runs."""
+    ended = threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(every_s):
+            call()
+
+    thread = threading.Thread(target=tick, name="ticking", daemon=True)
+    thread.start()
+    try:
+        yield
     finally:
         ended.set()
-        beats.join()
-        _let_go(held)
+        thread.join()
 
 
 def _let_go(held: Lock) -> None:
@@ -106,11 +120,10 @@ def _let_go(held: Lock) -> None:
         _log.warning("the run folder stays locked, for %s cannot be removed: %s", held.path, error.strerror or error)
 
 
-def _beat(held: Lock, ended: threading.Event) -> None:
-    while not ended.wait(BEAT_S):
-        if held.held:
-            with suppress(OSError):  # the next one may get through
-                os.utime(held.path)
+def _beat(held: Lock) -> None:
+    if held.held:
+        with suppress(OSError):  # the next one may get through
+            os.utime(held.path)
 
 
 @contextmanager

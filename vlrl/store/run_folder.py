@@ -273,13 +273,13 @@ class RunFolder:
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _text(text: str) -> str:
-    """Valid UTF-8: a lone surrogate becomes its \\uXXXX escape, which inside JSON is the same character."""
+def utf8(text: str) -> str:
+    """Returns valid UTF-8: a lone surrogate becomes its \\uXXXX escape, which inside JSON is the same character."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _json(value: Any) -> str:
-    return _text(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
+    return utf8(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
 
 
 def plain(value: Any, depth: int = 0) -> Any:
@@ -306,10 +306,10 @@ def _rows(step: int, group: Group, media: list[dict[str, Any]]) -> Iterator[dict
     """Yields one row of SCHEMA per rollout, the per-token columns of the update left out."""
     sample, difficulty = group.sample, group.sample.difficulty
     shared = {
-        "schema": SCHEMA_VERSION, "group_id": _text(group.id), "sample_id": _text(sample.id),
-        "task": _text(group.task), "step": step, "split": _text(group.split), "prompt": _text(group.prompt.text),
+        "schema": SCHEMA_VERSION, "group_id": utf8(group.id), "sample_id": utf8(sample.id),
+        "task": utf8(group.task), "step": step, "split": utf8(group.split), "prompt": utf8(group.prompt.text),
         "weights": _numbers(group.weights), "target": _json(group.target), "sample": _json(sample.row),
-        "category": None if sample.category is None else _text(str(sample.category)),
+        "category": None if sample.category is None else utf8(str(sample.category)),
         "difficulty": float(difficulty) if isinstance(difficulty, (int, float)) else None, "media": media,
     }
     for rollout in group.rollouts:
@@ -318,21 +318,21 @@ def _rows(step: int, group: Group, media: list[dict[str, Any]]) -> Iterator[dict
         per_token = np.ndim(rollout.advantage) > 0
         advantage = np.mean(np.asarray(rollout.advantage)[mask]) if per_token and mask.any() else rollout.advantage
         yield shared | {
-            "index": rollout.index, "policy_step": rollout.policy_step, "completion": _text(done.text),
+            "index": rollout.index, "policy_step": rollout.policy_step, "completion": utf8(done.text),
             "token_ids": np.asarray(done.tokens, np.int32), "loss_mask": mask,
             "logprobs": np.asarray(done.logprobs, np.float32), "parts": _numbers(rollout.parts),
             "metrics": _numbers(rollout.metrics), "reward": rollout.reward, "correct": rollout.correct,
             "advantage": float(advantage) if np.ndim(advantage) == 0 else 0.0,
-            "parsed": _json(rollout.parsed), "error": None if rollout.error is None else _text(rollout.error),
+            "parsed": _json(rollout.parsed), "error": None if rollout.error is None else utf8(rollout.error),
             "finish_reason": done.finish_reason, "truncated": done.truncated,
             "turns": [{"start": t.start, "end": t.end, "role": t.role, "media": list(t.media)} for t in done.turns],
-            "variant": _text(rollout.variant) or None,
+            "variant": utf8(rollout.variant) or None,
             "marks": None if rollout.marks is None else _json(rollout.marks),
         }
 
 
 def _numbers(values: Mapping[str, float | None]) -> list[tuple[str, float | None]]:
-    return [(_text(name), None if value is None else float(value)) for name, value in values.items()]
+    return [(utf8(name), None if value is None else float(value)) for name, value in values.items()]
 
 
 def _add_per_token(rows: list[dict[str, Any]], key: str, arrays: Sequence[np.ndarray | None]) -> None:

@@ -11,17 +11,17 @@ import copy
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
 from vlrl.task.base import Task, generated, task_samples
 from vlrl.task.row_files import not_read, unread
-from vlrl.types import Answer, Parts, Sample, Variant
+from vlrl.types import Answer, Parts, Sample, SampleSequence, Variant
 
 
-class Turns(Sequence[Sample]):
+class Turns(SampleSequence):
     """The samples of labelled sequences in turn, a, b, a, b, ...; those of the longer ones are what remains at the end.
 
     Nothing is copied: place i is found by arithmetic. A sample bears its label in `task`, and its id is `label/id`.
@@ -45,14 +45,6 @@ class Turns(Sequence[Sample]):
 
     def __len__(self) -> int:
         return self._size
-
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
-        places = range(self._size)[index]
-        return [self._at(i) for i in places] if isinstance(places, range) else self._at(places)
 
     def _at(self, place: int) -> Sample:
         label, own = self.locate(place)

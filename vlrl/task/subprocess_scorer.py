@@ -24,12 +24,12 @@ import socket
 import struct
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 from vlrl.monitoring.signals import STOPS
+from vlrl.rewards.worker import Hung, Killed, Worker
 from vlrl.task.base import Task
 from vlrl.task.scoring import Marked, Scored, score_all, watching
 from vlrl.task.services import Services
@@ -38,7 +38,6 @@ from vlrl.types import Answer, Sample
 Found = tuple[Marked, dict[str, float]]
 _PLACE = struct.Struct("qq")
 """What stands in the shared memory: how many calls of the task's code were begun, and the answers of the last one."""
-_TICK_S = 0.5
 _START_S = 60.0
 """Seconds beyond the limit for what comes before the first call."""
 _log = logging.getLogger(__name__)
@@ -60,8 +59,7 @@ class Scorer:
         self._convention, self._told = "", False
         self._place = mmap.mmap(-1, _PLACE.size)
         self._control, other = socket.socketpair()
-        self._worker: Connection | None = None
-        self._pid = 0
+        self.worker = Worker(self._started)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # what is in its buffer would be written twice
                 stream.flush()
@@ -96,7 +94,7 @@ class Scorer:
     def close(self) -> None:
         """Ends both processes."""
         with self._lock:
-            self._end_worker()
+            self.worker.kill()
             if self._keeper:
                 self._control.close()
                 with contextlib.suppress(OSError):
@@ -117,58 +115,32 @@ class Scorer:
         refused: dict[int, str] = {}
         with self._lock:
             while True:
-                connection = self._ready()
-                with contextlib.suppress(OSError):  # it has died, which is seen below
-                    connection.send((refused, request))
-                answered, said, place = self._answer(connection)
-                if answered:
-                    return said
-                self._end_worker()
-                why = (f"no result within limits.score_s={self.seconds:g} s for an answer" if said is None else
+                _PLACE.pack_into(self._place, 0, 0, 1)
+                try:
+                    # of this run's own process
+                    return pickle.loads(self.worker.ask(pickle.dumps((refused, request)), self._patience))
+                except Killed as error:
+                    hung, place = isinstance(error, Hung), self._patience()[0][0]
+                why = (f"no result within limits.score_s={self.seconds:g} s for an answer" if hung else
                        "the process that ran it ended")
                 _log.warning("scoring sample %r: %s; its process was started again", sample.id, why)
                 if place in refused:
                     raise GivenUp(f"{refused[place]}, twice")
-                refused[place] = f"TimeoutError: {why}" if said is None else f"ChildProcessError: {why}"
+                refused[place] = f"TimeoutError: {why}" if hung else f"ChildProcessError: {why}"
 
-    def _answer(self, connection: Connection) -> tuple[bool, Any, int]:
-        """(True, the reply, _), or (False, None for a hang or else True, the number of the call at fault)."""
-        quiet, seen, then = 0.0, (-1, 0), time.monotonic()
-        tick = min(_TICK_S, self.seconds / 4)
-        while True:
-            try:
-                if connection.poll(tick):
-                    return True, pickle.loads(connection.recv_bytes()), 0  # of this run's own process
-            except (EOFError, OSError):
-                return False, True, self._where()[0]
-            place, now = self._where(), time.monotonic()
-            quiet = 0.0 if place != seen else quiet + min(now - then, 2 * tick)  # a stopped process does not hang
-            seen, then = place, now
-            if quiet > self.seconds * max(place[1], 1) + (0 if place[0] else _START_S):
-                return False, None, place[0]
+    def _patience(self) -> tuple[tuple[int, int], float]:
+        """Which call of the task's code was begun last and for how many answers, and the seconds that it may take."""
+        begun, answers = _PLACE.unpack_from(self._place)
+        return (begun, answers), self.seconds * max(answers, 1) + (0 if begun else _START_S)
 
-    def _where(self) -> tuple[int, int]:
-        return _PLACE.unpack_from(self._place)
-
-    def _ready(self) -> Connection:
-        _PLACE.pack_into(self._place, 0, 0, 1)
-        if self._worker is None:
-            mine, other = socket.socketpair()
-            with other:
-                socket.send_fds(self._control, [self._convention.encode() + b"\n"], [other.fileno()])
-            reply = self._control.recv(8)
-            if len(reply) < 8:
-                raise ChildProcessError("the process that starts the scoring process has gone")
-            self._worker, self._pid = Connection(mine.detach()), int.from_bytes(reply, "little")
-        return self._worker
-
-    def _end_worker(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker:
-            worker.close()
-            for end in (os.killpg, os.kill):  # with what it has started
-                with contextlib.suppress(OSError):
-                    end(self._pid, signal.SIGKILL)
+    def _started(self) -> tuple[Connection, int]:
+        mine, other = socket.socketpair()
+        with other:
+            socket.send_fds(self._control, [self._convention.encode() + b"\n"], [other.fileno()])
+        reply = self._control.recv(8)
+        if len(reply) < 8:
+            raise ChildProcessError("the process that starts the scoring process has gone")
+        return Connection(mine.detach()), int.from_bytes(reply, "little")
 
 
 # --- the other processes ----------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from vlrl.config.schema import LimitsSettings
 from vlrl.data import write_rows
 from vlrl.data.media import load
 from vlrl.errors import ConfigError, DataError, did_you_mean
+from vlrl.store.files import file_sha256
 from vlrl.tools.datacheck import printable
 from vlrl.tools.dataconvert import UsableRow, moved, refuse_existing, usable_rows
 from vlrl.types import Media
@@ -211,8 +212,7 @@ def _fact(media: Media, row: UsableRow, near: bool, limits: LimitsSettings) -> _
             if near:
                 raise DataError(f"media file {media.source} does not exist")
             return _Fact()
-        with open(media.source, "rb") as file:
-            return _Fact(hashlib.file_digest(file, "sha256").hexdigest())
+        return _Fact(file_sha256(media.source))
     except (DataError, OSError) as error:
         raise DataError(f"{row.where}: row '{row.id}': {error}") from None
 
