@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from vlrl.distributed import comm
 from vlrl.models.cost import optimizer_steps
 from vlrl.models.logprobs import Statistic, TokenStats, zero_stats
 from vlrl.models.oom import each_batch, halves
-from vlrl.models.packing import Batch, Piece, make_batch, pieces_of, plan, with_idle
+from vlrl.models.packing import Batch, Piece
 from vlrl.models.policy import Policy
 from vlrl.types import Group, Rollout
 
@@ -44,8 +45,7 @@ class Minibatch:
     """[R] of each rollout's group and sample, for messages."""
     members: list[list[Piece]]
     """[batch] the pieces of each micro-batch."""
-    layout: str
-    attention: str
+    pack: Callable[[Sequence[Piece]], Batch]
     batches: list[Batch]
     masks: Sequence[np.ndarray]
     """[R][T] bool, trained tokens."""
@@ -70,7 +70,8 @@ class Minibatch:
 
     def halve(self, b: int) -> int:
         """Cuts micro-batch `b` in two, with what is known of its tokens; returns the tokens of the larger half."""
-        self.members[b:b + 1], fresh = halves(self.members[b], self.layout, self.attention)
+        self.members[b:b + 1] = parts = halves(self.members[b])
+        fresh = [self.pack(part) for part in parts]
         counts = [len(batch.rollout_id) for batch in fresh]
         self.batches[b:b + 1] = fresh
         for known in (self.old, self.reference):
@@ -98,19 +99,16 @@ def make_minibatch(policy: Policy, part: Sequence[Numbered], config: Config, tex
     rollouts = [r for _, _, r in part]
     drop = config.algo.mask_truncated
     masks = [r.completion.loss_mask & (r.trained and not (drop and r.completion.truncated)) for r in rollouts]
-    limit, layout = policy.most_tokens or config.train.tokens_per_batch, policy.layout(config.train.packing)
-    pieces = pieces_of([r.train_prompt or g.prompt for _, g, r in part], [r.completion.tokens for r in rollouts], limit)
-    planned = plan(pieces, limit, layout, policy.cost)
-    if policy.idle is not None:
-        planned = with_idle(planned, max(comm.gather(len(planned))), policy.idle)
-    batches = [make_batch(members, layout, config.train.attention) for members in planned]
+    planned = policy.plan([r.train_prompt or g.prompt for _, g, r in part], [r.completion.tokens for r in rollouts],
+                          config.train, policy.most_tokens)
+    pack = partial(policy.pack, settings=config.train)
     tokens, sequences = comm.total(float(sum(m.sum() for m in masks)), float(sum(m.any() for m in masks)))
     places = {name: i for i, name in enumerate(dict.fromkeys(g.id for _, g, _ in part))}
     read = policy.processor.tokenizer.batch_decode
     return Minibatch(
         rollouts=rollouts, numbers=[i for i, _, _ in part], groups=[places[g.id] for _, g, _ in part],
-        names=[f"group {g.id} (sample {g.sample.id!r})" for _, g, _ in part], members=[*map(list, planned)],
-        layout=layout, attention=config.train.attention, batches=batches, masks=masks,
+        names=[f"group {g.id} (sample {g.sample.id!r})" for _, g, _ in part], members=planned, pack=pack,
+        batches=[*map(pack, planned)], masks=masks,
         weights=[g.sample.weight for _, g, _ in part],
         difficulty=[_number(g.sample.difficulty) for _, g, _ in part],
         texts=[read([[t] for t in r.completion.tokens.tolist()]) for r in rollouts] if texts else (),
