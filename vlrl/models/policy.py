@@ -65,9 +65,11 @@ class Policy:
         """Of a model that is sharded over processes; see fsdp.shard and deepspeed_zero.start."""
         self._reference: Any = None
         self.moving_reference: dict[str, torch.Tensor] = {}
+        """The trained weights of a reference that moves, by their names in the policy; see `free_reference`."""
         self.away = False
         """Whether weights are others than the learned ones for the time being, which come back."""
-        """The trained weights of a reference that moves, by their names in the policy; see `free_reference`."""
+        self.updating = False
+        """Whether weights or reference may be others than after the last completed step."""
 
     @property
     def choices(self) -> int:

@@ -128,8 +128,7 @@ class Pipelined(GroupSource):
 
     def _begin(self, batch: Batch) -> None:
         """Has a batch answered in the thread."""
-        writer = self.answering.apart(Recording(self.engine, batch.made), Clock(), batch.policy_step,
-                                      self.answering.temperature)
+        writer = self.answering.apart(Recording(self.engine, batch.made), Clock(), batch.policy_step)
         batch.keys = writer.keys(batch.drawn.asked if batch.drawn else ())
         batch.work = self._thread.submit(self._write, batch, writer)
 
@@ -167,8 +166,7 @@ class Pipelined(GroupSource):
         elif not batch.made:
             return self._collect(drawn.asked, None)
         if groups is None and (drawn.asked or self.answering.collective):
-            scorer = self.answering.apart(Replaying(batch.made), self.clock, batch.policy_step,
-                                          self.answering.temperature)
+            scorer = self.answering.apart(Replaying(batch.made), self.clock, batch.policy_step)
             groups = scorer.groups(drawn.asked, batch.step)
         return {a.number: group for a, group in zip(drawn.asked, groups or (), strict=True)}
 

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from vlrl.config.schema import Config
 from vlrl.curriculum import (
     Draw,
     Filters,
@@ -28,20 +27,21 @@ from vlrl.curriculum import (
 from vlrl.curriculum.report import Tally
 from vlrl.data import readable
 from vlrl.distributed import comm
-from vlrl.engine.base import Engine
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.models.processing import Encoder, PromptTooLong
-from vlrl.monitoring.metrics import Clock, phase
+from vlrl.monitoring.metrics import phase
 from vlrl.rollout import fingerprint
-from vlrl.rollout.generate import Answering, Asked, Reference
+from vlrl.rollout.generate import Answering, Asked
 from vlrl.rollout.partial import Held
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task, generated, task_samples
 from vlrl.task.variants import has_variants, seen_as, variants_of
 from vlrl.types import Group, Sample
 
-Measure = Callable[[Sequence[Sample], np.ndarray, Callable[[str, int, int], None]], np.ndarray]
-"""(all samples, places of some [n], tell(what, done, total)) -> [n] a number of each, nan where it cannot be used."""
+Tell = Callable[[str, int, int], None]
+"""(what, done, total)"""
+Measure = Callable[[Sequence[Sample], np.ndarray, Tell], np.ndarray]
+"""(all samples, places of some [n], tell) -> [n] a number of each, nan where it cannot be used."""
 
 
 @dataclass
@@ -79,23 +79,25 @@ class GroupSource:
     """Draws samples, has their groups answered and scored; the same on every process, each doing its share.
 
     `next_groups(P)` returns this process's share of P groups; the sampler, which is the main process's, has observed
-    all of them.
+    all of them. `measures`: what samplers can have measured of prompts by the policy, by name (curriculum.Measuring).
+    `tell` shows how far something before a step is.
     """
 
     generates: ClassVar[bool] = True
     """Whether answers are drawn from the policy, with variants and services of training."""
 
-    def __init__(self, config: Config, task: Task, encode: Encoder, engine: Engine, sampler: Sampler,
-                 samples: Sequence[Sample], clock: Clock, prefetch: Prefetcher | None = None,
-                 reference: Reference | None = None, prompts: Prompts | None = None):
-        self.prefetch = prefetch or Prefetcher(encode, task, 0)
-        self.config, self.task, self.encode, self.engine = config, task, encode, engine
-        self.sampler, self.samples, self.clock = sampler, samples, clock
-        self.prompts = prompts or Prompts.of(samples, config.seed, config.data.difficulty)
+    def __init__(self, answering: Answering, encode: Encoder, sampler: Sampler, samples: Sequence[Sample],
+                 prefetch: Prefetcher | None = None, prompts: Prompts | None = None,
+                 measures: Mapping[str, Measure] | None = None, tell: Tell = lambda what, done, total: None):
+        self.answering, self.encode, self.sampler, self.samples = answering, encode, sampler, samples
+        self.config, self.task, self.engine, self.clock = (
+            answering.config, answering.task, answering.engine, answering.clock)
+        self.prefetch = prefetch or Prefetcher(encode, self.task, 0)
+        self.prompts = prompts or Prompts.of(samples, self.config.seed, self.config.data.difficulty)
+        self.measures, self.tell = measures or {}, tell
         self.fingerprint = fingerprint.of(samples)
-        self.answering = Answering(config, task, engine, clock, reference)
-        self.filters, self.tally = Filters(config.curriculum), Tally()
-        self._varies = self.generates and has_variants(task)
+        self.filters, self.tally = Filters(self.config.curriculum), Tally()
+        self._varies = self.generates and has_variants(self.task)
         self.drawn = 0
         """Groups drawn since the run began; numbers the groups and their random streams."""
         self.step = 0
@@ -105,10 +107,6 @@ class GroupSource:
         self._refused: list[str] = []
         self._made: dict[Draw, Sample] = {}
         """Samples of this step and the next; some are drawn by code, and a variant needs its sample too."""
-        self.measures: dict[str, Measure] = {}
-        """What samplers can have measured of prompts by the policy, by name; see curriculum.base.Measuring."""
-        self.tell: Callable[[str, int, int], None] = lambda what, done, total: None
-        """Shows how far something before a step is."""
         self._may_lack = True
         self._of_variants: dict[str, list[float | None]] = {}
         """Rewards of the last call by variant, over all processes; "" = answers to samples as they are."""
@@ -116,10 +114,6 @@ class GroupSource:
         """Groups by number, over all processes, that go on in the next step; see rollout.step_tokens."""
         self._parts: list[int] = []
         """In how many steps each answer of the last call was written, over all processes."""
-
-    @property
-    def reference(self) -> Reference | None:
-        return self.answering.reference
 
     def next_groups(self, count: int, step: int) -> list[Group]:
         """This process's share of `count` scored groups, refilled where a prompt was rejected or its group not kept.

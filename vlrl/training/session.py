@@ -136,7 +136,6 @@ class Session:
         self._stack.callback(parts.engine.close)
         self._stack.callback(parts.scorer.close if parts.scorer else lambda: None)
         self._stack.callback(parts.source.close)
-        parts.source.tell = self.progress.busy
         for one in inert.find(self.config, parts.task):
             self.progress.print(str(one))
         if self.checkpoint:
@@ -358,8 +357,9 @@ class Session:
                     self._track_eval(next(r for r in self.folder.evals() if (r["step"], r["split"]) == (done, split)))
                 continue
             with parts.clock("eval"):
+                answering = parts.source.answering
                 record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
-                                          self.progress.busy, parts.source.reference, parts.source.answering.score)
+                                          self.progress.busy, answering.reference, answering.score)
                 path = self.folder.write_rollouts(done, comm.rank(), groups, split=split)
             check_score_errors(groups, self.config.limits.score_errors, f"evaluation of {split} at step {done}", path)
             if comm.is_main():
