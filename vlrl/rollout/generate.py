@@ -137,18 +137,18 @@ class Answering:
 
     def write(self, asked: Sequence[Asked]) -> None:
         """Has the engine write all that `groups` would ask of it for new groups, and scores none of it."""
-        requests, others = self._requests(asked)
-        self.engine.generate(requests)
-        if others:
-            self.engine.generate([request for *_, request in others])
-        if self._with_greedy:
-            self.engine.generate(self._greedy(asked))
+        for requests in self._calls(asked):
+            self.engine.generate(requests)
 
     def keys(self, asked: Sequence[Asked]) -> set[tuple[int, ...]]:
         """Those of all that `write` asks for."""
+        return {request.key for requests in self._calls(asked) for request in requests}
+
+    def _calls(self, asked: Sequence[Asked]) -> list[list[Request]]:
+        """All requests for new groups, by call of the engine."""
         requests, others = self._requests(asked)
-        greedy = self._greedy(asked) if self._with_greedy else []
-        return {request.key for request in (*requests, *(r for *_, r in others), *greedy)}
+        calls = requests, [r for *_, r in others], self._greedy(asked) if self._with_greedy else []
+        return [call for call in calls if call]
 
     def _requests(self, asked: Sequence[Asked]) -> tuple[list[Request], list[tuple[int, Variant, Request]]]:
         """What is asked of the engine: one request for each group, and those of variants by the group's place."""
