@@ -42,7 +42,7 @@ def prepared(scene, monkeypatch, ranks, algo, **rollout):
         part = make_minibatch(policy, split([groups[i] for i in own], 1)[0], config)
         no_grad_passes(policy, part, algorithm, config.rollout.updates > 1)
         prepare(policy, part, config, algorithm, 0)
-        return algorithm, part.made[0]
+        return algorithm, part.prepared
     return side_by_side(monkeypatch, [lambda own=own: call(own) for own in ranks])
 
 

@@ -18,6 +18,7 @@ from vlrl.distributed import comm
 from vlrl.errors import DataError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock
+from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource
 from vlrl.store import checkpoint
 from vlrl.task import Task
@@ -95,11 +96,11 @@ def source(name: str, case: str) -> GroupSource:
     samples = task.samples("train")
     prompts = Prompts.of(samples, 3, "", config.rollout, task.knobs)
     sampler = comm.on_main_alone(lambda: curriculum.make(config.curriculum, prompts, shares))
-    made = GroupSource(config, task, cast(Any, encode), ScriptedEngine(answer), sampler, samples, Clock(),
-                       prompts=prompts)
-    made.measures["angle"] = lambda samples, places, tell: np.array(
-        [np.nan if samples[i]["n"] in (BROKEN, LONG) else np.cos(i) for i in places], np.float32)
-    return made
+    def angle(samples, places, tell):
+        return np.array([np.nan if samples[i]["n"] in (BROKEN, LONG) else np.cos(i) for i in places], np.float32)
+
+    return GroupSource(Answering(config, task, ScriptedEngine(answer), Clock()), cast(Any, encode), sampler, samples,
+                       prompts=prompts, measures={"angle": angle})
 
 
 def step_of(source: GroupSource, step: int) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def test_the_source_asks_once_before_the_first_draw():
     def made():
         s = source(lambda prompt, i: "x")
         s.sampler = GainRL(s.prompts, spread=0.1)
-        s.measures["angle"] = measure
+        s.measures = {"angle": measure}
         return s
 
     one, two = made(), made()

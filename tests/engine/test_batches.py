@@ -25,6 +25,7 @@ from vlrl.engine.compare import _compared, compare
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import TaskError, TrainingError
 from vlrl.monitoring.metrics import Clock
+from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.overlap import Ahead
 from vlrl.tools.plan import architecture
@@ -248,7 +249,8 @@ def next_groups(parts, rows, ahead=True, task=None):
     config = settings("x", rollout={"group_size": 3, "prompts_per_step": 4, "max_new_tokens": 8, "score_ahead": ahead})
     task = task or Where()
     samples = task.samples("train")
-    source = GroupSource(config, task, encode, HFEngine(policy, 0, rows), Sequential(Prompts(4, 0)), samples, Clock())
+    answering = Answering(config, task, HFEngine(policy, 0, rows), Clock())
+    source = GroupSource(answering, encode, Sequential(Prompts(4, 0)), samples)
     with source.clock("rollout"):
         groups = source.next_groups(4, 0)
     return groups, task, source.clock

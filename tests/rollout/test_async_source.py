@@ -27,6 +27,7 @@ from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout import async_source
 from vlrl.rollout.async_source import Pipelined, refuse_stale
+from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource
 from vlrl.store.checkpoint import load_state, save
 from vlrl.training.build import make_engine
@@ -63,16 +64,16 @@ class Stamped(ScriptedEngine):
             return super().generate(requests, done)
 
 
-def source(staleness=1, engine=None, kind=Pipelined, task=None, **more):
+def source(staleness=1, engine=None, kind=Pipelined, task=None, algorithm=None, reference=None, **more):
     BAD.clear()
     given = {"async": {"max_staleness": staleness}, "algo": {"correction": "token_truncate"}} if staleness else {}
     config = validate({"task": "x", "model": {"name": "x"}, "steps": 9, "rollout": {"group_size": 3}, **given, **more})
     task = task or Number()
     task.name = "number"
     samples = task.samples("train")
-    made = kind(config, task, encode, engine or Stamped(), Sequential(Prompts(len(samples), 0)), samples, Clock())
-    made.answering.algorithm = Algorithm(config)
-    return made
+    answering = Answering(config, task, engine or Stamped(), Clock(), algorithm or Algorithm(config),
+                          reference=reference)
+    return kind(answering, encode, Sequential(Prompts(len(samples), 0)), samples)
 
 
 def steps(s, first, last, count=2):
@@ -188,8 +189,7 @@ def test_the_temperature_is_that_of_the_weights():
             self.heat += [r.sampling.temperature for r in requests]
             return super().generate(requests, done)
 
-    s = source(engine=Hot())
-    s.answering.algorithm = type("Algorithm", (), {"temperature": 0.7, "requires": frozenset()})()
+    s = source(engine=Hot(), algorithm=type("Algorithm", (), {"temperature": 0.7, "requires": frozenset()})())
     write, changed = s._write, threading.Event()
     s._write = lambda batch, writer: write(batch, writer) if changed.wait(WAIT) else None
     next(steps(s, 0, 1))
@@ -232,14 +232,14 @@ def test_a_task_of_the_main_thread_alone_is_scored_there():
 
 def test_the_reference_is_asked_in_the_main_thread():
     """It computes on all processes together."""
-    s, asked = source(), []
+    asked = []
 
     def reference(groups):
         assert threading.current_thread() is threading.main_thread()
         asked.append(len(groups))
         return [[None for _ in made] for _, made in groups]
 
-    s.answering.reference = reference
+    s = source(reference=reference)
     assert [{r.policy_step for g in groups for r in g.rollouts} for groups in steps(s, 0, 3)] == [{0}, {0}, {1}]
     assert asked == [2, 2, 2]
     s.close()

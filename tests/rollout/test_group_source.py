@@ -14,6 +14,7 @@ from vlrl.curriculum import Prompts, Sequential, Uniform
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock, group_metrics
+from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource, check_score_errors, first_samples
 from vlrl.task import Task
 from vlrl.training.advantages import credit
@@ -53,7 +54,7 @@ def source(script, **settings):
     task.name = "number"
     samples = task.samples("train")
     sampler = Sequential(Prompts(len(samples), 0))
-    return GroupSource(config, task, encode, ScriptedEngine(script), sampler, samples, Clock())
+    return GroupSource(Answering(config, task, ScriptedEngine(script), Clock()), encode, sampler, samples)
 
 
 def test_the_weight_of_a_draw_is_that_of_its_group_in_the_loss():

@@ -25,6 +25,7 @@ from vlrl.evaluation.evaluate import evaluate, evaluation_line
 from vlrl.evaluation.report import gains, summary_table
 from vlrl.evaluation.stats import mean_ci
 from vlrl.monitoring.metrics import Clock, group_metrics
+from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource, first_samples
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import RunFolder
@@ -98,7 +99,8 @@ def source(script, config, task=None):
     samples = task.samples("train")
     prompts = Prompts.of(samples, 0)
     sampler = curriculum.make(config.curriculum, prompts, config.shares)
-    return GroupSource(config, task, encode, ScriptedEngine(script), sampler, samples, Clock(), prompts=prompts)
+    return GroupSource(Answering(config, task, ScriptedEngine(script), Clock()), encode, sampler, samples,
+                       prompts=prompts)
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from vlrl.errors import DataError, TaskError
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.monitoring.metrics import Clock
 from vlrl.rewards.text import parse_answer
+from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import RunFolder
@@ -203,9 +204,8 @@ def looking(scene, size=4, kinds=("noisy", "other"), workers=0):
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"group_size": size})})
     samples = task.samples("train")
     with Prefetcher(encode, task, workers) as prefetch:
-        made = GroupSource(config, task, encode, HFEngine(policy, 5, 16), Sequential(Prompts(3, 0)), samples, Clock(),
-                           prefetch)
-        return made.next_groups(3, 0)
+        answering = Answering(config, task, HFEngine(policy, 5, 16), Clock())
+        return GroupSource(answering, encode, Sequential(Prompts(3, 0)), samples, prefetch).next_groups(3, 0)
 
 
 def drawn(groups, variant=""):

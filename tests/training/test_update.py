@@ -247,8 +247,8 @@ def test_old_and_reference_passes_share_the_features(tiny_models, model, shared)
         passes.append(counted.passes)
         (alone,) = batch.batches
         with torch.no_grad(), policy.evaluating():
-            assert torch.equal(batch.old[0], policy.logprobs(alone, 1.0).logprobs)
-            assert torch.equal(batch.reference[0], policy.reference_logprobs(alone, 1.0))
+            assert torch.equal(alone.old, policy.logprobs(alone.batch, 1.0).logprobs)
+            assert torch.equal(alone.reference, policy.reference_logprobs(alone.batch, 1.0))
         counted.passes = 0
     full = not policy.lora  # its reference is another model with a tower of its own
     assert passes == [2 if shared or full else 4] * 2  # images and videos are one pass each

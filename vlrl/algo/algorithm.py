@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,8 +43,6 @@ class Algorithm:
         """Of the logits, by name; see logprobs.token_stats."""
         self.old_statistics = statistics(self.objective.requires, "old_stat:")
         """At the weights that sampled."""
-        self.before_move: Callable[[], object] = lambda: None
-        """Called before a reference that moves may do so."""
         self.nonfinite = 0
         """Steps in a row of which an optimizer step was left out for NaN or infinity."""
 
@@ -90,7 +88,7 @@ class Algorithm:
             self.kl.observe(stats["kl"], self.config.rollout.prompts_per_step * self.config.rollout.group_size)
         if self.moves_reference:  # without a reference too: a reset starts the optimizer afresh
             weights = dict(policy.trainable())
-            self.before_move()
+            policy.updating = True
             with torch.no_grad():
                 reset = self.reference.function.after_step(
                     policy.moving_reference, weights, optimizer, stats["kl"], done)

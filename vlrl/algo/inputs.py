@@ -110,7 +110,8 @@ class LossInputs:
     old_stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """The same at the weights that sampled ("old_stat:<name>"); {} where those are the current ones."""
     prepared: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[N], [R] or numbers: what the function's own `prepare` made of the whole optimizer step."""
+    """[N] or numbers: what the function's own `prepare` made of the whole optimizer step; values of rollouts are spread
+    over their tokens."""
     step: int = 0
     """For functions that draw at random: the same on a resumed run."""
     seed: int = 0

@@ -16,14 +16,14 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
 from vlrl.errors import TrainingError
-from vlrl.models.packing import Piece, make_batch
+from vlrl.models.packing import Piece
 from vlrl.models.policy import Policy
 
 _log = logging.getLogger(__name__)
 
 
 def short_of_memory(error: BaseException) -> bool:
-    """Returns whether an error says that memory did not suffice, on a GPU or in main memory."""
+    """Whether an error says that memory did not suffice, on a GPU or in main memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and should_reduce_batch_size(error)
@@ -65,7 +65,7 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
 
 
 def _tried(work: Callable[[int], None], b: int) -> str | None:
-    """Returns what the allocator said when memory did not suffice; None when the work is done."""
+    """What the allocator said when memory did not suffice; None when the work is done."""
     try:
         work(b)
     except (RuntimeError, MemoryError) as error:
@@ -75,20 +75,17 @@ def _tried(work: Callable[[int], None], b: int) -> str | None:
     return None
 
 
-def halves(pieces: Sequence[Piece], layout: str, attention: str) -> tuple[list[list[Piece]], list[Any]]:
-    """Returns the pieces of a micro-batch in two micro-batches, in their order, and those. A single piece has its
-    answers divided, with the prompt in both. Raises TrainingError for a single answer.
-    """
+def halves(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Divides the pieces of a micro-batch in two, in their order; a single piece has its answers divided, with the
+    prompt in both. Raises TrainingError for a single answer."""
     if len(pieces) > 1:
         middle = len(pieces) // 2
-        parts = [list(pieces[:middle]), list(pieces[middle:])]
-    else:
-        (piece,) = pieces
-        middle = len(piece.answers) // 2
-        if not middle:
-            raise TrainingError(f"out of memory in the update of one answer alone, of {piece.tokens} tokens with its "
-                                "prompt. Set model.gradient_checkpointing=true, or lower model.max_pixels or "
-                                "rollout.max_new_tokens.")
-        parts = [[Piece(piece.prompt, piece.answers[part], piece.rollouts[part])]
-                 for part in (slice(middle), slice(middle, None))]
-    return parts, [make_batch(part, layout, attention) for part in parts]
+        return [list(pieces[:middle]), list(pieces[middle:])]
+    (piece,) = pieces
+    middle = len(piece.answers) // 2
+    if not middle:
+        raise TrainingError(f"out of memory in the update of one answer alone, of {piece.tokens} tokens with its "
+                            "prompt. Set model.gradient_checkpointing=true, or lower model.max_pixels or "
+                            "rollout.max_new_tokens.")
+    return [[Piece(piece.prompt, piece.answers[part], piece.rollouts[part])]
+            for part in (slice(middle), slice(middle, None))]

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from vlrl.config.schema import Config
+from vlrl.config.schema import Config, TrainSettings
+from vlrl.distributed import comm
 from vlrl.models import attention
 from vlrl.models import cost as balance
 from vlrl.models.deepspeed_zero import Zero
@@ -29,7 +30,7 @@ from vlrl.models.loading import (
     refuse_second_adapter,
 )
 from vlrl.models.logprobs import Statistic, TokenStats, answer_states, token_stats
-from vlrl.models.packing import Batch
+from vlrl.models.packing import Batch, Piece, make_batch, pieces_of, plan, with_idle
 from vlrl.models.quantization import Quantization
 from vlrl.models.vision_cache import FeatureCache, make_cache
 from vlrl.types import Prompt
@@ -64,9 +65,11 @@ class Policy:
         """Of a model that is sharded over processes; see fsdp.shard and deepspeed_zero.start."""
         self._reference: Any = None
         self.moving_reference: dict[str, torch.Tensor] = {}
+        """The trained weights of a reference that moves, by their names in the policy; see `free_reference`."""
         self.away = False
         """Whether weights are others than the learned ones for the time being, which come back."""
-        """The trained weights of a reference that moves, by their names in the policy; see `free_reference`."""
+        self.updating = False
+        """Whether weights or reference may be others than after the last completed step."""
 
     @property
     def choices(self) -> int:
@@ -101,6 +104,22 @@ class Policy:
         if not self.family.known:
             return balance.tokens(prompt, answers)
         return self._operations.of(len(prompt), patches_of(prompt.mm, self.base.config), answers)
+
+    def plan(self, prompts: Sequence[Prompt], answers: Sequence[np.ndarray], settings: TrainSettings,
+             limit: int | None = None) -> list[list[Piece]]:
+        """The pieces of each micro-batch of answers to prompts, of at most `limit` tokens (train.tokens_per_batch).
+        Called on every process."""
+        limit = limit or settings.tokens_per_batch
+        pieces = pieces_of(prompts, answers, limit)
+        return self.fill(plan(pieces, limit, self.layout(settings.packing), self.cost))
+
+    def fill(self, parts: list[list[Piece]]) -> list[list[Piece]]:
+        """The micro-batches, and under FSDP idle ones up to the number of every other process; see with_idle."""
+        return parts if self.idle is None else with_idle(parts, max(comm.gather(len(parts))), self.idle)
+
+    def pack(self, pieces: Sequence[Piece], settings: TrainSettings) -> Batch:
+        """One micro-batch in the layout of training."""
+        return make_batch(pieces, self.layout(settings.packing), settings.attention)
 
     @functools.cached_property
     def _operations(self) -> Cost:

@@ -15,8 +15,6 @@ import numpy as np
 import torch
 
 from vlrl.config.schema import Config
-from vlrl.distributed import comm
-from vlrl.models.packing import make_batch, pieces_of, plan, with_idle
 from vlrl.models.policy import Policy
 from vlrl.models.token_text import Texts
 from vlrl.monitoring.metrics import phase
@@ -52,15 +50,11 @@ class Reference:
                  own: bool = False) -> list[np.ndarray]:
         """[answer][T] float32 of all tokens, under the reference or the policy's `own` weights; an empty answer is not
         computed. Called on every process at the same time."""
-        policy, train = self.policy, self.config.train
-        limit, layout = train.tokens_per_batch, policy.layout(train.packing)
-        planned = plan(pieces_of(prompts, answers, limit), limit, layout, policy.cost)
-        if policy.idle is not None:
-            planned = with_idle(planned, max(comm.gather(len(planned))), policy.idle)
+        policy, planned = self.policy, self.policy.plan(prompts, answers, self.config.train)
         found = [np.zeros(0, np.float32)] * len(answers)
         with phase("reference"), torch.no_grad(), policy.evaluating():
-            for members in planned:
-                batch = make_batch(members, layout, train.attention)
+            for pieces in planned:
+                batch = policy.pack(pieces, self.config.train)
                 order = torch.unique_consecutive(batch.rollout_id).tolist()
                 values = (policy.logprobs(batch, temperature).logprobs if own
                           else policy.reference_logprobs(batch, temperature)).float().cpu()

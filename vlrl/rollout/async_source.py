@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from vlrl.config.schema import Config
-from vlrl.curriculum import Draw, Outcome, Probing
+from vlrl.curriculum import Probing
 from vlrl.distributed import comm
 from vlrl.engine.base import Done, Engine
 from vlrl.errors import ConfigError, TrainingError
@@ -39,16 +39,13 @@ Made = dict[tuple[int, ...], Sequence[Completion]]
 """Answers by the key of their request."""
 
 
-@dataclass(eq=False)
-class Batch:
-    """What was drawn for a step that is still to come."""
+@dataclass(eq=False, kw_only=True)
+class Batch(Drawn):
+    """What was drawn for a step that is still to come; in a resumed run it is encoded when it is used."""
 
     step: int
-    draws: Mapping[int, Draw]
     policy_step: int
     """Steps completed by the weights that sample it."""
-    drawn: Drawn | None = None
-    """This process's share, encoded; None in a resumed run until it is used."""
     made: Made = field(default_factory=dict)
     """This process's answers so far; in a resumed run those of all processes."""
     work: Future[list[Group] | None] | None = None
@@ -123,19 +120,20 @@ class Pipelined(GroupSource):
     def _ahead(self, count: int, step: int) -> Batch:
         """The draws of a step to come."""
         self.step = step
-        drawn = self._begun(comm.on_main(partial(self._next, self.filters.oversampled(count))), {})
-        return Batch(step, drawn.draws, self.synced, drawn)
+        drawn = self._numbered(comm.on_main(partial(self._next, self.filters.oversampled(count))))
+        batch = Batch(drawn.draws, drawn.fresh, step=step, policy_step=self.synced)
+        super()._encode(batch)
+        return batch
 
     def _begin(self, batch: Batch) -> None:
         """Has a batch answered in the thread."""
-        writer = self.answering.apart(Recording(self.engine, batch.made), Clock(), batch.policy_step,
-                                      self.answering.temperature)
-        batch.keys = writer.keys(batch.drawn.asked if batch.drawn else ())
+        writer = self.answering.apart(Recording(self.engine, batch.made), Clock(), batch.policy_step)
+        batch.keys = writer.keys(batch.asked)
         batch.work = self._thread.submit(self._write, batch, writer)
 
     def _write(self, batch: Batch, writer: Any) -> list[Group] | None:
         """In the thread: this process's groups; None where the main thread is to score them."""
-        start, asked = time.perf_counter(), batch.drawn.asked if batch.drawn else ()
+        start, asked = time.perf_counter(), batch.asked
         try:
             if asked and self.config.rollout.score_ahead and not writer.collective:
                 return writer.groups(asked, batch.step)
@@ -143,33 +141,29 @@ class Pipelined(GroupSource):
         finally:
             batch.span = start, time.perf_counter()
 
-    def _wanted_round(self, wanted: int, held: Mapping[int, Held]) -> tuple[dict[int, Group], dict[int, Outcome]]:
-        """The first round of a step is what was begun for it; refills are drawn here and now, by current weights."""
-        if not (self.queue and self.queue[0].step == self.step):
-            self._ready()
-            return super()._wanted_round(wanted, held)
-        batch = self.queue.popleft()
-        if batch.drawn is None:
-            batch.drawn = self._encoded_share(batch.draws, len(batch.draws), {})
-            if not batch.made:  # its generation had failed when the checkpoint was written
-                self._ready()
-        drawn = batch.drawn
-        return self._finished(drawn, comm.together(lambda: self._answered(batch, drawn)))
+    def _draw(self, wanted: int, held: Mapping[int, Held]) -> Drawn:
+        """The first draws of a step are those begun for it; refills are drawn here and now, by current weights."""
+        if self.queue and self.queue[0].step == self.step:
+            return self.queue.popleft()
+        self._ready()
+        return super()._draw(wanted, held)
 
-    def _answered(self, batch: Batch, drawn: Drawn) -> dict[int, Group | Held]:
-        """This process's groups of a batch by number."""
-        groups: Sequence[Group | Held] | None = None
-        if batch.work:
-            groups = batch.work.result()
-            if batch.span:
-                self.clock.span("ahead", *batch.span)
-                self._ahead_s = batch.span[1] - batch.span[0]
-        elif not batch.made:
-            return self._collect(drawn.asked, None)
+    def _encode(self, drawn: Drawn) -> None:
+        if not drawn.encoded:
+            super()._encode(drawn)
+            if isinstance(drawn, Batch) and not drawn.made:  # its generation had failed when the checkpoint was written
+                self._ready()
+
+    def _answer(self, drawn: Drawn, tokens: int | None) -> dict[int, Group | Held]:
+        if not isinstance(drawn, Batch) or not (drawn.work or drawn.made):
+            return super()._answer(drawn, tokens)
+        groups: Sequence[Group | Held] | None = drawn.work.result() if drawn.work else None
+        if drawn.span:
+            self.clock.span("ahead", *drawn.span)
+            self._ahead_s = drawn.span[1] - drawn.span[0]
         if groups is None and (drawn.asked or self.answering.collective):
-            scorer = self.answering.apart(Replaying(batch.made), self.clock, batch.policy_step,
-                                          self.answering.temperature)
-            groups = scorer.groups(drawn.asked, batch.step)
+            scorer = self.answering.apart(Replaying(drawn.made), self.clock, drawn.policy_step)
+            groups = scorer.groups(drawn.asked, drawn.step)
         return {a.number: group for a, group in zip(drawn.asked, groups or (), strict=True)}
 
     def metrics(self) -> dict[str, float]:
@@ -191,7 +185,8 @@ class Pipelined(GroupSource):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.queue = deque(
-            Batch(b["step"], {number: draw_of(draw) for number, draw in b["draws"]}, b["policy_step"],
+            Batch({number: draw_of(draw) for number, draw in b["draws"]}, len(b["draws"]), step=b["step"],
+                  policy_step=b["policy_step"],
                   made={key: [completion_of(**a) for a in answers] for key, answers in b["made"].items()})
             for b in state.get("queue", ()))
 

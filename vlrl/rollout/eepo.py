@@ -19,7 +19,6 @@ import torch
 
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.models.packing import make_batch, pieces_of, plan, with_idle
 from vlrl.models.policy import Policy
 from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Prompt
@@ -69,18 +68,14 @@ class Forgetting:
                    temperature: float) -> None:
         """Of the mean of -log(1 - p) over all tokens: the surer a token was, the more it is suppressed."""
         policy, train = self.policy, self.config.train
-        made = [(prompt, c) for prompt, completions in answers for c in completions]
-        (total,) = comm.total(float(sum(c.loss_mask.sum() for _, c in made)))
+        rollouts = [(prompt, c) for prompt, completions in answers for c in completions]
+        (total,) = comm.total(float(sum(c.loss_mask.sum() for _, c in rollouts)))
         # dropout is keyed by the step, so a resumed run draws the same
         torch.manual_seed(np.random.SeedSequence([self.config.seed, 7, step, comm.rank()]).generate_state(1)[0])
-        limit, layout = train.tokens_per_batch, policy.layout(train.packing)
-        planned = plan(pieces_of([p for p, _ in made], [c.tokens for _, c in made], limit), limit, layout, policy.cost)
-        if policy.idle is not None:
-            planned = with_idle(planned, max(comm.gather(len(planned))), policy.idle)
-        for members in planned:
-            batch = make_batch(members, layout, train.attention)
+        for pieces in policy.plan([p for p, _ in rollouts], [c.tokens for _, c in rollouts], train):
+            batch = policy.pack(pieces, train)
             logprobs = policy.logprobs(batch, temperature).logprobs.float()
-            masks = [made[i][1].loss_mask for i in torch.unique_consecutive(batch.rollout_id).tolist()]
+            masks = [rollouts[i][1].loss_mask for i in torch.unique_consecutive(batch.rollout_id).tolist()]
             mask = torch.from_numpy(np.concatenate(masks) if masks else np.zeros(0, bool)).to(logprobs.device)
             loss = -(torch.log(1 + _NEVER_SURE - logprobs.exp()) * mask).sum() / total
             policy.scaler.scale(loss).backward()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,32 +51,34 @@ class Asked:
         return self.held.after(made, step)
 
 
+@dataclass(eq=False)
 class Answering:
     """Answers accepted draws with the policy, and scores them."""
 
-    def __init__(self, config: Config, task: Task, engine: Engine, clock: Clock, reference: Reference | None = None):
-        self.config, self.task, self.engine, self.clock, self.reference = config, task, engine, clock, reference
-        self.algorithm: Algorithm | None = None
-        """That of the run; without one the temperature is rollout.temperature."""
-        self.forget: Forgetting | None = None
-        """Suppresses the first half of each group for the second; see rollout.forget."""
-        self.score: Score = score_all
-        self.step = 0
-        self.policy_step: int | None = None
-        """Steps completed by the weights of the engine; None = `step`."""
-        self._temperature: float | None = None
+    config: Config
+    task: Task
+    engine: Engine
+    clock: Clock
+    algorithm: Algorithm | None = None
+    """That of the run; without one the temperature is rollout.temperature."""
+    score: Score = score_all
+    reference: Reference | None = None
+    forget: Forgetting | None = None
+    """Suppresses the first half of each group for the second; see rollout.forget."""
+    policy_step: int | None = None
+    """Steps completed by the weights of the engine; None = `step`."""
+    fixed_temperature: float | None = None
+    step: int = 0
 
-    def apart(self, engine: Engine, clock: Clock, policy_step: int, temperature: float) -> Answering:
-        """The same with another engine, whose weights and temperature stay as given: for use beside this one."""
-        other = copy.copy(self)
-        other.engine, other.clock, other.policy_step, other._temperature = engine, clock, policy_step, temperature
-        return other
+    def apart(self, engine: Engine, clock: Clock, policy_step: int) -> Answering:
+        """The same with another engine, whose weights and temperature stay as they are now: for use beside this one."""
+        return replace(self, engine=engine, clock=clock, policy_step=policy_step, fixed_temperature=self.temperature)
 
     @property
     def temperature(self) -> float:
         """At which the policy samples."""
-        if self._temperature is not None:
-            return self._temperature
+        if self.fixed_temperature is not None:
+            return self.fixed_temperature
         return self.algorithm.temperature if self.algorithm else self.config.rollout.temperature
 
     @property
@@ -136,18 +137,18 @@ class Answering:
 
     def write(self, asked: Sequence[Asked]) -> None:
         """Has the engine write all that `groups` would ask of it for new groups, and scores none of it."""
-        requests, others = self._requests(asked)
-        self.engine.generate(requests)
-        if others:
-            self.engine.generate([request for *_, request in others])
-        if self._with_greedy:
-            self.engine.generate(self._greedy(asked))
+        for requests in self._calls(asked):
+            self.engine.generate(requests)
 
     def keys(self, asked: Sequence[Asked]) -> set[tuple[int, ...]]:
         """Those of all that `write` asks for."""
+        return {request.key for requests in self._calls(asked) for request in requests}
+
+    def _calls(self, asked: Sequence[Asked]) -> list[list[Request]]:
+        """All requests for new groups, by call of the engine."""
         requests, others = self._requests(asked)
-        greedy = self._greedy(asked) if self._with_greedy else []
-        return {request.key for request in (*requests, *(r for *_, r in others), *greedy)}
+        calls = requests, [r for *_, r in others], self._greedy(asked) if self._with_greedy else []
+        return [call for call in calls if call]
 
     def _requests(self, asked: Sequence[Asked]) -> tuple[list[Request], list[tuple[int, Variant, Request]]]:
         """What is asked of the engine: one request for each group, and those of variants by the group's place."""

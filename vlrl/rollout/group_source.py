@@ -13,35 +13,25 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from vlrl.config.schema import Config
-from vlrl.curriculum import (
-    Draw,
-    Filters,
-    Foreseeing,
-    Intake,
-    Measuring,
-    Outcome,
-    Probing,
-    Prompts,
-    Sampler,
-)
+from vlrl.curriculum import Draw, Filters, Foreseeing, Intake, Measuring, Outcome, Probing, Prompts, Sampler
 from vlrl.curriculum.report import Tally
 from vlrl.data import readable
 from vlrl.distributed import comm
-from vlrl.engine.base import Engine
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.models.processing import Encoder, PromptTooLong
-from vlrl.monitoring.metrics import Clock, phase
+from vlrl.monitoring.metrics import phase
 from vlrl.rollout import fingerprint
-from vlrl.rollout.generate import Answering, Asked, Reference
+from vlrl.rollout.generate import Answering, Asked
 from vlrl.rollout.partial import Held
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task, generated, task_samples
 from vlrl.task.variants import has_variants, seen_as, variants_of
-from vlrl.types import Group, Sample
+from vlrl.types import Group, Sample, Variant
 
-Measure = Callable[[Sequence[Sample], np.ndarray, Callable[[str, int, int], None]], np.ndarray]
-"""(all samples, places of some [n], tell(what, done, total)) -> [n] a number of each, nan where it cannot be used."""
+Tell = Callable[[str, int, int], None]
+"""(what, done, total)"""
+Measure = Callable[[Sequence[Sample], np.ndarray, Tell], np.ndarray]
+"""(all samples, places of some [n], tell) -> [n] a number of each, nan where it cannot be used."""
 
 
 @dataclass
@@ -61,54 +51,54 @@ class Rejected:
         return out
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Drawn:
-    """A round of draws that is to be answered."""
+    """Draws that are answered together: drawn, then encoded, then answered."""
 
     draws: Mapping[int, Draw]
     """Those of all processes by number, groups that go on included."""
     fresh: int
     """How many of them are new."""
-    asked: Sequence[Asked]
-    """The accepted ones of this process, encoded."""
-    refused: Sequence[str]
+    held: Mapping[int, Held] = field(default_factory=dict)
+    """Groups by number that go on."""
+    asked: list[Asked] = field(default_factory=list)
+    """The accepted draws of this process, encoded."""
+    refused: list[str] = field(default_factory=list)
     """Why others of this process were rejected."""
+    encoded: bool = False
 
 
 class GroupSource:
     """Draws samples, has their groups answered and scored; the same on every process, each doing its share.
 
     `next_groups(P)` returns this process's share of P groups; the sampler, which is the main process's, has observed
-    all of them.
+    all of them. `measures`: what samplers can have measured of prompts by the policy, by name (curriculum.Measuring).
+    `tell` shows how far something before a step is.
     """
 
     generates: ClassVar[bool] = True
     """Whether answers are drawn from the policy, with variants and services of training."""
 
-    def __init__(self, config: Config, task: Task, encode: Encoder, engine: Engine, sampler: Sampler,
-                 samples: Sequence[Sample], clock: Clock, prefetch: Prefetcher | None = None,
-                 reference: Reference | None = None, prompts: Prompts | None = None):
-        self.prefetch = prefetch or Prefetcher(encode, task, 0)
-        self.config, self.task, self.encode, self.engine = config, task, encode, engine
-        self.sampler, self.samples, self.clock = sampler, samples, clock
-        self.prompts = prompts or Prompts.of(samples, config.seed, config.data.difficulty)
+    def __init__(self, answering: Answering, encode: Encoder, sampler: Sampler, samples: Sequence[Sample],
+                 prefetch: Prefetcher | None = None, prompts: Prompts | None = None,
+                 measures: Mapping[str, Measure] | None = None, tell: Tell = lambda what, done, total: None):
+        self.answering, self.encode, self.sampler, self.samples = answering, encode, sampler, samples
+        self.config, self.task, self.engine, self.clock = (
+            answering.config, answering.task, answering.engine, answering.clock)
+        self.prefetch = prefetch or Prefetcher(encode, self.task, 0)
+        self.prompts = prompts or Prompts.of(samples, self.config.seed, self.config.data.difficulty)
+        self.measures, self.tell = measures or {}, tell
         self.fingerprint = fingerprint.of(samples)
-        self.answering = Answering(config, task, engine, clock, reference)
-        self.filters, self.tally = Filters(config.curriculum), Tally()
-        self._varies = self.generates and has_variants(task)
+        self.filters, self.tally = Filters(self.config.curriculum), Tally()
+        self._varies = self.generates and has_variants(self.task)
         self.drawn = 0
         """Groups drawn since the run began; numbers the groups and their random streams."""
         self.step = 0
         self.rejected = Rejected()
         self.dropped: list[Group] = []
         """This process's groups of the last call that were answered and are not trained on."""
-        self._refused: list[str] = []
         self._made: dict[Draw, Sample] = {}
         """Samples of this step and the next; some are drawn by code, and a variant needs its sample too."""
-        self.measures: dict[str, Measure] = {}
-        """What samplers can have measured of prompts by the policy, by name; see curriculum.base.Measuring."""
-        self.tell: Callable[[str, int, int], None] = lambda what, done, total: None
-        """Shows how far something before a step is."""
         self._may_lack = True
         self._of_variants: dict[str, list[float | None]] = {}
         """Rewards of the last call by variant, over all processes; "" = answers to samples as they are."""
@@ -116,10 +106,6 @@ class GroupSource:
         """Groups by number, over all processes, that go on in the next step; see rollout.step_tokens."""
         self._parts: list[int] = []
         """In how many steps each answer of the last call was written, over all processes."""
-
-    @property
-    def reference(self) -> Reference | None:
-        return self.answering.reference
 
     def next_groups(self, count: int, step: int) -> list[Group]:
         """This process's share of `count` scored groups, refilled where a prompt was rejected or its group not kept.
@@ -131,10 +117,10 @@ class GroupSource:
         self.step, self._of_variants, self._parts = step, {}, []
         self._measure()
         intake, groups = Intake(self.filters, count), {}
-        probed, probes = self._round(comm.on_main(self._probes))
+        probed, probes = self._round(self._numbered(comm.on_main(self._probes)))
         held, self.held = self.held, {}
         while wanted := intake.wanted:
-            mine, outcomes = self._wanted_round(wanted, held)
+            mine, outcomes = self._round(self._draw(wanted, held), self.config.rollout.step_tokens)
             intake.take(outcomes, len(self.held))
             groups, held = groups | mine, {}
         chosen = intake.chosen()
@@ -177,78 +163,81 @@ class GroupSource:
     def _probes(self) -> list[Draw]:
         return self.sampler.probes(self.step) if isinstance(self.sampler, Probing) else []
 
-    def _wanted_round(self, wanted: int, held: Mapping[int, Held]) -> tuple[dict[int, Group], dict[int, Outcome]]:
-        """A round of `wanted` groups: those held over, and new draws for the others."""
-        fresh = max(0, wanted - len(held))
-        draws = comm.on_main(partial(self._next, fresh)) if fresh else []
-        return self._round(draws, held, self.config.rollout.step_tokens)
-
-    def _round(self, draws: Sequence[Draw], held: Mapping[int, Held] | None = None,
-               tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
+    def _round(self, drawn: Drawn, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
         """This process's groups of some draws by number, and the outcomes of all draws, which the sampler observes.
 
-        `held` groups go on beside. Groups of which an answer has not ended after `tokens` more have no outcome yet.
+        Groups of which an answer has not ended after `tokens` more have no outcome yet.
         """
-        if not draws and not held:
+        if not drawn.draws:
             return {}, {}
-        drawn = self._begun(draws, held or {})
-        return self._finished(drawn, comm.together(lambda: self._collect(drawn.asked, tokens)))
-
-    def _begun(self, draws: Sequence[Draw], held: Mapping[int, Held]) -> Drawn:
-        """New draws numbered, beside groups that go on; this process's share encoded."""
-        all_of = {**{h.number: h.draw for h in held.values()}, **dict(enumerate(draws, self.drawn))}
-        self.drawn += len(draws)
-        return self._encoded_share(all_of, len(draws), held)
-
-    def _encoded_share(self, draws: Mapping[int, Draw], fresh: int, held: Mapping[int, Held]) -> Drawn:
-        mine = list(draws.items())[comm.rank()::comm.world()]
-        asked = comm.together(lambda: self._asked(mine, held))
-        refused, self._refused = self._refused, []
-        self._look_ahead()
-        return Drawn(draws, fresh, asked, refused)
-
-    def _finished(self, drawn: Drawn, found: Mapping[int, Group | Held]) -> tuple[dict[int, Group], dict[int, Outcome]]:
-        """Of what became of a round on this process: its groups, and all outcomes, which the sampler observes."""
-        groups = {number: group for number, group in found.items() if isinstance(group, Group)}
-        self._share_held([h for h in found.values() if isinstance(h, Held)])
+        self._encode(drawn)
+        answered = comm.together(lambda: self._answer(drawn, tokens))
+        groups = {number: group for number, group in answered.items() if isinstance(group, Group)}
+        if self.config.rollout.step_tokens is not None:  # all processes know all groups that go on
+            unfinished = comm.gather([h for h in answered.values() if isinstance(h, Held)])
+            everyone = {**self.held, **{h.number: h for part in unfinished for h in part}}
+            self.held = dict(sorted(everyone.items()))
         outcomes = self._share_outcomes(drawn, groups)
         comm.on_main(lambda: self._observe([*outcomes.values()]))
         return groups, outcomes
+
+    def _draw(self, wanted: int, held: Mapping[int, Held]) -> Drawn:
+        """`wanted` groups: those held over, and new draws for the others."""
+        fresh = max(0, wanted - len(held))
+        return self._numbered(comm.on_main(partial(self._next, fresh)) if fresh else [], held)
+
+    def _numbered(self, draws: Sequence[Draw], held: Mapping[int, Held] | None = None) -> Drawn:
+        """New draws beside groups that go on."""
+        first, self.drawn, held = self.drawn, self.drawn + len(draws), held or {}
+        return Drawn({**{h.number: h.draw for h in held.values()}, **dict(enumerate(draws, first))}, len(draws), held)
+
+    def _encode(self, drawn: Drawn) -> None:
+        """Encodes this process's share of the draws, and begins with that of the next step."""
+        mine = list(drawn.draws.items())[comm.rank()::comm.world()]
+
+        def encode() -> None:
+            self.prefetch.begin(self._wanted([draw for _, draw in mine], self.step))
+            for number, draw in mine:
+                try:
+                    with phase("encode"):
+                        sample, prompt = self.prefetch.take(draw, partial(self._sample, draw))
+                        variants = [(v, self.prefetch.take(key, show)[1])
+                                    for v, key, show in self._variants(draw, sample, self.step)]
+                    drawn.asked.append(Asked(number, draw, sample, prompt, tuple(variants), drawn.held.get(number)))
+                except DataError as error:
+                    if not isinstance(error, PromptTooLong) and not self.config.data.quarantine:
+                        raise
+                    drawn.refused.append(str(error))
+
+        comm.together(encode)
+        drawn.encoded = True
+        self._look_ahead()
+
+    def _answer(self, drawn: Drawn, tokens: int | None) -> dict[int, Group | Held]:
+        """Groups of this process by number."""
+        asked, answering = drawn.asked, self.answering
+        groups = answering.groups(asked, self.step, tokens) if asked or answering.collective else []
+        return {a.number: group for a, group in zip(asked, groups, strict=True)}
 
     def _observe(self, outcomes: Sequence[Outcome]) -> None:
         self.prompts.history.note(outcomes, self.step)
         self.sampler.observe(outcomes, self.step)
 
-    def _asked(self, mine: Sequence[tuple[int, Draw]], held: Mapping[int, Held]) -> list[Asked]:
-        """This process's draws that are accepted, encoded."""
-        self.prefetch.begin(self._wanted([draw for _, draw in mine], self.step))
-        return [replace(found, held=held.get(number)) for number, draw in mine
-                if (found := self._encoded(draw, number)) is not None]
-
-    def _collect(self, asked: Sequence[Asked], tokens: int | None) -> dict[int, Group | Held]:
-        """Groups of this process by number."""
-        groups = self._answers(asked, tokens) if asked or self.answering.collective else []
-        return {a.number: group for a, group in zip(asked, groups, strict=True)}
-
-    def _answers(self, asked: Sequence[Asked], tokens: int | None) -> Sequence[Group | Held]:
-        return self.answering.groups(asked, self.step, tokens)
-
-    def _share_held(self, mine: Sequence[Held]) -> None:
-        """Adds the groups of every process that go on in the next step, by number."""
-        if self.config.rollout.step_tokens is not None:
-            everyone = {h.number: h for part in comm.gather(mine) for h in part}
-            self.held = dict(sorted({**self.held, **everyone}.items()))
-
     def _sample(self, draw: Draw) -> Sample:
         if draw not in self._made:
-            sample = self._drawn_sample(draw)
+            sample = generated(self.task, draw.index, dict(draw.knobs)) if draw.knobs else self.samples[draw.index]
             template = self.task.of(sample).template(sample, draw.visit)
             row = sample.row if draw.weight == 1 else {**sample.row, "weight": sample.weight * draw.weight}
             self._made[draw] = replace(sample, prompt=template, row=row)
         return self._made[draw]
 
-    def _drawn_sample(self, draw: Draw) -> Sample:
-        return generated(self.task, draw.index, dict(draw.knobs)) if draw.knobs else self.samples[draw.index]
+    def _variants(self, draw: Draw, sample: Sample,
+                  step: int) -> list[tuple[Variant, Hashable, Callable[[], Sample]]]:
+        """What variants of a draw show, each with its key."""
+        if not self._varies:
+            return []
+        variants = variants_of(self.task.of(sample), sample, self.answering.group_size(draw), step)
+        return [(v, (draw, step, v.name), partial(seen_as, sample, v)) for v in variants]
 
     def _look_ahead(self) -> None:
         """Starts on this process's share of the next step, as far as the sampler can tell it."""
@@ -270,31 +259,14 @@ class GroupSource:
         for draw in draws:
             wanted[draw] = partial(self._sample, draw)
             if self._varies and self.prefetch.workers:
-                with contextlib.suppress(Exception):  # `_encoded` meets it again, where it belongs
-                    sample = self._sample(draw)
-                    for v in variants_of(self.task.of(sample), sample, self.answering.group_size(draw), step):
-                        wanted[draw, step, v.name] = partial(seen_as, sample, v)
+                with contextlib.suppress(Exception):  # `_encode` meets it again, where it belongs
+                    wanted |= {key: show for _, key, show in self._variants(draw, self._sample(draw), step)}
         return wanted
-
-    def _encoded(self, draw: Draw, number: int) -> Asked | None:
-        """The prompts of a draw; None when it is rejected."""
-        try:
-            with phase("encode"):
-                sample, prompt = self.prefetch.take(draw, partial(self._sample, draw))
-                variants = variants_of(self.task.of(sample), sample, self.answering.group_size(draw),
-                                       self.step) if self._varies else []
-                shown = [(v, self.prefetch.take((draw, self.step, v.name), partial(seen_as, sample, v))[1])
-                         for v in variants]
-            return Asked(number, draw, sample, prompt, tuple(shown))
-        except DataError as error:
-            if not isinstance(error, PromptTooLong) and not self.config.data.quarantine:
-                raise
-            self._refused.append(str(error))
-            return None
 
     def _share_outcomes(self, drawn: Drawn, groups: Mapping[int, Group]) -> dict[int, Outcome]:
         """The outcome of every draw of every process by number, in draw order."""
-        share = {number: self._outcome(drawn.draws[number], group) for number, group in groups.items()}
+        share = {n: Outcome(drawn.draws[n], tuple(g.rewards), tuple(r.correct for r in g.rollouts), _surprise(g))
+                 for n, g in groups.items()}
         by_variant = [(r.variant, r.reward) for g in groups.values() for r in (*g.rollouts, *g.aside)]
         parts = [len(r.completion.turns) for g in groups.values() for r in g.rollouts]
         gathered = comm.gather((parts, share, drawn.refused, by_variant if self._varies else []))
@@ -306,9 +278,6 @@ class GroupSource:
                     bool(everyone or self.held))
         return {number: everyone.get(number, Outcome(draw, ())) for number, draw in drawn.draws.items()
                 if number not in self.held}
-
-    def _outcome(self, draw: Draw, group: Group) -> Outcome:
-        return Outcome(draw, tuple(group.rewards), tuple(r.correct for r in group.rollouts), _surprise(group))
 
     def _count(self, refused: Sequence[str], drawn: int, accepted: bool) -> None:
         """Notes rejected prompts; TrainingError when they are too many, or when no sample can be used at all."""

@@ -22,9 +22,8 @@ import torch
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.errors import DataError
-from vlrl.models import cost
 from vlrl.models.logprobs import answer_states
-from vlrl.models.packing import Batch, Piece, make_batch, with_idle
+from vlrl.models.packing import Batch, Piece, plan
 from vlrl.models.policy import Policy
 from vlrl.models.processing import PromptTooLong
 from vlrl.models.token_text import Texts
@@ -66,30 +65,20 @@ class Angles:
     def of(self, prompts: Sequence[tuple[Prompt, str] | None]) -> np.ndarray:
         """[n] float32, of prompts with the text of their question; nan for None. Called on every process."""
         policy, train = self.policy, self.config.train
-        layout = policy.layout(train.packing)
-        found = np.full(len(prompts), np.nan, np.float32)
-        planned = self._plan(prompts, layout)
-        parts = [[Piece(prompts[i][0], (), ()) for i in members] for members in planned]  # pyright: ignore
-        if policy.idle is not None:
-            parts = with_idle(parts, max(comm.gather(len(parts))), policy.idle)
+        angles = np.full(len(prompts), np.nan, np.float32)
+        places = {Piece(p[0], (), ()): (i, p[1]) for i, p in enumerate(prompts) if p is not None}
+        alone = policy.layout(train.packing) == "padded"  # one prompt a pass, which has no padding then
+        parts = policy.fill([[p] for p in places] if alone else plan([*places], train.tokens_per_batch))
         with phase("angles"), torch.no_grad(), policy.evaluating():
-            for number, part in enumerate(parts):
-                states = self._states(make_batch(part, layout, train.attention))
-                ends = np.cumsum([len(piece.prompt) for piece in part])
-                for i, end in zip(planned[number] if number < len(planned) else (), ends, strict=False):
-                    prompt, question = prompts[i]  # pyright: ignore
-                    own = states[end - len(prompt):end]
-                    found[i] = angle(own, *question_span(prompt.ids, question, self.policy.banned, self._decode))
-        return found
-
-    def _plan(self, prompts: Sequence[Any], layout: str) -> list[list[int]]:
-        """The prompts of each pass; one at a time where rows are padded."""
-        known = [i for i, p in enumerate(prompts) if p is not None]
-        if layout == "padded":
-            return [[i] for i in known]
-        sizes = [len(prompts[i][0]) for i in known]
-        members = cost.bins(sizes, sizes, self.config.train.tokens_per_batch)
-        return [sorted(known[k] for k in part) for part in members]
+            for part in parts:
+                states, end = self._states(policy.pack(part, train)), 0
+                for piece in part:
+                    start, end = end, end + len(piece.prompt)
+                    if piece in places:  # an idle one has no question
+                        i, question = places[piece]
+                        span = question_span(piece.prompt.ids, question, policy.banned, self._decode)
+                        angles[i] = angle(states[start:end], *span)
+        return angles
 
     def _states(self, batch: Batch) -> torch.Tensor:
         """[T, H] float32: what enters the output layer, of every token of a batch of one row."""

@@ -1,7 +1,8 @@
 """The training loop and what surrounds it: building a run, advantages, updates, checkpoints, supervised fine-tuning.
 
-- session.py surrounds the loop: lock, resume, evaluation, saving and signals would hide the ten lines that matter.
-  build.py makes the parts of a run from its config; sft.py is the same loop with given answers.
+- session.py surrounds the loop: lock, resume, evaluation and signals would hide the ten lines that matter; it saves
+  with run_checkpoints.py and shows with run_log.py. build.py makes the parts of a run from its config; sft.py is the
+  same loop with given answers.
 - What an advantage looks at is gathered in the order of group numbers, so any number of ranks gives the same.
 - Gradients are summed once per optimizer step, in buckets (comm.sum_gradients), without DDP's hooks: ranks may run
   different numbers of micro-batches, or leave the vision tower unused, and nothing hangs.

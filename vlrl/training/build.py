@@ -38,7 +38,8 @@ from vlrl.monitoring.metrics import Clock
 from vlrl.rollout import async_source, partial
 from vlrl.rollout.async_source import Pipelined
 from vlrl.rollout.eepo import Forgetting
-from vlrl.rollout.group_source import GroupSource
+from vlrl.rollout.generate import Answering
+from vlrl.rollout.group_source import GroupSource, Tell
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.prompt_angle import Angles
 from vlrl.task import Task, task_samples
@@ -117,10 +118,11 @@ def check_engine(config: Config) -> None:
 
 
 def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None = None,
-             make_source: type[GroupSource] = GroupSource, algorithm: Algorithm | None = None) -> Parts:
+             make_source: type[GroupSource] = GroupSource, algorithm: Algorithm | None = None,
+             tell: Tell = lambda what, done, total: None) -> Parts:
     """Builds every part of a run; `checkpoint` is the folder whose weights are taken instead of model.name's.
 
-    `algorithm` is made of the config where none is given.
+    `algorithm` is made of the config where none is given. `tell` shows how far something before a step is.
     """
     if config.asynchronous.max_staleness and make_source is GroupSource:
         make_source = Pipelined
@@ -168,14 +170,11 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
         with closed_on_error(engine):
             if copies:
                 shard(model, encode, config)
-            source = make_source(config, task, encode, engine, sampler, samples, clock, prefetch, reference, prompts)
-            source.answering.algorithm = algorithm
-            source.answering.score = scorer or score_all
-            source.measures["angle"] = Angles(model, config, task, prefetch)
-            if config.rollout.forget.lr and make_source.generates:
-                source.answering.forget = Forgetting(model, config)
-            credit = Credit(algorithm, config, model, task)
-            return Parts(config, task, model, encode, prefetch, engine, source, credit,
+            forget = Forgetting(model, config) if config.rollout.forget.lr and make_source.generates else None
+            answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, reference, forget)
+            source = make_source(answering, encode, sampler, samples, prefetch, prompts,
+                                 {"angle": Angles(model, config, task, prefetch)}, tell)
+            return Parts(config, task, model, encode, prefetch, engine, source, Credit(algorithm, config, model, task),
                          optimizer_of(model, config), algorithm, clock, scorer, warnings or ())
 
 

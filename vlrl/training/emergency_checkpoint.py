@@ -46,16 +46,14 @@ class Rest:
         self.parts, self.path, self.lock, self.saver = parts, path, lock, saver
         self.config = parts.config
         self.done = done
-        self._left = False
         self._kept: checkpoint.State | None = None
         self._ahead: Callable[[float], dict[str, Any] | None] | None = None
-        parts.algorithm.before_move = self._leave
         parts.optimizer.register_step_pre_hook(self._leave)
 
     def completed(self, done: int) -> None:
         """So many steps are completed, and the state of all parts is theirs."""
         self._kept, self._ahead = None, None
-        self.done, self._left = done, False
+        self.done, self.parts.policy.updating = done, False
 
     def keep(self) -> None:
         """Copies what drawing the answers of the next step will change; on the main process."""
@@ -97,7 +95,7 @@ class Rest:
 
     def problem(self) -> str:
         """Why weights and optimizer are not those of the completed steps, or not to be had; "" when they are."""
-        if self._left:
+        if self.parts.policy.updating:
             return "the update of the next one had begun to change the weights"
         if self.parts.policy.away:
             return "the weights were others for the time being, and could not be restored"
@@ -153,5 +151,5 @@ class Rest:
         return there
 
     def _leave(self, *_: Any) -> None:
-        """The weights, or the reference, are about to change."""
-        self._left = True
+        """The weights are about to change."""
+        self.parts.policy.updating = True

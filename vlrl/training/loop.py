@@ -26,7 +26,8 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
     accelerator = make_accelerator(config)
     algorithm = Algorithm(config)
     with make_session(config, accelerator) as session, comm.explained():
-        parts = session.resume(assemble(config, accelerator, session.checkpoint, make_source, algorithm))
+        parts = session.resume(assemble(config, accelerator, session.checkpoint, make_source, algorithm,
+                                        session.progress.busy))
         policy, source, clock = parts.policy, parts.source, parts.clock
         for step in range(session.start, config.steps):
             comm.here.at(f"step {step}")

@@ -1,10 +1,8 @@
-"""What surrounds the loop: the run folder and its lock, resume, evaluation, saving, logging, signals, the end."""
+"""What surrounds the loop: the run folder and its lock, resume, evaluation, signals, the end."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,19 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
 from accelerate import Accelerator
 
 from vlrl import config
 from vlrl.config.schema import Config
-from vlrl.curriculum.visited import write_visited
 from vlrl.distributed import comm
 from vlrl.errors import RunError, TrainingError
 from vlrl.evaluation.evaluate import evaluate, evaluation_line
-from vlrl.models import families, fsdp
-from vlrl.monitoring import trackers
-from vlrl.monitoring.alerts import Alerts, watched
-from vlrl.monitoring.metrics import peak_gib
+from vlrl.models import families
 from vlrl.monitoring.progress import Progress
 from vlrl.monitoring.signals import StopSignals, to_terminal
 from vlrl.monitoring.watchdog import Watchdog
@@ -32,17 +25,15 @@ from vlrl.rollout.group_source import check_score_errors
 from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.lock import Lock, Unlocked
 from vlrl.store.writer import BackgroundWriter
-from vlrl.task import Task
-from vlrl.task.mixture import Turns
 from vlrl.training import checkpointing, inert
 from vlrl.training.build import Parts, remove_engine_folder
 from vlrl.training.checkpointing import Saver
 from vlrl.training.emergency_checkpoint import Rest
+from vlrl.training.run_checkpoints import RunCheckpoints, refuse_other_settings
+from vlrl.training.run_log import RunLog, measured
 from vlrl.training.update import PerToken
-from vlrl.types import Group, Sample
+from vlrl.types import Group
 
-_SHOWN = 20
-"""Rejected prompts that are printed."""
 _LONG_S = 10.0
 """A step that takes longer may be interrupted: what came before it can then be saved while it goes on."""
 
@@ -69,8 +60,7 @@ class Session:
         """From the first step on."""
         self._ending = False
         self._lock: Lock = Unlocked()
-        self._state, self._rejections, self._step_s = "running", 0, 0.0
-        self._changed_files: set[str] = set()
+        self._state, self._step_s = "running", 0.0
 
     # --- beginning and end ---------------------------------------------------------------------------------------
 
@@ -82,8 +72,7 @@ class Session:
         self._stack.enter_context(Watchdog(self.config.limits.stuck_s, self.folder.path))
         self.checkpoint = path
         self.start = self.done = checkpoint.step_of(path) if path else 0
-        self.progress = self._stack.enter_context(
-            Progress(self.config.steps, self.start, enabled=comm.is_main()))
+        self.progress = self._stack.enter_context(Progress(self.config.steps, self.start, enabled=comm.is_main()))
         for warning in warnings:
             self.progress.print(f"warning: {warning}")
         self._stack.enter_context(self._signals)
@@ -100,7 +89,7 @@ class Session:
                 raise RunError(f"resume=must, but {self.folder.checkpoints} holds no whole checkpoint. "
                                "Start with resume=auto.")
             if found.path is not None:
-                self._check_settings()
+                refuse_other_settings(self.folder, self.config)
             # without a checkpoint nothing says that an earlier evaluation was of this model and these settings
             self.folder.truncate(found.step, evaluated=found.path is not None)
             self.folder.create(config.dump(self.config), self.config.seed)
@@ -114,89 +103,35 @@ class Session:
             self._stack.close()
             raise
 
-    def _check_settings(self) -> None:
-        path = self.folder.path / "config.yaml"
-        try:
-            before = config.validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise RunError(f"{self.folder.checkpoints} holds a checkpoint, but the settings it was made with cannot be "
-                           f"read from {path}: {error} Restore that file, or start over with resume=never.") from None
-        config.refuse_other_kind(before, self.config, self.folder.path)
-        changed = config.differences(before, self.config)
-        if changed:
-            raise RunError(f"{self.folder.path} holds a run with other settings, so its checkpoint cannot go on:\n  "
-                           + "\n  ".join(changed) + "\nSet them back, choose another run.dir, or start over with "
-                           "resume=never (the old run is kept beside).")
-
     def resume(self, parts: Parts) -> Parts:
         """Takes the trainer's state from the checkpoint, if there is one, and opens the trackers."""
-        self.parts = parts
-        self._stack.callback(parts.prefetch.close)
-        self._stack.callback(parts.policy.close)
-        self._stack.callback(parts.engine.close)
-        self._stack.callback(parts.scorer.close if parts.scorer else lambda: None)
-        self._stack.callback(parts.source.close)
-        parts.source.tell = self.progress.busy
+        self.parts, say = parts, self.progress.print
+        for part in (parts.prefetch, parts.policy, parts.engine, parts.scorer, parts.source):
+            if part is not None:
+                self._stack.callback(part.close)
         for one in inert.find(self.config, parts.task):
-            self.progress.print(str(one))
+            say(str(one))
+        self._checkpoints = RunCheckpoints(parts, self.folder, self._saver, self._flush, say)
         if self.checkpoint:
-            state = checkpoint.load_state(self.checkpoint, check=False)
-            fsdp.load_optimizer(parts.optimizer, state["optimizer"])
-            parts.source.load_state_dict(state["source"])
-            parts.policy.scaler.load_state_dict(state.get("scaler", {}))
-            parts.algorithm.load_state_dict(state.get("algorithm", {}), parts.policy)
-            self.progress.print(f"going on from {self.checkpoint} ({self.start} steps completed)")
-            if comm.is_main():
-                self._tell_new_weights(parts.task)
-        if not self.start and comm.is_main():
-            self._keep_left_out()
-        comm.on_main(self._write_tokenizer)
-        if self.config.log.trackers:
-            options = trackers.options(self.folder.path, self.start) if comm.is_main() else {}
-            self.accelerator.init_trackers(self.config.log.project, trackers.flat_settings(self.config), options)
+            self._checkpoints.restore(self.checkpoint, self.start)
+        self._log = RunLog(parts, self.folder, self.accelerator, self.progress, self.start)
+        self._stack.callback(self._log.close)
         if comm.is_main():
             self._saver.start()
         self._rest = Rest(parts, self.folder.path, self._lock, self._saver, self.start)
         trained = sum(getattr(p, "ds_numel", p.numel()) for _, p in parts.policy.trainable())
-        self.progress.print(f"{self.folder.path}: {self.config.task_name} with {self.config.model.name}, "
-                            f"{trained:,} trained parameters on {comm.world()} x {parts.policy.device.type}")
-        if said := families.notice(parts.policy.family):
-            self.progress.print(said)
+        say(f"{self.folder.path}: {self.config.task_name} with {self.config.model.name}, {trained:,} trained "
+            f"parameters on {comm.world()} x {parts.policy.device.type}")
+        if notice := families.notice(parts.policy.family):
+            say(notice)
         for warning in parts.warnings:
-            self.progress.print(f"warning: {warning}")
-        self._watch_metrics()
+            say(f"warning: {warning}")
         self._beat()
         return parts
 
-    def _watch_metrics(self) -> None:
-        if comm.is_main():
-            self.alerts = Alerts(watched(self.config), self.folder.path, self.progress.print, self.folder.metrics())
-            self._stack.callback(self.alerts.close)
-
-    def _write_tokenizer(self) -> None:
-        """For showing token ids as text; a tokenizer that is none of `tokenizers`, or holds own code, is left out."""
-        text, fast = None, getattr(self.parts.policy.processor.tokenizer, "backend_tokenizer", None)
-        if self.config.store.rollouts and fast is not None:
-            with contextlib.suppress(Exception):  # what it raises for own code has no class of its own
-                text = fast.to_str()
-        if text is not None:
-            self.folder.write_tokenizer(text)
-
-    def _tell_new_weights(self, task: Task) -> None:
-        """Warns when the task's file gives its parts other weights than the last step had: no setting shows that."""
-        last = self.folder.rollouts(self.start - 1, columns=["task", "weights"]).to_pylist()
-        changed: list[str] = []
-        for row in {row["task"]: row for row in last}.values():
-            before, now = dict(row["weights"]), task.of(Sample(id="", task=row["task"])).weights_at(self.start - 1)
-            changed += [f"{part} {before.get(part, 0):g} -> {now.get(part, 0):g}" for part in sorted({*before, *now})
-                        if not math.isclose(before.get(part, 0), now.get(part, 0), rel_tol=1e-6)]
-        if changed:
-            self.progress.print(f"warning: the task weighs its parts otherwise than the steps before: "
-                                f"{', '.join(changed)}. To start over: resume=never, or another run.dir")
-
     def finish(self) -> None:
         """Saves and evaluates the last step, if that was not done."""
-        self._save()
+        self._checkpoints.save(self.done)
         if self.done < self.config.steps:
             comm.on_main(self._saver.wait)
             self._state = "interrupted"
@@ -257,39 +192,24 @@ class Session:
 
     def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
         """One line of metrics.jsonl; progress, heartbeat and trackers."""
-        times, spans = self.parts.clock.take(), self.parts.clock.take_spans()
-        work = metrics.get("tokens/prompt", 0.0) + metrics.get("tokens/completion", 0.0)
-        features = self.parts.policy.features
-        cached = {} if features is None else features.metrics()
-        line = {"step": step, **metrics, **cached, **times, "tokens_per_s": work / times["time/total_s"],
-                "memory/peak_gib": peak_gib()}
-        self._step_s = times["time/total_s"]
+        line, spans = measured(step, metrics, self.parts)
+        self._step_s = line["time/total_s"]
         if comm.is_main():
-            self._tell_rejected(step)
-            self.folder.append_metrics(line)
+            self._log.append(line)
         self.done = step + 1
         if self._rest:
             self._rest.completed(self.done)
-        if not comm.is_main():
-            return
-        told = self.alerts.check(line)
-        if self.config.asynchronous.max_staleness:
-            self.folder.append_timeline(step, spans)
-        supervised = self.config.algo.loss.name == "supervised"  # a given answer says nothing of the model
-        self.progress.update(self.done, {k: v for k, v in line.items()
-                                         if not (supervised and k.startswith("reward/"))})
-        every = self.config.log.samples_every
-        if groups and every and step % every == 0:
-            self.progress.sample_answer(groups[0])
-        self._beat(reward=line.get("reward/mean"))
-        self._track({k: v for k, v in {**line, **told}.items() if k != "step"}, step)
+        if comm.is_main():
+            alerts = self._log.show(line, spans, groups)
+            self._beat(reward=line.get("reward/mean"))
+            self._log.track({k: v for k, v in {**line, **alerts}.items() if k != "step"}, step)
 
     def save_if_due(self, done: int) -> None:
         """Saves every save.every steps. Raises what a save in the background raised."""
         self._signals.completed()
         comm.on_main(self._saver.check)
         if self.config.save.every and done % self.config.save.every == 0:
-            self._save()
+            self._checkpoints.save(self.done)
 
     def interrupted(self) -> bool:
         """Whether Ctrl-C was pressed on any process; the step it fell into is completed."""
@@ -306,37 +226,12 @@ class Session:
         except TrainingError as error:
             failed = RunFolder(self.folder.path / "failed", self.config.store.media)
             try:
-                told = f"The step's rollouts are in {failed.write_rollouts(step, comm.rank(), groups)}."
+                outcome = f"The step's rollouts are in {failed.write_rollouts(step, comm.rank(), groups)}."
             except RunError as lost:
-                told = f"The step's rollouts are lost: {lost}"
-            raise type(error)(f"{error} {told}") from None
+                outcome = f"The step's rollouts are lost: {lost}"
+            raise type(error)(f"{error} {outcome}") from None
 
     # --- inside --------------------------------------------------------------------------------------------------
-
-    def _tell_rejected(self, step: int) -> None:
-        """Prints why prompts were left out (the first ones) and keeps every reason in rejected.jsonl."""
-        rejected = self.parts.source.rejected
-        for reason in rejected.take():
-            files.append_line(self.folder.path / "rejected.jsonl", json.dumps({"step": step, "reason": reason}))
-            self._rejections += 1
-            if self._rejections <= _SHOWN:
-                self.progress.print(f"left out: {reason}")
-
-    def _keep_left_out(self) -> None:
-        """Rows that were left out when the data was read, in rejected.jsonl too."""
-        samples = self.parts.source.samples
-        for own in samples.parts.values() if isinstance(samples, Turns) else (samples,):
-            for bad in getattr(own, "quarantined", ()):
-                line = {"step": 0, "reason": f"{bad.where}: {bad.reason}"}
-                files.append_line(self.folder.path / "rejected.jsonl", json.dumps(line))
-
-    def _tell_changed_files(self) -> None:
-        """Says once of each file that it is no longer what was read."""
-        for name in {*self.parts.source.fingerprint.written_to()} - self._changed_files:
-            self._changed_files.add(name)
-            self.progress.print(f"warning: {name} was written to, moved or removed since the run began, which goes on "
-                                "with the rows that it found there. Bring the file back before the run is resumed: "
-                                "other rows are refused then.")
 
     def _flush(self) -> None:
         with self.parts.clock("store"):
@@ -349,64 +244,25 @@ class Session:
             self.progress.print(f"warning: {what} not on disk: {error}")
 
     def _evaluate(self) -> None:
-        parts, done = self.parts, self.done
+        parts, done, answering = self.parts, self.done, self.parts.source.answering
         self._flush()
-        known = comm.broadcast({(r["step"], r["split"]) for r in self.folder.evals()} if comm.is_main() else None)
+        known = comm.broadcast({(r["step"], r["split"]): r for r in self.folder.evals()} if comm.is_main() else None)
         for split in self.config.eval.splits if self.config.eval.samples else ():
             if (done, split) in known:
-                if done == self.start:  # trackers drop from there on what the run had told them before
-                    self._track_eval(next(r for r in self.folder.evals() if (r["step"], r["split"]) == (done, split)))
+                if done == self.start:  # trackers drop from there on what the run had logged before
+                    self._log.track_evaluation(known[done, split])
                 continue
             with parts.clock("eval"):
                 record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
-                                          self.progress.busy, parts.source.reference, parts.source.answering.score)
+                                          self.progress.busy, answering.reference, answering.score)
                 path = self.folder.write_rollouts(done, comm.rank(), groups, split=split)
             check_score_errors(groups, self.config.limits.score_errors, f"evaluation of {split} at step {done}", path)
             if comm.is_main():
                 self.folder.append_eval(record)
                 self.progress.print(evaluation_line(record))
-                self._track(self.alerts.evaluated(self.folder.evals(), self.config.save.best or "reward/mean"), done)
-            self._track_eval(record)
-        self._keep_best()
-
-    def _track_eval(self, record: Mapping[str, Any]) -> None:
-        self._track({f"eval/{record['split']}/{k}": v for k, v in record.items() if k != "split"}, record["step"])
-
-    def _track(self, values: Mapping[str, Any], step: int) -> None:
-        if values and self.config.log.trackers:
-            self.accelerator.log(dict(values), step=step)
-
-    def _keep_best(self) -> None:
-        """Saves and marks the checkpoint of `done` steps when its evaluation is the best so far."""
-        metric, measured = self.config.save.best, self.config.eval
-        if not (metric and measured.samples and measured.splits):
-            return
-        best = comm.on_main(lambda: trackers.best_of(self.folder.evals(), measured.splits[0], metric))
-        if best and best["step"] == self.done:
-            self._save()
-            if comm.is_main():
-                self._saver.mark_best(self.done, {"metric": metric, "value": best[metric], "split": best["split"]})
-
-    def _save(self) -> None:
-        """The checkpoint of `done` steps, unless a whole one is there already. What came before it is on disk then."""
-        self._flush()
-        source = self.parts.source
-        with self.parts.clock("store"):
-            comm.on_main(lambda: write_visited(self.folder.path / "prompts.parquet", source.prompts.history,
-                                               source.samples), "writing prompts.parquet")
-        comm.on_main(self._saver.check)
-        if comm.broadcast(comm.is_main() and self._saver.has(self.done)):
-            return
-        if comm.is_main():
-            self._tell_changed_files()
-        parts = self.parts
-        with parts.clock("save"):
-            weights = fsdp.weights(parts.policy)
-            state = fsdp.whole({"optimizer": parts.optimizer.state_dict(), "source": parts.source.state_dict(),
-                                    "scaler": parts.policy.scaler.state_dict(),
-                                    "algorithm": parts.algorithm.state_dict(parts.policy)})
-            comm.on_main(lambda: self._saver.begin(self.done, parts.policy, state, weights),
-                         f"saving step-{self.done:06d}")
+                self._log.check_evaluations(done)
+            self._log.track_evaluation(record)
+        self._checkpoints.save_best(done)
 
     def _beat(self, **more: Any) -> None:
         if comm.is_main():

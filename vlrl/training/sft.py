@@ -7,7 +7,6 @@ are not used: only evaluations generate, with the training model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +14,9 @@ import numpy as np
 from vlrl.config.base import Named
 from vlrl.config.schema import AlgoSettings, AsyncSettings, Config, CurriculumSettings, EngineSettings
 from vlrl.errors import DataError
-from vlrl.rollout.generate import Asked, make_group
-from vlrl.rollout.group_source import GroupSource
+from vlrl.rollout.generate import make_group
+from vlrl.rollout.group_source import Drawn, GroupSource
+from vlrl.rollout.partial import Held
 from vlrl.task import task_oracle
 from vlrl.training.loop import train as train_loop
 from vlrl.training.session import Session
@@ -28,8 +28,8 @@ class SupervisedSource(GroupSource):
 
     generates = False
 
-    def _answers(self, asked: Sequence[Asked], tokens: int | None) -> list[Group]:
-        return [self._given(a.number, a.sample, a.prompt) for a in asked]
+    def _answer(self, drawn: Drawn, tokens: int | None) -> dict[int, Group | Held]:
+        return {a.number: self._given(a.number, a.sample, a.prompt) for a in drawn.asked}
 
     def _given(self, number: int, sample: Sample, prompt: Prompt) -> Group:
         group = make_group(self.task, sample, prompt, [], group_id=f"{number:08d}", split="train", step=self.step)

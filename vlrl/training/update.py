@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from vlrl.models.families import Part
 from vlrl.models.oom import each_batch
 from vlrl.models.policy import Policy
 from vlrl.monitoring.metrics import phase
-from vlrl.training.minibatch import Minibatch, loss_inputs, make_minibatch, no_grad_passes, order_of, prepare, split
+from vlrl.training.minibatch import MicroBatch, Minibatch, loss_inputs, make_minibatch, no_grad_passes, prepare, split
 from vlrl.types import Group
 
 PerToken = dict[str, list[np.ndarray | None]]
@@ -107,17 +107,18 @@ class NonFinite(TrainingError):
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
                 meter: _Meter) -> None:
     """Forward and backward of every micro-batch; gradients add up. Short of memory it halves one and begins again."""
-    more = algorithm.statistics if part.old else {**algorithm.statistics, **meter.also}
     draws = _random_state(policy.device)
 
     def work(b: int) -> None:
+        micro = part.batches[b]
+        more = {**algorithm.statistics, **(meter.also if micro.old is None else {})}
         with phase("forward"):
-            stats = policy.logprobs(part.batches[b], algorithm.temperature, more=more)
-        inputs = loss_inputs(part, b, stats, policy.device, config, algorithm, step)
+            stats = policy.logprobs(micro.batch, algorithm.temperature, more=more)
+        inputs = loss_inputs(part, micro, stats, config, algorithm, step)
         loss, metrics = algorithm.objective(inputs, algorithm.kl.value)
         with phase("backward"):
             policy.backward(loss)
-        meter.add(part, order_of(part, b), loss.detach(), metrics, inputs)
+        meter.add(part, micro, loss.detach(), metrics, inputs)
 
     def again() -> None:
         for _, parameter in policy.trainable():
@@ -186,8 +187,8 @@ def _set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Config, step: int, meter: _Meter) -> None:
     """Counts an optimizer step that is not taken and says what was in it; raises NonFinite above the limit."""
-    suspects = sorted(meter.suspects) or [r for r, mask in enumerate(part.masks) if mask.any()]
-    found = comm.gather((bool(meter.suspects), list(dict.fromkeys(part.names[r] for r in suspects))))
+    suspects = sorted(meter.suspects) or [r for r, t in enumerate(part.rollouts) if t.mask.any()]
+    found = comm.gather((bool(meter.suspects), list(dict.fromkeys(part.rollouts[r].name for r in suspects))))
     sure = any(seen for seen, _ in found)  # the micro-batches whose loss it was; else all that gave the gradient
     names = list(dict.fromkeys(name for seen, own in found if seen or not sure for name in own))
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
@@ -254,10 +255,10 @@ class _Meter:
         for key, value in self.fresh.items():
             self.sums[key] = self.sums.get(key, 0.0) + value
 
-    def add(self, part: Minibatch, order: Sequence[int], loss: torch.Tensor, metrics: Metrics, x: LossInputs) -> None:
-        """Takes one micro-batch of the rollouts `order`."""
+    def add(self, part: Minibatch, micro: MicroBatch, loss: torch.Tensor, metrics: Metrics, x: LossInputs) -> None:
+        """Takes one micro-batch."""
         assert x.entropy is not None and x.sampler_logprobs is not None
-        on_first_pass = self.passes == 0
+        on_first_pass, rollouts = self.passes == 0, [part.rollouts[r] for r in micro.order]
         said = {k: metrics[k] for k in ("ratio", "clipped") if k in metrics}
         fresh = {"ratio": torch.exp((x.logprobs.detach() - x.old_logprobs).clamp(-20, 20)),
                  "clipped": torch.zeros_like(x.mask, dtype=torch.bool), **said}
@@ -265,27 +266,25 @@ class _Meter:
                "entropy now": (x.entropy * x.mask).sum(), **{k: v for k, v in metrics.items() if k not in said}}
         if on_first_pass:
             # an engine may not know a token's log-probability (NaN)
-            same = _under_the_same_prompt(part, order).to(x.mask.device) * x.mask * x.sampler_logprobs.isfinite()
+            same = torch.tensor([t.rollout.train_prompt is None for t in part.rollouts], dtype=torch.bool)
+            same = x.spread(same.to(x.mask.device)) * x.mask * x.sampler_logprobs.isfinite()
             gap = torch.where(same > 0, x.old_logprobs - x.sampler_logprobs, 0).clamp(-20, 20)
             now |= {"entropy": now["entropy now"], "mismatch/tokens": same.sum(),
                     "mismatch/kl": (gap.expm1() - gap).clamp_min(0).sum(), "mismatch/gap_mean": gap.abs().sum(),
                     "widest": gap.abs().amax() if gap.numel() else gap.sum()}
             fresh |= {"trainer_logprobs": x.old_logprobs, "entropies": x.entropy,
-                      **{name: (x.old_stats if part.old else x.stats)[name] for name in self.also}}
+                      **{name: (x.stats if micro.old is None else x.old_stats)[name] for name in self.also}}
         values = dict(zip(now, torch.stack([v.detach().float() for v in now.values()]).tolist(), strict=True))
         if not math.isfinite(values["loss"]):
-            self.suspects.update(order)
+            self.suspects.update(micro.order)
         self.fresh_widest = max(self.fresh_widest, values.pop("widest", 0.0))
         for key, value in values.items():
             self.fresh[key] = self.fresh.get(key, 0.0) + value
         self.entropy += values["entropy now"]
-        self._keep(part, order, fresh)
-
-    def _keep(self, part: Minibatch, order: Sequence[int], fresh: Mapping[str, torch.Tensor]) -> None:
-        lengths = [len(part.rollouts[r].completion.tokens) for r in order]
-        for key, values in fresh.items():
-            for r, piece in zip(order, values.detach().cpu().split(lengths), strict=True):
-                self.per_token[key][part.numbers[r]] = piece.numpy()
+        for key, tokens in fresh.items():
+            pieces = tokens.detach().cpu().split([len(t.mask) for t in rollouts])
+            for t, piece in zip(rollouts, pieces, strict=True):
+                self.per_token[key][t.number] = piece.numpy()
 
     def summary(self, config: Config, rate: float) -> dict[str, float]:
         """Step metrics over all processes."""
@@ -304,10 +303,3 @@ class _Meter:
             "mismatch/gap_max": max(widest),
             **{k: v / tokens for k, v in total.items()},
             **({"memory/halved": float(sum(halved))} if any(halved) else {})}
-
-
-def _under_the_same_prompt(part: Minibatch, order: Sequence[int]) -> torch.Tensor:
-    """[N] bool: tokens trained under the prompt that they were sampled under."""
-    rollouts = [part.rollouts[r] for r in order]
-    same = [np.full(len(r.completion.tokens), r.train_prompt is None) for r in rollouts]
-    return torch.from_numpy(np.concatenate(same) if same else np.zeros(0, bool))

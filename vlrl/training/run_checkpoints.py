@@ -1,0 +1,109 @@
+"""The checkpoints of a run: its state taken from one, and saved when it is due or the best so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from vlrl import config
+from vlrl.config.schema import Config
+from vlrl.curriculum.visited import write_visited
+from vlrl.distributed import comm
+from vlrl.errors import RunError
+from vlrl.models import fsdp
+from vlrl.monitoring import trackers
+from vlrl.store import RunFolder, checkpoint
+from vlrl.training.build import Parts
+from vlrl.training.checkpointing import Saver
+from vlrl.types import Sample
+
+
+class RunCheckpoints:
+    """Restores and saves what the parts of a run hold. Called on every process at the same time.
+
+    `flush` waits for the rollouts of the steps before, so that a checkpoint never has more steps than the run folder.
+    """
+
+    def __init__(self, parts: Parts, folder: RunFolder, saver: Saver, flush: Callable[[], None],
+                 say: Callable[[str], None]):
+        self.parts, self.folder, self.saver, self.flush, self.say = parts, folder, saver, flush, say
+        self._changed_files: set[str] = set()
+
+    def restore(self, path: Path, done: int) -> None:
+        """Takes the state of `done` completed steps."""
+        parts, state = self.parts, checkpoint.load_state(path, check=False)
+        fsdp.load_optimizer(parts.optimizer, state["optimizer"])
+        parts.source.load_state_dict(state["source"])
+        parts.policy.scaler.load_state_dict(state.get("scaler", {}))
+        parts.algorithm.load_state_dict(state.get("algorithm", {}), parts.policy)
+        self.say(f"going on from {path} ({done} steps completed)")
+        if comm.is_main():
+            self._warn_of_new_weights(done - 1)
+
+    def save(self, done: int) -> None:
+        """Saves the `done` completed steps, unless a whole checkpoint is there already; what came before is on disk."""
+        self.flush()
+        parts, source = self.parts, self.parts.source
+        with parts.clock("store"):
+            comm.on_main(lambda: write_visited(self.folder.path / "prompts.parquet", source.prompts.history,
+                                               source.samples), "writing prompts.parquet")
+        comm.on_main(self.saver.check)
+        if comm.broadcast(comm.is_main() and self.saver.has(done)):
+            return
+        if comm.is_main():
+            self._warn_of_changed_files()
+        with parts.clock("save"):
+            weights = fsdp.weights(parts.policy)
+            state = fsdp.whole({"optimizer": parts.optimizer.state_dict(), "source": source.state_dict(),
+                                "scaler": parts.policy.scaler.state_dict(),
+                                "algorithm": parts.algorithm.state_dict(parts.policy)})
+            comm.on_main(lambda: self.saver.begin(done, parts.policy, state, weights), f"saving step-{done:06d}")
+
+    def save_best(self, done: int) -> None:
+        """Saves and marks the checkpoint of `done` steps when its evaluation is the best so far."""
+        metric, measured = self.parts.config.save.best, self.parts.config.eval
+        if not (metric and measured.samples and measured.splits):
+            return
+        best = comm.on_main(lambda: trackers.best_of(self.folder.evals(), measured.splits[0], metric))
+        if best and best["step"] == done:
+            self.save(done)
+            if comm.is_main():
+                self.saver.mark_best(done, {"metric": metric, "value": best[metric], "split": best["split"]})
+
+    def _warn_of_new_weights(self, step: int) -> None:
+        """Warns when the task's file gives its parts other weights than a step had: no setting shows that."""
+        last = self.folder.rollouts(step, columns=["task", "weights"]).to_pylist()
+        changed: list[str] = []
+        for row in {row["task"]: row for row in last}.values():
+            before, now = dict(row["weights"]), self.parts.task.of(Sample(id="", task=row["task"])).weights_at(step)
+            changed += [f"{part} {before.get(part, 0):g} -> {now.get(part, 0):g}" for part in sorted({*before, *now})
+                        if not math.isclose(before.get(part, 0), now.get(part, 0), rel_tol=1e-6)]
+        if changed:
+            self.say(f"warning: the task weighs its parts otherwise than the steps before: {', '.join(changed)}. To "
+                     "start over: resume=never, or another run.dir")
+
+    def _warn_of_changed_files(self) -> None:
+        """Says once of each file that it is no longer what was read."""
+        for name in {*self.parts.source.fingerprint.written_to()} - self._changed_files:
+            self._changed_files.add(name)
+            self.say(f"warning: {name} was written to, moved or removed since the run began, which goes on with the "
+                     "rows that it found there. Bring the file back before the run is resumed: other rows are refused "
+                     "then.")
+
+
+def refuse_other_settings(folder: RunFolder, settings: Config) -> None:
+    """Raises RunError where the checkpoints of a folder are of a run with other settings."""
+    path = folder.path / "config.yaml"
+    try:
+        before = config.validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise RunError(f"{folder.checkpoints} holds a checkpoint, but the settings it was made with cannot be read "
+                       f"from {path}: {error} Restore that file, or start over with resume=never.") from None
+    config.refuse_other_kind(before, settings, folder.path)
+    if changed := config.differences(before, settings):
+        raise RunError(f"{folder.path} holds a run with other settings, so its checkpoint cannot go on:\n  "
+                       + "\n  ".join(changed) + "\nSet them back, choose another run.dir, or start over with "
+                       "resume=never (the old run is kept beside).")

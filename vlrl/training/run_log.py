@@ -1,0 +1,109 @@
+"""What a run says of its steps: metrics.jsonl, rejected.jsonl, progress, alerts and trackers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from accelerate import Accelerator
+
+from vlrl.distributed import comm
+from vlrl.monitoring import trackers
+from vlrl.monitoring.alerts import Alerts, watched
+from vlrl.monitoring.metrics import peak_gib
+from vlrl.monitoring.progress import Progress
+from vlrl.store import RunFolder, files
+from vlrl.task.mixture import Turns
+from vlrl.training.build import Parts
+from vlrl.types import Group
+
+_SHOWN = 20
+"""Rejected prompts that are printed."""
+
+
+class RunLog:
+    """Writes and shows what the steps and evaluations of a run measure. Made on every process, with its trackers;
+    `append`, `show` and `check_evaluations` are for the main process alone."""
+
+    def __init__(self, parts: Parts, folder: RunFolder, accelerator: Accelerator, progress: Progress, start: int):
+        self.parts, self.config, self.folder = parts, parts.config, folder
+        self.accelerator, self.progress, self._rejections = accelerator, progress, 0
+        if not start and comm.is_main():
+            self._append_left_out()
+        comm.on_main(self._write_tokenizer)
+        if self.config.log.trackers:
+            options = trackers.options(folder.path, start) if comm.is_main() else {}
+            accelerator.init_trackers(self.config.log.project, trackers.flat_settings(self.config), options)
+        if comm.is_main():
+            self.alerts = Alerts(watched(self.config), folder.path, progress.print, folder.metrics())
+
+    def append(self, line: Mapping[str, float]) -> None:
+        """Writes the metrics of a step, and why prompts were left out; prints the first reasons."""
+        for reason in self.parts.source.rejected.take():
+            self._append_rejected(int(line["step"]), reason)
+            self._rejections += 1
+            if self._rejections <= _SHOWN:
+                self.progress.print(f"left out: {reason}")
+        self.folder.append_metrics(line)
+
+    def show(self, line: Mapping[str, float], spans: Sequence[Any], groups: Sequence[Group]) -> dict[str, float]:
+        """Shows a step in the progress, and returns its alerts as metrics for trackers."""
+        step = int(line["step"])
+        alerts = self.alerts.check(line)
+        if self.config.asynchronous.max_staleness:
+            self.folder.append_timeline(step, spans)
+        supervised = self.config.algo.loss.name == "supervised"  # a given answer says nothing of the model
+        self.progress.update(step + 1, {k: v for k, v in line.items()
+                                        if not (supervised and k.startswith("reward/"))})
+        every = self.config.log.samples_every
+        if groups and every and step % every == 0:
+            self.progress.sample_answer(groups[0])
+        return alerts
+
+    def check_evaluations(self, done: int) -> None:
+        """Alerts when the last evaluation is a fall."""
+        self.track(self.alerts.evaluated(self.folder.evals(), self.config.save.best or "reward/mean"), done)
+
+    def track_evaluation(self, record: Mapping[str, Any]) -> None:
+        """Hands an evaluation to the trackers."""
+        self.track({f"eval/{record['split']}/{k}": v for k, v in record.items() if k != "split"}, record["step"])
+
+    def track(self, values: Mapping[str, Any], step: int) -> None:
+        """Hands values to the trackers."""
+        if values and self.config.log.trackers:
+            self.accelerator.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Gives the webhook of alerts a moment."""
+        if comm.is_main():
+            self.alerts.close()
+
+    def _append_rejected(self, step: int, reason: str) -> None:
+        files.append_line(self.folder.path / "rejected.jsonl", json.dumps({"step": step, "reason": reason}))
+
+    def _append_left_out(self) -> None:
+        """Rows that were left out when the data was read, in rejected.jsonl too."""
+        samples = self.parts.source.samples
+        for own in samples.parts.values() if isinstance(samples, Turns) else (samples,):
+            for bad in getattr(own, "quarantined", ()):
+                self._append_rejected(0, f"{bad.where}: {bad.reason}")
+
+    def _write_tokenizer(self) -> None:
+        """For showing token ids as text; a tokenizer that is none of `tokenizers`, or holds own code, is left out."""
+        text, fast = None, getattr(self.parts.policy.processor.tokenizer, "backend_tokenizer", None)
+        if self.config.store.rollouts and fast is not None:
+            with contextlib.suppress(Exception):  # what it raises for own code has no class of its own
+                text = fast.to_str()
+        if text is not None:
+            self.folder.write_tokenizer(text)
+
+
+def measured(step: int, metrics: Mapping[str, float], parts: Parts) -> tuple[dict[str, float], Sequence[Any]]:
+    """The line of metrics.jsonl of a step, and the spans of its phases; begins to measure the next one."""
+    times, spans, features = parts.clock.take(), parts.clock.take_spans(), parts.policy.features
+    work = metrics.get("tokens/prompt", 0.0) + metrics.get("tokens/completion", 0.0)
+    cached = {} if features is None else features.metrics()
+    return {"step": step, **metrics, **cached, **times, "tokens_per_s": work / times["time/total_s"],
+            "memory/peak_gib": peak_gib()}, spans
