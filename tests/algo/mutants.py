@@ -8,21 +8,19 @@ docstring apart.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import io
-import os
 import sys
 import types
-import warnings
-from functools import cache
 from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.mutants import running
+
+ROOT = running.ROOT
 TESTS = {"clip": ["terms"], "inputs": ["outcome", "terms", "group_terms", "aggregation", "weights", "correction"],
          "grouped": ["outcome", "advantage"], "token_advantage": ["advantage"]}
 """Whose tests look at a module that has none of its own name."""
@@ -377,32 +375,11 @@ MUTANTS: list[tuple[str, str, str, str]] = [
 
 def mutated(module: str, function: str, old: str, new: str) -> str:
     """The source of a module with one mistake in it. Raises ValueError when the text is not in the function once."""
-    source, tree = _parsed(module)
-    lines = source.splitlines(keepends=True)
-    node = _find(tree, function.split("."))
-    first, last, text = node.lineno - 1, node.end_lineno, node.body[0]  # the docstring is left alone
-    begin, end = (text.lineno - 1, text.end_lineno) if ast.get_docstring(node) else (first, first)
-    head, body = "".join(lines[first:begin]), "".join(lines[end:last])
-    count = head.count(old) + body.count(old)
-    if count != 1:
-        raise ValueError(f"{module}.{function} holds {old!r} {count} times, not once")
-    return "".join([*lines[:first], head.replace(old, new), *lines[begin:end], body.replace(old, new), *lines[last:]])
+    return running.mutated(_file(module), old, new, function)
 
 
-@cache
-def _parsed(module: str) -> tuple[str, ast.Module]:
-    source = (ROOT / "vlrl" / "algo" / f"{module}.py").read_text(encoding="utf-8")
-    return source, ast.parse(source)
-
-
-def _find(tree: ast.Module | ast.ClassDef, path: list[str]) -> ast.FunctionDef | ast.ClassDef:
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == path[0]:
-            if len(path) == 1:
-                return node
-            assert isinstance(node, ast.ClassDef)
-            return _find(node, path[1:])
-    raise ValueError(f"there is no {'.'.join(path)}")
+def _file(module: str) -> Path:
+    return ROOT / "vlrl" / "algo" / f"{module}.py"
 
 
 def put(module: str, source: str) -> None:
@@ -433,7 +410,7 @@ class Trial:
         for module in self.modules:
             files = {f"test_{name}" for name in TESTS.get(module, [module])}
             items = [item for item in session.items if item.path.stem in files]
-            if not _pass(items, module, _parsed(module)[0]):
+            if not _pass(items, module, _file(module).read_text(encoding="utf-8")):
                 self.alive.append(f"the tests of {module} fail without a mutant")
                 continue
             for row in (row for row in MUTANTS if row[0] == module):
@@ -447,18 +424,14 @@ class Trial:
 def _pass(items: list[pytest.Item], module: str, source: str) -> bool:
     """Whether the tests pass with that source of the module; in a process of its own, up to the first that fails."""
     compile(source, module, "exec")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python warns of forks beside threads
-        child = os.fork()
-    if not child:
-        code = 1
-        try:
-            put(module, source)
-            code = int(any(report.failed for i, item in enumerate(items) for report in
-                           runtestprotocol(item, log=False, nextitem=items[i + 1] if i + 1 < len(items) else None)))
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def passes() -> bool:
+        put(module, source)
+        reports = (report for i, item in enumerate(items) for report in
+                   runtestprotocol(item, log=False, nextitem=items[i + 1] if i + 1 < len(items) else None))
+        return not any(report.failed for report in reports)
+
+    return running.forked(passes)
 
 
 def main(modules: list[str]) -> int:

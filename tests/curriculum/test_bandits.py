@@ -63,6 +63,13 @@ def test_sec_by_hand():
                                                for n, v in zip("abc", values, strict=True)}, abs=1e-5)
 
 
+def test_alpha_of_sec_is_how_much_the_last_round_counts():
+    sampler = Sec(prompts(), alpha=0.25)
+    for value in (0.25, 0.25 * 1 + 0.75 * 0.25):  # |A| of 1 right in 2 is 1
+        sampler.observe([outcome(40, 1, 0)], 0)
+        assert sampler.values == pytest.approx([0, value, 0], abs=1e-5)
+
+
 def test_sec_without_the_deviation_of_the_group():
     sampler = Sec(prompts(), alpha=1.0, scale=False)
     sampler.observe([outcome(0, 0.5, 0.51), outcome(40, 0.0, 1.0)], 0)

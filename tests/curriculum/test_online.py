@@ -183,6 +183,15 @@ def test_a_prompt_rests_after_some_visits_of_no_use_and_is_looked_at_again():
     assert (sampler.due[0], sampler.lows[0], sampler.rests[0]) == (0, 0, 0)
 
 
+def test_a_rest_is_twice_as_long_after_a_resume_too():
+    first, again = (Lifecycle(prompts(2), patience=1, rest=10) for _ in range(2))
+    first.observe([outcome(0, 1)], 0)
+    assert first.due[0] == 10
+    again.load_state_dict(first.state_dict())
+    again.observe([outcome(0, 1)], 10)
+    assert again.due[0] == 30
+
+
 def test_new_ones_come_at_their_share_and_active_ones_by_utility():
     sampler = Lifecycle(prompts(2000), fresh=0.25, floor=0.02)
     seen = [d.index for d in sampler.next(3, 0)]

@@ -52,6 +52,15 @@ def test_each_batch_is_probed_and_sorted_again_before_it_is_drawn():
     assert drawn(sampler, 2, 3) == [5, 3]
 
 
+def test_a_resumed_run_probes_for_as_many_draws_as_its_last_step_had():
+    """Of batches of two: five draws from the sixth prompt on need those up to the tenth."""
+    values = list(range(12))
+    sampler, again = (ADCL(prompts(values), batches=6) for _ in range(2))
+    assert drawn(sampler, 5, 0) == [0, 1, 2, 3, 4]
+    again.load_state_dict(sampler.state_dict())
+    assert [d.index for d in again.probes(1)] == [5, 6, 7, 8, 9]
+
+
 def test_what_was_not_foreseen_goes_by_what_is_known():
     rows = prompts()
     sampler = ADCL(rows, batches=3)

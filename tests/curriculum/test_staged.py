@@ -88,6 +88,14 @@ def test_a_stage_ends_after_its_steps():
     assert sampler.metrics()["curriculum/stage"] == 3
 
 
+def test_what_was_drawn_before_a_resume_counts_towards_the_end():
+    sampler, again = (made([{"where": {"form": "yes_no"}, "reward": 0.5}, {}], window=2) for _ in range(2))
+    draws = sampler.next(2, 0)
+    again.load_state_dict(sampler.state_dict())
+    told(again, again.prompts, dict.fromkeys(draws, 1.0), 0)
+    assert list(again.rewards) == [1.0, 1.0]
+
+
 def test_a_refill_stays_in_the_stage():
     sampler = made([{"where": {"form": "yes_no"}, "steps": 1}, {"where": {"form": "choice"}}])
     assert [drawn(sampler, 2, step) for step in (0, 0, 1)] == [[0, 3], [0, 3], [1, 4]]

@@ -1,5 +1,7 @@
 """The HF engine against transformers' own generate, and against the trainer's log-probabilities."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from vlrl.config import validate
 from vlrl.engine.cache import CopiedRows, SharedRows, spread
 from vlrl.engine.capacity import Capacity, batches
 from vlrl.engine.hf import HFEngine
-from vlrl.engine.writing import pick
+from vlrl.engine.writing import Written, pick
 from vlrl.models import policy as policies
 from vlrl.models.packing import pack, pieces_of
 from vlrl.models.processing import Encoder
@@ -57,8 +59,9 @@ def test_greedy_equals_plain_generate(parts, monkeypatch):
 def test_sampler_and_trainer_agree(parts):
     """Log-probabilities of the sampled tokens, at the sampled temperature and with the same banned ids."""
     policy, prompts = parts
-    answers = HFEngine(policy, seed=3, batch_rollouts=5).generate([request(p, n=4, temperature=0.7)
-                                                                   for p in prompts.values()])
+    lengths = (3, 12, 7, 12)  # rows of one prompt leave before those of the next
+    answers = HFEngine(policy, seed=3, batch_rollouts=5).generate([
+        request(p, n=4, temperature=0.7, length=n) for p, n in zip(prompts.values(), lengths, strict=False)])
     flat = [(p, c) for p, group in zip(prompts.values(), answers, strict=True) for c in group]
     pieces = pieces_of([p for p, _ in flat], [c.tokens for _, c in flat], 10**6)
     (batch,) = pack(pieces, 10**6)
@@ -149,6 +152,31 @@ def test_pick_follows_the_distribution():
     assert torch.bincount(hot, minlength=4).tolist() == pytest.approx(expected, abs=1)
     edge, _ = pick(logits.expand(2, 4), torch.ones(2), torch.tensor([0.0, 1.0]), torch.tensor([], dtype=torch.long))
     assert edge.tolist() == [0, 3]
+
+
+def test_a_draw_of_0_picks_no_token_that_cannot_be():
+    logits = torch.log(torch.tensor([[0.5, 0.0, 0.3, 0.2]]))
+    token, logp = pick(logits, torch.ones(1), torch.zeros(1), torch.tensor([0]))  # the first is banned
+    assert token.tolist() == [2] and logp.item() == pytest.approx(np.log(0.6), abs=1e-6)
+
+
+def test_the_end_token_is_no_part_of_the_text():
+    texts = SimpleNamespace(decode=lambda ids: "".join(map(str, ids)))
+    engine = SimpleNamespace(policy=SimpleNamespace(eos={9}), _texts=texts)
+    tokens = np.array([[5, 6, 9], [5, 6, 7]])
+    written = Written(tokens, np.zeros((2, 3), np.float32), np.ones((2, 3), bool), np.array([3, 3]))
+    ended, cut = (HFEngine._completion(engine, written, row, request((), length=3), None) for row in (0, 1))
+    assert (ended.text, ended.finish_reason, ended.tokens.tolist()) == ("56", "stop", [5, 6, 9])
+    assert (cut.text, cut.finish_reason, cut.tokens.tolist()) == ("567", "length", [5, 6, 7])
+
+
+def test_every_answer_of_every_request_has_a_stream_of_its_own():
+    def draws(seed, key, index, count=4):
+        return HFEngine._draws(SimpleNamespace(seed=seed), request((), n=2, key=key), index, count).tolist()
+
+    own = [draws(seed, (step, i), k) for seed in (0, 1) for step in (0, 1) for i in (2, 3) for k in (0, 1)]
+    assert len({tuple(d) for d in own}) == 16
+    assert own[0] == draws(0, (0, 2), 0) == draws(0, (0, 2), 0, 9)[:4]
 
 
 def test_large_groups_are_spread_over_batches():

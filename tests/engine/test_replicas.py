@@ -16,7 +16,7 @@ from PIL import Image
 from tests.conftest import noise
 from vlrl.engine import vllm_wire
 from vlrl.engine.client import Client, Unavailable
-from vlrl.engine.replicas import Call, Replica, Replicas
+from vlrl.engine.replicas import Call, Replica, Replicas, _Run, _Task
 from vlrl.engine.vllm_routes import KEY, WEIGHTS, Routes
 from vlrl.engine.vllm_server import read_key
 from vlrl.errors import ConfigError, TrainingError
@@ -136,6 +136,25 @@ def test_results_come_in_order_and_the_work_is_shared(stubs):
     assert Counter([*a.seen, *b.seen]) == Counter(range(40))
     assert min(len(a.seen), len(b.seen)) >= 10
     assert len(done) == 39 and all(number == result for number, result in done)  # not for the last one
+
+
+def test_who_gets_a_request_by_hand():
+    """Of two servers the one that is less busy, but not the one that has just failed at it."""
+    both = Replicas(["http://a", "http://b"], Client("", 1.0), lambda address: None)
+    a, b = both.replicas
+    a.ready = b.ready = True
+    run = _Run(both, [], None)
+    run._load[b] = 2
+    call = Call("/", bytes, weight=2)
+    assert run._choose(call) is a
+    call.avoid = a
+    assert run._choose(call) is b
+    b.ready = False
+    assert run._choose(call) is a  # better than none
+    run._attempts[1] = _Task(0, iter(())), 0, call, b
+    run._attempts[1][0].results, run._attempts[1][0].missing = [None, None], 2
+    run._answered(1, "an answer")
+    assert run._load == {a: 0, b: 0} and run._attempts == {}
 
 
 def test_a_request_goes_where_fewest_answers_are_outstanding(stubs):

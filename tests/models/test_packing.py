@@ -14,6 +14,7 @@ from vlrl.models import policy as policies
 from vlrl.models.packing import Piece, make_batch, pack, pieces_of, plan, sizes, with_idle
 from vlrl.models.processing import Encoder
 from vlrl.task import Task
+from vlrl.types import Prompt
 
 TOLERANCE = 1e-5
 
@@ -140,6 +141,16 @@ def test_pieces_are_cut_at_the_limit(tiny_models):
     cut = pieces_of([prompt] * 7, answers, len(prompt) + 25)
     assert [p.rollouts for p in cut] == [(0, 4), (1, 5), (2, 6), (3,)]
     assert isinstance(cut[0], Piece) and all(p.tokens <= len(prompt) + 25 for p in cut)
+
+
+def test_padded_rows_fit_with_their_padding():
+    """Rows of 5, 8 and 4 tokens: two of up to 8 fill 16 places, three would take 24."""
+    prompt = Prompt(sample_id="a", text="", ids=np.arange(3), raw_ids=np.arange(3), positions=np.arange(3)[None])
+    pieces = pieces_of([prompt] * 3, [np.arange(n) for n in (2, 5, 1)], 100)
+    batches = plan(pieces, 16, "padded")
+    assert [[row.tokens for row in rows] for rows in batches] == [[5, 8], [4]]
+    assert sizes(pieces, 16, "padded") == [16, 4] == [make_batch(rows, "padded").tokens for rows in batches]
+    assert [[row.tokens for row in rows] for rows in plan(pieces, 24, "padded")] == [[5, 8, 4]]
 
 
 def test_a_large_group_is_cut_into_equal_pieces(tiny_models):

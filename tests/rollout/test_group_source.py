@@ -123,6 +123,24 @@ def test_state_goes_on_where_it_was():
     assert [g.id for g in a.next_groups(5, 1)] == [g.id for g in b.next_groups(5, 1)]
 
 
+def test_a_resumed_source_knows_what_went_before():
+    def fresh():
+        return source(lambda prompt, i: prompt.text if int(prompt.text) % 2 and i else "wrong",
+                      curriculum={"oversample": {"name": "ema", "decay": 0.5}})
+
+    a, b = fresh(), fresh()
+    BAD[3] = PromptTooLong("sample 3 is too long")
+    a.next_groups(6, 0)
+    b.load_state_dict(a.state_dict())
+    # another one was drawn for 3; of the 6 answered ones 1 and 5 are neither all right nor all wrong: 0.5 + 0.5 * 6 / 2
+    assert b.filters.oversample.factor == a.filters.oversample.factor == pytest.approx(2.0)
+    assert (b.rejected.drawn, b.rejected.count, b.drawn) == (a.rejected.drawn, 1, a.drawn)
+    history = b.prompts.history
+    assert history.visits.tolist() == a.prompts.history.visits.tolist() and history.rejected.tolist()[3]
+    assert history.last.tolist() == a.prompts.history.last.tolist()
+    assert np.array_equal(history.reward, a.prompts.history.reward, equal_nan=True)
+
+
 def test_scoring_errors_stop_above_the_limit():
     s = source(lambda prompt, i: "-1" if i == 0 else prompt.text)
     groups = s.next_groups(3, 0)

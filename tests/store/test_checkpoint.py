@@ -152,6 +152,30 @@ def test_a_checkpoint_that_stepped_aside_still_counts(tmp_path):
     assert names(tmp_path) == ["step-000010", "step-000020"]
 
 
+def test_everything_is_on_the_disk_before_it_gets_its_name_and_the_name_after(tmp_path, disk):
+    path = checkpoint.save(tmp_path, 10, model, {"w": torch.ones(3)}, keep=1)
+    everything = {p.stat().st_ino for p in (path, *path.rglob("*"))}
+    renamed = disk.index(("rename", path.stat().st_ino))
+    assert {inode for _, inode in disk[:renamed]} == everything and len(everything) == 7
+    assert disk[renamed + 1:] == [("sync", tmp_path.stat().st_ino)]
+
+
+def test_the_newest_is_that_of_the_last_step_whatever_its_name_is(tmp_path):
+    for step in (999_999, 1_000_000):
+        checkpoint.save(tmp_path, step, model, {}, keep=2)
+    assert checkpoint.latest(tmp_path).step == 1_000_000
+    assert [checkpoint.step_of(path) for path in checkpoint.whole(tmp_path)] == [999_999, 1_000_000]
+
+
+def test_states_of_several_parts_are_joined():
+    live = checkpoint.view({"algorithm": {"reference": torch.ones(2)}, "optimizer": {"lr": 0.5}})
+    joined = checkpoint.joined(live, checkpoint.freeze({"algorithm": {"kl_coef": torch.tensor(3.0)}}))
+    names = {name: f"state.algorithm.{name}" for name in ("reference", "kl_coef")}
+    assert joined.tree == {"optimizer": {"lr": 0.5}, "algorithm": {k: {"$tensor": v} for k, v in names.items()}}
+    assert {name: t.tolist() for name, t in joined.tensors.items()} == {
+        names["reference"]: [1.0, 1.0], names["kl_coef"]: 3.0}
+
+
 def test_an_error_while_saving_leaves_what_was_there(tmp_path):
     checkpoint.save(tmp_path, 10, model, {"value": 1}, keep=1)
 

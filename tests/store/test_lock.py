@@ -166,6 +166,17 @@ def test_a_lock_that_was_just_made_anew_is_not_taken_away(tmp_path):
     assert (tmp_path / "run.lock").read_text() == mine and len(os.listdir(tmp_path)) == 1
 
 
+def test_a_lock_that_another_host_has_just_made_is_not_written_over(tmp_path, monkeypatch):
+    """It is made between the look at the file and the claim, where no flock keeps hosts apart."""
+    path, other = tmp_path / "run.lock", json.dumps({"host": "another-host", "pid": 7, "since": "noon"})
+    path.write_text(other)
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda self: self != path and exists(self))
+    with pytest.raises(RunError, match="in use by process 7 on another-host since noon"):
+        lock._claim(path, lock.myself(), False)
+    assert path.read_text() == other
+
+
 def test_of_many_takers_of_a_stale_lock_one_wins(tmp_path):
     (tmp_path / "run.lock").write_text(json.dumps(lock.myself() | {"pid": 2**22 + 1}))
     code = HOLD.replace("time.sleep(600)", "sys.stdin.read()")

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,6 +47,20 @@ def test_a_save_in_the_background_is_that_of_a_run_that_waits(tiny_models, tmp_p
     assert not [t for t in threading.enumerate() if t.name == "saver"]
 
 
+def test_a_run_goes_on_from_the_newest_whole_checkpoint(tiny_models, tmp_path, whole):
+    """Of a run of four steps the last checkpoint is gone and the one before is damaged: it goes on from the second."""
+    shutil.copytree(whole, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000004")
+    weights = tmp_path / "run" / "checkpoints" / "step-000003" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(bytes(data))
+    words = ("save.background=false", "save.every=1", "save.keep=9", "steps=4")
+    run = start(whole.parent, tiny_models["qwen3_vl"], *QUIET, *words, f"run.dir={tmp_path}/run")
+    assert run.start == 2 and contents(run.folder.path) == contents(whole)
+    assert metrics(run.folder.path) == metrics(whole)
+
+
 @pytest.fixture
 def policy(tiny_models, request):
     model = {"name": str(tiny_models["qwen3_vl"]), "train": ["language", "merger", "vision"]}
@@ -82,6 +98,14 @@ def test_where_memory_is_short_training_waits(policy, tmp_path, monkeypatch):
     saver = Saver(tmp_path, SaveSettings())
     saver.begin(3, policy, {})  # there is not even a thread
     assert checkpoint.latest(tmp_path).step == 3
+
+
+@pytest.mark.parametrize("free, fit", [(110, False), (111, True)])
+def test_a_copy_needs_its_size_and_a_quarter(monkeypatch, free, fit):
+    """Weights of 8 bytes and moments of 80."""
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free))
+    small = SimpleNamespace(shards=None, trainable=lambda: [("w", torch.zeros(2))])
+    assert fits(small, {"optimizer": {"state": {0: (torch.zeros(10, dtype=torch.float64), 3)}}}) == fit
 
 
 def test_an_error_in_the_background_ends_the_run_at_the_next_step(tiny_models, tmp_path):

@@ -1,0 +1,69 @@
+"""What an outcome says, and which groups the filters keep, draw and choose, by hand."""
+
+import math
+
+import pytest
+
+from vlrl.config.schema import CurriculumSettings
+from vlrl.curriculum import Draw, Filters, Intake, Outcome
+
+
+def group(number, passed, rewards=None):
+    """Of a group: whether each answer is correct, and its rewards (those of `passed` where none are given)."""
+    return Outcome(Draw(number, 0), tuple(map(float, passed)) if rewards is None else rewards, tuple(passed))
+
+
+def filters(**settings):
+    return Filters(CurriculumSettings(**settings))
+
+
+GROUPS = [group(0, [1, 1, 1, 1]), group(1, [1, 1, 1, 0]), group(2, [1, 0, 0, 0]), group(3, [1, 1, 0, 0]),
+          group(4, [0, 0, 0, 0])]
+
+
+def test_what_is_unknown_counts_in_no_mean():
+    outcome = Outcome(Draw(0, 0), (1.0, None, 0.5, 0.0), (True, None, None, False))
+    assert (outcome.reward, outcome.pass_rate, outcome.mixed) == (0.5, 0.5, True)
+    # |A| of 1, 0.5 and 0 over their deviation sqrt(1/6)
+    assert outcome.advantage(scale=False) == pytest.approx(1 / 3)
+    assert outcome.advantage() == pytest.approx(math.sqrt(6) / 3)
+    none = Outcome(Draw(0, 0), (None, None), (None, None))
+    assert math.isnan(none.reward) and math.isnan(none.pass_rate) and math.isnan(none.advantage())
+
+
+@pytest.mark.parametrize("keep, expected", [
+    ("all", [0, 1, 2, 3, 4]), ("mixed", [1, 2, 3]), ("pass_range", [1, 2, 3]),
+    ({"name": "pass_range", "low": 0.5, "high": 1.0}, [0, 1, 3])])
+def test_which_groups_are_kept(keep, expected):
+    intake = Intake(filters(keep=keep), 5)
+    intake.take(dict(enumerate(GROUPS)))
+    assert intake.kept == expected == intake.chosen()
+
+
+@pytest.mark.parametrize("select, chosen", [("first", [0, 1]), ("nearest_half", [1, 3]), ("most_varied", [1, 3])])
+def test_which_groups_are_chosen(select, chosen):
+    """Of equal ones (1 and 2) the first; in the order of their draws."""
+    intake = Intake(filters(select=select), 2)
+    intake.take(dict(enumerate(GROUPS)))
+    assert intake.chosen() == chosen
+
+
+def test_how_many_are_drawn():
+    some = filters(keep="mixed", max_refills=2, oversample={"name": "fixed", "factor": 1.5})
+    intake = Intake(some, 4)
+    assert intake.wanted == 6  # the first round alone is oversampled
+    intake.take({0: GROUPS[0], 1: GROUPS[1]}, underway=1)
+    assert intake.wanted == 2  # of 4 one is kept and one goes on in the next step
+    intake.take({2: Outcome(Draw(9, 0), ())}, underway=1)  # a rejected prompt makes no round
+    intake.take({3: GROUPS[0]}, underway=0)
+    assert (intake.wanted, intake.rounds, intake.refills) == (3, 2, 1)
+    intake.take({4: GROUPS[4]})
+    assert (intake.wanted, intake.refills) == (0, 2)  # two refills are all
+
+
+def test_oversampling_follows_the_share_of_groups_that_tell_something():
+    some = filters(oversample={"name": "ema", "decay": 0.75, "most": 4.0})
+    some.oversample.observe(GROUPS[:2])  # one of two: 0.25 * 2 + 0.75 * 1
+    assert some.oversample.factor == pytest.approx(1.25) and some.oversampled(4) == 5
+    some.oversample.observe(GROUPS[:1])  # none: as for the most
+    assert some.oversample.factor == pytest.approx(0.25 * 4 + 0.75 * 1.25)

@@ -1,0 +1,18 @@
+"""The cache of rows that are being written: what was written stays, also when the space grows."""
+
+import torch
+
+from vlrl.engine.cache import ROOM, RoomyLayer
+
+
+def test_a_layer_keeps_its_tokens_when_it_grows_and_when_rows_leave():
+    layer, number = RoomyLayer(), 3 * ROOM
+    tokens = torch.arange(2.0 * number).view(2, 1, number, 1)  # two rows
+    layer.update(tokens[:, :, :5], -tokens[:, :, :5])
+    for t in range(5, number):
+        if t == 2 * ROOM:
+            layer.batch_select_indices(torch.tensor([1]))
+            tokens = tokens[1:]
+        keys, values = layer.update(tokens[:, :, t:t + 1], -tokens[:, :, t:t + 1])
+        assert torch.equal(keys, tokens[:, :, :t + 1]) and torch.equal(values, -keys)
+    assert layer.get_seq_length() == number
