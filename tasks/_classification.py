@@ -85,8 +85,8 @@ def accuracy(task: Any, sample: Sample, given: str | None) -> float:
     wanted, items = labels_of(row), listed(given)
     if len(items) > _MOST:
         return 0.0
-    found = {next((label for label in wanted if _names(form, row, item, label, heard)), item) for item in items}
-    return SET_SCORES[task.multi_score](found, set(wanted))
+    named = {next((label for label in wanted if _names(form, row, item, label, heard)), item) for item in items}
+    return SET_SCORES[task.multi_score](named, set(wanted))
 
 
 def listed(given: str) -> list[str]:
@@ -142,21 +142,21 @@ def names_class(given: str, name: str, others: Sequence[str] = ()) -> bool:
     if len(given) > _LONGEST:
         return False
     words, wanted = _words(given), _words(name)
-    said, right = "".join(words), "".join(wanted)
+    compact, right = "".join(words), "".join(wanted)
     rivals = [rival for rival in map(_words, others) if rival]
-    if not said or not right or said == right:
-        return bool(said) and said == right
-    if any("".join(rival) == said for rival in rivals):
+    if not compact or not right or compact == right:
+        return bool(compact) and compact == right
+    if any("".join(rival) == compact for rival in rivals):
         return False
-    if 2 * len(said) >= len(right) and _around(wanted, said) is not None:
-        return all(_around(rival, said) is None for rival in rivals)
+    if 2 * len(compact) >= len(right) and _around(wanted, compact) is not None:
+        return all(_around(rival, compact) is None for rival in rivals)
     rest = _around(words, right)
     if rest is None:
         return False
     if not rivals:
         return _FILLER.issuperset(rest)
-    held = ["".join(rival) for rival in rivals]
-    return all(_around(words, rival) is None or _around(wanted, rival) is not None for rival in held)
+    rival_texts = ["".join(rival) for rival in rivals]
+    return all(_around(words, rival) is None or _around(wanted, rival) is not None for rival in rival_texts)
 
 
 def _words(text: str) -> list[str]:

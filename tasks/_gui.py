@@ -50,8 +50,8 @@ def _oracle_box(task: Any, sample: Sample) -> str | None:
 def _read_place(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
     """Returns the answer's first box, else its first point."""
     box = parse_box(answer.final)
-    if box is None and (found := _POINT.search(answer.final)):
-        box = [float(v) for v in found.groups()]
+    if box is None and (match := _POINT.search(answer.final)):
+        box = [float(v) for v in match.groups()]
     return pixels(task, sample, box)
 
 

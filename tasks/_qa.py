@@ -106,8 +106,8 @@ def _boxed_thinking(text: str) -> float:
 def _in_box(answer: Answer) -> str:
     """Returns what is boxed after the thinking; empty where boxes differ, and for thinking that never ends."""
     _, closed, rest = answer.text.rpartition("</think>")
-    found = set(boxed(rest)) if closed or "<think>" not in rest else set()
-    return found.pop() if len(found) == 1 else ""
+    contents = set(boxed(rest)) if closed or "<think>" not in rest else set()
+    return contents.pop() if len(contents) == 1 else ""
 
 
 EASY_R1 = _recipe(
@@ -150,9 +150,9 @@ def mixes_languages(text: str) -> bool:
 def _judged(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
     """1 where a judge calls an answer right that passed the gate and that the rule does not pay in full, else 0."""
     given = [glm_answer(answer.text) for answer in answers]
-    asked = [i for i, answer in enumerate(answers) if given[i] and _safely(task, sample, answer) < 1]
-    replies = services.judge([_question(sample, given[i] or "") for i in asked])
-    right = {i for i, reply in zip(asked, replies, strict=True) if re.findall(r"[01]\.0", reply)[-1:] == ["1.0"]}
+    unsolved = [i for i, answer in enumerate(answers) if given[i] and _safely(task, sample, answer) < 1]
+    replies = services.judge([_question(sample, given[i] or "") for i in unsolved])
+    right = {i for i, reply in zip(unsolved, replies, strict=True) if re.findall(r"[01]\.0", reply)[-1:] == ["1.0"]}
     return [{"judge": float(i in right)} for i in range(len(answers))]
 
 
