@@ -32,8 +32,8 @@ def pick(name: str, label: str, value: Any, options: Iterable[tuple[Any, Any]], 
     chosen = "" if value is None else str(value)
     if chosen not in dict(offered):
         offered.append((chosen, f"{chosen} (not there)"))
-    made = [el("option", words, value=v, selected=v == chosen) for v, words in offered]
-    return _labelled(label, el("select", *made, name=name, aria_label=label, **attributes))
+    choices = [el("option", words, value=v, selected=v == chosen) for v, words in offered]
+    return _labelled(label, el("select", *choices, name=name, aria_label=label, **attributes))
 
 
 def field(name: str, label: str, value: Any = "", kind: str = "text", **attributes: Any) -> Html:

@@ -135,8 +135,8 @@ def of_run(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, An
 
 
 def _points(records: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
-    found = [(finite(record.get("step")), finite(record.get(name))) for record in records]
-    return [(x, y) for x, y in found if x is not None and y is not None]
+    points = [(finite(record.get("step")), finite(record.get(name))) for record in records]
+    return [(x, y) for x, y in points if x is not None and y is not None]
 
 
 def _evaluated(evals: Sequence[Mapping[str, Any]], name: str) -> list[Dots]:

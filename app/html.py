@@ -39,7 +39,7 @@ class Html(str):
 
 def visible(text: str) -> str:
     """Returns the text with what cannot be seen written out: ␀, ␍, ⟨U+202E⟩. Line feeds and tabs stay."""
-    return _ODD.sub(lambda found: _shown(ord(found[0])), text)
+    return _ODD.sub(lambda match: _shown(ord(match[0])), text)
 
 
 def _shown(code: int) -> str:

@@ -28,7 +28,7 @@ class Progress:
     """Share of the phase, in [0, 1]."""
     texts: tuple[str, ...] = ()
     """What the answers hold so far."""
-    said: str = ""
+    remark: str = ""
     """A remark; of a job that failed, why."""
     result: Any = None
 
@@ -90,7 +90,7 @@ class Job:
         except Stopped:
             self.tell("stopped")
         except VlrlError as error:
-            self.tell("failed", said=str(error))
+            self.tell("failed", remark=str(error))
         except (Exception, SystemExit) as error:  # a task's code, a decoder, a library
             _log.error("the playground failed", exc_info=error)
-            self.tell("failed", said=failure(error))
+            self.tell("failed", remark=failure(error))

@@ -94,11 +94,11 @@ class Library:
     def path(self, id: str) -> Path:
         """Returns the run's folder. Raises AppError as `run` does: only an id that `runs` lists is one."""
         with self._lock:
-            found = (self._scan().get(id) or self._scan(fresh=True).get(id)) if isinstance(id, str) else None
-        if found is None:
+            folder = (self._scan().get(id) or self._scan(fresh=True).get(id)) if isinstance(id, str) else None
+        if folder is None:
             word = str(id)[:200]
             raise AppError(f"there is no run {word!r} in {self.root}.{did_you_mean(word, self._paths)}")
-        return found
+        return folder
 
     def folder(self, id: str) -> RunFolder:
         """Returns the run's folder for reading, through which nothing outside the root is read. Raises AppError as
@@ -144,8 +144,8 @@ class Library:
         self.metrics(id)
         self.evals(id)
         with self._lock:
-            told = [note for (run, _), lines in self._lines.items() if run == id for note in lines.notes]
-        return tuple(dict.fromkeys((*info.notes, *told)))
+            remarks = [note for (run, _), lines in self._lines.items() if run == id for note in lines.notes]
+        return tuple(dict.fromkeys((*info.notes, *remarks)))
 
     def file(self, id: str, name: str) -> Path | None:
         """Returns the regular file `name` ("tokenizer.json", "checkpoints/step-000050/tokenizer.json") of a run, as it
@@ -167,14 +167,14 @@ class Library:
         signature = _signature(file)
         with self._lock:
             if id not in self._settings or self._settings[id][0] != signature:
-                found, wrong = {}, ""
+                settings, wrong = {}, ""
                 try:
-                    found = flat(read_yaml(file, _SMALL)) if file else {}
+                    settings = flat(read_yaml(file, _SMALL)) if file else {}
                 except BadFile as error:
                     wrong = f"config.yaml cannot be read: {error}"
                 if file is None and os.path.lexists(path / "config.yaml"):
                     wrong = f"config.yaml is not read: it is no regular file inside {self.root}"
-                self._settings[id] = (signature, found, wrong)
+                self._settings[id] = (signature, settings, wrong)
             return self._settings[id][1:]
 
     def _info(self, id: str, path: Path) -> RunInfo:
@@ -194,21 +194,21 @@ class Library:
         refused = [name for name in _WATCHED if name != "config.yaml" and
                    os.path.lexists(path / name) and not _readable(inside(path / name, self.root), name)]
         notes += [f"{name} is not read: it is no regular file of a usual size inside {self.root}" for name in refused]
-        found = status.Status(str(path), "unknown")
+        report = status.Status(str(path), "unknown")
         if not {"heartbeat.json", "run.lock", "metrics.jsonl", "eval.jsonl"} & set(refused):
             try:
-                found = status.read(path)
+                report = status.read(path)
             except Exception as error:  # the files may hold anything, e.g. a process number that is none
                 notes.append(f"its state cannot be read: {type(error).__name__} in heartbeat.json or run.lock")
             if (path / "heartbeat.json").exists() and read_json(path / "heartbeat.json") is None:
                 notes.append("heartbeat.json is no whole JSON object")
-        state = _STATE.get(found.state, found.state)
+        state = _STATE.get(report.state, report.state)
         started = None if "env.json" in refused else _started(path)
         ended = time.time() if state == "running" else _beat(path) if "heartbeat.json" not in refused else None
         lasted = ended - started if ended is not None and started is not None and ended >= started else None
-        steps = found.steps if found.steps is not None else _whole(settings.get("steps"))
+        steps = report.steps if report.steps is not None else _whole(settings.get("steps"))
         return RunInfo(id, path, state, _task(settings), _word(settings.get("model.name")),
-                       _whole(found.step), _whole(steps), finite(found.reward), started, lasted, tuple(notes))
+                       _whole(report.step), _whole(steps), finite(report.reward), started, lasted, tuple(notes))
 
 
 def _task(settings: Mapping[str, Any]) -> str:
@@ -328,17 +328,17 @@ def _readable(path: Path | None, name: str) -> bool:
 
 def _signature(path: Path | None) -> Any:
     try:
-        found = path.stat() if path else None
+        info = path.stat() if path else None
     except (OSError, ValueError):
         return None
-    return found and (found.st_mtime_ns, found.st_size, found.st_ino)
+    return info and (info.st_mtime_ns, info.st_size, info.st_ino)
 
 
 def _started(path: Path) -> float | None:
     """Returns when the run was started, by env.json; else when its config was written."""
-    told = (read_json(path / "env.json") or {}).get("started")
+    started = (read_json(path / "env.json") or {}).get("started")
     try:
-        return datetime.strptime(str(told), "%Y-%m-%dT%H:%M:%S%z").timestamp()
+        return datetime.strptime(str(started), "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except (ValueError, OverflowError, OSError):
         pass
     try:

@@ -187,9 +187,9 @@ def checked_pattern(pattern: str) -> str:
     return pattern
 
 
-def pattern_error(pattern: str, told: str) -> AppError:
-    """Returns the error for a pattern that RE2 refused with the words `told`, which name the part that is wrong."""
-    words = told.split("Error:")[-1].strip().splitlines()[0]
+def pattern_error(pattern: str, message: str) -> AppError:
+    """Returns the error for a pattern that RE2 refused with the words `message`, which name the part that is wrong."""
+    words = message.split("Error:")[-1].strip().splitlines()[0]
     at = pattern.find(words.rpartition(": ")[2])
     try:
         re.compile(pattern)

@@ -72,9 +72,9 @@ def create(root: str | Path, *, host: str = "127.0.0.1", password: str | None = 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     _add_files(app, site)
     with ThreadPoolExecutor(1) as pool:  # this thread may have a running event loop already
-        made = pool.submit(asyncio.run, _mounted(app, site)).result()
+        interface = pool.submit(asyncio.run, _mounted(app, site)).result()
     app.add_middleware(Guard, host=host, password=password, head=_HEAD + _in_view())
-    return app, made
+    return app, interface
 
 
 def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None, password: str | None = None,
@@ -101,12 +101,12 @@ def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None,
 
 async def _mounted(app: FastAPI, site: Site) -> gr.Blocks:
     """Returns the Gradio part; without a running event loop Gradio would leave some of its own behind."""
-    made = blocks(site)
-    made.queue(max_size=32, default_concurrency_limit=4, api_open=False)
-    gr.mount_gradio_app(app, made, path="/", footer_links=[], run_history=False, show_error=False, ssr_mode=False,
+    interface = blocks(site)
+    interface.queue(max_size=32, default_concurrency_limit=4, api_open=False)
+    gr.mount_gradio_app(app, interface, path="/", footer_links=[], run_history=False, show_error=False, ssr_mode=False,
                         pwa=False, mcp_server=False, max_file_size="500mb", enable_monitoring=False,
                         theme=gr.themes.Base(font=_FONT, font_mono=_MONO))
-    return made
+    return interface
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -124,10 +124,10 @@ def chart_value(figures: Sequence[Mapping[str, Any]]) -> str:
 def location(query: str | None) -> dict[str, str]:
     """Returns a query as a dict; of a name that comes twice the last value counts. Never raises."""
     text = (query or "").partition("#")[0].lstrip("?")[:_LONGEST]
-    found = dict(parse_qsl(text, keep_blank_values=False, errors="replace"))
-    if "page" not in found:
-        found["page"] = "rollouts" if "step" in found or "group" in found else PAGES[0]
-    return found
+    where = dict(parse_qsl(text, keep_blank_values=False, errors="replace"))
+    if "page" not in where:
+        where["page"] = "rollouts" if "step" in where or "group" in where else PAGES[0]
+    return where
 
 
 def query(where: Mapping[str, Any], **changes: Any) -> str:

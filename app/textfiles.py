@@ -41,12 +41,12 @@ class JsonLines:
             if path is None:
                 self._start()
                 return self.records
-            found = path.stat()
-            replaced = found.st_ino != self._inode or found.st_size < self._at
-            if replaced or (found.st_size == self._at and found.st_mtime_ns != self._changed):  # rewritten in place
-                self._start(found.st_ino)
-            self._changed = found.st_mtime_ns
-            if found.st_size > self._at:
+            stat = path.stat()
+            replaced = stat.st_ino != self._inode or stat.st_size < self._at
+            if replaced or (stat.st_size == self._at and stat.st_mtime_ns != self._changed):  # rewritten in place
+                self._start(stat.st_ino)
+            self._changed = stat.st_mtime_ns
+            if stat.st_size > self._at:
                 self._append(path)
         except OSError as error:
             self.notes[:] = [f"{self.name} cannot be read: {error.strerror}"]
