@@ -35,7 +35,7 @@ class EngineSettings(Settings):
     memory: float = Field(
         default=0.3, gt=0, le=0.95, description="vllm, vllm_server: share of a GPU's memory that vLLM takes, weights "
         "included; what training needs must fit beside it. On a CPU the share of main memory, unless the environment "
-        "variable VLLM_CPU_KVCACHE_SPACE gives the GiB for keys and values.")
+        "variable VLLM_CPU_KVCACHE_SPACE gives the GiB for the KV cache.")
     max_model_len: Positive | None = Field(
         default=None, description="vllm, vllm_server: most tokens of a prompt and its answer together; null = "
         "limits.prompt_tokens + rollout.max_new_tokens, as far as the model has positions. Less leaves memory for more "

@@ -1,7 +1,7 @@
 """How many answers are written side by side.
 
 With `engine.batch_rollouts=auto` a batch takes a share of the memory that the weights, and what training keeps beside
-them, leave of the device. It is reckoned from the device's whole memory and the requests, not from what is free at the
+them, leave of the device. It is estimated from the device's whole memory and the requests, not from what is free at the
 moment: the last bits of the logits depend on the shape of the batch, and the same config and seed must give the same
 weights, across a kill and resume too. On another machine a batch may be cut elsewhere, unless MOST_ROWS or a number
 given by the user cuts it first.
@@ -47,7 +47,7 @@ class Capacity:
     total: float = math.inf
     """Of everything below."""
     token: int = 0
-    """Keys and values of one token."""
+    """KV cache of one token."""
     logits: int = 0
     """The logits of one answer's next token and their copies."""
     shared: bool = True
@@ -75,7 +75,7 @@ def automatic(policy: Policy) -> Capacity:
 
 
 def token_bytes(text: Any, size: int, adapter: bool) -> int:
-    """Bytes of keys and values of one token in all layers; `text` is the config of the language model.
+    """Returns bytes of the KV cache of one token in all layers; `text` is the config of the language model.
 
     size: bytes per value of the compute type. adapter: under LoRA; in a full fine-tune keys are float32, as the
     rotation by their positions leaves them.

@@ -256,7 +256,7 @@ def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str
         if replicas * engine.memory > 1 and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
             raise ConfigError(f"--replicas {replicas} with engine.memory={engine.memory:g} each take more than the "
                               "main memory: lower one of them, or set VLLM_CPU_KVCACHE_SPACE to the GiB that each may "
-                              "fill with keys and values")
+                              "fill with the KV cache")
         return [{"VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")}] * replicas
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = [d for d in seen.split(",") if d] if seen is not None else [*map(str, range(torch.cuda.device_count()))]

@@ -208,12 +208,12 @@ class Weights:
 
 
 def reset_caches(llm: Any) -> None:
-    """Empties what an engine remembers of earlier weights: keys and values, processed media, image features.
+    """Empties what an engine remembers of earlier weights: KV cache, processed media, image features.
 
-    Raises TrainingError while answers are in generation, whose keys and values would stay.
+    Raises TrainingError while answers are in generation, whose KV cache would stay.
     """
     if not llm.reset_prefix_cache():
-        raise TrainingError("vLLM keeps keys and values of the old weights, as answers are still being written. Sync "
+        raise TrainingError("vLLM keeps the KV cache of the old weights, as answers are still being written. Sync "
                             "an engine only when it has finished or aborted all requests.")
     llm.reset_mm_cache()
     llm.llm_engine.reset_encoder_cache()

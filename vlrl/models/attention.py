@@ -110,7 +110,7 @@ class Layout:
 
 @dataclass(eq=False)
 class PromptCache:
-    """Keys and values of P prompts, shared by the R rows that are being written; a forward keyword of decoding."""
+    """KV cache of P prompts, shared by the R rows that are being written; a forward keyword of decoding."""
 
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     """Keys and values [P, H_kv, L, d] of each layer."""

@@ -135,7 +135,7 @@ class Zero:
         return (flat, slice(start, start + size), slice(first, first + size)) if size > 0 else None
 
     def flats(self) -> list[torch.Tensor]:
-        """Returns the parts of all weights that learn which this process keeps, as AdamW sees them."""
+        """Returns the parts of all trainable parameters that this process keeps, as AdamW sees them."""
         held = self.engine.optimizer
         return list(held.fp32_partitioned_groups_flat if self.stage == 3 else held.single_partition_of_fp32_groups)
 

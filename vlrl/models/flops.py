@@ -69,7 +69,7 @@ class Cost:
         return self._sum(prompt, patches, answers, training=False)
 
     def decode(self, prompt: int, answers: Sequence[int]) -> float:
-        """Writing answers to a prompt whose keys and values are there."""
+        """Returns operations of writing answers to a prompt whose KV cache is there."""
         return self.forward(prompt, (), answers) - self.forward(prompt)
 
     def tower(self, patches: Sequence[int]) -> float:

@@ -250,7 +250,7 @@ class Policy:
         self.processor.save_pretrained(folder)
 
     def copied_weights(self) -> dict[str, torch.Tensor]:
-        """Returns what `save` writes: weights that learn copied to the memory of the host, frozen ones as they are.
+        """Returns what `save` writes: trainable parameters copied to host memory, frozen ones as they are.
 
         Tied weights stay tied. Under LoRA the adapter alone.
         """

@@ -55,8 +55,8 @@ def create(name: str, folder: Path, rows: bool = False) -> list[Path]:
 
 def class_name(name: str) -> str:
     """`count_mugs` -> `CountMugs`; with `Task` after it where that is the name of something the file imports."""
-    found = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
-    return f"{found}Task" if found in _USED else found
+    camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    return f"{camel}Task" if camel in _USED else camel
 
 
 def check_name(name: str) -> None:
