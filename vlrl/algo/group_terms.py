@@ -208,8 +208,8 @@ class KlCov:
 
     def prepare(self, x: LossInputs) -> Prepared:
         """held: [N], 1 on the tokens with the penalty."""
-        held = _first(x.mask > 0, -_covariance(x), token_keys(x), _portion(x, self.share))
-        return {"held": held.to(x.mask.dtype)}
+        penalized = _first(x.mask > 0, -_covariance(x), token_keys(x), _portion(x, self.share))
+        return {"held": penalized.to(x.mask.dtype)}
 
     def __call__(self, x: LossInputs) -> tuple[torch.Tensor, Metrics]:
         log_r = x.log_ratio

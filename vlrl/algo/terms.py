@@ -91,8 +91,8 @@ def gmpo(x: LossInputs, clip_low: Reach = 0.4, clip_high: Reach = 0.4) -> tuple[
     Geometric-Mean Policy Optimization (arXiv 2507.20673). With algo.aggregation=sequence_mean.
     """
     free = x.log_ratio
-    kept = free.clamp(-clip_low, clip_high)
-    clipped = torch.where(x.advantages > 0, torch.minimum(free, kept), torch.maximum(free, kept))
+    clamped = free.clamp(-clip_low, clip_high)
+    clipped = torch.where(x.advantages > 0, torch.minimum(free, clamped), torch.maximum(free, clamped))
     return (-x.advantages * x.spread(x.sequence_mean(clipped)).exp(),
             clipping(free.exp(), clipped != free))
 

@@ -82,7 +82,7 @@ def planning_tokens(texts: Any, rollout_id: list[int], phrases: tuple[str, ...])
     longest_first = sorted((p.lower().strip() for p in phrases if p.strip()), key=len, reverse=True)
     pattern = re.compile("|".join(map(_phrase, longest_first)))
     lower = [t.lower() for t in texts]
-    found = [False] * len(lower)
+    marked = [False] * len(lower)
     for first, last in _runs(rollout_id):
         ends = list(accumulate(len(t) for t in lower[first:last]))
         place = 0
@@ -90,10 +90,10 @@ def planning_tokens(texts: Any, rollout_id: list[int], phrases: tuple[str, ...])
             while ends[place] <= match.start():
                 place += 1
             for i in range(place, last - first):
-                found[first + i] = found[first + i] or bool(lower[first + i])
+                marked[first + i] = marked[first + i] or bool(lower[first + i])
                 if ends[i] >= match.end():
                     break
-    return found
+    return marked
 
 
 def _phrase(text: str) -> str:

@@ -103,10 +103,10 @@ class EngineSettings(Settings):
     def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         out: list[str] = []
         for text in value:
-            found = _address(text)
-            if found in out:
-                raise ValueError(f"{found} stands there twice; name each server once")
-            out.append(found)
+            address = _address(text)
+            if address in out:
+                raise ValueError(f"{address} stands there twice; name each server once")
+            out.append(address)
         return tuple(out)
 
     @model_validator(mode="after")
@@ -129,13 +129,13 @@ class EngineSettings(Settings):
 def _address(text: str) -> str:
     """Returns an address without a slash at its end. Raises ValueError that says what one looks like."""
     try:
-        found = urlsplit(text)
-        good = found.scheme in ("http", "https") and found.hostname and found.port is not None
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port is not None
     except ValueError:
-        good, found = False, urlsplit("")
-    if not good or found.path.strip("/") or found.query or found.fragment or found.username:
+        good, parts = False, urlsplit("")
+    if not good or parts.path.strip("/") or parts.query or parts.fragment or parts.username:
         raise ValueError(f"{text!r} is no address of a server; write http://HOST:PORT, e.g. http://127.0.0.1:8000")
-    return f"{found.scheme}://{found.netloc}"
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def merge_engine(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -92,9 +92,9 @@ def known_as(name: str) -> str:
 
 def known_below(name: str, value: Any) -> str:
     """`" Here worker.actor.optim.lr is train.lr (docs/coming-from.md)."` for the settings in a section of others."""
-    found = [f"{leaf} is {own}" for leaf in _leaves(name, value) if leaf != name and (own := _here(leaf))]
-    more = ", ..." if found[_MOST:] else ""
-    return f" Here {', '.join(found[:_MOST])}{more} (docs/coming-from.md)." if found else ""
+    hints = [f"{leaf} is {own}" for leaf in _leaves(name, value) if leaf != name and (own := _here(leaf))]
+    more = ", ..." if hints[_MOST:] else ""
+    return f" Here {', '.join(hints[:_MOST])}{more} (docs/coming-from.md)." if hints else ""
 
 
 def _here(name: str) -> str:

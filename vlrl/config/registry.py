@@ -56,10 +56,10 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
     if not hasattr(own, attribute):
         raise ConfigError(f"{setting}={name!r}: {module} has no attribute {attribute!r}."
                           f"{did_you_mean(attribute, vars(own))}")
-    found = getattr(own, attribute)
-    if not callable(found):
-        raise ConfigError(f"{setting}={name!r} is of type {type(found).__name__}, not a function or class")
-    return found
+    function = getattr(own, attribute)
+    if not callable(function):
+        raise ConfigError(f"{setting}={name!r} is of type {type(function).__name__}, not a function or class")
+    return function
 
 
 def file_module(path: Path) -> ModuleType:

@@ -189,15 +189,15 @@ class Generation:
         options = self._options(i, len(drafts), seed_of(self.engine.seed, request.key), drafts[0].room())
 
         def take(output: Any) -> None:
-            for draft, found in zip(drafts, sorted(output.outputs, key=lambda o: o.index), strict=True):
-                self._take(i, draft, found)
+            for draft, piece in zip(drafts, sorted(output.outputs, key=lambda o: o.index), strict=True):
+                self._take(i, draft, piece)
 
         self._ask(i, (), options, take)
 
-    def _take(self, i: int, draft: Draft, found: Any) -> None:
+    def _take(self, i: int, draft: Draft, output: Any) -> None:
         """A part of an answer has come in; asks for the next one where it goes on."""
-        draft.add(found.token_ids, [ps[t].logprob for ps, t in zip(found.logprobs, found.token_ids, strict=True)],
-                  found.finish_reason == "stop")
+        draft.add(output.token_ids, [ps[t].logprob for ps, t in zip(output.logprobs, output.token_ids, strict=True)],
+                  output.finish_reason == "stop")
         self._go_on(i, draft)
 
     def _go_on(self, i: int, draft: Draft) -> None:

@@ -146,27 +146,27 @@ class Routes:
 
     async def _generate(self, state: Any, body: bytes) -> dict[str, Any]:
         """Answers to {"version", "input": prompt of vLLM, "options": of SamplingParams}."""
-        asked = _object(await asyncio.to_thread(vllm_wire.unpack, body))
-        self._check(asked["version"])
+        request = _object(await asyncio.to_thread(vllm_wire.unpack, body))
+        self._check(request["version"])
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         task = asyncio.current_task()
         assert task is not None
-        self._running[task] = asked["version"]
+        self._running[task] = request["version"]
         try:
-            options = SamplingParams(**asked["options"], output_kind=RequestOutputKind.FINAL_ONLY)
+            options = SamplingParams(**request["options"], output_kind=RequestOutputKind.FINAL_ONLY)
             name = f"vlrl-{secrets.token_hex(8)}"
-            found = [output async for output in state.engine_client.generate(asked["input"], options, name,
-                                                                             lora_request=self._lora)]
+            outputs = [output async for output in state.engine_client.generate(request["input"], options, name,
+                                                                               lora_request=self._lora)]
         finally:
             del self._running[task]
-        self._check(asked["version"])
-        last = found[-1]
+        self._check(request["version"])
+        last = outputs[-1]
         ends = {o.finish_reason for o in last.outputs} - {"stop", "length"}
         if ends:
             raise Refused(HTTPStatus.CONFLICT, f"an answer ended by {ends.pop()}")
         return {"prompt": list(last.prompt_token_ids),
-                "outputs": [_output(o, asked["options"].get("logprob_token_ids")) for o in last.outputs]}
+                "outputs": [_output(o, request["options"].get("logprob_token_ids")) for o in last.outputs]}
 
     def _check(self, version: str) -> None:
         if not version or version != self.version:
@@ -179,8 +179,8 @@ class Routes:
     async def _load(self, state: Any, body: bytes) -> dict[str, Any]:
         """Takes over {"version", "base": [version, folder], "adapter": folder or None}: whole weights, where those here
         are others, and an adapter on them. The same version twice is taken once."""
-        asked = _object(json.loads(body))
-        version, (name, folder), adapter = _text(asked["version"]), asked["base"], asked["adapter"]
+        request = _object(json.loads(body))
+        version, (name, folder), adapter = _text(request["version"]), request["base"], request["adapter"]
         base, adapter = self._own(folder), self._own(adapter, ADAPTER) if adapter else None
         async with self._loading:
             if version != self.version:
@@ -194,12 +194,12 @@ class Routes:
         """Returns how many tensors of {"version", "base": folder, "adapter": folder or None} can be compared with what
         is computed with, and which of them differ, worst first: name, difference, largest number.
         """
-        asked = _object(json.loads(body))
-        base, adapter = self._own(asked["base"]), self._own(asked["adapter"], ADAPTER) if asked["adapter"] else ""
+        request = _object(json.loads(body))
+        base, adapter = self._own(request["base"]), self._own(request["adapter"], ADAPTER) if request["adapter"] else ""
         async with self._loading:
-            self._check(asked["version"])
-            found = await state.engine_client.collective_rpc("vlrl_differing", args=(str(base), str(adapter)))
-        return {"compared": sum(count for count, _ in found), "differing": [entry for _, own in found for entry in own]}
+            self._check(request["version"])
+            pairs = await state.engine_client.collective_rpc("vlrl_differing", args=(str(base), str(adapter)))
+        return {"compared": sum(count for count, _ in pairs), "differing": [entry for _, own in pairs for entry in own]}
 
     def _check_alone(self, version: str) -> None:
         """Raises Refused while answers are written for another run, whose versions begin otherwise."""

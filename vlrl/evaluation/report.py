@@ -38,7 +38,7 @@ def gains(run: RunFolder) -> list[Gain]:
     """Returns every metric of every split in eval.jsonl, from the first evaluation to the last (the same one if only
     one).
     """
-    found = []
+    changes = []
     for split, (first, last) in _ends(run).items():
         metrics = [k for k, v in last.items()
                    if k not in _NOT_METRICS and not k.endswith("/n") and "/ci95_" not in k
@@ -50,8 +50,8 @@ def gains(run: RunFolder) -> list[Gain]:
             label, slash, _ = metric.partition("/")
             n = int(last.get(f"{label}/n" if slash else "n") or last.get("n") or 0)  # of a mixture's task its own
             steps = first["step"], last["step"]
-            found.append(Gain(split, metric, n, steps, before, after, gain))
-    return found
+            changes.append(Gain(split, metric, n, steps, before, after, gain))
+    return changes
 
 
 def summary_table(run: RunFolder) -> Table:

@@ -105,8 +105,8 @@ class Family:
             return tokenizer.eos_token_id
         rest = text.rpartition(answer)[2].lstrip() if answer in text else ""
         closing = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
-        found = max((token for token in closing if rest.startswith(token)), key=len, default=tokenizer.eos_token)
-        return closing.get(found, tokenizer.eos_token_id)
+        longest = max((token for token in closing if rest.startswith(token)), key=len, default=tokenizer.eos_token)
+        return closing.get(longest, tokenizer.eos_token_id)
 
     def positions(self, model: Any, ids: torch.Tensor, types: torch.Tensor | None,
                   mm: Mapping[str, torch.Tensor]) -> np.ndarray:
@@ -252,11 +252,11 @@ def _limit_tilings(processor: Any, settings: ModelSettings) -> None:
     """LLaVA-OneVision: an image takes the best of a list of tilings; those within the limits stay."""
     unit = processor.image_processor
     low, high = settings.min_pixels or 0, settings.max_pixels or float("inf")
-    kept = [list(p) for p in unit.image_grid_pinpoints if low <= p[0] * p[1] <= high]
+    allowed = [list(p) for p in unit.image_grid_pinpoints if low <= p[0] * p[1] <= high]
     areas = sorted(h * w for h, w in unit.image_grid_pinpoints)
-    _refuse(None if kept else settings.max_pixels or settings.min_pixels, _given(settings).partition("=")[0],
+    _refuse(None if allowed else settings.max_pixels or settings.min_pixels, _given(settings).partition("=")[0],
             f"none of its tilings has such an area; they go from {areas[0]} to {areas[-1]} pixels")
-    unit.image_grid_pinpoints = kept
+    unit.image_grid_pinpoints = allowed
 
 
 def _limit_tiles(processor: Any, settings: ModelSettings) -> None:

@@ -77,16 +77,16 @@ class Cost:
         return self.forward(0, patches)
 
     def _sum(self, prompt: int, patches: Sequence[int], answers: Sequence[int], training: bool) -> float:
-        written, seen = sum(answers), sum(patches)
+        written, visual = sum(answers), sum(patches)
         pairs = prompt * (prompt + 1) / 2 + sum(n * prompt + n * (n + 1) / 2 for n in answers)
         whole, windowed = sum(n * n for n in patches), sum(n * min(n, self.window) for n in patches)
-        sees = seen > 0 and self.vision.trained > 0
-        merges = sees or (seen > 0 and self.merger.trained > 0)
+        sees = visual > 0 and self.vision.trained > 0
+        merges = sees or (visual > 0 and self.merger.trained > 0)
         learns = merges or self.language.trained + self.head.trained > 0
         return (self.language.operations(training, learns) * (prompt + written)
                 + self.head.operations(training, learns) * written
-                + self.merger.operations(training, merges) * seen / self.merge
-                + self.vision.operations(training, sees) * seen
+                + self.merger.operations(training, merges) * visual / self.merge
+                + self.vision.operations(training, sees) * visual
                 + _attention(training and learns) * self.attention * pairs
                 + _attention(training and sees) * (self.sight[0] * whole + self.sight[1] * windowed))
 

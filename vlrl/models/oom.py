@@ -46,17 +46,17 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
     """
     b = cuts = 0
     while b < len(batches):
-        said = _tried(work, b)
-        if said is None:
+        reason = _tried(work, b)
+        if reason is None:
             b += 1
             continue
         release(policy.device)
         if policy.idle is not None:
-            raise TrainingError(f"out of memory in the update ({said}). The processes hold shards of the weights and "
+            raise TrainingError(f"out of memory in the update ({reason}). The processes hold shards of the weights and "
                                 "work through their micro-batches together, so one of them cannot begin again: lower "
                                 "train.tokens_per_batch, or set model.gradient_checkpointing=true.")
         policy.most_tokens, cuts = halve(b), cuts + 1
-        _log.warning("out of memory in the update (%s): micro-batches of at most %d tokens from here on", said,
+        _log.warning("out of memory in the update (%s): micro-batches of at most %d tokens from here on", reason,
                      policy.most_tokens)
         if again:
             again()

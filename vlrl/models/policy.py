@@ -175,8 +175,8 @@ class Policy:
         place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
         model = load_model(source, torch.float32, device=place) if source else copy.deepcopy(self.model)
         agree(model, self.processor)
-        for kept, own in zip(model.parameters(), self.model.parameters(), strict=True):
-            kept.data = kept.data.to(own.dtype)
+        for theirs, own in zip(model.parameters(), self.model.parameters(), strict=True):
+            theirs.data = theirs.data.to(own.dtype)
         self._reference = model.requires_grad_(False).eval().to(place)
 
     def free_reference(self) -> None:
@@ -256,16 +256,16 @@ class Policy:
         """
         learning = {p.data_ptr() for _, p in self.trainable()}
         copies: dict[int, torch.Tensor] = {}
-        found: dict[str, torch.Tensor] = {}
+        weights: dict[str, torch.Tensor] = {}
         for name, tensor in self.model.state_dict().items():
             place = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0
             if place in learning:
                 if place not in copies:
                     copies[place] = tensor.detach().to("cpu", copy=True)
-                found[name] = copies[place]
+                weights[name] = copies[place]
             elif not self.lora:
-                found[name] = tensor
-        return found
+                weights[name] = tensor
+        return weights
 
     @contextlib.contextmanager
     def sharing_features(self) -> Iterator[None]:
@@ -275,11 +275,11 @@ class Policy:
         if any(self.family.part_of(name) != "language" for name, _ in self.trainable()):
             yield
             return
-        kept: dict[Any, Any] = {}
+        outputs: dict[Any, Any] = {}
         models = [getattr(_unwrapped(m), "model", m) for m in (self.model, self._reference) if m is not None]
         calls = [(m, name) for m in models for name in _FEATURES if hasattr(m, name)]
         for model, name in calls:
-            setattr(model, name, _remembered(name, getattr(model, name), kept))
+            setattr(model, name, _remembered(name, getattr(model, name), outputs))
         try:
             yield
         finally:
@@ -301,14 +301,14 @@ _FEATURES = ("get_image_features", "get_video_features")
 """What models of transformers call the pass through vision tower and merger."""
 
 
-def _remembered(name: str, call: Callable[..., Any], kept: dict[Any, Any]) -> Callable[..., Any]:
-    """`call`, which returns what it returned (or `kept` has of another model) for the very same arguments."""
+def _remembered(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> Callable[..., Any]:
+    """`call`, which returns what it returned (or `outputs` has of another model) for the very same arguments."""
     def remembered(*args: Any, **kwargs: Any) -> Any:
         values = [*args, *kwargs.values()]
         key = (name, *kwargs, *map(id, values))
-        if key not in kept:
-            kept[key] = values, call(*args, **kwargs)  # the arguments too: as long as they live their ids are theirs
-        return kept[key][1]
+        if key not in outputs:
+            outputs[key] = values, call(*args, **kwargs)  # the arguments too: as long as they live their ids are theirs
+        return outputs[key][1]
     return remembered
 
 

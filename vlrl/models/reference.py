@@ -37,11 +37,12 @@ class Reference:
 
         Each answer is read under the prompt it is trained under. Called on every process at the same time.
         """
-        spans = [self._span(c) for _, made in groups for c in made]
-        tokens = [c.tokens[:end] for (_, end), c in zip(spans, (c for _, made in groups for c in made), strict=True)]
-        values = self.logprobs([prompt for prompt, made in groups for _ in made], tokens, 1.0)
-        found = iter([v[start:] for v, (start, _) in zip(values, spans, strict=True)])
-        return [[next(found) for _ in made] for _, made in groups]
+        spans = [self._span(c) for _, answers in groups for c in answers]
+        completions = (c for _, answers in groups for c in answers)
+        tokens = [c.tokens[:end] for (_, end), c in zip(spans, completions, strict=True)]
+        values = self.logprobs([prompt for prompt, answers in groups for _ in answers], tokens, 1.0)
+        sliced = iter([v[start:] for v, (start, _) in zip(values, spans, strict=True)])
+        return [[next(sliced) for _ in answers] for _, answers in groups]
 
     def _span(self, completion: Completion) -> tuple[int, int]:
         tokens = completion.tokens
@@ -57,7 +58,7 @@ class Reference:
         planned = plan(pieces_of(prompts, answers, limit), limit, layout, policy.cost)
         if policy.idle is not None:
             planned = with_idle(planned, max(comm.gather(len(planned))), policy.idle)
-        found = [np.zeros(0, np.float32)] * len(answers)
+        out = [np.zeros(0, np.float32)] * len(answers)
         with phase("reference"), torch.no_grad(), policy.evaluating():
             for members in planned:
                 batch = make_batch(members, layout, train.attention)
@@ -65,8 +66,8 @@ class Reference:
                 values = (policy.logprobs(batch, temperature).logprobs if own
                           else policy.reference_logprobs(batch, temperature)).float().cpu()
                 for i, piece in zip(order, values.split([len(answers[i]) for i in order]), strict=True):
-                    found[i] = piece.numpy()
-        return found
+                    out[i] = piece.numpy()
+        return out
 
 
 def answer_span(tokens: np.ndarray, decode: Callable[[Any], str]) -> tuple[int, int]:

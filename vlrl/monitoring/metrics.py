@@ -111,9 +111,9 @@ def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[s
     out = _rewards(rows)
     for label in labels:
         own = [row for row in rows if row["task"] == label]
-        found = _rewards(own) if own else {}
-        found.pop("reward/std", None)
-        out |= {f"{label}/{name}": value for name, value in found.items()}
+        rewards = _rewards(own) if own else {}
+        rewards.pop("reward/std", None)
+        out |= {f"{label}/{name}": value for name, value in rewards.items()}
         if own:
             out[f"{label}/groups/zero_variance_frac"] = _mean([row["zero_variance"] for row in own])
         out[f"{label}/share"] = len(own) / len(rows)
