@@ -165,7 +165,7 @@ class Curriculum:
 
 def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str | None = None,
             threshold: float | None = None) -> History:
-    """Every group of `sample_id` in some runs (() = all). Raises AppError for an unknown run."""
+    """Returns every group of `sample_id` in some runs (() = all). Raises AppError for an unknown run."""
     scope = index.refresh(runs)
     limits = _thresholds(index, scope.runs, part, threshold)
     rows = index.table.fetch(f"""

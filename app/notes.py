@@ -115,7 +115,7 @@ class Notes:
 
     @contextlib.contextmanager
     def _open(self, write: bool) -> Iterator[sqlite3.Connection]:
-        """The file, opened and looked at; with `write` inside a transaction that ends with the block."""
+        """Yields the file, opened and checked; with `write` inside a transaction that ends with the block."""
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
             raise AppError(f"{self.path} is a link or a folder; notes are kept in a file of their own: move it away")
         try:

@@ -100,7 +100,7 @@ class Playground:
 
     @contextmanager
     def _my_turn(self, job: Job) -> Iterator[None]:
-        """One job at a time; the others say that they wait."""
+        """Lets one job run at a time; the others report that they wait."""
         while not self._turn.acquire(timeout=0.1):
             job.tell("waiting", remark="The model is at work for another tab; this one is next.")
             job.check()

@@ -38,7 +38,7 @@ class Curve(NamedTuple):
 
 def over_steps(library: Library, runs: Sequence[str], smooth: float = 0.6, others: bool = False
                ) -> list[dict[str, Any]]:
-    """One figure a metric with all runs in it, and one for each evaluated metric with its 95 % intervals.
+    """Returns one figure a metric with all runs in it, and one for each evaluated metric with its 95 % intervals.
 
     `smooth` in [0, 1) is the weight of the past in an exponential mean; 0 shows the values alone. `others` adds the
     metrics that are of use to few. Raises AppError for an unknown run.

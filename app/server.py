@@ -55,7 +55,7 @@ _ABSENT = ('<svg xmlns="http://www.w3.org/2000/svg" width="320" height="200" vie
 
 def create(root: str | Path, *, host: str = "127.0.0.1", password: str | None = None, trust_tasks: bool = False
            ) -> tuple[FastAPI, gr.Blocks]:
-    """The app over a folder of runs, to be served by any ASGI server, and its Gradio part.
+    """Returns the app over a folder of runs, to be served by any ASGI server, and its Gradio part.
 
     `host` is the address it is reached under. Raises RunError when the folder is missing.
     """
@@ -113,7 +113,7 @@ async def _mounted(app: FastAPI, site: Site) -> gr.Blocks:
 
 
 def _add_files(app: FastAPI, site: Site) -> None:
-    """The routes for media and for the scripts and styles."""
+    """Adds the routes for media and for the scripts and styles."""
 
     @app.get("/vlrl/media")
     def media(request: Request, run: str = "", name: str = "", size: int | None = None, at: float | None = None
@@ -169,7 +169,7 @@ def _in_view() -> str:
 
 @contextmanager
 def _listening(host: str, port: int | None) -> Iterator[socket.socket]:
-    """A socket on `port`; without one, on the first free port from PORT on."""
+    """Yields a socket on `port`; without one, on the first free port from PORT on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener, error = None, None
     for number in range(PORT, PORT + _PORTS) if port is None else (port,):
@@ -196,7 +196,7 @@ def _listening(host: str, port: int | None) -> Iterator[socket.socket]:
 
 @contextmanager
 def _uploads() -> Iterator[None]:
-    """A folder of this process for what the playground is given, removed at the end."""
+    """Makes a folder of this process for uploads to the playground, removed at the end."""
     folder, before = tempfile.mkdtemp(prefix="vlrl-app-"), os.environ.get("GRADIO_TEMP_DIR")
     os.environ["GRADIO_TEMP_DIR"] = folder
     try:

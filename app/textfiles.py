@@ -131,7 +131,7 @@ def read_yaml(path: Path, most_bytes: int) -> Mapping[str, Any]:
 
 
 def _check(events: Iterator[Any]) -> None:
-    """A few lines of YAML with aliases can stand for a tree of any size, so there are none."""
+    """Refuses YAML with aliases: a few lines of it can stand for a tree of any size."""
     depth = 0
     for nodes, event in enumerate(events):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

@@ -176,7 +176,7 @@ def _gui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _gui_r1_form(task: Any, sample: Sample, answer: Answer) -> bool:
-    """A list of actions, each with a point of two whole numbers and the text its type needs."""
+    """Returns whether it is a list of actions, each with a point of two whole numbers and the text its type needs."""
     entries = read_literal(answer_tag(answer.text) or "")
     return isinstance(entries, list) and bool(entries) and all(_is_gui_r1_action(task, sample, e) for e in entries)
 

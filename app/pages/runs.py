@@ -26,7 +26,7 @@ _HEAD = ("", "run", "state", "task", "model", "step", "reward", "duration", "sta
 
 
 def build(site: Site) -> None:
-    """The page, inside its column."""
+    """Builds the page, inside its column."""
     listed = gr.HTML(elem_id="v-runs", apply_default_css=False)
     gr.HTML(_form(), elem_id="v-runs-form", apply_default_css=False, js_on_load="vlrl.form(watch)")
     plots = charts("v-curves")

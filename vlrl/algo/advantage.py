@@ -123,7 +123,7 @@ def opo(s: Scores) -> torch.Tensor:
 
 @requires("local")
 def pass_at_k(s: Scores, normalize: bool = False, eps: NonNegative = 1e-6) -> torch.Tensor:
-    """The best answer of the group has R_best - R_second, all others 0; normalize: / (std of the group + eps).
+    """Gives the best answer of the group R_best - R_second, all others 0; normalize: / (std of the group + eps).
 
     What matters is the best of k. arXiv 2503.19595, as verl's grpo_passk. 0 where two answers are best.
     """

@@ -32,7 +32,7 @@ def _root() -> None:
 
 @app.command("list", epilog=examples("vlrl tasks list", "vlrl tasks list --json | jq -r '.[].name'"))
 def list_(json: AsJson = False) -> None:
-    """Every task that comes with vlrl: reward parts with weights, settings, and the configs that use it."""
+    """Lists every task that comes with vlrl: reward parts with weights, settings, and the configs that use it."""
     from vlrl.tools.catalogue import tasks
 
     if json:

@@ -29,8 +29,9 @@ def placed(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def tried(value: str) -> str:
-    """The places a relative path was looked for in, as `" (looked for as /a/rows.jsonl and /b/rows.jsonl)"`; "" where
-    there was one place."""
+    """Returns the places a relative path was looked for in, as `" (looked for as /a/rows.jsonl and /b/rows.jsonl)"`; ""
+    where there was one place.
+    """
     folder = _folders.get(os.path.normpath(value))
     return f" (looked for as {folder / value} and {Path.cwd() / value})" if folder else ""
 

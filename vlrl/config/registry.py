@@ -116,6 +116,6 @@ def _is_own(filename: str) -> bool:
 
 @contextlib.contextmanager
 def prints_aside() -> Iterator[None]:
-    """What own code prints goes to standard error meanwhile: standard output is for results. Also a decorator."""
+    """Sends what own code prints to standard error: standard output is for results. Also a decorator."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

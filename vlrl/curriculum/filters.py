@@ -84,7 +84,7 @@ class Fixed:
         self.factor = factor
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Nothing is learned."""
+        """Learns nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -169,7 +169,7 @@ class Intake:
         return max(0, self.rounds - 1)
 
     def take(self, outcomes: Mapping[int, Outcome], underway: int = 0) -> None:
-        """The outcomes of a round by the number of the group, and how many groups of the step are underway by now."""
+        """Takes the outcomes of a round by the number of the group, and how many groups of the step are underway."""
         self.underway = underway
         self.requested += len(outcomes)
         usable = {number: o for number, o in outcomes.items() if o.rewards}

@@ -49,12 +49,12 @@ class HFEngine:
         self._texts = Texts(policy)
 
     def sync(self, policy: Policy, step: int) -> None:
-        """The weights are shared; where they are sharded, each process gathers all of them."""
+        """Shares the weights; where they are sharded, each process gathers all of them."""
         self.policy, self.step = policy, step
         policy.gather()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is nothing to release."""
 
     @torch.inference_mode()  # a tenth faster than no_grad on small models; nothing of it enters a graph
     def generate(self, requests: Sequence[Request], done: Done | None = None,

@@ -99,7 +99,7 @@ class Replicas:
         self._abandoned = error
 
     def doubt(self) -> None:
-        """No server gets anything more before it has been admitted again."""
+        """Sends nothing more to any server before it has been admitted again."""
         self._doubts += 1
         for replica in self.replicas:
             replica.awaited = replica.ready

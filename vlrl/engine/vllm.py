@@ -195,7 +195,7 @@ class Generation:
         self._ask(i, (), options, take)
 
     def _take(self, i: int, draft: Draft, output: Any) -> None:
-        """A part of an answer has come in; asks for the next one where it goes on."""
+        """Takes in a part of an answer; asks for the next one where it goes on."""
         draft.add(output.token_ids, [ps[t].logprob for ps, t in zip(output.logprobs, output.token_ids, strict=True)],
                   output.finish_reason == "stop")
         self._go_on(i, draft)
@@ -335,7 +335,7 @@ def options(policy: Policy, config: Config, folder: Path, max_model_len: int) ->
 
 @contextlib.contextmanager
 def _bystander() -> Iterator[None]:
-    """What vLLM sets for its whole process is undone: random states, the setter of torch's threads.
+    """Undoes what vLLM sets for its whole process: random states, the setter of torch's threads.
 
     Not in a thread beside the update (async.*), which draws from these states meanwhile: generation leaves them alone
     (vllm_cpu_patches).

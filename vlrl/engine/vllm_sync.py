@@ -221,7 +221,7 @@ def reset_caches(llm: Any) -> None:
 
 @contextlib.contextmanager
 def shared_folder(otherwise: Path) -> Iterator[Path]:
-    """A new folder in shared memory (in `otherwise` where there is none), removed at the end."""
+    """Yields a new folder in shared memory (in `otherwise` where there is none), removed at the end."""
     parent = _SHARED if _SHARED.is_dir() and shutil.disk_usage(_SHARED).free > 2**30 else otherwise
     with tempfile.TemporaryDirectory(prefix="vlrl-weights-", dir=parent) as folder:
         yield Path(folder)

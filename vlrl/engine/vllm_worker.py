@@ -115,7 +115,7 @@ def repack_heads(model: Any) -> list[str]:
 
 
 def prepare() -> None:
-    """What a process must know before it makes a server's model; once is enough."""
+    """Prepares a process for a server's model; once is enough."""
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader import get_model_loader, register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader

@@ -49,7 +49,7 @@ class Grid:
     """[tokens] the index without padding, in the order of `take` and `flat`."""
 
     def take(self, x: torch.Tensor, padding: float | None = None) -> torch.Tensor:
-        """[T, H, ...] -> [R, H, A, ...]; `padding` is put where a run is padded."""
+        """Turns [T, H, ...] into [R, H, A, ...]; `padding` is put where a run is padded."""
         x = x.index_select(0, self.index)
         if padding is not None and self.valid is not None:
             x[~self.valid] = padding

@@ -256,8 +256,9 @@ def start(policy: Shardable, optimizer: torch.optim.Optimizer, config: Config) -
 
 
 def _keep(optimizer: Any, layer: Any) -> None:
-    """The output layer stays whole on each process: it is called once for each chunk of tokens, and processes have
-    different numbers of chunks."""
+    """Keeps the output layer whole on each process: it is called once for each chunk of tokens, and processes have
+    different numbers of chunks.
+    """
     for parameter in layer.parameters() if layer is not None else ():
         if not parameter.ds_persist:
             parameter.ds_persist = True

@@ -230,7 +230,7 @@ def _side(unit: Any) -> int:
 
 
 def _below_its_cap(unit: Any, high: int | None) -> None:
-    """A video processor lifts the cap of a frame to 1.05 times its lower limit: keep that below `high`."""
+    """Keeps 1.05 times the lower limit below `high`: a video processor lifts the cap of a frame to it."""
     size = dict(unit.size)
     if high is not None:
         unit.size = size | {"shortest_edge": min(size["shortest_edge"], int(high / 1.05))}

@@ -35,7 +35,7 @@ class Shards:
         self.roots, self.gathered = roots, False
 
     def gather(self) -> None:
-        """Every process holds the whole model from now on, as the weights are now. A call of all processes.
+        """Gives every process the whole model, as the weights are now. A call of all processes.
 
         Passes then are of each process alone; only without gradient.
         """
@@ -46,7 +46,7 @@ class Shards:
         self.gathered = True
 
     def scatter(self) -> None:
-        """Every process holds its shards alone; of what it gathered, nothing is left. Needs no other process."""
+        """Leaves every process its shards alone; of what it gathered, nothing is left. Needs no other process."""
         for root in self.roots:
             # FSDP prefetches by the passes that it remembers, and processes may have had different numbers of them
             root.reset_iter_state()

@@ -180,16 +180,18 @@ class Policy:
         self._reference = model.requires_grad_(False).eval().to(place)
 
     def free_reference(self) -> None:
-        """The reference may move from now on, by writes to `moving_reference`: under LoRA it is a second adapter,
-        that of now. After `keep_reference`."""
+        """Lets the reference move from now on, by writes to `moving_reference`: under LoRA it is a second adapter,
+        that of now. After `keep_reference`.
+        """
         learning = dict(self.trainable())
         own = learning if self.lora else dict(self._reference.named_parameters())
         self.moving_reference = {n: own[n].detach().clone() if self.lora else own[n].data for n in learning}
 
     @contextlib.contextmanager
     def _without_adapter(self) -> Iterator[None]:
-        """The adapter does nothing meanwhile. PEFT marks what learns on the tensors that the modules hold: shards, or
-        what was gathered of them. They must be the same ones in the end, or a part would not learn again."""
+        """Switches the adapter off meanwhile. PEFT marks what learns on the tensors that the modules hold: shards, or
+        what was gathered of them. They must be the same ones in the end, or a part would not learn again.
+        """
         sharded = self.shards is not None and not self.shards.gathered
         if sharded:
             self.scatter()
@@ -200,7 +202,7 @@ class Policy:
 
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[None]:
-        """The adapter has the weights of the reference meanwhile. With shards a call of all processes."""
+        """Gives the adapter the weights of the reference meanwhile. With shards a call of all processes."""
         def swap() -> None:
             self.scatter()
             for name, parameter in self.trainable():
@@ -220,12 +222,12 @@ class Policy:
                 self.gather()
 
     def gather(self) -> None:
-        """Where the model is sharded, this process gets the whole of it; a call of all processes. See Shards."""
+        """Gathers the whole model on this process where it is sharded; a call of all processes. See Shards."""
         if self.shards:
             self.shards.gather()
 
     def scatter(self) -> None:
-        """Where the model is sharded, this process keeps its shards alone: before anything is learned or saved."""
+        """Leaves this process its shards alone where the model is sharded: before anything is learned or saved."""
         if self.shards:
             self.shards.scatter()
 
@@ -269,9 +271,10 @@ class Policy:
 
     @contextlib.contextmanager
     def sharing_features(self) -> Iterator[None]:
-        """What passes without gradient over one batch share is computed once: the features of its images and videos,
+        """Computes once what passes without gradient over one batch share: the features of its images and videos,
         where nothing of the vision tower and the merger learns. The model calls for them inside its forward, as FSDP
-        wants it, so its calls are remembered."""
+        wants it, so its calls are remembered.
+        """
         if any(self.family.part_of(name) != "language" for name, _ in self.trainable()):
             yield
             return

@@ -21,7 +21,7 @@ _life = (0, "start")
 
 
 def alive(name: str = "start") -> None:
-    """A sign of life for the watchdog (watchdog.py)."""
+    """Gives a sign of life to the watchdog (watchdog.py)."""
     global _life
     _life = (_life[0] + 1, name)
 
@@ -40,7 +40,7 @@ def phase(name: str) -> Any:
 
 @contextlib.contextmanager
 def watching(watch: Callable[[str], Any]) -> Iterator[None]:
-    """Every phase is entered through `watch(name)`, those of a Clock included."""
+    """Enters every phase through `watch(name)`, those of a Clock included."""
     global _watch
     before, _watch = _watch, watch
     try:

@@ -43,7 +43,7 @@ class StopSignals:
         self._restore()
 
     def completed(self) -> None:
-        """The step in flight has ended: its time is not limited any more."""
+        """Notes that the step in flight has ended: its time is not limited any more."""
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
 

@@ -105,7 +105,7 @@ class Watchdog:
         os._exit(1)
 
     def _farewell(self) -> None:
-        """What is done before, if it can be: a full pipe or a lost disk must not keep the process."""
+        """Does what is done before the end, if it can be: a full pipe or a lost disk must not keep the process."""
         message = f"\nerror: {self._message} The process could not end by itself and is ended.\n".encode()
         lock = self.folder / "run.lock"
         for act in (lambda: os.write(2, message), lambda: lock.unlink(missing_ok=True) if comm.is_main() else None,

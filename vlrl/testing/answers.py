@@ -32,7 +32,7 @@ def answer_of(text: str) -> Answer:
 
 
 def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """Every hostile text on the first sample, the short ones on the last too."""
+    """Tries every hostile text on the first sample, the short ones on the last too."""
     for sample in dict.fromkeys((samples[0], samples[-1])):
         prompt = ""
         with findings.guard("messages", "messages", sample.id):
@@ -108,7 +108,7 @@ def _problem(name: str, value: Any) -> str | None:
 
 
 def _check_shown(task: Task, sample: Sample, answer: Answer, findings: Findings) -> None:
-    """What viewer, logs and evaluation call."""
+    """Checks what viewer, logs and evaluation call."""
     with findings.guard("parse", "parse, target or overlay", sample.id, answer.text):
         (parsed, target), _ = timed(lambda: (task.parse(sample, answer), task.target(sample)), SLOW)
         for name, value in (("parse", parsed), ("target", target)):
@@ -200,7 +200,7 @@ def oracle_of(task: Task, sample: Sample, findings: Findings) -> str | None:
 
 
 def check_oracle(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """The perfect answer under the task's own coordinates, and under every convention when it converts any."""
+    """Checks the perfect answer under the task's own coordinates, and under every convention when it converts any."""
     used = _Spy(task.coordinates)
     own, task.coordinates = task.coordinates, used
     try:
@@ -234,7 +234,9 @@ def _oracle_rewards(task: Task, samples: Sequence[Sample], findings: Findings, w
 
 
 def check_format(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """The prompt mentions every tag without which the perfect answer earns less; certain ones alone are findings."""
+    """Checks that the prompt mentions every tag without which the perfect answer earns less; certain ones alone are
+    findings.
+    """
     for sample in samples:
         text = oracle_of(task, sample, findings)
         if text is None:
@@ -276,7 +278,7 @@ def check_best(task: Task, sample: Sample, oracle: str, others: Sequence[str], f
 
 
 def unpaid_parts(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """A part with a positive weight that no perfect answer earns anything of; those of a group are left out."""
+    """Reports parts with a positive weight that no perfect answer earns anything of; those of a group are left out."""
     earned: dict[str, float] = {}
     for sample in samples:
         text = oracle_of(task, sample, findings)

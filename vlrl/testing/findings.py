@@ -67,7 +67,7 @@ class Findings:
 
     @contextmanager
     def guard(self, check: str, doing: str, sample: str = "", text: str | None = None) -> Iterator[None]:
-        """What the task's code raises inside becomes a finding."""
+        """Turns what the task's code raises inside into a finding."""
         try:
             yield
         except TaskError as error:

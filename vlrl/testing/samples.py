@@ -169,7 +169,7 @@ def _check_messages(task: Task, sample: Sample, findings: Findings) -> None:
 
 def _check_apart(task: Task, splits: Mapping[str, Sequence[Sample]], generated: Sequence[Sample],
                  findings: Findings) -> None:
-    """No id twice, and no question about the same picture in both splits."""
+    """Checks that no id occurs twice, and no question about the same picture in both splits."""
     owner: dict[str, str] = {}
     content: dict[str, Sample] = {}
     for split, samples in splits.items():

@@ -169,7 +169,7 @@ def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, Measured]:
 
 
 def _append(part: Path, shares: Sequence[Sequence[Measured]]) -> None:
-    """A line for each process's chunk: all of it or nothing."""
+    """Appends a line for each process's chunk: all of it or nothing."""
     for share in shares:
         if share:
             append_line(part, json.dumps({"prompts": [asdict(m) for m in share]}))

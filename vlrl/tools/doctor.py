@@ -78,7 +78,7 @@ def _run(check: Check) -> Finding:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What packages print while they are tried is not the user's concern."""
+    """Hides what packages print while they are tried."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 

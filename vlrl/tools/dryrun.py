@@ -276,7 +276,7 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
 
 @contextlib.contextmanager
 def _task_code(task: Task) -> Iterator[None]:
-    """A task's own code may raise anything; it becomes a TaskError with file and line."""
+    """Turns whatever a task's own code raises into a TaskError with file and line."""
     try:
         yield
     except VlrlError:

@@ -262,7 +262,7 @@ def _save(path: Path, png: bytes) -> None:
 
 @contextmanager
 def _chromium(program: str | None) -> Iterator[Callable[[Path, int, int], Shot]]:
-    """A function that opens a page with a seed and a scale and takes a screenshot of it."""
+    """Yields a function that opens a page with a seed and a scale and takes a screenshot of it."""
     if importlib.util.find_spec("playwright") is None:
         raise ConfigError("playwright drives the browser and is not installed: pip install 'vlrl[gui]'")
     from playwright.sync_api import Error, sync_playwright

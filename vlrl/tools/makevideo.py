@@ -97,7 +97,7 @@ def make(kind: str, rng: random.Random, turn: int, clock: Clock, split: str) -> 
 
 
 def encode(frames: np.ndarray, fps: int) -> bytes:
-    """An .mp4 file (H.264) of frames [n, height, width, 3]; frame i is shown from i / fps seconds on."""
+    """Returns an .mp4 file (H.264) of frames [n, height, width, 3]; frame i is shown from i / fps seconds on."""
     import av
 
     file = io.BytesIO()

@@ -127,7 +127,7 @@ def _scratch(config: Config) -> Path | None:
 
 @contextmanager
 def ready(config: Config, chosen: Chosen) -> Iterator[Ready]:
-    """The chosen model, loaded with the settings `config`, and the config's task."""
+    """Yields the chosen model, loaded with the settings `config`, and the config's task."""
     settings = config.model_copy(update={"log": config.log.model_copy(update={"trackers": ()})})
     check_engine(settings)
     accelerator = make_accelerator(settings)
