@@ -116,7 +116,7 @@ class Tasks:
         return tree
 
     def usual(self, ask_task: str, model_run: str | None) -> tuple[int, float]:
-        """Most new tokens and temperature of the run that the task, or else the model, comes from."""
+        """Returns the most new tokens and temperature of the run that the task, or else the model, comes from."""
         run = run_of(ask_task) or model_run
         given = _some(self.tree(run), "rollout", ("max_new_tokens", "temperature")) if run else {}
         tokens, heat = given.get("max_new_tokens", 64), given.get("temperature", 1.0)
@@ -264,7 +264,7 @@ def _has_colon(value: Any) -> bool:
 
 
 def _builtin(name: str) -> dict[str, Any]:
-    """Settings of a task by name that draws its own samples where it can."""
+    """Returns settings of a task by name that draws its own samples where it can."""
     drawn = name in builtin_names() and hasattr(load_class(name), "drawn")
     return {"name": name, **({"drawn": True} if drawn else {})}
 

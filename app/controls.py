@@ -19,7 +19,9 @@ from .queries import GroupKey, RolloutKey
 
 
 def form(keep: Mapping[str, Any], *fields: Any, label: str = "What is shown") -> Html:
-    """Fields side by side, wrapping on narrow screens; `keep` is the part of the location that they leave alone."""
+    """Returns fields side by side, wrapping on narrow screens; `keep` is the part of the location that they leave
+    alone.
+    """
     query = "?" + urlencode({k: v for k, v in keep.items() if v not in (None, "")})
     return el("form", *fields, class_="go v-form", data_keep=query, aria_label=label)
 

@@ -125,7 +125,8 @@ _MOST_PARTS = 8
 
 
 def of_run(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]]) -> list[Html]:
-    """Reward and its parts, lengths, entropy, KL, mismatch and times of a run; evaluations where they measure the same.
+    """Returns reward and its parts, lengths, entropy, KL, mismatch and times of a run; evaluations where they measure
+    the same.
     """
     names = [name for record in metrics[-3:] for name in record if name.startswith("reward/")]
     parts = [n for n in dict.fromkeys(names) if n not in ("reward/mean", "reward/std")][:_MOST_PARTS]

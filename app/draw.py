@@ -96,7 +96,7 @@ def _one(view: GroupView, place: int, all_shapes: Sequence[Shape], addresses: Ad
 
 
 def _facts(one: MediaView) -> list[str]:
-    """Original and processed size, visual tokens, frames."""
+    """Returns the original and processed size, visual tokens, frames."""
     facts = [f"{one.size[0]} × {one.size[1]} px" if one.size else "size not stored"]
     if one.processed_size:
         facts.append(f"processed {one.processed_size[0]} × {one.processed_size[1]}")
@@ -115,7 +115,7 @@ def _source(run: str, one: MediaView, addresses: Addresses) -> str | None:
 
 
 def _size(view: GroupView, one: MediaView, all_shapes: Sequence[Shape]) -> tuple[float, float]:
-    """Width and height in original pixels: as stored, as the row says, or so that all marks fit."""
+    """Returns the width and height in original pixels: as stored, as the row says, or so that all marks fit."""
     sides = one.size or (finite(view.sample.get("width")), finite(view.sample.get("height")))
     if sides[0] and sides[1] and sides[0] > 0 and sides[1] > 0:
         return float(sides[0]), float(sides[1])
@@ -148,7 +148,8 @@ def _framed(source: str | None, size: tuple[float, float], all_shapes: Sequence[
 
 
 def overlay(all_shapes: Sequence[Shape], size: Box, chosen: int | None = None, small: bool = False) -> Html:
-    """Boxes, points and paths as SVG in the pixels of a picture of `size`; the target dashed; labels that keep apart.
+    """Returns boxes, points and paths as SVG in the pixels of a picture of `size`; the target dashed; labels that keep
+    apart.
 
     `small`: without labels.
     """

@@ -91,7 +91,7 @@ def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note
 
 def _tables(library: Library, chosen: Sequence[Note], names: Sequence[str],
             left_out: list[str]) -> Iterator[tuple[list[Note], pa.Table]]:
-    """(notes, their rollouts in the same order), a step of a run at a time."""
+    """Yields (notes, their rollouts in the same order), a step of a run at a time."""
     by_file: dict[tuple, list[Note]] = {}
     for note in chosen:
         by_file.setdefault(note.key[:4], []).append(note)
@@ -114,7 +114,7 @@ def _places(table: pa.Table) -> Iterator[tuple[str, int]]:
 
 
 def _records(library: Library, chosen: Sequence[Note], left_out: list[str]) -> Iterator[tuple[Note, dict[str, Any]]]:
-    """(note, its rollout without what is per token), with what the files hold as JSON decoded."""
+    """Yields (note, its rollout without what is per token), with what the files hold as JSON decoded."""
     names = [name for name in SCHEMA.names if name not in _HEAVY]
     for notes, table in _tables(library, chosen, names, left_out):
         for i, note in enumerate(notes):

@@ -58,7 +58,7 @@ def esc(value: Any) -> Html:
 
 
 def join(pieces: Iterable[Any], between: str = "") -> Html:
-    """Pieces one after the other, escaped where they are no HTML; None and "" are left out."""
+    """Returns pieces one after the other, escaped where they are no HTML; None and "" are left out."""
     return Html(between.join(esc(piece) for piece in pieces if piece is not None and piece != ""))
 
 

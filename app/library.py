@@ -129,7 +129,7 @@ class Library:
         return dict(self._config(id, self.path(id))[0])
 
     def diff(self, a: str, b: str) -> list[tuple[str, Any, Any]]:
-        """(name, value in run a, value in run b) of every setting that differs; None where a run has none.
+        """Returns (name, value in run a, value in run b) of every setting that differs; None where a run has none.
 
         The folder of the run is left out.
         """
@@ -162,7 +162,7 @@ class Library:
             return list(lines.read(inside(path / name, self.root)))
 
     def _config(self, id: str, path: Path) -> tuple[dict[str, Any], str]:
-        """(flat settings, what is wrong with them)."""
+        """Returns (flat settings, what is wrong with them)."""
         file = inside(path / "config.yaml", self.root)
         signature = _signature(file)
         with self._lock:
@@ -226,7 +226,7 @@ class _Walk:
         self.root, self.skipped, self._left = root, list[str](), _MOST_FOLDERS
 
     def runs(self) -> Iterator[tuple[str, Path]]:
-        """(id, folder) of every run."""
+        """Yields (id, folder) of every run."""
         if _is_run(self.root):
             yield ".", self.root
         else:
@@ -284,7 +284,7 @@ class _Inside(RunFolder):
 
 
 def inside(path: Path, root: Path) -> Path | None:
-    """`path` with links resolved, if it is a regular file inside `root`; else None. Opens nothing."""
+    """Returns `path` with links resolved, if it is a regular file inside `root`; else None. Opens nothing."""
     try:
         real = path.resolve(strict=True)
         return real if real.is_relative_to(root) and stat.S_ISREG(real.stat().st_mode) else None

@@ -82,7 +82,7 @@ def _shape(mark: Any, index: int) -> Shape | None:
 
 
 def _place(kind: Any, at: Any) -> tuple[Any, ...] | None:
-    """`at` in the form of Shape.at; None when it has another one."""
+    """Returns `at` in the form of Shape.at; None when it has another one."""
     if not isinstance(at, (list, tuple)) or not isinstance(kind, str):
         return None
     if kind in _NUMBERS:

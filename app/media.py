@@ -164,7 +164,9 @@ def _frames(path: Path, times: Sequence[float]) -> list[Image.Image]:
 
 
 def _moving(path: Path, times: Sequence[float]) -> list[Image.Image]:
-    """Frames of an animated picture: those shown at `times`, or one each where it has as many as there are times."""
+    """Returns frames of an animated picture: those shown at `times`, or one each where it has as many as there are
+    times.
+    """
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
             _check_size(*image.size)

@@ -43,7 +43,7 @@ class Chosen:
 
 
 def listed(library: Library) -> list[tuple[str, str]]:
-    """(label, value) of the embedded models and of the checkpoints of every run, the newest of each first."""
+    """Returns (label, value) of the embedded models and of the checkpoints of every run, the newest of each first."""
     shipped = sorted(p.parent.name for p in model_config.ASSETS.glob("*/config.json"))
     choices = [(f"{name}, as shipped", f"embedded/{name}") for name in shipped]
     for run in library.runs():
@@ -147,8 +147,9 @@ def _cached(name: str) -> Path | None:
 
 
 def check_memory(config: Config, loaded: bool) -> int:
-    """Bytes of the weights of a config's model. Raises AppError when loading it and writing the answers, or once it is
-    loaded the latter alone, needs more memory than is free."""
+    """Returns bytes of the weights of a config's model. Raises AppError when loading it and writing the answers, or
+    once it is loaded the latter alone, needs more memory than is free.
+    """
     import psutil
     import torch
 

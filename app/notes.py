@@ -157,7 +157,7 @@ class Notes:
 
 
 def _version(base: sqlite3.Connection, path: Path) -> int:
-    """0 for an empty file, else VERSION. Raises AppError for a file that holds anything but the one table."""
+    """Returns 0 for an empty file, else VERSION. Raises AppError for a file that holds anything but the one table."""
     version = base.execute("PRAGMA user_version").fetchone()[0]
     tables = base.execute("SELECT type, name FROM sqlite_master").fetchall()
     if not tables and version == 0:

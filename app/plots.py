@@ -90,7 +90,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """Exponential mean without a bias to 0 at the start (Kingma and Ba 2015, arXiv 1412.6980)."""
+    """Returns the exponential mean without a bias to 0 at the start (Kingma and Ba 2015, arXiv 1412.6980)."""
     means, mean, share = [], 0.0, 0.0
     for value in values:
         share = weight * share + (1 - weight)

@@ -124,7 +124,7 @@ def _header(name: str, info: RunInfo, library: Library) -> Html:
 
 
 def _changed(settings: dict[str, Any]) -> list[tuple[Any, Any, Any]]:
-    """(name, value, default) of what differs; the folder of the run says nothing."""
+    """Returns (name, value, default) of what differs; the folder of the run says nothing."""
     from vlrl import config
 
     known = flat(config.validate({"task": {"name": "-"}, "model": {"name": "-"}}).model_dump(mode="json"))

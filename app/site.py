@@ -85,7 +85,7 @@ class Site:
 
     def on(self, event: Callable[..., Any], fn: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any],
            **options: Any) -> Any:
-        """`event(fn, inputs, outputs)` of a component, such as `button.click`, with errors shown in the page.
+        """Returns `event(fn, inputs, outputs)` of a component, such as `button.click`, with errors shown in the page.
 
         `fn` may be a generator. `options` are Gradio's. Returns what Gradio returns, for `.then`.
         """
@@ -131,7 +131,7 @@ def location(query: str | None) -> dict[str, str]:
 
 
 def query(where: Mapping[str, Any], **changes: Any) -> str:
-    """"?page=..&run=.." of a location with changes; a value of None or "" takes the name out."""
+    """Returns "?page=..&run=.." of a location with changes; a value of None or "" takes the name out."""
     merged = {**where, **changes}
     return "?" + urlencode({k: v for k, v in merged.items() if v is not None and v != ""})
 
@@ -150,7 +150,7 @@ def unpacked(value: str | None) -> tuple[str, ...]:
 
 
 def _shown(fn: Callable[..., Any], outputs: int) -> Callable[..., Any]:
-    """`fn` with one more result, the page's message: empty, or what went wrong."""
+    """Returns `fn` with one more result, the page's message: empty, or what went wrong."""
     if inspect.isgeneratorfunction(fn):
         @wraps(fn)
         def generator(*args: Any) -> Any:

@@ -274,7 +274,7 @@ class Table:
 
 
 def _listing(folder: Path, root: Path) -> list[tuple[str, Path, tuple[int, int, int]]]:
-    """(name, file, signature) of the rollout files in a folder that lie inside the root."""
+    """Returns (name, file, signature) of the rollout files in a folder that lie inside the root."""
     files = []
     try:
         if not inside_folder(folder, root):
@@ -373,7 +373,7 @@ def _parts(parts: Any) -> tuple[Any, Any]:
 
 
 def _lengths(batch: _Batch, masks: Any) -> Any:
-    """Tokens of each answer: places of its loss mask, which is cheap to read, else of its token ids."""
+    """Returns tokens of each answer: places of its loss mask, which is cheap to read, else of its token ids."""
     if masks.null_count:
         ids = [read_rollouts(place.path, [SCHEMA.field("token_ids")])["token_ids"].combine_chunks()
                for place, _, _ in batch]

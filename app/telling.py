@@ -96,7 +96,7 @@ def _known(step: Any, group: Any, reward: Any) -> bool:
 
 
 def _changes(run: RunFolder, split: str) -> list[tuple[float, Telling]]:
-    """(gain in mean reward, the group) of each sample that the first and the last stored evaluation share."""
+    """Returns (gain in mean reward, the group) of each sample that the first and the last stored evaluation share."""
     table = run.rollouts(split=split, columns=["step", "sample_id", "group_id", "reward"])
     means = table.group_by(["step", "sample_id", "group_id"]).aggregate([("reward", "mean")]).to_pylist()
     means = [r for r in means if _known(r["step"], r["group_id"], r["reward_mean"])]

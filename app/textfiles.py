@@ -77,7 +77,7 @@ class JsonLines:
 
 
 def _lines(file: Any) -> Iterator[tuple[bytes, int]]:
-    """(line, its bytes in the file); of a line that is too long only the end is given, so that it is skipped."""
+    """Yields (line, its bytes in the file); of a line that is too long only the end is given, so that it is skipped."""
     while line := file.readline(_LINE):
         length = len(line)
         while not line.endswith(b"\n") and len(line) == _LINE:
@@ -142,7 +142,7 @@ def _check(events: Iterator[Any]) -> None:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by flat name ("train.lr"); lists stay lists, and what JSON does not know is its text."""
+    """Returns settings by flat name ("train.lr"); lists stay lists, and what JSON does not know is its text."""
     out: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"

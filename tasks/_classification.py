@@ -75,7 +75,7 @@ def names_of(row: Row, label: str) -> list[str]:
 
 
 def accuracy(task: Any, sample: Sample, given: str | None) -> float:
-    """1 for the right class, else 0; of several right ones `task.multi_score` of the two sets, in [0, 1]."""
+    """Returns 1 for the right class, else 0; of several right ones `task.multi_score` of the two sets, in [0, 1]."""
     if given is None:
         return 0.0
     form, row = form_of(task, sample), sample.row
@@ -180,7 +180,7 @@ def _around(words: Sequence[str], joined: str) -> list[str] | None:
 
 
 def _plain(row: Row, text: str) -> float:
-    """1 for names to choose from; where the row lists none, for one line without tags."""
+    """Returns 1 for names to choose from; where the row lists none, for one line without tags."""
     if row.get("labels"):
         known = {name for label in labels_of(row) for name in names_of(row, label)} | set(row["labels"])
         items = listed(text) if isinstance(row["label"], list) else [text]
@@ -266,7 +266,8 @@ RECIPES: dict[str, Recipe] = {"plain": PLAIN, "cls_rl": CLS_RL, "cls_rl_no_think
 
 
 def few(samples: Sequence[tuple[str, Sequence[str]]], shots: int, seed: int) -> list[int]:
-    """Places of `shots` samples of each class, all where a class has fewer; (id, classes) of each sample are given.
+    """Returns places of `shots` samples of each class, all where a class has fewer; (id, classes) of each sample are
+    given.
 
     The ids alone decide, in an order that `seed` draws, so fewer shots are part of more, and the order of the rows
     does not matter. A sample of several classes is taken while one of them needs it.

@@ -46,7 +46,7 @@ def needs_plan(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def plan_text(plan: Mapping[str, Sequence[str]]) -> str:
-    """`SPEED, PATH`, as an answer gives it."""
+    """Returns `SPEED, PATH`, as an answer gives it."""
     return ", ".join(word for head in HEADS for word in plan[head])
 
 
@@ -76,7 +76,7 @@ def _oracle_thought(task: Any, sample: Sample) -> str | None:
 
 
 def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
-    """`speed_acc`, `path_acc` and `joint_acc`: whether exactly the true words were given."""
+    """Returns `speed_acc`, `path_acc` and `joint_acc`: whether exactly the true words were given."""
     truth = _true_plan(task, sample)
     if truth is None:
         return {}
@@ -166,7 +166,7 @@ def _true_way(_task: Any, sample: Sample) -> list[list[float]] | None:
 
 
 def written_way(points: Sequence[Sequence[float]]) -> str:
-    """`[[x, y, t], ...]` with two decimals."""
+    """Returns `[[x, y, t], ...]` with two decimals."""
     return f"[{', '.join(format_box([round(v, 2) for v in point]) for point in points)}]"
 
 
@@ -176,7 +176,7 @@ def _oracle_way(_task: Any, sample: Sample) -> str | None:
 
 
 def _way_format(answer: Answer, points: Any, truth: Any) -> float:
-    """1 for nothing but the list, with a way-point at every time that was asked for."""
+    """Returns 1 for nothing but the list, with a way-point at every time that was asked for."""
     bare = answer.final.strip()
     complete = bool(points) and bare[0] == "[" and bare[-1] == "]" and len(points) == len(truth)
     return float(complete and all(abs(p[2] - t[2]) <= _SAME_TIME for p, t in zip(points, truth, strict=True)))
@@ -206,8 +206,9 @@ def _trajectory(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def way_metrics(_task: Any, sample: Sample, points: Any, parts: Parts) -> dict[str, float]:
-    """`l2@1s`, `l2@2s`, `l2@3s`: metres from the true place at that time, where the truth reaches so far; an answer
-    that cannot be read stands still. `collision_rate` and `off_road_rate` of rows with obstacles or a road."""
+    """Returns `l2@1s`, `l2@2s`, `l2@3s`: metres from the true place at that time, where the truth reaches so far; an
+    answer that cannot be read stands still. `collision_rate` and `off_road_rate` of rows with obstacles or a road.
+    """
     truth = sample["trajectory"]
     times = [t for t in (1, 2, 3) if t <= truth[-1][2] + _SAME_TIME]
     away = rules.distances(points or [[0.0, 0.0, 1.0]], truth, times) if times else ()

@@ -265,7 +265,7 @@ def _griffon(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _bars(task: Any, step: int) -> tuple[float, float, float, tuple[float, float]]:
-    """(lowest, highest) quality of precision, the quality that recalls, (lowest, highest) recall."""
+    """Returns (lowest, highest) quality of precision, the quality that recalls, (lowest, highest) recall."""
     if not task.progressive:
         return 0.0, 1.0, 0.5, (0.0, 1.0)
     return (0.5, 0.75, 0.5, (0.5, 0.75)) if step < task.switch_step else (0.75, 0.9, 0.75, (0.5, 0.75))
@@ -289,7 +289,7 @@ VISION_R1_GRIFFON = Recipe(
 
 
 def _read_positions(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
-    """Boxes with a confidence, exact duplicates removed."""
+    """Returns boxes with a confidence, exact duplicates removed."""
     out: dict[tuple[float, ...], dict[str, Any]] = {}
     for d in read_detections(read_literal(answer_tag(answer.text) or ""), "Position"):
         score = d["entry"].get("Confidence")
@@ -329,7 +329,7 @@ VISUAL_RFT_DETECTION = Recipe(
 
 
 def _read_marked(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
-    """Boxes written as `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`."""
+    """Returns boxes written as `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`."""
     label = _label(name_of(sample.row))
     boxes = [_corners(m[1]) for m in islice(_MARKED.finditer(answer_text(answer.text)), MOST)]
     return [{"box": pixels(task, sample, box), "label": label} for box in boxes if box]

@@ -23,7 +23,7 @@ def _thinking(answer: str) -> str:
 
 
 def _equal(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """1 for exactly what the row says."""
+    """Returns 1 for exactly what the row says."""
     recipe = task.used
     given = recipe.read(task, sample, answer)
     return {"accuracy": float(given is not None and given == recipe.target(task, sample)),

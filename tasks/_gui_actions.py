@@ -122,7 +122,7 @@ def _tagged(answer: str) -> str:
 
 
 def step_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
-    """`type_acc` and `step_success` of a row with an action, `click_acc` of one with an element alone."""
+    """Returns `type_acc` and `step_success` of a row with an action, `click_acc` of one with an element alone."""
     right, action = wanted(task, sample), in_pixels(task, sample, given)
     if isinstance(action, list):  # a bare place
         return {"click_acc": float(_is_hit(right, middle(action)))}

@@ -78,7 +78,7 @@ def _recipe(prompt: str, rewards: Mapping[str, Weight], *, form: Callable[[str],
 
 
 def _one_line(text: str) -> float:
-    """1 for one short line without a tag."""
+    """Returns 1 for one short line without a tag."""
     text = text.strip()
     return float(0 < len(text) <= _LONGEST_LINE and "\n" not in text and "<" not in text)
 
@@ -97,7 +97,7 @@ MM_EUREKA = _recipe(_IN_DOLLARS, {"accuracy": 1.0, "format": 0.5})
 
 
 def _boxed_thinking(text: str) -> float:
-    """1 for <think> ... </think> followed by exactly one box."""
+    """Returns 1 for <think> ... </think> followed by exactly one box."""
     text = text.strip()
     once = text.startswith("<think>") and text.count("<think>") == text.count("</think>") == 1
     return float(once and len(boxed(text.partition("</think>")[2])) == 1)
@@ -148,7 +148,9 @@ def mixes_languages(text: str) -> bool:
 
 
 def _judged(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """1 where a judge calls an answer right that passed the gate and that the rule does not pay in full, else 0."""
+    """Returns 1 where a judge calls an answer right that passed the gate and that the rule does not pay in full, else
+    0.
+    """
     given = [glm_answer(answer.text) for answer in answers]
     unsolved = [i for i, answer in enumerate(answers) if given[i] and _safely(task, sample, answer) < 1]
     replies = services.judge([_question(sample, given[i] or "") for i in unsolved])
@@ -214,7 +216,7 @@ def noise_step(step: int, first: float, over: int) -> int:
 
 
 def _noisy(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-    """Half of the group, drawn with noise on every image and trained under the clean ones."""
+    """Returns half of the group, drawn with noise on every image and trained under the clean ones."""
     amount = noise_step(step, task.noise, task.noise_steps)
     if not amount or n < 2 or not any(m.kind == "image" for m in sample.media):
         return ()
@@ -231,7 +233,8 @@ NOISY_ROLLOUT = _recipe("{asked}\n" + _TAGS, {"accuracy": 0.5, "format": 0.5}, v
 
 
 def structured_format(text: str) -> float:
-    """1 for thinking in the stages planning, caption, reasoning and summary, each once and in order, then the answer.
+    """Returns 1 for thinking in the stages planning, caption, reasoning and summary, each once and in order, then the
+    answer.
     """
     if not think_answer_format(text):
         return 0.0

@@ -132,7 +132,7 @@ def _equal(_task: Any, given: Any, right: Any, _row: Row) -> float:
 
 
 def _near(_task: Any, given: float, right: float, row: Row) -> float:
-    """1 within the row's tolerance."""
+    """Returns 1 within the row's tolerance."""
     units, share = tolerance(row)
     return float(abs(given - right) <= max(units, share * abs(right)) + 1e-9 * abs(right))
 

@@ -63,8 +63,9 @@ def _labels(row: Mapping[str, Any]) -> str:
 
 
 def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
-    """Texts for templates: `choices` and `labels` to choose from, `plainly` (the whole question of the plain recipe),
-    `by_type` (what Video-R1's prompt ends with), `attribute` of a face, and those of tracks.placeholders."""
+    """Returns texts for templates: `choices` and `labels` to choose from, `plainly` (the whole question of the plain
+    recipe), `by_type` (what Video-R1's prompt ends with), `attribute` of a face, and those of tracks.placeholders.
+    """
     values = tracks.placeholders(task, row) | {
         "choices": _choices(row), "labels": _labels(row), "by_type": BY_TYPE.get(kind_of(row), ""),
         "attribute": str(row.get("attribute") or row.get("category") or "its attributes and expression")}
@@ -215,7 +216,7 @@ BY_TYPE = {
 
 
 def _shuffled(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-    """Half as many answers to the same clip with its frames in another order; none for images."""
+    """Returns half as many answers to the same clip with its frames in another order; none for images."""
     if n < 2 or all(media.kind != "video" for media in sample.media):
         return ()
     seed = zlib.crc32(f"{task.seed}/{sample.id}/{step}".encode("utf-8", "backslashreplace"))

@@ -41,7 +41,7 @@ def _needs_type(task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def placeholders(row: Mapping[str, Any]) -> dict[str, str]:
-    """`as_type`: the form of an answer of the row's type."""
+    """Returns `as_type`: the form of an answer of the row's type."""
     seconds = ", ".join(frame_names(Sample(id="", row=row)))
     return {"as_type": _FORMS.get(_kind(row), "").replace("{seconds}", seconds)}
 

@@ -239,7 +239,7 @@ def _gqa(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _gqa_format(text: str) -> float:
-    """1 for `<think>...</think> <answer>...</answer> <glue>[(s, e), ...]</glue>` and nothing else."""
+    """Returns 1 for `<think>...</think> <answer>...</answer> <glue>[(s, e), ...]</glue>` and nothing else."""
     before, opened, glue = text.strip().partition("<glue>")
     if not opened or not glue.endswith("</glue>") or span_list(glue.removesuffix("</glue>")) is None:
         return 0.0
@@ -313,7 +313,9 @@ def span_problem(row: Mapping[str, Any]) -> str | None:
 
 
 def span_placeholders(row: Mapping[str, Any]) -> dict[str, str]:
-    """`event`: the question as a lower-case phrase; `when`: as a question; `lettered`: the options with letters."""
+    """Returns `event`: the question as a lower-case phrase; `when`: as a question; `lettered`: the options with
+    letters.
+    """
     question = str(row.get("question", "")).strip()
     options = row.get("options") if isinstance(row.get("options"), list) else []
     return {"event": question.lower().removesuffix("."),
@@ -323,8 +325,9 @@ def span_placeholders(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def span_measures(target: Any, parsed: Any) -> dict[str, float]:
-    """`miou`, `miop`, and `r1@0.3` to `r1@0.7` (whether the IoU reaches that) of a row with spans; of one with an
-    answer too `gqa_acc`: that answer with an IoP of .5 or more (NExT-GQA, 2309.01327)."""
+    """Returns `miou`, `miop`, and `r1@0.3` to `r1@0.7` (whether the IoU reaches that) of a row with spans; of one with
+    an answer too `gqa_acc`: that answer with an IoP of .5 or more (NExT-GQA, 2309.01327).
+    """
     grounded = isinstance(target, dict)
     truth, spans = target["spans"] if grounded else target, parsed["spans"] if grounded and parsed else parsed
     overlap = 0.0 if spans is None else union_iou(spans, truth)
@@ -336,7 +339,7 @@ def span_measures(target: Any, parsed: Any) -> dict[str, float]:
 
 
 def span_cheats(task: Any, sample: Sample) -> dict[str, str]:
-    """Answers that need no look at the clip, or that no clip has, by name."""
+    """Returns answers that need no look at the clip, or that no clip has, by name."""
     end = float(sample.get("duration") or 2 * max([s[1] for s in sample.get("spans") or []], default=10.0))
     seconds = [[float(t), t + 1.0] for t in range(min(60, int(end)))]
     cases = {"whole clip as written": [[0.0, end]], "from the end to the start": [[end, 0.0]],

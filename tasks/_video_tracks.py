@@ -106,7 +106,7 @@ def _track_problem(track: Mapping[str, Any]) -> str | None:
 
 
 def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
-    """Texts for templates: those of times.span_placeholders; `object`, `first_box` and `count` of a track."""
+    """Returns texts for templates: those of times.span_placeholders; `object`, `first_box` and `count` of a track."""
     sample = Sample(id=str(row.get("id", "")), row=row)
     values, track = times.span_placeholders(row), track_of(sample)
     if not track.get("boxes"):
@@ -119,7 +119,9 @@ def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def measures(task: Any, sample: Sample, parsed: Any) -> dict[str, float]:
-    """Metrics of one answer: those of times.span_measures, or `overlap` (AO) and `sr@0.5` of a track; {} for others."""
+    """Returns metrics of one answer: those of times.span_measures, or `overlap` (AO) and `sr@0.5` of a track; {} for
+    others.
+    """
     if not isinstance(task.used, times.TimeRecipe):
         return {}
     target = task.used.target(task, sample)
@@ -146,7 +148,7 @@ def summaries(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def cheats(task: Any, sample: Sample) -> dict[str, str]:
-    """Answers that need no look at the clip, by name; {} for recipes of other answers."""
+    """Returns answers that need no look at the clip, by name; {} for recipes of other answers."""
     if not isinstance(task.used, times.TimeRecipe):
         return {}
     target = task.used.target(task, sample)

@@ -55,7 +55,7 @@ class Gui(RecipeTask):
         return {"history": history if isinstance(history, str) else "; ".join(map(str, history))}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """`click_acc` of rows with an element, `type_acc` and `step_success` of rows with an action."""
+        """Returns `click_acc` of rows with an element, `type_acc` and `step_success` of rows with an action."""
         given = self.parse(sample, answer)
         if self.used.target is elements.element:
             box = elements.element(self, sample)

@@ -42,13 +42,15 @@ def tagged(text: str) -> str:
 
 
 def strict_format(text: str) -> float:
-    """1 for <think>...</think><answer>...</answer> with nothing around or between, each tag once (R1-Reward)."""
+    """Returns 1 for <think>...</think><answer>...</answer> with nothing around or between, each tag once
+    (R1-Reward).
+    """
     whole = text.startswith("<think>") and "</think><answer>" in text and text.endswith("</answer>")
     return think_answer_format(text) if whole else 0.0
 
 
 def _read(task: Any, _sample: Sample, answer: Answer) -> int | None:
-    """1 or 2; None for a text that gives no number, another one, or both."""
+    """Returns 1 or 2; None for a text that gives no number, another one, or both."""
     given = task.used.find(answer.text)
     match = _CHOICE.fullmatch(clean_label(given)) if len(given) <= _LONGEST else None
     return int(match[1]) if match else None
@@ -130,9 +132,10 @@ class Preference(RecipeTask):
         return replace(sample, id=name, row=self.filled(row))
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """`accuracy/<category>`; `position_bias`, the share of answers 1 less the share of rows where 1 is right, in
-        [-1, 1]; with task.order=both `pairs/agreement` and `pairs/accuracy`, the shares of rows where both orders
-        prefer the same response, and the right one."""
+        """Returns `accuracy/<category>`; `position_bias`, the share of answers 1 less the share of rows where 1 is
+        right, in [-1, 1]; with task.order=both `pairs/agreement` and `pairs/accuracy`, the shares of rows where both
+        orders prefer the same response, and the right one.
+        """
         columns: dict[str, list[float]] = {}
         pairs: dict[str, list[tuple[int, float]]] = {}
         for record in records:
@@ -149,7 +152,7 @@ class Preference(RecipeTask):
         return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Answers that name both responses, or neither."""
+        """Returns answers that name both responses, or neither."""
         say = getattr(self.used, "say", str)  # a Recipe of one's own may have none
         texts = ("1 2", "2 1", "1 and 2", "1 or 2", "12", "1/2", "both", "tie", "0", "3", "response")
         return {f"'{text}'": say(text) for text in texts}

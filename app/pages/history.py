@@ -72,7 +72,7 @@ def samples_of(site: Site, runs: tuple[str, ...]) -> list[str]:
 
 
 def answers_of(site: Site, sample: str, runs: tuple[str, ...]) -> list[RolloutRow]:
-    """Answers to a sample by run, then step."""
+    """Returns answers to a sample by run, then step."""
     rows = every_rollout(site.index, Query(runs=runs, sample_id=sample, descending=False), MOST_ANSWERS)
     return sorted(rows, key=lambda row: (row.key.run, row.key.step, row.key.source, row.key.group, row.key.index))
 

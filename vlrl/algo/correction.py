@@ -48,7 +48,7 @@ def geometric_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) ->
 
 def geometric_mask(x: LossInputs, low: _Bound = 0.99, high: _Bound = 1.01,
                    kept: Literal["token", "geometric", "one"] = "token") -> tuple[torch.Tensor, Metrics]:
-    """0 on rollouts whose exp(mean_t D) is outside the bounds (those of SkyRL). -> [N].
+    """Returns 0 on rollouts whose exp(mean_t D) is outside the bounds (those of SkyRL). -> [N].
 
     `kept`: a rollout inside them has exp(D) of each token (NeMo-RL, ms-swift), exp(mean_t D), or 1.
     """

@@ -86,13 +86,15 @@ def bind(setting: str, named: Named, table: Mapping[str, Any], skip: int = 1, ar
 
 
 def options_of(setting: str, name: str, table: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Annotation and default of each option of the function or class that a setting names."""
+    """Returns the annotation and default of each option of the function or class that a setting names."""
     function = resolve(setting, name, table)
     return parameters(function, 0 if inspect.isclass(function) else 1)
 
 
 def parameters(function: Callable[..., Any], skip: int = 1) -> dict[str, tuple[Any, Any]]:
-    """Annotation and default of each option: the parameters after the first `skip`, of a class those of __init__."""
+    """Returns the annotation and default of each option: the parameters after the first `skip`, of a class those of
+    __init__.
+    """
     hints = _hints(function.__init__ if inspect.isclass(function) else function)
     listed = list(inspect.signature(function).parameters.values())
     named = [p for p in listed[skip:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

@@ -113,7 +113,7 @@ class Objective:
 
 
 def optional(setting: str, named: Named, table: Mapping[str, object]) -> Bound | None:
-    """`bind` for a setting that may be "none"."""
+    """Returns `bind` for a setting that may be "none"."""
     if named.name != "none":
         return bind(setting, named, {"none": None, **table})
     for option, value in named.options.items():

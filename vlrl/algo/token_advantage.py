@@ -46,7 +46,7 @@ def _returns(reward: float, penalty: np.ndarray, gamma: float) -> torch.Tensor:
 
 
 def whitened(values: torch.Tensor, weights: torch.Tensor, eps: float) -> torch.Tensor:
-    """(x - mean) / sqrt(var + eps) with values [n] counted `weights` [n] times each, Bessel's correction.
+    """Returns (x - mean) / sqrt(var + eps) with values [n] counted `weights` [n] times each, Bessel's correction.
 
     Exactly 0 where all that count are equal. NaN among those that do not count stay NaN.
     """

@@ -146,7 +146,7 @@ def _show(summary: Summary, answers: int, out: Path, picture: Path, follow: str)
 
 
 def _table(summary: Summary) -> Table:
-    """Prompts by the share of right answers, a line for each category below."""
+    """Returns prompts by the share of right answers, a line for each category below."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text

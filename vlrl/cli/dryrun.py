@@ -73,7 +73,7 @@ def _print(report: DryRun) -> None:
 
 
 def _rows(report: DryRun) -> Iterator[tuple[str, str]]:
-    """(name, text) of everything that is known."""
+    """Yields (name, text) of everything that is known."""
     from vlrl.tools import memory
 
     yield "run", report.run

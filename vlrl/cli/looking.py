@@ -128,7 +128,7 @@ def _figure(value: float | None, form: str) -> str:
 
 
 def _evaluations(run: Status, most: int, bounds: bool = True) -> list[str]:
-    """`heldout @ 50: iou 0.412 [0.380, 0.444]` per split, with its first metrics."""
+    """Returns `heldout @ 50: iou 0.412 [0.380, 0.444]` per split, with its first metrics."""
     lines = []
     for split, record in run.evals.items():
         metrics = [k for k, v in record.items() if f"{k}/ci95_low" in record and isinstance(v, (int, float))

@@ -139,7 +139,9 @@ def _address(text: str) -> str:
 
 
 def merge_engine(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `old`, each a name or settings: another engine drops the settings that it does not have."""
+    """Returns `over` laid on `old`, each a name or settings: another engine drops the settings that it does not
+    have.
+    """
     before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
     default = EngineSettings.model_fields["name"].default
     name = after.get("name", before.get("name", default))

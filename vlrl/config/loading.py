@@ -78,7 +78,7 @@ def config_of(source: str | Path | Config | Mapping[str, Any], /, **settings: An
 
 
 def _plain(value: Any) -> Any:
-    """Nested settings with each path as its text, as a file would say it."""
+    """Returns nested settings with each path as its text, as a file would say it."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, Mapping):
@@ -133,7 +133,7 @@ def dump(config: Config) -> str:
 
 
 def describe() -> list[tuple[str, str, Any, str]]:
-    """(name, type in words, default, description) of every setting, in order; for `--settings` and the docs."""
+    """Returns (name, type in words, default, description) of every setting, in order; for `--settings` and the docs."""
     return list(describe_settings(Config))
 
 

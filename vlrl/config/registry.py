@@ -101,7 +101,7 @@ def failure(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str:
-    """`path/file.py:3: `, the last place outside the library and the installed packages; "" without any."""
+    """Returns `path/file.py:3: `, the last place outside the library and the installed packages; "" without any."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f"{f.filename}:{f.lineno}: " for f in frames if _is_own(f.filename)]
     return own[-1] if own else ""

@@ -137,7 +137,7 @@ class Adaptive:
         return self.draws(self.pick(count, step, stream(self.prompts.seed, 3, self.calls)))
 
     def draws(self, indices: np.ndarray | Sequence[int], **more: Any) -> list[Draw]:
-        """Draws of prompts, which are counted as visits; `more` are fields of Draw."""
+        """Returns draws of prompts, which are counted as visits; `more` are fields of Draw."""
         indices = np.asarray(indices).tolist()
         return [Draw(i, v, **more) for i, v in zip(indices, self.history.visit(indices), strict=True)]
 
@@ -165,5 +165,5 @@ class Adaptive:
         self.restore(state)
 
     def metrics(self) -> dict[str, float]:
-        """Numbers for metrics.jsonl, named curriculum/..."""
+        """Returns numbers for metrics.jsonl, named curriculum/..."""
         return {}

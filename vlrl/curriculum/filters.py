@@ -32,7 +32,7 @@ def keep_all(outcome: Outcome) -> bool:
 
 
 def mixed(outcome: Outcome) -> bool:
-    """Groups whose raw rewards are not all equal: dynamic sampling (DAPO, 2503.14476, eq. 11)."""
+    """Returns groups whose raw rewards are not all equal: dynamic sampling (DAPO, 2503.14476, eq. 11)."""
     return outcome.mixed
 
 
@@ -178,7 +178,7 @@ class Intake:
         self.selected += [number for number, o in usable.items() if self.filters.keep(o)]
 
     def chosen(self) -> list[int]:
-        """Numbers of the groups to train on, at most `count`, in order."""
+        """Returns numbers of the groups to train on, at most `count`, in order."""
         places = self.filters.select([self.outcomes[n] for n in self.selected], self.count)
         if not {*places} <= {*range(len(self.selected))} or len({*places}) != len(places) or len(places) > self.count:
             raise ConfigError(f"curriculum.select={self.filters.select.name!r} gave {places!r:.200} for "

@@ -107,7 +107,7 @@ class Lifecycle(Adaptive):
             getattr(self, name)[...] = np.asarray(state[name])
 
     def metrics(self) -> dict[str, float]:
-        """Shares of all prompts: new (never drawn), active, resting."""
+        """Returns shares of all prompts: new (never drawn), active, resting."""
         visited, active = np.count_nonzero(self.due < _NEVER), np.count_nonzero(self.due <= self._step)
         counts = {"new": max(0, self.prompts.size - self.passes.drawn), "active": active, "resting": visited - active}
         return {f"curriculum/{name}": count / self.prompts.size for name, count in counts.items()}

@@ -279,5 +279,5 @@ class Replay(Adaptive):
         self.pool = dict(zip(np.asarray(state["held"]).tolist(), np.asarray(state["paid"]).tolist(), strict=True))
 
     def metrics(self) -> dict[str, float]:
-        """Prompts in the buffer, and passes over all prompts."""
+        """Returns prompts in the buffer, and passes over all prompts."""
         return {"curriculum/buffer": float(len(self.pool)), "curriculum/epoch": self.passes.drawn / self.prompts.size}

@@ -176,8 +176,9 @@ class ALPGMM(Procedural):
 
 
 def fit(rows: np.ndarray, components: int, seed: int) -> dict[str, np.ndarray]:
-    """`means` [C, D] and `covariances` [C, D, D] of the mixture of 2 to `components` Gaussians with the lowest AIC over
-    rows [n, D]; of equal ones that with the fewest."""
+    """Returns `means` [C, D] and `covariances` [C, D, D] of the mixture of 2 to `components` Gaussians with the lowest
+    AIC over rows [n, D]; of equal ones that with the fewest.
+    """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
     from threadpoolctl import threadpool_limits

@@ -54,7 +54,7 @@ class ADCL(Adaptive):
         """Whether all prompts are to be probed first."""
 
     def difficulty(self, indices: np.ndarray) -> np.ndarray:
-        """1 - the last pass rate, else the field; nan = not known."""
+        """Returns 1 - the last pass rate, else the field; nan = not known."""
         measured = 1 - self.history.pass_rate[indices]
         return np.where(np.isnan(measured), self.field[indices], measured)
 

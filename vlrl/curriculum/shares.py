@@ -71,7 +71,7 @@ class Shares:
         return replace(draw, index=number, knobs=knobs)
 
     def _own(self, places: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """(task, which of these places are its own, its own numbers of them) for each task that has any."""
+        """Returns (task, which of these places are its own, its own numbers of them) for each task that has any."""
         of = self._of[places]
         which = [np.flatnonzero(of == k) for k in range(len(self.labels))]
         return [(k, own, np.searchsorted(self.members[k], places[own])) for k, own in enumerate(which) if len(own)]

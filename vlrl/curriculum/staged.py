@@ -39,7 +39,7 @@ class Pool:
         return self._weights
 
     def take(self, count: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """`count` prompts: those of the pass, and those of before."""
+        """Returns `count` prompts: those of the pass, and those of before."""
         return self._take(self.cycle, count, draw)
 
     def peek(self, count: int, draw: np.random.Generator) -> np.ndarray:
@@ -107,7 +107,7 @@ class Retrospective(Adaptive):
 
 
 def foreseen(history: History, indices: np.ndarray, **more: Any) -> list[Draw]:
-    """Draws of prompts, without counting them as visits."""
+    """Returns draws of prompts, without counting them as visits."""
     before: dict[int, int] = {}
     out = []
     for index in indices.tolist():

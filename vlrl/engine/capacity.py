@@ -85,12 +85,12 @@ def token_bytes(text: Any, size: int, adapter: bool) -> int:
 
 
 def logit_bytes(text: Any, size: int) -> int:
-    """Bytes of the logits of one answer's next token, in the compute type and in float32."""
+    """Returns bytes of the logits of one answer's next token, in the compute type and in float32."""
     return text.vocab_size * (4 * LOGIT_COPIES + size)
 
 
 def head_width(text: Any) -> int:
-    """Numbers of one attention head."""
+    """Returns numbers of one attention head."""
     return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
@@ -156,7 +156,7 @@ def cut(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
 
 
 def chunks(prompts: Sequence[Prompt], most: int) -> Iterator[list[Prompt]]:
-    """Prompts in order, at most `most` tokens together where each is padded to the longest; one at least."""
+    """Yields prompts in order, at most `most` tokens together where each is padded to the longest; one at least."""
     chunk: list[Prompt] = []
     for prompt in prompts:
         if chunk and max(map(len, [*chunk, prompt])) * (len(chunk) + 1) > most:

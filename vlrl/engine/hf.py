@@ -59,7 +59,7 @@ class HFEngine:
     @torch.inference_mode()  # a tenth faster than no_grad on small models; nothing of it enters a graph
     def generate(self, requests: Sequence[Request], done: Done | None = None,
                  watch: Watch | None = None) -> list[list[Completion]]:
-        """`request.n` completions per request. The model is in evaluation mode meanwhile.
+        """Returns `request.n` completions per request. The model is in evaluation mode meanwhile.
 
         `watch` follows the answers while they are written, and changes none of them.
         """
@@ -78,7 +78,9 @@ class HFEngine:
 
     def _run(self, requests: Sequence[Request], jobs: Sequence[Job],
              watch: Watch | None = None) -> list[tuple[int, Completion]]:
-        """Completions of a batch with the numbers of their requests, in order; in halves where memory is short."""
+        """Returns completions of a batch with the numbers of their requests, in order; in halves where memory is
+        short.
+        """
         try:
             names = [(i, rollout) for i, rollouts in jobs for rollout in rollouts]
             on_token = watch and (lambda writing: watch(lambda: self._so_far(writing, names)))
@@ -144,7 +146,7 @@ class HFEngine:
 
     def _begin(self, work: Sequence[tuple[Request, list[int]]]
                ) -> tuple[torch.Tensor, CopiedRows | SharedRows, torch.Tensor]:
-        """Logits [R, V] of each row's first token, its cache, and its position [R]."""
+        """Returns logits [R, V] of each row's first token, its cache, and its position [R]."""
         prompts: list[Prompt] = []
         owner: list[int] = []
         for request, rows in work:
@@ -159,7 +161,7 @@ class HFEngine:
         return logits[of], spread(cache, mask, of, self._text_config, self.policy.family.shared), position[of]
 
     def _next(self, token: torch.Tensor, position: torch.Tensor, cache_rows: CopiedRows | SharedRows) -> torch.Tensor:
-        """Logits [R, V] after one more token [R] of every row: all that a decoding step asks of the model.
+        """Returns logits [R, V] after one more token [R] of every row: all that a decoding step asks of the model.
 
         A compiled or captured forward belongs here; shapes change with `cache_rows.select` and as the cache grows.
         """
@@ -177,7 +179,7 @@ class HFEngine:
         return torch.cat(logits), side_by_side(caches), mask, torch.cat(position)
 
     def _prefill(self, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
-        """Last logits [P, V], cache, attention mask [P, L] and next position [P] of left-padded prompts."""
+        """Returns the last logits [P, V], cache, attention mask [P, L] and next position [P] of left-padded prompts."""
         device, width = self.policy.device, max(map(len, prompts))
         ids, mask = np.zeros((2, len(prompts), width), dtype=np.int64)
         positions = np.ones((len(prompts[0].positions), len(prompts), width), dtype=np.int64)
@@ -201,7 +203,7 @@ class HFEngine:
         return self.policy.base.config.get_text_config(decoder=True)
 
     def _at(self, position: torch.Tensor) -> torch.Tensor:
-        """Position ids of one new token per row, as the model takes them."""
+        """Returns position ids of one new token per row, as the model takes them."""
         return position[None, :, None].expand(3, -1, -1) if self.policy.family.mrope else position[:, None]
 
     def _draws(self, request: Request, index: int, count: int) -> np.ndarray:

@@ -127,7 +127,7 @@ def trainer_logprobs(policy: Policy, prompt: Prompt, answer: np.ndarray) -> np.n
 
 
 def differing(pairs: Pairs) -> list[tuple[str, float, float]]:
-    """(name, largest difference, largest number) of each tensor that the engine holds otherwise, worst first.
+    """Returns (name, largest difference, largest number) of each tensor that the engine holds otherwise, worst first.
 
     Compared in the engine's type, up to a few units in the last place: merging an adapter rounds.
     """

@@ -99,8 +99,9 @@ class VLLMEngine:
         self.policy, self.step, self._synced = policy, step, True
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """`request.n` completions per request; `done` is called as whole requests come in. Raises Abandoned after
-        `abandon`."""
+        """Returns `request.n` completions per request; `done` is called as whole requests come in. Raises Abandoned
+        after `abandon`.
+        """
         if not self._synced:
             self.sync(self.policy, self.step)
         for request in requests:

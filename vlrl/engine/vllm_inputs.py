@@ -51,7 +51,7 @@ class Rules:
         return self._ending[stops]
 
     def closing(self, sampling: Sampling) -> list[int]:
-        """Token ids of the end of thinking. Raises ConfigError where they cannot be written."""
+        """Returns token ids of the end of thinking. Raises ConfigError where they cannot be written."""
         return self.texts.ids(sampling.thinking_end).tolist()
 
 
@@ -114,7 +114,7 @@ def measuring_options(sampling: Sampling, token: int, rules: Rules) -> dict[str,
 
 
 def seed_of(seed: int, key: Sequence[int], place: int | None = None, start: int = 0) -> int:
-    """Seed of the random stream of a group, or of rollout `place` of it from token `start` on.
+    """Returns the seed of the random stream of a group, or of rollout `place` of it from token `start` on.
 
     A continuation has a stream of its own: it must not meet the numbers again that its first tokens were drawn with.
     """
@@ -137,7 +137,7 @@ class Draft:
         self._tail = max((len(stop.encode()) for stop in sampling.stop), default=0) + 4
 
     def room(self) -> int:
-        """Tokens to sample next: up to the thinking budget, else up to the limit."""
+        """Returns tokens to sample next: up to the thinking budget, else up to the limit."""
         budget, n = self.sampling.thinking_budget, len(self.tokens)
         limit = self.sampling.max_new_tokens
         return (min(budget, limit) if budget is not None and n < budget else limit) - n
@@ -227,8 +227,9 @@ def checked(drafts: Sequence[Draft], prompt: Prompt) -> list[Completion]:
 
 
 def model_length(config: Config, model_config: Any) -> int:
-    """Most tokens of a prompt and its answer: engine.max_model_len, or what the limits of the run add up to, as far as
-    the model has positions."""
+    """Returns the most tokens of a prompt and its answer: engine.max_model_len, or what the limits of the run add up
+    to, as far as the model has positions.
+    """
     wanted = config.limits.prompt_tokens + config.rollout.max_new_tokens
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None) or wanted
     return config.engine.max_model_len or min(wanted, positions)

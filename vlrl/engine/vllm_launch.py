@@ -233,7 +233,9 @@ def _arguments(policy: Any, config: Config, folder: Path) -> list[str]:
 
 
 def further_arguments(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
-    """{"--name": "value"} of NAME=VALUE or NAME. ConfigError for a name among `taken`, which vlrl sets itself."""
+    """Returns {"--name": "value"} of NAME=VALUE or NAME. ConfigError for a name among `taken`, which vlrl sets
+    itself.
+    """
     arguments: dict[str, str] = {}
     for text in given:
         word, _, value = text.partition("=")

@@ -129,8 +129,9 @@ class Routes:
                 "roots": [str(root) for root in self._roots]}
 
     async def _alive(self, state: Any, body: bytes) -> dict[str, Any]:
-        """{"silent_s"}: vLLM's own health page knows whether the engine's process is there, not whether it goes on. It
-        answers between two steps, so a long step is a short silence."""
+        """Returns {"silent_s"}: vLLM's own health page knows whether the engine's process is there, not whether it goes
+        on. It answers between two steps, so a long step is a short silence.
+        """
         owed = self._owed
         if owed is None or owed.done():
             owed = self._owed = asyncio.ensure_future(state.engine_client.is_sleeping())
@@ -145,7 +146,7 @@ class Routes:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     async def _generate(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Answers to {"version", "input": prompt of vLLM, "options": of SamplingParams}."""
+        """Returns answers to {"version", "input": prompt of vLLM, "options": of SamplingParams}."""
         request = _object(await asyncio.to_thread(vllm_wire.unpack, body))
         self._check(request["version"])
         from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -288,7 +289,9 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _output(output: Any, measured: list[int] | None) -> dict[str, Any]:
-    """Token ids, their log-probabilities (or those of other ids, `measured` in the first place) and how it ended."""
+    """Returns token ids, their log-probabilities (or those of other ids, `measured` in the first place) and how it
+    ended.
+    """
     ids, places = list(output.token_ids), output.logprobs or []
     wanted = [measured] if measured else [[i] for i in ids]
     logprobs = [float(at[i].logprob) for at, of in zip(places, wanted, strict=False) for i in of]
@@ -296,7 +299,7 @@ def _output(output: Any, measured: list[int] | None) -> dict[str, Any]:
 
 
 def _status(error: Exception) -> HTTPStatus:
-    """400 for what vLLM refuses of a request, 503 for a dead engine, else 500."""
+    """Returns 400 for what vLLM refuses of a request, 503 for a dead engine, else 500."""
     if type(error).__name__ == "EngineDeadError":
         return HTTPStatus.SERVICE_UNAVAILABLE
     malformed = (ValueError, TypeError, KeyError, RecursionError)

@@ -120,7 +120,7 @@ class ServerEngine:
         self.way = self._way()
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """`request.n` completions per request; `done` is called as whole requests come in."""
+        """Returns `request.n` completions per request; `done` is called as whole requests come in."""
         if self._target is None:
             self.sync(self.policy, self.step)
         for request in requests:
@@ -226,7 +226,7 @@ class ServerEngine:
         return target
 
     def _written(self, policy: Policy, target: Target) -> Pairs:
-        """(name, the policy's tensor, what its file holds, NaN without one); only the main process has pairs."""
+        """Yields (name, the policy's tensor, what its file holds, NaN without one); only the main process has pairs."""
         files = dict(saved(Path(target.base[1]))) if comm.is_main() else {}
         own = saved_tensors(policy, merge=self.way != "adapter")
         if target.adapter is not None:

@@ -185,7 +185,7 @@ class Weights:
                         dtype=np.float64)
 
     def compare(self, policy: Policy) -> Pairs:
-        """(name, the policy's tensor, the engine's tensor) of all weights that can be found in the engine.
+        """Yields (name, the policy's tensor, the engine's tensor) of all weights that can be found in the engine.
 
         The engine's are those that it computes with: slices of fused layers, and what packed copies stand for. Several
         workers are not compared: nothing is yielded.

@@ -95,7 +95,7 @@ class _Engine:
 
 
 def saved(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, tensor) of all weights in a folder, on the CPU."""
+    """Yields (name, tensor) of all weights in a folder, on the CPU."""
     from safetensors import safe_open
 
     for path in sorted(folder.glob("*.safetensors")):

@@ -37,7 +37,7 @@ def adapted(policy: Policy) -> dict[str, Any]:
 
 
 def saved_tensors(policy: Policy, merge: bool = True) -> Named:
-    """(name, tensor) of every weight, without gradient; with `merge` adapters are added to what they adapt.
+    """Yields (name, tensor) of every weight, without gradient; with `merge` adapters are added to what they adapt.
 
     Tensors that need no change are the policy's own: read them, never write to them. Tied weights come once, and 4-bit
     weights as what they stand for. A layer's tensors are named together, which keeps memory low.

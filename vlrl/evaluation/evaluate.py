@@ -52,7 +52,7 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
 def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
             samples: Sequence[tuple[int, Sample]], tell: Callable[[str, int, int], None] | None,
             reference: Reference | None, score: Score) -> tuple[list[Group], int]:
-    """Scored groups of one answer for numbered samples, and how many samples were rejected."""
+    """Returns scored groups of one answer for numbered samples, and how many samples were rejected."""
     sampling = sampling_of(config.rollout, config.eval.temperature)
     stream = zlib.crc32(split.encode())
     groups: list[Group] = []

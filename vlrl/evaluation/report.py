@@ -55,7 +55,7 @@ def gains(run: RunFolder) -> list[Gain]:
 
 
 def summary_table(run: RunFolder) -> Table:
-    """Before, after and paired gain of each metric and split with 95 % intervals; one row each.
+    """Returns before, after and paired gain of each metric and split with 95 % intervals; one row each.
 
     Of a mixture the reward over all, and every metric by task.
     """
@@ -155,7 +155,7 @@ def _plot_evaluations(axes: Any, run: RunFolder) -> None:
 
 
 def _ends(run: RunFolder) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """First and last evaluation of each split; of a repeated evaluation the newer line counts."""
+    """Returns the first and last evaluation of each split; of a repeated evaluation the newer line counts."""
     splits: dict[str, dict[int, dict[str, Any]]] = {}
     for record in run.evals():
         splits.setdefault(str(record["split"]), {})[record["step"]] = record

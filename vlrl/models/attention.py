@@ -95,7 +95,7 @@ class Layout:
         return self._keep(_buckets, device)
 
     def runs(self, device: torch.device) -> Runs:
-        """Prompts and answers apart, for kernels of many lengths."""
+        """Returns prompts and answers apart, for kernels of many lengths."""
         return self._keep(Runs.of, device)
 
     def blocks(self, device: torch.device) -> Blocks:

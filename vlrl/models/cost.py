@@ -45,7 +45,7 @@ def group_cost(group: Group, cost: Cost) -> float:
 
 
 def bins(sizes: Sequence[int], costs: Sequence[float], limit: int) -> list[list[int]]:
-    """Numbers of the items in each bin: as few bins of at most `limit` as first-fit needs, and of similar cost.
+    """Returns numbers of the items in each bin: as few bins of at most `limit` as first-fit needs, and of similar cost.
 
     An item above the limit has a bin of its own. Longest processing time first (Graham 1969): the costliest item
     goes into the cheapest bin with room. Where that runs out of room, or is no better, items stay where first-fit by
@@ -75,7 +75,7 @@ def _first_fit(sizes: Sequence[int], limit: int) -> list[list[int]]:
 
 
 def _cheapest_fit(sizes: Sequence[int], costs: Sequence[float], limit: int, count: int) -> list[list[int]] | None:
-    """`count` bins; None when an item finds no room."""
+    """Returns `count` bins; None when an item finds no room."""
     used, loads = [0] * count, [0.0] * count
     filled: list[list[int]] = [[] for _ in range(count)]
     for i in sorted(range(len(sizes)), key=lambda i: -costs[i]):
@@ -173,7 +173,7 @@ def _loads(costs: Sequence[float], owners: Sequence[int], world: int) -> list[fl
 
 
 def _imbalance(entries: Sequence[_Entry], owners: Sequence[int], steps: int) -> float:
-    """Largest over mean load; processes wait for each other at every optimizer step."""
+    """Returns the largest over mean load; processes wait for each other at every optimizer step."""
     largest = mean = 0.0
     for step in range(steps):
         part = [(e.cost, owner) for e, owner in zip(entries, owners, strict=True) if e.step == step]

@@ -52,7 +52,7 @@ class Shardable(Protocol):
         ...
 
     def trainable(self) -> Any:
-        """(name, parameter) of all that is trained."""
+        """Returns (name, parameter) of all that is trained."""
         ...
 
 

@@ -92,7 +92,7 @@ class Cost:
 
 
 def _attention(backward: bool) -> int:
-    """Operations per pair of positions and channel: two products forward, four backward."""
+    """Returns operations per pair of positions and channel: two products forward, four backward."""
     return 12 if backward else 4
 
 
@@ -136,7 +136,7 @@ def _count(model: Any, family: Family) -> dict[str, Products]:
 
 
 def _weights(module: Any, patches: bool, experts: int) -> list[tuple[float, bool]]:
-    """(weights that one token meets, whether they learn) of a module's own products."""
+    """Returns (weights that one token meets, whether they learn) of a module's own products."""
     import torch
 
     if isinstance(module, torch.nn.Linear):  # a 4-bit weight has another shape than its layer

@@ -121,8 +121,9 @@ def _sharded_modules(root: Any) -> Iterator[Any]:
 
 
 def whole(tree: Any) -> Any:
-    """`tree`, nested dictionaries, lists and tuples, with each sharded tensor whole and in main memory, on the main
-    process; None elsewhere. A call of all processes. Without shards, and so with one process, it is as it was."""
+    """Returns `tree`, nested dictionaries, lists and tuples, with each sharded tensor whole and in main memory, on the
+    main process; None elsewhere. A call of all processes. Without shards, and so with one process, it is as it was.
+    """
     if isinstance(tree, DTensor):
         tensor = comm.whole(tree.detach())
         return tensor.cpu() if comm.is_main() else None

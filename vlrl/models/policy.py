@@ -305,7 +305,9 @@ _FEATURES = ("get_image_features", "get_video_features")
 
 
 def _remembered(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> Callable[..., Any]:
-    """`call`, which returns what it returned (or `outputs` has of another model) for the very same arguments."""
+    """Returns `call`, which returns what it returned (or `outputs` has of another model) for the very same
+    arguments.
+    """
     def remembered(*args: Any, **kwargs: Any) -> Any:
         values = [*args, *kwargs.values()]
         key = (name, *kwargs, *map(id, values))

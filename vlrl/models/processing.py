@@ -133,7 +133,7 @@ class Encoder:
         return not (first and text.startswith(first))
 
     def _visual_tokens(self, batch: Any, loaded: Sequence[LoadedMedia]) -> tuple[int, ...]:
-        """Visual tokens of each media in order, counted in the text that the processor put in its place."""
+        """Returns visual tokens of each media in order, counted in the text that the processor put in its place."""
         offsets = batch.get("text_replacement_offsets") if loaded else None
         put = offsets[0] if isinstance(offsets, list) else []
         if len(put) != len(loaded):

@@ -33,7 +33,8 @@ class Reference:
         self._decode = Texts(policy).decode
 
     def __call__(self, groups: Sequence[tuple[Prompt, Sequence[Completion]]]) -> list[list[np.ndarray]]:
-        """[group][answer] -> [t] float32 at temperature 1, of the tokens of its last <answer> content; empty without.
+        """Returns [group][answer] -> [t] float32 at temperature 1, of the tokens of its last <answer> content; empty
+        without.
 
         Each answer is read under the prompt it is trained under. Called on every process at the same time.
         """
@@ -51,8 +52,9 @@ class Reference:
 
     def logprobs(self, prompts: Sequence[Prompt], answers: Sequence[np.ndarray], temperature: float,
                  own: bool = False) -> list[np.ndarray]:
-        """[answer][T] float32 of all tokens, under the reference or the policy's `own` weights; an empty answer is not
-        computed. Called on every process at the same time."""
+        """Returns [answer][T] float32 of all tokens, under the reference or the policy's `own` weights; an empty answer
+        is not computed. Called on every process at the same time.
+        """
         policy, train = self.policy, self.config.train
         limit, layout = train.tokens_per_batch, policy.layout(train.packing)
         planned = plan(pieces_of(prompts, answers, limit), limit, layout, policy.cost)
@@ -71,7 +73,8 @@ class Reference:
 
 
 def answer_span(tokens: np.ndarray, decode: Callable[[Any], str]) -> tuple[int, int]:
-    """(first, end) of the tokens [T] that hold a character of the last <answer> content; (0, 0) without the tag.
+    """Returns (first, end) of the tokens [T] that hold a character of the last <answer> content; (0, 0) without the
+    tag.
 
     Content that no </answer> closes goes to the end. A token that holds part of a tag too counts as content.
     """

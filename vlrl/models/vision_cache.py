@@ -74,8 +74,9 @@ class FeatureCache:
         self._lookups = self._hits = 0
 
     def outputs(self, model: Any, visuals: Sequence[Visual]) -> dict[str, Any]:
-        """`mm_encoder_outputs` of a forward pass over these visuals in the order of its text. `model` is without PEFT's
-        wrapper; called under the policy's autocast."""
+        """Returns `mm_encoder_outputs` of a forward pass over these visuals in the order of its text. `model` is
+        without PEFT's wrapper; called under the policy's autocast.
+        """
         by_kind: dict[str, list[Features]] = {}
         for visual in visuals:
             by_kind.setdefault(visual.kind, []).append(self._features(model, visual))

@@ -132,7 +132,7 @@ class Alerts:
 
 
 def watched(config: Config) -> AlertSettings:
-    """`alerts.*`, for supervised training without the rules on rewards and entropies: its answers are given."""
+    """Returns `alerts.*`, for supervised training without the rules on rewards and entropies: its answers are given."""
     if config.algo.loss.name != "supervised":
         return config.alerts
     off = ("reward_drop", "constant_rewards", "zero_variance_above", "entropy_below", "entropy_drop")

@@ -89,7 +89,7 @@ class Clock:
         self._inner[-1] += seconds
 
     def take(self) -> dict[str, float]:
-        """`time/<phase>_s` and `time/total_s` since the last call; starts afresh."""
+        """Returns `time/<phase>_s` and `time/total_s` since the last call; starts afresh."""
         now = time.perf_counter()
         names = dict.fromkeys(("rollout", "score", "train", "sync", *self.seconds))
         phases = {k: self.seconds.get(k, 0.0) for k in names}
@@ -99,7 +99,8 @@ class Clock:
 
 
 def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[str, float]:
-    """Rewards, parts, lengths and shares over every group of every process; `labels` are those of a mixture's tasks.
+    """Returns rewards, parts, lengths and shares over every group of every process; `labels` are those of a mixture's
+    tasks.
 
     Of each task that was drawn also `<label>/reward/...`, `<label>/groups/zero_variance_frac`, and of every one
     `<label>/share`, that of the groups.
@@ -147,7 +148,7 @@ def _mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def peak_gib() -> float:
-    """Peak memory so far in GiB: of the CUDA device when there is one, else of this process."""
+    """Returns the peak memory so far in GiB: of the CUDA device when there is one, else of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     unit = 1 if sys.platform == "darwin" else 1024

@@ -101,7 +101,7 @@ def _taken(samples: Sequence[Sample], count: int, findings: Findings, split: str
 
 
 def _spots(task: Task) -> list[tuple[int, dict[str, float]]]:
-    """(index, knobs) of the samples that are made: all knobs low, half way and high, and each high alone."""
+    """Returns (index, knobs) of the samples that are made: all knobs low, half way and high, and each high alone."""
     spots = [{name: low + share * (high - low) for name, (low, high) in task.knobs.items()} for share in (0, 0.5, 1)]
     spots += [{**spots[0], name: float(high)} for name, (_, high) in task.knobs.items() if len(task.knobs) > 1]
     return [(index, spot) for spot in spots for index in (0, 1)] if task.knobs else []

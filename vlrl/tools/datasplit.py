@@ -56,7 +56,7 @@ class Split:
     """Media files that do not exist and were told apart by their paths alone."""
 
     def shares(self) -> dict[str, tuple[int, int]]:
-        """Category -> (rows in train, rows held out), the largest first."""
+        """Returns category -> (rows in train, rows held out), the largest first."""
         sides = [Counter(printable(str(r.row.get("category") or "(none)")) for r in side)
                  for side in (self.train, self.heldout)]
         return {name: (sides[0][name], sides[1][name]) for name, _ in (sides[0] + sides[1]).most_common()}
@@ -295,7 +295,8 @@ def _too_large(group: Sequence[int], rows: Sequence[UsableRow], by: str, near: S
 
 
 def _draw(groups: Sequence[Sequence[int]], rows: Sequence[UsableRow], wanted: int, seed: int) -> set[int]:
-    """Numbers of the held-out rows: `wanted` of them, each category by its share, as near as whole groups allow.
+    """Returns numbers of the held-out rows: `wanted` of them, each category by its share, as near as whole groups
+    allow.
 
     A group is taken when that brings the rows of its categories, and all rows together, closer to what is wanted.
     """

@@ -187,7 +187,7 @@ def _objects(part: Path) -> Iterator[dict[str, Any]]:
 
 
 def _changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
-    """`rollout.temperature was 1.0, is 0.5` for each leaf in which two trees differ."""
+    """Yields `rollout.temperature was 1.0, is 0.5` for each leaf in which two trees differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before.keys() | after.keys():
             yield from _changes(before.get(key), after.get(key), f"{name}.{key}" if name else key)

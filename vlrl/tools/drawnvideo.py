@@ -256,12 +256,12 @@ def when(what: str, start: int, end: int) -> dict[str, Any]:
 
 
 def _spans(length: int) -> list[tuple[int, int]]:
-    """Spans of up to half the clip: longer ones would let one span fit them all."""
+    """Returns spans of up to half the clip: longer ones would let one span fit them all."""
     return [(a, b) for a in range(length) for b in range(a + 1, length + 1) if 2 * (b - a) <= length]
 
 
 def _short(times: tuple[int, int], length: float) -> float:
-    """1 for an instant, 0 for the whole clip."""
+    """Returns 1 for an instant, 0 for the whole clip."""
     return round(1 - (times[1] - times[0]) / length, 2)
 
 

@@ -208,7 +208,7 @@ def _barrier(road: Road, lane: Lane, at: float) -> None:
 
 
 def _usual(value: T, others: Sequence[T], rng: random.Random) -> T:
-    """`value` most of the time, else any of the others."""
+    """Returns `value` most of the time, else any of the others."""
     return value if rng.random() < _USUAL else rng.choice(others)
 
 

@@ -163,7 +163,9 @@ def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> 
 
 
 def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packing.Batch) -> torch.Tensor:
-    """Log-probabilities under the saved model as transformers loads it; RunError when it is not the one saved."""
+    """Returns log-probabilities under the saved model as transformers loads it; RunError when it is not the one
+    saved.
+    """
     from transformers import AutoModelForImageTextToText
 
     loaded: Any = AutoModelForImageTextToText.from_pretrained(out, dtype=getattr(torch, dtype), use_safetensors=True)

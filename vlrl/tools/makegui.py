@@ -162,7 +162,8 @@ def make_gui(out: Path, seed: int = 0, samples: int = 200, *, pages: Path | None
 
 
 def rows_of(shot: Shot, page: str, rng: random.Random, uses: Counter[str], often: int = 2) -> list[dict[str, Any]]:
-    """Canonical rows for some elements of a screenshot, each asked for in words that fit no other element of it.
+    """Returns canonical rows for some elements of a screenshot, each asked for in words that fit no other element of
+    it.
 
     `uses` counts how often a name was asked for in all; rare ones come first, those asked for `often` are left out.
     """
@@ -230,7 +231,7 @@ def _groups(pages: Sequence[Path]) -> dict[str, list[Path]]:
 
 def _drawn(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Callable[[Path, int, int], Shot]
            ) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """`wanted` rows and their screenshots; visit n draws page, scale and content from (seed, split, n)."""
+    """Yields `wanted` rows and their screenshots; visit n draws page, scale and content from (seed, split, n)."""
     count = empty = 0
     uses: Counter[str] = Counter()
     for visit in range(wanted * 4 + 50):

@@ -55,7 +55,7 @@ def make_video(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | N
 
 
 def _chances(real: float, kinds: str | None) -> dict[str, float]:
-    """Category -> how often it is made, of 1 in all."""
+    """Returns category -> how often it is made, of 1 in all."""
     known = {**drawnvideo.KINDS, **realvideo.KINDS}
     names = [name.strip() for name in kinds.split(",")] if kinds else list(known)
     if unknown := [name for name in names if name not in known]:

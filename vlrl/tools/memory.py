@@ -149,7 +149,8 @@ class _MicroBatch:
 
 def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None, visual_tokens: int | None = None,
              device: str | None = None) -> Memory:
-    """Memory of one process that trains `config` on a model with this transformers config. Loads no weights.
+    """Returns the memory of one process that trains `config` on a model with this transformers config. Loads no
+    weights.
 
     prompt_tokens: tokens of one prompt, visual ones included (None: the visual ones and 256). visual_tokens: those of
     its image or video (None: an image of model.max_pixels). device: cuda or cpu (None: this machine's).
@@ -275,7 +276,7 @@ def _micro_batch(config: Config, prompt: int, shared: bool, device: str) -> _Mic
 
 
 def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) -> int:
-    """Bytes of a chunk of logits at work, or of one copy of them and the gradient of a trained output layer.
+    """Returns bytes of a chunk of logits at work, or of one copy of them and the gradient of a trained output layer.
 
     With several chunks the gradient of one is added to a sum of its own; in float32 not in place.
     """
@@ -291,7 +292,7 @@ def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) ->
 
 def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], batch: _MicroBatch, patches: int,
                  size: int) -> tuple[int, int]:
-    """Bytes kept for the backward pass, and bytes of one block at work, by compute type of `size` bytes.
+    """Returns bytes kept for the backward pass, and bytes of one block at work, by compute type of `size` bytes.
 
     A block keeps SAVED values for each that enters or leaves its linear layers; a decoder layer also keeps the keys and
     values that it spreads over heads and answers, and the attention mask. Under gradient checkpointing only a block's
@@ -321,7 +322,9 @@ def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], ba
 
 
 def _generation_rows(config: Config) -> tuple[int, int]:
-    """Answers written side by side, and their prompts, at most; auto counts as on a device with memory for all."""
+    """Returns answers written side by side, and their prompts, at most; auto counts as on a device with memory for
+    all.
+    """
     most, size = config.engine.batch_rollouts, config.rollout.group_size
     most = MOST_ROWS if most == "auto" else most
     rows = min(most, max(config.rollout.prompts_per_step * size, min(config.eval.samples, EVAL_ROWS)))
@@ -340,7 +343,7 @@ def _cache(config: Config, text: Any, rows: int, copies: int, prompt: int, size:
 
 
 def _prefill(blocks: Sequence[_Block], tokens: int, patches: int, size: int) -> int:
-    """Bytes of the largest block at work on prompts of `tokens` tokens and `patches` patches in all."""
+    """Returns bytes of the largest block at work on prompts of `tokens` tokens and `patches` patches in all."""
     counts = {"language": tokens, "vision": patches}
     return int(max((counts.get(b.part, 0) * b.values for b in blocks), default=0) * size * SAVED[size] * RUNNING)
 
@@ -349,12 +352,12 @@ def _prefill(blocks: Sequence[_Block], tokens: int, patches: int, size: int) -> 
 
 
 def _patch_values(model_config: Any) -> int:
-    """Numbers in one patch of the processed image or video."""
+    """Returns numbers in one patch of the processed image or video."""
     vision = model_config.vision_config
     return 3 * getattr(vision, "temporal_patch_size", 1) * patch_side(vision) ** 2
 
 
 def _visual_tokens(config: Config, model_config: Any) -> int:
-    """Visual tokens of an image of as many pixels as the settings allow."""
+    """Returns visual tokens of an image of as many pixels as the settings allow."""
     side = patch_side(model_config.vision_config) * merge_side(model_config)
     return max(1, (config.model.max_pixels or IMAGE_PIXELS) // side**2)

@@ -159,7 +159,7 @@ def _check(config: Config, shape: Any, gpus: int) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _model(settings: str) -> tuple[tuple[int, int], Cost, bool, float, float]:
-    """((trained parameters, all), what passes cost, whether rows are prefix-shared, shares of the parameters
+    """Returns ((trained parameters, all), what passes cost, whether rows are prefix-shared, shares of the parameters
     outside the decoder layers and in one of them) of model settings in JSON."""
     given = ModelSettings.model_validate_json(settings)
     skeleton, family = loading.skeleton(given, architecture(given.name))
@@ -207,7 +207,7 @@ def _of_training(config: Config, need: Memory) -> Memory:
 
 
 def _engine(config: Config, shape: Any, gib: float, prompt: int, parameters: int) -> tuple[int, int]:
-    """(bytes that vLLM takes of a GPU that learns, answers that an engine writes side by side)."""
+    """Returns (bytes that vLLM takes of a GPU that learns, answers that an engine writes side by side)."""
     settings, rollout = config.engine, config.rollout
     if settings.name == "hf":
         return 0, memory._generation_rows(config)[0]
@@ -221,7 +221,7 @@ def _engine(config: Config, shape: Any, gib: float, prompt: int, parameters: int
 
 
 def _peak(config: Config, need: Memory, engine: int) -> int:
-    """Bytes at the worst moment, where vLLM's share is free during the update or not."""
+    """Returns bytes at the worst moment, where vLLM's share is free during the update or not."""
     beside = config.engine.name == "vllm" and (not config.engine.sleep or config.asynchronous.max_staleness > 0)
     if beside or not engine:
         return need.total + engine
@@ -240,7 +240,7 @@ class _Group:
     """Its prompt is computed once in the update."""
 
     def passes(self, work: Any) -> float:
-        """Operations of `work(prompt, patches, answers)` over the group as it is packed."""
+        """Returns operations of `work(prompt, patches, answers)` over the group as it is packed."""
         if self.shared:
             return work(self.prompt, self.patches, self.answers)
         return sum(work(self.prompt, self.patches, (answer,)) for answer in self.answers)

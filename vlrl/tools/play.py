@@ -59,7 +59,9 @@ class Judged:
 
 def walk(task: Task, split: str, index: int | None = None, id: str | None = None,
          shuffled: bool = False) -> Iterator[tuple[int, Sample]]:
-    """(place, sample) from a place or id on, in order or shuffled. ConfigError for what the split does not have."""
+    """Yields (place, sample) from a place or id on, in order or shuffled. ConfigError for what the split does not
+    have.
+    """
     with prints_aside():
         samples = task_samples(task, split)
     if not len(samples):

@@ -35,7 +35,8 @@ _COMPLETION_KEYS = ("text", "n_tokens", "truncated")
 
 
 def score_lines(task: Task, lines: Iterable[bytes], root: Path) -> Iterator[tuple[str, VlrlError | None]]:
-    """(JSON to print, None) for every line that is not blank; ({"error": ...}, the error) for one that cannot be used.
+    """Yields (JSON to print, None) for every line that is not blank; ({"error": ...}, the error) for one that cannot be
+    used.
 
     The error names the line, counted from 1. One line is held at a time; `root` is the folder of relative media paths.
     """

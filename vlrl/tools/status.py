@@ -126,7 +126,7 @@ def _longest(records: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _speed(records: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """(seconds per step, tokens per second) over the last steps."""
+    """Returns (seconds per step, tokens per second) over the last steps."""
     recent = [(s, _number(r.get("tokens_per_s"))) for r in records[-RECENT:] if (s := _number(r.get("time/total_s")))]
     total = sum(s for s, _ in recent)
     timed = sum(s for s, rate in recent if rate is not None)
