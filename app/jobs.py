@@ -51,7 +51,7 @@ class Job:
     def tell(self, phase: str | None = None, **changes: Any) -> None:
         """Changes the progress; a phase begins at 0 with no remark."""
         with self._changed:
-            fresh = {"phase": phase, "done": 0.0, "said": ""} if phase and phase != self._now.phase else {}
+            fresh = {"phase": phase, "done": 0.0, "remark": ""} if phase and phase != self._now.phase else {}
             then = replace(self._now, **{**fresh, **changes})
             if then != self._now:
                 self._now = then
