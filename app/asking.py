@@ -36,7 +36,7 @@ _MODEL = ("dtype", "max_pixels", "min_pixels", "video_fps", "video_min_frames", 
 _DATA = ("train", "heldout", "root", "format", "seed", "quarantine")
 _WORDS = ("prompt", "prompts", "system", "name", "combine")
 """Task settings in which a colon names no code, or that are looked at one by one."""
-_KEPT = 3
+_MOST_TASKS = 3
 
 
 @dataclass(frozen=True)
@@ -88,17 +88,17 @@ class Tasks:
 
     def __init__(self, library: Library, trust: bool = False):
         self.library, self.trust = library, trust
-        self._made: dict[str, tuple[Task, dict[str, Sequence[Sample]]]] = {}
+        self._cache: dict[str, tuple[Task, dict[str, Sequence[Sample]]]] = {}
 
     def listed(self) -> list[tuple[str, str]]:
         """(label, value) of the tasks of runs, of equal ones the newest, and of the built-in ones."""
-        found: dict[str, tuple[str, str]] = {}
+        entries: dict[str, tuple[str, str]] = {}
         for run in self.library.runs():
             tree = self.tree(run.id)
             if tasks := tasks_of(tree):
                 same = json.dumps(plain([tasks, _some(tree, "data", _DATA)]), sort_keys=True)
-                found.setdefault(same, (f"{title_of(tasks)}, as in run {run.id}", f"run:{run.id}"))
-        return [*found.values(), *((f"{name}, by its defaults", name) for name in builtin_names())]
+                entries.setdefault(same, (f"{title_of(tasks)}, as in run {run.id}", f"run:{run.id}"))
+        return [*entries.values(), *((f"{name}, by its defaults", name) for name in builtin_names())]
 
     def tree(self, run: str) -> dict[str, Any]:
         """Returns the settings of a run as nested dictionaries; {} when they cannot be read."""
@@ -116,7 +116,7 @@ class Tasks:
         return tree
 
     def usual(self, ask_task: str, model_run: str | None) -> tuple[int, float]:
-        """Most new tokens and temperature of the run that the task, or else the model, comes from."""
+        """Returns the most new tokens and temperature of the run that the task, or else the model, comes from."""
         run = run_of(ask_task) or model_run
         given = _some(self.tree(run), "rollout", ("max_new_tokens", "temperature")) if run else {}
         tokens, heat = given.get("max_new_tokens", 64), given.get("temperature", 1.0)
@@ -196,7 +196,7 @@ class Tasks:
         read.
         """
         task, place, samples = self.find(config, ask)
-        sample = _asked(task, samples[place])
+        sample = _with_prompt(task, samples[place])
         own = config.model
         frames = VideoSampling(own.video_fps, own.video_max_frames, own.video_min_frames)
         loaded = tuple(media.load(m, config.limits, frames) for m in sample.media)
@@ -209,28 +209,28 @@ class Tasks:
             task = copy.copy(self._task(config)[0].members[0])  # of several tasks the first reads the answers
             sample = Sample(id="upload", media=(_uploaded(ask.upload),), prompt=ask.question.strip())
             return task, sample, Task.messages(task, sample)  # these words, whatever the task makes of its rows
-        found, place, samples = self.find(config, ask)
-        sample = _asked(found, samples[place])
-        return copy.copy(found), sample, task_messages(found, sample)
+        own, place, samples = self.find(config, ask)
+        sample = _with_prompt(own, samples[place])
+        return copy.copy(own), sample, task_messages(own, sample)
 
     def _task(self, config: Config) -> tuple[Task, dict[str, Sequence[Sample]]]:
         """Returns the task of a config and its splits read so far; the last few are kept."""
         key = json.dumps([config.model_dump(mode="json", include={"task", "tasks", "data"}), config.model.name])
-        if key not in self._made:
-            made = build_task.make_task(config)
-            while len(self._made) >= _KEPT:
-                del self._made[next(iter(self._made))]
-            self._made[key] = made, {}
-        return self._made[key]
+        if key not in self._cache:
+            task = build_task.make_task(config)
+            while len(self._cache) >= _MOST_TASKS:
+                del self._cache[next(iter(self._cache))]
+            self._cache[key] = task, {}
+        return self._cache[key]
 
 
 def tasks_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the settings of a run's task, or of several, which bear labels; [] when it names none."""
     several, one = tree.get("tasks"), tree.get("task")
-    found = several if isinstance(several, list) and several else [one]
-    named = [t for t in found if isinstance(t, dict) and isinstance(t.get("name"), str) and t["name"]]
-    labelled = found is not several or all(t.get("label") for t in named)
-    return named if len(named) == len(found) and labelled else []
+    entries = several if isinstance(several, list) and several else [one]
+    named = [t for t in entries if isinstance(t, dict) and isinstance(t.get("name"), str) and t["name"]]
+    labelled = entries is not several or all(t.get("label") for t in named)
+    return named if len(named) == len(entries) and labelled else []
 
 
 def title_of(tasks: Sequence[Mapping[str, Any]]) -> str:
@@ -264,7 +264,7 @@ def _has_colon(value: Any) -> bool:
 
 
 def _builtin(name: str) -> dict[str, Any]:
-    """Settings of a task by name that draws its own samples where it can."""
+    """Returns settings of a task by name that draws its own samples where it can."""
     drawn = name in builtin_names() and hasattr(load_class(name), "drawn")
     return {"name": name, **({"drawn": True} if drawn else {})}
 
@@ -276,14 +276,14 @@ def _uploaded(path: Path) -> Media:
     return Media(kind="video" if suffix in VIDEOS else "image", source=path)
 
 
-def _asked(task: Task, sample: Sample) -> Sample:
+def _with_prompt(task: Task, sample: Sample) -> Sample:
     return replace(sample, prompt=sample.prompt or task.of(sample).templates[0])
 
 
 def _some(tree: Mapping[str, Any], section: str, keys: Sequence[str]) -> dict[str, Any]:
     """Returns those settings of a section that are set."""
-    found = tree.get(section)
-    return {k: found[k] for k in keys if found.get(k) is not None} if isinstance(found, Mapping) else {}
+    settings = tree.get(section)
+    return {k: settings[k] for k in keys if settings.get(k) is not None} if isinstance(settings, Mapping) else {}
 
 
 def _words(content: Any) -> str:

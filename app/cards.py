@@ -168,18 +168,18 @@ def _advantage(rollout: RolloutView) -> Html:
 
 def _chips(rollout: RolloutView) -> list[Html]:
     reasons = {"stop": "ended by itself", "length": "token limit"}
-    found = [chip(f"{len(rollout.token_ids):,} tokens")]
+    chips = [chip(f"{len(rollout.token_ids):,} tokens")]
     if rollout.finish_reason:
-        found.append(chip(reasons.get(rollout.finish_reason, rollout.finish_reason),
+        chips.append(chip(reasons.get(rollout.finish_reason, rollout.finish_reason),
                           "bad" if rollout.finish_reason == "length" else "", "why the answer ended"))
     if rollout.policy_step is not None:
-        found.append(chip(f"policy {rollout.policy_step}", title="steps completed by the weights that sampled it"))
+        chips.append(chip(f"policy {rollout.policy_step}", title="steps completed by the weights that sampled it"))
     if rollout.variant:
-        found.append(chip(f"variant {rollout.variant}", "warn", "drawn with other media"))
+        chips.append(chip(f"variant {rollout.variant}", "warn", "drawn with other media"))
     if len(rollout.turns) > 1:
-        found.append(chip(f"{len(rollout.turns)} turns"))
-    found += [chip(f"{name} {number(value)}", title="a metric of the task") for name, value in rollout.metrics.items()]
-    return found
+        chips.append(chip(f"{len(rollout.turns)} turns"))
+    chips += [chip(f"{name} {number(value)}", title="a metric of the task") for name, value in rollout.metrics.items()]
+    return chips
 
 
 def _parts(rollout: RolloutView, most: Mapping[str, float]) -> Html:
@@ -207,12 +207,12 @@ def _text(form: forms.Form) -> Html:
 
 
 def _block(kind: str, run: Sequence[forms.Piece]) -> Html:
-    said = [el("code", p.text, class_=f"v-tag{' bad' if p.bad else ''}") if p.tag else folded(p.text, tag="span")
+    body = [el("code", p.text, class_=f"v-tag{' bad' if p.bad else ''}") if p.tag else folded(p.text, tag="span")
             for p in run]
     if kind == "reasoning":
-        return el("details", el("summary", "Reasoning"), el("div", *said, class_="v-text"), class_="v-think", open=True)
+        return el("details", el("summary", "Reasoning"), el("div", *body, class_="v-text"), class_="v-think", open=True)
     outside = kind == "outside"
-    return el("div", *said, class_=f"v-text {'v-stray' if outside else 'v-final'}",
+    return el("div", *body, class_=f"v-text {'v-stray' if outside else 'v-final'}",
               title="outside of all tags" if outside else None)
 
 

@@ -19,7 +19,9 @@ from .queries import GroupKey, RolloutKey
 
 
 def form(keep: Mapping[str, Any], *fields: Any, label: str = "What is shown") -> Html:
-    """Fields side by side, wrapping on narrow screens; `keep` is the part of the location that they leave alone."""
+    """Returns fields side by side, wrapping on narrow screens; `keep` is the part of the location that they leave
+    alone.
+    """
     query = "?" + urlencode({k: v for k, v in keep.items() if v not in (None, "")})
     return el("form", *fields, class_="go v-form", data_keep=query, aria_label=label)
 
@@ -32,8 +34,8 @@ def pick(name: str, label: str, value: Any, options: Iterable[tuple[Any, Any]], 
     chosen = "" if value is None else str(value)
     if chosen not in dict(offered):
         offered.append((chosen, f"{chosen} (not there)"))
-    made = [el("option", words, value=v, selected=v == chosen) for v, words in offered]
-    return _labelled(label, el("select", *made, name=name, aria_label=label, **attributes))
+    choices = [el("option", words, value=v, selected=v == chosen) for v, words in offered]
+    return _labelled(label, el("select", *choices, name=name, aria_label=label, **attributes))
 
 
 def field(name: str, label: str, value: Any = "", kind: str = "text", **attributes: Any) -> Html:

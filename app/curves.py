@@ -125,7 +125,8 @@ _MOST_PARTS = 8
 
 
 def of_run(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]]) -> list[Html]:
-    """Reward and its parts, lengths, entropy, KL, mismatch and times of a run; evaluations where they measure the same.
+    """Returns reward and its parts, lengths, entropy, KL, mismatch and times of a run; evaluations where they measure
+    the same.
     """
     names = [name for record in metrics[-3:] for name in record if name.startswith("reward/")]
     parts = [n for n in dict.fromkeys(names) if n not in ("reward/mean", "reward/std")][:_MOST_PARTS]
@@ -135,8 +136,8 @@ def of_run(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, An
 
 
 def _points(records: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
-    found = [(finite(record.get("step")), finite(record.get(name))) for record in records]
-    return [(x, y) for x, y in found if x is not None and y is not None]
+    points = [(finite(record.get("step")), finite(record.get(name))) for record in records]
+    return [(x, y) for x, y in points if x is not None and y is not None]
 
 
 def _evaluated(evals: Sequence[Mapping[str, Any]], name: str) -> list[Dots]:

@@ -144,11 +144,11 @@ def group(library: Library, run: str, source: str, step: int, group_id: str, spl
         raise AppError(f"source {str(source)[:100]!r} is unknown: one of {', '.join(SOURCES)}")
     folder = library.folder(run)
     rows: list[dict[str, Any]] = []
-    for file, steps, told in folder.rollout_files(SOURCES[source]):
+    for file, steps, file_split in folder.rollout_files(SOURCES[source]):
         if step not in steps or len(rows) >= MOST_ANSWERS:
             continue
         try:
-            rows += _rows(file, steps.start, step, group_id, told or ("train" if source == "train" else ""))
+            rows += _rows(file, steps.start, step, group_id, file_split or ("train" if source == "train" else ""))
         except Exception as error:  # of a broken or hostile file pyarrow may raise anything
             folder.notes.append(f"skipped {file.name}: {first_line(error)}")
     if len(rows) >= MOST_ANSWERS:
@@ -158,9 +158,9 @@ def group(library: Library, run: str, source: str, step: int, group_id: str, spl
     rows = [row for row in rows if row["split"] in splits]
     if not rows:
         of_split = f" of split {str(split)[:100]!r}" if split else ""
-        told = f" {'; '.join(folder.notes)[:1000]}." if folder.notes else ""
+        notes = f" {'; '.join(folder.notes)[:1000]}." if folder.notes else ""
         raise AppError(f"run {run!r} has no group {str(group_id)[:200]!r} in its {source} rollouts of step {step}"
-                       f"{of_split}.{told}")
+                       f"{of_split}.{notes}")
     return _group_view(GroupKey(run, source, rows[0]["split"], step, group_id), rows, folder.notes)
 
 
@@ -182,8 +182,8 @@ def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupV
     sample = Sample(id=view.sample_id, row=view.sample)
 
     def drawn(rollout: RolloutView) -> RolloutView:
-        found = rollout.marks if rollout.marks is not None else overlay_marks(task, sample, rollout.parsed)
-        return replace(rollout, marks=None if found is None else _checked_marks(plain(found)))
+        marks = rollout.marks if rollout.marks is not None else overlay_marks(task, sample, rollout.parsed)
+        return replace(rollout, marks=None if marks is None else _checked_marks(plain(marks)))
 
     return replace(view, rollouts=tuple(map(drawn, view.rollouts)))
 
@@ -204,7 +204,7 @@ def _rows(file: Path, first_step: int, step: int, group_id: str, split: str) -> 
     """Returns the rows of one group in a file, arrays as numpy. Of a file with many groups only the part that holds
     it.
     """
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     with pq.ParquetFile(file) as reader:
         wanted = [name for name in reader.schema_arrow.names if name in SCHEMA.names]
         keys = [name for name in ("step", "group_id") if name in wanted]
@@ -216,11 +216,11 @@ def _rows(file: Path, first_step: int, step: int, group_id: str, split: str) -> 
             for batch in reader.iter_batches(_ROWS, [number], wanted):
                 if mask[at:at + len(batch)].any():
                     table = pa.Table.from_batches([batch]).filter(pa.array(mask[at:at + len(batch)]))
-                    found += _unpacked(as_schema(table, _FIELDS))
+                    rows += _unpacked(as_schema(table, _FIELDS))
                 at += len(batch)
-                if at > last or len(found) >= MOST_ANSWERS:
+                if at > last or len(rows) >= MOST_ANSWERS:
                     break
-    return [row | {"split": row["split"] if row["split"] is not None else split} for row in found]
+    return [row | {"split": row["split"] if row["split"] is not None else split} for row in rows]
 
 
 def _of_group(keys: pa.Table, first_step: int, step: int, group_id: str) -> np.ndarray:
@@ -268,8 +268,8 @@ def _array(value: Any) -> np.ndarray | tuple[np.ndarray, ...] | None:
 
 
 def _group_view(key: GroupKey, rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> GroupView:
-    told = list(notes)
-    rollouts = sorted((_rollout_view(key, place, row, told) for place, row in enumerate(rows)),
+    remarks = list(notes)
+    rollouts = sorted((_rollout_view(key, place, row, remarks) for place, row in enumerate(rows)),
                       key=lambda r: (r.aside, r.index))
     rewards = [r.reward for r in rollouts if r.reward is not None and not r.aside]
     first = rows[0]
@@ -279,7 +279,7 @@ def _group_view(key: GroupKey, rows: Sequence[Mapping[str, Any]], notes: Sequenc
         first["prompt"] or "", _parts(first["weights"]), decoded(first["target"]),
         sample if isinstance(sample, dict) else {} if sample is None else {"sample": sample}, _media(first["media"]),
         tuple(rollouts), float(np.mean(rewards)) if rewards else None, _std(rewards), max(rewards, default=None),
-        min(rewards, default=None), len(set(rewards)) < 2, tuple(dict.fromkeys(told)))
+        min(rewards, default=None), len(set(rewards)) < 2, tuple(dict.fromkeys(remarks)))
 
 
 def _rollout_view(key: GroupKey, place: int, row: Mapping[str, Any], notes: list[str]) -> RolloutView:
@@ -308,15 +308,15 @@ def _std(rewards: Sequence[float]) -> float | None:
     return float(np.std(rewards, ddof=1))
 
 
-def _parts(found: Any) -> dict[str, float | None]:
-    return {str(name): finite(value) for name, value in found or ()}
+def _parts(parts: Any) -> dict[str, float | None]:
+    return {str(name): finite(value) for name, value in parts or ()}
 
 
-def _media(found: Any) -> tuple[MediaView, ...]:
+def _media(media: Any) -> tuple[MediaView, ...]:
     return tuple(MediaView(m["path"], m["hash"] or "", "video" if m["kind"] == "video" else "image",
                            _size(m["width"], m["height"]), _size(m["processed_width"], m["processed_height"]),
                            m["visual_tokens"], tuple(t for t in map(finite, m["timestamps"] or ()) if t is not None))
-                 for m in found or () if m)
+                 for m in media or () if m)
 
 
 def _size(width: int | None, height: int | None) -> tuple[int, int] | None:
@@ -337,9 +337,9 @@ def _marks(text: str | None) -> tuple[Mark, ...] | None:
     return None if text is None else _checked_marks(decoded(text))
 
 
-def _checked_marks(found: Any) -> tuple[Mark, ...]:
+def _checked_marks(entries: Any) -> tuple[Mark, ...]:
     """Returns the mappings in a list, at most 1,000; what is nested deeper than a track needs is cut off."""
-    marks = [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
+    marks = [m for m in entries if isinstance(m, dict)] if isinstance(entries, list) else []
     return tuple({key: _cut(value, _MARK_DEPTH) for key, value in mark.items()} for mark in marks[:_MARKS])
 
 

@@ -15,7 +15,7 @@ _MOST_WORDS = 20_000
 
 
 def words(before: str, after: str) -> Html:
-    """`after` with what `before` lacked marked as added, and what it lost struck out."""
+    """Returns `after` with what `before` lacked marked as added, and what it lost struck out."""
     if before == after:
         return el("div", el("p", "The same text.", class_="v-dim"), el("div", after[:MOST], class_="v-text"),
                   class_="v v-diff")

@@ -45,27 +45,27 @@ def media(view: GroupView, addresses: Addresses, chosen: int | None = None, most
 
     Of a video at most `most_frames` of the sampled frames are shown, evenly spread.
     """
-    found, bad = shapes(view)
-    drawn = [_one(view, place, [s for s in found if s.media == place], addresses, chosen, most_frames)
+    drawable, bad = shapes(view)
+    drawn = [_one(view, place, [s for s in drawable if s.media == place], addresses, chosen, most_frames)
              for place in range(len(view.media))]
-    lost = [s for s in found if s.media >= len(view.media)]
+    lost = [s for s in drawable if s.media >= len(view.media)]
     spans = timeline([s for s in lost if s.kind == "span"], _duration(view, None)) if lost and not view.media else ""
     left = bad + (len(lost) if view.media else sum(s.kind != "span" for s in lost))
     words = note(f"{left} marks could not be drawn: they are not of a known form, or on a picture that is not there.",
                  kind="warn") if left else ""
     if not drawn and not spans:
         return join([el("p", "The prompt has no picture.", class_="v-dim"), words])
-    return el("div", _toggles(found, chosen), el("div", *drawn, class_="v-media"), spans, words, class_="v-draw")
+    return el("div", _toggles(drawable, chosen), el("div", *drawn, class_="v-media"), spans, words, class_="v-draw")
 
 
-def _toggles(found: Sequence[Shape], chosen: int | None) -> Html:
+def _toggles(all_shapes: Sequence[Shape], chosen: int | None) -> Html:
     """Returns a box to tick for the target and for each answer with marks, and the rules that make them work. Of too
     many answers the chosen one has a box, and the others share one.
     """
-    present = sorted({s.rollout for s in found if s.rollout is not None})
-    if not found:
+    present = sorted({s.rollout for s in all_shapes if s.rollout is not None})
+    if not all_shapes:
         return Html("")
-    marks = [_toggle("t", "target", "v-key-target")] if any(s.rollout is None for s in found) else []
+    marks = [_toggle("t", "target", "v-key-target")] if any(s.rollout is None for s in all_shapes) else []
     single = present if len(present) <= _MOST_TOGGLES else [i for i in present if i == chosen]
     marks += [_toggle(str(i), f"#{i}", "", color(i)) for i in single]
     rules = "".join(f".v-draw:has(.v-on-{key}:not(:checked)) .v-of-{key}{{display:none}}" for key in ["t", *single])
@@ -82,29 +82,29 @@ def _toggle(key: str, words: str, class_: str, paint: str = "") -> Html:
     return el("label", box, swatch, words)
 
 
-def _one(view: GroupView, place: int, found: Sequence[Shape], addresses: Addresses, chosen: int | None,
+def _one(view: GroupView, place: int, all_shapes: Sequence[Shape], addresses: Addresses, chosen: int | None,
          most_frames: int) -> Html:
     one, many = view.media[place], len(view.media) > 1
     caption = join([f"{one.kind} {place + 1}" if many else "", *_facts(one)], " · ")
     if one.kind == "video":
-        shown = frames(view, one, found, addresses, chosen, most_frames)
-        return _video(view, one, found, addresses, el("figcaption", caption), shown)
-    size = _size(view, one, found)
+        shown = frames(view, one, all_shapes, addresses, chosen, most_frames)
+        return _video(view, one, all_shapes, addresses, el("figcaption", caption), shown)
+    size = _size(view, one, all_shapes)
     source = _source(view.key.run, one, addresses)
-    return el("figure", _framed(source, size, found, chosen, f"image {place + 1} of the prompt"),
+    return el("figure", _framed(source, size, all_shapes, chosen, f"image {place + 1} of the prompt"),
               el("figcaption", caption), class_="v-pic")
 
 
 def _facts(one: MediaView) -> list[str]:
-    """Original and processed size, visual tokens, frames."""
-    found = [f"{one.size[0]} × {one.size[1]} px" if one.size else "size not stored"]
+    """Returns the original and processed size, visual tokens, frames."""
+    facts = [f"{one.size[0]} × {one.size[1]} px" if one.size else "size not stored"]
     if one.processed_size:
-        found.append(f"processed {one.processed_size[0]} × {one.processed_size[1]}")
+        facts.append(f"processed {one.processed_size[0]} × {one.processed_size[1]}")
     if one.visual_tokens is not None:
-        found.append(f"{one.visual_tokens} visual tokens")
+        facts.append(f"{one.visual_tokens} visual tokens")
     if one.kind == "video" and one.timestamps:
-        found.append(f"{len(one.timestamps)} frames sampled")
-    return found
+        facts.append(f"{len(one.timestamps)} frames sampled")
+    return facts
 
 
 def _source(run: str, one: MediaView, addresses: Addresses) -> str | None:
@@ -114,12 +114,12 @@ def _source(run: str, one: MediaView, addresses: Addresses) -> str | None:
     return addresses.picture(run, one.name, None if small else _LARGE)
 
 
-def _size(view: GroupView, one: MediaView, found: Sequence[Shape]) -> tuple[float, float]:
-    """Width and height in original pixels: as stored, as the row says, or so that all marks fit."""
+def _size(view: GroupView, one: MediaView, all_shapes: Sequence[Shape]) -> tuple[float, float]:
+    """Returns the width and height in original pixels: as stored, as the row says, or so that all marks fit."""
     sides = one.size or (finite(view.sample.get("width")), finite(view.sample.get("height")))
     if sides[0] and sides[1] and sides[0] > 0 and sides[1] > 0:
         return float(sides[0]), float(sides[1])
-    points = [p for s in found for p in _corners(s)]
+    points = [p for s in all_shapes for p in _corners(s)]
     return max([64.0, *(x for x, _ in points)]), max([64.0, *(y for _, y in points)])
 
 
@@ -133,7 +133,7 @@ def _corners(shape: Shape) -> list[tuple[float, float]]:
 # --- a picture with marks ---------------------------------------------------------------------------------------------
 
 
-def _framed(source: str | None, size: tuple[float, float], found: Sequence[Shape], chosen: int | None,
+def _framed(source: str | None, size: tuple[float, float], all_shapes: Sequence[Shape], chosen: int | None,
             alt: str, small: bool = False) -> Html:
     """Returns a picture, or an empty field of its shape, under its marks; ticked it is large."""
     picture: Any = el("span", "not stored", class_="v-blank")
@@ -141,19 +141,20 @@ def _framed(source: str | None, size: tuple[float, float], found: Sequence[Shape
         lazy = None if source.startswith("data:") else "lazy"
         picture = el("img", src=source, alt=alt, loading=lazy, draggable="false",
                      class_="v-coarse" if max(size) <= _COARSE else None)
-    frame = el("span", picture, overlay(found, size, chosen, small), class_="v-frame",
+    frame = el("span", picture, overlay(all_shapes, size, chosen, small), class_="v-frame",
                style=f"aspect-ratio:{size[0]:.6g}/{size[1]:.6g};--v-w:{min(size[0], 8192):.6g}px")
     box = el("input", type="checkbox", class_="v-zoomed", aria_label=f"show {alt} large")
     return el("label", box, frame, class_="v-zoom", title=None if small else "click: large or small")
 
 
-def overlay(found: Sequence[Shape], size: Box, chosen: int | None = None, small: bool = False) -> Html:
-    """Boxes, points and paths as SVG in the pixels of a picture of `size`; the target dashed; labels that keep apart.
+def overlay(all_shapes: Sequence[Shape], size: Box, chosen: int | None = None, small: bool = False) -> Html:
+    """Returns boxes, points and paths as SVG in the pixels of a picture of `size`; the target dashed; labels that keep
+    apart.
 
     `small`: without labels.
     """
     unit = max(size) / (20 if small else 38)
-    shown = [shape for shape in found if shape.kind in _DRAWN]
+    shown = [shape for shape in all_shapes if shape.kind in _DRAWN]
     boxes, taken = [s.at for s in shown if s.kind == "box"], list[Box]()
     drawn = []
     for i, shape in enumerate(shown):
@@ -237,10 +238,10 @@ def _meet(a: Box, b: Box) -> bool:
 # --- video ------------------------------------------------------------------------------------------------------------
 
 
-def _video(view: GroupView, one: MediaView, found: Sequence[Shape], addresses: Addresses, caption: Html,
+def _video(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], addresses: Addresses, caption: Html,
            shown: Html) -> Html:
     run, name = view.key.run, one.name
-    width, height = _size(view, one, found)
+    width, height = _size(view, one, all_shapes)
     shape = f"--v-ratio:{width / height:.6g}"
     source = addresses.video(run, name) if name else None
     if source and name and name.lower().endswith(_MOVING):
@@ -250,12 +251,12 @@ def _video(view: GroupView, one: MediaView, found: Sequence[Shape], addresses: A
                     class_="v-player", style=shape)
     else:
         player = ""
-    spans = [s for s in found if s.kind == "span"]
+    spans = [s for s in all_shapes if s.kind == "span"]
     line = timeline(spans, _duration(view, one), one.timestamps) if spans else ""
     return el("figure", player, caption, line, shown, class_="v-pic v-clip")
 
 
-def frames(view: GroupView, one: MediaView, found: Sequence[Shape], addresses: Addresses,
+def frames(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], addresses: Addresses,
            chosen: int | None = None, most: int = FRAMES) -> Html:
     """Returns the sampled frames side by side with their seconds, under the boxes of tracks; other marks on the
     first.
@@ -267,17 +268,17 @@ def frames(view: GroupView, one: MediaView, found: Sequence[Shape], addresses: A
     places = [int(i * step) for i in range(min(len(times), most))]
     sources = list(addresses.frames(view.key.run, one.name, [times[i] for i in places])) if one.name else []
     sources += [None] * (len(places) - len(sources))
-    size = _size(view, one, found)
+    size = _size(view, one, all_shapes)
     shown = []
     for i, source in zip(places, sources, strict=False):
-        here = [s for s in found if s.kind in _DRAWN] if i == 0 else []
-        here += [Shape("box", box, s.label, s.rollout, s.media, s.score) for s in found
+        here = [s for s in all_shapes if s.kind in _DRAWN] if i == 0 else []
+        here += [Shape("box", box, s.label, s.rollout, s.media, s.score) for s in all_shapes
                  if s.kind == "track" and (box := at_frame(s.at, i, times))]
         time = f"{number(times[i], '.2f')} s"
         shown.append(el("figure", _framed(source, size, here, chosen, f"frame at {time}", small=True),
                         el("figcaption", time), class_="v-still"))
     scores = [el("span", el("i", class_="v-swatch", style=f"background:{s.color}"), f"#{s.rollout} {s.score}",
-                 class_=f"v-of-{s.rollout}") for s in found if s.kind == "track" and s.rollout is not None]
+                 class_=f"v-of-{s.rollout}") for s in all_shapes if s.kind == "track" and s.rollout is not None]
     more = f"{len(places)} of {len(times)} frames" if len(places) < len(times) else ""
     return join([el("div", *shown, more, class_="v-stills v-scroll", tabindex="0"),
                  el("div", *scores, class_="v-keys") if scores else ""])
@@ -292,17 +293,17 @@ def _duration(view: GroupView, one: MediaView | None) -> float | None:
     return times[-1] + (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
 
-def timeline(found: Sequence[Shape], duration: float | None, ticks: Sequence[float] = ()) -> Html:
+def timeline(all_shapes: Sequence[Shape], duration: float | None, ticks: Sequence[float] = ()) -> Html:
     """Returns the spans of target and answers over the seconds of a clip, a row each, with the IoU; `ticks`: sampled
     frames.
     """
-    ends = [max(s.at) for s in found if s.kind == "span"]
+    ends = [max(s.at) for s in all_shapes if s.kind == "span"]
     if not ends:
         return Html("")
-    truth = [max(s.at) for s in found if s.rollout is None]
+    truth = [max(s.at) for s in all_shapes if s.rollout is None]
     whole = duration or max([1.0, *(truth or ends)]) * 1.05
-    rows = [_row(key, [s for s in found if s.rollout == key], whole)
-            for key in sorted({s.rollout for s in found}, key=lambda k: -1 if k is None else k)]
+    rows = [_row(key, [s for s in all_shapes if s.rollout == key], whole)
+            for key in sorted({s.rollout for s in all_shapes}, key=lambda k: -1 if k is None else k)]
     marks = [el("i", style=f"left:{_percent(t, whole):.3f}%") for t in ticks[:500] if finite(t) is not None]
     axis = [el("span", f"{number(whole * i / 4, '.3g')} s") for i in range(5)]
     return el("div", *rows, el("div", el("span"), el("div", *marks, class_="v-ticks"), el("span"), class_="v-span-row"),

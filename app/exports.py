@@ -73,11 +73,11 @@ def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note
         raise AppError(f"{len(chosen)} rollouts are chosen; {MOST_ROWS} is the most for one file: narrow the choice")
     left_out: list[str] = []
     if form == "sft" and not bad:
-        kept = [note for note in chosen if note.flag != "bad"]
-        if len(kept) < len(chosen):
-            left_out.append(f"{len(chosen) - len(kept)} are flagged bad: no model should learn them. Choose the flag "
+        usable = [note for note in chosen if note.flag != "bad"]
+        if len(usable) < len(chosen):
+            left_out.append(f"{len(chosen) - len(usable)} are flagged bad: no model should learn them. Choose the flag "
                             "bad above to export them all the same")
-        chosen = kept
+        chosen = usable
     path, rows = FORMS[form](library, media, chosen, folder, left_out)
     if not rows:
         path.unlink(missing_ok=True)
@@ -91,7 +91,7 @@ def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note
 
 def _tables(library: Library, chosen: Sequence[Note], names: Sequence[str],
             left_out: list[str]) -> Iterator[tuple[list[Note], pa.Table]]:
-    """(notes, their rollouts in the same order), a step of a run at a time."""
+    """Yields (notes, their rollouts in the same order), a step of a run at a time."""
     by_file: dict[tuple, list[Note]] = {}
     for note in chosen:
         by_file.setdefault(note.key[:4], []).append(note)
@@ -99,14 +99,14 @@ def _tables(library: Library, chosen: Sequence[Note], names: Sequence[str],
         try:
             table = library.folder(run).rollouts(step, split=split if source == "eval" else None, columns=names)
             places = {key: i for i, key in enumerate(_places(table))}
-            found = [(note, places[note.key[4:]]) for note in notes if note.key[4:] in places]
+            located = [(note, places[note.key[4:]]) for note in notes if note.key[4:] in places]
         except (VlrlError, OSError, pa.ArrowException, UnicodeDecodeError) as error:
             left_out.append(f"{len(notes)} of run {run!r}, step {step}: {error}")
             continue
-        if len(found) < len(notes):
-            left_out.append(f"{len(notes) - len(found)} of run {run!r}, step {step}: no longer in its files")
-        if found:
-            yield [note for note, _ in found], table.take([place for _, place in found])
+        if len(located) < len(notes):
+            left_out.append(f"{len(notes) - len(located)} of run {run!r}, step {step}: no longer in its files")
+        if located:
+            yield [note for note, _ in located], table.take([place for _, place in located])
 
 
 def _places(table: pa.Table) -> Iterator[tuple[str, int]]:
@@ -114,7 +114,7 @@ def _places(table: pa.Table) -> Iterator[tuple[str, int]]:
 
 
 def _records(library: Library, chosen: Sequence[Note], left_out: list[str]) -> Iterator[tuple[Note, dict[str, Any]]]:
-    """(note, its rollout without what is per token), with what the files hold as JSON decoded."""
+    """Yields (note, its rollout without what is per token), with what the files hold as JSON decoded."""
     names = [name for name in SCHEMA.names if name not in _HEAVY]
     for notes, table in _tables(library, chosen, names, left_out):
         for i, note in enumerate(notes):
@@ -174,13 +174,13 @@ def _sft(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Pa
     """Returns a zip of canonical rows with the chosen answers as their `solution`, of their media, and of how to use
     it.
     """
-    path, lines, held, ids = folder / "sft.zip", [], {}, set()
+    path, lines, sizes, ids = folder / "sft.zip", [], {}, set()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # media are compressed already
         for note, record in _records(library, chosen, left_out):
             try:
                 files = [_media_file(media, note.key.run, entry) for entry in record["media"] or ()]
                 line = json_line(_row(note, record, files, ids))
-                _keep(archive, held, files)
+                _keep(archive, sizes, files)
                 lines.append(line)
             except (VlrlError, OSError, ValueError, TypeError) as error:
                 left_out.append(f"{_name(note.key)}: {error}")
@@ -221,9 +221,9 @@ def _row(note: Note, record: Mapping[str, Any], files: Sequence[_File], ids: set
         raise AppError("its data row was not kept")
     if not record["completion"] or record["truncated"]:
         raise AppError("its answer is empty or was cut off: it would teach to end there")
-    kept = {name: value for name, value in row.items() if name not in _NOT_CARRIED}
+    fields = {name: value for name, value in row.items() if name not in _NOT_CARRIED}
     if any(file.frames for file in files):  # frames that were kept alone begin at the clip's start
-        kept = {name: value for name, value in kept.items() if name not in ("video_start", "video_end")}
+        fields = {name: value for name, value in fields.items() if name not in ("video_start", "video_end")}
     id, number = record["sample_id"], 2
     while id in ids:
         id, number = f"{record['sample_id']}-{number}", number + 1
@@ -235,18 +235,18 @@ def _row(note: Note, record: Mapping[str, Any], files: Sequence[_File], ids: set
     came = {"run": note.key.run, "step": note.key.step, "group": note.key.group, "rollout": note.key.index,
             "reward": record["reward"]}
     meta = row.get("meta")
-    return {**kept, "id": id, **shown, "solution": record["completion"],
+    return {**fields, "id": id, **shown, "solution": record["completion"],
             "meta": {**(meta if isinstance(meta, dict) else {}), "rollout": came}}
 
 
-def _keep(archive: zipfile.ZipFile, held: dict[str, int], files: Sequence[_File]) -> None:
+def _keep(archive: zipfile.ZipFile, sizes: dict[str, int], files: Sequence[_File]) -> None:
     for file in files:
         size = file.path.stat().st_size
-        if held.setdefault(file.name, size) != size:
+        if sizes.setdefault(file.name, size) != size:
             raise AppError(f"two files of different sizes go by the hash of {file.name}")
         if file.name in archive.NameToInfo:
             continue
-        if sum(held.values()) > MOST_BYTES:
+        if sum(sizes.values()) > MOST_BYTES:
             raise AppError(f"the media of these answers have more than {MOST_BYTES >> 30} GiB: narrow the choice")
         if file.frames:
             with archive.open(file.name, "w") as target:

@@ -46,18 +46,18 @@ def query_of(where: Mapping[str, str], flagged: Sequence[RolloutKey] | None = No
 
 def keeps(where: Mapping[str, str]) -> dict[str, str]:
     """Returns the part of a location that says what the list shows, for links that open something beside it."""
-    kept = {k: v for k, v in where.items() if k not in _OPENED or k == "run"}
+    filters = {k: v for k, v in where.items() if k not in _OPENED or k == "run"}
     if "group" in where and where.get("in") == "all":
-        kept.pop("run", None)
-    return kept
+        filters.pop("run", None)
+    return filters
 
 
 def opened(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) -> dict[str, Any]:
     """Returns the location of a group beside the list as it is."""
-    kept = keeps(where)
-    made = {**kept, "page": "rollouts", "run": key.run, "source": key.source, "split": key.split, "step": key.step,
-            "group": key.group}
-    return made | ({} if kept.get("run") else {"in": "all"}) | ({} if rollout is None else {"rollout": rollout})
+    filters = keeps(where)
+    target = {**filters, "page": "rollouts", "run": key.run, "source": key.source, "split": key.split, "step": key.step,
+              "group": key.group}
+    return target | ({} if filters.get("run") else {"in": "all"}) | ({} if rollout is None else {"rollout": rollout})
 
 
 def set_filters(where: Mapping[str, str]) -> int:

@@ -49,11 +49,11 @@ def read(text: str, prompt: str = "", truncated: bool = False, others: Collectio
     """
     end = prompt.rstrip()
     opened = "think" if end.endswith("<think>") else ""
-    said = {name for name in _NAMES if re.search(f"</?{name}>", text)}
-    asked = {name for name in _NAMES if f"<{name}>" in prompt or name in others}
+    closed = {name for name in _NAMES if re.search(f"</?{name}>", text)}
+    requested = {name for name in _NAMES if f"<{name}>" in prompt or name in others}
     if end.endswith("</think>"):
-        asked -= {"think"}
-    expected = [name for name in _NAMES if name in said | asked]
+        requested -= {"think"}
+    expected = [name for name in _NAMES if name in closed | requested]
     if not expected:
         pieces = (Piece("answer", text),) if text else ()
         return Form(pieces, ("cut off before its end",) if truncated else ())
@@ -70,16 +70,16 @@ def _pieces(text: str, opened: str, expected: list[str]) -> tuple[list[Piece], l
     pieces: list[Piece] = []
     wrong: list[str] = []
     at = 0
-    for found in _TAG.finditer(text):
-        _add(pieces, text[at:found.start()], inside)
-        at, name, closing = found.end(), found[2], bool(found[1])
+    for match in _TAG.finditer(text):
+        _add(pieces, text[at:match.start()], inside)
+        at, name, closing = match.end(), match[2], bool(match[1])
         fits = inside == name if closing else not inside
         late = not closing and expected.index(name) < before
         if late:
-            wrong.append(f"{found[0]} after <{expected[before]}>")
+            wrong.append(f"{match[0]} after <{expected[before]}>")
         elif not fits:
-            wrong.append(f"{found[0]} inside <{inside}>" if inside else f"{found[0]} without an opening tag")
-        pieces.append(Piece(_KINDS[inside or name], found[0], tag=True, bad=late or not fits))
+            wrong.append(f"{match[0]} inside <{inside}>" if inside else f"{match[0]} without an opening tag")
+        pieces.append(Piece(_KINDS[inside or name], match[0], tag=True, bad=late or not fits))
         if fits:
             inside, before = ("" if closing else name), max(before, expected.index(name))
     _add(pieces, text[at:], inside)

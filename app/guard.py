@@ -108,8 +108,8 @@ class Guard:
             return RedirectResponse("/", 303)
         if request.method == "POST":
             async with self._trying:  # one guess at a time
-                said = parse_qs((await _body(request)).decode("utf-8", "replace")).get("password", [""])[0]
-                if hmac.compare_digest(said.encode(), self.password):
+                password = parse_qs((await _body(request)).decode("utf-8", "replace")).get("password", [""])[0]
+                if hmac.compare_digest(password.encode(), self.password):
                     answer = RedirectResponse(f"/?{query}" if query else "/", 303)
                     answer.set_cookie(_cookie(request.scope), self.token, httponly=True, samesite="lax", path="/")
                     return answer
@@ -143,8 +143,8 @@ class Guard:
 
 
 def _hashes(body: bytes) -> str:
-    found = (base64.b64encode(hashlib.sha256(script).digest()).decode() for script in _INLINE.findall(body))
-    return "".join(f" 'sha256-{digest}'" for digest in found)
+    digests = (base64.b64encode(hashlib.sha256(script).digest()).decode() for script in _INLINE.findall(body))
+    return "".join(f" 'sha256-{digest}'" for digest in digests)
 
 
 def _with_headers(send: Send, hashes: str = "") -> Send:

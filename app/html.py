@@ -39,7 +39,7 @@ class Html(str):
 
 def visible(text: str) -> str:
     """Returns the text with what cannot be seen written out: ␀, ␍, ⟨U+202E⟩. Line feeds and tabs stay."""
-    return _ODD.sub(lambda found: _shown(ord(found[0])), text)
+    return _ODD.sub(lambda match: _shown(ord(match[0])), text)
 
 
 def _shown(code: int) -> str:
@@ -58,7 +58,7 @@ def esc(value: Any) -> Html:
 
 
 def join(pieces: Iterable[Any], between: str = "") -> Html:
-    """Pieces one after the other, escaped where they are no HTML; None and "" are left out."""
+    """Returns pieces one after the other, escaped where they are no HTML; None and "" are left out."""
     return Html(between.join(esc(piece) for piece in pieces if piece is not None and piece != ""))
 
 

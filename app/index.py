@@ -130,7 +130,7 @@ class Facets:
     notes: tuple[str, ...] = ()
 
 
-class Asked(NamedTuple):
+class Scope(NamedTuple):
     """What a query was answered from."""
 
     runs: list[str]
@@ -152,10 +152,10 @@ class Index:
         """Gives back memory and temporary files."""
         self.table.close()
 
-    def refresh(self, runs: Sequence[str] = (), budget_s: float | None = None) -> Asked:
+    def refresh(self, runs: Sequence[str] = (), budget_s: float | None = None) -> Scope:
         """Reads what is new in some runs; () = every run. Raises AppError for a run that is unknown."""
         names = list(runs) or [info.id for info in self.library.runs()]
-        return Asked(names, *self.table.refresh(names, budget_s))
+        return Scope(names, *self.table.refresh(names, budget_s))
 
     # --- lists ----------------------------------------------------------------------------------------------------
 
@@ -164,8 +164,8 @@ class Index:
 
         Raises AppError for a query that cannot be.
         """
-        asked = self.refresh(query.runs)
-        source, values = _groups(query, asked.runs)
+        scope = self.refresh(query.runs)
+        source, values = _groups(query, scope.runs)
         order = group_order(query)
         sql = f"""
             WITH found AS ({source}), shown AS (SELECT * FROM found ORDER BY {order} LIMIT ? OFFSET ?)
@@ -173,15 +173,15 @@ class Index:
             FROM shown JOIN (
                 SELECT {_KEY}, {_GROUP_COLUMNS} FROM rollouts SEMI JOIN shown USING ({_KEY}) GROUP BY {_KEY}
             ) AS more USING ({_KEY}) ORDER BY {order}"""
-        return self._page(query, asked, sql, values, page, size, _group_row)
+        return self._page(query, scope, sql, values, page, size, _group_row)
 
     def rollouts(self, query: Query, page: int = 0, size: int = 50) -> Page[RolloutRow]:
         """Returns one page of the answers that pass the filters; a page after the last gives the last.
 
         Raises AppError for a query that cannot be.
         """
-        asked = self.refresh(query.runs)
-        groups, rollouts = of_groups(query, asked.runs), of_rollouts(query)
+        scope = self.refresh(query.runs)
+        groups, rollouts = of_groups(query, scope.runs), of_rollouts(query)
         order, order_values = rollout_order(query)
         sql = f"""
             WITH found AS (SELECT rowid AS row, row_number() OVER (ORDER BY {order}) AS place FROM rollouts
@@ -189,15 +189,15 @@ class Index:
                  shown AS (SELECT * FROM found ORDER BY place LIMIT ? OFFSET ?)
             SELECT rollouts.* REPLACE (completion[:{SHOWN}] AS completion), (SELECT count(*) FROM found) AS total
             FROM shown JOIN rollouts ON rollouts.rowid = shown.row ORDER BY place"""
-        return self._page(query, asked, sql, [*order_values, *groups.values, *rollouts.values], page, size,
+        return self._page(query, scope, sql, [*order_values, *groups.values, *rollouts.values], page, size,
                           _rollout_row)
 
     def neighbours(self, query: Query, key: GroupKey) -> tuple[GroupKey | None, GroupKey | None]:
         """Returns the groups before and after `key` in the order of `groups(query)`; None at an end or when it is not
         there.
         """
-        asked = self.refresh(query.runs)
-        source, values = _groups(query, asked.runs)
+        scope = self.refresh(query.runs)
+        source, values = _groups(query, scope.runs)
         sql = f"""
             WITH found AS ({source}),
                  placed AS (SELECT {_KEY}, row_number() OVER (ORDER BY {group_order(query)}) AS place FROM found),
@@ -209,20 +209,20 @@ class Index:
 
     def facets(self, runs: Sequence[str] = (), budget_s: float | None = None) -> Facets:
         """Returns what the filters can be set to for some runs; () = every run. Of each at most the 500 commonest."""
-        asked = self.refresh(runs, budget_s)
+        scope = self.refresh(runs, budget_s)
 
         def common(value: str) -> tuple[str, ...]:
             rows = self.table.fetch(
                 f"SELECT value FROM (SELECT {value} AS value FROM rollouts WHERE run IN (SELECT unnest(?::VARCHAR[])))"
                 f" WHERE value IS NOT NULL GROUP BY value ORDER BY count(*) DESC, value LIMIT {_MOST_VALUES}",
-                [asked.runs])
+                [scope.runs])
             return tuple(sorted(row["value"] for row in rows))
 
         [span] = self.table.fetch("SELECT min(step) AS first, max(step) AS last, count(*) AS count FROM rollouts "
-                                  "WHERE run IN (SELECT unnest(?::VARCHAR[]))", [asked.runs])
+                                  "WHERE run IN (SELECT unnest(?::VARCHAR[]))", [scope.runs])
         steps = None if span["first"] is None else (span["first"], span["last"])
         return Facets(common("source"), common("split"), common("category"), common("unnest(part_names)"),
-                      common("task"), steps, span["count"], asked.pending, asked.notes)
+                      common("task"), steps, span["count"], scope.pending, scope.notes)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -230,16 +230,16 @@ class Index:
         tables = {} if query.flagged is None else {"flagged": flagged_table(query)}
         return self.table.fetch(sql, values, tables, query.text)
 
-    def _page(self, query: Query, asked: Asked, sql: str, values: list[Any], page: int, size: int, make: Any) -> Page:
+    def _page(self, query: Query, scope: Scope, sql: str, values: list[Any], page: int, size: int, make: Any) -> Page:
         size = min(max(1, int(size)), _MOST_ROWS)
         page = max(0, int(page))
         rows = self._fetch(query, sql, [*values, size, page * size])
         if not rows and page:  # after the last one
-            first = self._page(query, asked, sql, values, 0, size, make)
+            first = self._page(query, scope, sql, values, 0, size, make)
             last = first.pages - 1
-            return first if last == 0 else self._page(query, asked, sql, values, min(last, page - 1), size, make)
+            return first if last == 0 else self._page(query, scope, sql, values, min(last, page - 1), size, make)
         total = rows[0]["total"] if rows else 0
-        return Page(tuple(make(row) for row in rows), total, page, size, asked.pending, asked.notes)
+        return Page(tuple(make(row) for row in rows), total, page, size, scope.pending, scope.notes)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -164,29 +164,29 @@ class Curriculum:
 
 def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str | None = None,
             threshold: float | None = None) -> History:
-    """Every group of `sample_id` in some runs (() = all). Raises AppError for an unknown run."""
-    asked = index.refresh(runs)
-    limits = _thresholds(index, asked.runs, part, threshold)
+    """Returns every group of `sample_id` in some runs (() = all). Raises AppError for an unknown run."""
+    scope = index.refresh(runs)
+    limits = _thresholds(index, scope.runs, part, threshold)
     rows = index.table.fetch(f"""
         SELECT {_KEY}, count(*) AS n, avg(reward) AS mean, round(stddev_samp(reward), 12) AS std, max(reward) AS best,
                min(reward) AS worst, list({_VALUE}) AS scored,
                {{'media': first(media), 'target': first(target),
                  'prompt': CASE WHEN first(media) IS NULL THEN first(left(prompt, 240)) END}} AS content
         FROM rollouts WHERE sample_id = ? AND run IN {_RUNS} AND NOT aside GROUP BY {_KEY}
-        ORDER BY run, step, source DESC, split, group_id""", [*_value(part, threshold), sample_id, asked.runs])
+        ORDER BY run, step, source DESC, split, group_id""", [*_value(part, threshold), sample_id, scope.runs])
     rows, notes = _of_one_sample(rows)
     drawn = {run: _drawn(index, run) for run in {row["run"] for row in rows}}
-    visits, seen = [], dict[str, int]()
+    visits, sums = [], dict[str, int]()
     for row in rows:
         run, training = row["run"], row["source"] == "train"
-        seen[run] = seen.get(run, 0) + training
+        sums[run] = sums.get(run, 0) + training
         usual = drawn[run](row["step"])
         visits.append(Visit(
             GroupKey(*(row[name] for name in _KEY.split(", "))), row["n"], row["mean"],
             0.0 if row["best"] is not None and row["best"] == row["worst"] else row["std"], row["best"], row["worst"],
-            _pass_rate(row["scored"], limits.get(run)), seen[run], seen[run] / usual if training and usual else None))
+            _pass_rate(row["scored"], limits.get(run)), sums[run], sums[run] / usual if training and usual else None))
     return History(sample_id, tuple(visits), {run: limits[run] for run in drawn if run in limits},
-                   (*asked.notes, *notes))
+                   (*scope.notes, *notes))
 
 
 def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Comparison:
@@ -194,7 +194,7 @@ def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Compari
 
     Raises AppError when a side has no evaluation of it, or no sample is on both sides.
     """
-    asked = index.refresh(list(dict.fromkeys((a.run, b.run))))
+    scope = index.refresh(list(dict.fromkeys((a.run, b.run))))
     split = split or _common_split(index, a, b)
     (a, first), (b, second) = (_evaluated(index, side, split) for side in (a, b))
     both, others = matched(first, second)
@@ -204,7 +204,7 @@ def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Compari
     pairs = [Pair(one["sample_id"], one["category"], one["mean"], other["mean"], _eval_key(a, split, one),
                   _eval_key(b, split, other)) for one, other in both]
     return comparison(a, b, split, pairs, (len(first), len(second)),
-                      (*asked.notes, *([others] if others else ())))
+                      (*scope.notes, *([others] if others else ())))
 
 
 def comparison(a: Side, b: Side, split: str, pairs: Sequence[Pair], samples: tuple[int, int],
@@ -224,7 +224,7 @@ def curriculum(index: Index, library: Library, run: str, *, part: str | None = N
     """Returns what a run was trained on and how it went, over `bins` spans of steps. Raises AppError for an unknown
     run.
     """
-    asked = index.refresh([run])
+    scope = index.refresh([run])
     limit = _thresholds(index, [run], part, threshold).get(run)
     rows = index.table.fetch(f"""
         SELECT step, first(category) AS category, count(*) AS n, sum(reward) AS total, count(reward) AS scored,
@@ -246,7 +246,7 @@ def curriculum(index: Index, library: Library, run: str, *, part: str | None = N
         tuple(_share(of_bin, lambda row: row["n"] if row["equal"] else 0) for of_bin in binned),
         tuple(_share(of_bin, lambda row: row["truncated"]) for of_bin in binned),
         tuple(_share(of_bin, lambda row: row["errors"]) for of_bin in binned), tuple(dropped),
-        tuple(_categories(rows, binned)), weights, asked.notes)
+        tuple(_categories(rows, binned)), weights, scope.notes)
 
 
 # --- passing ----------------------------------------------------------------------------------------------------------
@@ -291,9 +291,9 @@ def _of_one_sample(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
     if len(counts) < 2:
         return list(rows), []
     usual = max(counts, key=lambda content: counts[content])
-    kept = [row for row in rows if json.dumps(row["content"]) == usual]
+    same = [row for row in rows if json.dumps(row["content"]) == usual]
     others = sorted({row["run"] for row in rows if json.dumps(row["content"]) != usual})
-    return kept, [f"{len(rows) - len(kept):,} groups of this id have other media or another target (another data.seed, "
+    return same, [f"{len(rows) - len(same):,} groups of this id have other media or another target (another data.seed, "
                   f"or other rows) and are left out, of {', '.join(others[:5])}."]
 
 
@@ -340,7 +340,7 @@ def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_
     with equal media and target, which were asked in other words, and rows of other ids with all three equal. An id
     alone says nothing: with another data.seed it is another picture.
     """
-    found: list[tuple[_Row, _Row]] = []
+    pairs: list[tuple[_Row, _Row]] = []
     for names, shown in ((("sample_id", "media", "target", "prompt"), False), (("sample_id", "media", "target"), True),
                          (("media", "target", "prompt"), True)):
         waiting: dict[Any, list[_Row]] = {}
@@ -349,24 +349,24 @@ def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_
                 waiting.setdefault(tuple(row[name] for name in names), []).append(row)
         for row in first:
             if others := waiting.get(tuple(row[name] for name in names)):
-                found.append((row, others.pop(0)))
-        used = {id(row) for pair in found for row in pair}
+                pairs.append((row, others.pop(0)))
+        used = {id(row) for pair in pairs for row in pair}
         first, second = ([row for row in rows if id(row) not in used] for rows in (first, second))
     ids = {row["sample_id"] for row in first} & {row["sample_id"] for row in second}
-    return found, (f"{len(ids):,} samples have one id on both sides and other media, another target or another prompt "
+    return pairs, (f"{len(ids):,} samples have one id on both sides and other media, another target or another prompt "
                    "(another data.seed, or other rows): they are left out." if ids else "")
 
 
 def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, list[_Row]]:
     """Returns the side with its step, and mean reward, category, group and content of each sample."""
-    found = index.table.fetch("SELECT DISTINCT step FROM rollouts WHERE source = 'eval' AND run = ? AND split = ? "
-                              "ORDER BY step", [side.run, split])
-    steps = [row["step"] for row in found]
+    records = index.table.fetch("SELECT DISTINCT step FROM rollouts WHERE source = 'eval' AND run = ? AND split = ? "
+                                "ORDER BY step", [side.run, split])
+    steps = [row["step"] for row in records]
     step = side.step if side.step is not None else max(steps, default=None)
     if step not in steps or step is None:
-        told = f"it was evaluated at steps {', '.join(map(str, steps[-20:]))}" if steps else "it has none"
+        available = f"it was evaluated at steps {', '.join(map(str, steps[-20:]))}" if steps else "it has none"
         raise AppError(f"run {side.run!r} has no evaluation of {split!r}"
-                       f"{'' if step is None else f' at step {step}'}: {told}")
+                       f"{'' if step is None else f' at step {step}'}: {available}")
     rows = index.table.fetch("""
         SELECT sample_id, avg(reward) AS mean, first(category) AS category, min(group_id) AS group_id,
                first(media) AS media, first(target) AS target, first(left(prompt, 240)) AS prompt FROM rollouts

@@ -28,7 +28,7 @@ class Progress:
     """Share of the phase, in [0, 1]."""
     texts: tuple[str, ...] = ()
     """What the answers hold so far."""
-    said: str = ""
+    remark: str = ""
     """A remark; of a job that failed, why."""
     result: Any = None
 
@@ -51,7 +51,7 @@ class Job:
     def tell(self, phase: str | None = None, **changes: Any) -> None:
         """Changes the progress; a phase begins at 0 with no remark."""
         with self._changed:
-            fresh = {"phase": phase, "done": 0.0, "said": ""} if phase and phase != self._now.phase else {}
+            fresh = {"phase": phase, "done": 0.0, "remark": ""} if phase and phase != self._now.phase else {}
             then = replace(self._now, **{**fresh, **changes})
             if then != self._now:
                 self._now = then
@@ -90,7 +90,7 @@ class Job:
         except Stopped:
             self.tell("stopped")
         except VlrlError as error:
-            self.tell("failed", said=str(error))
+            self.tell("failed", remark=str(error))
         except (Exception, SystemExit) as error:  # a task's code, a decoder, a library
             _log.error("the playground failed", exc_info=error)
-            self.tell("failed", said=failure(error))
+            self.tell("failed", remark=failure(error))

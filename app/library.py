@@ -95,11 +95,11 @@ class Library:
     def path(self, id: str) -> Path:
         """Returns the run's folder. Raises AppError as `run` does: only an id that `runs` lists is one."""
         with self._lock:
-            found = (self._scan().get(id) or self._scan(fresh=True).get(id)) if isinstance(id, str) else None
-        if found is None:
+            folder = (self._scan().get(id) or self._scan(fresh=True).get(id)) if isinstance(id, str) else None
+        if folder is None:
             word = str(id)[:200]
             raise AppError(f"there is no run {word!r} in {self.root}.{did_you_mean(word, self._paths)}")
-        return found
+        return folder
 
     def folder(self, id: str) -> RunFolder:
         """Returns the run's folder for reading, through which nothing outside the root is read. Raises AppError as
@@ -130,7 +130,7 @@ class Library:
         return dict(self._config(id, self.path(id))[0])
 
     def diff(self, a: str, b: str) -> list[tuple[str, Any, Any]]:
-        """(name, value in run a, value in run b) of every setting that differs; None where a run has none.
+        """Returns (name, value in run a, value in run b) of every setting that differs; None where a run has none.
 
         The folder of the run is left out.
         """
@@ -145,8 +145,8 @@ class Library:
         self.metrics(id)
         self.evals(id)
         with self._lock:
-            told = [note for (run, _), lines in self._lines.items() if run == id for note in lines.notes]
-        return tuple(dict.fromkeys((*info.notes, *told)))
+            remarks = [note for (run, _), lines in self._lines.items() if run == id for note in lines.notes]
+        return tuple(dict.fromkeys((*info.notes, *remarks)))
 
     def file(self, id: str, name: str) -> Path | None:
         """Returns the regular file `name` ("tokenizer.json", "checkpoints/step-000050/tokenizer.json") of a run, as it
@@ -163,19 +163,19 @@ class Library:
             return list(lines.read(inside(path / name, self.root)))
 
     def _config(self, id: str, path: Path) -> tuple[dict[str, Any], str]:
-        """(flat settings, what is wrong with them)."""
+        """Returns (flat settings, what is wrong with them)."""
         file = inside(path / "config.yaml", self.root)
         signature = _signature(file)
         with self._lock:
             if id not in self._settings or self._settings[id][0] != signature:
-                found, wrong = {}, ""
+                settings, wrong = {}, ""
                 try:
-                    found = flat(read_yaml(file, _SMALL)) if file else {}
+                    settings = flat(read_yaml(file, _SMALL)) if file else {}
                 except BadFile as error:
                     wrong = f"config.yaml cannot be read: {error}"
                 if file is None and os.path.lexists(path / "config.yaml"):
                     wrong = f"config.yaml is not read: it is no regular file inside {self.root}"
-                self._settings[id] = (signature, found, wrong)
+                self._settings[id] = (signature, settings, wrong)
             return self._settings[id][1:]
 
     def _info(self, id: str, path: Path) -> RunInfo:
@@ -195,21 +195,21 @@ class Library:
         refused = [name for name in _WATCHED if name != "config.yaml" and
                    os.path.lexists(path / name) and not _readable(inside(path / name, self.root), name)]
         notes += [f"{name} is not read: it is no regular file of a usual size inside {self.root}" for name in refused]
-        found = status.Status(str(path), "unknown")
+        report = status.Status(str(path), "unknown")
         if not {"heartbeat.json", "run.lock", "metrics.jsonl", "eval.jsonl"} & set(refused):
             try:
-                found = status.read(path)
+                report = status.read(path)
             except Exception as error:  # the files may hold anything, e.g. a process number that is none
                 notes.append(f"its state cannot be read: {type(error).__name__} in heartbeat.json or run.lock")
             if (path / "heartbeat.json").exists() and read_json(path / "heartbeat.json") is None:
                 notes.append("heartbeat.json is no whole JSON object")
-        state = _STATE.get(found.state, found.state)
+        state = _STATE.get(report.state, report.state)
         started = None if "env.json" in refused else _started(path)
         ended = time.time() if state == "running" else _beat(path) if "heartbeat.json" not in refused else None
         lasted = ended - started if ended is not None and started is not None and ended >= started else None
-        steps = found.steps if found.steps is not None else _whole(settings.get("steps"))
+        steps = report.steps if report.steps is not None else _whole(settings.get("steps"))
         return RunInfo(id, path, state, _task(settings), _word(settings.get("model.name")),
-                       _whole(found.step), _whole(steps), finite(found.reward), started, lasted, tuple(notes))
+                       _whole(report.step), _whole(steps), finite(report.reward), started, lasted, tuple(notes))
 
 
 def _task(settings: Mapping[str, Any]) -> str:
@@ -227,7 +227,7 @@ class _Walk:
         self.root, self.skipped, self._left = root, list[str](), _MOST_FOLDERS
 
     def runs(self) -> Iterator[tuple[str, Path]]:
-        """(id, folder) of every run."""
+        """Yields (id, folder) of every run."""
         if _is_run(self.root):
             yield ".", self.root
         else:
@@ -285,7 +285,7 @@ class _Inside(RunFolder):
 
 
 def inside(path: Path, root: Path) -> Path | None:
-    """`path` with links resolved, if it is a regular file inside `root`; else None. Opens nothing."""
+    """Returns `path` with links resolved, if it is a regular file inside `root`; else None. Opens nothing."""
     try:
         real = path.resolve(strict=True)
         return real if real.is_relative_to(root) and stat.S_ISREG(real.stat().st_mode) else None
@@ -319,17 +319,17 @@ def _readable(path: Path | None, name: str) -> bool:
 
 def _signature(path: Path | None) -> Any:
     try:
-        found = path.stat() if path else None
+        info = path.stat() if path else None
     except (OSError, ValueError):
         return None
-    return found and (found.st_mtime_ns, found.st_size, found.st_ino)
+    return info and (info.st_mtime_ns, info.st_size, info.st_ino)
 
 
 def _started(path: Path) -> float | None:
     """Returns when the run was started, by env.json; else when its config was written."""
-    told = (read_json(path / "env.json") or {}).get("started")
+    started = (read_json(path / "env.json") or {}).get("started")
     try:
-        return datetime.strptime(str(told), "%Y-%m-%dT%H:%M:%S%z").timestamp()
+        return datetime.strptime(str(started), "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except (ValueError, OverflowError, OSError):
         pass
     try:

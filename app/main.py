@@ -41,7 +41,7 @@ def _uploaded(file: dict[str, Any]) -> dict[str, Any]:
 
 def blocks(site: Site) -> gr.Blocks:
     """Returns the whole app; which of its pages is in view is decided in the browser (static/app.js)."""
-    with Pages(title="vlrl", analytics_enabled=False, fill_width=True) as made:
+    with Pages(title="vlrl", analytics_enabled=False, fill_width=True) as app:
         links = [el("li", link({"page": name}, name.title(), class_=f"v-tab v-tab-{name}")) for name in PAGES]
         gr.HTML(el("nav", el("ul", *links), class_="v v-nav", aria_label="Pages"), elem_id="v-top",
                 apply_default_css=False)
@@ -50,7 +50,7 @@ def blocks(site: Site) -> gr.Blocks:
             with gr.Column(elem_id=f"v-page-{name}", elem_classes="v-screen"):
                 site.begin(name)
                 getattr(pages, name).build(site)
-    return made
+    return app
 
 
 def _keys() -> Html:

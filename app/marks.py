@@ -82,22 +82,22 @@ def _shape(mark: Any, index: int) -> Shape | None:
 
 
 def _place(kind: Any, at: Any) -> tuple[Any, ...] | None:
-    """`at` in the form of Shape.at; None when it has another one."""
+    """Returns `at` in the form of Shape.at; None when it has another one."""
     if not isinstance(at, (list, tuple)) or not isinstance(kind, str):
         return None
     if kind in _NUMBERS:
-        found = _numbers(at, _NUMBERS[kind])
-        return ordered(found) if found and kind == "box" else found
+        numbers = _numbers(at, _NUMBERS[kind])
+        return ordered(numbers) if numbers and kind == "box" else numbers
     if kind == "path":
         points = [_numbers(point, 2) for point in at[:_MOST]]
         return tuple(points) if len(points) > 1 and all(points) else None
     if kind == "track":
-        seen = [_seen(entry) for entry in at[:_MOST]]
-        return tuple(seen) if seen and all(seen) else None
+        entries = [_track_entry(entry) for entry in at[:_MOST]]
+        return tuple(entries) if entries and all(entries) else None
     return None
 
 
-def _seen(entry: Any) -> tuple[float | None, tuple[float, ...]] | None:
+def _track_entry(entry: Any) -> tuple[float | None, tuple[float, ...]] | None:
     if not isinstance(entry, (list, tuple)) or len(entry) != 2:
         return None
     box, seconds = _numbers(entry[1], 4), finite(entry[0])
@@ -109,9 +109,9 @@ def _seen(entry: Any) -> tuple[float | None, tuple[float, ...]] | None:
 def _numbers(values: Any, count: int) -> tuple[float, ...] | None:
     if not isinstance(values, (list, tuple)) or len(values) != count:
         return None
-    found = [finite(value) for value in values]
-    return tuple(v for v in found if v is not None) if all(
-        v is not None and abs(v) <= _FARTHEST for v in found) else None
+    numbers = [finite(value) for value in values]
+    return tuple(v for v in numbers if v is not None) if all(
+        v is not None and abs(v) <= _FARTHEST for v in numbers) else None
 
 
 def ordered(box: Sequence[float]) -> tuple[float, ...]:
@@ -164,8 +164,8 @@ def track_iou(track: Sequence[Any], truth: Sequence[Any]) -> float:
     if not truth:
         return 0.0
     own = {round(t, 3) if t is not None else i: box for i, (t, box) in enumerate(track)}
-    found = [own.get(round(t, 3) if t is not None else i) for i, (t, _) in enumerate(truth)]
-    return sum(iou(box, true) for box, (_, true) in zip(found, truth, strict=True) if box is not None) / len(truth)
+    boxes = [own.get(round(t, 3) if t is not None else i) for i, (t, _) in enumerate(truth)]
+    return sum(iou(box, true) for box, (_, true) in zip(boxes, truth, strict=True) if box is not None) / len(truth)
 
 
 def at_frame(track: Sequence[Any], frame: int, times: Sequence[float]) -> tuple[float, ...] | None:
@@ -178,5 +178,5 @@ def at_frame(track: Sequence[Any], frame: int, times: Sequence[float]) -> tuple[
         place = round(frame * (len(track) - 1) / max(len(times) - 1, 1))
         return track[place][1]
     gap = (times[-1] - times[0]) / max(len(times) - 1, 1) or 1.0
-    near = min(((abs(t - times[frame]), box) for t, box in track if t is not None), key=lambda found: found[0])
+    near = min(((abs(t - times[frame]), box) for t, box in track if t is not None), key=lambda candidate: candidate[0])
     return near[1] if near[0] <= gap / 2 + 1e-6 else None

@@ -84,12 +84,12 @@ class MediaStore:
     def _cached(self, path: Path, size: int, times: Any, read: Callable[[], list[Image.Image]]) -> list[bytes]:
         try:
             key = (*_signature(path), size, times)
-            found = self._pictures.get(key)
-            if found is None:
+            pictures = self._pictures.get(key)
+            if pictures is None:
                 with self._decoding:
-                    found = [_jpeg(image, size) for image in read()]
-                self._pictures.put(key, found)
-            return found
+                    pictures = [_jpeg(image, size) for image in read()]
+                self._pictures.put(key, pictures)
+            return pictures
         except (DataError, OSError) as error:
             raise AppError(f"media file {path.name!r} cannot be shown: {error}") from None
 
@@ -112,20 +112,20 @@ class _Cache:
 
     def __init__(self):
         self._lock, self._bytes = threading.Lock(), 0
-        self._held: OrderedDict[Any, list[bytes]] = OrderedDict()
+        self._pictures: OrderedDict[Any, list[bytes]] = OrderedDict()
 
     def get(self, key: Any) -> list[bytes] | None:
         with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
-            return self._held.get(key)
+            if key in self._pictures:
+                self._pictures.move_to_end(key)
+            return self._pictures.get(key)
 
     def put(self, key: Any, pictures: list[bytes]) -> None:
         with self._lock:
-            self._bytes += sum(map(len, pictures)) - sum(map(len, self._held.get(key, ())))
-            self._held[key] = pictures
-            while self._bytes > _CACHED_BYTES and len(self._held) > 1:
-                self._bytes -= sum(map(len, self._held.popitem(last=False)[1]))
+            self._bytes += sum(map(len, pictures)) - sum(map(len, self._pictures.get(key, ())))
+            self._pictures[key] = pictures
+            while self._bytes > _CACHED_BYTES and len(self._pictures) > 1:
+                self._bytes -= sum(map(len, self._pictures.popitem(last=False)[1]))
 
 
 def url(run: str, name: str, size: int | None = None) -> str:
@@ -148,22 +148,24 @@ def _frames(path: Path, times: Sequence[float]) -> list[Image.Image]:
         return _moving(path, times)
     if path.stat().st_size > _LIMITS.media_bytes:
         raise DataError(f"it has more than {_LIMITS.media_bytes} bytes")
-    found = video_decoders.track(path)
-    _check_size(*found.size)
-    wanted = [int(np.abs(found.times - t).argmin()) for t in times]
+    track = video_decoders.track(path)
+    _check_size(*track.size)
+    wanted = [int(np.abs(track.times - t).argmin()) for t in times]
     order = sorted(set(wanted))
     try:
-        frames, _ = video_decoders.frames_of(found, order)
+        frames, _ = video_decoders.frames_of(track, order)
     except video_decoders.Hidden:
-        found = video_decoders.counted(found)
-        wanted = [int(np.abs(found.times - t).argmin()) for t in times]
+        track = video_decoders.counted(track)
+        wanted = [int(np.abs(track.times - t).argmin()) for t in times]
         order = sorted(set(wanted))
-        frames, _ = video_decoders.frames_of(found, order)
+        frames, _ = video_decoders.frames_of(track, order)
     return [frames[order.index(i)] for i in wanted]
 
 
 def _moving(path: Path, times: Sequence[float]) -> list[Image.Image]:
-    """Frames of an animated picture: those shown at `times`, or one each where it has as many as there are times."""
+    """Returns frames of an animated picture: those shown at `times`, or one each where it has as many as there are
+    times.
+    """
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
             _check_size(*image.size)
@@ -178,9 +180,9 @@ def _moving(path: Path, times: Sequence[float]) -> list[Image.Image]:
                 places = ([number] if number < len(times) else []) if count == len(times) else [
                     i for i, t in enumerate(times) if clock <= t < end or (number == count - 1 and t >= end)]
                 if places:
-                    kept = frame.convert("RGB")
-                    kept.thumbnail((_LARGEST, _LARGEST))
-                    chosen |= dict.fromkeys(places, kept)
+                    picture = frame.convert("RGB")
+                    picture.thumbnail((_LARGEST, _LARGEST))
+                    chosen |= dict.fromkeys(places, picture)
                 clock = end
             return [chosen[i] for i in range(len(times))]
     except DataError:
@@ -203,8 +205,8 @@ def _jpeg(image: Image.Image, size: int) -> bytes:
 
 
 def _signature(path: Path) -> tuple[Any, ...]:
-    found = path.stat()
-    return str(path), found.st_mtime_ns, found.st_size, found.st_ino
+    stat = path.stat()
+    return str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def _head(path: Path) -> bytes:

@@ -43,14 +43,14 @@ class Chosen:
 
 
 def listed(library: Library) -> list[tuple[str, str]]:
-    """(label, value) of the embedded models and of the checkpoints of every run, the newest of each first."""
+    """Returns (label, value) of the embedded models and of the checkpoints of every run, the newest of each first."""
     shipped = sorted(p.parent.name for p in model_config.ASSETS.glob("*/config.json"))
-    found = [(f"{name}, as shipped", f"embedded/{name}") for name in shipped]
+    choices = [(f"{name}, as shipped", f"embedded/{name}") for name in shipped]
     for run in library.runs():
         with contextlib.suppress(VlrlError, OSError):
             names = sorted((p.name for p in _checkpoints(library, run.id).glob("step-*")), key=_step, reverse=True)
-            found += [(f"{run.id}, step {_step(n)}", f"{run.id}{_BETWEEN}{n}") for n in names if _step(n) >= 0]
-    return found
+            choices += [(f"{run.id}, step {_step(n)}", f"{run.id}{_BETWEEN}{n}") for n in names if _step(n) >= 0]
+    return choices
 
 
 def run_of(library: Library, model: str) -> str | None:
@@ -135,11 +135,11 @@ def _cached(name: str) -> Path | None:
 
     for file in ("config.json", "adapter_config.json"):
         try:
-            found = try_to_load_from_cache(name, file)
+            path = try_to_load_from_cache(name, file)
         except (ValueError, OSError):  # no name that the hub could have
             return None
-        if isinstance(found, str):
-            return Path(found).parent
+        if isinstance(path, str):
+            return Path(path).parent
     return None
 
 
@@ -147,8 +147,9 @@ def _cached(name: str) -> Path | None:
 
 
 def check_memory(config: Config, loaded: bool) -> int:
-    """Bytes of the weights of a config's model. Raises AppError when loading it and writing the answers, or once it is
-    loaded the latter alone, needs more memory than is free."""
+    """Returns bytes of the weights of a config's model. Raises AppError when loading it and writing the answers, or
+    once it is loaded the latter alone, needs more memory than is free.
+    """
     import psutil
     import torch
 
@@ -211,5 +212,5 @@ def stay_local(name: str) -> None:
 def is_shortage(error: BaseException) -> bool:
     """Returns whether memory ran out: Python's, a GPU's, or that of torch on a CPU, which raises a RuntimeError."""
     words = str(error).lower()
-    said = any(phrase in words for phrase in ("can't allocate memory", "not enough memory", "out of memory"))
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and said)
+    named = any(phrase in words for phrase in ("can't allocate memory", "not enough memory", "out of memory"))
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and named)

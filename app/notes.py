@@ -64,8 +64,8 @@ class Notes:
 
     def get(self, key: RolloutKey) -> Note | None:
         """Returns the note on one rollout."""
-        found = self._select(f"WHERE {_THIS}", _values(key))
-        return found[0] if found else None
+        notes = self._select(f"WHERE {_THIS}", _values(key))
+        return notes[0] if notes else None
 
     def all(self, run: str | None = None, flag: str | None = None, text: str = "") -> list[Note]:
         """Notes, the last changed first: of one run, with one flag, with a text in comment or sample id."""
@@ -88,12 +88,12 @@ class Notes:
             raise AppError(f"flag {flag!r} is not known; take one of {', '.join(FLAGS)}")
         if comment is not None and len(comment) > MOST_TEXT:
             raise AppError(f"the comment has {len(comment)} characters; {MOST_TEXT} is the most")
-        said = None if comment is None else utf8(comment.strip())
+        text = None if comment is None else utf8(comment.strip())
         with self._open(write=True) as base:
             base.execute(f"INSERT INTO notes VALUES ({', '.join('?' * len(_COLUMNS))}) "
                          f"ON CONFLICT ({', '.join(_KEYS)}) DO UPDATE SET flag = coalesce(?, flag), "
                          "comment = coalesce(?, comment), changed = excluded.changed",
-                         (*_values(key), flag or "", said or "", utf8(sample), reward, time.time(), flag, said))
+                         (*_values(key), flag or "", text or "", utf8(sample), reward, time.time(), flag, text))
             base.execute(f"DELETE FROM notes WHERE {_THIS} AND flag = '' AND comment = ''", _values(key))
         return self.get(key)
 
@@ -117,7 +117,7 @@ class Notes:
 
     @contextlib.contextmanager
     def _open(self, write: bool) -> Iterator[sqlite3.Connection]:
-        """The file, opened and looked at; with `write` inside a transaction that ends with the block."""
+        """Yields the file, opened and checked; with `write` inside a transaction that ends with the block."""
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
             raise AppError(f"{self.path} is a link or a folder; notes are kept in a file of their own: move it away")
         try:
@@ -159,15 +159,15 @@ class Notes:
 
 
 def _version(base: sqlite3.Connection, path: Path) -> int:
-    """0 for an empty file, else VERSION. Raises AppError for a file that holds anything but the one table."""
+    """Returns 0 for an empty file, else VERSION. Raises AppError for a file that holds anything but the one table."""
     version = base.execute("PRAGMA user_version").fetchone()[0]
-    held = base.execute("SELECT type, name FROM sqlite_master").fetchall()
-    if not held and version == 0:
+    tables = base.execute("SELECT type, name FROM sqlite_master").fetchall()
+    if not tables and version == 0:
         return 0
     if version > VERSION:
         raise AppError(f"{path} was written by a newer vlrl (version {version}, this one reads {VERSION})")
     columns = tuple(row[1] for row in base.execute("PRAGMA table_info(notes)"))
-    if held != [("table", "notes")] or columns != _COLUMNS:
+    if tables != [("table", "notes")] or columns != _COLUMNS:
         raise AppError(f"{path} is no file of notes: move it away, and a fresh one is begun with the next note")
     return version
 

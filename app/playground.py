@@ -41,7 +41,7 @@ _STREAM = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Answered:
+class AnsweredGroup:
     """A group as the model answered it."""
 
     group: Group
@@ -74,7 +74,7 @@ class Playground:
             return self.tasks.shown(self.tasks.config(ask, ask.model, models.run_of(self.library, ask.model)), ask)
 
     def answer(self, ask: Ask) -> Job:
-        """Returns the job that draws a group; its result is an Answered."""
+        """Returns the job that draws a group; its result is an AnsweredGroup."""
         return Job(lambda job: self._answer(ask, job))
 
     def unload(self) -> None:
@@ -87,7 +87,7 @@ class Playground:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
-    def _answer(self, ask: Ask, job: Job) -> Answered:
+    def _answer(self, ask: Ask, job: Job) -> AnsweredGroup:
         with self._my_turn(job):
             try:
                 return self._group(ask, job)
@@ -100,16 +100,16 @@ class Playground:
 
     @contextmanager
     def _my_turn(self, job: Job) -> Iterator[None]:
-        """One job at a time; the others say that they wait."""
+        """Lets one job run at a time; the others report that they wait."""
         while not self._turn.acquire(timeout=0.1):
-            job.tell("waiting", said="The model is at work for another tab; this one is next.")
+            job.tell("waiting", remark="The model is at work for another tab; this one is next.")
             job.check()
         try:
             yield
         finally:
             self._turn.release()
 
-    def _group(self, ask: Ask, job: Job) -> Answered:
+    def _group(self, ask: Ask, job: Job) -> AnsweredGroup:
         job.tell("preparing")
         chosen = models.choose(self.library, ask.model)
         config = self.tasks.config(ask, chosen.name, chosen.run)
@@ -121,7 +121,7 @@ class Playground:
         job.tell("scoring")
         with self._asking, prints_aside():
             group = _scored(task, sample, prompt, completions, ask, chosen.step)
-        return Answered(group, chosen, policy.processor.tokenizer, tuple(_notes(ask, group)))
+        return AnsweredGroup(group, chosen, policy.processor.tokenizer, tuple(_notes(ask, group)))
 
     def _load(self, config: Config, chosen: Chosen, job: Job) -> Policy:
         """Returns the model, loaded unless it is the one in memory, which leaves before another one comes."""
@@ -131,7 +131,7 @@ class Playground:
             models.check_memory(config, loaded=True)
             return self._loaded.policy
         self.unload()
-        job.tell("loading", said=chosen.label)
+        job.tell("loading", remark=chosen.label)
         try:
             weights = models.check_memory(config, loaded=False)
             self._loaded = _Loaded(key, models.load(config, weights, lambda share: job.tell(done=share)))
@@ -177,9 +177,9 @@ def _write(policy: Policy, config: Config, prompt: Prompt, ask: Ask, job: Job) -
 
     engine = HFEngine(policy, ask.seed, config.engine.batch_rollouts, config.engine.prefill_tokens)
     sampling = sampling_of(config.rollout, ask.temperature)
-    (made,) = engine.generate([Request(prompt=prompt, n=n, sampling=sampling, key=(_STREAM,))], watch=watch)
-    job.tell(texts=tuple(c.text for c in made), done=1.0)
-    return made
+    (completions,) = engine.generate([Request(prompt=prompt, n=n, sampling=sampling, key=(_STREAM,))], watch=watch)
+    job.tell(texts=tuple(c.text for c in completions), done=1.0)
+    return completions
 
 
 class _Unscored(Task):

@@ -38,7 +38,7 @@ class Curve(NamedTuple):
 
 def over_steps(library: Library, runs: Sequence[str], smooth: float = 0.6, others: bool = False
                ) -> list[dict[str, Any]]:
-    """One figure a metric with all runs in it, and one for each evaluated metric with its 95 % intervals.
+    """Returns one figure a metric with all runs in it, and one for each evaluated metric with its 95 % intervals.
 
     `smooth` in [0, 1) is the weight of the past in an exponential mean; 0 shows the values alone. `others` adds the
     metrics that are of use to few. Raises AppError for an unknown run.
@@ -60,8 +60,8 @@ def over_steps(library: Library, runs: Sequence[str], smooth: float = 0.6, other
     return figures
 
 
-def _ordered(found: Iterable[str], others: bool) -> list[str]:
-    names = {n for n in found if n not in ("step", "time")}
+def _ordered(metrics: Iterable[str], others: bool) -> list[str]:
+    names = {n for n in metrics if n not in ("step", "time")}
     parts = sorted(n for n in names if n.startswith("reward/") and n not in (_REWARD, "reward/std"))
     first = [n for n in _TITLES if n in names and n != _REWARD]
     rest = sorted(names - {_REWARD, *parts, *first}) if others else []
@@ -78,9 +78,9 @@ def _figure(id: str, title: str, traces: list[dict[str, Any]]) -> dict[str, Any]
 
 def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
     """Returns the metric where it is a number; a long curve averaged down to at most MOST_POINTS points."""
-    found = [(line["step"], value) for line in lines if (value := finite(line.get(name))) is not None]
-    width = max(1, -(-len(found) // MOST_POINTS))
-    buckets = [found[i:i + width] for i in range(0, len(found), width)]
+    points = [(line["step"], value) for line in lines if (value := finite(line.get(name))) is not None]
+    width = max(1, -(-len(points) // MOST_POINTS))
+    buckets = [points[i:i + width] for i in range(0, len(points), width)]
     return Curve([b[len(b) // 2][0] for b in buckets], [_mean([v for _, v in b]) for b in buckets])
 
 
@@ -90,13 +90,13 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """Exponential mean without a bias to 0 at the start (Kingma and Ba 2015, arXiv 1412.6980)."""
-    made, mean, share = [], 0.0, 0.0
+    """Returns the exponential mean without a bias to 0 at the start (Kingma and Ba 2015, arXiv 1412.6980)."""
+    means, mean, share = [], 0.0, 0.0
     for value in values:
         share = weight * share + (1 - weight)
         mean += (1 - weight) / share * (value - mean)  # a value that stays is met exactly
-        made.append(mean)
-    return made
+        means.append(mean)
+    return means
 
 
 def _traces(run: str, paint: str, curve: Curve, smooth: float) -> list[dict[str, Any]]:
@@ -137,16 +137,16 @@ def _evaluated(run: str, paint: str, lines: Sequence[Mapping[str, Any]], name: s
     """Returns one trace a split: the values with their 95 % intervals."""
     traces = []
     for place, split in enumerate(dict.fromkeys(line["split"] for line in lines)):
-        found = [(line["step"], value, finite(line.get(f"{name}/ci95_low")), finite(line.get(f"{name}/ci95_high")))
-                 for line in lines if line["split"] == split and (value := finite(line.get(name))) is not None]
-        if not found:
+        points = [(line["step"], value, finite(line.get(f"{name}/ci95_low")), finite(line.get(f"{name}/ci95_high")))
+                  for line in lines if line["split"] == split and (value := finite(line.get(name))) is not None]
+        if not points:
             continue
         label = f"{run}, {split}"
         bars = {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3, "color": paint,
-                "array": [0.0 if high is None else max(0.0, high - value) for _, value, _, high in found],
-                "arrayminus": [0.0 if low is None else max(0.0, value - low) for _, value, low, _ in found]}
-        traces.append({"type": "scatter", "mode": "lines+markers", "x": [f[0] for f in found],
-                       "y": [f[1] for f in found], "error_y": bars, "name": _plain(label),
+                "array": [0.0 if high is None else max(0.0, high - value) for _, value, _, high in points],
+                "arrayminus": [0.0 if low is None else max(0.0, value - low) for _, value, low, _ in points]}
+        traces.append({"type": "scatter", "mode": "lines+markers", "x": [f[0] for f in points],
+                       "y": [f[1] for f in points], "error_y": bars, "name": _plain(label),
                        "line": {"color": paint, "dash": "dot", "width": 1}, "meta": {"go": opens(run, "eval", split)},
                        "marker": {"color": paint, "size": 7, "symbol": _SYMBOLS[place % len(_SYMBOLS)]},
                        "hovertemplate": f"%{{y:.4g}} after step %{{x}}<extra>{_plain(label)}</extra>"})

@@ -181,16 +181,16 @@ def rollout_order(query: Query) -> tuple[str, list[Any]]:
 
 
 def checked_pattern(pattern: str) -> str:
-    """A regular expression that can be tried. Raises AppError that says where it is wrong."""
+    """Returns a regular expression that can be tried. Raises AppError that says where it is wrong."""
     pattern = utf8(str(pattern))
     if len(pattern) > _LONGEST:
         raise AppError(f"the search text has {len(pattern)} characters, more than {_LONGEST}")
     return pattern
 
 
-def pattern_error(pattern: str, told: str) -> AppError:
-    """Returns the error for a pattern that RE2 refused with the words `told`, which name the part that is wrong."""
-    words = told.split("Error:")[-1].strip().splitlines()[0]
+def pattern_error(pattern: str, message: str) -> AppError:
+    """Returns the error for a pattern that RE2 refused with the words `message`, which name the part that is wrong."""
+    words = message.split("Error:")[-1].strip().splitlines()[0]
     at = pattern.find(words.rpartition(": ")[2])
     try:
         re.compile(pattern)

@@ -14,6 +14,6 @@ MOST = 5
 def remarks_on(site: Site, runs: Sequence[str], notes: Sequence[str]) -> list[Html]:
     """Files that are still being read, and those that were skipped."""
     pending = site.index.refresh(list(dict.fromkeys(runs)), 0.0).pending
-    said = [note(f"Still reading {pending:,} files; what is below grows until then.")] if pending else []
-    said += [note(words, kind="warn") for words in notes[:MOST]]
-    return said + ([note(f"{len(notes) - MOST:,} more files were skipped.", kind="warn")] if len(notes) > MOST else [])
+    lines = [note(f"Still reading {pending:,} files; what is below grows until then.")] if pending else []
+    lines += [note(words, kind="warn") for words in notes[:MOST]]
+    return lines + ([note(f"{len(notes) - MOST:,} more files were skipped.", kind="warn")] if len(notes) > MOST else [])

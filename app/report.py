@@ -90,8 +90,8 @@ def page(path: Path) -> str:
                      "No step has been finished yet: curves appear with the first one.")
     sections = [_header(name, info, library), _before_after(run, notes), drawn, _groups(library, run, notes),
                 _origin(path)]
-    told = list(dict.fromkeys([*library.notes(_RUN), *run.notes, *notes]))
-    sections.append(_notes(told))
+    remarks = list(dict.fromkeys([*library.notes(_RUN), *run.notes, *notes]))
+    sections.append(_notes(remarks))
     head = el("head", el("meta", charset="utf-8"), el("title", f"{name} · vlrl report"),
               el("meta", name="viewport", content="width=device-width, initial-scale=1"),
               el("meta", http_equiv="Content-Security-Policy", content=_POLICY),
@@ -124,23 +124,23 @@ def _header(name: str, info: RunInfo, library: Library) -> Html:
 
 
 def _changed(settings: dict[str, Any]) -> list[tuple[Any, Any, Any]]:
-    """(name, value, default) of what differs; the folder of the run says nothing."""
+    """Returns (name, value, default) of what differs; the folder of the run says nothing."""
     from vlrl import config
 
     known = flat(config.validate({"task": {"name": "-"}, "model": {"name": "-"}}).model_dump(mode="json"))
-    found = []
+    changes = []
     for name, value in settings.items():
         default = None if name in ("task.name", "model.name") else known.get(name)
         if name != "run.dir" and as_json(value, 0) != as_json(default, 0):
-            found.append((name, el("code", as_json(value)[:2000]), el("code", as_json(default)[:200])))
-    return found
+            changes.append((name, el("code", as_json(value)[:2000]), el("code", as_json(default)[:200])))
+    return changes
 
 
 def _before_after(run: RunFolder, notes: list[str]) -> Html:
     """Returns the first and the last evaluation of each split, and the gain over the same samples."""
-    found = _attempted(lambda: gains(run), [], "the evaluations", notes)
-    rows = [_gain_row(gain) for gain in found if "completion/" not in gain.metric]
-    steps = f", steps {found[0].steps[0]} to {found[0].steps[1]}" if found else ""
+    changes = _attempted(lambda: gains(run), [], "the evaluations", notes)
+    rows = [_gain_row(gain) for gain in changes if "completion/" not in gain.metric]
+    steps = f", steps {changes[0].steps[0]} to {changes[0].steps[1]}" if changes else ""
     head = ("split", "metric", "n", "before", "after", "gain, 95 % interval")
     shown = [table(head, rows, (2, 3, 4, 5))] if rows else []
     return _section(f"Before and after{steps}", shown, "", "No evaluation yet: eval.every says when there is one.")
@@ -202,11 +202,11 @@ def _origin(path: Path) -> Html:
     return _section("How it was made", pieces, "", "The run has neither env.json nor config.yaml.")
 
 
-def _notes(told: Sequence[str]) -> Html:
-    if not told:
+def _notes(remarks: Sequence[str]) -> Html:
+    if not remarks:
         return Html("")
-    left = len(told) - _MOST_NOTES
-    lines = [el("li", words) for words in [*told[:_MOST_NOTES], *([f"and {left} more"] if left > 0 else [])]]
+    left = len(remarks) - _MOST_NOTES
+    lines = [el("li", words) for words in [*remarks[:_MOST_NOTES], *([f"and {left} more"] if left > 0 else [])]]
     return el("section", el("h2", "What could not be read"), el("ul", *lines))
 
 

@@ -28,19 +28,19 @@ class Span(NamedTuple):
         """The condition in SQL, and its parameters; answers beside their group are left out."""
         wanted = {"run = ?": self.run, "source = ?": self.source, "step >= ?": self.first, "step <= ?": self.last,
                   "split = ?": self.split}
-        kept = {test: value for test, value in wanted.items() if value is not None}
-        return " AND ".join([*kept, "NOT aside"]), list(kept.values())
+        tests = {test: value for test, value in wanted.items() if value is not None}
+        return " AND ".join([*tests, "NOT aside"]), list(tests.values())
 
 
 def every_rollout(index: Index, query: Query, most: int) -> list[RolloutRow]:
     """Returns the first `most` rollouts of a query, page by page."""
-    found: list[RolloutRow] = []
-    while len(found) < most:
-        page = index.rollouts(query, len(found) // _PAGE, _PAGE)
-        found += page.rows
-        if not page.rows or len(found) >= page.total:
+    rows: list[RolloutRow] = []
+    while len(rows) < most:
+        page = index.rollouts(query, len(rows) // _PAGE, _PAGE)
+        rows += page.rows
+        if not page.rows or len(rows) >= page.total:
             break
-    return found[:most]
+    return rows[:most]
 
 
 def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
@@ -50,15 +50,15 @@ def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
     Samples are paired by what they show and ask (insight.matched). The group that a pair names is the last one of its
     sample. Raises AppError when no sample is in both.
     """
-    asked = index.refresh(list(dict.fromkeys((a.run, b.run))))
+    scope = index.refresh(list(dict.fromkeys((a.run, b.run))))
     first, second = (_samples(index, span) for span in (a, b))
     both, others = matched(first, second)
     if not both:
-        told = [f"steps {span.first or 0} to {'the last' if span.last is None else span.last} of {span.run} "
-                f"({len(side):,} samples)" for span, side in ((a, first), (b, second))]
-        raise AppError(f"No sample is in both: {told[0]} and {told[1]}.{f' {others}' if others else ''}")
+        sides = [f"steps {span.first or 0} to {'the last' if span.last is None else span.last} of {span.run} "
+                 f"({len(side):,} samples)" for span, side in ((a, first), (b, second))]
+        raise AppError(f"No sample is in both: {sides[0]} and {sides[1]}.{f' {others}' if others else ''}")
     return comparison(Side(a.run, a.first), Side(b.run, b.first), "train", [_pair(*rows) for rows in both],
-                      (len(first), len(second)), (*asked.notes, *([others] if others else ())))
+                      (len(first), len(second)), (*scope.notes, *([others] if others else ())))
 
 
 def _samples(index: Index, span: Span) -> list[dict[str, Any]]:
@@ -95,14 +95,14 @@ def part_gains(index: Index, a: Span, b: Span) -> list[PartGain]:
     pairs, _ = matched(*(_samples(index, span) for span in (a, b)))
     ids = [(one["sample_id"], other["sample_id"]) for one, other in pairs]
     first, second = (_parts(index, span) for span in (a, b))
-    found = []
+    gains = []
     for part in sorted(first.keys() & second.keys()):
         both = [(one, other) for one, other in ids if one in first[part] and other in second[part]]
         if both:
             before, after = ([side[part][pair[place]] for pair in both] for place, side in enumerate((first, second)))
-            found.append(PartGain(part, len(both), sum(before) / len(both), sum(after) / len(both),
+            gains.append(PartGain(part, len(both), sum(before) / len(both), sum(after) / len(both),
                                   paired_gain(before, after)))
-    return found
+    return gains
 
 
 def _parts(index: Index, span: Span) -> dict[str, dict[str, float]]:
@@ -112,7 +112,7 @@ def _parts(index: Index, span: Span) -> dict[str, dict[str, float]]:
         SELECT part, sample_id, avg(value) AS mean FROM (
             SELECT sample_id, unnest(part_names) AS part, unnest(part_values) AS value FROM rollouts WHERE {where})
         WHERE value IS NOT NULL GROUP BY part, sample_id""", values)
-    found: dict[str, dict[str, float]] = {}
+    means: dict[str, dict[str, float]] = {}
     for row in rows:
-        found.setdefault(row["part"], {})[row["sample_id"]] = row["mean"]
-    return found
+        means.setdefault(row["part"], {})[row["sample_id"]] = row["mean"]
+    return means

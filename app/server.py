@@ -55,7 +55,7 @@ _ABSENT = ('<svg xmlns="http://www.w3.org/2000/svg" width="320" height="200" vie
 
 def create(root: str | Path, *, host: str = "127.0.0.1", password: str | None = None, trust_tasks: bool = False
            ) -> tuple[FastAPI, gr.Blocks]:
-    """The app over a folder of runs, to be served by any ASGI server, and its Gradio part.
+    """Returns the app over a folder of runs, to be served by any ASGI server, and its Gradio part.
 
     `host` is the address it is reached under. Raises RunError when the folder is missing.
     """
@@ -72,9 +72,9 @@ def create(root: str | Path, *, host: str = "127.0.0.1", password: str | None = 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     _add_files(app, site)
     with ThreadPoolExecutor(1) as pool:  # this thread may have a running event loop already
-        made = pool.submit(asyncio.run, _mounted(app, site)).result()
+        interface = pool.submit(asyncio.run, _mounted(app, site)).result()
     app.add_middleware(Guard, host=host, password=password, head=_HEAD + _in_view())
-    return app, made
+    return app, interface
 
 
 def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None, password: str | None = None,
@@ -101,19 +101,19 @@ def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None,
 
 async def _mounted(app: FastAPI, site: Site) -> gr.Blocks:
     """Returns the Gradio part; without a running event loop Gradio would leave some of its own behind."""
-    made = blocks(site)
-    made.queue(max_size=32, default_concurrency_limit=4, api_open=False)
-    gr.mount_gradio_app(app, made, path="/", footer_links=[], run_history=False, show_error=False, ssr_mode=False,
+    interface = blocks(site)
+    interface.queue(max_size=32, default_concurrency_limit=4, api_open=False)
+    gr.mount_gradio_app(app, interface, path="/", footer_links=[], run_history=False, show_error=False, ssr_mode=False,
                         pwa=False, mcp_server=False, max_file_size="500mb", enable_monitoring=False,
                         theme=gr.themes.Base(font=_FONT, font_mono=_MONO))
-    return made
+    return interface
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
 def _add_files(app: FastAPI, site: Site) -> None:
-    """The routes for media and for the scripts and styles."""
+    """Adds the routes for media and for the scripts and styles."""
 
     @app.get("/vlrl/media")
     def media(request: Request, run: str = "", name: str = "", size: int | None = None, at: float | None = None
@@ -169,7 +169,7 @@ def _in_view() -> str:
 
 @contextmanager
 def _listening(host: str, port: int | None) -> Iterator[socket.socket]:
-    """A socket on `port`; without one, on the first free port from PORT on."""
+    """Yields a socket on `port`; without one, on the first free port from PORT on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener, error = None, None
     for number in range(PORT, PORT + _PORTS) if port is None else (port,):
@@ -196,7 +196,7 @@ def _listening(host: str, port: int | None) -> Iterator[socket.socket]:
 
 @contextmanager
 def _uploads() -> Iterator[None]:
-    """A folder of this process for what the playground is given, removed at the end."""
+    """Makes a folder of this process for uploads to the playground, removed at the end."""
     folder, before = tempfile.mkdtemp(prefix="vlrl-app-"), os.environ.get("GRADIO_TEMP_DIR")
     os.environ["GRADIO_TEMP_DIR"] = folder
     try:

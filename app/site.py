@@ -83,7 +83,7 @@ class Site:
 
     def on(self, event: Callable[..., Any], fn: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any],
            **options: Any) -> Any:
-        """`event(fn, inputs, outputs)` of a component, such as `button.click`, with errors shown in the page.
+        """Returns `event(fn, inputs, outputs)` of a component, such as `button.click`, with errors shown in the page.
 
         `fn` may be a generator. `options` are Gradio's. Returns what Gradio returns, for `.then`.
         """
@@ -122,14 +122,14 @@ def chart_value(figures: Sequence[Mapping[str, Any]]) -> str:
 def location(query: str | None) -> dict[str, str]:
     """Returns a query as a dict; of a name that comes twice the last value counts. Never raises."""
     text = (query or "").partition("#")[0].lstrip("?")[:_LONGEST]
-    found = dict(parse_qsl(text, keep_blank_values=False, errors="replace"))
-    if "page" not in found:
-        found["page"] = "rollouts" if "step" in found or "group" in found else PAGES[0]
-    return found
+    where = dict(parse_qsl(text, keep_blank_values=False, errors="replace"))
+    if "page" not in where:
+        where["page"] = "rollouts" if "step" in where or "group" in where else PAGES[0]
+    return where
 
 
 def query(where: Mapping[str, Any], **changes: Any) -> str:
-    """"?page=..&run=.." of a location with changes; a value of None or "" takes the name out."""
+    """Returns "?page=..&run=.." of a location with changes; a value of None or "" takes the name out."""
     merged = {**where, **changes}
     return "?" + urlencode({k: v for k, v in merged.items() if v is not None and v != ""})
 
@@ -148,7 +148,7 @@ def unpacked(value: str | None) -> tuple[str, ...]:
 
 
 def _shown(fn: Callable[..., Any], outputs: int) -> Callable[..., Any]:
-    """`fn` with one more result, the page's message: empty, or what went wrong."""
+    """Returns `fn` with one more result, the page's message: empty, or what went wrong."""
     if inspect.isgeneratorfunction(fn):
         @wraps(fn)
         def generator(*args: Any) -> Any:

@@ -73,18 +73,18 @@ class _Place(NamedTuple):
     @property
     def step(self) -> int:
         """The first that it holds."""
-        told = self._told
-        return int(told[1] or told[3])
+        match = self._match
+        return int(match[1] or match[3])
 
     @property
     def split(self) -> str:
-        return self._told[2] or ("train" if self.source == "train" else "")
+        return self._match[2] or ("train" if self.source == "train" else "")
 
     @property
-    def _told(self) -> re.Match[str]:
-        told = ROLLOUT_FILE.fullmatch(self.name)
-        assert told
-        return told
+    def _match(self) -> re.Match[str]:
+        match = ROLLOUT_FILE.fullmatch(self.name)
+        assert match
+        return match
 
 
 @dataclass
@@ -104,7 +104,7 @@ class _Run:
     files: dict[tuple[str, str], _File] = field(default_factory=dict)
     waiting: dict[tuple[str, str], tuple[_Place, tuple[int, int, int]]] = field(default_factory=dict)
     """Those that are to be read, and their signatures."""
-    asked: float = 0.0
+    requested: float = 0.0
     listed: float = -math.inf
     listing_s: float = 0.0
 
@@ -188,17 +188,17 @@ class Table:
     def _list(self, run: str, path: Path) -> None:
         """Takes note of the files that came, changed or went."""
         known = self._runs.setdefault(run, _Run())
-        known.asked = began = time.monotonic()
+        known.requested = began = time.monotonic()
         if known.listing_s > _SLOW_S and began - known.listed < 5 * known.listing_s:
             return
-        found = {(source, name): (file, signature) for source, folder in SOURCES.items()
-                 for name, file, signature in _listing(path / folder, self.library.root)}
-        gone = [key for key, file in known.files.items() if key not in found or found[key][1] != file.signature]
+        present = {(source, name): (file, signature) for source, folder in SOURCES.items()
+                   for name, file, signature in _listing(path / folder, self.library.root)}
+        gone = [key for key, file in known.files.items() if key not in present or present[key][1] != file.signature]
         if gone and any(name.startswith("steps-") for _, name in known.files):
             gone = list(known.files)  # rows may have been dropped for those that go: read all again
         self._remove(known, gone)
         known.waiting = {(source, name): (_Place(run, source, name, file), signature)
-                         for (source, name), (file, signature) in found.items() if (source, name) not in known.files}
+                         for (source, name), (file, signature) in present.items() if (source, name) not in known.files}
         known.listed = time.monotonic()
         known.listing_s = known.listed - began
 
@@ -264,7 +264,7 @@ class Table:
     def _forget(self, runs: Sequence[str]) -> None:
         """Takes runs out of the table that were not asked for lately, while it is too large."""
         rows = {run: sum(f.rows for f in known.files.values()) for run, known in self._runs.items()}
-        for run in sorted(self._runs.keys() - set(runs), key=lambda run: self._runs[run].asked):
+        for run in sorted(self._runs.keys() - set(runs), key=lambda run: self._runs[run].requested):
             if sum(rows.values()) > _MOST_ROWS:
                 self._remove(self._runs[run], list(self._runs[run].files))
                 del self._runs[run], rows[run]
@@ -274,8 +274,8 @@ class Table:
 
 
 def _listing(folder: Path, root: Path) -> list[tuple[str, Path, tuple[int, int, int]]]:
-    """(name, file, signature) of the rollout files in a folder that lie inside the root."""
-    found = []
+    """Returns (name, file, signature) of the rollout files in a folder that lie inside the root."""
+    files = []
     try:
         if not inside_folder(folder, root):
             return []
@@ -286,11 +286,11 @@ def _listing(folder: Path, root: Path) -> list[tuple[str, Path, tuple[int, int, 
                 file = Path(entry.path)
                 if not entry.is_file(follow_symlinks=False) and inside(file, root) is None:
                     continue
-                told = entry.stat()
-                found.append((entry.name, file, (told.st_mtime_ns, told.st_size, told.st_ino)))
+                stat = entry.stat()
+                files.append((entry.name, file, (stat.st_mtime_ns, stat.st_size, stat.st_ino)))
     except OSError:  # no such folder; a file that goes while we look
         pass
-    return found
+    return files
 
 
 def _raw(path: Path) -> pa.Table | Exception:
@@ -373,7 +373,7 @@ def _parts(parts: Any) -> tuple[Any, Any]:
 
 
 def _lengths(batch: _Batch, masks: Any) -> Any:
-    """Tokens of each answer: places of its loss mask, which is cheap to read, else of its token ids."""
+    """Returns tokens of each answer: places of its loss mask, which is cheap to read, else of its token ids."""
     if masks.null_count:
         ids = [read_rollouts(place.path, [SCHEMA.field("token_ids")])["token_ids"].combine_chunks()
                for place, _, _ in batch]

@@ -52,32 +52,32 @@ def choose(run: RunFolder, splits: Sequence[str], most: int = MOST) -> list[Tell
     named in `run.notes`."""
     rows = _training(run)
     changes = [change for split in splits for change in _changes(run, split)]
-    changes.sort(key=lambda found: found[0])
+    changes.sort(key=lambda change: change[0])
     gains = [t for difference, t in reversed(changes) if difference > 0]
     losses = [t for difference, t in changes if difference < 0]
     late = [row for row in rows if row.step >= 0.75 * max((r.step for r in rows), default=0)]
-    mixed = _told(sorted(late, key=lambda r: -r.std), lambda r: r.std > 0, lambda r: "mixed answers: rewards "
-                  f"{number(r.mean)} ± {number(r.std)}, much to learn from")
-    best = _told(sorted(late, key=lambda r: -r.mean), lambda r: True, lambda r: f"among the best groups late in "
-                 f"training: mean reward {number(r.mean)}")
-    worst = _told(sorted(late, key=lambda r: r.mean), lambda r: True, lambda r: f"among the worst groups late in "
-                  f"training: mean reward {number(r.mean)}")
-    errors = _told(sorted(rows, key=lambda r: (-r.errors, -r.step)), lambda r: r.errors > 0,
-                   lambda r: f"scoring failed for {r.errors} of its answers")
+    mixed = _tellings(sorted(late, key=lambda r: -r.std), lambda r: r.std > 0, lambda r: "mixed answers: rewards "
+                      f"{number(r.mean)} ± {number(r.std)}, much to learn from")
+    best = _tellings(sorted(late, key=lambda r: -r.mean), lambda r: True, lambda r: f"among the best groups late in "
+                     f"training: mean reward {number(r.mean)}")
+    worst = _tellings(sorted(late, key=lambda r: r.mean), lambda r: True, lambda r: f"among the worst groups late in "
+                      f"training: mean reward {number(r.mean)}")
+    errors = _tellings(sorted(rows, key=lambda r: (-r.errors, -r.step)), lambda r: r.errors > 0,
+                       lambda r: f"scoring failed for {r.errors} of its answers")
     return _in_turn([gains, losses, mixed, best, worst, errors], most)
 
 
 def _in_turn(kinds: Sequence[list[Telling]], most: int) -> list[Telling]:
     """Returns the first of each kind, then the second, until there are `most`; shown kind by kind, each group once."""
-    kept: dict[Any, tuple[int, Telling]] = {}
+    picked: dict[Any, tuple[int, Telling]] = {}
     for row in itertools.zip_longest(*kinds):
         for kind, telling in enumerate(row):
-            if telling is not None and len(kept) < most:
-                kept.setdefault(telling.key, (kind, telling))
-    return [telling for _, telling in sorted(kept.values(), key=lambda found: found[0])]
+            if telling is not None and len(picked) < most:
+                picked.setdefault(telling.key, (kind, telling))
+    return [telling for _, telling in sorted(picked.values(), key=lambda item: item[0])]
 
 
-def _told(rows: Iterable[_Row], fits: Callable[[_Row], bool], why: Callable[[_Row], str]) -> list[Telling]:
+def _tellings(rows: Iterable[_Row], fits: Callable[[_Row], bool], why: Callable[[_Row], str]) -> list[Telling]:
     return [Telling(why(row), "train", "train", row.step, row.group) for row in rows if fits(row)]
 
 
@@ -85,10 +85,10 @@ def _training(run: RunFolder) -> list[_Row]:
     """Returns every training group of the run."""
     table = run.rollouts(columns=["step", "group_id", "reward", "error", "advantage", "variant"])
     aside = np.asarray(table["variant"].is_valid()) & np.asarray(table["advantage"].is_null())
-    found = table.filter(pa.array(~aside)).group_by(["step", "group_id"]).aggregate(
+    means = table.filter(pa.array(~aside)).group_by(["step", "group_id"]).aggregate(
         [("reward", "mean"), ("reward", "stddev"), ("error", "count")])
     return [_Row(r["step"], r["group_id"], r["reward_mean"], r["reward_stddev"] or 0.0, r["error_count"])
-            for r in found.to_pylist() if _known(r["step"], r["group_id"], r["reward_mean"])]
+            for r in means.to_pylist() if _known(r["step"], r["group_id"], r["reward_mean"])]
 
 
 def _known(step: Any, group: Any, reward: Any) -> bool:
@@ -96,7 +96,7 @@ def _known(step: Any, group: Any, reward: Any) -> bool:
 
 
 def _changes(run: RunFolder, split: str) -> list[tuple[float, Telling]]:
-    """(gain in mean reward, the group) of each sample that the first and the last stored evaluation share."""
+    """Returns (gain in mean reward, the group) of each sample that the first and the last stored evaluation share."""
     table = run.rollouts(split=split, columns=["step", "sample_id", "group_id", "reward"])
     means = table.group_by(["step", "sample_id", "group_id"]).aggregate([("reward", "mean")]).to_pylist()
     means = [r for r in means if _known(r["step"], r["group_id"], r["reward_mean"])]
@@ -104,12 +104,12 @@ def _changes(run: RunFolder, split: str) -> list[tuple[float, Telling]]:
     if len(steps) < 2:
         return []
     first = {r["sample_id"]: r for r in means if r["step"] == steps[0]}
-    found = []
+    changes = []
     for row in (r for r in means if r["step"] == steps[-1] and r["sample_id"] in first):
         before = first[row["sample_id"]]
         gain = row["reward_mean"] - before["reward_mean"]
         rewards = [number(r["reward_mean"]) for r in (before, row)]
         why = (f"{'gained' if gain > 0 else 'lost'} {number(abs(gain))} on {split}: reward {rewards[0]} at step "
                f"{steps[0]} (the first answer), {rewards[1]} at step {steps[-1]} (the last)")
-        found.append((gain, Telling(why, "eval", split, steps[-1], row["group_id"], (steps[0], before["group_id"]))))
-    return found
+        changes.append((gain, Telling(why, "eval", split, steps[-1], row["group_id"], (steps[0], before["group_id"]))))
+    return changes

@@ -41,12 +41,12 @@ class JsonLines:
             if path is None:
                 self._start()
                 return self.records
-            found = path.stat()
-            replaced = found.st_ino != self._inode or found.st_size < self._at
-            if replaced or (found.st_size == self._at and found.st_mtime_ns != self._changed):  # rewritten in place
-                self._start(found.st_ino)
-            self._changed = found.st_mtime_ns
-            if found.st_size > self._at:
+            stat = path.stat()
+            replaced = stat.st_ino != self._inode or stat.st_size < self._at
+            if replaced or (stat.st_size == self._at and stat.st_mtime_ns != self._changed):  # rewritten in place
+                self._start(stat.st_ino)
+            self._changed = stat.st_mtime_ns
+            if stat.st_size > self._at:
                 self._append(path)
         except OSError as error:
             self.notes[:] = [f"{self.name} cannot be read: {error.strerror}"]
@@ -77,7 +77,7 @@ class JsonLines:
 
 
 def _lines(file: Any) -> Iterator[tuple[bytes, int]]:
-    """(line, its bytes in the file); of a line that is too long only the end is given, so that it is skipped."""
+    """Yields (line, its bytes in the file); of a line that is too long only the end is given, so that it is skipped."""
     while line := file.readline(_LINE):
         length = len(line)
         while not line.endswith(b"\n") and len(line) == _LINE:
@@ -131,7 +131,7 @@ def read_yaml(path: Path, most_bytes: int) -> Mapping[str, Any]:
 
 
 def _check(events: Iterator[Any]) -> None:
-    """A few lines of YAML with aliases can stand for a tree of any size, so there are none."""
+    """Refuses YAML with aliases: a few lines of it can stand for a tree of any size."""
     depth = 0
     for nodes, event in enumerate(events):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -142,7 +142,7 @@ def _check(events: Iterator[Any]) -> None:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by flat name ("train.lr"); lists stay lists, and what JSON does not know is its text."""
+    """Returns settings by flat name ("train.lr"); lists stay lists, and what JSON does not know is its text."""
     out: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"

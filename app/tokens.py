@@ -84,16 +84,16 @@ class Texts:
         completes the character shows it. An unknown id shows as ⟨#id⟩.
         """
         out: list[str] = []
-        held = b""
+        pending = b""
         for token in tokens:
-            found = self.bytes_of(token)
-            if found is None:
+            content = self.bytes_of(token)
+            if content is None:
                 out.append(f"⟨#{token}⟩")
-                held = b""
+                pending = b""
                 continue
-            whole, rest = _whole(held + found)
-            out.append(whole if whole or not found else f"⟨{found.hex(' ').upper()}⟩")
-            held = rest
+            whole, rest = _whole(pending + content)
+            out.append(whole if whole or not content else f"⟨{content.hex(' ').upper()}⟩")
+            pending = rest
         return out
 
     def alone(self, token: Any) -> str:
@@ -174,10 +174,10 @@ def numbers(rollout: RolloutView) -> Numbers:
 
     def column(values: Any) -> np.ndarray:
         try:
-            found = np.asarray(values, np.float64)
+            column_values = np.asarray(values, np.float64)
         except (TypeError, ValueError):
-            found = np.empty(0)
-        return found if found.shape == (count,) else np.full(count, np.nan)
+            column_values = np.empty(0)
+        return column_values if column_values.shape == (count,) else np.full(count, np.nan)
 
     sampler, trainer, ratio = column(rollout.logprobs), column(rollout.trainer_logprobs), column(rollout.ratio)
     masked, clipped = column(rollout.loss_mask) == 0, column(rollout.clipped) == 1

@@ -126,10 +126,9 @@ def gradient(made: Scene, config: Config, off_policy: bool, gap: float = 0.3) ->
     prepare(policy, part, config, algorithm, STEP)
     for _, weight in policy.trainable():
         weight.grad = None
-    for b, batch in enumerate(part.batches):
-        stats = policy.logprobs(batch, algorithm.temperature, more=algorithm.statistics)
-        loss, _ = algorithm.objective(loss_inputs(part, b, stats, policy.device, config, algorithm, STEP),
-                                      algorithm.kl.value)
+    for micro in part.batches:
+        stats = policy.logprobs(micro.batch, algorithm.temperature, more=algorithm.statistics)
+        loss, _ = algorithm.objective(loss_inputs(part, micro, stats, config, algorithm, STEP), algorithm.kl.value)
         policy.backward(loss)
     return torch.cat([(torch.zeros_like(w) if w.grad is None else w.grad).flatten().double()
                       for _, w in policy.trainable()])

@@ -75,7 +75,7 @@ def names_of(row: Row, label: str) -> list[str]:
 
 
 def accuracy(task: Any, sample: Sample, given: str | None) -> float:
-    """1 for the right class, else 0; of several right ones `task.multi_score` of the two sets, in [0, 1]."""
+    """Returns 1 for the right class, else 0; of several right ones `task.multi_score` of the two sets, in [0, 1]."""
     if given is None:
         return 0.0
     form, row = form_of(task, sample), sample.row
@@ -85,8 +85,8 @@ def accuracy(task: Any, sample: Sample, given: str | None) -> float:
     wanted, items = labels_of(row), listed(given)
     if len(items) > _MOST:
         return 0.0
-    found = {next((label for label in wanted if _names(form, row, item, label, heard)), item) for item in items}
-    return SET_SCORES[task.multi_score](found, set(wanted))
+    named = {next((label for label in wanted if _names(form, row, item, label, heard)), item) for item in items}
+    return SET_SCORES[task.multi_score](named, set(wanted))
 
 
 def listed(given: str) -> list[str]:
@@ -142,21 +142,21 @@ def names_class(given: str, name: str, others: Sequence[str] = ()) -> bool:
     if len(given) > _LONGEST:
         return False
     words, wanted = _words(given), _words(name)
-    said, right = "".join(words), "".join(wanted)
+    compact, right = "".join(words), "".join(wanted)
     rivals = [rival for rival in map(_words, others) if rival]
-    if not said or not right or said == right:
-        return bool(said) and said == right
-    if any("".join(rival) == said for rival in rivals):
+    if not compact or not right or compact == right:
+        return bool(compact) and compact == right
+    if any("".join(rival) == compact for rival in rivals):
         return False
-    if 2 * len(said) >= len(right) and _around(wanted, said) is not None:
-        return all(_around(rival, said) is None for rival in rivals)
+    if 2 * len(compact) >= len(right) and _around(wanted, compact) is not None:
+        return all(_around(rival, compact) is None for rival in rivals)
     rest = _around(words, right)
     if rest is None:
         return False
     if not rivals:
         return _FILLER.issuperset(rest)
-    held = ["".join(rival) for rival in rivals]
-    return all(_around(words, rival) is None or _around(wanted, rival) is not None for rival in held)
+    rival_texts = ["".join(rival) for rival in rivals]
+    return all(_around(words, rival) is None or _around(wanted, rival) is not None for rival in rival_texts)
 
 
 def _words(text: str) -> list[str]:
@@ -180,7 +180,7 @@ def _around(words: Sequence[str], joined: str) -> list[str] | None:
 
 
 def _plain(row: Row, text: str) -> float:
-    """1 for names to choose from; where the row lists none, for one line without tags."""
+    """Returns 1 for names to choose from; where the row lists none, for one line without tags."""
     if row.get("labels"):
         known = {name for label in labels_of(row) for name in names_of(row, label)} | set(row["labels"])
         items = listed(text) if isinstance(row["label"], list) else [text]
@@ -266,7 +266,8 @@ RECIPES: dict[str, Recipe] = {"plain": PLAIN, "cls_rl": CLS_RL, "cls_rl_no_think
 
 
 def few(samples: Sequence[tuple[str, Sequence[str]]], shots: int, seed: int) -> list[int]:
-    """Places of `shots` samples of each class, all where a class has fewer; (id, classes) of each sample are given.
+    """Returns places of `shots` samples of each class, all where a class has fewer; (id, classes) of each sample are
+    given.
 
     The ids alone decide, in an order that `seed` draws, so fewer shots are part of more, and the order of the rows
     does not matter. A sample of several classes is taken while one of them needs it.

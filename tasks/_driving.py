@@ -45,8 +45,8 @@ def needs_plan(_task: Any, row: Mapping[str, Any]) -> str | None:
     return None
 
 
-def said(plan: Mapping[str, Sequence[str]]) -> str:
-    """`SPEED, PATH`, as an answer gives it."""
+def plan_text(plan: Mapping[str, Sequence[str]]) -> str:
+    """Returns `SPEED, PATH`, as an answer gives it."""
     return ", ".join(word for head in HEADS for word in plan[head])
 
 
@@ -67,7 +67,7 @@ def _read_plan(task: Any, _sample: Sample, answer: Answer) -> dict[str, list[str
 
 def _oracle_plan(task: Any, sample: Sample) -> str | None:
     plan = _true_plan(task, sample)
-    return said(plan) if plan else None
+    return plan_text(plan) if plan else None
 
 
 def _oracle_thought(task: Any, sample: Sample) -> str | None:
@@ -76,7 +76,7 @@ def _oracle_thought(task: Any, sample: Sample) -> str | None:
 
 
 def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
-    """`speed_acc`, `path_acc` and `joint_acc`: whether exactly the true words were given."""
+    """Returns `speed_acc`, `path_acc` and `joint_acc`: whether exactly the true words were given."""
     truth = _true_plan(task, sample)
     if truth is None:
         return {}
@@ -86,20 +86,20 @@ def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
 
 def _is_plan(task: Any, sample: Sample, answer: Answer) -> bool | None:
     """Returns whether exactly the true words of both heads are given."""
-    found = plan_metrics(task, sample, _plan_of(task, answer))
-    return bool(found["joint_acc"]) if found else None
+    metrics = plan_metrics(task, sample, _plan_of(task, answer))
+    return bool(metrics["joint_acc"]) if metrics else None
 
 
 def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """F1 of every word, e.g. `f1/STOP`, and their mean over the true words of a head: `speed_f1`, `path_f1`."""
-    found: dict[str, float] = {}
+    summary: dict[str, float] = {}
     for head in HEADS:
         pairs = [((r["parsed"] or {}).get(head, ()), r["target"][head]) for r in records if r["target"]]
         scores = rules.class_f1(pairs)
-        found |= {f"f1/{word}": score for word, score in scores.items()}
+        summary |= {f"f1/{word}": score for word, score in scores.items()}
         if scores:
-            found[f"{head}_f1"] = sum(scores.values()) / len(scores)
-    return found
+            summary[f"{head}_f1"] = sum(scores.values()) / len(scores)
+    return summary
 
 
 def _plan(task: Any, sample: Sample, answer: Answer) -> Parts:
@@ -166,7 +166,7 @@ def _true_way(_task: Any, sample: Sample) -> list[list[float]] | None:
 
 
 def written_way(points: Sequence[Sequence[float]]) -> str:
-    """`[[x, y, t], ...]` with two decimals."""
+    """Returns `[[x, y, t], ...]` with two decimals."""
     return f"[{', '.join(format_box([round(v, 2) for v in point]) for point in points)}]"
 
 
@@ -176,10 +176,10 @@ def _oracle_way(_task: Any, sample: Sample) -> str | None:
 
 
 def _way_format(answer: Answer, points: Any, truth: Any) -> float:
-    """1 for nothing but the list, with a way-point at every time that was asked for."""
+    """Returns 1 for nothing but the list, with a way-point at every time that was asked for."""
     bare = answer.final.strip()
-    asked = bool(points) and bare[0] == "[" and bare[-1] == "]" and len(points) == len(truth)
-    return float(asked and all(abs(p[2] - t[2]) <= _SAME_TIME for p, t in zip(points, truth, strict=True)))
+    complete = bool(points) and bare[0] == "[" and bare[-1] == "]" and len(points) == len(truth)
+    return float(complete and all(abs(p[2] - t[2]) <= _SAME_TIME for p, t in zip(points, truth, strict=True)))
 
 
 def risks(task: Any, sample: Sample, points: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -206,8 +206,9 @@ def _trajectory(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def way_metrics(_task: Any, sample: Sample, points: Any, parts: Parts) -> dict[str, float]:
-    """`l2@1s`, `l2@2s`, `l2@3s`: metres from the true place at that time, where the truth reaches so far; an answer
-    that cannot be read stands still. `collision_rate` and `off_road_rate` of rows with obstacles or a road."""
+    """Returns `l2@1s`, `l2@2s`, `l2@3s`: metres from the true place at that time, where the truth reaches so far; an
+    answer that cannot be read stands still. `collision_rate` and `off_road_rate` of rows with obstacles or a road.
+    """
     truth = sample["trajectory"]
     times = [t for t in (1, 2, 3) if t <= truth[-1][2] + _SAME_TIME]
     away = rules.distances(points or [[0.0, 0.0, 1.0]], truth, times) if times else ()
@@ -250,7 +251,7 @@ def _outcomes(pay: Callable[[Any, Sequence[float]], float]) -> Any:
     """
     def group(task: Any, sample: Sample, answers: Sequence[Answer], services: Any = None) -> list[Parts]:
         clip = services.clip  # asked for first: where it is absent, no picture is read
-        plans = [said(_plan_of(task, answer)) for answer in answers]
+        plans = [plan_text(_plan_of(task, answer)) for answer in answers]
         shown = sorted({plan for plan in plans if plan in sample["outcomes"]})
         texts = [task.goal_negative, task.goal_positive]
         cosines = clip([_picture(sample["outcomes"][plan]) for plan in shown], texts) if shown else []

@@ -158,8 +158,8 @@ CURR_REFT_OPEN = Recipe(
 
 def _detections(task: Any, sample: Sample, text: str | None, boxes: str = "bbox_2d") -> list[dict[str, Any]]:
     """Returns the detections of a literal, in original pixels, each with its label."""
-    found = read_detections(read_literal(text), boxes) if text is not None else []
-    return [{"box": pixels(task, sample, d["box"]), "label": _label(d["label"])} for d in found]
+    detections = read_detections(read_literal(text), boxes) if text is not None else []
+    return [{"box": pixels(task, sample, d["box"]), "label": _label(d["label"])} for d in detections]
 
 
 def _read_ovd(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
@@ -167,24 +167,24 @@ def _read_ovd(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]
     return _detections(task, sample, json_block(given) if given is not None else None)
 
 
-def _capped(found: Sequence[Detection], wanted: Sequence[Detection]) -> float:
+def _capped(detections: Sequence[Detection], wanted: Sequence[Detection]) -> float:
     """COCO's mAP of the image, less where there are more boxes than objects."""
-    return average_precision(found, wanted) * length_penalty(len(found), len(wanted))
+    return average_precision(detections, wanted) * length_penalty(len(detections), len(wanted))
 
 
 OVD: Mapping[str, Callable[[Sequence[Detection], Sequence[Detection]], float]] = {
     "odLength": _capped, "od_ap": average_precision, "map": average_precision, "weighted_sum": weighted_sum,
-    "od_ap50": lambda found, wanted: average_precision(found, wanted, (0.5,))}
+    "od_ap50": lambda detections, wanted: average_precision(detections, wanted, (0.5,))}
 """VLM-R1's rewards of a list of boxes, by the name that its rows give in `accu_reward_method`."""
 
 
 def _ovd_method(task: Any, row: Mapping[str, Any]) -> str:
     """Returns the reward of `task.ovd_reward`, of the row, or odLength."""
     meta = row.get("meta")
-    told = row.get("accu_reward_method") or (meta.get("accu_reward_method") if isinstance(meta, Mapping) else None)
-    if task.ovd_reward != "row" or told in (None, "default"):
+    method = row.get("accu_reward_method") or (meta.get("accu_reward_method") if isinstance(meta, Mapping) else None)
+    if task.ovd_reward != "row" or method in (None, "default"):
         return "odLength" if task.ovd_reward == "row" else task.ovd_reward
-    return str(told)
+    return str(method)
 
 
 def _ovd_problem(task: Any, row: Mapping[str, Any]) -> str | None:
@@ -197,11 +197,11 @@ def _ovd_problem(task: Any, row: Mapping[str, Any]) -> str | None:
 def _ovd(task: Any, sample: Sample, answer: Answer) -> Parts:
     """VLM-R1 OVD: the reward of boxes that the row names; None or an empty list where nothing is there."""
     wanted, given = truths(task, sample), answer_tag(answer.text, "last")
-    found = _read_ovd(task, sample, answer)
+    boxes = _read_ovd(task, sample, answer)
     if not wanted:  # nothing readable is no claim that nothing is there
-        score = float(not found and given is not None and (says_none(given) or read_fenced(given) == []))
+        score = float(not boxes and given is not None and (says_none(given) or read_fenced(given) == []))
     else:
-        score = OVD[_ovd_method(task, sample.row)](found, wanted)
+        score = OVD[_ovd_method(task, sample.row)](boxes, wanted)
     return {"accuracy": score, "format": think_answer_format(answer.text)}
 
 
@@ -237,34 +237,34 @@ def _read_griffon(task: Any, sample: Sample, answer: Answer) -> list[dict[str, A
     dropped.
     """
     text = answer_text(answer.text)
-    found = _detections(task, sample, json_block(text) or text)
-    if not found:
-        found = [{"box": pixels(task, sample, [float(v) for v in plain.groups()]), "label": ""}
-                 for plain in islice(_THOUSAND.finditer(text), MOST)]
+    detections = _detections(task, sample, json_block(text) or text)
+    if not detections:
+        detections = [{"box": pixels(task, sample, [float(v) for v in plain.groups()]), "label": ""}
+                      for plain in islice(_THOUSAND.finditer(text), MOST)]
     known = dict.fromkeys([*map(_label, sample.get("labels") or ()), *(t["label"] for t in truths(task, sample))])
     first = next(iter(known), "")
-    return [{"box": d["box"], "label": d["label"] if d["label"] in known else first} for d in found
+    return [{"box": d["box"], "label": d["label"] if d["label"] in known else first} for d in detections
             if d["box"][0] < d["box"][2] and d["box"][1] < d["box"][3]]
 
 
 def _griffon(task: Any, sample: Sample, answer: Answer) -> Parts:
     """Vision-R1's criteria: how good the matched boxes are, how many objects are found, and the dual format."""
-    wanted, found = truths(task, sample), _read_griffon(task, sample, answer)
-    if not wanted or not found:
+    wanted, boxes = truths(task, sample), _read_griffon(task, sample, answer)
+    if not wanted or not boxes:
         text = answer_text(answer.text)
         silent = not answer.text.strip()  # an answer of no boxes; thinking that leads to nothing is none
-        empty = float(not wanted and not found and (silent or says_none(text) or read_fenced(text) == []))
+        empty = float(not wanted and not boxes and (silent or says_none(text) or read_fenced(text) == []))
         return {"precision": empty, "recall": empty,
                 "format": empty if not wanted else _griffon_format(answer_text(answer.text))}
     low, high, least, outer = _bars(task, answer.step)
-    quality = match_quality(found, wanted)
+    quality = match_quality(boxes, wanted)
     recalled = sum(clipped(q, least, least) for q in quality) / len(wanted)
     return {"precision": sum(clipped(q, low, high) for q in quality) / len(quality),
             "recall": clipped(recalled, *outer), "format": _griffon_format(answer_text(answer.text))}
 
 
 def _bars(task: Any, step: int) -> tuple[float, float, float, tuple[float, float]]:
-    """(lowest, highest) quality of precision, the quality that recalls, (lowest, highest) recall."""
+    """Returns (lowest, highest) quality of precision, the quality that recalls, (lowest, highest) recall."""
     if not task.progressive:
         return 0.0, 1.0, 0.5, (0.0, 1.0)
     return (0.5, 0.75, 0.5, (0.5, 0.75)) if step < task.switch_step else (0.75, 0.9, 0.75, (0.5, 0.75))
@@ -288,7 +288,7 @@ VISION_R1_GRIFFON = Recipe(
 
 
 def _read_positions(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
-    """Boxes with a confidence, exact duplicates removed."""
+    """Returns boxes with a confidence, exact duplicates removed."""
     out: dict[tuple[float, ...], dict[str, Any]] = {}
     for d in read_detections(read_literal(answer_tag(answer.text) or ""), "Position"):
         score = d["entry"].get("Confidence")
@@ -300,13 +300,13 @@ def _read_positions(task: Any, sample: Sample, answer: Answer) -> list[dict[str,
 
 def _visual_rft(task: Any, sample: Sample, answer: Answer) -> Parts:
     """Visual-RFT detection: IoU over the larger count of boxes and objects, calibrated confidence, format."""
-    wanted, found = truths(task, sample), _read_positions(task, sample, answer)
+    wanted, boxes = truths(task, sample), _read_positions(task, sample, answer)
     framed = think_answer_format(answer.text)
-    if not found:
+    if not boxes:
         none = float(not wanted and says_none(answer_tag(answer.text) or ""))
         return {"iou": none, "confidence": none, "format": framed}
-    matched = greedy_matches(found, wanted)
-    return {"iou": sum(matched) / max(len(wanted), len(found)), "confidence": calibration(found, matched),
+    matched = greedy_matches(boxes, wanted)
+    return {"iou": sum(matched) / max(len(wanted), len(boxes)), "confidence": calibration(boxes, matched),
             "format": framed}
 
 
@@ -328,7 +328,7 @@ VISUAL_RFT_DETECTION = Recipe(
 
 
 def _read_marked(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
-    """Boxes written as `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`."""
+    """Returns boxes written as `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`."""
     label = _label(name_of(sample.row))
     boxes = [_corners(m[1]) for m in islice(_MARKED.finditer(answer_text(answer.text)), MOST)]
     return [{"box": pixels(task, sample, box), "label": label} for box in boxes if box]
@@ -341,14 +341,14 @@ def _corners(text: str) -> list[float] | None:
 
 def _perception(task: Any, sample: Sample, answer: Answer) -> Parts:
     """Perception-R1: squared IoU, over the best assignment where there are several objects or boxes."""
-    wanted, found = truths(task, sample), _read_marked(task, sample, answer)
-    squared = [[iou(d["box"], t["box"]) ** 2 for t in wanted] for d in found]
+    wanted, boxes = truths(task, sample), _read_marked(task, sample, answer)
+    squared = [[iou(d["box"], t["box"]) ** 2 for t in wanted] for d in boxes]
     if not wanted:
-        none = float(not found and says_none(answer_text(answer.text)))
+        none = float(not boxes and says_none(answer_text(answer.text)))
         return {"accuracy": none, "format": none}
     text = answer_text(answer.text)
-    return {"accuracy": mean_matched(squared, len(found), len(wanted)),
-            "format": float(bool(found) and not _MARKED.sub("", text).strip(" \n,"))}
+    return {"accuracy": mean_matched(squared, len(boxes), len(wanted)),
+            "format": float(bool(boxes) and not _MARKED.sub("", text).strip(" \n,"))}
 
 
 def _write_marked(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:

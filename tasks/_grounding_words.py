@@ -23,7 +23,7 @@ def _thinking(answer: str) -> str:
 
 
 def _equal(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """1 for exactly what the row says."""
+    """Returns 1 for exactly what the row says."""
     recipe = task.used
     given = recipe.read(task, sample, answer)
     return {"accuracy": float(given is not None and given == recipe.target(task, sample)),
@@ -143,13 +143,13 @@ def _read_points(task: Any, sample: Sample, answer: Answer) -> list[list[float]]
     text = answer_text(answer.text)
     given = read_fenced(text)
     if isinstance(given, list) and given:
-        found = [numbers_of(p.get("point_2d") if isinstance(p, dict) else p, 2) for p in given]
+        points = [numbers_of(p.get("point_2d") if isinstance(p, dict) else p, 2) for p in given]
         if numbers_of(given, 2):
-            found = [numbers_of(given, 2)]
+            points = [numbers_of(given, 2)]
     else:
         values = decimals(text, most=2 * 64)
-        found = [values[i:i + 2] for i in range(0, len(values) - 1, 2)]
-    return [p for point in found if (p := pixels(task, sample, point))]
+        points = [values[i:i + 2] for i in range(0, len(values) - 1, 2)]
+    return [p for point in points if (p := pixels(task, sample, point))]
 
 
 def _pointing(task: Any, sample: Sample, answer: Answer) -> Parts:

@@ -50,8 +50,8 @@ def _oracle_box(task: Any, sample: Sample) -> str | None:
 def _read_place(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
     """Returns the answer's first box, else its first point."""
     box = parse_box(answer.final)
-    if box is None and (found := _POINT.search(answer.final)):
-        box = [float(v) for v in found.groups()]
+    if box is None and (match := _POINT.search(answer.final)):
+        box = [float(v) for v in match.groups()]
     return pixels(task, sample, box)
 
 
@@ -155,7 +155,7 @@ def _se_gui(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _one_call(text: str) -> float:
-    """1 for exactly one <tool_call> that holds an object with a `[x, y]` in it."""
+    """Returns 1 for exactly one <tool_call> that holds an object with a `[x, y]` in it."""
     once = text.count("<tool_call>") == text.count("</tool_call>") == 1
     call = between(text, "<tool_call>", "</tool_call>") if once else None
     return float(call is not None and isinstance(read_literal(call), dict) and _POINT.search(call) is not None)

@@ -37,9 +37,9 @@ def wanted(_task: Any, sample: Sample) -> dict[str, Any]:
     if point is None and is_number(action.get("x")) and is_number(action.get("y")):
         point = [action["x"], action["y"]]
     text = next((action[k] for k in _TEXT_KEYS if action.get(k)), None)
-    found = {"type": str(action["type"]), "box": element(_task, sample), "point": point,
-             "text": None if text is None else str(text)}
-    return {name: value for name, value in found.items() if value is not None}
+    fields = {"type": str(action["type"]), "box": element(_task, sample), "point": point,
+              "text": None if text is None else str(text)}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def action_problem(task: Any, row: Mapping[str, Any]) -> str | None:
@@ -94,9 +94,9 @@ def _action_of(task: Any, sample: Sample, value: Any, point_keys: Sequence[str])
         return None
     text = next((entry[k] for k in _TEXT_KEYS if isinstance(entry.get(k), str)), "")
     point = next((entry[k] for k in point_keys if k in entry), None)
-    found = {"type": entry["action"][:100], "point": pixels(task, sample, numbers_of(point, 2)),
-             "text": "" if text == _NO_TEXT else text[:1000]}
-    return {name: part for name, part in found.items() if part}
+    fields = {"type": entry["action"][:100], "point": pixels(task, sample, numbers_of(point, 2)),
+              "text": "" if text == _NO_TEXT else text[:1000]}
+    return {name: part for name, part in fields.items() if part}
 
 
 def _write_list(point_key: str) -> Any:
@@ -122,15 +122,15 @@ def _tagged(answer: str) -> str:
 
 
 def step_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
-    """`type_acc` and `step_success` of a row with an action, `click_acc` of one with an element alone."""
-    right, found = wanted(task, sample), in_pixels(task, sample, given)
-    if isinstance(found, list):  # a bare place
-        return {"click_acc": float(_is_hit(right, middle(found)))}
+    """Returns `type_acc` and `step_success` of a row with an action, `click_acc` of one with an element alone."""
+    right, action = wanted(task, sample), in_pixels(task, sample, given)
+    if isinstance(action, list):  # a bare place
+        return {"click_acc": float(_is_hit(right, middle(action)))}
     if not sample.get("action"):
-        hit = found is not None and found["type"] in CLICKS and _is_hit(right, found.get("point"))
+        hit = action is not None and action["type"] in CLICKS and _is_hit(right, action.get("point"))
         return {"click_acc": float(hit)}
-    same = found is not None and _lower(found["type"]) == _lower(right["type"])
-    return {"type_acc": float(same), "step_success": float(step_success(task, right, found))}
+    same = action is not None and _lower(action["type"]) == _lower(right["type"])
+    return {"type_acc": float(same), "step_success": float(step_success(task, right, action))}
 
 
 def in_pixels(task: Any, sample: Sample, given: Any) -> Any:
@@ -176,7 +176,7 @@ def _gui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _gui_r1_form(task: Any, sample: Sample, answer: Answer) -> bool:
-    """A list of actions, each with a point of two whole numbers and the text its type needs."""
+    """Returns whether it is a list of actions, each with a point of two whole numbers and the text its type needs."""
     entries = read_literal(answer_tag(answer.text) or "")
     return isinstance(entries, list) and bool(entries) and all(_is_gui_r1_action(task, sample, e) for e in entries)
 
@@ -222,8 +222,8 @@ def _read_infigui(task: Any, sample: Sample, answer: Answer) -> Any:
         value = next((entry[k] for k in ("point_2d", "coordinate", "bbox_2d") if k in entry), None)
     place = numbers_of(value, 2) or numbers_of(value, 4)
     if place is None and not entry:
-        found = decimals(text, most=5)
-        place = found if len(found) in (2, 4) else None
+        numbers = decimals(text, most=5)
+        place = numbers if len(numbers) in (2, 4) else None
     return pixels(task, sample, place)
 
 
@@ -273,8 +273,8 @@ def _infigui_oracle(task: Any, sample: Sample) -> str:
     point = shown(task, sample, middle(place)) if place else None
     if not sample.get("action"):
         return _tagged(json.dumps(point))
-    found = {"action": right["type"], "coordinate": point, "text": right.get("text")}
-    return _tagged(json.dumps({name: value for name, value in found.items() if value is not None}))
+    action = {"action": right["type"], "coordinate": point, "text": right.get("text")}
+    return _tagged(json.dumps({name: value for name, value in action.items() if value is not None}))
 
 
 # --- GLM-4.5V, AndroidWorld -------------------------------------------------------------------------------------------
@@ -282,10 +282,10 @@ def _infigui_oracle(task: Any, sample: Sample) -> str:
 
 def _glm_answer(text: str) -> str | None:
     """What the one box of a gated answer holds: thinking, then an answer, no tag inside either, no \\boxed."""
-    found = _GLM_FORM.fullmatch(text)
-    if not found or text.lower().count("<think>") != 1 or text.lower().count("<answer>") != 1 or "\\boxed{" in found[2]:
+    match = _GLM_FORM.fullmatch(text)
+    if not match or text.lower().count("<think>") != 1 or text.lower().count("<answer>") != 1 or "\\boxed{" in match[2]:
         return None
-    answer = found[2]
+    answer = match[2]
     if text.lower().count("</think>") != 1 or text.lower().count("</answer>") != 1 or not (
             answer.count(_BOX_START) == answer.count(_BOX_END) == 1):
         return None
@@ -366,8 +366,8 @@ def _glm_place(task: Any, sample: Sample, box: Sequence[float] | None) -> float:
     right, last = wanted(task, sample), task.coordinates.from_original(sample, [sample["width"], sample["height"]])
     if not (0 <= box[0] < box[2] <= last[0] and 0 <= box[1] < box[3] <= last[1]):
         return 0.0
-    found = pixels(task, sample, box) or []
-    return iou(found, _glm_box(task, sample) or []) if "box" in right else float(_is_hit(right, centre(found)))
+    own_box = pixels(task, sample, box) or []
+    return iou(own_box, _glm_box(task, sample) or []) if "box" in right else float(_is_hit(right, centre(own_box)))
 
 
 def _write_glm(action: Mapping[str, Any]) -> str:

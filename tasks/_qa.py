@@ -78,7 +78,7 @@ def _recipe(prompt: str, rewards: Mapping[str, Weight], *, form: Callable[[str],
 
 
 def _one_line(text: str) -> float:
-    """1 for one short line without a tag."""
+    """Returns 1 for one short line without a tag."""
     text = text.strip()
     return float(0 < len(text) <= _LONGEST_LINE and "\n" not in text and "<" not in text)
 
@@ -97,7 +97,7 @@ MM_EUREKA = _recipe(_IN_DOLLARS, {"accuracy": 1.0, "format": 0.5})
 
 
 def _boxed_thinking(text: str) -> float:
-    """1 for <think> ... </think> followed by exactly one box."""
+    """Returns 1 for <think> ... </think> followed by exactly one box."""
     text = text.strip()
     once = text.startswith("<think>") and text.count("<think>") == text.count("</think>") == 1
     return float(once and len(boxed(text.partition("</think>")[2])) == 1)
@@ -106,8 +106,8 @@ def _boxed_thinking(text: str) -> float:
 def _in_box(answer: Answer) -> str:
     """Returns what is boxed after the thinking; empty where boxes differ, and for thinking that never ends."""
     _, closed, rest = answer.text.rpartition("</think>")
-    found = set(boxed(rest)) if closed or "<think>" not in rest else set()
-    return found.pop() if len(found) == 1 else ""
+    contents = set(boxed(rest)) if closed or "<think>" not in rest else set()
+    return contents.pop() if len(contents) == 1 else ""
 
 
 EASY_R1 = _recipe(
@@ -148,11 +148,13 @@ def mixes_languages(text: str) -> bool:
 
 
 def _judged(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """1 where a judge calls an answer right that passed the gate and that the rule does not pay in full, else 0."""
+    """Returns 1 where a judge calls an answer right that passed the gate and that the rule does not pay in full, else
+    0.
+    """
     given = [glm_answer(answer.text) for answer in answers]
-    asked = [i for i, answer in enumerate(answers) if given[i] and _safely(task, sample, answer) < 1]
-    replies = services.judge([_question(sample, given[i] or "") for i in asked])
-    right = {i for i, reply in zip(asked, replies, strict=True) if re.findall(r"[01]\.0", reply)[-1:] == ["1.0"]}
+    unsolved = [i for i, answer in enumerate(answers) if given[i] and _safely(task, sample, answer) < 1]
+    replies = services.judge([_question(sample, given[i] or "") for i in unsolved])
+    right = {i for i, reply in zip(unsolved, replies, strict=True) if re.findall(r"[01]\.0", reply)[-1:] == ["1.0"]}
     return [{"judge": float(i in right)} for i in range(len(answers))]
 
 
@@ -214,7 +216,7 @@ def noise_step(step: int, first: float, over: int) -> int:
 
 
 def _noisy(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-    """Half of the group, drawn with noise on every image and trained under the clean ones."""
+    """Returns half of the group, drawn with noise on every image and trained under the clean ones."""
     amount = noise_step(step, task.noise, task.noise_steps)
     if not amount or n < 2 or not any(m.kind == "image" for m in sample.media):
         return ()
@@ -231,7 +233,8 @@ NOISY_ROLLOUT = _recipe("{asked}\n" + _TAGS, {"accuracy": 0.5, "format": 0.5}, v
 
 
 def structured_format(text: str) -> float:
-    """1 for thinking in the stages planning, caption, reasoning and summary, each once and in order, then the answer.
+    """Returns 1 for thinking in the stages planning, caption, reasoning and summary, each once and in order, then the
+    answer.
     """
     if not think_answer_format(text):
         return 0.0

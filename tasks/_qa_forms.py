@@ -70,7 +70,7 @@ def _right(row: Row) -> str:
 
 
 def _wrong(row: Row) -> list[str]:
-    """Answers that are wrong: the row's other options, or numbers around the right one."""
+    """Returns answers that are wrong: the row's other options, or numbers around the right one."""
     kind = row["answer_type"]
     if kind == "choice":
         return [option for option in kinds.options_of(row) if option != _right(row)]

@@ -93,10 +93,10 @@ def read_choice(text: str, row: Row) -> str | None:
     named = choice_letters(_ARTICLE_LIKE.sub("A,", text), letters)
     if named:
         return ",".join(sorted(named.split(",")))
-    said = _words(text)
-    held = [letter for letter, option in zip(letters, options, strict=False)
-            if (words := _words(option)).strip() and words in said]
-    return held[0] if len(held) == 1 else None
+    answer_words = _words(text)
+    mentioned = [letter for letter, option in zip(letters, options, strict=False)
+                 if (words := _words(option)).strip() and words in answer_words]
+    return mentioned[0] if len(mentioned) == 1 else None
 
 
 def _words(text: str) -> str:
@@ -132,7 +132,7 @@ def _equal(_task: Any, given: Any, right: Any, _row: Row) -> float:
 
 
 def _near(_task: Any, given: float, right: float, row: Row) -> float:
-    """1 within the row's tolerance."""
+    """Returns 1 within the row's tolerance."""
     units, share = tolerance(row)
     return float(abs(given - right) <= max(units, share * abs(right)) + 1e-9 * abs(right))
 
@@ -153,7 +153,7 @@ def _free_text(task: Any, given: str, right: str, _row: Row) -> float:
     return 1.0 if same_label(given, right) else TEXT_SCORES[task.text_score](given, right)
 
 
-def _said(text: str, _row: Row) -> str | None:
+def _whole_text(text: str, _row: Row) -> str | None:
     return text.strip() or None
 
 
@@ -168,12 +168,12 @@ KINDS: dict[str, Kind] = {
     "count": Kind("a whole number", lambda text, _row: chart.count(text), _equal),
     "yes_no": Kind("yes or no", lambda text, _row: chart.one_yes_no(text), _equal, names=False),
     "math": Kind("one mathematical expression", lambda text, _row: math.expression(text), _math),
-    "chart": Kind("the value or the label that the chart shows", _said, _chart, names=False),
-    "ocr": Kind("the text as it is written", _said, lambda _t, a, b, _r: chart.transcript_similarity(a, b),
+    "chart": Kind("the value or the label that the chart shows", _whole_text, _chart, names=False),
+    "ocr": Kind("the text as it is written", _whole_text, lambda _t, a, b, _r: chart.transcript_similarity(a, b),
                 names=False),
     "regression": Kind("a number", lambda text, _row: chart.finite_number(text),
                        lambda _t, a, b, _r: closeness(f"{a:.15g}", f"{b:.15g}")),
-    "text": Kind("a short text", _said, _free_text, names=False),
+    "text": Kind("a short text", _whole_text, _free_text, names=False),
 }
 
 

@@ -63,12 +63,13 @@ def _labels(row: Mapping[str, Any]) -> str:
 
 
 def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
-    """Texts for templates: `choices` and `labels` to choose from, `plainly` (the whole question of the plain recipe),
-    `by_type` (what Video-R1's prompt ends with), `attribute` of a face, and those of tracks.placeholders."""
-    found = tracks.placeholders(task, row) | {
+    """Returns texts for templates: `choices` and `labels` to choose from, `plainly` (the whole question of the plain
+    recipe), `by_type` (what Video-R1's prompt ends with), `attribute` of a face, and those of tracks.placeholders.
+    """
+    values = tracks.placeholders(task, row) | {
         "choices": _choices(row), "labels": _labels(row), "by_type": BY_TYPE.get(kind_of(row), ""),
         "attribute": str(row.get("attribute") or row.get("category") or "its attributes and expression")}
-    return found | {"plainly": fill(plain(row).prompt, {**row, **found})}
+    return values | {"plainly": fill(plain(row).prompt, {**row, **values})}
 
 
 def typed_problem(_task: Any, row: Mapping[str, Any]) -> str | None:
@@ -167,13 +168,13 @@ def _read_track(task: Any, sample: Sample, answer: Answer) -> Any:
     return tracks.VIDEOCHAT_R1_TRACK.read(task, sample, _tagged_like(answer))
 
 
-def _say_track(task: Any, sample: Sample, found: Any) -> str:
-    return answer_tag(tracks.VIDEOCHAT_R1_TRACK.say(task, sample, found)) or ""
+def _say_track(task: Any, sample: Sample, track: Any) -> str:
+    return answer_tag(tracks.VIDEOCHAT_R1_TRACK.say(task, sample, track)) or ""
 
 
 _LINE = times.TimeRecipe(
     prompt="{question}{choices}{labels}\nAnswer directly.", rewards={}, read=_read_line, score=_line, target=_target,
-    say=lambda _task, _sample, found: found, oracle=times.say_oracle, problem=typed_problem)
+    say=lambda _task, _sample, value: value, oracle=times.say_oracle, problem=typed_problem)
 PLAIN = {
     "span": replace(times.SPAN, prompt='{when}\nAnswer "start to end" in seconds.', score=_span),
     "track": replace(
@@ -215,7 +216,7 @@ BY_TYPE = {
 
 
 def _shuffled(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-    """Half as many answers to the same clip with its frames in another order; none for images."""
+    """Returns half as many answers to the same clip with its frames in another order; none for images."""
     if n < 2 or all(media.kind != "video" for media in sample.media):
         return ()
     seed = zlib.crc32(f"{task.seed}/{sample.id}/{step}".encode("utf-8", "backslashreplace"))

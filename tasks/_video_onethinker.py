@@ -41,14 +41,14 @@ def _needs_type(task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def placeholders(row: Mapping[str, Any]) -> dict[str, str]:
-    """`as_type`: the form of an answer of the row's type."""
+    """Returns `as_type`: the form of an answer of the row's type."""
     seconds = ", ".join(frame_names(Sample(id="", row=row)))
     return {"as_type": _FORMS.get(_kind(row), "").replace("{seconds}", seconds)}
 
 
 def _object(answer: Answer) -> dict[str, Any]:
-    found = read_literal(answer_text(answer.text))
-    return found if isinstance(found, dict) else {}
+    value = read_literal(answer_text(answer.text))
+    return value if isinstance(value, dict) else {}
 
 
 def _read_one(task: Any, sample: Sample, answer: Answer) -> Any:
@@ -64,46 +64,46 @@ def _read_one(task: Any, sample: Sample, answer: Answer) -> Any:
 
 
 def _one_target(task: Any, sample: Sample) -> Any:
-    found = {"span": spans_of, "track": boxes_of}.get(_kind(sample.row))
-    return found(task, sample) if found else typed.truth(sample)
+    reader = {"span": spans_of, "track": boxes_of}.get(_kind(sample.row))
+    return reader(task, sample) if reader else typed.truth(sample)
 
 
-def _say_one(task: Any, sample: Sample, found: Any) -> str:
+def _say_one(task: Any, sample: Sample, value: Any) -> str:
     kind = _kind(sample.row)
     if kind == "span":
-        return thinking(json.dumps({"time": [round(float(t), 12) for t in found[0]]}))
+        return thinking(json.dumps({"time": [round(float(t), 12) for t in value[0]]}))
     if kind == "track":
-        said = [f'"{key}": {format_box(shown(task, sample, box))}'
-                for key, box in zip(frame_names(sample), found["boxes"], strict=True) if box]
-        return thinking(f'{{"boxes": {{{", ".join(said)}}}}}')
-    return thinking(found)
+        entries = [f'"{key}": {format_box(shown(task, sample, box))}'
+                   for key, box in zip(frame_names(sample), value["boxes"], strict=True) if box]
+        return thinking(f'{{"boxes": {{{", ".join(entries)}}}}}')
+    return thinking(value)
 
 
 def _one(task: Any, sample: Sample, answer: Answer) -> Parts:
     """OneThinker: accuracy by the row's type, and half a point for an answer that has the form of its type."""
-    found, framed = _read_one(task, sample, answer), think_answer_format(answer.text)
-    return {"accuracy": _accuracy(task, sample, found), "format": framed,
-            "structure": framed and _structure(sample, answer, found)}
+    parsed, framed = _read_one(task, sample, answer), think_answer_format(answer.text)
+    return {"accuracy": _accuracy(task, sample, parsed), "format": framed,
+            "structure": framed and _structure(sample, answer, parsed)}
 
 
-def _accuracy(task: Any, sample: Sample, found: Any) -> float:
+def _accuracy(task: Any, sample: Sample, parsed: Any) -> float:
     kind, truth = _kind(sample.row), _one_target(task, sample)
     if kind == "span":
-        return temporal_iou(found[0], truth[0]) if found else 0.0
+        return temporal_iou(parsed[0], truth[0]) if parsed else 0.0
     if kind == "track":
-        return mean_overlap(found["boxes"], truth["boxes"]) if found else 0.0
+        return mean_overlap(parsed["boxes"], truth["boxes"]) if parsed else 0.0
     return {"choice": exact, "number": _same_number, "ocr": ocr, "text": rouge,
-            "regression": relative_accuracy}[kind](found, truth)
+            "regression": relative_accuracy}[kind](parsed, truth)
 
 
-def _structure(sample: Sample, answer: Answer, found: Any) -> float:
+def _structure(sample: Sample, answer: Answer, parsed: Any) -> float:
     """.5 for the right form; of a track .25, and .25 times the share of the frames that have a box."""
-    if found is None:
+    if parsed is None:
         return 0.0
     if _kind(sample.row) != "track":
         return 0.5
-    asked = {key for key, box in zip(frame_names(sample), track_of(sample)["boxes"], strict=True) if box}
-    return 0.25 + 0.25 * len(asked & set(_object(answer)["boxes"])) / len(asked)
+    frames = {key for key, box in zip(frame_names(sample), track_of(sample)["boxes"], strict=True) if box}
+    return 0.25 + 0.25 * len(frames & set(_object(answer)["boxes"])) / len(frames)
 
 
 def relative_accuracy(given: str, truth: str) -> float:

@@ -125,8 +125,8 @@ def _read_last(_task: Any, _sample: Sample, answer: Answer) -> list[list[float]]
 
 def _time_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
     """Time-R1: tIoU shrunk by how far both ends are off, as a share of the clip."""
-    found = _read_last(task, sample, answer)
-    paid = boundary_iou(found[0], sample["spans"][0], sample["duration"]) if found else 0.0
+    spans = _read_last(task, sample, answer)
+    paid = boundary_iou(spans[0], sample["spans"][0], sample["duration"]) if spans else 0.0
     return {"span": paid, "format": think_answer_format(answer.text)}
 
 
@@ -162,7 +162,7 @@ def _diversity(_task: Any, _sample: Sample, answers: Sequence[Answer], *_service
     """Returns how little an answer shares with the others of its group: the mean of 1 - ROUGE-L."""
     words = [rouge_tokens(answer.text[:20_000]) for answer in answers]
     apart = [[1 - _rouge_l(a, b) for j, b in enumerate(words) if j != i] for i, a in enumerate(words)]
-    return [{"diversity": sum(found) / len(found) if found else 0.0} for found in apart]
+    return [{"diversity": sum(distances) / len(distances) if distances else 0.0} for distances in apart]
 
 
 def _rouge_l(a: Sequence[str], b: Sequence[str]) -> float:
@@ -170,10 +170,10 @@ def _rouge_l(a: Sequence[str], b: Sequence[str]) -> float:
 
 
 def _say_at_length(_task: Any, _sample: Sample, spans: Spans) -> str:
-    said = ", ".join(map(format_span, spans))
+    span_text = ", ".join(map(format_span, spans))
     thought = (f"I observe the frames one after the other and compare them with the event.\nIt is seen in <timestep>"
-               f"{said}</timestep>, because what is named happens there and nowhere else. ")
-    return f"<think>{thought}{'I look once more. ' * 25}</think><answer>{said}</answer>"
+               f"{span_text}</timestep>, because what is named happens there and nowhere else. ")
+    return f"<think>{thought}{'I look once more. ' * 25}</think><answer>{span_text}</answer>"
 
 
 TIME_R1_REASONING = TimeRecipe(
@@ -183,8 +183,8 @@ TIME_R1_REASONING = TimeRecipe(
 
 
 def _videochat_span(task: Any, sample: Sample, answer: Answer) -> Parts:
-    found = _read_last(task, sample, answer)
-    return {"iou": temporal_iou(found[0], sample["spans"][0]) if found else 0.0,
+    spans = _read_last(task, sample, answer)
+    return {"iou": temporal_iou(spans[0], sample["spans"][0]) if spans else 0.0,
             "format": think_answer_format(answer.text)}
 
 
@@ -203,8 +203,8 @@ _CAPITAL = re.compile(r"(?<![\w'])[A-G](?![\w'])", re.ASCII)
 
 def _first_letter(text: str, letters: str) -> str | None:
     """Returns the first of the letters that stands alone; a small one only where it is the whole text."""
-    found = [clean_label(text).upper(), *_CAPITAL.findall(text)]
-    return next((letter for letter in found if letter in [*letters]), None)
+    candidates = [clean_label(text).upper(), *_CAPITAL.findall(text)]
+    return next((letter for letter in candidates if letter in [*letters]), None)
 
 
 def _needs_evidence(_task: Any, row: Mapping[str, Any]) -> str | None:
@@ -232,23 +232,23 @@ def _read_gqa(_task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | No
 
 
 def _gqa(task: Any, sample: Sample, answer: Answer) -> Parts:
-    found, truth = _read_gqa(task, sample, answer) or {"answer": None, "spans": None}, _evidence(task, sample)
-    return {"accuracy": float(found["answer"] == truth["answer"]),
-            "iou": 0.0 if found["spans"] is None else union_iou(found["spans"], truth["spans"]),
+    parsed, truth = _read_gqa(task, sample, answer) or {"answer": None, "spans": None}, _evidence(task, sample)
+    return {"accuracy": float(parsed["answer"] == truth["answer"]),
+            "iou": 0.0 if parsed["spans"] is None else union_iou(parsed["spans"], truth["spans"]),
             "format": _gqa_format(answer.text)}
 
 
 def _gqa_format(text: str) -> float:
-    """1 for `<think>...</think> <answer>...</answer> <glue>[(s, e), ...]</glue>` and nothing else."""
+    """Returns 1 for `<think>...</think> <answer>...</answer> <glue>[(s, e), ...]</glue>` and nothing else."""
     before, opened, glue = text.strip().partition("<glue>")
     if not opened or not glue.endswith("</glue>") or span_list(glue.removesuffix("</glue>")) is None:
         return 0.0
     return think_answer_format(before)
 
 
-def _say_gqa(_task: Any, _sample: Sample, found: Mapping[str, Any]) -> str:
-    glue = ", ".join(f"({format_time(s)}, {format_time(e)})" for s, e in found["spans"])
-    return f"{thinking(found['answer'])}<glue>[{glue}]</glue>"
+def _say_gqa(_task: Any, _sample: Sample, evidence: Mapping[str, Any]) -> str:
+    glue = ", ".join(f"({format_time(s)}, {format_time(e)})" for s, e in evidence["spans"])
+    return f"{thinking(evidence['answer'])}<glue>[{glue}]</glue>"
 
 
 VIDEOCHAT_R1_GQA = TimeRecipe(
@@ -271,16 +271,16 @@ _START_END = re.compile(rf'\s*\{{\s*"start_time"\s*:\s*"{_SECONDS}"\s*,\s*"end_t
 
 
 def _read_start_end(_task: Any, _sample: Sample, answer: Answer) -> list[list[float]] | None:
-    found = read_literal(answer_tag(answer.text) or "")
-    times = [str(found.get(key)) for key in ("start_time", "end_time")] if isinstance(found, dict) else []
+    record = read_literal(answer_tag(answer.text) or "")
+    times = [str(record.get(key)) for key in ("start_time", "end_time")] if isinstance(record, dict) else []
     return [[float(t) for t in times]] if times and all(map(_ONE_TIME.fullmatch, times)) else None
 
 
 def _temporal_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
     """Temporal-R1: tIoU, which is the same in seconds and in shares of the clip, and a form of quoted times."""
-    found = _read_start_end(task, sample, answer)
+    spans = _read_start_end(task, sample, answer)
     framed = think_answer_format(answer.text) and _START_END.fullmatch(answer_tag(answer.text) or "") is not None
-    return {"accuracy": temporal_iou(found[0], sample["spans"][0]) if found else 0.0, "format": float(framed)}
+    return {"accuracy": temporal_iou(spans[0], sample["spans"][0]) if spans else 0.0, "format": float(framed)}
 
 
 def _say_start_end(_task: Any, _sample: Sample, spans: Spans) -> str:
@@ -313,7 +313,9 @@ def span_problem(row: Mapping[str, Any]) -> str | None:
 
 
 def span_placeholders(row: Mapping[str, Any]) -> dict[str, str]:
-    """`event`: the question as a lower-case phrase; `when`: as a question; `lettered`: the options with letters."""
+    """Returns `event`: the question as a lower-case phrase; `when`: as a question; `lettered`: the options with
+    letters.
+    """
     question = str(row.get("question", "")).strip()
     options = row.get("options") if isinstance(row.get("options"), list) else []
     return {"event": question.lower().removesuffix("."),
@@ -323,12 +325,13 @@ def span_placeholders(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def span_measures(target: Any, parsed: Any) -> dict[str, float]:
-    """`miou`, `miop`, and `r1@0.3` to `r1@0.7` (whether the IoU reaches that) of a row with spans; of one with an
-    answer too `gqa_acc`: that answer with an IoP of .5 or more (NExT-GQA, 2309.01327)."""
+    """Returns `miou`, `miop`, and `r1@0.3` to `r1@0.7` (whether the IoU reaches that) of a row with spans; of one with
+    an answer too `gqa_acc`: that answer with an IoP of .5 or more (NExT-GQA, 2309.01327).
+    """
     grounded = isinstance(target, dict)
-    truth, found = target["spans"] if grounded else target, parsed["spans"] if grounded and parsed else parsed
-    overlap = 0.0 if found is None else union_iou(found, truth)
-    precision = 0.0 if found is None else interval_precision(found, truth)
+    truth, spans = target["spans"] if grounded else target, parsed["spans"] if grounded and parsed else parsed
+    overlap = 0.0 if spans is None else union_iou(spans, truth)
+    precision = 0.0 if spans is None else interval_precision(spans, truth)
     measured = {"miou": overlap, "miop": precision, **{f"r1@{t}": float(overlap >= t) for t in (0.3, 0.5, 0.7)}}
     if grounded:
         measured["gqa_acc"] = float(bool(parsed) and parsed["answer"] == target["answer"] and precision >= 0.5)
@@ -336,11 +339,11 @@ def span_measures(target: Any, parsed: Any) -> dict[str, float]:
 
 
 def span_cheats(task: Any, sample: Sample) -> dict[str, str]:
-    """Answers that need no look at the clip, or that no clip has, by name."""
+    """Returns answers that need no look at the clip, or that no clip has, by name."""
     end = float(sample.get("duration") or 2 * max([s[1] for s in sample.get("spans") or []], default=10.0))
     seconds = [[float(t), t + 1.0] for t in range(min(60, int(end)))]
-    found = {"whole clip as written": [[0.0, end]], "from the end to the start": [[end, 0.0]],
+    cases = {"whole clip as written": [[0.0, end]], "from the end to the start": [[end, 0.0]],
              "no time at all": [[end / 2, end / 2]], "after the clip": [[2 * end, 3 * end]], "every second": seconds}
     target = task.used.target(task, sample)
     return {name: task.used.say(task, sample, {"answer": "A", "spans": spans} if isinstance(target, dict) else spans)
-            for name, spans in found.items() if spans}
+            for name, spans in cases.items() if spans}

@@ -53,15 +53,15 @@ def _read_boxes(task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | N
 
 def _track(task: Any, sample: Sample, answer: Answer) -> Parts:
     """VideoChat-R1: the mean IoU over the frames, and the form of as many boxes as are asked for."""
-    found = _read_boxes(task, sample, answer)
-    if found is None:
+    track = _read_boxes(task, sample, answer)
+    if track is None:
         return {"iou": 0.0, "format": 0.0}
-    return {"iou": mean_overlap(found["boxes"], track_of(sample)["boxes"]), "format": think_answer_format(answer.text)}
+    return {"iou": mean_overlap(track["boxes"], track_of(sample)["boxes"]), "format": think_answer_format(answer.text)}
 
 
-def _say_boxes(task: Any, sample: Sample, found: Mapping[str, Any]) -> str:
-    said = ["null" if box is None else format_box(shown(task, sample, box)) for box in found["boxes"]]
-    return times.thinking(f"[{', '.join(said)}]")
+def _say_boxes(task: Any, sample: Sample, track: Mapping[str, Any]) -> str:
+    texts = ["null" if box is None else format_box(shown(task, sample, box)) for box in track["boxes"]]
+    return times.thinking(f"[{', '.join(texts)}]")
 
 
 VIDEOCHAT_R1_TRACK = times.TimeRecipe(
@@ -80,9 +80,9 @@ VIDEOCHAT_R1_TRACK = times.TimeRecipe(
 
 def problem(row: Mapping[str, Any]) -> str | None:
     """Returns what is wrong with the times and tracks of a row, where it has any; None otherwise."""
-    found, tracks = times.span_problem(row), row.get("tracks")
-    if found or tracks is None:
-        return found
+    error, tracks = times.span_problem(row), row.get("tracks")
+    if error or tracks is None:
+        return error
     for side in ("width", "height"):
         if not is_number(row.get(side)) or row[side] <= 0:
             return f"{side}={str(row.get(side))[:200]} must be the picture's {side} in pixels, the unit of boxes"
@@ -106,20 +106,22 @@ def _track_problem(track: Mapping[str, Any]) -> str | None:
 
 
 def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
-    """Texts for templates: those of times.span_placeholders; `object`, `first_box` and `count` of a track."""
+    """Returns texts for templates: those of times.span_placeholders; `object`, `first_box` and `count` of a track."""
     sample = Sample(id=str(row.get("id", "")), row=row)
-    found, track = times.span_placeholders(row), track_of(sample)
+    values, track = times.span_placeholders(row), track_of(sample)
     if not track.get("boxes"):
-        return found
+        return values
     first = next(box for box in track["boxes"] if box)
     place = any("{first_box}" in template for template in task.templates)  # rows may lack what other recipes need not
-    return found | {"object": str(track.get("label") or row.get("question", "")),
-                    "count": _COUNTS.get(len(track["boxes"]), str(len(track["boxes"]))),
-                    "first_box": format_box(shown(task, sample, first)) if place else ""}
+    return values | {"object": str(track.get("label") or row.get("question", "")),
+                     "count": _COUNTS.get(len(track["boxes"]), str(len(track["boxes"]))),
+                     "first_box": format_box(shown(task, sample, first)) if place else ""}
 
 
 def measures(task: Any, sample: Sample, parsed: Any) -> dict[str, float]:
-    """Metrics of one answer: those of times.span_measures, or `overlap` (AO) and `sr@0.5` of a track; {} for others."""
+    """Returns metrics of one answer: those of times.span_measures, or `overlap` (AO) and `sr@0.5` of a track; {} for
+    others.
+    """
     if not isinstance(task.used, times.TimeRecipe):
         return {}
     target = task.used.target(task, sample)
@@ -146,7 +148,7 @@ def summaries(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def cheats(task: Any, sample: Sample) -> dict[str, str]:
-    """Answers that need no look at the clip, by name; {} for recipes of other answers."""
+    """Returns answers that need no look at the clip, by name; {} for recipes of other answers."""
     if not isinstance(task.used, times.TimeRecipe):
         return {}
     target = task.used.target(task, sample)
@@ -155,14 +157,14 @@ def cheats(task: Any, sample: Sample) -> dict[str, str]:
     if not isinstance(target, dict) or "spans" in target:
         return times.span_cheats(task, sample)
     width, height, count = sample["width"], sample["height"], len(target["boxes"])
-    found = {"whole picture in each frame": [0.0, 0.0, float(width), float(height)],
+    boxes = {"whole picture in each frame": [0.0, 0.0, float(width), float(height)],
              "tiny box in each frame": [0.0, 0.0, width / 50, height / 50]}
-    return {name: task.used.say(task, sample, {"boxes": [box] * count}) for name, box in found.items()}
+    return {name: task.used.say(task, sample, {"boxes": [box] * count}) for name, box in boxes.items()}
 
 
-def marks(sample: Sample, found: Any, role: str) -> list[dict[str, Any]]:
+def marks(sample: Sample, parsed: Any, role: str) -> list[dict[str, Any]]:
     """Returns the track or the spans of a parsed answer or target; [] for others."""
-    boxes, spans = (found.get("boxes"), found.get("spans")) if isinstance(found, dict) else (None, found)
+    boxes, spans = (parsed.get("boxes"), parsed.get("spans")) if isinstance(parsed, dict) else (None, parsed)
     if isinstance(boxes, list):
         track = track_of(sample)
         seconds = track.get("times") or [None] * len(boxes)

@@ -87,16 +87,16 @@ class Classification(RecipeTask):
     # --- which samples ------------------------------------------------------------------------------------------------
 
     def samples(self, split: str) -> Sequence[Sample]:
-        found = super().samples(split)
+        base = super().samples(split)
         if not self.shots and self.classes == "all":
-            return found
+            return base
         files = tuple(getattr(self.data, s, "") for s in SPLITS)
         if self.classes != "all" and files not in self._names:  # evaluations come again and again
-            parts = [found if s == split else super(Classification, self).samples(s)
+            parts = [base if s == split else super(Classification, self).samples(s)
                      for s, file in zip(SPLITS, files, strict=True) if file]
             self._names[files] = sorted({name for part in parts for s in part
                                          for name in (*recipes.labels_of(s.row), *(s.get("labels") or ()))})
-        return self.chosen(split, [(s.id, recipes.labels_of(s.row)) for s in found], self._names.get(files, ()), found)
+        return self.chosen(split, [(s.id, recipes.labels_of(s.row)) for s in base], self._names.get(files, ()), base)
 
     def chosen(self, split: str, entries: Sequence[tuple[str, Sequence[str]]], names: Sequence[str],
                samples: Sequence[Sample]) -> Sequence[Sample]:
@@ -113,8 +113,8 @@ class Classification(RecipeTask):
                             "task.classes=all")
         if split == "train":
             places = [p for p in places if not halves or half_of[entries[p][1][0]] == self.classes]
-            kept = recipes.few([entries[p] for p in places], self.shots, self.shots_seed) if self.shots else None
-            places = places if kept is None else [places[k] for k in kept]
+            shots = recipes.few([entries[p] for p in places], self.shots, self.shots_seed) if self.shots else None
+            places = places if shots is None else [places[k] for k in shots]
 
         def make(i: int) -> Sample:
             sample = samples[places[i]]

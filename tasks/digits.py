@@ -53,7 +53,7 @@ def digit_image(array: np.ndarray) -> Image.Image:
 
 @functools.cache
 def split_indices() -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Places in the data set of the 1,400 training and the 397 held-out digits; always the same."""
+    """Returns places in the data set of the 1,400 training and the 397 held-out digits; always the same."""
     order = np.random.RandomState(_SPLIT_SEED).permutation(1797).tolist()  # RandomState's stream is frozen by numpy
     return tuple(order[:TRAIN]), tuple(order[TRAIN:])
 

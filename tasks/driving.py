@@ -94,10 +94,10 @@ class Driving(RecipeTask):
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
         """Returns the true and the answered path on the first current picture, where the row has `to_pixels`."""
-        matrix, answered = sample.get("to_pixels"), parsed if isinstance(parsed, list) else None
+        matrix, path = sample.get("to_pixels"), parsed if isinstance(parsed, list) else None
         if matrix is None:
             return []
-        paths = {"target": sample.get("trajectory"), "answer": answered}
+        paths = {"target": sample.get("trajectory"), "answer": path}
         lines = {role: project([[0.0, 0.0], *points], matrix) for role, points in paths.items() if points}
         return [{"kind": "path", "at": line, "label": "path", "role": role, "media": _current(sample.row)}
                 for role, line in lines.items() if len(line) > 1]
@@ -108,16 +108,16 @@ class Driving(RecipeTask):
         if right is None:
             return {}
         if self.used.read is not recipes.read_way:
-            every = recipes.said({head: list(words) for head, words in HEADS.items()})
+            every = recipes.plan_text({head: list(words) for head, words in HEADS.items()})
             return {"every action": right.replace(parse_answer(right).final, every)}
         points = sample["trajectory"]
-        found: dict[str, str | None] = {}
+        answers: dict[str, str | None] = {}
         if max(map(abs, points[-1][:2])) > _BEND:
-            found["no movement"] = recipes.written_way([[0.0, 0.0, t] for _, _, t in points])
+            answers["no movement"] = recipes.written_way([[0.0, 0.0, t] for _, _, t in points])
         if abs(points[-1][1]) > _BEND:
             speed = sample.get("speed_mps") or 0.0
-            found["straight on"] = recipes.written_way([[speed * t, 0.0, t] for _, _, t in points])
-        return found
+            answers["straight on"] = recipes.written_way([[speed * t, 0.0, t] for _, _, t in points])
+        return answers
 
 
 def _views(row: Mapping[str, Any]) -> str:

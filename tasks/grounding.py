@@ -98,8 +98,8 @@ class Grounding(RecipeTask):
             return {}
         truth = self.target(sample)
         if truth is not None and "iou" not in parts:
-            found = self.parse(sample, answer)
-            return {"acc@.5": float(found is not None and iou(found, truth) >= 0.5)}
+            box = self.parse(sample, answer)
+            return {"acc@.5": float(box is not None and iou(box, truth) >= 0.5)}
         return {"acc@.5": float((parts.get("iou", parts.get("accuracy")) or 0.0) >= 0.5)}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -109,19 +109,19 @@ class Grounding(RecipeTask):
         return coco_map([(r["parsed"] or [], r["target"]) for r in records])
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
-        return [mark for role, found in (("target", self.target(sample)), ("answer", parsed))
-                for mark in _marks(found, boxes.name_of(sample.row), role)]
+        return [mark for role, place in (("target", self.target(sample)), ("answer", parsed))
+                for mark in _marks(place, boxes.name_of(sample.row), role)]
 
 
-def _marks(found: Any, name: str, role: str) -> list[dict[str, Any]]:
+def _marks(place: Any, name: str, role: str) -> list[dict[str, Any]]:
     """Marks of a box, a point, or a list of points, boxes or detections; none for a word or number."""
-    if not isinstance(found, list) or not found:
+    if not isinstance(place, list) or not place:
         return []
-    kind = {2: "point", 4: "box"}.get(len(found)) if is_number(found[0]) else None
+    kind = {2: "point", 4: "box"}.get(len(place)) if is_number(place[0]) else None
     if kind:
-        return [{"kind": kind, "at": found, "label": name, "role": role}]
+        return [{"kind": kind, "at": place, "label": name, "role": role}]
     marks = []
-    for entry in found:
+    for entry in place:
         at, label = (entry["box"], entry["label"]) if isinstance(entry, dict) else (entry, name)
         marks.append({"kind": "point" if len(at) == 2 else "box", "at": at, "label": label, "role": role})
     return marks

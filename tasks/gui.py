@@ -55,7 +55,7 @@ class Gui(RecipeTask):
         return {"history": history if isinstance(history, str) else "; ".join(map(str, history))}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """`click_acc` of rows with an element, `type_acc` and `step_success` of rows with an action."""
+        """Returns `click_acc` of rows with an element, `type_acc` and `step_success` of rows with an action."""
         given = self.parse(sample, answer)
         if self.used.target is elements.element:
             box = elements.element(self, sample)
@@ -78,15 +78,15 @@ class Gui(RecipeTask):
                 *_marks(actions.in_pixels(self, sample, parsed), "answer")]
 
 
-def _marks(found: Any, role: str) -> list[dict[str, Any]]:
+def _marks(place: Any, role: str) -> list[dict[str, Any]]:
     """Returns the mark of a box, a point, or the place of an action; its type is the label."""
     label = "element"
-    if isinstance(found, dict):
-        label = str(found.get("type", found.get("action_type", "")))[:100]
-        found = found.get("box") or found.get("point")
-    if not isinstance(found, (list, tuple)) or len(found) not in (2, 4):
+    if isinstance(place, dict):
+        label = str(place.get("type", place.get("action_type", "")))[:100]
+        place = place.get("box") or place.get("point")
+    if not isinstance(place, (list, tuple)) or len(place) not in (2, 4):
         return []
-    return [{"kind": "point" if len(found) == 2 else "box", "at": [*found], "label": label, "role": role}]
+    return [{"kind": "point" if len(place) == 2 else "box", "at": [*place], "label": label, "role": role}]
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:

@@ -42,16 +42,18 @@ def tagged(text: str) -> str:
 
 
 def strict_format(text: str) -> float:
-    """1 for <think>...</think><answer>...</answer> with nothing around or between, each tag once (R1-Reward)."""
+    """Returns 1 for <think>...</think><answer>...</answer> with nothing around or between, each tag once
+    (R1-Reward).
+    """
     whole = text.startswith("<think>") and "</think><answer>" in text and text.endswith("</answer>")
     return think_answer_format(text) if whole else 0.0
 
 
 def _read(task: Any, _sample: Sample, answer: Answer) -> int | None:
-    """1 or 2; None for a text that gives no number, another one, or both."""
+    """Returns 1 or 2; None for a text that gives no number, another one, or both."""
     given = task.used.find(answer.text)
-    found = _CHOICE.fullmatch(clean_label(given)) if len(given) <= _LONGEST else None
-    return int(found[1]) if found else None
+    match = _CHOICE.fullmatch(clean_label(given)) if len(given) <= _LONGEST else None
+    return int(match[1]) if match else None
 
 
 def _accuracy(task: Any, sample: Sample, answer: Answer) -> float:
@@ -72,12 +74,12 @@ def _consistency(task: Any, sample: Sample, answers: Sequence[Answer], services:
     one, 0 where it cannot tell; 0 of wrong answers, which it could not make pay."""
     judge = services.judge
     right = [i for i, answer in enumerate(answers) if _accuracy(task, sample, answer)]
-    said = {i: _VERDICT.findall(reply)[-1:] for i, reply in zip(
-        right, judge([_asked(answers[i]) for i in right]) if right else (), strict=True)}
-    return [{"consistency": float(said[i][0]) if said.get(i) else 0.0} for i in range(len(answers))]
+    verdicts = {i: _VERDICT.findall(reply)[-1:] for i, reply in zip(
+        right, judge([_choice_question(answers[i]) for i in right]) if right else (), strict=True)}
+    return [{"consistency": float(verdicts[i][0]) if verdicts.get(i) else 0.0} for i in range(len(answers))]
 
 
-def _asked(answer: Answer) -> str:
+def _choice_question(answer: Answer) -> str:
     before = answer.text.rpartition("<answer>")[0].replace("</think>", "").strip()
     end = "\n".join(before.split("\n")[-_LINES:])[-_LONGEST:]
     return (f"Someone compared two responses. The end of the reasoning:\n{end}\n\nThe answer: response "
@@ -114,13 +116,13 @@ class Preference(RecipeTask):
         return {"first": first, "second": second}
 
     def samples(self, split: str) -> Sequence[Sample]:
-        found = super().samples(split)
+        base = super().samples(split)
         orders = {"as_is": (False,), "swapped": (True,), "both": (False, True)}[self.order]
 
         def make(i: int) -> Sample:
             place, order = divmod(i, len(orders))
-            return self.swapped(found[place]) if orders[order] else found[place]
-        return found if orders == (False,) else Drawn(len(found) * len(orders), make)
+            return self.swapped(base[place]) if orders[order] else base[place]
+        return base if orders == (False,) else Drawn(len(base) * len(orders), make)
 
     def swapped(self, sample: Sample) -> Sample:
         """Returns the sample with its responses the other way round; `pair` is the id of the row."""
@@ -130,26 +132,27 @@ class Preference(RecipeTask):
         return replace(sample, id=name, row=self.filled(row))
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """`accuracy/<category>`; `position_bias`, the share of answers 1 less the share of rows where 1 is right, in
-        [-1, 1]; with task.order=both `pairs/agreement` and `pairs/accuracy`, the shares of rows where both orders
-        prefer the same response, and the right one."""
+        """Returns `accuracy/<category>`; `position_bias`, the share of answers 1 less the share of rows where 1 is
+        right, in [-1, 1]; with task.order=both `pairs/agreement` and `pairs/accuracy`, the shares of rows where both
+        orders prefer the same response, and the right one.
+        """
         columns: dict[str, list[float]] = {}
         pairs: dict[str, list[tuple[int, float]]] = {}
         for record in records:
-            row, said, paid = record["sample"], record["parsed"], record["parts"].get("accuracy") or 0.0
+            row, choice, paid = record["sample"], record["parsed"], record["parts"].get("accuracy") or 0.0
             if row.get("category"):
                 columns.setdefault(f"accuracy/{row['category']}", []).append(paid)
-            if said in (1, 2):
-                columns.setdefault("position_bias", []).append(float(said == 1) - float(row["answer"] == 1))
-            kept = 0 if said not in (1, 2) else 3 - said if row.get("pair") else said
-            pairs.setdefault(str(row.get("pair") or row.get("id")), []).append((kept, paid))
+            if choice in (1, 2):
+                columns.setdefault("position_bias", []).append(float(choice == 1) - float(row["answer"] == 1))
+            first_choice = 0 if choice not in (1, 2) else 3 - choice if row.get("pair") else choice
+            pairs.setdefault(str(row.get("pair") or row.get("id")), []).append((first_choice, paid))
         for first, second in (pair for pair in pairs.values() if len(pair) == 2):
             columns.setdefault("pairs/agreement", []).append(float(first[0] == second[0] != 0))
             columns.setdefault("pairs/accuracy", []).append(min(first[1], second[1]))
         return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Answers that name both responses, or neither."""
+        """Returns answers that name both responses, or neither."""
         say = getattr(self.used, "say", str)  # a Recipe of one's own may have none
         texts = ("1 2", "2 1", "1 and 2", "1 or 2", "12", "1/2", "both", "tie", "0", "3", "response")
         return {f"'{text}'": say(text) for text in texts}

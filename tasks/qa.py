@@ -73,7 +73,7 @@ class Qa(RecipeTask):
                 "kind": kinds.KINDS[row["answer_type"]].asks}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Accuracy by answer type and by category, e.g. `accuracy/math` and `accuracy/geometry`."""
+        """Returns the accuracy by answer type and by category, e.g. `accuracy/math` and `accuracy/geometry`."""
         columns: dict[str, list[float]] = {}
         for record in records:
             sample, paid = record["sample"], record["parts"].get("accuracy")
@@ -82,7 +82,7 @@ class Qa(RecipeTask):
         return {name: sum(values) / len(values) for name, values in sorted(columns.items()) if values}
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Answers that need no look at the picture, or that hold the right one among others."""
+        """Returns answers that need no look at the picture, or that hold the right one among others."""
         right = kinds.spoken(sample)
         texts = {"several numbers": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10", "yes and no": "yes, no", "no and yes": "no, yes",
                  "the question": sample["question"][:1000], "gibberish": "qz wv kx jj"}

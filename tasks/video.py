@@ -80,8 +80,9 @@ class Video(RecipeTask):
         return [*tracks.marks(sample, self.target(sample), "target"), *tracks.marks(sample, parsed, "answer")]
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """`accuracy` by type of answer, by category (such as the level L1, L2, L3) and by attribute; the metrics of
-        spans and tracks by category."""
+        """Returns `accuracy` by type of answer, by category (such as the level L1, L2, L3) and by attribute; the
+        metrics of spans and tracks by category.
+        """
         columns: dict[str, list[float]] = {}
         for record in records:
             accuracy = record["parts"].get("accuracy")

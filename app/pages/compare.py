@@ -25,7 +25,7 @@ MOST_DRAWN = 5_000
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What a location asks to compare. Steps are (first, last), both included; of an evaluation both are the same."""
 
     source: str
@@ -47,16 +47,16 @@ def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
         return charted.no_runs()
     form = _form(site, where, runs)
     try:
-        asked = asked_by(site, where, runs)
-        found = _compared(site.index, asked)
+        request = request_of(site, where, runs)
+        result = _compared(site.index, request)
     except AppError as error:
         return el("div", form, empty(str(error), _way_out(where)), class_="v"), chart_value([]), Html("")
-    above = el("div", form, *remarks_on(site, asked.runs, found.notes), _facts(found, asked), class_="v")
-    below = el("div", _extremes(found), _parts(site.index, found, asked), _categories(found), class_="v")
-    return above, chart_value([_scatter(found, asked)]), below
+    above = el("div", form, *remarks_on(site, request.runs, result.notes), _facts(result, request), class_="v")
+    below = el("div", _extremes(result), _parts(site.index, result, request), _categories(result), class_="v")
+    return above, chart_value([_scatter(result, request)]), below
 
 
-def asked_by(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Asked:
+def request_of(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Request:
     """Returns what a location asks for. Without one: the newest run with two evaluations, its first against its last.
 
     Two runs are compared at their last evaluations. Raises AppError for steps that are no numbers.
@@ -72,7 +72,7 @@ def asked_by(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Asked
         if steps[0] is None and a == b:
             steps[0] = min(_evaluated(site, a), default=None)
         first, second = ((step, step) for step in steps)
-    return Asked(source, (a, b), (first, second), where.get("split"))
+    return Request(source, (a, b), (first, second), where.get("split"))
 
 
 def _evaluated(site: Site, run: str) -> list[int]:
@@ -82,15 +82,15 @@ def _evaluated(site: Site, run: str) -> list[int]:
         return []
 
 
-def _compared(index: Index, asked: Asked) -> Comparison:
-    if asked.source == "train":
-        first, second = (Span(run, "train", *steps) for run, steps in zip(asked.runs, asked.steps, strict=True))
+def _compared(index: Index, request: Request) -> Comparison:
+    if request.source == "train":
+        first, second = (Span(run, "train", *steps) for run, steps in zip(request.runs, request.steps, strict=True))
         return compare_spans(index, first, second)
-    a, b = (Side(run, span[0]) for run, span in zip(asked.runs, asked.steps, strict=True))
-    found = compare(index, a, b, asked.split)
-    if found.a == found.b:
-        raise AppError(f"Both sides are the same evaluation, of {found.a.run} after step {found.a.step}.")
-    return found
+    a, b = (Side(run, span[0]) for run, span in zip(request.runs, request.steps, strict=True))
+    result = compare(index, a, b, request.split)
+    if result.a == result.b:
+        raise AppError(f"Both sides are the same evaluation, of {result.a.run} after step {result.a.step}.")
+    return result
 
 
 def _way_out(where: Mapping[str, str]) -> str:
@@ -107,24 +107,25 @@ def _way_out(where: Mapping[str, str]) -> str:
 
 
 def _form(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Html:
-    asked = asked_by(site, {k: v for k, v in where.items() if k in ("source", "a", "b")}, runs)
-    made = [controls.pick("source", "Compare", where.get("source"), [("", "evaluations"), ("train", "training steps")])]
-    named = {"a": f"newest with two: {asked.runs[0]}", "b": f"as A: {asked.runs[0]}"}
-    for name, run in zip("ab", asked.runs, strict=True):
-        made.append(controls.pick(name, f"{name.upper()}: run", where.get(name), [("", named[name]), *((
+    request = request_of(site, {k: v for k, v in where.items() if k in ("source", "a", "b")}, runs)
+    sources = [("", "evaluations"), ("train", "training steps")]
+    fields = [controls.pick("source", "Compare", where.get("source"), sources)]
+    named = {"a": f"newest with two: {request.runs[0]}", "b": f"as A: {request.runs[0]}"}
+    for name, run in zip("ab", request.runs, strict=True):
+        fields.append(controls.pick(name, f"{name.upper()}: run", where.get(name), [("", named[name]), *((
             r, r) for r in runs)]))
-        if asked.source == "train":
-            made += [controls.field(f"{name}_step", "from step", where.get(f"{name}_step"), "number", min=0),
-                     controls.field(f"{name}_last", "to step", where.get(f"{name}_last"), "number", min=0)]
+        if request.source == "train":
+            fields += [controls.field(f"{name}_step", "from step", where.get(f"{name}_step"), "number", min=0),
+                       controls.field(f"{name}_last", "to step", where.get(f"{name}_last"), "number", min=0)]
         else:
-            usual = "first" if name == "a" and asked.runs[0] == asked.runs[1] else "last"
-            made.append(controls.pick(f"{name}_step", "after step", where.get(f"{name}_step"), [
+            usual = "first" if name == "a" and request.runs[0] == request.runs[1] else "last"
+            fields.append(controls.pick(f"{name}_step", "after step", where.get(f"{name}_step"), [
                 ("", usual), *((step, step) for step in _evaluated(site, run))]))
-    if asked.source == "eval":
-        splits = sorted({split for run in set(asked.runs) for split in _splits(site, run)})
-        made.append(controls.pick("split", "Split", where.get("split"), [("", "first of both"),
+    if request.source == "eval":
+        splits = sorted({split for run in set(request.runs) for split in _splits(site, run)})
+        fields.append(controls.pick("split", "Split", where.get("split"), [("", "first of both"),
                                                                         *((split, split) for split in splits)]))
-    return controls.form({"page": "compare"}, *made, label="What is compared")
+    return controls.form({"page": "compare"}, *fields, label="What is compared")
 
 
 def _splits(site: Site, run: str) -> set[str]:
@@ -137,21 +138,21 @@ def _splits(site: Site, run: str) -> set[str]:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _facts(found: Comparison, asked: Asked) -> Html:
-    a, b = (_side(found, asked, place) for place in (0, 1))
-    tiles = [("samples on both sides", f"{found.n:,}"), ("B wins", f"{found.wins:,}"),
-             ("B loses", f"{found.losses:,}"), ("ties", f"{found.ties:,}"), ("mean of A", _interval(found.mean_a)),
-             ("mean of B", _interval(found.mean_b)), ("paired gain, 95 %", _interval(found.gain, sign=True))]
-    shares = [(found.wins, "win"), (found.ties, "tie"), (found.losses, "loss")]
-    bar = el("div", *(el("i", class_=f"v-{name}", style=f"width:{100 * count / max(found.n, 1):.2f}%")
+def _facts(result: Comparison, request: Request) -> Html:
+    a, b = (_side(result, request, place) for place in (0, 1))
+    tiles = [("samples on both sides", f"{result.n:,}"), ("B wins", f"{result.wins:,}"),
+             ("B loses", f"{result.losses:,}"), ("ties", f"{result.ties:,}"), ("mean of A", _interval(result.mean_a)),
+             ("mean of B", _interval(result.mean_b)), ("paired gain, 95 %", _interval(result.gain, sign=True))]
+    shares = [(result.wins, "win"), (result.ties, "tie"), (result.losses, "loss")]
+    bar = el("div", *(el("i", class_=f"v-{name}", style=f"width:{100 * count / max(result.n, 1):.2f}%")
                       for count, name in shares), class_="v-wlt", role="img",
-             aria_label=f"{found.wins} wins, {found.ties} ties, {found.losses} losses of B")
-    alone = [f"{count:,} samples are only on side {name}" for name, count in (("A", found.only_a), ("B", found.only_b))
-             if count]
+             aria_label=f"{result.wins} wins, {result.ties} ties, {result.losses} losses of B")
+    alone = [f"{count:,} samples are only on side {name}"
+             for name, count in (("A", result.only_a), ("B", result.only_b)) if count]
     left = el("p", "; ".join(alone), " and are left out.", class_="v-dim") if alone else ""
     return el("section", el("p", "A: ", el("b", a), ". B: ", el("b", b), "."), el("div", *(
         el("div", el("span", name), el("b", value), class_="v-tile") for name, value in tiles), class_="v-tiles"),
-        bar, el("p", el("b", verdict(found.gain))), left)
+        bar, el("p", el("b", verdict(result.gain))), left)
 
 
 def verdict(gain: Interval) -> str:
@@ -163,10 +164,10 @@ def verdict(gain: Interval) -> str:
     return "No clear difference: the interval of the gain holds 0."
 
 
-def _side(found: Comparison, asked: Asked, place: int) -> str:
-    side, (first, last) = (found.a, found.b)[place], asked.steps[place]
-    if asked.source == "eval":
-        return f"{side.run}, {found.split} after step {side.step}"
+def _side(result: Comparison, request: Request, place: int) -> str:
+    side, (first, last) = (result.a, result.b)[place], request.steps[place]
+    if request.source == "eval":
+        return f"{side.run}, {result.split} after step {side.step}"
     return f"{side.run}, training steps {0 if first is None else first} to {'the last' if last is None else last}"
 
 
@@ -174,8 +175,8 @@ def _interval(value: Interval, sign: bool = False) -> str:
     return f"{number(value.mean, '.3f', sign)} [{number(value.low, '.3f', sign)}, {number(value.high, '.3f', sign)}]"
 
 
-def _scatter(found: Comparison, asked: Asked) -> dict[str, Any]:
-    pairs = found.pairs[:MOST_DRAWN // 2] + found.pairs[MOST_DRAWN // 2:][-MOST_DRAWN // 2:]
+def _scatter(result: Comparison, request: Request) -> dict[str, Any]:
+    pairs = result.pairs[:MOST_DRAWN // 2] + result.pairs[MOST_DRAWN // 2:][-MOST_DRAWN // 2:]
     low, high = (least([v for pair in pairs for v in (pair.a, pair.b)]) for least in (min, max))
     points = {"type": "scatter", "mode": "markers", "name": "sample", "x": [pair.a for pair in pairs],
               "y": [pair.b for pair in pairs], "customdata": [query(controls.place(pair.key_b)) for pair in pairs],
@@ -186,9 +187,9 @@ def _scatter(found: Comparison, asked: Asked) -> dict[str, Any]:
                   x="reward of A")
 
 
-def _extremes(found: Comparison) -> Html:
-    gains = [pair for pair in found.pairs if pair.gain > 0][:MOST_LISTED]
-    losses = [pair for pair in reversed(found.pairs) if pair.gain < 0][:MOST_LISTED]
+def _extremes(result: Comparison) -> Html:
+    gains = [pair for pair in result.pairs if pair.gain > 0][:MOST_LISTED]
+    losses = [pair for pair in reversed(result.pairs) if pair.gain < 0][:MOST_LISTED]
     head = ("sample", "category", "A", "B", "gain")
 
     def rows(pairs: Iterable[Any]) -> list[tuple]:
@@ -202,19 +203,19 @@ def _extremes(found: Comparison) -> Html:
     return el("div", *parts, class_="v-halves")
 
 
-def _categories(found: Comparison) -> Html:
-    if len(found.categories) < 2:
+def _categories(result: Comparison) -> Html:
+    if len(result.categories) < 2:
         return Html("")
     rows = [(name or "–", n, wins, losses, ties, number(gain, ".3f", sign=True))
-            for name, n, wins, losses, ties, gain in found.categories]
+            for name, n, wins, losses, ties, gain in result.categories]
     head = ("category", "samples", "B wins", "B loses", "ties", "mean gain")
     return el("section", el("h3", "Categories"), table(head, rows, numeric=range(1, 6)))
 
 
-def _parts(index: Index, found: Comparison, asked: Asked) -> Html:
-    a, b = (Span(side.run, asked.source, *(steps if asked.source == "train" else (side.step, side.step)),
-                 split=found.split if asked.source == "eval" else None)
-            for side, steps in zip((found.a, found.b), asked.steps, strict=True))
+def _parts(index: Index, result: Comparison, request: Request) -> Html:
+    a, b = (Span(side.run, request.source, *(steps if request.source == "train" else (side.step, side.step)),
+                 split=result.split if request.source == "eval" else None)
+            for side, steps in zip((result.a, result.b), request.steps, strict=True))
     rows = [(gain.part, f"{gain.n:,}", number(gain.mean_a, ".3f"), number(gain.mean_b, ".3f"),
              _interval(gain.gain, sign=True)) for gain in part_gains(index, a, b)]
     if not rows:

@@ -30,31 +30,31 @@ def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
     runs = [info.id for info in site.library.runs()]
     if not runs:
         return charted.no_runs()
-    asked = controls.form(
+    form = controls.form(
         {"page": "curriculum"},
         controls.pick("run", "Run", where.get("run"), [("", f"newest: {runs[0]}"), *((r, r) for r in runs)]),
         controls.field("threshold", "An answer passes from reward", where.get("threshold"), "number", step="any",
                        placeholder="what is correct"), label="Which run")
     try:
         threshold = controls.decimal(where, "threshold")
-        found = curriculum(site.index, site.library, where.get("run") or runs[0], threshold=threshold)
+        summary = curriculum(site.index, site.library, where.get("run") or runs[0], threshold=threshold)
     except AppError as error:
-        return el("div", asked, empty(str(error), "Choose a run above."), class_="v"), chart_value([]), Html("")
-    remarks = remarks_on(site, [found.run], found.notes)
-    if not found.bins:
+        return el("div", form, empty(str(error), "Choose a run above."), class_="v"), chart_value([]), Html("")
+    remarks = remarks_on(site, [summary.run], summary.notes)
+    if not summary.bins:
         nothing = empty("This run has no training rollouts yet.", "They are written with each step, into its folder "
                         "rollouts/; an evaluation alone draws nothing from the curriculum.")
-        return el("div", asked, *remarks, nothing, class_="v"), chart_value(figures(found)), Html("")
-    return el("div", asked, *remarks, _facts(found), class_="v"), chart_value(figures(found)), el(
-        "div", _categories(found), class_="v")
+        return el("div", form, *remarks, nothing, class_="v"), chart_value(figures(summary)), Html("")
+    return el("div", form, *remarks, _facts(summary), class_="v"), chart_value(figures(summary)), el(
+        "div", _categories(summary), class_="v")
 
 
-def _facts(found: Curriculum) -> Html:
-    groups, rollouts = sum(map(sum, found.counts)), sum(c.rollouts for c in found.categories)
-    ends = [_last(values) for values in (found.wasted, found.dropped)]
-    epoch = found.weights.get("curriculum/epoch")
+def _facts(summary: Curriculum) -> Html:
+    groups, rollouts = sum(map(sum, summary.counts)), sum(c.rollouts for c in summary.categories)
+    ends = [_last(values) for values in (summary.wasted, summary.dropped)]
+    epoch = summary.weights.get("curriculum/epoch")
     facts = [("groups drawn", f"{groups:,}"), ("rollouts", f"{rollouts:,}"),
-             ("passes", "if correct" if found.judged else f"from reward {number(found.threshold)}"),
+             ("passes", "if correct" if summary.judged else f"from reward {number(summary.threshold)}"),
              ("rollouts without a lesson, at the end", _percent(ends[0])),
              ("groups dropped per step, at the end", number(ends[1])),
              ("epochs", number(epoch[-1][1]) if epoch else "–")]
@@ -73,39 +73,39 @@ def _percent(value: float | None) -> str:
 # --- plots ------------------------------------------------------------------------------------------------------------
 
 
-def figures(found: Curriculum) -> list[dict[str, Any]]:
+def figures(summary: Curriculum) -> list[dict[str, Any]]:
     """Pass rates as a heat map, what taught nothing, draws and pass rates by category, the sampler's own numbers."""
-    spans = [f"{first}" if first == last else f"{first}–{last}" for first, last in found.bins]
-    made = [_heat_map(found, spans), _wasted(found, spans)] if found.bins else []
-    lines = sorted(found.categories, key=lambda c: -c.groups)[:MOST_LINES]
-    if len(found.categories) > 1:
+    spans = [f"{first}" if first == last else f"{first}–{last}" for first, last in summary.bins]
+    plots = [_heat_map(summary, spans), _wasted(summary, spans)] if summary.bins else []
+    lines = sorted(summary.categories, key=lambda c: -c.groups)[:MOST_LINES]
+    if len(summary.categories) > 1:
         shares = [{"type": "scatter", "mode": "lines", "name": label(c.name), "x": spans, "y": c.share,
                    "stackgroup": "a", "line": {"color": color(i), "width": 1}} for i, c in enumerate(lines)]
         passes = [line(c.name, spans, c.pass_rates, i) for i, c in enumerate(lines)]
-        made += [figure("curriculum-draws", "Weight of each category: its share of the groups drawn", shares, "share",
-                        range=[0, 1]),
-                 figure("curriculum-passes", "Pass rate of each category", passes, "share of answers",
-                        range=[-0.04, 1.04])]
-    made = [_over(spans, plot) for plot in made]
-    epoch = {name: points for name, points in found.weights.items() if name == "curriculum/epoch"}
-    others = {name: points for name, points in found.weights.items() if name not in epoch}
+        plots += [figure("curriculum-draws", "Weight of each category: its share of the groups drawn", shares, "share",
+                         range=[0, 1]),
+                  figure("curriculum-passes", "Pass rate of each category", passes, "share of answers",
+                         range=[-0.04, 1.04])]
+    plots = [_over(spans, plot) for plot in plots]
+    epoch = {name: points for name, points in summary.weights.items() if name == "curriculum/epoch"}
+    others = {name: points for name, points in summary.weights.items() if name not in epoch}
     for id, title, series in (("curriculum-weights", "Numbers of the curriculum", others),
                               ("curriculum-epoch", "Epochs: how often the data has been gone through", epoch)):
         if series:
             traces = [line(name, [step for step, _ in points], [v for _, v in points], i)
                       for i, (name, points) in enumerate(series.items())]
-            made.append(figure(id, title, traces, ""))
-    return made
+            plots.append(figure(id, title, traces, ""))
+    return plots
 
 
-def _heat_map(found: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
+def _heat_map(summary: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
     """Columns sum to 1, so bins of more steps look like those of fewer."""
-    classes, sums = len(found.edges) - 1, [sum(row) or 1 for row in found.counts]
-    names = ["0", *(f"{found.edges[i]:.2g}–{found.edges[i + 1]:.2g}" for i in range(1, classes - 1)), "1"]
-    shares = [[row[i] / total for row, total in zip(found.counts, sums, strict=True)] for i in range(classes)]
-    counts = [[row[i] for row in found.counts] for i in range(classes)]
-    links = [[query({"page": "rollouts", "run": found.run, "kind": "train", "from": first, "to": last})
-              for first, last in found.bins]] * classes
+    classes, sums = len(summary.edges) - 1, [sum(row) or 1 for row in summary.counts]
+    names = ["0", *(f"{summary.edges[i]:.2g}–{summary.edges[i + 1]:.2g}" for i in range(1, classes - 1)), "1"]
+    shares = [[row[i] / total for row, total in zip(summary.counts, sums, strict=True)] for i in range(classes)]
+    counts = [[row[i] for row in summary.counts] for i in range(classes)]
+    links = [[query({"page": "rollouts", "run": summary.run, "kind": "train", "from": first, "to": last})
+              for first, last in summary.bins]] * classes
     trace = {"type": "heatmap", "customdata": links, "x": list(spans), "y": names, "z": shares, "text": counts,
              "zmin": 0, "zmax": 1,
              "colorscale": _BLUES, "xgap": 1, "ygap": 1, "colorbar": {"thickness": 10, "tickformat": ".0%"},
@@ -114,33 +114,34 @@ def _heat_map(found: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
                   "pass rate of a group", type="category")
 
 
-def _wasted(found: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
-    series = {"in groups of equal rewards": found.wasted, "cut off": found.truncated, "scoring failed": found.errors}
+def _wasted(summary: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
+    series = {"in groups of equal rewards": summary.wasted, "cut off": summary.truncated,
+              "scoring failed": summary.errors}
     traces = [line(name, spans, values, i) for i, (name, values) in enumerate(series.items())
               if any(v is not None for v in values)]
     right = {"overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False, "title": {"text": "groups"}}
-    if any(found.dropped):
-        traces.append(line("groups dropped per step (right)", spans, found.dropped, 3, yaxis="y2"))
-    made = figure("curriculum-wasted", "Rollouts that teach nothing or little", traces, "share of rollouts",
+    if any(summary.dropped):
+        traces.append(line("groups dropped per step (right)", spans, summary.dropped, 3, yaxis="y2"))
+    plot = figure("curriculum-wasted", "Rollouts that teach nothing or little", traces, "share of rollouts",
                   rangemode="tozero")
-    return made | {"layout": made["layout"] | ({"yaxis2": right} if any(found.dropped) else {})}
+    return plot | {"layout": plot["layout"] | ({"yaxis2": right} if any(summary.dropped) else {})}
 
 
-def _over(spans: Sequence[str], made: dict[str, Any]) -> dict[str, Any]:
+def _over(spans: Sequence[str], plot: dict[str, Any]) -> dict[str, Any]:
     """Returns the figure with spans of steps as they are, not as numbers."""
     if any("–" in span for span in spans):
-        made["layout"]["xaxis"]["type"] = "category"
-    return made
+        plot["layout"]["xaxis"]["type"] = "category"
+    return plot
 
 
 # --- categories -------------------------------------------------------------------------------------------------------
 
 
-def _categories(found: Curriculum) -> Html:
+def _categories(summary: Curriculum) -> Html:
     rows = [(c.name, f"{c.groups:,}", f"{c.rollouts:,}", number(c.mean), _percent(c.pass_rate),
-             _percent(c.zero_variance), _percent(_last(c.share))) for c in found.categories[:MOST_ROWS]]
+             _percent(c.zero_variance), _percent(_last(c.share))) for c in summary.categories[:MOST_ROWS]]
     head = ("category", "groups drawn", "rollouts", "mean reward", "pass rate", "groups of equal rewards",
             "share of draws, at the end")
-    left = len(found.categories) - MOST_ROWS
+    left = len(summary.categories) - MOST_ROWS
     more = note(f"{left:,} more categories are left out of this table.") if left > 0 else ""
     return el("section", el("h3", "Categories"), table(head, rows, numeric=range(1, 7)), more)

@@ -36,33 +36,33 @@ def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
     if not runs:
         return charted.no_runs()
     searched = tuple([run] if run else [])
-    asked = controls.form(
+    form = controls.form(
         {"page": "history"}, controls.field("sample", "Sample id", sample, "search"),
         controls.pick("run", "Run", run, [("", "every run"), *((r, r) for r in runs)]), label="Whose history")
     try:
         if not sample:
-            return el("div", asked, _begin(site, searched), class_="v"), chart_value([]), Html("")
-        return _shown(site, where, asked, history(site.index, sample, searched))
+            return el("div", form, _begin(site, searched), class_="v"), chart_value([]), Html("")
+        return _shown(site, where, form, history(site.index, sample, searched))
     except AppError as error:
-        return el("div", asked, empty(str(error), "Choose another run or sample."), class_="v"), chart_value(
+        return el("div", form, empty(str(error), "Choose another run or sample."), class_="v"), chart_value(
             []), Html("")
 
 
-def _shown(site: Site, where: Mapping[str, str], asked: Html, found: History) -> tuple[Html, str, Html]:
+def _shown(site: Site, where: Mapping[str, str], form: Html, visited: History) -> tuple[Html, str, Html]:
     searched = tuple([where["run"]] if where.get("run") else [])
-    remarks = remarks_on(site, searched, found.notes)
-    if not found.visits:
+    remarks = remarks_on(site, searched, visited.notes)
+    if not visited.visits:
         there = f" of run {where['run']}" if searched else ""
-        nothing = empty(f"No answer to the sample {found.sample_id!r} in the rollouts{there}.", "An id is written as "
+        nothing = empty(f"No answer to the sample {visited.sample_id!r} in the rollouts{there}.", "An id is written as "
                         "in the data, upper and lower case matter. Below are some that are there.")
-        return el("div", asked, *remarks, nothing, _begin(site, searched), class_="v"), chart_value([]), Html("")
-    same = {visit.key for visit in found.visits}  # its id may stand for other pictures in other runs
-    every = answers_of(site, found.sample_id, searched)
+        return el("div", form, *remarks, nothing, _begin(site, searched), class_="v"), chart_value([]), Html("")
+    same = {visit.key for visit in visited.visits}  # its id may stand for other pictures in other runs
+    every = answers_of(site, visited.sample_id, searched)
     rows = [row for row in every if row.key[:-1] in same]
     cut = note(f"The first {MOST_ANSWERS:,} of its answers are drawn.") if len(every) >= MOST_ANSWERS else ""
-    above = el("div", asked, _summary(found), cut, *remarks, class_="v")
-    below = el("div", _two_answers(site, where, rows), _visits(found), class_="v")
-    return above, chart_value(figures(found, rows)), below
+    above = el("div", form, _summary(visited), cut, *remarks, class_="v")
+    below = el("div", _two_answers(site, where, rows), _visits(visited), class_="v")
+    return above, chart_value(figures(visited, rows)), below
 
 
 def samples_of(site: Site, runs: tuple[str, ...]) -> list[str]:
@@ -72,9 +72,9 @@ def samples_of(site: Site, runs: tuple[str, ...]) -> list[str]:
 
 
 def answers_of(site: Site, sample: str, runs: tuple[str, ...]) -> list[RolloutRow]:
-    """Answers to a sample by run, then step."""
-    found = every_rollout(site.index, Query(runs=runs, sample_id=sample, descending=False), MOST_ANSWERS)
-    return sorted(found, key=lambda row: (row.key.run, row.key.step, row.key.source, row.key.group, row.key.index))
+    """Returns answers to a sample by run, then step."""
+    rows = every_rollout(site.index, Query(runs=runs, sample_id=sample, descending=False), MOST_ANSWERS)
+    return sorted(rows, key=lambda row: (row.key.run, row.key.step, row.key.source, row.key.group, row.key.index))
 
 
 def _begin(site: Site, runs: tuple[str, ...]) -> Html:
@@ -86,16 +86,16 @@ def _begin(site: Site, runs: tuple[str, ...]) -> Html:
     return el("section", el("h3", "Prompts whose answers differ most"), el("ul", *links, class_="v-list"))
 
 
-def _summary(found: History) -> Html:
+def _summary(visited: History) -> Html:
     by_run: dict[str, list[Visit]] = {}
-    for visit in found.visits:
+    for visit in visited.visits:
         if visit.key.source == "train":
             by_run.setdefault(visit.key.run, []).append(visit)
     words = [el("li", el("b", run), f": {len(visits)} visit{'s' if len(visits) > 1 else ''} in training, mean reward ",
                 number(visits[0].mean), " → ", number(visits[-1].mean), ", pass rate ", number(visits[-1].pass_rate),
                 _weight(visits[-1])) for run, visits in by_run.items()]
     words = words or [el("li", "Only evaluations asked it; training has not drawn it.")]
-    return el("section", el("h3", "Sample ", found.sample_id), el("ul", *words, class_="v-list"))
+    return el("section", el("h3", "Sample ", visited.sample_id), el("ul", *words, class_="v-list"))
 
 
 def _weight(visit: Visit) -> str:
@@ -105,11 +105,11 @@ def _weight(visit: Visit) -> str:
 # --- plots ------------------------------------------------------------------------------------------------------------
 
 
-def figures(found: History, rows: Sequence[RolloutRow]) -> list[dict[str, Any]]:
+def figures(visited: History, rows: Sequence[RolloutRow]) -> list[dict[str, Any]]:
     """Returns every answer's reward with the mean of each visit, the pass rate, and the weight, over steps; runs
     coloured.
     """
-    runs = list(dict.fromkeys(visit.key.run for visit in found.visits))
+    runs = list(dict.fromkeys(visit.key.run for visit in visited.visits))
     rewards: list[dict[str, Any]] = []
     passes: list[dict[str, Any]] = []
     weights: list[dict[str, Any]] = []
@@ -117,7 +117,7 @@ def figures(found: History, rows: Sequence[RolloutRow]) -> list[dict[str, Any]]:
         tone = color(i)
         for source, words in (("train", ""), ("eval", " (evaluation)")):
             mine = [row for row in rows if row.key.run == run and row.key.source == source and row.reward is not None]
-            visits = [visit for visit in found.visits if visit.key.run == run and visit.key.source == source]
+            visits = [visit for visit in visited.visits if visit.key.run == run and visit.key.source == source]
             symbol, dash = ("circle", "solid") if source == "train" else ("diamond", "dot")
             name = f"{run}{words}"
             if mine:
@@ -132,11 +132,11 @@ def figures(found: History, rows: Sequence[RolloutRow]) -> list[dict[str, Any]]:
             if any(v.weight is not None for v in visits):
                 weights.append(_trace(name, [(v.key, v.weight) for v in visits], tone, mode="lines+markers",
                                       line={"color": tone, "shape": "hv"}))
-    made = [figure("history-reward", "Reward of every answer", rewards, "reward"),
-            figure("history-pass", "Pass rate of each visit", passes, "share of answers", range=[-0.04, 1.04])]
+    plots = [figure("history-reward", "Reward of every answer", rewards, "reward"),
+             figure("history-pass", "Pass rate of each visit", passes, "share of answers", range=[-0.04, 1.04])]
     if weights:
-        made.append(figure("history-weight", "Curriculum weight: visits, against the mean sample", weights, "times"))
-    return made
+        plots.append(figure("history-weight", "Curriculum weight: visits, against the mean sample", weights, "times"))
+    return plots
 
 
 def _trace(name: str, points: Sequence[tuple[Any, float | None]], tone: str, **more: Any) -> dict[str, Any]:
@@ -158,13 +158,13 @@ def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow
     keep = {"page": "history", "sample": where.get("sample"), "run": where.get("run")}
     options = [(controls.packed(key), f"{key.run}, {_when(key)}, #{key.index}: {number(row.reward)}")
                for key, row in offered.items()]
-    asked = controls.form(keep, controls.pick("a", "First answer", controls.packed(a), options),
-                          controls.pick("b", "Second answer", controls.packed(b), options), label="Which two answers")
+    form = controls.form(keep, controls.pick("a", "First answer", controls.packed(a), options),
+                         controls.pick("b", "Second answer", controls.packed(b), options), label="Which two answers")
     if a == b:
-        said = note("Both are the same answer: choose another one to see what changed.")
+        difference = note("Both are the same answer: choose another one to see what changed.")
     else:
-        said = _diff(site, a, b)
-    return el("section", el("h3", "Two answers, word by word"), asked, said)
+        difference = _diff(site, a, b)
+    return el("section", el("h3", "Two answers, word by word"), form, difference)
 
 
 def _first_and_last(best: Sequence[RolloutRow]) -> tuple[RolloutKey, RolloutKey]:
@@ -176,12 +176,12 @@ def _first_and_last(best: Sequence[RolloutRow]) -> tuple[RolloutKey, RolloutKey]
 
 def _best(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
     """Returns the best answer of each visit, in the order of the visits."""
-    found: dict[GroupKey, RolloutRow] = {}
+    best: dict[GroupKey, RolloutRow] = {}
     for row in rows:
-        held = found.get(row.group)
-        if held is None or (row.reward is not None and (held.reward is None or row.reward > held.reward)):
-            found[row.group] = row
-    return list(found.values())
+        previous = best.get(row.group)
+        if previous is None or (row.reward is not None and (previous.reward is None or row.reward > previous.reward)):
+            best[row.group] = row
+    return list(best.values())
 
 
 def _when(key: RolloutKey) -> str:
@@ -191,9 +191,9 @@ def _when(key: RolloutKey) -> str:
 def _diff(site: Site, a: RolloutKey, b: RolloutKey) -> Html:
     first, second = (_answer(site, key) for key in (a, b))
     heads = [el("p", el("span", f"{name}: "), link(controls.place(key), f"{key.run}, {_when(key)}, #{key.index}"),
-                el("span", "reward ", el("b", number(found.reward))),
-                el("span", f"{len(found.token_ids):,} tokens"), class_="v-facts")
-             for name, key, found in (("first", a, first), ("second", b, second))]
+                el("span", "reward ", el("b", number(row.reward))),
+                el("span", f"{len(row.token_ids):,} tokens"), class_="v-facts")
+             for name, key, row in (("first", a, first), ("second", b, second))]
     legend = el("p", el("del", "only in the first"), " ", el("ins", "only in the second"), class_="v-dim")
     return el("div", *heads, legend if first.completion != second.completion else "",
               diffs.words(first.completion, second.completion))
@@ -207,10 +207,10 @@ def _answer(site: Site, key: RolloutKey) -> details.RolloutView:
     raise AppError(f"group {key.group!r} of run {key.run!r}, step {key.step}, has no answer {key.index}")
 
 
-def _visits(found: History) -> Html:
+def _visits(visited: History) -> Html:
     rows = [(visit.key.run, link(controls.place(visit.key), f"{visit.key.step}"),
              "training" if visit.key.source == "train" else f"evaluation of {visit.key.split}", visit.n,
              number(visit.mean), number(visit.std), number(visit.best), number(visit.worst), number(visit.pass_rate))
-            for visit in found.visits]
+            for visit in visited.visits]
     head = ("run", "step", "asked in", "answers", "mean", "std", "best", "worst", "pass rate")
     return el("section", el("h3", "Visits"), table(head, rows, numeric=range(3, 9)))

@@ -34,41 +34,41 @@ def build(site: Site) -> None:
         comment = gr.Textbox(label="Comment", lines=3, max_length=MOST_TEXT)
         save = gr.Button("Save the note", variant="primary", elem_id="v-note-save")
         saved = gr.HTML(apply_default_css=False)
-    asked = gr.HTML(apply_default_css=False)
+    form_html = gr.HTML(apply_default_css=False)
     listed = gr.HTML(elem_id="v-notes", apply_default_css=False)
     with gr.Accordion("Export", open=False, elem_id="v-export") as export:
         which = gr.Radio(_WHICH, value="notes", label="Which rollouts")
         form = gr.Radio(_FORMS, value="jsonl", label="As what")
         make = gr.Button("Make the file", elem_id="v-export-make")
         file = gr.DownloadButton("Download", interactive=False, elem_id="v-export-file")
-        told = gr.HTML(apply_default_css=False)
+        remark_html = gr.HTML(apply_default_css=False)
     place, loaded, digests = gr.State({}), gr.State(("", "")), site.digests(2)
 
     def show(where: dict[str, str], last: dict[str, str]) -> tuple[Any, ...]:
-        found = edited(site, where)
-        words, remark = found or (Html(""), None)
-        held = (remark.flag, remark.comment) if remark else ("", "")
+        editing = edited(site, where)
+        words, remark = editing or (Html(""), None)
+        loaded_values = (remark.flag, remark.comment) if remark else ("", "")
         head, rows, *new = same([""] * 2, shown(site, where))
-        return (gr.update(visible=found is not None), words, *held, "", _fixed(site), head, rows,
-                *_opened(where.get("pick"), last.get("pick")), where, held, *new)
+        return (gr.update(visible=editing is not None), words, *loaded_values, "", _fixed(site), head, rows,
+                *_opened(where.get("pick"), last.get("pick")), where, loaded_values, *new)
 
     def tick(where: dict[str, str], *before: str) -> tuple[Any, ...]:
         return same(before, shown(site, where))
 
-    def keep(where: dict[str, str], flag: str, comment: str, held: tuple[str, str]) -> tuple[Any, ...]:
-        words, held = saved_note(site, where, flag or "", comment or "", held)
+    def keep(where: dict[str, str], flag: str, comment: str, loaded_values: tuple[str, str]) -> tuple[Any, ...]:
+        words, loaded_values = saved_note(site, where, flag or "", comment or "", loaded_values)
         head, rows, *new = same([""] * 2, shown(site, where))
-        return words, held, head, rows, *new
+        return words, loaded_values, head, rows, *new
 
     def write(where: dict[str, str], which: str, form: str) -> tuple[Any, str]:
         path, words = exported(site, where, which, form)
         return gr.update(value=str(path), label=f"Download {path.name}", interactive=True), words
 
-    site.on_location(show, [editor, what, flag, comment, saved, fixed, asked, listed, export, which, place, loaded,
+    site.on_location(show, [editor, what, flag, comment, saved, fixed, form_html, listed, export, which, place, loaded,
                             *digests], [place])
-    site.on_tick(tick, [asked, listed, *digests], digests)
-    site.on(save.click, keep, [place, flag, comment, loaded], [saved, loaded, asked, listed, *digests], queue=False)
-    site.on(make.click, write, [place, which, form], [file, told], queue=False)
+    site.on_tick(tick, [form_html, listed, *digests], digests)
+    site.on(save.click, keep, [place, flag, comment, loaded], [saved, loaded, form_html, listed, *digests], queue=False)
+    site.on(make.click, write, [place, which, form], [file, remark_html], queue=False)
 
 
 def _opened(pick: str | None, last: str | None) -> tuple[Any, Any]:
@@ -98,7 +98,7 @@ def edited(site: Site, where: Mapping[str, str]) -> tuple[Html, Note | None] | N
     key = controls.rollout_of(where)
     if key is None:
         return None
-    view, rollout = _found(site, key)
+    view, rollout = _view_of(site, key)
     words = el("section", el("h3", "Answer ", link(controls.place(key), f"#{key.index} of group {key.group}"),
                              f", {key.run}, step {key.step}"),
                el("p", el("span", "sample ", link({"page": "history", "sample": view.sample_id}, view.sample_id)),
@@ -114,7 +114,7 @@ def _readable(site: Site, key: RolloutKey) -> Note | None:
         return None
 
 
-def _found(site: Site, key: RolloutKey) -> tuple[details.GroupView, details.RolloutView]:
+def _view_of(site: Site, key: RolloutKey) -> tuple[details.GroupView, details.RolloutView]:
     view = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
     for rollout in view.rollouts:
         if rollout.index == key.index:
@@ -123,16 +123,17 @@ def _found(site: Site, key: RolloutKey) -> tuple[details.GroupView, details.Roll
 
 
 def saved_note(site: Site, where: Mapping[str, str], flag: str, comment: str,
-               held: tuple[str, str]) -> tuple[Html, tuple[str, str]]:
-    """Writes what was changed against `held`, so that the other field keeps what another tab wrote; says so."""
+               loaded: tuple[str, str]) -> tuple[Html, tuple[str, str]]:
+    """Writes what was changed against `loaded`, so that the other field keeps what another tab wrote; says so."""
     key = controls.rollout_of(where)
     if key is None:
         raise AppError("Open a rollout first: its card on the Rollouts page leads here.")
-    view, rollout = _found(site, key)
-    made = site.notes.put(key, flag=flag if flag != held[0] else None, comment=comment if comment != held[1] else None,
-                          sample=view.sample_id, reward=rollout.reward)
+    view, rollout = _view_of(site, key)
+    stored = site.notes.put(key, flag=flag if flag != loaded[0] else None,
+                            comment=comment if comment != loaded[1] else None,
+                            sample=view.sample_id, reward=rollout.reward)
     back = link(controls.place(key), "Back to the group")
-    return el("p", "Saved. " if made else "The note is empty and gone. ", back, class_="v v-dim", role="status"), (
+    return el("p", "Saved. " if stored else "The note is empty and gone. ", back, class_="v v-dim", role="status"), (
         flag, comment)
 
 
@@ -146,7 +147,7 @@ def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
     except AppError:
         return Html(""), Html("")
     runs = sorted({remark.key.run for remark in every})
-    asked = controls.form(
+    form = controls.form(
         {"page": "notes"}, controls.field("find", "Find in comments or samples", where.get("find"), "search"),
         controls.pick("mark", "Flag", where.get("mark"), [("", "any"), *((name, name) for name in FLAGS)]),
         controls.pick("of", "Run", where.get("of"), [("", "every run"), *((run, run) for run in runs)]),
@@ -155,12 +156,12 @@ def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
         return Html(""), empty("There are no notes yet.", "Open an answer on the Rollouts page and follow “note” above "
                                "it: flag it as good, bad or to look at, and say why.")
     if not rows:
-        return asked, empty("No note fits these filters.", "Widen them above.")
+        return form, empty("No note fits these filters.", "Widen them above.")
     more = len(rows) - MOST_LISTED
     left = note(f"{more:,} older notes are not listed; exports have them.") if more > 0 else ""
     head = ("flag", "comment", "sample", "run", "step", "answer", "reward", "changed")
     lines = [_line(remark) for remark in rows[:MOST_LISTED]]
-    return asked, el("div", table(head, lines, numeric=(4, 6)), left, class_="v")
+    return form, el("div", table(head, lines, numeric=(4, 6)), left, class_="v")
 
 
 def listed_notes(site: Site, where: Mapping[str, str]) -> list[Note]:
@@ -189,7 +190,7 @@ def _date(seconds: float) -> str:
 
 def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tuple[Path, Html]:
     """Writes the chosen rollouts into the folder that Gradio serves downloads from; the file, and what is in it."""
-    chosen = _kept(site, where) if which == "filter" else listed_notes(site, where)
+    chosen = _filtered_notes(site, where) if which == "filter" else listed_notes(site, where)
     if not chosen:
         raise AppError("No rollout is chosen: note some first, or widen the filters.")
     unsure = []
@@ -201,21 +202,21 @@ def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tup
                            "another flag above.")
     folder = Path(get_upload_folder())
     folder.mkdir(parents=True, exist_ok=True)
-    made = exports.export(form, site.library, site.media, chosen, Path(tempfile.mkdtemp(dir=folder)),
-                          bad=where.get("mark") == "bad")
-    size = made.path.stat().st_size / 2**20
-    lines = [note(words, kind="warn") for words in made.left_out[:20]]
+    archive = exports.export(form, site.library, site.media, chosen, Path(tempfile.mkdtemp(dir=folder)),
+                             bad=where.get("mark") == "bad")
+    size = archive.path.stat().st_size / 2**20
+    lines = [note(words, kind="warn") for words in archive.left_out[:20]]
     lines += [note(f"{len(unsure):,} that are not flagged good are left out; choose a flag above to take others.")
               ] if unsure else []
-    more = len(made.left_out) - len(lines)
+    more = len(archive.left_out) - len(lines)
     lines += [note(f"and {more:,} more")] if more > 0 else []
-    return made.path, el("div", el("p", f"{made.rows:,} of {len(chosen):,} rollouts, {size:.1f} MiB.", role="status"),
-                         *lines, class_="v")
+    summary = el("p", f"{archive.rows:,} of {len(chosen):,} rollouts, {size:.1f} MiB.", role="status")
+    return archive.path, el("div", summary, *lines, class_="v")
 
 
-def _kept(site: Site, where: Mapping[str, str]) -> list[Note]:
+def _filtered_notes(site: Site, where: Mapping[str, str]) -> list[Note]:
     """Returns what the filters of the Rollouts page keep, with the remarks on it."""
     remarks = {remark.key: remark for remark in site.notes.all()}
     query = filters.query_of(where, list(remarks) if where.get("flag") == "yes" else None)
-    found = every_rollout(site.index, query, exports.MOST_ROWS + 1)
-    return [remarks.get(row.key) or Note(row.key, sample=row.sample_id, reward=row.reward) for row in found]
+    rows = every_rollout(site.index, query, exports.MOST_ROWS + 1)
+    return [remarks.get(row.key) or Note(row.key, sample=row.sample_id, reward=row.reward) for row in rows]

@@ -18,7 +18,7 @@ from ..asking import IMAGES, MOST_ANSWERS, MOST_TOKENS, SPLITS, VIDEOS, Ask, tas
 from ..html import Html, el, folded, join, note
 from ..jobs import Job, Progress
 from ..marks import color
-from ..playground import Answered, Playground
+from ..playground import AnsweredGroup, Playground
 from ..site import Site
 
 _PHASES = {"waiting": "Waiting", "loading": "Loading", "preparing": "Reading the question", "writing": "Writing",
@@ -174,8 +174,8 @@ def build(site: Site) -> None:
 def _status(progress: Progress) -> Html:
     """Returns the bar and what goes on; of a job that failed, why."""
     if progress.phase == "failed":
-        return note(progress.said, kind="bad")
-    words = join([_PHASES[progress.phase], progress.said], ": ")
+        return note(progress.remark, kind="bad")
+    words = join([_PHASES[progress.phase], progress.remark], ": ")
     share = progress.done if progress.phase in ("loading", "writing", "done") else 1.0 if progress.ended else None
     bar = "" if progress.ended else el("progress", max=1, value=share, aria_label="progress",
                                           style="display:block;width:min(100%,24rem)")
@@ -185,8 +185,8 @@ def _status(progress: Progress) -> Html:
 
 def _shown(progress: Progress) -> Html:
     """Returns the answers so far, or the scored group."""
-    if isinstance(progress.result, Answered):
-        return _answered(progress.result)
+    if isinstance(progress.result, AnsweredGroup):
+        return _group_shown(progress.result)
     boxes = [el("article", el("div", el("i", class_="v-swatch", style=f"background:{color(i)}"), el("b", f"#{i}"),
                               class_="v-top"),
                 el("div", text or "…", class_="v-text v-live"), class_="v-card", style=f"--v-c:{color(i)}")
@@ -194,16 +194,16 @@ def _shown(progress: Progress) -> Html:
     return el("section", el("div", *boxes, class_="v-strip"), class_="v") if boxes else Html("")
 
 
-def _answered(found: Answered) -> Html:
-    view = live.group_view(found.group, found.chosen.label)
-    texts = tokens.Texts.of(found.tokenizer)
+def _group_shown(drawn: AnsweredGroup) -> Html:
+    view = live.group_view(drawn.group, drawn.chosen.label)
+    texts = tokens.Texts.of(drawn.tokenizer)
     views = [el("details", el("summary", f"Tokens of answer #{r.index}"), tokens.answer(r, "logprob", texts))
              for r in view.rollouts[:_MOST_TOKEN_VIEWS]]
-    notes = [note(words, kind="warn") for words in found.notes]
+    notes = [note(words, kind="warn") for words in drawn.notes]
     written = sum(len(r.token_ids) for r in view.rollouts)
-    facts = el("div", el("b", found.chosen.label), el("span", f"{len(view.rollouts)} answers, {written:,} tokens"),
+    facts = el("div", el("b", drawn.chosen.label), el("span", f"{len(view.rollouts)} answers, {written:,} tokens"),
                class_="v-facts")
-    return el("section", facts, *notes, cards.group(view, live.Pictures(found.group.prompt.media), links=False), *views,
+    return el("section", facts, *notes, cards.group(view, live.Pictures(drawn.group.prompt.media), links=False), *views,
               class_="v")
 
 

@@ -25,8 +25,8 @@ _MARKUP = re.compile(r"<\|\w{1,40}\|>(?:(?:system|user|assistant)\b)?")  # what 
 
 
 def build(site: Site) -> None:
-    """The page, inside its column."""
-    asked = gr.HTML(elem_id="v-filters", apply_default_css=False, js_on_load="vlrl.form(watch)")
+    """Builds the page, inside its column."""
+    filter_form = gr.HTML(elem_id="v-filters", apply_default_css=False, js_on_load="vlrl.form(watch)")
     with gr.Row(elem_id="v-split"):
         listed = gr.HTML(elem_id="v-list", apply_default_css=False, js_on_load="vlrl.list(element, watch)")
         opened = gr.HTML(elem_id="v-group", apply_default_css=False)
@@ -38,8 +38,8 @@ def build(site: Site) -> None:
     def tick(where: dict[str, str], *before: str) -> tuple[Any, ...]:
         return same(before, beside(site, where))
 
-    site.on_location(show, [asked, listed, opened, *digests], digests)
-    site.on_tick(tick, [asked, listed, *digests[:2]], digests[:2])
+    site.on_location(show, [filter_form, listed, opened, *digests], digests)
+    site.on_tick(tick, [filter_form, listed, *digests[:2]], digests[:2])
 
 
 def beside(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
@@ -52,7 +52,7 @@ def beside(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
         query = filters.query_of(where, site.notes.flagged() if where.get("flag") == "yes" else None)
         rows = _list(site, query, where)
         return filters.form(runs, site.index.facets(query.runs, budget_s=0.0)), rows  # one page reads files once
-    except AppError as error:  # a filter that cannot be: the form stays, so that it can be mended
+    except AppError as error:  # a filter that cannot be: the form stays, so that it can be corrected
         return filters.form(runs, site.index.facets()), note(str(error), kind="bad")
 
 
@@ -62,46 +62,46 @@ def beside(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
 def _list(site: Site, query: Query, where: Mapping[str, str]) -> Html:
     number_ = max(0, (whole(where, "at") or 1) - 1)
     rollouts = where.get("view") == "rollouts"
-    found: Page[Any] = (site.index.rollouts if rollouts else site.index.groups)(query, number_, SIZE)
+    page: Page[Any] = (site.index.rollouts if rollouts else site.index.groups)(query, number_, SIZE)
     row = _rollout_row if rollouts else _group_row
     open_key = _open_key(where)
-    rows = [row(one, where, open_key) for one in found.rows]
-    notes = [note(words, kind="warn") for words in found.notes[:5]]
-    notes += [note(f"{len(found.notes) - 5} more files were skipped.", kind="warn")] if len(found.notes) > 5 else []
-    reading = el("p", f"Still reading {found.pending} files …", class_="v-dim") if found.pending else ""
-    count = _count(found, rollouts, where)
+    rows = [row(one, where, open_key) for one in page.rows]
+    notes = [note(words, kind="warn") for words in page.notes[:5]]
+    notes += [note(f"{len(page.notes) - 5} more files were skipped.", kind="warn")] if len(page.notes) > 5 else []
+    reading = el("p", f"Still reading {page.pending} files …", class_="v-dim") if page.pending else ""
+    count = _count(page, rollouts, where)
     if not rows:
-        return el("div", count, reading, "" if found.pending else _none(where), *notes, class_="v")
-    return el("div", count, reading, el("div", *rows, class_="v-rows"), _pager(found, where), *notes,
+        return el("div", count, reading, "" if page.pending else _none(where), *notes, class_="v")
+    return el("div", count, reading, el("div", *rows, class_="v-rows"), _pager(page, where), *notes,
               class_=f"v v-{'rollouts' if rollouts else 'groups'}")
 
 
 def _none(where: Mapping[str, str]) -> Html:
     if filters.set_filters(where):
-        kept = {k: where[k] for k in ("run", "kind", "view") if k in where}
-        return empty("Nothing passes these filters.", link({"page": "rollouts", **kept}, "Take the filters away"))
+        location = {k: where[k] for k in ("run", "kind", "view") if k in where}
+        return empty("Nothing passes these filters.", link({"page": "rollouts", **location}, "Take the filters away"))
     return empty("There is no rollout yet.", "A run writes them after each step, unless store.rollouts is off.")
 
 
-def _count(found: Page[Any], rollouts: bool, where: Mapping[str, str]) -> Html:
-    words = f"{found.total:,} {'rollout' if rollouts else 'group'}{'' if found.total == 1 else 's'}"
+def _count(page: Page[Any], rollouts: bool, where: Mapping[str, str]) -> Html:
+    words = f"{page.total:,} {'rollout' if rollouts else 'group'}{'' if page.total == 1 else 's'}"
     active = filters.set_filters(where)
-    kept = {k: where[k] for k in ("run", "kind", "view", "order", "sort", "dir") if k in where}
+    location = {k: where[k] for k in ("run", "kind", "view", "order", "sort", "dir") if k in where}
     away = f"take {active} filter{'s' if active > 1 else ''} away"
-    clear = link({"page": "rollouts", **kept}, away) if active else ""
+    clear = link({"page": "rollouts", **location}, away) if active else ""
     keys = el("span", el("kbd", "?"), " keys", class_="v-dim v-hint")
     export = link({**filters.keeps(where), "page": "notes", "pick": "filter"}, "export", title="these as a file")
-    return el("p", el("b", words), clear, export if found.total else "", keys, class_="v-count")
+    return el("p", el("b", words), clear, export if page.total else "", keys, class_="v-count")
 
 
-def _pager(found: Page[Any], where: Mapping[str, str]) -> Html:
-    if found.pages < 2:
+def _pager(page: Page[Any], where: Mapping[str, str]) -> Html:
+    if page.pages < 2:
         return Html("")
-    kept, here = {**filters.keeps(where), "page": "rollouts"}, found.page + 1
-    steps = (("« first", 1), ("‹ before", here - 1), ("next ›", here + 1), ("last »", found.pages))
-    links = [link({**kept, "at": to}, words, data_key="n" if to == here + 1 else "p" if to == here - 1 else None)
-             if 1 <= to <= found.pages and to != here else el("span", words, class_="v-dim") for words, to in steps]
-    links.insert(2, el("span", f"{here:,} of {found.pages:,}"))
+    location, here = {**filters.keeps(where), "page": "rollouts"}, page.page + 1
+    steps = (("« first", 1), ("‹ before", here - 1), ("next ›", here + 1), ("last »", page.pages))
+    links = [link({**location, "at": to}, words, data_key="n" if to == here + 1 else "p" if to == here - 1 else None)
+             if 1 <= to <= page.pages and to != here else el("span", words, class_="v-dim") for words, to in steps]
+    links.insert(2, el("span", f"{here:,} of {page.pages:,}"))
     return el("nav", *links, class_="v-pager", aria_label="Pages of the list")
 
 
@@ -130,9 +130,9 @@ def _rollout_row(row: RolloutRow, where: Mapping[str, str], open_key: GroupKey |
 
 def _row(where: Mapping[str, Any], is_open: bool, picture: Html, name: str, at: str, value: str, bars: Html,
          chips: Sequence[Any], text: str) -> Html:
-    said = visible(" ".join(text.split()))[:160]
+    preview = visible(" ".join(text.split()))[:160]
     middle = el("span", el("span", el("b", name), el("span", at, class_="v-dim"), class_="v-line1"),
-                el("span", said, class_="v-line2 v-dim"), el("span", *chips, class_="v-chips"), class_="v-middle")
+                el("span", preview, class_="v-line2 v-dim"), el("span", *chips, class_="v-chips"), class_="v-middle")
     return link(where, picture, middle, el("span", el("b", value), bars, class_="v-value"),
                 class_=f"v-row{' v-open' if is_open else ''}", aria_current="true" if is_open else None)
 
@@ -153,9 +153,9 @@ def _bars(rewards: Sequence[float | None]) -> Html:
     if len(known) < 2:
         return Html("")
     low, high = min(0.0, *known), max(*known, 1e-9)
-    made = [el("i", style=f"height:{2 + 16 * (0 if r is None else (r - low) / (high - low or 1)):.0f}px",
+    bars = [el("i", style=f"height:{2 + 16 * (0 if r is None else (r - low) / (high - low or 1)):.0f}px",
                class_=None if r is not None else "v-off") for r in rewards[:32]]
-    return el("span", *made, class_="v-bars", aria_hidden="true")
+    return el("span", *bars, class_="v-bars", aria_hidden="true")
 
 
 # --- the group --------------------------------------------------------------------------------------------------------
@@ -180,8 +180,8 @@ def group(site: Site, where: Mapping[str, str]) -> Html:
     if key is None:
         return Html("")
     try:
-        found = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
-        view = details.with_marks(site.library, found, site.trust_tasks)
+        stored = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
+        view = details.with_marks(site.library, stored, site.trust_tasks)
     except AppError as error:
         back = link({**filters.keeps(where), "page": "rollouts"}, "‹ to the list", data_key="u")
         return el("div", el("nav", back, class_="v-bar"), note(str(error), kind="bad"), class_="v")
@@ -212,12 +212,12 @@ def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, st
     at = present.index(chosen) if chosen in present else -1
     left = present[at - 1] if at > 0 else None
     right = present[at + 1] if at + 1 < len(present) else None
-    kept = {k: v for k, v in where.items() if k == "tokens"}
+    token_view = {k: v for k, v in where.items() if k == "tokens"}
 
     def to(words: str, key: GroupKey | None, rollout: int | None, letter: str, title: str, replace: bool) -> Html:
         if key is None:
             return el("span", words, class_="v-dim")
-        return link({**filters.opened(where, key, rollout), **kept}, words, data_key=letter, data_replace=replace,
+        return link({**filters.opened(where, key, rollout), **token_view}, words, data_key=letter, data_replace=replace,
                     title=f"{title} ({letter})")
 
     shown = RolloutKey(*view.key, chosen if chosen is not None else present[0]) if present else None
@@ -241,21 +241,21 @@ def _neighbours(site: Site, key: GroupKey, where: Mapping[str, str]) -> tuple[Gr
 
 def _tokenizer(site: Site, run: str) -> Path | None:
     """Returns the run's tokenizer.json, else that of its last checkpoint."""
-    if found := site.library.file(run, "tokenizer.json"):
-        return found
+    if file := site.library.file(run, "tokenizer.json"):
+        return file
     saved = sorted((path.name for path in site.library.folder(run).checkpoints.glob("step-*")), reverse=True)
     return next(filter(None, (site.library.file(run, f"checkpoints/{name}/tokenizer.json") for name in saved)), None)
 
 
 def _tokens(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, str]) -> Html:
     """Returns the tokens of the chosen answer, else of the first."""
-    found: Sequence[RolloutView] = [r for r in view.rollouts if chosen is None or r.index == chosen]
-    if not found:
+    answers: Sequence[RolloutView] = [r for r in view.rollouts if chosen is None or r.index == chosen]
+    if not answers:
         return Html("")
     by = where.get("tokens", "")
     by = by if by in tokens.VIEWS else next(iter(tokens.VIEWS))
     buttons = [link({**where, "tokens": name}, words, class_="v-pick", data_replace=True,
                     aria_current="true" if name == by else None) for name, (words, _) in tokens.VIEWS.items()]
     texts = tokens.Texts.read(_tokenizer(site, view.key.run))
-    return el("section", el("h3", f"Tokens of #{found[0].index}"), el("div", *buttons, class_="v-picks"),
-              tokens.answer(found[0], by, texts), class_="v-about-tokens", id="v-tokens")
+    return el("section", el("h3", f"Tokens of #{answers[0].index}"), el("div", *buttons, class_="v-picks"),
+              tokens.answer(answers[0], by, texts), class_="v-about-tokens", id="v-tokens")

@@ -26,7 +26,7 @@ _HEAD = ("", "run", "state", "task", "model", "step", "reward", "duration", "sta
 
 
 def build(site: Site) -> None:
-    """The page, inside its column."""
+    """Builds the page, inside its column."""
     listed = gr.HTML(elem_id="v-runs", apply_default_css=False)
     gr.HTML(_form(), elem_id="v-runs-form", apply_default_css=False, js_on_load="vlrl.form(watch)")
     plots = charts("v-curves")
@@ -46,8 +46,8 @@ def shown(site: Site, where: Mapping[str, str]) -> tuple[str, str, str]:
     if not runs:
         return _nothing(site), "", ""
     known = [run.id for run in runs]
-    asked = unpacked(where.get("runs"))
-    chosen = [run for run in dict.fromkeys(asked) if run in known][:MOST_CHOSEN] or ([] if asked else known[:1])
+    requested = unpacked(where.get("runs"))
+    chosen = [run for run in dict.fromkeys(requested) if run in known][:MOST_CHOSEN] or ([] if requested else known[:1])
     try:
         smooth = min(0.99, max(0.0, float(where.get("smooth", _SMOOTH))))
     except ValueError:
@@ -67,13 +67,13 @@ def _nothing(site: Site) -> Html:
 
 def _list(runs: Sequence[RunInfo], chosen: Sequence[str], where: Mapping[str, str]) -> Html:
     words = where.get("find", "").lower().split()
-    found = [r for r in runs
-             if r.id in chosen or all(w in f"{r.id} {r.task} {r.model} {r.state}".lower() for w in words)]
-    lines = [_line(run, chosen, where) for run in found[:MOST_RUNS]]
+    matching = [r for r in runs
+                if r.id in chosen or all(w in f"{r.id} {r.task} {r.model} {r.state}".lower() for w in words)]
+    lines = [_line(run, chosen, where) for run in matching[:MOST_RUNS]]
     head = el("tr", *(el("th", name, class_="v-num" if name in _NUMBERS else None) for name in _HEAD))
     grid = el("table", el("thead", head), el("tbody", *lines), class_="v-table v-runs")
-    left = [f"{len(found) - MOST_RUNS} more; find them by name."] if len(found) > MOST_RUNS else []
-    left += ["No run fits what you look for."] if not found else []
+    left = [f"{len(matching) - MOST_RUNS} more; find them by name."] if len(matching) > MOST_RUNS else []
+    left += ["No run fits what you look for."] if not matching else []
     return el("div", el("div", grid, class_="v-scroll"), *(el("p", w, class_="v-dim") for w in left), class_="v")
 
 

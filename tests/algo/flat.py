@@ -36,7 +36,7 @@ def flat(logp, old=None, adv=None, rollout=None, mask=None, **more) -> LossInput
 
 
 def bound(table, name, **options):
-    return bind("here", Named(name=name, **options), table, seen=1)
+    return bind("here", Named(name=name, **options), table, skip=1)
 
 
 def with_prepared(function, x: LossInputs) -> LossInputs:

@@ -146,8 +146,8 @@ def test_code_of_a_run_is_not_run(tmp_path, task):
         try:
             said = sample(ask(task="run:a"))
         except AppError as error:
-            said = SimpleNamespace(said=str(error))
-        assert "names code of its own" in said.said and "--trust-tasks" in said.said
+            said = SimpleNamespace(remark=str(error))
+        assert "names code of its own" in said.remark and "--trust-tasks" in said.remark
 
 
 def test_settings_that_only_look_like_code():
@@ -233,8 +233,8 @@ def test_a_job_stops_and_another_waits_for_it(play):
     job, other = play.answer(asked), play.answer(ask(answers=1))
     telling, waiting = job.follow(), other.follow()
     assert next(p for p in telling if p.phase == "writing" and any(p.texts)).texts
-    said = next(p for p in waiting if p.said)
-    assert said.phase == "waiting" and "another tab" in said.said
+    said = next(p for p in waiting if p.remark)
+    assert said.phase == "waiting" and "another tab" in said.remark
     job.stop()
     last = list(telling)[-1]
     assert last.phase == "stopped" and last.result is None and any(last.texts)
@@ -268,12 +268,12 @@ def test_whatever_goes_wrong_is_told(play, caplog):
     for changes, message in (({"model": "no/model"}, "not on this machine"), ({"sample": "nope"}, "nope"),
                              ({"task": "run:gone"}, "gone")):
         last = end(play, ask(**changes))
-        assert last.phase == "failed" and message in last.said
+        assert last.phase == "failed" and message in last.remark
 
     def work(job):
         raise KeyError("x")
 
-    assert list(Job(work).follow())[-1].said.endswith("KeyError: 'x'") and "the playground failed" in caplog.text
+    assert list(Job(work).follow())[-1].remark.endswith("KeyError: 'x'") and "the playground failed" in caplog.text
 
 
 # --- shortages -------------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_a_model_that_does_not_fit_is_not_loaded(root, monkeypatch):
     play = Playground(Library(root))
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**6, total=10**12))
     last = end(play, ask())
-    assert last.phase == "failed" and "GiB of main memory" in last.said and "smaller model" in last.said
+    assert last.phase == "failed" and "GiB of main memory" in last.remark and "smaller model" in last.remark
     assert play._loaded is None
 
 
@@ -298,7 +298,7 @@ def test_a_shortage_while_writing_frees_the_model(play, monkeypatch, error):
     with monkeypatch.context() as patch:
         patch.setattr(HFEngine, "_next", short)
         last = end(play, ask(answers=1))
-    assert last.phase == "failed" and "memory did not suffice" in last.said and play._loaded is None
+    assert last.phase == "failed" and "memory did not suffice" in last.remark and play._loaded is None
     assert end(play, ask(answers=1)).phase == "done"
 
 
@@ -307,10 +307,10 @@ def test_a_checkpoint_that_is_removed_meanwhile(tmp_path):
     kept = save_checkpoint(run, 5)
     play, asked = Playground(Library(tmp_path)), ask(model="a/checkpoints/step-000005", task="run:a", answers=1)
     (kept / "model.safetensors").write_bytes(b"x")
-    assert "damaged" in end(play, asked).said
+    assert "damaged" in end(play, asked).remark
     shutil.rmtree(kept)
     last = end(play, asked)
-    assert last.phase == "failed" and "is gone: a run keeps only its newest" in last.said
+    assert last.phase == "failed" and "is gone: a run keeps only its newest" in last.remark
 
 
 # --- uploads ---------------------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def test_uploads_that_are_refused(play, tmp_path):
                           (tmp_path / "a.py", "no image or video"), (tmp_path / "gone.png", "does not exist"),
                           (Path(shutil.copy(text, tmp_path / "clip.mp4")), "clip.mp4")):
         last = end(play, ask(upload=path, question="What is it?"))
-        assert last.phase == "failed" and message in last.said
+        assert last.phase == "failed" and message in last.remark
     with pytest.raises(AppError, match="needs a question"):
         ask(upload=text, question="  ")
 

@@ -220,7 +220,7 @@ def test_doctor_prints_json_and_fails_only_when_nothing_can_run(tmp_path, capsys
     monkeypatch.setattr(doctor, "examine", lambda runs, tell: [*good, bad])
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
-    assert "FAIL" in out and "training cannot run: mend training first" in out and "pip install torch" in out
+    assert "FAIL" in out and "training cannot run: fix training first" in out and "pip install torch" in out
 
 
 def test_a_version_is_ok_only_when_its_package_works(tmp_path, monkeypatch):

@@ -124,11 +124,11 @@ def test_draws_are_proportional_to_the_weights(kind, options):
 def test_replay_holds_the_last_that_differed():
     sampler = Replay(prompts(), buffer=2)
     sampler.observe([outcome(0, 0.5), outcome(1, 1), outcome(2, 0.125), outcome(3, 0)], 0)
-    assert sampler.held == pytest.approx({0: 1.0, 2: 2 * (0.125 * 0.875) ** 0.5}, abs=1e-5)
+    assert sampler.pool == pytest.approx({0: 1.0, 2: 2 * (0.125 * 0.875) ** 0.5}, abs=1e-5)
     sampler.observe([outcome(0, 0.25), outcome(4, 0.5)], 1)
-    assert [*sampler.held] == [0, 4]
+    assert [*sampler.pool] == [0, 4]
     sampler.observe([outcome(0, 1)], 2)
-    assert [*sampler.held] == [4] and sampler.metrics()["curriculum/buffer"] == 1
+    assert [*sampler.pool] == [4] and sampler.metrics()["curriculum/buffer"] == 1
 
 
 def test_replay_draws_its_share_by_advantage():
@@ -148,7 +148,7 @@ def test_replay_draws_its_share_by_advantage():
 def test_replay_never_gives_a_prompt_twice_in_a_call(alpha):
     sampler = Replay(prompts(10), share=0.5, alpha=alpha)
     sampler.observe([outcome(i, 0.5 if i else 0.125) for i in range(4)], 0)
-    sampler.held[0] = 1e-9
+    sampler.pool[0] = 1e-9
     for step in range(50):
         assert sorted(d.index for d in sampler.next(10, step)) == [*range(10)]
         assert len({d.index for d in sampler.next(7, step)}) == 7

@@ -34,7 +34,7 @@ def test_the_history_knows_what_was_rejected():
     history = History(5)
     answered, refused, unscored = (Outcome(Draw(i, 0), r) for i, r in enumerate([(1.0,), (), (None, None)]))
     history.note([answered, refused, unscored], 3)
-    assert history.rejected.tolist() == [i == 1 for i in range(5)] and history.seen.tolist() == [True, *[False] * 4]
+    assert history.rejected.tolist() == [i == 1 for i in range(5)] and history.visited.tolist() == [True, *[False] * 4]
     history.note([Outcome(Draw(0, 1), ()), Outcome(Draw(1, 1), (0.0,))], 4)
     assert not history.rejected.any() and history.last.tolist() == [3, 4, -1, -1, -1]
 

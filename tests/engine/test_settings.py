@@ -16,7 +16,7 @@ from vlrl.config.schema import resumable
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.tools import trials
-from vlrl.tools.difficulty import Asked, facts
+from vlrl.tools.difficulty import Scope, facts
 from vlrl.tools.measure import Chosen
 from vlrl.training import build, loop, sft
 
@@ -108,7 +108,7 @@ def test_what_may_change_on_resume():
 def test_a_measurement_goes_on_with_the_same_engine_alone():
     def known(*words: str) -> dict[str, Any]:
         settings = load(*words)
-        return facts(settings, Chosen(name="m", config=settings), Asked())
+        return facts(settings, Chosen(name="m", config=settings), Scope())
 
     assert "engine" not in known() and known("engine=vllm") != known()
     assert known("engine=vllm") == known("engine=vllm", "engine.proof=0.1") != known("engine=vllm", "engine.top_k=5")
@@ -266,5 +266,5 @@ def test_doctor_names_either_build_of_vllm(monkeypatch):
         trials.vllm_version()
     there["vllm"] = "1"
     monkeypatch.setattr(trials.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1, stderr="x\nno luck\n"))
-    with pytest.raises(trials.Found, match="vllm 1 is installed, but cannot be imported: no luck"):
+    with pytest.raises(trials.Notice, match="vllm 1 is installed, but cannot be imported: no luck"):
         trials.vllm()

@@ -96,7 +96,7 @@ def test_the_least_recently_used_leave():
         cache._keep(key, features(4))
     cache._features(SimpleNamespace(device="cpu"), Visual("image", b"a", {}))
     cache._keep(b"c", features(3))
-    assert list(cache._kept) == [b"a", b"c"] and cache.used == 16 * 7
+    assert list(cache._entries) == [b"a", b"c"] and cache.used == 16 * 7
     cache._keep(b"d", features(11))  # larger than the whole cache
     assert len(cache) == 0 and cache.used == 0
 

@@ -69,7 +69,7 @@ class Boxes(Sound):
         return [{"kind": "box", "at": parsed, "label": "answer", "role": "answer"}] if parsed else []
 
 
-def found(task, samples=12, processes=0):
+def by_check(task, samples=12, processes=0):
     return {f.check: f for f in reversed(testing.check(task, samples, processes))}
 
 
@@ -144,7 +144,7 @@ def test_broken_samples_are_found(name):
     check, says, changes = BROKEN_SAMPLES[name]
     findings = Findings()
     check_samples(sample_task(**changes), findings, 12, 0)
-    assert check in findings.found and re.search(says, findings.found[check][0].message), findings
+    assert check in findings.by_check and re.search(says, findings.by_check[check][0].message), findings
 
 
 HASHED = '''
@@ -172,8 +172,8 @@ def test_samples_that_depend_on_the_hash_seed_are_found(tmp_path):
 
     (tmp_path / "hashed.py").write_text(HASHED)
     task = load(str(tmp_path / "hashed.py"))
-    assert found(task) == {}
-    assert "in another process" in found(task, processes=1)["deterministic"].message
+    assert by_check(task) == {}
+    assert "in another process" in by_check(task, processes=1)["deterministic"].message
 
 
 def test_what_cannot_be_checked_is_told():
@@ -275,7 +275,7 @@ def test_broken_scores_are_found(name):
     if check != "raises":
         try_answer(task, sample, task.oracle(sample), findings)
         check_groups(task, sample, ["", "junk", task.oracle(sample)], findings)
-    first = findings.found[check][0]
+    first = findings.by_check[check][0]
     assert re.search(says, first.message), first
     assert first.sample == "train-0" and (first.text or check == "group")
 
@@ -305,7 +305,7 @@ def test_broken_oracles_are_found(name):
     {"oracle": lambda self, s: format_box(s["box"])},
     {"parse": lambda self, s, a: parse_box(a.final)}], ids=["oracle", "parse"])
 def test_coordinates_used_one_way_only_are_found(changes):
-    message = found(type("OneWay", (Boxes,), changes)(), samples=3)["coordinates"].message
+    message = by_check(type("OneWay", (Boxes,), changes)(), samples=3)["coordinates"].message
     assert re.search(r"task.coordinates=\w+ perfect .*from_original in oracle and to_original", message)
 
 
@@ -331,8 +331,8 @@ def judged(task):
     """The names of the cheats that pay too much, and the rows of all by name."""
     findings = Findings()
     rows = testing.judge_cheats(task, list(task.samples("train")), findings)
-    listed = findings.found.get("cheat", [])
-    assert set(findings.found) <= {"cheat"}
+    listed = findings.by_check.get("cheat", [])
+    assert set(findings.by_check) <= {"cheat"}
     return [f.message.split("'")[1] for f in listed], {row.name: row for row in rows}
 
 
@@ -375,7 +375,7 @@ def test_rows_without_a_size_get_that_of_the_picture():
             return Sample(id=sample.id, row=row, media=(Media(source=image),))
     task = Unsized()
     task.coordinates = coordinates.make("norm1000")
-    assert not found(task)
+    assert not by_check(task)
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------

@@ -24,13 +24,13 @@ from vlrl.errors import ConfigError, DataError, TrainingError, VlrlError
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.tools import difficulty
-from vlrl.tools.difficulty import Asked, Places, measured
+from vlrl.tools.difficulty import Places, Scope, measured
 from vlrl.tools.measure import Chosen, Ready
 from vlrl.tools.prompttable import Measured, joined, pass_at, summary
 from vlrl.types import Sample
 
 TELL = lambda *_: None  # noqa: E731
-ASKED = Asked(answers=4)
+SCOPE = Scope(answers=4)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def ready(script=answer, **settings):
     return Ready(config=config, task=task, prefetch=Prefetcher(encode, task, 0), engine=ScriptedEngine(script))
 
 
-def facts(r, asked=ASKED):
+def facts(r, asked=SCOPE):
     return difficulty.facts(r.config, Chosen(name="x", config=r.config), asked)
 
 
@@ -61,7 +61,7 @@ def facts(r, asked=ASKED):
 
 def test_golden_pass_rates(tmp_path):
     r = ready()
-    found = measured(r, ASKED, tmp_path / "part", facts(r), TELL)
+    found = measured(r, SCOPE, tmp_path / "part", facts(r), TELL)
     assert [m.columns()["pass_at_k"] for m in found] == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1]
     assert found[1].columns() == {"pass_at_k": 0.25, "difficulty": 0.75, "reward_mean": 0.25, "answers_scored": 4}
     numbers = summary(found, 4)
@@ -70,7 +70,7 @@ def test_golden_pass_rates(tmp_path):
     # pass@2 of 1 of 4: 1 - 3/6, of 2 of 4: 1 - 1/6, of 3 of 4: 1
     assert numbers.pass_at == pytest.approx({"1": 0.75, "2": (0.5 + 5 / 6 + 7) / 10, "4": 0.9}, abs=1e-12)
     r.task.override_outcome(None, 2.0)
-    assert all(m.columns()["pass_at_k"] == 0 for m in measured(r, ASKED, tmp_path / "part2", facts(r), TELL))
+    assert all(m.columns()["pass_at_k"] == 0 for m in measured(r, SCOPE, tmp_path / "part2", facts(r), TELL))
 
 
 @given(st.integers(1, 12), st.data())
@@ -84,7 +84,7 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(n, data):
 
 def test_what_was_killed_goes_on_and_gives_the_same(tmp_path):
     r = ready()
-    whole = measured(r, ASKED, tmp_path / "whole", facts(r), TELL)
+    whole = measured(r, SCOPE, tmp_path / "whole", facts(r), TELL)
     part, asked = tmp_path / "part", []
 
     def dying(prompt, i):
@@ -94,46 +94,46 @@ def test_what_was_killed_goes_on_and_gives_the_same(tmp_path):
         return answer(prompt, i)
 
     with pytest.raises(KeyboardInterrupt):
-        measured(ready(dying), ASKED, part, facts(r), TELL)
+        measured(ready(dying), SCOPE, part, facts(r), TELL)
     with open(part, "a") as file:
         file.write('{"prompts": [{"number": 4, "id": "tr')  # half a line
     asked.clear()
     again = ready(lambda prompt, i: asked.append(prompt.text) or answer(prompt, i))
-    assert measured(again, ASKED, part, facts(r), TELL) == whole
+    assert measured(again, SCOPE, part, facts(r), TELL) == whole
     assert asked == [str(n) for n in range(4, 10) for _ in range(4)]
     asked.clear()
-    assert measured(again, ASKED, part, facts(r), TELL) == whole and asked == []
+    assert measured(again, SCOPE, part, facts(r), TELL) == whole and asked == []
 
 
 def test_another_measurement_does_not_go_on(tmp_path):
     r, part = ready(), tmp_path / "part"
-    short = Asked(answers=4, limit=3)
+    short = Scope(answers=4, limit=3)
     assert len(measured(r, short, part, facts(r, short), TELL)) == 3
-    assert len(measured(r, ASKED, part, facts(r), TELL)) == 10  # a limit may change
+    assert len(measured(r, SCOPE, part, facts(r), TELL)) == 10  # a limit may change
     for other in (ready(rollout={"temperature": 0.5}), ready(curriculum={"pass_at": 1}), ready(model={"name": "y"})):
         with pytest.raises(ConfigError, match=r"begun with other settings:\n  (rollout|curriculum|model)"):
-            measured(other, ASKED, part, facts(other), TELL)
+            measured(other, SCOPE, part, facts(other), TELL)
     for text in ('{"id": 1}\n', '{"facts": ' + json.dumps(facts(r)) + '}\n{"prompts": [{"number": 1}]}\n'):
         part.write_text(text)
         with pytest.raises(ConfigError, match=r"no measurement that was begun|cannot be read"):
-            measured(r, ASKED, part, facts(r), TELL)
+            measured(r, SCOPE, part, facts(r), TELL)
 
 
 def test_prompts_that_cannot_be_asked_are_listed(tmp_path):
     r = ready()
     BAD[3] = PromptTooLong("sample 'train-3' has 900 tokens")
-    found = measured(r, ASKED, tmp_path / "a", facts(r), TELL)
+    found = measured(r, SCOPE, tmp_path / "a", facts(r), TELL)
     numbers = summary(found, 4)
     assert numbers.left_out == [{"id": "train-3", "reason": "sample 'train-3' has 900 tokens"}]
     assert numbers.prompts == 10 and numbers.measured == 9 and sum(numbers.histogram.values()) == 9
     assert [row["id"] for row in joined([], found)[0]] == [f"train-{n}" for n in range(10) if n != 3]
     BAD[4] = DataError("broken")
     with pytest.raises(DataError, match="broken"):
-        measured(r, ASKED, tmp_path / "b", facts(r), TELL)
+        measured(r, SCOPE, tmp_path / "b", facts(r), TELL)
     patient = ready(data={"quarantine": True})
-    assert len(summary(measured(patient, ASKED, tmp_path / "c", facts(patient), TELL), 4).left_out) == 2
+    assert len(summary(measured(patient, SCOPE, tmp_path / "c", facts(patient), TELL), 4).left_out) == 2
     with pytest.raises(TrainingError, match="8 of 8 rollouts failed to score"):
-        measured(ready(lambda prompt, i: "-"), ASKED, tmp_path / "d", facts(r), TELL)
+        measured(ready(lambda prompt, i: "-"), SCOPE, tmp_path / "d", facts(r), TELL)
     with pytest.raises(DataError, match="no prompt could be measured; the first, 'x': lost"):
         difficulty.write(Places(out=tmp_path / "e.jsonl"), [], [Measured(number=0, id="x", left_out="lost")], facts(r))
 
@@ -159,7 +159,7 @@ def test_columns_beside_rows(tmp_path):
 
 def test_a_sampler_reads_the_columns_by_id(tmp_path, caplog):
     r = ready()
-    found = measured(r, ASKED, tmp_path / "part", facts(r), TELL)
+    found = measured(r, SCOPE, tmp_path / "part", facts(r), TELL)
     places = Places(out=tmp_path / "x.difficulty.jsonl")
     numbers, whole = difficulty.write(places, [], found[::-1], facts(r))
     assert not whole and sorted(p.name for p in tmp_path.iterdir()) == [

@@ -89,7 +89,7 @@ def test_seconds_by_hand():
     config = configs.load(THREE, [*WORDS, "engine=vllm", "engine.max_seqs=256", "model.gradient_checkpointing=false"])
     found = plan.plan(config, 1, card)
     weights = found.parameters[1] * 2
-    # 32 prompts x 8 answers in one round, each token reads the weights and the keys and values of 256 answers
+    # 32 prompts x 8 answers in one round, each token reads the weights and the KV cache of 256 answers
     written = 512 * (weights + 256 * (1536 + 256) * 36_864) / (1e9 * 0.6)
     assert found.side_by_side == 256
     assert found.seconds["writing answers"] == pytest.approx(written, rel=1e-9)
@@ -137,7 +137,7 @@ def test_shards_by_hand():
 
 
 def test_deepspeed_by_hand():
-    """AdamW holds a copy of its share of the weights that learn, and a bucket has 2**26 numbers."""
+    """AdamW holds a copy of its share of the trainable parameters, and a bucket has 2**26 numbers."""
     bucket = 4 * 2**26
     alone = made(SEVEN, ("model.lora.rank=0",), gpus=8).memory
     two = made(SEVEN, ("model.lora.rank=0", "train.sharding=zero2"), gpus=8).memory

@@ -31,7 +31,7 @@ class Noting(Session):
             noted["compared"] = sum(1 for _ in engine.weights.compare(policy))
         else:
             noted |= {"way": engine.way, "version": engine._target.version, "adapter": bool(engine._target.adapter),
-                      "asked": {r.address: r.asked for r in engine.pool.replicas}}
+                      "asked": {r.address: r.requests for r in engine.pool.replicas}}
         path = self.folder.path
         path.with_name(f"{path.name}-noted-{comm.rank()}.json").write_text(json.dumps(noted))
 

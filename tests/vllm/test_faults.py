@@ -165,14 +165,14 @@ def assert_same(one, other):
 def when_busy(engine, i, count, act):
     """Calls `act` in a thread once server `i` has got `count` requests more."""
     replica = engine.pool.replicas[i]
-    port, before = int(replica.address.rpartition(":")[2]), replica.asked
+    port, before = int(replica.address.rpartition(":")[2]), replica.requests
 
     def connected():
         return sum(c.status == psutil.CONN_ESTABLISHED and bool(c.raddr) and c.raddr.port == port
                    for c in psutil.Process().net_connections("tcp"))
 
     def work():
-        until(lambda: replica.asked >= before + count and connected() >= count, "the server is asked nothing")
+        until(lambda: replica.requests >= before + count and connected() >= count, "the server is asked nothing")
         act()
 
     threading.Thread(target=work, daemon=True).start()
@@ -209,13 +209,13 @@ def test_a_server_that_hangs_is_left_out_and_comes_back(served, start, undisturb
 
     def go_on(engine):
         replica = engine.pool.replicas[1]
-        noted["away"], noted["asked"] = not replica.ready, replica.asked
+        noted["away"], noted["asked"] = not replica.ready, replica.requests
         for process in group:
             process.resume()
         until(lambda: engine.pool.admit_all() and replica.ready, replica.problem)
 
     def end(engine):
-        noted["more"] = engine.pool.replicas[1].asked - noted["asked"]
+        noted["more"] = engine.pool.replicas[1].requests - noted["asked"]
 
     try:
         folder = start("hangs", *served.both, faults={1: hang, 2: go_on, 3: end})

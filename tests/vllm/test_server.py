@@ -380,7 +380,7 @@ def test_a_killed_server_loses_no_answer_and_comes_back_with_the_weights(served,
                 for k in range(8) for i, p in enumerate(it.prompts.values())]  # the first is done long before the rest
     answers = it.engine.generate(requests, kill)
     dead = it.engine.pool.replicas[1]
-    assert dead.asked and not dead.ready and dead.problem
+    assert dead.requests and not dead.ready and dead.problem
     assert [len(group) for group in answers] == [2] * len(requests)
     assert len(finished) == len({*finished}) == len(requests) - 1
     assert gap(it.policy, requests, answers) < 1e-5

@@ -20,7 +20,7 @@ from vlrl.config.base import Beta, NonNegative, Rate
 
 @requires("local")
 def grpo(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
-    """(R - mean) / (std + eps), mean and std of the group, Bessel's correction.
+    """Returns (R - mean) / (std + eps), mean and std of the group, Bessel's correction.
 
     DeepSeekMath (arXiv 2402.03300) section 4.1.2; eps as in TRL.
     """
@@ -37,7 +37,7 @@ def dr_grpo(s: Scores) -> torch.Tensor:
 
 
 def batch_std(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
-    """(R - mean of the group) / (std of the raw rewards of the whole step + eps), Bessel's correction.
+    """Returns (R - mean of the group) / (std of the raw rewards of the whole step + eps), Bessel's correction.
 
     Lite PPO: Tricks or Traps (arXiv 2508.08221) section 4; goes with algo.aggregation=token_mean.
     """
@@ -123,7 +123,7 @@ def opo(s: Scores) -> torch.Tensor:
 
 @requires("local")
 def pass_at_k(s: Scores, normalize: bool = False, eps: NonNegative = 1e-6) -> torch.Tensor:
-    """The best answer of the group has R_best - R_second, all others 0; normalize: / (std of the group + eps).
+    """Gives the best answer of the group R_best - R_second, all others 0; normalize: / (std of the group + eps).
 
     What matters is the best of k. arXiv 2503.19595, as verl's grpo_passk. 0 where two answers are best.
     """
@@ -137,7 +137,8 @@ def pass_at_k(s: Scores, normalize: bool = False, eps: NonNegative = 1e-6) -> to
 
 @requires("local")
 def maxrl(s: Scores) -> torch.Tensor:
-    """(R - mean) / mean where the mean of the group is above 0, else 0: the gradient of the log-likelihood of success.
+    """Returns (R - mean) / mean where the mean of the group is above 0, else 0: the gradient of the log-likelihood of
+    success.
 
     Maximum Likelihood Reinforcement Learning (arXiv 2602.02710); rewards of 0 or more.
     """
@@ -147,8 +148,8 @@ def maxrl(s: Scores) -> torch.Tensor:
 
 @requires("local")
 def w_reinforce(s: Scores, positive: NonNegative = 0.1, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """`positive` for a correct answer, -1 for a wrong one; no baseline. Correct: as the task says; where one is given,
-    `part` or else the reward above `correct`.
+    """Returns `positive` for a correct answer, -1 for a wrong one; no baseline. Correct: as the task says; where one is
+    given, `part` or else the reward above `correct`.
 
     The surprising effectiveness of negative reinforcement (W-REINFORCE, arXiv 2506.01347): positive = 1 is
     REINFORCE on rewards of +-1.

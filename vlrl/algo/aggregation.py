@@ -16,7 +16,7 @@ from vlrl.algo.inputs import LossInputs
 
 
 def token_mean(per_token: torch.Tensor, x: LossInputs) -> torch.Tensor:
-    """Sum over tokens / tokens: every token counts the same (DAPO, arXiv 2503.14476, eq. 8)."""
+    """Returns the sum over tokens / tokens: every token counts the same (DAPO, arXiv 2503.14476, eq. 8)."""
     return _sum(per_token, x) / max(x.total_tokens, 1.0)
 
 
@@ -29,7 +29,7 @@ def sequence_mean(per_token: torch.Tensor, x: LossInputs) -> torch.Tensor:
 
 def constant(per_token: torch.Tensor, x: LossInputs,
              length: Annotated[int, Field(ge=1)] | None = None) -> torch.Tensor:
-    """Sum over tokens / (rollouts * length): no bias by length (Dr. GRPO, arXiv 2503.20783).
+    """Returns the sum over tokens / (rollouts * length): no bias by length (Dr. GRPO, arXiv 2503.20783).
 
     `length`: rollout.max_new_tokens by default; GUI-G1 (2505.15810) has 64.
     """

@@ -102,10 +102,10 @@ class Algorithm:
 
     def state_dict(self, policy: Policy) -> dict[str, Any]:
         """Returns what a resumed run needs, the weights of a reference that moves included."""
-        held = {**{place: f.state_dict() for place, f in self._functions.items()}, "kl_coef": self.kl.state_dict(),
-                "reference": dict(policy.moving_reference) if self.moves_reference else {},
-                "nonfinite": {"steps": self.nonfinite} if self.nonfinite else {}}
-        return {k: v for k, v in held.items() if v}
+        states = {**{place: f.state_dict() for place, f in self._functions.items()}, "kl_coef": self.kl.state_dict(),
+                  "reference": dict(policy.moving_reference) if self.moves_reference else {},
+                  "nonfinite": {"steps": self.nonfinite} if self.nonfinite else {}}
+        return {k: v for k, v in states.items() if v}
 
     def load_state_dict(self, state: dict[str, Any], policy: Policy) -> None:
         """Takes what `state_dict` gave."""

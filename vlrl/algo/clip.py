@@ -16,7 +16,7 @@ AboveOne = Annotated[float, Field(gt=1)]
 
 def surrogate(x: LossInputs, ratio: torch.Tensor, low: float, high: float, delta: float | None = None,
               dual_clip: float | None = None) -> tuple[torch.Tensor, Metrics]:
-    """-min(r A, clip(r, 1 - low, 1 + high) A) per token, with the metrics of `clipping`.
+    """Returns -min(r A, clip(r, 1 - low, 1 + high) A) per token, with the metrics of `clipping`.
 
     ratio [N] -> [N]. `delta` caps the ratio of the branch that is not clipped, `dual_clip` = c bounds the loss of a
     negative advantage by -c A.

@@ -48,7 +48,7 @@ def geometric_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) ->
 
 def geometric_mask(x: LossInputs, low: _Bound = 0.99, high: _Bound = 1.01,
                    kept: Literal["token", "geometric", "one"] = "token") -> tuple[torch.Tensor, Metrics]:
-    """0 on rollouts whose exp(mean_t D) is outside the bounds (those of SkyRL). -> [N].
+    """Returns 0 on rollouts whose exp(mean_t D) is outside the bounds (those of SkyRL). -> [N].
 
     `kept`: a rollout inside them has exp(D) of each token (NeMo-RL, ms-swift), exp(mean_t D), or 1.
     """
@@ -66,13 +66,13 @@ def _geometric(x: LossInputs) -> torch.Tensor:
 
 def _truncated(x: LossInputs, log_weight: torch.Tensor, low: _Bound, high: _Bound) -> tuple[torch.Tensor, Metrics]:
     weight, outside = log_weight.exp(), _outside(log_weight, low, high)
-    return _told(x, weight.clamp(0.0 if low is None else low, math.inf if high is None else high), outside)
+    return _with_metrics(x, weight.clamp(0.0 if low is None else low, math.inf if high is None else high), outside)
 
 
 def _masked(x: LossInputs, judged: torch.Tensor, log_weight: torch.Tensor, low: _Bound,
             high: _Bound) -> tuple[torch.Tensor, Metrics]:
     outside = _outside(judged, low, high)
-    return _told(x, torch.where(outside, 0, log_weight.exp()), outside)
+    return _with_metrics(x, torch.where(outside, 0, log_weight.exp()), outside)
 
 
 def _outside(log_weight: torch.Tensor, low: _Bound, high: _Bound) -> torch.Tensor:
@@ -80,7 +80,7 @@ def _outside(log_weight: torch.Tensor, low: _Bound, high: _Bound) -> torch.Tenso
     return (weight < (0.0 if low is None else low)) | (weight > (math.inf if high is None else high))
 
 
-def _told(x: LossInputs, weight: torch.Tensor, outside: torch.Tensor) -> tuple[torch.Tensor, Metrics]:
+def _with_metrics(x: LossInputs, weight: torch.Tensor, outside: torch.Tensor) -> tuple[torch.Tensor, Metrics]:
     return weight, {"correction/weight": (weight * x.mask).sum(), "correction/outside": (outside * x.mask).sum()}
 
 

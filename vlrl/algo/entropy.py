@@ -24,7 +24,7 @@ _LEAST = 1e-6
 
 @requires("stat:entropy")
 def bonus(x: LossInputs, coef: float = 0.001) -> tuple[torch.Tensor, Metrics]:
-    """-coef * H per token, with H's own gradient. [N] -> [N].
+    """Returns -coef * H per token, with H's own gradient. [N] -> [N].
 
     0.001 as in RL for Reasoning with One Training Example (arXiv 2504.20571); TRL's `entropy_coef`.
     """

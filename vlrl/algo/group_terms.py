@@ -31,8 +31,8 @@ Prepared = dict[str, torch.Tensor]
 
 def nft(x: LossInputs, above: float | None = None, floor: _AboveZero = 1.0, negative: _NotNegative = 1.0,
         like: Literal["dr_grpo", "grpo", "none"] = "dr_grpo") -> tuple[torch.Tensor, Metrics]:
-    """-log r per token of a correct rollout, -log max((1 - q r) / (1 - q), floor) of another one, r = the ratio (at
-    most e^10), q = the group's share of correct rollouts (within 0.02 .. 0.98). -> [N].
+    """Returns -log r per token of a correct rollout, -log max((1 - q r) / (1 - q), floor) of another one, r = the ratio
+    (at most e^10), q = the group's share of correct rollouts (within 0.02 .. 0.98). -> [N].
 
     The floor leaves the gradient as it is. Correct: as the task says, or reward > `above`; a group that is all
     correct or all wrong has no loss. `negative` weighs the second kind; `like` the group, so that on-policy the
@@ -208,8 +208,8 @@ class KlCov:
 
     def prepare(self, x: LossInputs) -> Prepared:
         """held: [N], 1 on the tokens with the penalty."""
-        held = _first(x.mask > 0, -_covariance(x), token_keys(x), _portion(x, self.share))
-        return {"held": held.to(x.mask.dtype)}
+        penalized = _first(x.mask > 0, -_covariance(x), token_keys(x), _portion(x, self.share))
+        return {"held": penalized.to(x.mask.dtype)}
 
     def __call__(self, x: LossInputs) -> tuple[torch.Tensor, Metrics]:
         log_r = x.log_ratio

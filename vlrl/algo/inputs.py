@@ -122,7 +122,7 @@ class LossInputs:
         return torch.zeros_like(self.lengths, dtype=values.dtype).index_add(0, self.rollout_id, values)
 
     def sequence_mean(self, values: torch.Tensor) -> torch.Tensor:
-        """[N] -> [R] means over the trained tokens of each rollout; 0 where there is none."""
+        """Returns [N] -> [R] means over the trained tokens of each rollout; 0 where there is none."""
         return self.per_sequence(values) / self.lengths.clamp(min=1)
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ _AboveZero = Annotated[float, Field(gt=0)]
 
 
 def k1(x: LossInputs, clamp: _AboveZero = 20.0) -> torch.Tensor:
-    """-d. Unbiased, but as a loss its gradient is zero in expectation: for the reward. -> [N]."""
+    """Returns -d. Unbiased, but as a loss its gradient is zero in expectation: for the reward. -> [N]."""
     return -_distance(x, clamp)
 
 

@@ -32,8 +32,8 @@ class Bound:
     requires: frozenset[str] = frozenset()
     """What it needs beyond what is there anyway; see inputs.requires."""
 
-    def __call__(self, *seen: Any) -> Any:
-        return self.function(*seen, **self.options)
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments, **self.options)
 
     @property
     def prepare(self) -> Callable[[Any], Mapping[str, Any]] | None:
@@ -53,18 +53,18 @@ class Bound:
             self.function.load_state_dict(state)
 
 
-def bind(setting: str, named: Named, table: Mapping[str, Any], seen: int = 1, made_with: tuple[Any, ...] = (),
+def bind(setting: str, named: Named, table: Mapping[str, Any], skip: int = 1, arguments: tuple[Any, ...] = (),
          **shared: Any) -> Bound:
-    """Returns the function or class that a setting names, with its options: the parameters after the first `seen`.
+    """Returns the function or class that a setting names, with its options: the parameters after the first `skip`.
 
-    A class is made with `made_with` and then its options.
+    A class is made with `arguments` and then its options.
 
     `shared` are settings of several functions (algo.clip_low): those that are not None go to a function that has a
     parameter of that name, unless the option itself is given. Raises ConfigError that names the setting when the name
     is unknown, an option is unknown, missing or of the wrong type, or a class refuses its options.
     """
     function = resolve(setting, named.name, table)
-    known = parameters(function, len(made_with) if inspect.isclass(function) else seen)
+    known = parameters(function, len(arguments) if inspect.isclass(function) else skip)
     given = {**{k: v for k, v in shared.items() if v is not None and k in known}, **named.options}
     for option, value in named.options.items():
         if option not in known:
@@ -80,22 +80,24 @@ def bind(setting: str, named: Named, table: Mapping[str, Any], seen: int = 1, ma
     if not inspect.isclass(function):
         return Bound(named.name, function, options, requires)
     try:
-        return Bound(named.name, function(*made_with, **options), {}, requires)
+        return Bound(named.name, function(*arguments, **options), {}, requires)
     except ValueError as error:
         raise ConfigError(f"{setting}={named.name!r}: {error}") from None
 
 
 def options_of(setting: str, name: str, table: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Annotation and default of each option of the function or class that a setting names."""
+    """Returns the annotation and default of each option of the function or class that a setting names."""
     function = resolve(setting, name, table)
     return parameters(function, 0 if inspect.isclass(function) else 1)
 
 
-def parameters(function: Callable[..., Any], seen: int = 1) -> dict[str, tuple[Any, Any]]:
-    """Annotation and default of each option: the parameters after the first `seen`, of a class those of __init__."""
+def parameters(function: Callable[..., Any], skip: int = 1) -> dict[str, tuple[Any, Any]]:
+    """Returns the annotation and default of each option: the parameters after the first `skip`, of a class those of
+    __init__.
+    """
     hints = _hints(function.__init__ if inspect.isclass(function) else function)
     listed = list(inspect.signature(function).parameters.values())
-    named = [p for p in listed[seen:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    named = [p for p in listed[skip:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return {p.name: (hints.get(p.name, Any), p.default) for p in named}
 
 

@@ -57,7 +57,7 @@ class Objective:
         in_loss = algo.kl_coef > 0 and algo.kl_in == "loss"
         return cls(
             term=bind("algo.loss", algo.loss, LOSSES, **clips),
-            aggregation=bind("algo.aggregation", algo.aggregation, AGGREGATIONS, seen=2),
+            aggregation=bind("algo.aggregation", algo.aggregation, AGGREGATIONS, skip=2),
             weights=[bind(f"algo.weights.{i}", w, WEIGHTS) for i, w in enumerate(algo.weights)],
             correction=correction, kl=kl if in_loss else None, kl_weights=kl_weights if in_loss else (),
             entropy=optional("algo.entropy", algo.entropy, ENTROPIES))
@@ -87,7 +87,7 @@ class Objective:
         time.
         """
         with torch.no_grad():
-            return {place: made(x) for place, f in self.functions.items() if (made := f.prepare)}
+            return {place: function(x) for place, f in self.functions.items() if (function := f.prepare)}
 
     def __call__(self, x: LossInputs, kl_coef: float = 0.0) -> tuple[torch.Tensor, Metrics]:
         """This process's share of the loss (summing over micro-batches and processes gives the whole), and metrics:
@@ -107,13 +107,13 @@ class Objective:
             per_token = per_token + kl_coef * kl
         loss = self.aggregation(per_token, _of(x, "aggregation"))
         if self.entropy:
-            held, more = self.entropy(_of(x, "entropy"))
-            loss, metrics = loss + (held * x.mask).sum() / max(x.total_tokens, 1.0), {**metrics, **more}
+            term, more = self.entropy(_of(x, "entropy"))
+            loss, metrics = loss + (term * x.mask).sum() / max(x.total_tokens, 1.0), {**metrics, **more}
         return loss, metrics
 
 
 def optional(setting: str, named: Named, table: Mapping[str, object]) -> Bound | None:
-    """`bind` for a setting that may be "none"."""
+    """Returns `bind` for a setting that may be "none"."""
     if named.name != "none":
         return bind(setting, named, {"none": None, **table})
     for option, value in named.options.items():

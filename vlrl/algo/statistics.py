@@ -15,13 +15,15 @@ from vlrl.models.logprobs import Statistic
 
 
 def entropy() -> Statistic:
-    """-sum_v p log p of the whole distribution, nats. -> [n]."""
+    """Returns -sum_v p log p of the whole distribution, nats. -> [n]."""
     return lambda logits, targets: _entropy(logits.log_softmax(-1))
 
 
 def nucleus_entropy(p: float) -> Statistic:
-    """Entropy of the distribution renormalised over its nucleus: the fewest most probable tokens that together have
-    at least probability p. -> [n] nats; 0 where one token has it. SIREN (arXiv 2509.25133), as described there."""
+    """Returns the entropy of the distribution renormalised over its nucleus: the fewest most probable tokens that
+    together have at least probability p. -> [n] nats; 0 where one token has it. SIREN (arXiv 2509.25133), as described
+    there.
+    """
     if not 0 < p <= 1:
         raise ValueError(f"a nucleus has a probability above 0 and up to 1, not {p:g}")
 
@@ -45,12 +47,12 @@ def mean_logprob() -> Statistic:
 
 
 def top(k: float) -> Statistic:
-    """Log-probabilities of the k most probable tokens, in falling order. -> [n, k]."""
+    """Returns log-probabilities of the k most probable tokens, in falling order. -> [n, k]."""
     return lambda logits, targets: logits.log_softmax(-1).gather(-1, _most(logits, k))
 
 
 def top_ids(k: float) -> Statistic:
-    """Ids of the k most probable tokens, in falling order; int64 without gradient. -> [n, k]."""
+    """Returns ids of the k most probable tokens, in falling order; int64 without gradient. -> [n, k]."""
     return lambda logits, targets: _most(logits, k)
 
 
@@ -67,8 +69,9 @@ def statistics(required: Iterable[str], kind: str = "stat:") -> dict[str, Statis
 
 
 def alternatives(k: int) -> dict[str, Statistic]:
-    """Ids and log-probabilities of the k most probable tokens under the names that the store has for them; without
-    gradient. {} for k = 0."""
+    """Returns ids and log-probabilities of the k most probable tokens under the names that the store has for them;
+    without gradient. {} for k = 0.
+    """
     ids, logprobs = top_ids(k), top(k)
     return {"top_ids": ids, "top_logprobs": lambda logits, targets: logprobs(logits.detach(), targets)} if k else {}
 

@@ -25,7 +25,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 def ppo_clip(x: LossInputs, clip_low: Reach = 0.2, clip_high: Reach = 0.2, dual_clip: AboveOne | None = None,
              delta: AboveOne | None = None) -> tuple[torch.Tensor, Metrics]:
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) per token, r = exp(logp - old logp). -> [N].
+    """Returns -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) per token, r = exp(logp - old logp). -> [N].
 
     PPO (arXiv 1707.06347) eq. 7; GRPO (2402.03300) eq. 3; clip_high=0.28 is clip-higher of DAPO (2503.14476) eq. 8.
     `dual_clip` = c: for A < 0 the loss is at most -c A (arXiv 1912.09729; c = 3 there).
@@ -57,7 +57,7 @@ def gspo_token(x: LossInputs, clip_low: Reach = 3e-4, clip_high: Reach = 4e-4) -
 
 def cispo(x: LossInputs, cap: _AboveZero | None = None, clip_low: Reach | None = None,
           clip_high: Reach | None = None) -> tuple[torch.Tensor, Metrics]:
-    """-sg(w) A logp per token, w = the ratio within bounds: a clipped token keeps its gradient. -> [N].
+    """Returns -sg(w) A logp per token, w = the ratio within bounds: a clipped token keeps its gradient. -> [N].
 
     Two conventions for the bounds: `cap` is the largest weight itself (ScaleRL 2510.13786: 5), `clip_low` and
     `clip_high` are distances from 1, w in [1 - clip_low, 1 + clip_high]. Every bound that is given holds; without any
@@ -82,14 +82,14 @@ def sapo(x: LossInputs, tau_positive: _AboveZero = 1.0,
 
 
 def gmpo(x: LossInputs, clip_low: Reach = 0.4, clip_high: Reach = 0.4) -> tuple[torch.Tensor, Metrics]:
-    """-A exp(mean_t clipped log-ratio): the geometric mean of ratios that are clipped one-sidedly in log space, at
-    clip_high for A > 0 and at -clip_low otherwise. -> [N].
+    """Returns -A exp(mean_t clipped log-ratio): the geometric mean of ratios that are clipped one-sidedly in log space,
+    at clip_high for A > 0 and at -clip_low otherwise. -> [N].
 
     Geometric-Mean Policy Optimization (arXiv 2507.20673). With algo.aggregation=sequence_mean.
     """
     free = x.log_ratio
-    kept = free.clamp(-clip_low, clip_high)
-    clipped = torch.where(x.advantages > 0, torch.minimum(free, kept), torch.maximum(free, kept))
+    clamped = free.clamp(-clip_low, clip_high)
+    clipped = torch.where(x.advantages > 0, torch.minimum(free, clamped), torch.maximum(free, clamped))
     return (-x.advantages * x.spread(x.sequence_mean(clipped)).exp(),
             clipping(free.exp(), clipped != free))
 
@@ -97,7 +97,7 @@ def gmpo(x: LossInputs, clip_low: Reach = 0.4, clip_high: Reach = 0.4) -> tuple[
 def vespo(x: LossInputs, k_positive: _AboveZero = 2.0, lambda_positive: _AboveZero = 3.0,
           k_negative: _AboveZero = 3.0, lambda_negative: _AboveZero = 2.0,
           from_sampler: bool = False) -> tuple[torch.Tensor, Metrics]:
-    """-sg(phi(w)) A logp per token, phi(w) = e^lambda w^k e^(-lambda w), so phi(1) = 1. -> [N].
+    """Returns -sg(phi(w)) A logp per token, phi(w) = e^lambda w^k e^(-lambda w), so phi(1) = 1. -> [N].
 
     w = exp(sum_t log-ratio) of the rollout, log w within [log 1e-8, 20]; k and lambda by the sign of A.
     `from_sampler`: the ratio is to the engine's log-probabilities, where it knows them, so that the correction is part
@@ -113,13 +113,15 @@ def vespo(x: LossInputs, k_positive: _AboveZero = 2.0, lambda_positive: _AboveZe
 
 
 def reinforce(x: LossInputs) -> tuple[torch.Tensor, Metrics]:
-    """-logp A per token, without a ratio (REINFORCE, Williams 1992); the loss of GPG (arXiv 2504.02546). -> [N]."""
+    """Returns -logp A per token, without a ratio (REINFORCE, Williams 1992); the loss of GPG (arXiv 2504.02546). ->
+    [N].
+    """
     return -x.logprobs * x.advantages, {}
 
 
 def kimi(x: LossInputs, tau: _AboveZero = 0.1) -> tuple[torch.Tensor, Metrics]:
-    """-A logp + tau/2 (sum_t (logp - old logp))^2 / length per token: mirror descent towards the policy that sampled.
-    -> [N].
+    """Returns -A logp + tau/2 (sum_t (logp - old logp))^2 / length per token: mirror descent towards the policy that
+    sampled. -> [N].
 
     Summed over a rollout the gradient is -A grad log p + tau/2 grad (log p/p_old)^2: Kimi k1.5 (arXiv 2501.12599)
     section 2.3.2, with A = r - mean r (algo.advantage=dr_grpo) and algo.aggregation=sequence_sum. The paper names no
@@ -131,8 +133,8 @@ def kimi(x: LossInputs, tau: _AboveZero = 0.1) -> tuple[torch.Tensor, Metrics]:
 
 def dppo_tv(x: LossInputs, delta_low: Reach = 0.2, delta_high: Reach = 0.2,
             cap: _AboveZero = 20.0) -> tuple[torch.Tensor, Metrics]:
-    """-sg(min(r, cap)) A logp per token; a token whose probability has moved too far in the direction of its advantage
-    is left out: p - p_old > delta_high for A > 0, < -delta_low otherwise. -> [N].
+    """Returns -sg(min(r, cap)) A logp per token; a token whose probability has moved too far in the direction of its
+    advantage is left out: p - p_old > delta_high for A > 0, < -delta_low otherwise. -> [N].
 
     Divergence Proximal Policy Optimization, binary total variation (arXiv 2602.04879). The bounds are distances of
     probabilities, not of ratios.
@@ -146,7 +148,7 @@ def dppo_tv(x: LossInputs, delta_low: Reach = 0.2, delta_high: Reach = 0.2,
 
 @requires("stat:mean_logprob", "old_stat:mean_logprob")
 def rover(x: LossInputs, scale: _AboveZero = 1.0) -> tuple[torch.Tensor, Metrics]:
-    """(Q - sg(A + V'))^2 per token, Q = scale (logp - old logp) the value of the token under a uniformly random
+    """Returns (Q - sg(A + V'))^2 per token, Q = scale (logp - old logp) the value of the token under a uniformly random
     policy, V' = the mean of Q over the vocabulary at the next token (0 after the last). -> [N].
 
     ROVER (arXiv 2509.24981), with A = r - mean r (algo.advantage=dr_grpo) on every token.
@@ -181,7 +183,7 @@ def simko(x: LossInputs, share: _Share = 0.01, quantile: _Share = 0.8, penalty: 
 
 
 def supervised(x: LossInputs) -> tuple[torch.Tensor, Metrics]:
-    """-logp per token: cross-entropy on given answers. -> [N]."""
+    """Returns -logp per token: cross-entropy on given answers. -> [N]."""
     return -x.logprobs, {}
 
 

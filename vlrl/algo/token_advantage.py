@@ -46,7 +46,7 @@ def _returns(reward: float, penalty: np.ndarray, gamma: float) -> torch.Tensor:
 
 
 def whitened(values: torch.Tensor, weights: torch.Tensor, eps: float) -> torch.Tensor:
-    """(x - mean) / sqrt(var + eps) with values [n] counted `weights` [n] times each, Bessel's correction.
+    """Returns (x - mean) / sqrt(var + eps) with values [n] counted `weights` [n] times each, Bessel's correction.
 
     Exactly 0 where all that count are equal. NaN among those that do not count stay NaN.
     """
@@ -91,7 +91,7 @@ def tempo(s: Scores, eps: NonNegative = 1e-4) -> list[torch.Tensor]:
 def _branches(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Sequence[float]
               ) -> dict[int, list[tuple[int, float]]]:
     """V_{t+1} - V_t of each rollout where the tree of their tokens branches: rollout -> [(t, change)]."""
-    found: dict[int, list[tuple[int, float]]] = {i: [] for i in rollouts}
+    branches: dict[int, list[tuple[int, float]]] = {i: [] for i in rollouts}
     nodes = [(0, list(rollouts))]
     while nodes:
         t, through = nodes.pop()
@@ -104,7 +104,7 @@ def _branches(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Se
             if len(child) < len(through):
                 change = sum(rewards[i] for i in child) / len(child) - value
                 for i in child:
-                    found[i].append((t, change))
+                    branches[i].append((t, change))
             if len(child) > 1:
                 nodes.append((t + 1, child))
-    return found
+    return branches

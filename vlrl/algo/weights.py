@@ -82,7 +82,7 @@ def planning_tokens(texts: Any, rollout_id: list[int], phrases: tuple[str, ...])
     longest_first = sorted((p.lower().strip() for p in phrases if p.strip()), key=len, reverse=True)
     pattern = re.compile("|".join(map(_phrase, longest_first)))
     lower = [t.lower() for t in texts]
-    found = [False] * len(lower)
+    marked = [False] * len(lower)
     for first, last in _runs(rollout_id):
         ends = list(accumulate(len(t) for t in lower[first:last]))
         place = 0
@@ -90,21 +90,23 @@ def planning_tokens(texts: Any, rollout_id: list[int], phrases: tuple[str, ...])
             while ends[place] <= match.start():
                 place += 1
             for i in range(place, last - first):
-                found[first + i] = found[first + i] or bool(lower[first + i])
+                marked[first + i] = marked[first + i] or bool(lower[first + i])
                 if ends[i] >= match.end():
                     break
-    return found
+    return marked
 
 
 def _phrase(text: str) -> str:
-    """Pattern of a phrase: whole words, apart from ends in a wide script (Chinese, Japanese), which has no spaces."""
+    """Returns the pattern of a phrase: whole words, apart from ends in a wide script (Chinese, Japanese), which has no
+    spaces.
+    """
     before, after = ("" if east_asian_width(end) in "WF" else edge
                      for end, edge in ((text[0], r"(?<!\w)"), (text[-1], r"(?!\w)")))
     return before + "\\s+".join(map(re.escape, text.split())) + after
 
 
 def _runs(ids: list[int]) -> list[tuple[int, int]]:
-    """Begin and end of each run of equal ids."""
+    """Returns the begin and end of each run of equal ids."""
     edges = [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]]
     return list(pairwise([*edges, len(ids)]))
 
@@ -121,8 +123,8 @@ def difficulty(x: LossInputs, low: _NotNegative = 0.5, high: _NotNegative = 1.5)
 
 
 def dads(x: LossInputs, above: float | None = None) -> torch.Tensor:
-    """1 - exp(-e (1 - d)) where A > 0, d = the group's share of rollouts that are not correct; 1 elsewhere, and for
-    d = 0 or 1. -> [N].
+    """Returns 1 - exp(-e (1 - d)) where A > 0, d = the group's share of rollouts that are not correct; 1 elsewhere, and
+    for d = 0 or 1. -> [N].
 
     For algo.kl_weights: the harder the sample, the less the KL holds what it does right. Correct: as the task says, or
     reward > `above`. Difficulty-adaptive divergence shaping of APO (arXiv 2506.21655), as in its released code; e =
@@ -135,8 +137,8 @@ def dads(x: LossInputs, above: float | None = None) -> torch.Tensor:
 
 
 def stcr(x: LossInputs, base: Annotated[float, Field(gt=1)] = 1.00001, above: float | None = None) -> torch.Tensor:
-    """2 - base^-(L - L_c) on rollouts that are not correct and longer than L_c, the mean length of the correct ones of
-    their group; 1 elsewhere, and in groups without a correct one. -> [N].
+    """Returns 2 - base^-(L - L_c) on rollouts that are not correct and longer than L_c, the mean length of the correct
+    ones of their group; 1 elsewhere, and in groups without a correct one. -> [N].
 
     Wrong answers that ramble count more. Correct: as the task says, or reward > `above`; unscorable rollouts have
     weight 1. Suboptimal trajectory complexity regularization of APO (arXiv 2506.21655), as in its released code.
@@ -150,7 +152,7 @@ def stcr(x: LossInputs, base: Annotated[float, Field(gt=1)] = 1.00001, above: fl
 
 
 def off_policy_sequence_mask(x: LossInputs, delta: float = 0.1) -> torch.Tensor:
-    """0 on tokens with A < 0 of a rollout with mean_t (logp(sampled) - logp) > delta, 1 elsewhere. -> [N].
+    """Returns 0 on tokens with A < 0 of a rollout with mean_t (logp(sampled) - logp) > delta, 1 elsewhere. -> [N].
 
     logp(sampled) is the engine's where it is known, else the trainer's at the weights that sampled. DeepSeek-V3.2
     (arXiv 2512.02556) eq. 9; the paper names no value for delta.

@@ -41,7 +41,7 @@ def load(path: str | None, words: Sequence[str] | None) -> Config:
 
 
 def emit(value: Any) -> None:
-    """One JSON value on a line of standard output, in ASCII; NaN and infinities are null."""
+    """Prints one JSON value on a line of standard output, in ASCII; NaN and infinities are null."""
     from vlrl.store import plain
 
     typer.echo(json.dumps(plain(value), allow_nan=False))

@@ -34,8 +34,8 @@ Columns = Annotated[list[str] | None, typer.Option(
 Samples = Annotated[int, typer.Option(help="Rows in all, those held out among them, e.g. 1000.")]
 Heldout = Annotated[int | None, typer.Option(help="Rows held out, e.g. 100; default: a fifth.", show_default=False)]
 Force = Annotated[bool, typer.Option("--force", help="Replace what exists already.")]
-made = typer.Typer(name="make", no_args_is_help=True, help="Make data without a download.")
-app.add_typer(made)
+make = typer.Typer(name="make", no_args_is_help=True, help="Make data without a download.")
+app.add_typer(make)
 difficulty.register(app)
 _VALUES = 12  # values of a field that are printed
 
@@ -95,13 +95,13 @@ def check(
     limits = settled.limits if settled else LimitsSettings()
     own_root = root or (Path(settled.data.root) if settled and settled.data.root else None)
     with bars() as tell:
-        found = run(files, task, limits, own_root, format or (settled.data.format if settled else "auto"), media=media,
-                    allow_missing=allow_missing, columns=_pairs(columns), scale=scale, tell=tell)
+        findings = run(files, task, limits, own_root, format or (settled.data.format if settled else "auto"),
+                       media=media, allow_missing=allow_missing, columns=_pairs(columns), scale=scale, tell=tell)
     if json:
-        emit({"file": ", ".join(map(str, files)), **asdict(found)})
+        emit({"file": ", ".join(map(str, files)), **asdict(findings)})
     else:
-        _show_findings(", ".join(map(str, files)), found, most, labels=task is not None)
-    if found.bad or not found.rows:
+        _show_findings(", ".join(map(str, files)), findings, most, labels=task is not None)
+    if findings.bad or not findings.rows:
         raise typer.Exit(1)
 
 
@@ -175,14 +175,15 @@ def split(
     from vlrl.tools.datasplit import split_file
 
     with bars() as tell:
-        found = split_file(file, out, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, root=root,
-                           format=format, columns=_pairs(columns), force=force, tell=tell)
+        result = split_file(file, out, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, root=root,
+                            format=format, columns=_pairs(columns), force=force, tell=tell)
     if json:
-        emit({"train": len(found.train), "heldout": len(found.heldout), "wanted": found.wanted, "groups": found.groups,
-              "largest_group": found.largest, "near_duplicates": found.near, "media_not_found": found.unread,
-              "categories": {k: {"train": a, "heldout": b} for k, (a, b) in found.shares().items()}})
+        emit({"train": len(result.train), "heldout": len(result.heldout), "wanted": result.wanted,
+              "groups": result.groups, "largest_group": result.largest, "near_duplicates": result.near,
+              "media_not_found": result.unread,
+              "categories": {k: {"train": a, "heldout": b} for k, (a, b) in result.shares().items()}})
     else:
-        _show_split(out, found, near_duplicates)
+        _show_split(out, result, near_duplicates)
 
 
 def _pairs(columns: list[str] | None) -> dict[str, str]:
@@ -193,12 +194,12 @@ def _pairs(columns: list[str] | None) -> dict[str, str]:
     return {name: column for name, _, column in (pair.partition("=") for pair in columns or ())}
 
 
-@made.callback()
-def _made() -> None:
+@make.callback()
+def _make() -> None:
     pass
 
 
-@made.command(epilog=examples(
+@make.command(epilog=examples(
     "vlrl data make gui -o gui/ --seed 0 --samples 200",
     "vlrl data make gui -o gui/ --pages my_pages/ --browser /usr/bin/chromium"))
 def gui(
@@ -224,7 +225,7 @@ def gui(
     _show_made(out, counts, json)
 
 
-@made.command(epilog=examples(
+@make.command(epilog=examples(
     "vlrl data make driving -o driving/ --seed 0 --samples 1000",
     "vlrl data make driving -o driving/ --history 2 --width 256               with the pictures of the second before"))
 def driving(
@@ -249,7 +250,7 @@ def driving(
     _show_made(out, counts, json)
 
 
-@made.command(epilog=examples(
+@make.command(epilog=examples(
     "vlrl data make video -o video/ --seed 0 --samples 1000",
     "vlrl data make video -o video/ --real 0 --kinds direction,moves            drawn clips of two kinds alone"))
 def video(
@@ -285,47 +286,48 @@ def _show_made(out: Path, counts: dict[str, int], json: bool) -> None:
         typer.echo(f"{out / f'{split}.jsonl'}: {count:,} rows")
 
 
-def _show_findings(file: str, found: Findings, most: int, labels: bool) -> None:
+def _show_findings(file: str, findings: Findings, most: int, labels: bool) -> None:
     from vlrl.data import told_once
     from vlrl.tools.datacheck import printable
 
-    listed = told_once((f"{p.where}: {p.id or '(no id)'}", f"{p.kind}: {p.reason}") for p in found.problems)
+    listed = told_once((f"{p.where}: {p.id or '(no id)'}", f"{p.kind}: {p.reason}") for p in findings.problems)
     for line in listed[:most or None]:
         typer.echo(printable(line))
     if 0 < most < len(listed):
         typer.echo(f"... and {len(listed) - most:,} more (--max 0 lists all)")
-    for paths in found.copies[:_VALUES]:
+    for paths in findings.copies[:_VALUES]:
         typer.echo(printable(f"same content: {', '.join(paths)}"))
-    if len(found.copies) > _VALUES:
-        typer.echo(f"... and {len(found.copies) - _VALUES:,} more contents under several names (--json lists all)")
-    _show_fields(found)
-    for name, values in found.counts.items():
+    if len(findings.copies) > _VALUES:
+        typer.echo(f"... and {len(findings.copies) - _VALUES:,} more contents under several names (--json lists all)")
+    _show_fields(findings)
+    for name, values in findings.counts.items():
         _show_counts(name, values)
-    if found.pixels:
-        _show_pixels(found.pixels)
-    if labels and found.unlabelled:
-        typer.echo(f"without a label: {found.unlabelled:,} rows")
-    media = "".join(f", {count:,} {kind}" for kind, count in found.media.items() if count)
+    if findings.pixels:
+        _show_pixels(findings.pixels)
+    if labels and findings.unlabelled:
+        typer.echo(f"without a label: {findings.unlabelled:,} rows")
+    media = "".join(f", {count:,} {kind}" for kind, count in findings.media.items() if count)
     file = printable(file)
-    typer.echo(f"{file}: {found.rows:,} rows{media}; {found.bad:,} bad rows" if found.rows else f"{file}: no rows")
+    rows = f"{findings.rows:,} rows{media}; {findings.bad:,} bad rows" if findings.rows else "no rows"
+    typer.echo(f"{file}: {rows}")
 
 
-def _show_fields(found: Findings) -> None:
+def _show_fields(findings: Findings) -> None:
     from vlrl.data import FIELDS
 
-    if found.fields:
+    if findings.fields:
         typer.echo("field                     rows   share")
-    for name, count in found.fields.items():
+    for name, count in findings.fields.items():
         note = "" if name in FIELDS else f"   not canonical: kept, sample[{name!r}] in the task"
-        typer.echo(f"{name[:24]:<24} {count:>6,} {count / found.rows:>6.1%}{note}")
+        typer.echo(f"{name[:24]:<24} {count:>6,} {count / findings.rows:>6.1%}{note}")
 
 
-def _show_pixels(found: PixelBudget) -> None:
-    typer.echo(f"targets as the model sees them: {found.targets:,}, shorter side {found.smallest:.0f} pixels at least, "
-               f"{found.median:.0f} in the middle")
-    if found.few:
-        typer.echo(f"warning: {found.few:,} targets are less than 8 pixels wide or high once the image is resized; to "
-                   f"see each of them needs model.max_pixels={found.needed}, or cropped images")
+def _show_pixels(budget: PixelBudget) -> None:
+    typer.echo(f"targets as the model sees them: {budget.targets:,}, shorter side {budget.smallest:.0f} pixels at "
+               f"least, {budget.median:.0f} in the middle")
+    if budget.few:
+        typer.echo(f"warning: {budget.few:,} targets are less than 8 pixels wide or high once the image is resized; to "
+                   f"see each of them needs model.max_pixels={budget.needed}, or cropped images")
 
 
 def _show_counts(name: str, values: Mapping[str, int]) -> None:
@@ -334,21 +336,21 @@ def _show_counts(name: str, values: Mapping[str, int]) -> None:
     typer.echo(f"{name}: {shown}{more}")
 
 
-def _show_split(out: Path, found: Split, near: bool) -> None:
-    total = len(found.train) + len(found.heldout)
-    typer.echo(f"{total:,} rows in {found.groups:,} groups, the largest with {found.largest:,} rows")
+def _show_split(out: Path, result: Split, near: bool) -> None:
+    total = len(result.train) + len(result.heldout)
+    typer.echo(f"{total:,} rows in {result.groups:,} groups, the largest with {result.largest:,} rows")
     if near:
-        alike = sum(map(len, found.near))
-        typer.echo(f"near-duplicates: {len(found.near):,} clusters with {alike:,} pictures, each on one side")
-    if found.unread:
-        typer.echo(f"{found.unread:,} media files do not exist and were told apart by their paths alone")
-    shares = found.shares()
+        alike = sum(map(len, result.near))
+        typer.echo(f"near-duplicates: {len(result.near):,} clusters with {alike:,} pictures, each on one side")
+    if result.unread:
+        typer.echo(f"{result.unread:,} media files do not exist and were told apart by their paths alone")
+    shares = result.shares()
     if len(shares) > 1:
         typer.echo("category                  train heldout   share")
-    for name, (train, held) in list(shares.items())[:20] if len(shares) > 1 else ():
-        typer.echo(f"{name[:24]:<24} {train:>6,} {held:>7,} {held / (train + held):>7.1%}")
+    for name, (train, heldout) in list(shares.items())[:20] if len(shares) > 1 else ():
+        typer.echo(f"{name[:24]:<24} {train:>6,} {heldout:>7,} {heldout / (train + heldout):>7.1%}")
     if len(shares) > 20:
         typer.echo(f"... and {len(shares) - 20:,} more categories")
-    typer.echo(f"{out / 'train.jsonl'}: {len(found.train):,} rows")
-    wanted = "" if len(found.heldout) == found.wanted else f" ({found.wanted:,} were asked for; groups stay whole)"
-    typer.echo(f"{out / 'heldout.jsonl'}: {len(found.heldout):,} rows, {len(found.heldout) / total:.1%}{wanted}")
+    typer.echo(f"{out / 'train.jsonl'}: {len(result.train):,} rows")
+    wanted = "" if len(result.heldout) == result.wanted else f" ({result.wanted:,} were asked for; groups stay whole)"
+    typer.echo(f"{out / 'heldout.jsonl'}: {len(result.heldout):,} rows, {len(result.heldout) / total:.1%}{wanted}")

@@ -79,13 +79,13 @@ def difficulty(
     chosen = choose(loaded, None if checkpoint else loaded.model.name, checkpoint)
     for warning in chosen.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    asked, places = tool.Asked(answers=answers, split=split, limit=limit), Places(out=out)
-    known = tool.facts(loaded, chosen, asked)
+    scope, places = tool.Scope(answers=answers, split=split, limit=limit), Places(out=out)
+    known = tool.facts(loaded, chosen, scope)
     if places.part.exists():
         tool.open_part(places.part, known)  # of another measurement: said before the model is loaded
     with prints_aside(), ready(chosen.config, chosen) as prepared, bars(lines=True, show=comm.is_main()) as tell:
-        found = tool.measured(prepared, asked, places.part, known, tell)
-    numbers, whole = comm.on_main(lambda: tool.write(places, rows, found, known))
+        measurements = tool.measured(prepared, scope, places.part, known, tell)
+    numbers, whole = comm.on_main(lambda: tool.write(places, rows, measurements, known))
     if not comm.is_main():
         return
     follow = _follow(config, out, split, whole)
@@ -127,33 +127,33 @@ def _follow(config: str, out: Path, split: str, whole: bool) -> str:
     return f"vlrl train {config} data.train={file} curriculum.name=rlcs{' data.format=canonical' if foreign else ''}"
 
 
-def _show(found: Summary, answers: int, out: Path, picture: Path, follow: str) -> None:
+def _show(summary: Summary, answers: int, out: Path, picture: Path, follow: str) -> None:
     from rich.console import Console
 
-    Console(highlight=False).print(_table(found))
-    shares = "  ".join(f"pass@{k} {value:.3f}" for k, value in found.pass_at.items())
-    typer.echo(f"{found.answers_drawn:,} answers drawn, {answers} to a prompt: {shares}")
-    same = found.histogram["0"] + found.histogram["100"]
-    typer.echo(f"all answers right or all wrong: {same:,} of {found.measured:,} prompts: nothing to learn "
+    Console(highlight=False).print(_table(summary))
+    shares = "  ".join(f"pass@{k} {value:.3f}" for k, value in summary.pass_at.items())
+    typer.echo(f"{summary.answers_drawn:,} answers drawn, {answers} to a prompt: {shares}")
+    same = summary.histogram["0"] + summary.histogram["100"]
+    typer.echo(f"all answers right or all wrong: {same:,} of {summary.measured:,} prompts: nothing to learn "
                "there")
-    for entry in found.left_out[:_SHOWN]:
+    for entry in summary.left_out[:_SHOWN]:
         typer.echo(f"left out {printable(entry['id'], 100) or '(no id)'}: {printable(entry['reason'], 300)}")
-    if len(found.left_out) > _SHOWN:
-        typer.echo(f"... and {len(found.left_out) - _SHOWN:,} more prompts left out (--json lists all)")
-    typer.echo(f"{out}: {found.measured:,} prompts with columns; histogram in {picture}")
+    if len(summary.left_out) > _SHOWN:
+        typer.echo(f"... and {len(summary.left_out) - _SHOWN:,} more prompts left out (--json lists all)")
+    typer.echo(f"{out}: {summary.measured:,} prompts with columns; histogram in {picture}")
     if follow:
         typer.echo(f"next: {printable(follow)}   (or easy_to_hard, gaussian, staged, which read difficulty)")
 
 
-def _table(found: Summary) -> Table:
-    """Prompts by the share of right answers, a line for each category below."""
+def _table(summary: Summary) -> Table:
+    """Returns prompts by the share of right answers, a line for each category below."""
     from rich.text import Text
 
-    lines: dict[str, Any] = {"all": found.histogram}
-    lines |= dict(sorted(found.categories.items(), key=lambda item: -sum(item[1].values()))[:_SHOWN])
-    shown = table("category" if len(lines) > 1 else "", *found.histogram, title="Prompts by right answers, percent")
+    lines: dict[str, Any] = {"all": summary.histogram}
+    lines |= dict(sorted(summary.categories.items(), key=lambda item: -sum(item[1].values()))[:_SHOWN])
+    shown = table("category" if len(lines) > 1 else "", *summary.histogram, title="Prompts by right answers, percent")
     for name, counts in lines.items():
         shown.add_row(Text(printable(name, 40)), *(f"{count:,}" for count in counts.values()))
-    if len(found.categories) > _SHOWN:
-        shown.caption = f"and {len(found.categories) - _SHOWN:,} more categories (--json has all)"
+    if len(summary.categories) > _SHOWN:
+        shown.caption = f"and {len(summary.categories) - _SHOWN:,} more categories (--json has all)"
     return shown

@@ -26,31 +26,31 @@ def run(config: Config, as_json: bool) -> None:
     from vlrl.tools import dryrun
 
     with Console(stderr=True).status("reading") as status:
-        found = dryrun.check(config, tell=status.update)
+        report = dryrun.check(config, tell=status.update)
     if as_json:
-        emit(_plain(found))
+        emit(_plain(report))
     else:
-        _print(found)
-    if found.problems:
+        _print(report)
+    if report.problems:
         raise typer.Exit(1)
 
 
-def _plain(found: DryRun) -> dict[str, Any]:
-    out = {f.name: getattr(found, f.name) for f in fields(found)}
+def _plain(report: DryRun) -> dict[str, Any]:
+    out = {f.name: getattr(report, f.name) for f in fields(report)}
     out |= {name: asdict(out[name]) for name in ("sample", "lengths", "step", "memory") if out[name]}
-    out["splits"] = [asdict(split) for split in found.splits]
-    if found.sample:
-        out["sample"]["target"] = json.loads(json.dumps(found.sample.target, default=str))
-        out["sample"]["text_tokens"] = found.sample.text_tokens
-        if found.sample.oracle:
-            out["sample"]["oracle"]["is_best"] = found.sample.oracle.is_best
-    if found.memory:
-        out["memory"] |= {"total": found.memory.total, "largest": found.memory.largest}
-    out["ok"] = not found.problems
+    out["splits"] = [asdict(split) for split in report.splits]
+    if report.sample:
+        out["sample"]["target"] = json.loads(json.dumps(report.sample.target, default=str))
+        out["sample"]["text_tokens"] = report.sample.text_tokens
+        if report.sample.oracle:
+            out["sample"]["oracle"]["is_best"] = report.sample.oracle.is_best
+    if report.memory:
+        out["memory"] |= {"total": report.memory.total, "largest": report.memory.largest}
+    out["ok"] = not report.problems
     return out
 
 
-def _print(found: DryRun) -> None:
+def _print(report: DryRun) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -59,48 +59,48 @@ def _print(found: DryRun) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold cyan", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in _rows(found):
+    for name, value in _rows(report):
         table.add_row(name, Text(_clean(value.rstrip(), console.encoding)))
     console.print(table)
-    for line in found.inert:
+    for line in report.inert:
         console.print(Text(_clean(line, console.encoding), "yellow"), soft_wrap=True)
-    for warning in found.warnings:
+    for warning in report.warnings:
         console.print(Text(f"warning: {_clean(warning, console.encoding)}", "yellow"), soft_wrap=True)
-    for problem in found.problems:
+    for problem in report.problems:
         console.print(Text(f"problem: {_clean(problem, console.encoding)}", "red"), soft_wrap=True)
-    console.print("nothing was written, no weights were read" if not found.problems else
-                  f"{len(found.problems)} problem{'s' * (len(found.problems) > 1)}; nothing was written")
+    console.print("nothing was written, no weights were read" if not report.problems else
+                  f"{len(report.problems)} problem{'s' * (len(report.problems) > 1)}; nothing was written")
 
 
-def _rows(found: DryRun) -> Iterator[tuple[str, str]]:
-    """(name, text) of everything that is known."""
+def _rows(report: DryRun) -> Iterator[tuple[str, str]]:
+    """Yields (name, text) of everything that is known."""
     from vlrl.tools import memory
 
-    yield "run", found.run
-    yield "task", found.task
-    for split in found.splits:
+    yield "run", report.run
+    yield "task", report.task
+    for split in report.splits:
         yield f"  {split.name}", f"{split.samples:,} samples, the first is {split.first}"
-    yield "model", found.model
-    if found.parameters:
-        trained, total = found.parameters
+    yield "model", report.model
+    if report.parameters:
+        trained, total = report.parameters
         yield "  learns", f"{trained:,} of {total:,} parameters ({trained / total:.1%})"
-    if found.sample:
-        yield from _sample(found.sample)
-    if lengths := found.lengths:
+    if report.sample:
+        yield from _sample(report.sample)
+    if lengths := report.lengths:
         yield "prompts", (f"{lengths.least} to {lengths.most} tokens, mean {lengths.mean:.0f}, over {lengths.samples} "
                           f"samples; limits.prompt_tokens={lengths.limit}")
         if lengths.rejected:
             yield "  rejected", f"{len(lengths.rejected)}, such as: {lengths.rejected[0]}"
-    if step := found.step:
+    if step := report.step:
         yield "step", (f"{step.prompts} prompts, {step.answers} answers, {step.optimizer_steps} optimizer "
                        f"step{'s' * (step.optimizer_steps > 1)}, on one process")
         several = f"{step.micro_batches} micro-batches" if step.micro_batches > 1 else "1 micro-batch"
         yield "  at most", (f"{several}, {step.tokens:,} packed tokens, {step.largest:,} in the largest, where every "
                             "answer has rollout.max_new_tokens")
-    if found.memory:
-        yield "memory", "\n".join(memory.table(found.memory))
-    if found.engine:
-        yield "engine", found.engine
+    if report.memory:
+        yield "memory", "\n".join(memory.table(report.memory))
+    if report.engine:
+        yield "engine", report.engine
 
 
 def _sample(sample: Shown) -> Iterator[tuple[str, str]]:
@@ -110,10 +110,10 @@ def _sample(sample: Shown) -> Iterator[tuple[str, str]]:
         visual = " + ".join(str(m.tokens) for m in sample.media if m.tokens is not None)
         apart = f" = {visual} visual + {sample.text_tokens} text" if visual else "" if sample.media else ", all text"
         yield "  tokens", f"{sample.tokens}{apart}"
-    for seen in sample.media:
-        frames = f", {seen.frames} frames" if seen.kind == "video" else ""
-        resized = f" -> {seen.processed[0]} x {seen.processed[1]} for the model" if seen.processed else ""
-        yield f"  {seen.kind}", f"{seen.original[0]} x {seen.original[1]} pixels{frames}{resized}"
+    for media in sample.media:
+        frames = f", {media.frames} frames" if media.kind == "video" else ""
+        resized = f" -> {media.processed[0]} x {media.processed[1]} for the model" if media.processed else ""
+        yield f"  {media.kind}", f"{media.original[0]} x {media.original[1]} pixels{frames}{resized}"
     yield "  boxes in", sample.coordinates
     yield "  target", str(sample.target)
     if sample.oracle:

@@ -64,13 +64,13 @@ def status(
         live.start()
     try:
         while True:
-            found = [read(run) for run in find(path)]
+            runs = [read(run) for run in find(path)]
             if json:
-                emit(asdict(found[0]) if one else [asdict(s) for s in found])
+                emit(asdict(runs[0]) if one else [asdict(s) for s in runs])
             else:
-                shown = _detail(found[0]) if one else _table(found, path)
+                shown = _detail(runs[0]) if one else _table(runs, path)
                 live.update(shown, refresh=True) if live else console.print(shown)
-            if not watch or not any(s.state in ACTIVE for s in found):
+            if not watch or not any(s.state in ACTIVE for s in runs):
                 return
             time.sleep(every)
     finally:
@@ -128,7 +128,7 @@ def _figure(value: float | None, form: str) -> str:
 
 
 def _evaluations(run: Status, most: int, bounds: bool = True) -> list[str]:
-    """`heldout @ 50: iou 0.412 [0.380, 0.444]` per split, with its first metrics."""
+    """Returns `heldout @ 50: iou 0.412 [0.380, 0.444]` per split, with its first metrics."""
     lines = []
     for split, record in run.evals.items():
         metrics = [k for k, v in record.items() if f"{k}/ci95_low" in record and isinstance(v, (int, float))
@@ -184,24 +184,24 @@ def doctor(
 
     console = Console(file=sys.stderr)  # fixed now: while a check runs, standard error is set aside
     with console.status("looking") as status:
-        found = examine(runs, lambda name: status.update(f"trying {name}"))
-    failed = [f.name for f in found if f.verdict == "error"]
+        findings = examine(runs, lambda name: status.update(f"trying {name}"))
+    failed = [f.name for f in findings if f.verdict == "error"]
     if json:
-        emit({"ok": not failed, "findings": [asdict(f) for f in found]})
+        emit({"ok": not failed, "findings": [asdict(f) for f in findings]})
     else:
-        _show_doctor(found)
-        words = f"training cannot run: mend {', '.join(failed)} first" if failed else "training can run"
+        _show_doctor(findings)
+        words = f"training cannot run: fix {', '.join(failed)} first" if failed else "training can run"
         typer.echo(f"\n{words}")
     if failed:
         raise typer.Exit(1)
 
 
-def _show_doctor(found: Sequence[Finding]) -> None:
+def _show_doctor(findings: Sequence[Finding]) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console, group = Console(highlight=False), ""
-    for finding in found:
+    for finding in findings:
         if finding.group != group:
             group = finding.group
             console.print(Text(group, "bold"))

@@ -33,8 +33,8 @@ app = typer.Typer(name="vlrl", no_args_is_help=True, rich_markup_mode="rich", pr
                   epilog="First steps:\n\nvlrl train configs/quickstart.yaml\n\nvlrl tasks new count\n\nvlrl doctor")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"vlrl {__version__}")
         raise typer.Exit
 
@@ -140,5 +140,5 @@ def _of_the_system(error: OSError) -> str:
         return f"cannot write to stdout: {error.strerror or error}. Free space there, or send the output elsewhere."
     if error.filename is None:
         return f"cannot read or write: {error.strerror or error}. Free space, or write elsewhere."
-    return f"cannot use {str(error.filename)!r}: {error.strerror}. Name another path, or mend its permissions."
+    return f"cannot use {str(error.filename)!r}: {error.strerror}. Name another path, or fix its permissions."
 

@@ -53,25 +53,25 @@ def plan(
     if chosen is None:
         raise ConfigError(f"--card {card!r} is not known; known are {', '.join(c.name for c in CARDS)}. Take one that "
                           "is as fast, and its memory with --gpu-memory")
-    words, asked = list(settings or ()), {"prompt_tokens": prompt_tokens, "visual_tokens": visual_tokens,
-                                          "answer_tokens": answer_tokens}
-    found = tool.plan(load(config, words), gpus, chosen, gpu_memory, **asked)
-    remedies = [] if found.fits else planadvice.changes(config, words, found, **asked)
+    words, keywords = list(settings or ()), {"prompt_tokens": prompt_tokens, "visual_tokens": visual_tokens,
+                                             "answer_tokens": answer_tokens}
+    result = tool.plan(load(config, words), gpus, chosen, gpu_memory, **keywords)
+    remedies = [] if result.fits else planadvice.changes(config, words, result, **keywords)
     if as_json:
-        emit(_plain(found) | {"changes": [{"settings": c.words, **_plain(c.plan)} for c in remedies]})
+        emit(_plain(result) | {"changes": [{"settings": c.words, **_plain(c.plan)} for c in remedies]})
     else:
-        _print(found, remedies)
-    if not found.fits:
+        _print(result, remedies)
+    if not result.fits:
         raise typer.Exit(1)
 
 
-def _plain(found: Plan) -> dict[str, Any]:
-    return {**asdict(found), "fits": found.fits, "tight": found.tight, "step_s": found.step}
+def _plain(plan: Plan) -> dict[str, Any]:
+    return {**asdict(plan), "fits": plan.fits, "tight": plan.tight, "step_s": plan.step}
 
 
-def _print(found: Plan, remedies: list[Change]) -> None:
+def _print(plan: Plan, remedies: list[Change]) -> None:
     from vlrl.tools import plan as tool
     from vlrl.tools import planadvice
 
-    advice = [] if found.fits else ["", *planadvice.render_changes(remedies)]
-    typer.echo("\n".join([*tool.render(found), *advice]))
+    advice = [] if plan.fits else ["", *planadvice.render_changes(remedies)]
+    typer.echo("\n".join([*tool.render(plan), *advice]))

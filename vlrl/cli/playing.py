@@ -81,7 +81,7 @@ def play(
 
 
 def _session(console: Console, task: Task, question: Question, title: str) -> bool:
-    """One sample until the person goes on (True) or leaves (False)."""
+    """Plays one sample until the person goes on (True) or leaves (False)."""
     _show_question(console, task, question, title)
     console.print(_HELP, style="dim", markup=False)
     judged = False
@@ -156,7 +156,7 @@ def _preview(console: Console, frame: Any) -> None:
 
 
 def _show_judged(console: Console, task: Task, question: Question, text: str) -> None:
-    """An answer, its parts beside those of the oracle, and what is wrong with its form."""
+    """Prints an answer, its parts beside those of the oracle, and what is wrong with its form."""
     from rich.text import Text
 
     from vlrl.tools.play import judge, target

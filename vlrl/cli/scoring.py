@@ -156,10 +156,10 @@ def _range(step: int | None, steps: str | None) -> range | None:
         return range(step, step + 1)
     if steps is None:
         return None
-    found = re.fullmatch(r"(\d{0,18}):(\d{0,18})", steps, re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\d{0,18}):(\d{0,18})", steps, re.ASCII)
+    if not match:
         raise typer.BadParameter(f"--steps {steps!r}: write first:end, e.g. 10:20")
-    return range(int(found[1] or 0), int(found[2] or 2**62))
+    return range(int(match[1] or 0), int(match[2] or 2**62))
 
 
 def _rescore(config: Config, folder: str, steps: range | None, split: str | None, show: int, as_json: bool) -> None:
@@ -172,44 +172,44 @@ def _rescore(config: Config, folder: str, steps: range | None, split: str | None
         raise RunError(f"{folder!r} is no run folder")
     run = RunFolder(folder)
     with late_bar("steps scored") as update:
-        found = compare(make_task(config), run, steps=steps, split=split, keep=show, progress=update)
+        comparison = compare(make_task(config), run, steps=steps, split=split, keep=show, progress=update)
     for note in dict.fromkeys(run.notes):
         typer.echo(f"note: {note}", err=True)
     if as_json:
-        typer.echo(to_json(found.as_dict()))
+        typer.echo(to_json(comparison.as_dict()))
     else:
-        _print_comparison(found)
+        _print_comparison(comparison)
 
 
-def _print_comparison(found: Comparison) -> None:
+def _print_comparison(comparison: Comparison) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console, means = Console(highlight=False), table("mean of", "old", "new", "change")
-    for name, (old, new) in found.means.items():
+    for name, (old, new) in comparison.means.items():
         a, b = old.value, new.value
         change = "–" if a is None or b is None else f"{b - a:+.4f}"
         means.add_row(*(Text(cell) for cell in (printable(name.removeprefix("part ")), _figure(old.value, 4),
                                                 _figure(new.value, 4), change)))
     console.print(means)
-    for line in _summary(found):
+    for line in _summary(comparison):
         console.print(line, markup=False, soft_wrap=True)
-    for group in found.top:
+    for group in comparison.top:
         _print_group(console, group)
 
 
-def _summary(found: Comparison) -> Iterator[str]:
-    yield f"rewards changed   {found.changed:,} of {found.rollouts:,} rollouts"
-    yield f"order changed     {found.reordered:,} of {found.groups:,} groups"
-    yield (f"rank correlation  {_figure(found.taus.value)} (Kendall's tau-b, mean over the {found.taus.count:,} groups "
-           "that differ under both)")
-    yield f"groups all equal  {found.flat[0]:,} before, {found.flat[1]:,} now"
-    if found.errors:
-        yield f"scoring errors    {found.errors:,}; first: {printable(found.first_error, 300)}"
-    if found.skipped:
-        yield f"left out          {', '.join(sorted(found.skipped))}: need a service that only training has"
-    if found.unknown_templates:
-        yield (f"other prompt      {found.unknown_templates:,} groups were asked by none of the task's templates and "
+def _summary(result: Comparison) -> Iterator[str]:
+    yield f"rewards changed   {result.changed:,} of {result.rollouts:,} rollouts"
+    yield f"order changed     {result.reordered:,} of {result.groups:,} groups"
+    yield (f"rank correlation  {_figure(result.taus.value)} (Kendall's tau-b, mean over the {result.taus.count:,} "
+           "groups that differ under both)")
+    yield f"groups all equal  {result.flat[0]:,} before, {result.flat[1]:,} now"
+    if result.errors:
+        yield f"scoring errors    {result.errors:,}; first: {printable(result.first_error, 300)}"
+    if result.skipped:
+        yield f"left out          {', '.join(sorted(result.skipped))}: need a service that only training has"
+    if result.unknown_templates:
+        yield (f"other prompt      {result.unknown_templates:,} groups were asked by none of the task's templates and "
                "are scored as asked by the first")
 
 
@@ -226,7 +226,7 @@ def _print_group(console: Any, group: Rescored) -> None:
 
 
 def _ends(text: str, most: int = 80) -> str:
-    """Begin and end of a text on one line."""
+    """Returns the begin and end of a text on one line."""
     middle = "" if len(text) <= 2 * most else " ... "
     shown = text[:most] + middle + text[most:][-most:] if text[most:] else text
     return " ".join(printable(shown).split())

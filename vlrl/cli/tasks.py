@@ -32,7 +32,7 @@ def _root() -> None:
 
 @app.command("list", epilog=examples("vlrl tasks list", "vlrl tasks list --json | jq -r '.[].name'"))
 def list_(json: AsJson = False) -> None:
-    """Every task that comes with vlrl: reward parts with weights, settings, and the configs that use it."""
+    """Lists every task that comes with vlrl: reward parts with weights, settings, and the configs that use it."""
     from vlrl.tools.catalogue import tasks
 
     if json:
@@ -111,10 +111,10 @@ def check(
     from vlrl.testing import examine
     from vlrl.testing.labelled import judge
 
-    made = _task(task, config, settings)
+    task_object = _task(task, config, settings)
     with Console(stderr=True).status(f"checking {escape(task)}"):
-        verdict = judge(made, answers) if answers else None
-        report = examine(made, samples, processes)
+        verdict = judge(task_object, answers) if answers else None
+        report = examine(task_object, samples, processes)
     failed = bool(report.findings) or (verdict is not None and len(verdict.mistakes) > max_errors)
     if json:
         emit({"task": task, "ok": not failed, **{k: v for k, v in asdict(report).items() if k != "task"},

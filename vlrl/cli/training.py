@@ -73,8 +73,8 @@ def register(app: typer.Typer) -> None:
 # --- train and sft ----------------------------------------------------------------------------------------------------
 
 
-def _show_settings(asked: bool) -> None:
-    if not asked:
+def _show_settings(requested: bool) -> None:
+    if not requested:
         return
     from vlrl import config
     from vlrl.tools import docs
@@ -135,17 +135,17 @@ def _profile(config: Config, steps: int, as_json: bool) -> None:
     from vlrl.training.profiler import notes, profile, render
 
     with prints_aside():
-        found = profile(config, steps)
-    if found is None:
+        result = profile(config, steps)
+    if result is None:
         raise typer.Exit(130)
     if not comm.is_main():
         return
     if as_json:
-        emit(found)
+        emit(result)
         return
     console = Console(highlight=False)
-    console.print(render(found))
-    for line in notes(found):
+    console.print(render(result))
+    for line in notes(result):
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -270,13 +270,13 @@ def _measure(config: Config, chosen: Chosen, rollouts: Path | None) -> list[dict
 
     records = []
     with Console(stderr=True).status(f"loading {printable(chosen.name)}") as status, prints_aside():
-        for found in measure(config, chosen, lambda what, done, total: status.update(f"{what} {done}/{total}")):
-            split, stored = found.record["split"], None
+        for result in measure(config, chosen, lambda what, done, total: status.update(f"{what} {done}/{total}")):
+            split, stored = result.record["split"], None
             if rollouts:
-                stored = RunFolder(rollouts, config.store.media).write_rollouts(chosen.step, comm.rank(), found.groups,
+                stored = RunFolder(rollouts, config.store.media).write_rollouts(chosen.step, comm.rank(), result.groups,
                                                                                split=split)
-            check_score_errors(found.groups, config.limits.score_errors, f"evaluation of {split}", stored)
-            records.append(plain(found.record))
+            check_score_errors(result.groups, config.limits.score_errors, f"evaluation of {split}", stored)
+            records.append(plain(result.record))
     return records
 
 
@@ -298,7 +298,7 @@ def _show(chosen: Chosen, records: Sequence[Mapping[str, Any]], out: Path | None
 
 
 def _table(chosen: Chosen, records: Sequence[Mapping[str, Any]]) -> Any:
-    """Every metric of every split with its interval, one row each."""
+    """Returns every metric of every split with its interval, one row each."""
     from rich.text import Text
 
     title = Text(f"{chosen.name} after {chosen.step} steps" if chosen.step else chosen.name)

@@ -59,8 +59,8 @@ def refuse_bool(kind: Any, value: Any) -> Any:
     Pydantic would take true as 1: `steps=true` or `betas: [true, false]` are slips of the pen.
     """
     kinds = _kinds(kind)
-    held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
-    if kinds & {int, float} and bool not in kinds and any(isinstance(v, bool) for v in held):
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
+    if kinds & {int, float} and bool not in kinds and any(isinstance(v, bool) for v in values):
         raise ValueError("give a number, not true or false")
     return value
 
@@ -69,4 +69,4 @@ def _kinds(kind: Any) -> set[Any]:
     """Returns the plain types that an annotation names, at any depth."""
     if isinstance(kind, type) and not get_args(kind):
         return {kind}
-    return {found for part in get_args(kind) for found in _kinds(part)}
+    return {leaf for part in get_args(kind) for leaf in _kinds(part)}

@@ -19,7 +19,9 @@ _HUGE = 2**63
 
 
 def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
-    """(name, type in words, default, description) of every setting of a model, nested ones included, in order."""
+    """Yields (name, type in words, default, description) of every setting of a model, nested ones included, in
+    order.
+    """
     for name, info in ((info.alias or name, info) for name, info in model.model_fields.items()):
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not Named:

@@ -35,7 +35,7 @@ class EngineSettings(Settings):
     memory: float = Field(
         default=0.3, gt=0, le=0.95, description="vllm, vllm_server: share of a GPU's memory that vLLM takes, weights "
         "included; what training needs must fit beside it. On a CPU the share of main memory, unless the environment "
-        "variable VLLM_CPU_KVCACHE_SPACE gives the GiB for keys and values.")
+        "variable VLLM_CPU_KVCACHE_SPACE gives the GiB for the KV cache.")
     max_model_len: Positive | None = Field(
         default=None, description="vllm, vllm_server: most tokens of a prompt and its answer together; null = "
         "limits.prompt_tokens + rollout.max_new_tokens, as far as the model has positions. Less leaves memory for more "
@@ -103,10 +103,10 @@ class EngineSettings(Settings):
     def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         out: list[str] = []
         for text in value:
-            found = _address(text)
-            if found in out:
-                raise ValueError(f"{found} stands there twice; name each server once")
-            out.append(found)
+            address = _address(text)
+            if address in out:
+                raise ValueError(f"{address} stands there twice; name each server once")
+            out.append(address)
         return tuple(out)
 
     @model_validator(mode="after")
@@ -129,17 +129,19 @@ class EngineSettings(Settings):
 def _address(text: str) -> str:
     """Returns an address without a slash at its end. Raises ValueError that says what one looks like."""
     try:
-        found = urlsplit(text)
-        good = found.scheme in ("http", "https") and found.hostname and found.port is not None
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port is not None
     except ValueError:
-        good, found = False, urlsplit("")
-    if not good or found.path.strip("/") or found.query or found.fragment or found.username:
+        good, parts = False, urlsplit("")
+    if not good or parts.path.strip("/") or parts.query or parts.fragment or parts.username:
         raise ValueError(f"{text!r} is no address of a server; write http://HOST:PORT, e.g. http://127.0.0.1:8000")
-    return f"{found.scheme}://{found.netloc}"
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def merge_engine(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `old`, each a name or settings: another engine drops the settings that it does not have."""
+    """Returns `over` laid on `old`, each a name or settings: another engine drops the settings that it does not
+    have.
+    """
     before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
     default = EngineSettings.model_fields["name"].default
     name = after.get("name", before.get("name", default))

@@ -78,7 +78,7 @@ def config_of(source: str | Path | Config | Mapping[str, Any], /, **settings: An
 
 
 def _plain(value: Any) -> Any:
-    """Nested settings with each path as its text, as a file would say it."""
+    """Returns nested settings with each path as its text, as a file would say it."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, Mapping):
@@ -133,7 +133,7 @@ def dump(config: Config) -> str:
 
 
 def describe() -> list[tuple[str, str, Any, str]]:
-    """(name, type in words, default, description) of every setting, in order; for `--settings` and the docs."""
+    """Returns (name, type in words, default, description) of every setting, in order; for `--settings` and the docs."""
     return list(describe_settings(Config))
 
 
@@ -165,8 +165,8 @@ def shipped_configs() -> list[Path]:
     return [path for path in sorted((vlrl.HOME / "configs").rglob("*.yaml")) if path.parent.name != "accelerate"]
 
 
-def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    if path.resolve() in seen:
+def _read(path: Path, visited: tuple[Path, ...] = ()) -> dict[str, Any]:
+    if path.resolve() in visited:
         raise ConfigError(f"{path}: 'extends' leads in a circle")
     try:
         tree = _parse(path.read_text(encoding="utf-8")) or {}
@@ -180,10 +180,10 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     parents = tree.pop("extends", None)
     tree = placed(tree, path.parent)
     return tree if parents is None else merge(
-        _parents(path.parent, parents, f"{path}: extends", (*seen, path.resolve())), tree)
+        _parents(path.parent, parents, f"{path}: extends", (*visited, path.resolve())), tree)
 
 
-def _parents(folder: Path, parents: Any, said_by: str, seen: tuple[Path, ...]) -> dict[str, Any]:
+def _parents(folder: Path, parents: Any, origin: str, visited: tuple[Path, ...]) -> dict[str, Any]:
     """Returns what the files that `extends` names hold together: one, or a list in which later ones win."""
     tree: dict[str, Any] = {}
     for parent in parents if isinstance(parents, list) else [parents]:
@@ -192,9 +192,9 @@ def _parents(folder: Path, parents: Any, said_by: str, seen: tuple[Path, ...]) -
             base = shipped(str(parent))
         if base is None:
             near = did_you_mean(str(parent), [p.name for p in [*folder.glob("*.yaml"), *shipped_configs()]])
-            raise ConfigError(f"{said_by}: {parent!r} does not exist (it is relative to the file that names "
+            raise ConfigError(f"{origin}: {parent!r} does not exist (it is relative to the file that names "
                               f"it, or names one of vlrl's).{near}")
-        tree = merge(tree, _read(base, seen))
+        tree = merge(tree, _read(base, visited))
     return tree
 
 

@@ -85,16 +85,20 @@ _MOST = 5
 
 
 def known_as(name: str) -> str:
-    """`" Here it is train.lr (docs/coming-from.md)."` for a setting of others, by its last word; "" for any other."""
+    """Returns `" Here it is train.lr (docs/coming-from.md)."` for a setting of others, by its last word; "" for any
+    other.
+    """
     own = _here(name)
     return f" Here it is {own} (docs/coming-from.md)." if own else ""
 
 
 def known_below(name: str, value: Any) -> str:
-    """`" Here worker.actor.optim.lr is train.lr (docs/coming-from.md)."` for the settings in a section of others."""
-    found = [f"{leaf} is {own}" for leaf in _leaves(name, value) if leaf != name and (own := _here(leaf))]
-    more = ", ..." if found[_MOST:] else ""
-    return f" Here {', '.join(found[:_MOST])}{more} (docs/coming-from.md)." if found else ""
+    """Returns `" Here worker.actor.optim.lr is train.lr (docs/coming-from.md)."` for the settings in a section of
+    others.
+    """
+    hints = [f"{leaf} is {own}" for leaf in _leaves(name, value) if leaf != name and (own := _here(leaf))]
+    more = ", ..." if hints[_MOST:] else ""
+    return f" Here {', '.join(hints[:_MOST])}{more} (docs/coming-from.md)." if hints else ""
 
 
 def _here(name: str) -> str:

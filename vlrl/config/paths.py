@@ -29,8 +29,9 @@ def placed(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def tried(value: str) -> str:
-    """The places a relative path was looked for in, as `" (looked for as /a/rows.jsonl and /b/rows.jsonl)"`; "" where
-    there was one place."""
+    """Returns the places a relative path was looked for in, as `" (looked for as /a/rows.jsonl and /b/rows.jsonl)"`; ""
+    where there was one place.
+    """
     folder = _folders.get(os.path.normpath(value))
     return f" (looked for as {folder / value} and {Path.cwd() / value})" if folder else ""
 
@@ -44,11 +45,11 @@ def _placed(value: Any, folder: Path, at: tuple[str, str]) -> Any:
         return value
     code = _CODE.fullmatch(value)
     if code and (code[2] or at[1] in ("name", "task", "tasks")):
-        return _found(code[1], folder) + (code[2] or "")
-    return _found(value, folder) if at in _SETTINGS else value
+        return _located(code[1], folder) + (code[2] or "")
+    return _located(value, folder) if at in _SETTINGS else value
 
 
-def _found(path: str, folder: Path) -> str:
+def _located(path: str, folder: Path) -> str:
     if os.path.isabs(path) or folder.resolve() == Path.cwd():
         return path
     if _is_there(folder / path):

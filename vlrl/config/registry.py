@@ -56,10 +56,10 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
     if not hasattr(own, attribute):
         raise ConfigError(f"{setting}={name!r}: {module} has no attribute {attribute!r}."
                           f"{did_you_mean(attribute, vars(own))}")
-    found = getattr(own, attribute)
-    if not callable(found):
-        raise ConfigError(f"{setting}={name!r} is of type {type(found).__name__}, not a function or class")
-    return found
+    function = getattr(own, attribute)
+    if not callable(function):
+        raise ConfigError(f"{setting}={name!r} is of type {type(function).__name__}, not a function or class")
+    return function
 
 
 def file_module(path: Path) -> ModuleType:
@@ -101,7 +101,7 @@ def failure(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str:
-    """`path/file.py:3: `, the last place outside the library and the installed packages; "" without any."""
+    """Returns `path/file.py:3: `, the last place outside the library and the installed packages; "" without any."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f"{f.filename}:{f.lineno}: " for f in frames if _is_own(f.filename)]
     return own[-1] if own else ""
@@ -116,6 +116,6 @@ def _is_own(filename: str) -> bool:
 
 @contextlib.contextmanager
 def prints_aside() -> Iterator[None]:
-    """What own code prints goes to standard error meanwhile: standard output is for results. Also a decorator."""
+    """Sends what own code prints to standard error: standard output is for results. Also a decorator."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

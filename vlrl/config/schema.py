@@ -326,8 +326,9 @@ class Config(Settings):
     @model_validator(mode="before")
     @classmethod
     def _short_forms(cls, values: Any) -> Any:
-        """`engine: hf`, `task: grounding` and `curriculum: sec` are short for their `name`; `task: null` takes away
-        what a base says."""
+        """Returns `engine: hf`, `task: grounding` and `curriculum: sec` are short for their `name`; `task: null` takes
+        away what a base says.
+        """
         if isinstance(values, Mapping):
             values = {k: v for k, v in values.items() if v is not None or k not in ("task", "tasks")}
             named = {k: {"name": values[k]} for k in SHORT if isinstance(values.get(k), str)}

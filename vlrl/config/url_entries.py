@@ -19,13 +19,13 @@ _ENTRY = re.compile(r"(?P<scheme>https?://)?(?P<any>\*\.)?(?P<host>[^/:@*?#\s]+|
 @cache
 def parts(entry: str) -> dict[str, Any]:
     """scheme, any (of its subdomains), host and port of an entry of data.urls. Raises ConfigError."""
-    found = _ENTRY.match(entry)
-    host = plain_host(found["host"]) if found else None
-    port = int(found["port"]) if found and found["port"] else 0
-    if not found or host is None or port > 65535:
+    match = _ENTRY.match(entry)
+    host = plain_host(match["host"]) if match else None
+    port = int(match["port"]) if match and match["port"] else 0
+    if not match or host is None or port > 65535:
         raise ConfigError(f"data.urls: {entry[:100]!r} is no host; write images.example.org, *.example.org, "
                           "example.org:8443, or http://example.org where it has no https")
-    return {"scheme": (found["scheme"] or "https://")[:-3], "any": bool(found["any"]), "host": host, "port": port}
+    return {"scheme": (match["scheme"] or "https://")[:-3], "any": bool(match["any"]), "host": host, "port": port}
 
 
 def plain_host(host: str) -> str | None:

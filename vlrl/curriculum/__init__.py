@@ -91,17 +91,17 @@ def make(settings: CurriculumSettings, prompts: Prompts, shares: Mapping[str, fl
                               f"'{sampler.name}'.{did_you_mean(option, [*known, *CurriculumSettings.model_fields])} "
                               f"Its options: {', '.join(known) or 'none'}.")
 
-    def made(some: Prompts) -> Sampler:
+    def build(some: Prompts) -> Sampler:
         try:
-            found = bind("curriculum", sampler, SAMPLERS, made_with=(some,)).function
+            instance = bind("curriculum", sampler, SAMPLERS, arguments=(some,)).function
         except Exception as error:
             if isinstance(error, VlrlError) or not place(error):
                 raise
             raise ConfigError(f"curriculum.name={sampler.name!r}: {failure(error)}") from error
-        lacking = [name for name in _METHODS if not callable(getattr(found, name, None))]
+        lacking = [name for name in _METHODS if not callable(getattr(instance, name, None))]
         if lacking:
             raise ConfigError(f"curriculum.name={sampler.name!r} is no sampler: it is no class with "
                               f"{', '.join(lacking)}. docs/curriculum.md shows one")
-        return found
+        return instance
 
-    return Shares(prompts, shares, made) if shares else made(prompts)
+    return Shares(prompts, shares, build) if shares else build(prompts)

@@ -42,7 +42,7 @@ class ByCategory(Adaptive):
     ConfigError where the field tells no two prompts apart, or too many.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ()
+    saved: ClassVar[tuple[str, ...]] = ()
     """The arrays that `learn` changes."""
 
     def __init__(self, prompts: Prompts, by: str, bins: int):
@@ -63,8 +63,8 @@ class ByCategory(Adaptive):
         whole, rest = divmod(count, self.prompts.size)
         parts = [draw.permutation(self.prompts.size) for _ in range(whole)]
         counts = self.counts(rest, draw)
-        found = [distinct(cycle, n, set()) for cycle, n in zip(self.cycles, counts.tolist(), strict=True) if n]
-        return np.concatenate([*parts, draw.permutation(np.concatenate(found))] if found else parts)
+        drawn = [distinct(cycle, n, set()) for cycle, n in zip(self.cycles, counts.tolist(), strict=True) if n]
+        return np.concatenate([*parts, draw.permutation(np.concatenate(drawn))] if drawn else parts)
 
     def counts(self, count: int, draw: np.random.Generator) -> np.ndarray:
         """Returns [C] how many of `count` draws each category gets, at most as many as it has prompts."""
@@ -86,12 +86,12 @@ class ByCategory(Adaptive):
         return {int(c): float(total[c] / count[c]) for c in np.flatnonzero(count)}
 
     def state(self) -> dict[str, Any]:
-        return {"drawn": [cycle.drawn for cycle in self.cycles], **{name: getattr(self, name) for name in self.kept}}
+        return {"drawn": [cycle.drawn for cycle in self.cycles], **{name: getattr(self, name) for name in self.saved}}
 
     def restore(self, state: dict[str, Any]) -> None:
         for cycle, drawn in zip(self.cycles, state["drawn"], strict=True):
             cycle.drawn = int(drawn)
-        for name in self.kept:
+        for name in self.saved:
             getattr(self, name)[...] = np.asarray(state[name])
 
     def metrics(self) -> dict[str, float]:
@@ -101,21 +101,21 @@ class ByCategory(Adaptive):
 
 def categories(prompts: Prompts, by: str, bins: int) -> Categories:
     """Returns the categories that have prompts. ConfigError when they are fewer than 2 or more than MOST_CATEGORIES."""
-    found = prompts.categories(by, bins)
-    sizes = np.bincount(found.of, minlength=len(found.names))
+    groups = prompts.categories(by, bins)
+    sizes = np.bincount(groups.of, minlength=len(groups.names))
     filled = np.flatnonzero(sizes)
     if len(filled) < 2:
-        only = found.names[filled[0]] if len(filled) else "none"
-        said = "no row has that field" if only == "none" else f"it is {only[:40]!r} in every row"
-        raise ConfigError(f"curriculum.by={by!r} does not tell the {prompts.size} prompts apart: {said}. Name a field "
-                          "in which rows differ ('task' in a mixture whose tasks have no weights), or a column of the "
-                          "file that data.difficulty names")
+        only = groups.names[filled[0]] if len(filled) else "none"
+        reason = "no row has that field" if only == "none" else f"it is {only[:40]!r} in every row"
+        raise ConfigError(f"curriculum.by={by!r} does not tell the {prompts.size} prompts apart: {reason}. Name a "
+                          "field in which rows differ ('task' in a mixture whose tasks have no weights), or a column "
+                          "of the file that data.difficulty names")
     if len(filled) > MOST_CATEGORIES:
         raise ConfigError(f"curriculum.by={by!r} makes {len(filled)} categories of {prompts.size} prompts, more than "
                           f"{MOST_CATEGORIES}: name a field that many rows share")
     place = np.zeros(len(sizes), dtype=np.int32)
     place[filled] = np.arange(len(filled))
-    return Categories(tuple(found.names[c] for c in filled), place[found.of])
+    return Categories(tuple(groups.names[c] for c in filled), place[groups.of])
 
 
 def weight_metrics(names: tuple[str, ...], shares: np.ndarray, sizes: np.ndarray) -> dict[str, float]:
@@ -146,7 +146,7 @@ class Sec(ByCategory):
             is better: divided, a difference of 0.01 pays as much as one of 1
     """
 
-    kept = ("values",)
+    saved = ("values",)
 
     def __init__(self, prompts: Prompts, by: FieldName = "category", bins: Bins = 5, alpha: Fraction = 0.5,
                  tau: Rate = 1.0, scale: bool = True):
@@ -176,7 +176,7 @@ class Dump(ByCategory):
     scale   see sec
     """
 
-    kept = ("window", "answers", "groups")
+    saved = ("window", "answers", "groups")
 
     def __init__(self, prompts: Prompts, by: FieldName = "category", bins: Bins = 5, window: Window = 300,
                  tau: Rate = 0.1, scale: bool = True):
@@ -219,7 +219,7 @@ class DomainWeighted(ByCategory):
     epsilon  >= 0, makes shares more even; the paper has 0.1 for up to 10 domains, 1 / number of domains for more
     """
 
-    kept = ("values", "seen")
+    saved = ("values", "seen")
 
     def __init__(self, prompts: Prompts, by: FieldName = "category", bins: Bins = 5, alpha: Fraction = 0.5,
                  tau: Rate = 0.8, target: float = 1.0, epsilon: Annotated[float, Field(ge=0)] = 0.1):
@@ -257,7 +257,7 @@ class Recap(ByCategory):
     target      > 0, the reward of a perfect answer
     """
 
-    kept = ("fast", "slow", "variance", "seen")
+    saved = ("fast", "slow", "variance", "seen")
 
     def __init__(self, prompts: Prompts, by: FieldName = "task", bins: Bins = 5, fast: Beta = 0.5, slow: Beta = 0.9,
                  tau: Rate = 0.5, target: Rate = 1.0, weigh: Literal["draws", "loss"] = "draws"):
@@ -319,7 +319,7 @@ class Sws(ByCategory):
     floor   in [0, 1]
     """
 
-    kept = ("times", "best", "total", "tilted", "weak", "judged")
+    saved = ("times", "best", "total", "tilted", "weak", "judged")
 
     def __init__(self, prompts: Prompts, by: FieldName = "category", bins: Bins = 5, visits: Positive = 1,
                  floor: Fraction = 0.1):

@@ -151,11 +151,11 @@ class Sampler(Protocol):
     """Decides which prompts are answered; made with (prompts, **options), the options being settings `curriculum.*`."""
 
     def next(self, count: int, step: int) -> list[Draw]:
-        """`count` draws for a step; called again in the same step when groups are refilled."""
+        """Returns `count` draws for a step; called again in the same step when groups are refilled."""
         ...
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
-        """How draws went, kept for training or not; `prompts.history` knows it already."""
+        """Takes in how draws went, used for training or not; `prompts.history` knows it already."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -179,7 +179,9 @@ class Probing(Protocol):
     """A sampler that wants to know how prompts go before it draws."""
 
     def probes(self, step: int) -> list[Draw]:
-        """Draws to be answered and observed before the next draws of this step, and not trained on; [] = none."""
+        """Returns draws to be answered and observed before the next draws of this step, and not trained on; [] =
+        none.
+        """
         ...
 
 

@@ -32,7 +32,7 @@ class Columns:
             raise ConfigError(f"data.difficulty={name!r}: this file does not exist{tried(name)}; `vlrl data "
                               "difficulty` writes one")
         self._read: tuple[dict[str, int], dict[str, dict[int, Any]]] | None = None
-        self._told = False
+        self._reported = False
 
     def over(self, name: str, own: Sequence[tuple[str, Any]]) -> list[Any]:
         """Returns a field of every sample, of which `own` has (id, value): that of the file, else the sample's own.
@@ -40,22 +40,22 @@ class Columns:
         Says once how many samples and lines of the file do not belong together; ConfigError when none do.
         """
         places, columns = self._read = self._read or _columns(self.path)
-        found, column = [places.get(id) for id, _ in own], columns.get(name, {})
-        self._tell(found, len(places))
+        positions, column = [places.get(id) for id, _ in own], columns.get(name, {})
+        self._tell(positions, len(places))
         return [value if place is None else column.get(place, value)
-                for place, (_, value) in zip(found, own, strict=True)]
+                for place, (_, value) in zip(positions, own, strict=True)]
 
-    def _tell(self, found: Sequence[int | None], lines: int) -> None:
-        if self._told:
+    def _tell(self, positions: Sequence[int | None], lines: int) -> None:
+        if self._reported:
             return
-        self._told, known = True, {place for place in found if place is not None}
-        lacking = sum(place is None for place in found)
+        self._reported, known = True, {place for place in positions if place is not None}
+        lacking = sum(place is None for place in positions)
         if not known:
             raise ConfigError(f"data.difficulty={str(self.path)!r}: none of its {lines:,} ids is that of a training "
                               "sample. Measure these samples: vlrl data difficulty CONFIG")
         if lacking or len(known) < lines:
             log.warning("data.difficulty=%s: %d of %d training samples have no line there, and %d of its %d lines "
-                        "belong to none", self.path, lacking, len(found), lines - len(known), lines)
+                        "belong to none", self.path, lacking, len(positions), lines - len(known), lines)
 
 
 def _columns(path: Path) -> tuple[dict[str, int], dict[str, dict[int, Any]]]:

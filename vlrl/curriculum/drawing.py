@@ -48,22 +48,22 @@ def weighted(weights: np.ndarray, count: int, draw: np.random.Generator) -> np.n
 def _distinct(weights: np.ndarray, below: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
     """Rejecting what was drawn before is drawing among the rest; where that takes long, by exponential keys
     (Efraimidis and Spirakis, 2006), which is the same distribution."""
-    found: dict[int, None] = {}
+    chosen: dict[int, None] = {}
     for _ in range(_ROUNDS if count else 0):
-        reach = draw.random(2 * (count - len(found))) * below[-1]
+        reach = draw.random(2 * (count - len(chosen))) * below[-1]
         for place in _reached(weights, below, reach).tolist():
-            if weights[place] > 0 and len(found) < count:
-                found[place] = None
-        if len(found) == count:
-            return np.fromiter(found, dtype=np.int64, count=count)
+            if weights[place] > 0 and len(chosen) < count:
+                chosen[place] = None
+        if len(chosen) == count:
+            return np.fromiter(chosen, dtype=np.int64, count=count)
     if not count:
         return np.zeros(0, dtype=np.int64)
-    taken = np.fromiter(found, dtype=np.int64, count=len(found))
+    taken = np.fromiter(chosen, dtype=np.int64, count=len(chosen))
     left = weights.astype(np.float64, copy=True)
     left[taken] = 0
     with np.errstate(divide="ignore"):
         keys = np.where(left > 0, draw.exponential(size=len(left)) / left, np.inf)
-    rest = np.argpartition(keys, count - len(found) - 1)[:count - len(found)]
+    rest = np.argpartition(keys, count - len(chosen) - 1)[:count - len(chosen)]
     return np.concatenate([taken, rest[np.argsort(keys[rest])]])
 
 
@@ -88,9 +88,9 @@ class Cycle:
 
     def take(self, count: int) -> np.ndarray:
         """Returns the next `count` prompts."""
-        found = self.peek(count)
+        taken = self.peek(count)
         self.drawn += count
-        return found
+        return taken
 
     def peek(self, count: int) -> np.ndarray:
         """Returns the next `count` prompts, which stay the next ones."""
@@ -107,15 +107,15 @@ class Cycle:
 
 def distinct(cycle: Cycle, count: int, taken: set[int]) -> np.ndarray:
     """Returns [count] the next prompts of a cycle without those of `taken`, none twice while others are left."""
-    found: list[int] = []
-    while len(found) < count:
+    fresh: list[int] = []
+    while len(fresh) < count:
         if len(taken) >= len(cycle.members) and taken >= {*cycle.members.tolist()}:
             taken = set()
-        for index in cycle.take(count - len(found)).tolist():
+        for index in cycle.take(count - len(fresh)).tolist():
             if index not in taken:
                 taken.add(index)
-                found.append(index)
-    return np.array(found, dtype=np.int64)
+                fresh.append(index)
+    return np.array(fresh, dtype=np.int64)
 
 
 class Adaptive:
@@ -137,7 +137,7 @@ class Adaptive:
         return self.draws(self.pick(count, step, stream(self.prompts.seed, 3, self.calls)))
 
     def draws(self, indices: np.ndarray | Sequence[int], **more: Any) -> list[Draw]:
-        """Draws of prompts, which are counted as visits; `more` are fields of Draw."""
+        """Returns draws of prompts, which are counted as visits; `more` are fields of Draw."""
         indices = np.asarray(indices).tolist()
         return [Draw(i, v, **more) for i, v in zip(indices, self.history.visit(indices), strict=True)]
 
@@ -165,5 +165,5 @@ class Adaptive:
         self.restore(state)
 
     def metrics(self) -> dict[str, float]:
-        """Numbers for metrics.jsonl, named curriculum/..."""
+        """Returns numbers for metrics.jsonl, named curriculum/..."""
         return {}

@@ -32,7 +32,7 @@ def keep_all(outcome: Outcome) -> bool:
 
 
 def mixed(outcome: Outcome) -> bool:
-    """Groups whose raw rewards are not all equal: dynamic sampling (DAPO, 2503.14476, eq. 11)."""
+    """Returns groups whose raw rewards are not all equal: dynamic sampling (DAPO, 2503.14476, eq. 11)."""
     return outcome.mixed
 
 
@@ -84,7 +84,7 @@ class Fixed:
         self.factor = factor
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Nothing is learned."""
+        """Learns nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -125,7 +125,7 @@ class Filters:
 
     def __init__(self, settings: CurriculumSettings):
         self.keep = bind("curriculum.keep", settings.keep, KEEP)
-        self.select = bind("curriculum.select", settings.select, SELECT, seen=2)
+        self.select = bind("curriculum.select", settings.select, SELECT, skip=2)
         self.oversample: Any = bind("curriculum.oversample", settings.oversample, OVERSAMPLE).function
         self.max_refills = settings.max_refills
 
@@ -148,20 +148,20 @@ class Intake:
         self.filters, self.count = filters, count
         self.outcomes: dict[int, Outcome] = {}
         """Every answered group by its number."""
-        self.kept: list[int] = []
+        self.selected: list[int] = []
         self.rounds = 0
         """Rounds of generation; one in which every prompt was rejected does not count."""
-        self.asked = 0
+        self.requested = 0
         self.underway = 0
         """Groups with unfinished answers, which come in a later step."""
 
     @property
     def wanted(self) -> int:
         """How many draws the next round is to have; 0 = no further round."""
-        missing = self.count - len(self.kept) - self.underway
+        missing = self.count - len(self.selected) - self.underway
         if missing <= 0 or self.rounds > self.filters.max_refills:
             return 0
-        return missing if self.asked else self.filters.oversampled(missing)
+        return missing if self.requested else self.filters.oversampled(missing)
 
     @property
     def refills(self) -> int:
@@ -169,19 +169,19 @@ class Intake:
         return max(0, self.rounds - 1)
 
     def take(self, outcomes: Mapping[int, Outcome], underway: int = 0) -> None:
-        """The outcomes of a round by the number of the group, and how many groups of the step are underway by now."""
+        """Takes the outcomes of a round by the number of the group, and how many groups of the step are underway."""
         self.underway = underway
-        self.asked += len(outcomes)
-        answered = {number: o for number, o in outcomes.items() if o.rewards}
-        self.outcomes |= answered
-        self.rounds += bool(answered)
-        self.kept += [number for number, o in answered.items() if self.filters.keep(o)]
+        self.requested += len(outcomes)
+        usable = {number: o for number, o in outcomes.items() if o.rewards}
+        self.outcomes |= usable
+        self.rounds += bool(usable)
+        self.selected += [number for number, o in usable.items() if self.filters.keep(o)]
 
     def chosen(self) -> list[int]:
-        """Numbers of the groups to train on, at most `count`, in order."""
-        places = self.filters.select([self.outcomes[n] for n in self.kept], self.count)
-        if not {*places} <= {*range(len(self.kept))} or len({*places}) != len(places) or len(places) > self.count:
+        """Returns numbers of the groups to train on, at most `count`, in order."""
+        places = self.filters.select([self.outcomes[n] for n in self.selected], self.count)
+        if not {*places} <= {*range(len(self.selected))} or len({*places}) != len(places) or len(places) > self.count:
             raise ConfigError(f"curriculum.select={self.filters.select.name!r} gave {places!r:.200} for "
-                              f"{len(self.kept)} groups of which at most {self.count} are wanted: give different "
+                              f"{len(self.selected)} groups of which at most {self.count} are wanted: give different "
                               "places, counted from 0")
-        return [self.kept[i] for i in places]
+        return [self.selected[i] for i in places]

@@ -33,11 +33,11 @@ class History:
         """Returns the history of some prompts [n] by themselves. Visits to them count here too; `note` is called on
         both.
         """
-        found = History(len(places))
-        found._within = self, places
-        found._take()
-        self._parts.append(found)
-        return found
+        subset = History(len(places))
+        subset._within = self, places
+        subset._take()
+        self._parts.append(subset)
+        return subset
 
     def _take(self) -> None:
         """Of a part: what the whole knows of its prompts."""
@@ -73,7 +73,7 @@ class History:
             self.pass_rate[index] = pass_rate
 
     @property
-    def seen(self) -> np.ndarray:
+    def visited(self) -> np.ndarray:
         """[N] bool: answered at least once."""
         return self.last >= 0
 

@@ -46,7 +46,7 @@ class Lifecycle(Adaptive):
     floor     in [0, 1], what the weight of an active prompt has besides its utility
     """
 
-    kept = ("utility", "before", "due", "lows", "rests")
+    saved = ("utility", "before", "due", "lows", "rests")
 
     def __init__(self, prompts: Prompts, fresh: Fraction = 0.5, decay: Beta = 0.5, low: Fraction = 0.05,
                  patience: Visits = 2, rest: Steps = 50, floor: Fraction = 0.02):
@@ -68,9 +68,9 @@ class Lifecycle(Adaptive):
         wanted = min(int(self.fresh * count + draw.random()), unseen)
         active = min(count - wanted, int(np.count_nonzero(weights)))
         new = self.passes.take(min(count - active, unseen))
-        found = [*new.tolist(), *(weighted(weights, active, draw).tolist() if active else [])]
-        found += self._resting(step, weights, count - len(found)).tolist()
-        return draw.permutation([*found, *distinct(self.passes, count - len(found), {*found})])
+        picked = [*new.tolist(), *(weighted(weights, active, draw).tolist() if active else [])]
+        picked += self._resting(step, weights, count - len(picked)).tolist()
+        return draw.permutation([*picked, *distinct(self.passes, count - len(picked), {*picked})])
 
     def _resting(self, step: int, weights: np.ndarray, most: int) -> np.ndarray:
         """At most `most` prompts that have been answered and have no weight, those whose rest ends first."""
@@ -99,17 +99,17 @@ class Lifecycle(Adaptive):
             self.utility[i], self.lows[i] = self.low, self.patience - 1
 
     def state(self) -> dict[str, Any]:
-        return {"step": self._step, "drawn": self.passes.drawn, **{name: getattr(self, name) for name in self.kept}}
+        return {"step": self._step, "drawn": self.passes.drawn, **{name: getattr(self, name) for name in self.saved}}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._step, self.passes.drawn = int(state["step"]), int(state["drawn"])
-        for name in self.kept:
+        for name in self.saved:
             getattr(self, name)[...] = np.asarray(state[name])
 
     def metrics(self) -> dict[str, float]:
-        """Shares of all prompts: new (never drawn), active, resting."""
-        answered, active = np.count_nonzero(self.due < _NEVER), np.count_nonzero(self.due <= self._step)
-        counts = {"new": max(0, self.prompts.size - self.passes.drawn), "active": active, "resting": answered - active}
+        """Returns shares of all prompts: new (never drawn), active, resting."""
+        visited, active = np.count_nonzero(self.due < _NEVER), np.count_nonzero(self.due <= self._step)
+        counts = {"new": max(0, self.prompts.size - self.passes.drawn), "active": active, "resting": visited - active}
         return {f"curriculum/{name}": count / self.prompts.size for name, count in counts.items()}
 
 
@@ -137,7 +137,7 @@ class Limr(Adaptive):
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
         if self.chosen is None and self.passes.drawn >= self.epochs * self.prompts.size:
-            self._choose(self._kept())
+            self._choose(self._above_threshold())
         return distinct(self.passes, count, set())
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
@@ -153,18 +153,18 @@ class Limr(Adaptive):
         score = 1 - np.divide(away, most, out=np.zeros(self.prompts.size), where=most > 0)
         return np.where(known.any(axis=0), score, np.nan)
 
-    def _kept(self) -> np.ndarray:
+    def _above_threshold(self) -> np.ndarray:
         scores = self.scores()
-        kept, known = np.flatnonzero(scores > self.threshold), np.flatnonzero(~np.isnan(scores))
-        if not len(kept):
+        chosen, known = np.flatnonzero(scores > self.threshold), np.flatnonzero(~np.isnan(scores))
+        if not len(chosen):
             best = known[np.argsort(-scores[known], kind="stable")[:math.ceil(_BEST * len(known))]]
-            kept = np.sort(best) if len(best) else np.arange(self.prompts.size)
+            chosen = np.sort(best) if len(best) else np.arange(self.prompts.size)
             log.warning("curriculum.threshold=%s: no prompt scores above it, so the %d of %d that score best are kept",
-                        self.threshold, len(kept), self.prompts.size)
-        return kept
+                        self.threshold, len(chosen), self.prompts.size)
+        return chosen
 
-    def _choose(self, kept: np.ndarray) -> None:
-        self.chosen, self.rates = kept.astype(np.int32), self.rates[:, :0]
+    def _choose(self, chosen: np.ndarray) -> None:
+        self.chosen, self.rates = chosen.astype(np.int32), self.rates[:, :0]
         self.passes = Cycle(self.chosen, self.prompts.seed, 8)
 
     def state(self) -> dict[str, Any]:
@@ -179,5 +179,5 @@ class Limr(Adaptive):
 
     def metrics(self) -> dict[str, float]:
         """Returns the share of the prompts that are kept (1 while it records), and passes over those."""
-        kept = self.prompts.size if self.chosen is None else len(self.chosen)
-        return {"curriculum/kept": kept / self.prompts.size, "curriculum/epoch": self.passes.drawn / kept}
+        count = self.prompts.size if self.chosen is None else len(self.chosen)
+        return {"curriculum/kept": count / self.prompts.size, "curriculum/epoch": self.passes.drawn / count}

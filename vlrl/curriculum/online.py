@@ -63,16 +63,16 @@ class Rates:
         """Returns [N] in [0, 1]: of prompts that were not seen."""
         if self.kinds is None:
             return self.start.copy()
-        found = self.drift.astype(np.float32)[self.kinds.of]
-        found += self.start
-        return np.clip(found, 0, 1, out=found)
+        rates = self.drift.astype(np.float32)[self.kinds.of]
+        rates += self.start
+        return np.clip(rates, 0, 1, out=rates)
 
     def values(self) -> np.ndarray:
         """Returns [N] float32 in [0, 1]."""
-        found = self.expected()
-        found *= self._open
-        found += self._own
-        return found
+        rates = self.expected()
+        rates *= self._open
+        rates += self._own
+        return rates
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """Takes the pass rates of some groups."""
@@ -115,9 +115,9 @@ class Rated(Adaptive):
         return weighted(self._weighed(self.rates.values()), count, draw)
 
     def _weighed(self, rates: np.ndarray) -> np.ndarray:
-        found = np.maximum(self.weights(rates), np.float32(LEAST))
-        found[self.history.rejected] = LEAST
-        return found
+        weights = np.maximum(self.weights(rates), np.float32(LEAST))
+        weights[self.history.rejected] = LEAST
+        return weights
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         self.rates.learn(outcomes)
@@ -131,11 +131,11 @@ class Rated(Adaptive):
     def metrics(self) -> dict[str, float]:
         """Returns the mean estimated pass rate of all prompts, and the shares of the kinds in the next draws."""
         rates, kinds = self.rates.values(), self.rates.kinds
-        found = {"curriculum/expected_pass_rate": float(rates.mean())}
+        out = {"curriculum/expected_pass_rate": float(rates.mean())}
         if kinds and len(kinds.names) > 1:
             shares = np.bincount(kinds.of, self._weighed(rates), minlength=len(kinds.names))
-            found |= weight_metrics(kinds.names, shares / shares.sum(), self.rates.sizes)
-        return found
+            out |= weight_metrics(kinds.names, shares / shares.sum(), self.rates.sizes)
+        return out
 
 
 class Prioritised(Rated):
@@ -194,10 +194,10 @@ class Rlcs(Rated):
         self.floor = floor
 
     def weights(self, rates: np.ndarray) -> np.ndarray:
-        found = 1 - rates
-        found *= rates
-        found *= 4
-        return np.maximum(found, np.float32(self.floor), out=found)
+        values = 1 - rates
+        values *= rates
+        values *= 4
+        return np.maximum(values, np.float32(self.floor), out=values)
 
 
 def offline_rates(prompts: Prompts, tier_by: str) -> np.ndarray:
@@ -249,35 +249,35 @@ class Replay(Adaptive):
                  scale: bool = True):
         super().__init__(prompts)
         self.share, self.alpha, self.most, self.scale = share, alpha, buffer, scale
-        self.held: dict[int, float] = {}
+        self.pool: dict[int, float] = {}
         """|A| of the prompts of the buffer, the oldest first."""
         self.passes = Cycle(np.arange(prompts.size, dtype=np.int32), prompts.seed, 5)
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
-        wanted = min(int(self.share * count + draw.random()), len(self.held))
+        wanted = min(int(self.share * count + draw.random()), len(self.pool))
         again: list[int] = []
         if wanted:
-            paid = np.array([*self.held.values()])
+            paid = np.array([*self.pool.values()])
             weights = np.maximum((paid / paid.max()) ** self.alpha, LEAST)
-            again = np.array([*self.held])[weighted(weights, wanted, draw)].tolist()
+            again = np.array([*self.pool])[weighted(weights, wanted, draw)].tolist()
         return draw.permutation([*again, *distinct(self.passes, count - wanted, {*again})])
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         for o in outcomes:
-            self.held.pop(o.draw.index, None)
+            self.pool.pop(o.draw.index, None)
             if paid := o.advantage(self.scale):
-                self.held[o.draw.index] = paid
-        for index in [*itertools.islice(self.held, max(0, len(self.held) - self.most))]:
-            del self.held[index]
+                self.pool[o.draw.index] = paid
+        for index in [*itertools.islice(self.pool, max(0, len(self.pool) - self.most))]:
+            del self.pool[index]
 
     def state(self) -> dict[str, Any]:
-        return {"drawn": self.passes.drawn, "held": np.array([*self.held], dtype=np.int64),
-                "paid": np.array([*self.held.values()])}
+        return {"drawn": self.passes.drawn, "held": np.array([*self.pool], dtype=np.int64),
+                "paid": np.array([*self.pool.values()])}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.passes.drawn = int(state["drawn"])
-        self.held = dict(zip(np.asarray(state["held"]).tolist(), np.asarray(state["paid"]).tolist(), strict=True))
+        self.pool = dict(zip(np.asarray(state["held"]).tolist(), np.asarray(state["paid"]).tolist(), strict=True))
 
     def metrics(self) -> dict[str, float]:
-        """Prompts in the buffer, and passes over all prompts."""
-        return {"curriculum/buffer": float(len(self.held)), "curriculum/epoch": self.passes.drawn / self.prompts.size}
+        """Returns prompts in the buffer, and passes over all prompts."""
+        return {"curriculum/buffer": float(len(self.pool)), "curriculum/epoch": self.passes.drawn / self.prompts.size}

@@ -101,8 +101,8 @@ class Gaussian(Adaptive):
         self._weights = None
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
-        seen = np.unique(np.array([o.draw.index for o in outcomes], dtype=np.int64))
-        self.weights()[seen] = self.weigh(seen)
+        indices = np.unique(np.array([o.draw.index for o in outcomes], dtype=np.int64))
+        self.weights()[indices] = self.weigh(indices)
 
     def state(self) -> dict[str, Any]:
         return {"left": self.left, "epoch": self.epoch, "drawn": self.drawn, "length": self.length}

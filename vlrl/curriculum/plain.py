@@ -39,7 +39,7 @@ class Sequential:
         return range(self.prompts.size)
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
-        """Nothing is learned."""
+        """Learns nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"drawn": self.drawn}

@@ -75,9 +75,9 @@ class Procedural:
         raise NotImplementedError
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
-        answered = [o for o in outcomes if len(o.scored) and o.draw.knobs]
-        if answered:
-            self.learn(answered)
+        usable = [o for o in outcomes if len(o.scored) and o.draw.knobs]
+        if usable:
+            self.learn(usable)
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """Takes the outcomes that have a reward."""
@@ -118,7 +118,7 @@ class ALPGMM(Procedural):
         super().__init__(prompts)
         _need_sklearn()
         self.fit_every, self.components, self.explore, self.memory = fit_every, components, explore, memory
-        self.kept = max(memory, fit_every)
+        self.memory = max(memory, fit_every)
         self.past = np.zeros((0, len(self.names) + 2))
         """[n, K + 2] the latest draws: knobs, reward, ALP."""
         self.fits, self.since = 0, 0
@@ -126,23 +126,23 @@ class ALPGMM(Procedural):
         """Of the last fit: `means` [C, K + 1], `covariances` [C, K + 1, K + 1]."""
 
     def points(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        found = draw.random((count, len(self.names)))
+        drawn = draw.random((count, len(self.names)))
         if not self.mixture or self.mixture["means"][:, -1].max() <= 0:
-            return found
+            return drawn
         means, covariances = self.mixture["means"], self.mixture["covariances"]
         progress = np.maximum(means[:, -1], 0)
         chosen = draw.choice(len(means), size=count, p=progress / progress.sum())
         chosen[draw.random(count) < self.explore] = -1
         for c in np.unique(chosen[chosen >= 0]).tolist():
             here = chosen == c
-            found[here] = draw.multivariate_normal(means[c, :-1], covariances[c, :-1, :-1], size=int(here.sum()),
+            drawn[here] = draw.multivariate_normal(means[c, :-1], covariances[c, :-1, :-1], size=int(here.sum()),
                                                    method="eigh")
-        return np.clip(found, 0, 1)
+        return np.clip(drawn, 0, 1)
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         points, rewards = self.points_of(outcomes), np.array([o.reward for o in outcomes])
         progress = self._progress(points, rewards)
-        self.past = np.concatenate([self.past, np.column_stack([points, rewards, progress])])[-self.kept:]
+        self.past = np.concatenate([self.past, np.column_stack([points, rewards, progress])])[-self.memory:]
         self.since += len(outcomes)
         if self.since >= self.fit_every:
             self.since, self.fits = 0, self.fits + 1
@@ -160,8 +160,8 @@ class ALPGMM(Procedural):
         away = cdist(points, np.concatenate([before[:, :size], points]))
         away[:, len(before):][np.triu_indices(len(points))] = np.inf
         nearest = away.argmin(1)
-        found = np.abs(rewards - known[nearest])
-        return np.where(np.isfinite(away[np.arange(len(points)), nearest]), found, 0.0)
+        change = np.abs(rewards - known[nearest])
+        return np.where(np.isfinite(away[np.arange(len(points)), nearest]), change, 0.0)
 
     def state(self) -> dict[str, Any]:
         return {"past": self.past, "fits": self.fits, "since": self.since, "mixture": dict(self.mixture)}
@@ -176,19 +176,20 @@ class ALPGMM(Procedural):
 
 
 def fit(rows: np.ndarray, components: int, seed: int) -> dict[str, np.ndarray]:
-    """`means` [C, D] and `covariances` [C, D, D] of the mixture of 2 to `components` Gaussians with the lowest AIC over
-    rows [n, D]; of equal ones that with the fewest."""
+    """Returns `means` [C, D] and `covariances` [C, D, D] of the mixture of 2 to `components` Gaussians with the lowest
+    AIC over rows [n, D]; of equal ones that with the fewest.
+    """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
     from threadpoolctl import threadpool_limits
 
-    found = []
+    fits = []
     with warnings.catch_warnings(), threadpool_limits(1):  # matrices this small are slower in many threads
         warnings.simplefilter("ignore", ConvergenceWarning)  # few different rows
         for count in range(2, min(components, len(rows)) + 1):
-            made = GaussianMixture(count, random_state=seed).fit(rows)
-            found.append((float(made.aic(rows)), count, made))
-    best = min(found, key=lambda f: f[:2])[2]
+            model = GaussianMixture(count, random_state=seed).fit(rows)
+            fits.append((float(model.aic(rows)), count, model))
+    best = min(fits, key=lambda f: f[:2])[2]
     return {"means": np.array(best.means_), "covariances": np.array(best.covariances_)}
 
 

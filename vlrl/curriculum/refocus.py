@@ -54,9 +54,9 @@ class ADCL(Adaptive):
         """Whether all prompts are to be probed first."""
 
     def difficulty(self, indices: np.ndarray) -> np.ndarray:
-        """1 - the last pass rate, else the field; nan = not known."""
-        seen = 1 - self.history.pass_rate[indices]
-        return np.where(np.isnan(seen), self.field[indices], seen)
+        """Returns 1 - the last pass rate, else the field; nan = not known."""
+        measured = 1 - self.history.pass_rate[indices]
+        return np.where(np.isnan(measured), self.field[indices], measured)
 
     def probes(self, step: int) -> list[Draw]:
         if self.at == self.prompts.size:
@@ -70,15 +70,15 @@ class ADCL(Adaptive):
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
         self._sort()
         self.latest, self.step = count + (self.latest if step == self.step else 0), step
-        found: list[np.ndarray] = []
+        pieces: list[np.ndarray] = []
         while count:
             if self.at == self.prompts.size:
                 self._next_pass()
-                late = np.isin(self.order, found[-1:])  # none twice in a call while others are left
+                late = np.isin(self.order, pieces[-1:])  # none twice in a call while others are left
                 self.order = np.concatenate([self.order[~late], self.order[late]])
-            found.append(self.order[self.at:self.at + count].copy())
-            self.at, count = self.at + len(found[-1]), count - len(found[-1])
-        return np.concatenate(found)
+            pieces.append(self.order[self.at:self.at + count].copy())
+            self.at, count = self.at + len(pieces[-1]), count - len(pieces[-1])
+        return np.concatenate(pieces)
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
         """Returns the next draws, as far as they are sorted; draws nothing."""
@@ -173,23 +173,23 @@ class HardFocus(Adaptive):
     def hardest(self) -> np.ndarray:
         """Returns the prompts of stage 2, int32, in order."""
         size = self.prompts.size
-        kept = math.ceil(self.share * size)
+        count = math.ceil(self.share * size)
         rate = np.nan_to_num(self.history.pass_rate, nan=-1.0).astype(np.float64)
         rate[self.history.rejected] = 2.0
         rate += 1e-9 * stream(self.prompts.seed, 5, self.chosen).random(size)  # less than between two pass rates
-        return np.sort(np.argpartition(rate, kept - 1)[:kept]).astype(np.int32)
+        return np.sort(np.argpartition(rate, count - 1)[:count]).astype(np.int32)
 
     def draws(self, indices: Any, **more: Any) -> list[Draw]:
         return super().draws(indices, **self._sizes(), **more)
 
     def state(self) -> dict[str, Any]:
-        kept = self.cycle.members if self.chosen else np.zeros(0, dtype=np.int32)
-        return {"chosen": self.chosen, "step": self.step, "drawn": self.cycle.drawn, "kept": kept}
+        members = self.cycle.members if self.chosen else np.zeros(0, dtype=np.int32)
+        return {"chosen": self.chosen, "step": self.step, "drawn": self.cycle.drawn, "kept": members}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.chosen, self.step = int(state["chosen"]), int(state["step"])
-        kept = np.asarray(state["kept"] if self.chosen else np.arange(self.prompts.size), dtype=np.int32)
-        self.cycle = Cycle(kept, self.prompts.seed, 4, self.chosen)
+        members = np.asarray(state["kept"] if self.chosen else np.arange(self.prompts.size), dtype=np.int32)
+        self.cycle = Cycle(members, self.prompts.seed, 4, self.chosen)
         self.cycle.drawn = int(state["drawn"])
 
     def metrics(self) -> dict[str, float]:

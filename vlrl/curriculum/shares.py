@@ -21,15 +21,15 @@ class Shares:
     """
 
     def __init__(self, prompts: Prompts, weights: Mapping[str, float], make: Callable[[Prompts], Sampler]):
-        found = prompts.categories("task")
+        tasks = prompts.categories("task")
         self.labels = tuple(weights)
-        at = [found.names.index(label) for label in self.labels]
+        at = [tasks.names.index(label) for label in self.labels]
         self.shares = np.array([*weights.values()], dtype=np.float64) / sum(weights.values())
-        self.members = [found.members[k] for k in at]
-        self._of = np.argsort(np.array(at, dtype=np.int32)).astype(np.int32)[found.of]
+        self.members = [tasks.members[k] for k in at]
+        self._of = np.argsort(np.array(at, dtype=np.int32)).astype(np.int32)[tasks.of]
         self.prompts = [prompts.part(label, places, float(share)) for label, places, share in
                         zip(self.labels, self.members, self.shares, strict=True)]
-        self.samplers = [_made(label, make, part) for label, part in zip(self.labels, self.prompts, strict=True)]
+        self.samplers = [_build(label, make, part) for label, part in zip(self.labels, self.prompts, strict=True)]
         self.drawn = np.zeros(len(self.labels), dtype=np.int64)
         first: Any = self.samplers[0]
         if isinstance(first, Foreseeing):  # one class makes all samplers, so what one can, all can
@@ -57,9 +57,9 @@ class Shares:
 
     def _dealt(self, turns: np.ndarray, ask: Callable[[Any, int], list[Draw]]) -> list[Draw]:
         """Returns the draws of the samplers in the order of the turns, as places in the whole split."""
-        asked = [iter(ask(sampler, int(n)) if n else ()) for sampler, n in
-                 zip(self.samplers, np.bincount(turns, minlength=len(self.labels)), strict=True)]
-        return [self._whole(k, draw) for k in turns.tolist() for draw in [next(asked[k], None)] if draw is not None]
+        iterators = [iter(ask(sampler, int(n)) if n else ()) for sampler, n in
+                     zip(self.samplers, np.bincount(turns, minlength=len(self.labels)), strict=True)]
+        return [self._whole(k, draw) for k in turns.tolist() for draw in [next(iterators[k], None)] if draw is not None]
 
     def _whole(self, k: int, draw: Draw) -> Draw:
         """Returns a sampler's own draw as one of the whole split."""
@@ -71,7 +71,7 @@ class Shares:
         return replace(draw, index=number, knobs=knobs)
 
     def _own(self, places: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """(task, which of these places are its own, its own numbers of them) for each task that has any."""
+        """Returns (task, which of these places are its own, its own numbers of them) for each task that has any."""
         of = self._of[places]
         which = [np.flatnonzero(of == k) for k in range(len(self.labels))]
         return [(k, own, np.searchsorted(self.members[k], places[own])) for k, own in enumerate(which) if len(own)]
@@ -112,7 +112,7 @@ class Shares:
                 for name, value in sampler.metrics().items()}
 
 
-def _made(label: str, make: Callable[[Prompts], Sampler], prompts: Prompts) -> Sampler:
+def _build(label: str, make: Callable[[Prompts], Sampler], prompts: Prompts) -> Sampler:
     try:
         return make(prompts)
     except ConfigError as error:

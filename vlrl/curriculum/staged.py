@@ -35,11 +35,11 @@ class Pool:
         """Returns [N], 0 for what was never answered or is not of before."""
         if self._weights is None:
             self._weights = np.zeros(len(self.history.visits))
-            self._note(np.flatnonzero(self.history.seen))
+            self._note(np.flatnonzero(self.history.visited))
         return self._weights
 
     def take(self, count: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """`count` prompts: those of the pass, and those of before."""
+        """Returns `count` prompts: those of the pass, and those of before."""
         return self._take(self.cycle, count, draw)
 
     def peek(self, count: int, draw: np.random.Generator) -> np.ndarray:
@@ -107,7 +107,7 @@ class Retrospective(Adaptive):
 
 
 def foreseen(history: History, indices: np.ndarray, **more: Any) -> list[Draw]:
-    """Draws of prompts, without counting them as visits."""
+    """Returns draws of prompts, without counting them as visits."""
     before: dict[int, int] = {}
     out = []
     for index in indices.tolist():
@@ -161,9 +161,9 @@ def read_stages(given: Sequence[Mapping[str, Any]]) -> list[Stage]:
     if not given:
         raise ConfigError("curriculum.stages=[] is empty: give at least one stage")
     stages = []
-    for number, found in enumerate(given, 1):
+    for number, entry in enumerate(given, 1):
         try:
-            stages.append(Stage.model_validate(dict(found)))
+            stages.append(Stage.model_validate(dict(entry)))
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             key, text = ".".join(map(str, first["loc"])), str(first["msg"]).removeprefix("Value error, ")
@@ -232,8 +232,8 @@ class Staged(Adaptive):
         """Returns whether the stage has ended when the draws of a step begin."""
         if self.at + 1 == len(self.stages) or self.began < 0 or step == self.last:
             return False
-        reached = [wanted is not None and len(seen) == seen.maxlen and float(np.mean(seen)) >= wanted
-                   for wanted, seen in ((self.stage.reward, self.rewards), (self.stage.pass_rate, self.passes))]
+        reached = [wanted is not None and len(recent) == recent.maxlen and float(np.mean(recent)) >= wanted
+                   for wanted, recent in ((self.stage.reward, self.rewards), (self.stage.pass_rate, self.passes))]
         return any(reached) or (self.stage.steps is not None and step - self.began >= self.stage.steps)
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
@@ -249,9 +249,9 @@ class Staged(Adaptive):
         return np.concatenate([fresh, old])
 
     def draws(self, indices: np.ndarray | Sequence[int], **more: Any) -> list[Draw]:
-        made = super().draws(indices, **sizes(self.stage), **more)
-        self._own |= {(d.index, d.visit) for d in made[:self._fresh]}
-        return made
+        batch = super().draws(indices, **sizes(self.stage), **more)
+        self._own |= {(d.index, d.visit) for d in batch[:self._fresh]}
+        return batch
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
         super().observe(outcomes, step)
@@ -261,8 +261,8 @@ class Staged(Adaptive):
         """Returns what `next(count, step)` would give, if nothing were observed until then."""
         at = self.at + self._due(step)
         pool = self.pool if at == self.at else self._pool(at)
-        found = pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1))
-        return foreseen(self.history, found, **sizes(self.stages[at]))
+        indices = pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1))
+        return foreseen(self.history, indices, **sizes(self.stages[at]))
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         self.pool.note(outcomes)
@@ -284,8 +284,8 @@ class Staged(Adaptive):
             getattr(self, name).extend(map(float, state[name]))
 
     def metrics(self) -> dict[str, float]:
-        means = {name: float(np.mean(seen)) for name, seen in (("reward", self.rewards), ("pass_rate", self.passes))
-                 if seen}
+        means = {name: float(np.mean(recent)) for name, recent in (("reward", self.rewards), ("pass_rate", self.passes))
+                 if recent}
         return {"curriculum/stage": self.at + 1.0, **{f"curriculum/stage_{k}": v for k, v in means.items()}}
 
 

@@ -74,7 +74,7 @@ def is_public(address: Address) -> bool:
 
 
 def looked_up(host: str, port: int) -> list[str]:
-    """Every address that a name has, as text. Raises OSError."""
+    """Returns every address that a name has, as text. Raises OSError."""
     entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in entries))
 
@@ -208,7 +208,7 @@ def _target(url: str, policy: Policy) -> _Target:
 
 
 def _addresses(target: _Target, url: str, guard: Guard, deadline: float) -> list[str]:
-    """The addresses of a host, all of them permitted. Raises DataError."""
+    """Returns the addresses of a host, all of them permitted. Raises DataError."""
     result: list[Any] = []
 
     def ask() -> None:

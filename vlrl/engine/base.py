@@ -24,7 +24,7 @@ class Engine(Protocol):
         ...
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """`request.n` completions for each request, in order.
+        """Returns `request.n` completions for each request, in order.
 
         `done(i, completions)` is called from the caller's thread as soon as request `i` is whole and while others are
         still to be written, at most once each; not for those that are written last. It should return at once.

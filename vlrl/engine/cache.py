@@ -131,8 +131,8 @@ class SharedRows:
     """The same for a model with vlrl's attention: each prompt is kept once, for all of its rows. `owner` ascends."""
 
     def __init__(self, cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, answers: DynamicCache):
-        held: list[Any] = cache.layers
-        layers = [(layer.keys, layer.values) for layer in held]
+        cached: list[Any] = cache.layers
+        layers = [(layer.keys, layer.values) for layer in cached]
         device = owner.device
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
@@ -165,6 +165,7 @@ def spread(cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, config:
 def _select(cache: DynamicCache, indices: torch.Tensor) -> None:
     """Keeps (or repeats) rows of every layer, in place."""
     for layer in cache.layers:
-        kept: Any = layer  # a state instead of keys, or beside them, knows only the other name
-        select = kept.reorder_cache if isinstance(layer, LinearAttentionCacheLayerMixin) else kept.batch_select_indices
+        known: Any = layer  # a state instead of keys, or beside them, knows only the other name
+        linear = isinstance(layer, LinearAttentionCacheLayerMixin)
+        select = known.reorder_cache if linear else known.batch_select_indices
         select(indices)

@@ -1,7 +1,7 @@
 """How many answers are written side by side.
 
 With `engine.batch_rollouts=auto` a batch takes a share of the memory that the weights, and what training keeps beside
-them, leave of the device. It is reckoned from the device's whole memory and the requests, not from what is free at the
+them, leave of the device. It is estimated from the device's whole memory and the requests, not from what is free at the
 moment: the last bits of the logits depend on the shape of the batch, and the same config and seed must give the same
 weights, across a kill and resume too. On another machine a batch may be cut elsewhere, unless MOST_ROWS or a number
 given by the user cuts it first.
@@ -47,7 +47,7 @@ class Capacity:
     total: float = math.inf
     """Of everything below."""
     token: int = 0
-    """Keys and values of one token."""
+    """KV cache of one token."""
     logits: int = 0
     """The logits of one answer's next token and their copies."""
     shared: bool = True
@@ -75,7 +75,7 @@ def automatic(policy: Policy) -> Capacity:
 
 
 def token_bytes(text: Any, size: int, adapter: bool) -> int:
-    """Bytes of keys and values of one token in all layers; `text` is the config of the language model.
+    """Returns bytes of the KV cache of one token in all layers; `text` is the config of the language model.
 
     size: bytes per value of the compute type. adapter: under LoRA; in a full fine-tune keys are float32, as the
     rotation by their positions leaves them.
@@ -85,12 +85,12 @@ def token_bytes(text: Any, size: int, adapter: bool) -> int:
 
 
 def logit_bytes(text: Any, size: int) -> int:
-    """Bytes of the logits of one answer's next token, in the compute type and in float32."""
+    """Returns bytes of the logits of one answer's next token, in the compute type and in float32."""
     return text.vocab_size * (4 * LOGIT_COPIES + size)
 
 
 def head_width(text: Any) -> int:
-    """Numbers of one attention head."""
+    """Returns numbers of one attention head."""
     return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
@@ -156,7 +156,7 @@ def cut(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
 
 
 def chunks(prompts: Sequence[Prompt], most: int) -> Iterator[list[Prompt]]:
-    """Prompts in order, at most `most` tokens together where each is padded to the longest; one at least."""
+    """Yields prompts in order, at most `most` tokens together where each is padded to the longest; one at least."""
     chunk: list[Prompt] = []
     for prompt in prompts:
         if chunk and max(map(len, [*chunk, prompt])) * (len(chunk) + 1) > most:

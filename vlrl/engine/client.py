@@ -18,8 +18,8 @@ IDLE_S = 2.0
 class Unavailable(Exception):
     """A server did not do what it was asked, and another one may. `status` is 0 when it said nothing."""
 
-    def __init__(self, said: str, status: int = 0):
-        super().__init__(said)
+    def __init__(self, message: str, status: int = 0):
+        super().__init__(message)
         self.status = status
 
 
@@ -51,23 +51,23 @@ class Client:
                 return answer.json() if answer.content else None
         except (httpx.HTTPError, OSError, ValueError) as error:
             raise Unavailable(f"{type(error).__name__}: {error}".rstrip(": ")) from None
-        said = f"{status} {_said(answer)}"
+        message = f"{status} {_error_text(answer)}"
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED):
             raise ConfigError(f"{address} refuses the key: set engine.key_file to the file that `vlrl serve` wrote, or "
                               "VLRL_ENGINE_KEY to the key that the server was started with")
         if status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in (HTTPStatus.CONFLICT,
                                                                         HTTPStatus.TOO_MANY_REQUESTS):
-            raise TrainingError(f"the server {address} refuses {path}: {said}")
-        raise Unavailable(said, status)
+            raise TrainingError(f"the server {address} refuses {path}: {message}")
+        raise Unavailable(message, status)
 
     def close(self) -> None:
         """Closes all connections."""
         self._http.close()
 
 
-def _said(answer: httpx.Response) -> str:
+def _error_text(answer: httpx.Response) -> str:
     try:
-        found = answer.json()
-        return str(found.get("error", found) if isinstance(found, dict) else found)[:2000]
+        body = answer.json()
+        return str(body.get("error", body) if isinstance(body, dict) else body)[:2000]
     except ValueError:
         return answer.text[:2000]

@@ -37,7 +37,7 @@ class CopiedEngine(HFEngine):
         self._abandoned = threading.Event()
 
     def sync(self, policy: Policy, step: int) -> None:
-        """Copies the weights that learn. Called on every process."""
+        """Copies the trainable parameters. Called on every process."""
         self.step = step
         own = dict(self.policy.model.named_parameters())
         with torch.no_grad():

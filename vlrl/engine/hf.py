@@ -49,17 +49,17 @@ class HFEngine:
         self._texts = Texts(policy)
 
     def sync(self, policy: Policy, step: int) -> None:
-        """The weights are shared; where they are sharded, each process gathers all of them."""
+        """Shares the weights; where they are sharded, each process gathers all of them."""
         self.policy, self.step = policy, step
         policy.gather()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is nothing to release."""
 
     @torch.inference_mode()  # a tenth faster than no_grad on small models; nothing of it enters a graph
     def generate(self, requests: Sequence[Request], done: Done | None = None,
                  watch: Watch | None = None) -> list[list[Completion]]:
-        """`request.n` completions per request. The model is in evaluation mode meanwhile.
+        """Returns `request.n` completions per request. The model is in evaluation mode meanwhile.
 
         `watch` follows the answers while they are written, and changes none of them.
         """
@@ -78,11 +78,13 @@ class HFEngine:
 
     def _run(self, requests: Sequence[Request], jobs: Sequence[Job],
              watch: Watch | None = None) -> list[tuple[int, Completion]]:
-        """Completions of a batch with the numbers of their requests, in order; in halves where memory is short."""
+        """Returns completions of a batch with the numbers of their requests, in order; in halves where memory is
+        short.
+        """
         try:
             names = [(i, rollout) for i, rollouts in jobs for rollout in rollouts]
-            seen = watch and (lambda writing: watch(lambda: self._so_far(writing, names)))
-            written = self._decode([(requests[i], rollouts) for i, rollouts in jobs], seen)
+            on_token = watch and (lambda writing: watch(lambda: self._so_far(writing, names)))
+            written = self._decode([(requests[i], rollouts) for i, rollouts in jobs], on_token)
             return [(i, self._completion(written, row, requests[i], _before(requests[i], rollout)))
                     for row, (i, rollout) in enumerate(names)]
         except (RuntimeError, MemoryError) as error:
@@ -117,34 +119,34 @@ class HFEngine:
         return {name: self._texts.decode(row).rstrip("\ufffd") for name, row in zip(names, ended, strict=True)}
 
     def _decode(self, work: Sequence[tuple[Request, list[int]]],
-                seen: Callable[[Writing], None] | None = None) -> Written:
-        """Returns all rollouts of a batch, a token of each at a time; `seen` is called after each."""
+                on_token: Callable[[Writing], None] | None = None) -> Written:
+        """Returns all rollouts of a batch, a token of each at a time; `on_token` is called after each."""
         sampling = [request.sampling for request, rows in work for _ in rows]
         longest = max(s.max_new_tokens for s in sampling)
         draws = np.stack([self._draws(request, i, longest) for request, rows in work for i in rows])
         writing = Writing(sampling, draws, self._texts, [_before(request, i) for request, rows in work for i in rows])
         with phase("prefill"):
-            logits, held, position = self._begin(work)
+            logits, cache_rows, position = self._begin(work)
         rows = torch.arange(len(sampling), device=self.policy.device)
         live = torch.ones_like(rows, dtype=torch.bool)
         for _ in range(writing.steps):
             token, live = writing.write(rows, live, logits)
-            if seen:
-                seen(writing)
+            if on_token:
+                on_token(writing)
             alive = int(live.sum())
             if not alive:
                 break
             if alive <= _COMPACT * len(rows):
                 keep = live.nonzero()[:, 0]
                 rows, position, token, live = (x[keep] for x in (rows, position, token, live))
-                held.select(keep)
-            logits = self._next(token, position, held)
+                cache_rows.select(keep)
+            logits = self._next(token, position, cache_rows)
             position = position + 1
         return writing.written()
 
     def _begin(self, work: Sequence[tuple[Request, list[int]]]
                ) -> tuple[torch.Tensor, CopiedRows | SharedRows, torch.Tensor]:
-        """Logits [R, V] of each row's first token, its cache, and its position [R]."""
+        """Returns logits [R, V] of each row's first token, its cache, and its position [R]."""
         prompts: list[Prompt] = []
         owner: list[int] = []
         for request, rows in work:
@@ -158,13 +160,13 @@ class HFEngine:
         of = torch.tensor(owner, device=self.policy.device)
         return logits[of], spread(cache, mask, of, self._text_config, self.policy.family.shared), position[of]
 
-    def _next(self, token: torch.Tensor, position: torch.Tensor, held: CopiedRows | SharedRows) -> torch.Tensor:
-        """Logits [R, V] after one more token [R] of every row: all that a decoding step asks of the model.
+    def _next(self, token: torch.Tensor, position: torch.Tensor, cache_rows: CopiedRows | SharedRows) -> torch.Tensor:
+        """Returns logits [R, V] after one more token [R] of every row: all that a decoding step asks of the model.
 
-        A compiled or captured forward belongs here; shapes change with `held.select` and as the cache grows.
+        A compiled or captured forward belongs here; shapes change with `cache_rows.select` and as the cache grows.
         """
         return self.policy.model(input_ids=token[:, None], position_ids=self._at(position), use_cache=True,
-                                 logits_to_keep=1, **held.inputs()).logits[:, -1]
+                                 logits_to_keep=1, **cache_rows.inputs()).logits[:, -1]
 
     def _prefill_all(self, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
         """As `_prefill`, at most `prefill_tokens` at once (a longer prompt by itself)."""
@@ -177,7 +179,7 @@ class HFEngine:
         return torch.cat(logits), side_by_side(caches), mask, torch.cat(position)
 
     def _prefill(self, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
-        """Last logits [P, V], cache, attention mask [P, L] and next position [P] of left-padded prompts."""
+        """Returns the last logits [P, V], cache, attention mask [P, L] and next position [P] of left-padded prompts."""
         device, width = self.policy.device, max(map(len, prompts))
         ids, mask = np.zeros((2, len(prompts), width), dtype=np.int64)
         positions = np.ones((len(prompts[0].positions), len(prompts), width), dtype=np.int64)
@@ -201,7 +203,7 @@ class HFEngine:
         return self.policy.base.config.get_text_config(decoder=True)
 
     def _at(self, position: torch.Tensor) -> torch.Tensor:
-        """Position ids of one new token per row, as the model takes them."""
+        """Returns position ids of one new token per row, as the model takes them."""
         return position[None, :, None].expand(3, -1, -1) if self.policy.family.mrope else position[:, None]
 
     def _draws(self, request: Request, index: int, count: int) -> np.ndarray:

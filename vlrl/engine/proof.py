@@ -76,39 +76,39 @@ class Proof:
         the answer or, in the first checks, a weight differs.
         """
         self.checks += 1
-        found = self._difference(policy, read, self.prompt)
-        if not found <= self.allowed(policy):  # nan too
-            raise TrainingError(self._explained(policy, read, parameters, found))
+        difference = self._difference(policy, read, self.prompt)
+        if not difference <= self.allowed(policy):  # nan too
+            raise TrainingError(self._explained(policy, read, parameters, difference))
         if parameters is not None and self.checks <= WHOLE:
             stale = differing(parameters())
             if stale:
                 raise TrainingError(f"the engine does not hold the policy's weights: {listed(stale)}. The answer of "
-                                    f"the probe differs by {found:.1e} only, and will by more. {ADVICE}")
-        return found
+                                    f"the probe differs by {difference:.1e} only, and will by more. {ADVICE}")
+        return difference
 
     def _difference(self, policy: Policy, read: Read, prompt: Prompt) -> float:
         theirs = np.asarray(read(prompt, self.answer), dtype=np.float64)
         gaps = np.abs(trainer_logprobs(policy, prompt, self.answer) - theirs)
         return float(gaps.max()) if np.isfinite(gaps).all() else math.inf
 
-    def _explained(self, policy: Policy, read: Read, parameters: Callable[[], Pairs] | None, found: float) -> str:
+    def _explained(self, policy: Policy, read: Read, parameters: Callable[[], Pairs] | None, difference: float) -> str:
         allowed = self.allowed(policy)
-        said = (f"engine and trainer are not the same policy after a sync: log-probabilities of a fixed answer differ "
-                f"by {found:.2g}, more than {allowed:g}")
+        message = (f"engine and trainer are not the same policy after a sync: log-probabilities of a fixed answer "
+                   f"differ by {difference:.2g}, more than {allowed:g}")
         count = itertools.count()
         stale = differing(pair for pair, _ in zip(parameters() if parameters else (), count, strict=False))
         compared = next(count)
         if stale:
-            return f"{said}. {listed(stale)}. {ADVICE}"
+            return f"{message}. {listed(stale)}. {ADVICE}"
         if compared:
-            return (f"{said}, though all {compared} weights that could be compared are equal. Then they are computed "
-                    "with differently: another type (engine.dtype), attention or image size; or the weight is one "
-                    f"that could not be compared. {TOLERATE}")
+            return (f"{message}, though all {compared} weights that could be compared are equal. Then they are "
+                    "computed with differently: another type (engine.dtype), attention or image size; or the weight is "
+                    f"one that could not be compared. {TOLERATE}")
         if self.text is not None:
             alike = self._difference(policy, read, self.text) <= allowed
-            said += ("; an answer to a text alone does not, so look at the vision tower and the merger" if alike else
-                     "; an answer to a text alone does too, so look at the language model")
-        return f"{said}. The engine is in another process, so its weights are not compared by name. {ADVICE}"
+            message += ("; an answer to a text alone does not, so look at the vision tower and the merger" if alike else
+                        "; an answer to a text alone does too, so look at the language model")
+        return f"{message}. The engine is in another process, so its weights are not compared by name. {ADVICE}"
 
 
 TOLERATE = "If such a difference is meant, raise engine.proof."
@@ -127,7 +127,7 @@ def trainer_logprobs(policy: Policy, prompt: Prompt, answer: np.ndarray) -> np.n
 
 
 def differing(pairs: Pairs) -> list[tuple[str, float, float]]:
-    """(name, largest difference, largest number) of each tensor that the engine holds otherwise, worst first.
+    """Returns (name, largest difference, largest number) of each tensor that the engine holds otherwise, worst first.
 
     Compared in the engine's type, up to a few units in the last place: merging an adapter rounds.
     """

@@ -59,7 +59,7 @@ class Replica:
     """Whether `admit` goes on or its report waits; a call of the pool that ends may leave it to the next one."""
     report: tuple[int, BaseException | None] | None = None
     """What came of `admit`: the number of doubts when it began, and its error."""
-    asked: int = 0
+    requests: int = 0
     """Requests it got so far."""
     retry_at: float = 0.0
     pause: float = _PAUSES[0]
@@ -99,7 +99,7 @@ class Replicas:
         self._abandoned = error
 
     def doubt(self) -> None:
-        """No server gets anything more before it has been admitted again."""
+        """Sends nothing more to any server before it has been admitted again."""
         self._doubts += 1
         for replica in self.replicas:
             replica.awaited = replica.ready
@@ -202,7 +202,7 @@ class _Run(Generic[T]):
         ready = self._ready()
         others = [r for r in ready if r is not call.avoid] or ready
         free = [r for r in others if not self._load[r] or self._load[r] + call.weight <= self._pool._most]
-        return min(free, key=lambda r: (self._load[r], r.asked), default=None)
+        return min(free, key=lambda r: (self._load[r], r.requests), default=None)
 
     def _send(self, task: _Task[T], place: int, call: Call, replica: Replica) -> None:
         number = self._numbers = self._numbers + 1
@@ -210,18 +210,18 @@ class _Run(Generic[T]):
         self._load[replica] += call.weight
         if self._load[replica] == call.weight:
             replica.heard = time.monotonic()  # it had nothing to say before
-        replica.asked += 1
+        replica.requests += 1
 
         def work() -> Callable[[], None]:
             try:
                 result = self._pool._client.post(replica.address, call.path, call.body())
             except Unavailable as error:
                 return partial(self._failed, number, str(error))
-            return lambda: self._answered(number, result)
+            return lambda: self._complete(number, result)
 
         self._thread(work)
 
-    def _answered(self, number: int, result: Any) -> None:
+    def _complete(self, number: int, result: Any) -> None:
         if number not in self._attempts:  # given up before
             return
         task, place, call, replica = self._attempts.pop(number)
@@ -232,17 +232,18 @@ class _Run(Generic[T]):
         if not task.missing:
             self._advance(task, task.results)
 
-    def _failed(self, number: int, said: str) -> None:
+    def _failed(self, number: int, reason: str) -> None:
         if number not in self._attempts:
             return
         task, place, call, replica = self._attempts.pop(number)
         self._load[replica] -= call.weight
-        self._drop(replica, said)
+        self._drop(replica, reason)
         call.failures += 1
         call.avoid = replica
         if call.failures > self._pool._retries:
-            raise TrainingError(f"a request failed {call.failures} times, the last time at {replica.address}: {said}. "
-                                "See what the server printed; engine.retries and engine.timeout_s set the limits.")
+            raise TrainingError(f"a request failed {call.failures} times, the last time at {replica.address}: "
+                                f"{reason}. See what the server printed; engine.retries and engine.timeout_s set the "
+                                "limits.")
         call.not_before = time.monotonic() + min(_PAUSES[0] * 2 ** (call.failures - 1), _PAUSES[1])
         self._waiting.insert(0, (task, place, call))  # it has waited longest
 
@@ -251,10 +252,10 @@ class _Run(Generic[T]):
     def _ready(self) -> list[Replica]:
         return [r for r in self._pool.replicas if r.ready]
 
-    def _drop(self, replica: Replica, said: str) -> None:
+    def _drop(self, replica: Replica, reason: str) -> None:
         if replica.ready:
-            _log.warning("%s is dropped until it answers again: %s", replica.address, said)
-            replica.ready, replica.problem = False, said
+            _log.warning("%s is dropped until it answers again: %s", replica.address, reason)
+            replica.ready, replica.problem = False, reason
             replica.pause, replica.retry_at = _PAUSES[0], time.monotonic()
             if not self._ready():
                 self._none_since = time.monotonic()
@@ -320,18 +321,19 @@ class _Run(Generic[T]):
             replica.heard = time.monotonic() if heard else replica.heard
         return report
 
-    def _give_up(self, replica: Replica, said: str) -> None:
+    def _give_up(self, replica: Replica, reason: str) -> None:
         for number in [n for n, (_, _, _, who) in self._attempts.items() if who is replica]:
-            self._failed(number, said)
+            self._failed(number, reason)
 
     def _check_alive(self) -> None:
         """Raises TrainingError when no server has been there for too long, and none is being brought up to date."""
         if self._ready():
             self._none_since = time.monotonic()
         elif self._is_late() and not any(r.checking for r in self._pool.replicas):
-            found = "; ".join(f"{r.address}: {r.problem}" for r in self._pool.replicas)
-            raise TrainingError(f"no server of engine.servers was there for {self._pool._wait_s:g} s ({found}). Start "
-                                "`vlrl serve` again and go on with the same command; engine.timeout_s sets the limit.")
+            reasons = "; ".join(f"{r.address}: {r.problem}" for r in self._pool.replicas)
+            raise TrainingError(f"no server of engine.servers was there for {self._pool._wait_s:g} s ({reasons}). "
+                                "Start `vlrl serve` again and go on with the same command; engine.timeout_s sets the "
+                                "limit.")
 
     def _is_late(self) -> bool:
         """Returns whether the time without any server is up."""

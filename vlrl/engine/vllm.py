@@ -99,8 +99,9 @@ class VLLMEngine:
         self.policy, self.step, self._synced = policy, step, True
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """`request.n` completions per request; `done` is called as whole requests come in. Raises Abandoned after
-        `abandon`."""
+        """Returns `request.n` completions per request; `done` is called as whole requests come in. Raises Abandoned
+        after `abandon`.
+        """
         if not self._synced:
             self.sync(self.policy, self.step)
         for request in requests:
@@ -189,15 +190,15 @@ class Generation:
         options = self._options(i, len(drafts), seed_of(self.engine.seed, request.key), drafts[0].room())
 
         def take(output: Any) -> None:
-            for draft, found in zip(drafts, sorted(output.outputs, key=lambda o: o.index), strict=True):
-                self._take(i, draft, found)
+            for draft, piece in zip(drafts, sorted(output.outputs, key=lambda o: o.index), strict=True):
+                self._take(i, draft, piece)
 
         self._ask(i, (), options, take)
 
-    def _take(self, i: int, draft: Draft, found: Any) -> None:
-        """A part of an answer has come in; asks for the next one where it goes on."""
-        draft.add(found.token_ids, [ps[t].logprob for ps, t in zip(found.logprobs, found.token_ids, strict=True)],
-                  found.finish_reason == "stop")
+    def _take(self, i: int, draft: Draft, output: Any) -> None:
+        """Takes in a part of an answer; asks for the next one where it goes on."""
+        draft.add(output.token_ids, [ps[t].logprob for ps, t in zip(output.logprobs, output.token_ids, strict=True)],
+                  output.finish_reason == "stop")
         self._go_on(i, draft)
 
     def _go_on(self, i: int, draft: Draft) -> None:
@@ -329,7 +330,7 @@ def options(policy: Policy, config: Config, folder: Path, max_model_len: int) ->
 
 @contextlib.contextmanager
 def _bystander() -> Iterator[None]:
-    """What vLLM sets for its whole process is undone: random states, the setter of torch's threads.
+    """Undoes what vLLM sets for its whole process: random states, the setter of torch's threads.
 
     Not in a thread beside the update (async.*), which draws from these states meanwhile: generation leaves them alone
     (vllm_cpu_patches).

@@ -42,13 +42,13 @@ def known_size(size: int) -> int:
 
 def _init(original: Any) -> Any:
     @functools.wraps(original)
-    def made(self: Any, num_heads: int, head_size: int, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, num_heads: int, head_size: int, *args: Any, **kwargs: Any) -> None:
         own_values = kwargs.get("head_size_v") not in (None, head_size)
         wide = head_size if own_values else known_size(head_size)
         original(self, num_heads, wide, *args, **{**kwargs, **({"head_size_v": None} if wide != head_size else {})})
         self._vlrl_size = head_size
 
-    return made
+    return init
 
 
 def _forward(original: Any) -> Any:

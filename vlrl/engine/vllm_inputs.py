@@ -51,7 +51,7 @@ class Rules:
         return self._ending[stops]
 
     def closing(self, sampling: Sampling) -> list[int]:
-        """Token ids of the end of thinking. Raises ConfigError where they cannot be written."""
+        """Returns token ids of the end of thinking. Raises ConfigError where they cannot be written."""
         return self.texts.ids(sampling.thinking_end).tolist()
 
 
@@ -63,7 +63,7 @@ def prompt_input(prompt: Prompt, written: Sequence[int] | np.ndarray = ()) -> di
     out: dict[str, Any] = {"prompt_token_ids": [*prompt.raw_ids.tolist(), *map(int, written)]}
     media = {kind: [_medium(m) for m in prompt.media if m.kind == kind] for kind in ("image", "video")}
     if prompt.media:
-        out["multi_modal_data"] = {kind: found for kind, found in media.items() if found}
+        out["multi_modal_data"] = {kind: items for kind, items in media.items() if items}
     if media["video"]:
         out["mm_processor_kwargs"] = {"do_sample_frames": False}
     return out
@@ -78,13 +78,13 @@ def _medium(loaded: LoadedMedia) -> Any:
 
 def check_prompt(prompt: Prompt, ids: Sequence[int], written: int = 0) -> None:
     """Raises TrainingError when the engine read other ids than Prompt.ids before the last `written` ones."""
-    found = np.asarray(ids)[:len(ids) - written]
-    if np.array_equal(found, prompt.ids):
+    theirs = np.asarray(ids)[:len(ids) - written]
+    if np.array_equal(theirs, prompt.ids):
         return
-    at = next((i for i, (a, b) in enumerate(zip(found, prompt.ids, strict=False)) if a != b),
-              min(len(found), len(prompt)))
+    at = next((i for i, (a, b) in enumerate(zip(theirs, prompt.ids, strict=False)) if a != b),
+              min(len(theirs), len(prompt)))
     raise TrainingError(
-        f"sample '{prompt.sample_id}': vLLM's processor makes {len(found)} tokens of the prompt, transformers' makes "
+        f"sample '{prompt.sample_id}': vLLM's processor makes {len(theirs)} tokens of the prompt, transformers' makes "
         f"{len(prompt)}, and they differ from token {at} on. The answers would be to another prompt. Install the "
         "versions that vlrl is tested with (requirements-vllm.txt), or set engine.name=hf.")
 
@@ -114,7 +114,7 @@ def measuring_options(sampling: Sampling, token: int, rules: Rules) -> dict[str,
 
 
 def seed_of(seed: int, key: Sequence[int], place: int | None = None, start: int = 0) -> int:
-    """Seed of the random stream of a group, or of rollout `place` of it from token `start` on.
+    """Returns the seed of the random stream of a group, or of rollout `place` of it from token `start` on.
 
     A continuation has a stream of its own: it must not meet the numbers again that its first tokens were drawn with.
     """
@@ -143,7 +143,7 @@ class Draft:
         return [cls(request.sampling, rules, place, written) for place, written in begun]
 
     def room(self) -> int:
-        """Tokens to sample next: up to the thinking budget, else up to the limit."""
+        """Returns tokens to sample next: up to the thinking budget, else up to the limit."""
         budget, n = self.sampling.thinking_budget, len(self.tokens)
         limit = self.sampling.max_new_tokens
         return (min(budget, limit) if budget is not None and n < budget else limit) - n
@@ -221,8 +221,8 @@ def checked(drafts: Sequence[Draft], prompt: Prompt) -> list[Completion]:
     came.
     """
     out = [draft.completion() for draft in drafts]
-    for draft, found in zip(drafts, out, strict=True):
-        if not np.isfinite(found.logprobs).all():
+    for draft, completion in zip(drafts, out, strict=True):
+        if not np.isfinite(completion.logprobs).all():
             raise TrainingError(f"sample '{prompt.sample_id}': vLLM gave a log-probability that is no finite number. "
                                 "The weights or engine.dtype may overflow: try engine.dtype=bfloat16 or float32.")
         wrong = sorted({*draft.tokens} & {*draft.rules.banned})
@@ -233,8 +233,9 @@ def checked(drafts: Sequence[Draft], prompt: Prompt) -> list[Completion]:
 
 
 def model_length(config: Config, model_config: Any) -> int:
-    """Most tokens of a prompt and its answer: engine.max_model_len, or what the limits of the run add up to, as far as
-    the model has positions."""
+    """Returns the most tokens of a prompt and its answer: engine.max_model_len, or what the limits of the run add up
+    to, as far as the model has positions.
+    """
     wanted = config.limits.prompt_tokens + config.rollout.max_new_tokens
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None) or wanted
     return config.engine.max_model_len or min(wanted, positions)

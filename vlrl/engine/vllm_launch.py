@@ -231,16 +231,18 @@ def _arguments(policy: Any, config: Config, folder: Path) -> list[str]:
 
 
 def further_arguments(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
-    """{"--name": "value"} of NAME=VALUE or NAME. ConfigError for a name among `taken`, which vlrl sets itself."""
-    found: dict[str, str] = {}
+    """Returns {"--name": "value"} of NAME=VALUE or NAME. ConfigError for a name among `taken`, which vlrl sets
+    itself.
+    """
+    arguments: dict[str, str] = {}
     for text in given:
         word, _, value = text.partition("=")
         name = "--" + word.strip().lstrip("-").replace("_", "-")
         if name in taken or name in _SET_BY:
             raise ConfigError(f"--vllm {text}: vlrl sets {name} itself, by {_SET_BY.get(name, 'what trainers need')}. "
                               "Leave it out" + (f", or set {_SET_BY[name]}" if name in _SET_BY else ""))
-        found[name] = value
-    return found
+        arguments[name] = value
+    return arguments
 
 
 def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str, str]) -> list[dict[str, str]]:
@@ -254,15 +256,18 @@ def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str
         if replicas * engine.memory > 1 and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
             raise ConfigError(f"--replicas {replicas} with engine.memory={engine.memory:g} each take more than the "
                               "main memory: lower one of them, or set VLLM_CPU_KVCACHE_SPACE to the GiB that each may "
-                              "fill with keys and values")
+                              "fill with the KV cache")
         return [{"VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")}] * replicas
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = [d for d in seen.split(",") if d] if seen is not None else [*map(str, range(torch.cuda.device_count()))]
-    if len(found) < replicas * each:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        devices = [*map(str, range(torch.cuda.device_count()))]
+    else:
+        devices = [d for d in visible.split(",") if d]
+    if len(devices) < replicas * each:
         raise ConfigError(f"--replicas {replicas} with engine.tensor_parallel={engine.tensor_parallel} takes "
-                          f"{replicas * each} GPUs, and {len(found)} are visible: start fewer, make more visible "
+                          f"{replicas * each} GPUs, and {len(devices)} are visible: start fewer, make more visible "
                           "(CUDA_VISIBLE_DEVICES), or spread one over several hosts (docs/engines.md)")
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(found[i * each:(i + 1) * each])} for i in range(replicas)]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(devices[i * each:(i + 1) * each])} for i in range(replicas)]
 
 
 def write_key(path: Path, given: str = "") -> Path:
@@ -297,9 +302,9 @@ def _key_of(file: Path) -> str:
 def alone(folder: Path) -> Iterator[None]:
     """Holds the folder of the servers. ConfigError while another `vlrl serve` does, whose key and logs lie there."""
     path = folder / "serve.lock"
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locks:
         try:
-            held.enter_context(lock.lock(path))
+            locks.enter_context(lock.lock(path))
         except RunError as error:
             owner = files.read_json(path)
             if owner is None:

@@ -37,7 +37,7 @@ def end_with(parent: int, number: int = signal.SIGTERM) -> None:
 
 
 def lead() -> None:
-    """What this process forks from here on is killed when it has gone: vLLM's engine would wait for it for ever.
+    """Has what this process forks from here on killed when it ends: vLLM's engine would wait for it for ever.
 
     Not what is forked in a thread, whose end would kill it too.
     """

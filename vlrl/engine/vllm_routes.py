@@ -129,8 +129,9 @@ class Routes:
                 "roots": [str(root) for root in self._roots]}
 
     async def _alive(self, state: Any, body: bytes) -> dict[str, Any]:
-        """{"silent_s"}: vLLM's own health page knows whether the engine's process is there, not whether it goes on. It
-        answers between two steps, so a long step is a short silence."""
+        """Returns {"silent_s"}: vLLM's own health page knows whether the engine's process is there, not whether it goes
+        on. It answers between two steps, so a long step is a short silence.
+        """
         owed = self._owed
         if owed is None or owed.done():
             owed = self._owed = asyncio.ensure_future(state.engine_client.is_sleeping())
@@ -145,28 +146,28 @@ class Routes:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     async def _generate(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Answers to {"version", "input": prompt of vLLM, "options": of SamplingParams}."""
-        asked = _object(await asyncio.to_thread(vllm_wire.unpack, body))
-        self._check(asked["version"])
+        """Returns answers to {"version", "input": prompt of vLLM, "options": of SamplingParams}."""
+        request = _object(await asyncio.to_thread(vllm_wire.unpack, body))
+        self._check(request["version"])
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         task = asyncio.current_task()
         assert task is not None
-        self._running[task] = asked["version"]
+        self._running[task] = request["version"]
         try:
-            options = SamplingParams(**asked["options"], output_kind=RequestOutputKind.FINAL_ONLY)
+            options = SamplingParams(**request["options"], output_kind=RequestOutputKind.FINAL_ONLY)
             name = f"vlrl-{secrets.token_hex(8)}"
-            found = [output async for output in state.engine_client.generate(asked["input"], options, name,
-                                                                             lora_request=self._lora)]
+            outputs = [output async for output in state.engine_client.generate(request["input"], options, name,
+                                                                               lora_request=self._lora)]
         finally:
             del self._running[task]
-        self._check(asked["version"])
-        last = found[-1]
+        self._check(request["version"])
+        last = outputs[-1]
         ends = {o.finish_reason for o in last.outputs} - {"stop", "length"}
         if ends:
             raise Refused(HTTPStatus.CONFLICT, f"an answer ended by {ends.pop()}")
         return {"prompt": list(last.prompt_token_ids),
-                "outputs": [_output(o, asked["options"].get("logprob_token_ids")) for o in last.outputs]}
+                "outputs": [_output(o, request["options"].get("logprob_token_ids")) for o in last.outputs]}
 
     def _check(self, version: str) -> None:
         if not version or version != self.version:
@@ -179,8 +180,8 @@ class Routes:
     async def _load(self, state: Any, body: bytes) -> dict[str, Any]:
         """Takes over {"version", "base": [version, folder], "adapter": folder or None}: whole weights, where those here
         are others, and an adapter on them. The same version twice is taken once."""
-        asked = _object(json.loads(body))
-        version, (name, folder), adapter = _text(asked["version"]), asked["base"], asked["adapter"]
+        request = _object(json.loads(body))
+        version, (name, folder), adapter = _text(request["version"]), request["base"], request["adapter"]
         base, adapter = self._own(folder), self._own(adapter, ADAPTER) if adapter else None
         async with self._loading:
             if version != self.version:
@@ -194,12 +195,12 @@ class Routes:
         """Returns how many tensors of {"version", "base": folder, "adapter": folder or None} can be compared with what
         is computed with, and which of them differ, worst first: name, difference, largest number.
         """
-        asked = _object(json.loads(body))
-        base, adapter = self._own(asked["base"]), self._own(asked["adapter"], ADAPTER) if asked["adapter"] else ""
+        request = _object(json.loads(body))
+        base, adapter = self._own(request["base"]), self._own(request["adapter"], ADAPTER) if request["adapter"] else ""
         async with self._loading:
-            self._check(asked["version"])
-            found = await state.engine_client.collective_rpc("vlrl_differing", args=(str(base), str(adapter)))
-        return {"compared": sum(count for count, _ in found), "differing": [entry for _, own in found for entry in own]}
+            self._check(request["version"])
+            pairs = await state.engine_client.collective_rpc("vlrl_differing", args=(str(base), str(adapter)))
+        return {"compared": sum(count for count, _ in pairs), "differing": [entry for _, own in pairs for entry in own]}
 
     def _check_alone(self, version: str) -> None:
         """Raises Refused while answers are written for another run, whose versions begin otherwise."""
@@ -288,7 +289,9 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _output(output: Any, measured: list[int] | None) -> dict[str, Any]:
-    """Token ids, their log-probabilities (or those of other ids, `measured` in the first place) and how it ended."""
+    """Returns token ids, their log-probabilities (or those of other ids, `measured` in the first place) and how it
+    ended.
+    """
     ids, places = list(output.token_ids), output.logprobs or []
     wanted = [measured] if measured else [[i] for i in ids]
     logprobs = [float(at[i].logprob) for at, of in zip(places, wanted, strict=False) for i in of]
@@ -296,7 +299,7 @@ def _output(output: Any, measured: list[int] | None) -> dict[str, Any]:
 
 
 def _status(error: Exception) -> HTTPStatus:
-    """400 for what vLLM refuses of a request, 503 for a dead engine, else 500."""
+    """Returns 400 for what vLLM refuses of a request, 503 for a dead engine, else 500."""
     if type(error).__name__ == "EngineDeadError":
         return HTTPStatus.SERVICE_UNAVAILABLE
     malformed = (ValueError, TypeError, KeyError, RecursionError)

@@ -39,7 +39,6 @@ from vlrl.engine.client import Client, Unavailable
 from vlrl.engine.copied import GIVEN_UP, Abandoned, with_own_processor
 from vlrl.engine.proof import ADVICE, TOLERATE, WHOLE, Pairs, Proof, differing, listed, trainer_logprobs
 from vlrl.engine.replicas import Call, Replicas, Steps
-from vlrl.engine.vllm_held import SIDES
 from vlrl.engine.vllm_inputs import (
     Draft,
     Rules,
@@ -52,6 +51,7 @@ from vlrl.engine.vllm_inputs import (
     sampling_options,
     seed_of,
 )
+from vlrl.engine.vllm_weights import SIDES
 from vlrl.engine.vllm_worker import saved
 from vlrl.engine.weights import adapted, gathered, saved_tensors, write_adapter, write_weights
 from vlrl.errors import ConfigError, TrainingError
@@ -120,7 +120,7 @@ class ServerEngine:
         self.way = self._way()
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """`request.n` completions per request; `done` is called as whole requests come in."""
+        """Returns `request.n` completions per request; `done` is called as whole requests come in."""
         if self._target is None:
             self.sync(self.policy, self.step)
         for request in requests:
@@ -141,15 +141,15 @@ class ServerEngine:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def _steps(self, request: Request) -> Steps[list[Completion]]:
-        """One request as calls of servers, each part of an answer after the one before."""
+        """Returns one request as calls of servers, each part of an answer after the one before."""
         drafts = Draft.all_of(request, self.rules)
         prompt, sampling = request.prompt, request.sampling
         if drafts and not request.begun:
             options = sampling_options(sampling, len(drafts), seed_of(self.seed, request.key), self.rules,
                                        drafts[0].room())
-            (found,) = yield [self._call(prompt, (), options)]
-            check_prompt(prompt, found["prompt"])
-            for draft, output in zip(drafts, found["outputs"], strict=True):
+            (response,) = yield [self._call(prompt, (), options)]
+            check_prompt(prompt, response["prompt"])
+            for draft, output in zip(drafts, response["outputs"], strict=True):
                 _add(draft, output)
         while True:
             calls, takes = [], []
@@ -165,17 +165,17 @@ class ServerEngine:
                     takes.append((len(draft.tokens), functools.partial(_add, draft)))
             if not calls:
                 return checked(drafts, prompt)
-            for (written, take), found in zip(takes, (yield calls), strict=True):
-                check_prompt(prompt, found["prompt"], written)
-                take(found["outputs"][0])
+            for (written, take), response in zip(takes, (yield calls), strict=True):
+                check_prompt(prompt, response["prompt"], written)
+                take(response["outputs"][0])
 
     def _call(self, prompt: Prompt, written: Sequence[int], options: dict[str, Any]) -> Call:
         assert self._target is not None
-        asked = {"version": self._target.version, "options": options | {"detokenize": bool(options["stop"])}}
+        fields = {"version": self._target.version, "options": options | {"detokenize": bool(options["stop"])}}
         written = tuple(written)
 
         def body() -> bytes:  # made when it is sent: the pixels of all requests at once would fill the memory
-            return vllm_wire.pack({**asked, "input": prompt_input(prompt, written)})
+            return vllm_wire.pack({**fields, "input": prompt_input(prompt, written)})
         return Call("/vlrl/generate", body, weight=options["n"])
 
     # --- weights -----------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class ServerEngine:
         return target
 
     def _written(self, policy: Policy, target: Target) -> Pairs:
-        """(name, the policy's tensor, what its file holds, NaN without one); only the main process has pairs."""
+        """Yields (name, the policy's tensor, what its file holds, NaN without one); only the main process has pairs."""
         files = dict(saved(Path(target.base[1]))) if comm.is_main() else {}
         own = saved_tensors(policy, merge=self.way != "adapter")
         if target.adapter is not None:
@@ -278,8 +278,8 @@ class ServerEngine:
         if alike and not whole:
             return
         body = json.dumps({"version": target.version, "base": target.base[1], "adapter": target.adapter}).encode()
-        found = self._client.post(address, "/vlrl/compare", body)
-        stale, compared = [(name, by, size) for name, by, size in found["differing"]], found["compared"]
+        report = self._client.post(address, "/vlrl/compare", body)
+        stale, compared = [(name, by, size) for name, by, size in report["differing"]], report["compared"]
         if alike and not stale:
             return
         if stale:
@@ -298,18 +298,18 @@ class ServerEngine:
         used.
         """
         answer = tuple(map(int, self._proof.answer))
-        found = [self._measured(address, target, answer[:i], answer[i]) for i in range(len(answer))]
-        gaps = np.abs(np.array(found, dtype=np.float64) - np.array(target.probe))
+        measured = [self._measured(address, target, answer[:i], answer[i]) for i in range(len(answer))]
+        gaps = np.abs(np.array(measured, dtype=np.float64) - np.array(target.probe))
         return float(gaps.max()) if np.isfinite(gaps).all() else float("inf")
 
     def _measured(self, address: str, target: Target, written: Sequence[int], token: int) -> float:
         """Returns a server's log-probability of a token after the probe and what is written."""
         options = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprob_token_ids": [token],
                    "detokenize": False}
-        found = self._client.post(address, "/vlrl/generate", vllm_wire.pack(
+        response = self._client.post(address, "/vlrl/generate", vllm_wire.pack(
             {"version": target.version, "options": options, "input": prompt_input(self._proof.prompt, written)}))
-        check_prompt(self._proof.prompt, found["prompt"], len(written))
-        return found["outputs"][0]["logprobs"][0]
+        check_prompt(self._proof.prompt, response["prompt"], len(written))
+        return response["outputs"][0]["logprobs"][0]
 
     # --- what the servers are ----------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from vlrl.engine.vllm_held import Held, Pairs
+from vlrl.engine.vllm_weights import EngineWeights, Pairs
 from vlrl.engine.vllm_worker import repack_heads
 from vlrl.engine.weights import adapted, gathered, saved_tensors, write_adapter, write_weights
 from vlrl.errors import TrainingError
@@ -177,43 +177,43 @@ class Weights:
         from vlrl.engine.vllm_inputs import prompt_input
 
         tokens = [int(i) for i in answer]
-        asked = [prompt_input(prompt, tokens[:i]) for i in range(len(tokens))]
+        inputs = [prompt_input(prompt, tokens[:i]) for i in range(len(tokens))]
         one = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "detokenize": False}
         wanted = [SamplingParams(**one, logprob_token_ids=[token]) for token in tokens]
-        made = self.llm.generate(asked, wanted, use_tqdm=False, lora_request=self._request)
-        return np.array([out.outputs[0].logprobs[0][token].logprob for out, token in zip(made, tokens, strict=True)],
+        outputs = self.llm.generate(inputs, wanted, use_tqdm=False, lora_request=self._request)
+        return np.array([out.outputs[0].logprobs[0][token].logprob for out, token in zip(outputs, tokens, strict=True)],
                         dtype=np.float64)
 
     def compare(self, policy: Policy) -> Pairs:
-        """(name, the policy's tensor, the engine's tensor) of all weights that can be found in the engine.
+        """Yields (name, the policy's tensor, the engine's tensor) of all weights that can be found in the engine.
 
         The engine's are those that it computes with: slices of fused layers, and what packed copies stand for. Several
         workers are not compared: nothing is yielded.
         """
         if not self.inside:
             return
-        held = Held(self.llm)
+        engine = EngineWeights(self.llm)
         for name, tensor in saved_tensors(policy, merge=self.way == "merged"):
-            theirs = held.of(name, tensor.shape)
+            theirs = engine.of(name, tensor.shape)
             if theirs is not None:
                 yield name, tensor, theirs
         embedding = policy.base.get_input_embeddings().weight
         head = policy.base.get_output_embeddings()
         if head is not None and head.weight is embedding:
-            yield from held.tied_head(gathered(embedding))
+            yield from engine.tied_head(gathered(embedding))
         if self.way == "adapter":
             for path, layer in adapted(policy).items():
                 for name in layer.active_adapters:
-                    yield from held.adapter(path, layer, name)
+                    yield from engine.adapter(path, layer, name)
 
 
 def reset_caches(llm: Any) -> None:
-    """Empties what an engine remembers of earlier weights: keys and values, processed media, image features.
+    """Empties what an engine remembers of earlier weights: KV cache, processed media, image features.
 
-    Raises TrainingError while answers are in generation, whose keys and values would stay.
+    Raises TrainingError while answers are in generation, whose KV cache would stay.
     """
     if not llm.reset_prefix_cache():
-        raise TrainingError("vLLM keeps keys and values of the old weights, as answers are still being written. Sync "
+        raise TrainingError("vLLM keeps the KV cache of the old weights, as answers are still being written. Sync "
                             "an engine only when it has finished or aborted all requests.")
     llm.reset_mm_cache()
     llm.llm_engine.reset_encoder_cache()
@@ -221,7 +221,7 @@ def reset_caches(llm: Any) -> None:
 
 @contextlib.contextmanager
 def shared_folder(otherwise: Path) -> Iterator[Path]:
-    """A new folder in shared memory (in `otherwise` where there is none), removed at the end."""
+    """Yields a new folder in shared memory (in `otherwise` where there is none), removed at the end."""
     parent = _SHARED if _SHARED.is_dir() and shutil.disk_usage(_SHARED).free > 2**30 else otherwise
     with tempfile.TemporaryDirectory(prefix="vlrl-weights-", dir=parent) as folder:
         yield Path(folder)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from vlrl.engine.vllm_held import Held, Pairs
+    from vlrl.engine.vllm_weights import EngineWeights, Pairs
 
 EMPTY = "vlrl_empty"
 """The load format of weights that are still to come. vLLM's "dummy" would also fill buffers that no checkpoint holds,
@@ -46,46 +46,46 @@ class Extension:
         Nothing with several workers, which hold slices.
         """
         from vlrl.engine.proof import differing
-        from vlrl.engine.vllm_held import Held
+        from vlrl.engine.vllm_weights import EngineWeights
 
         worker: Any = self
         if worker.vllm_config.parallel_config.world_size > 1:
             return 0, []
-        held, count = Held(_Engine(worker.model_runner.get_model())), itertools.count()
-        pairs = itertools.chain(_of_weights(held, Path(base)), _of_adapter(held, Path(adapter)) if adapter else ())
-        found = differing(pair for pair, _ in zip(pairs, count, strict=False))
-        return next(count), found
+        loaded, count = EngineWeights(_Engine(worker.model_runner.get_model())), itertools.count()
+        pairs = itertools.chain(_of_weights(loaded, Path(base)), _of_adapter(loaded, Path(adapter)) if adapter else ())
+        differences = differing(pair for pair, _ in zip(pairs, count, strict=False))
+        return next(count), differences
 
 
-def _of_weights(held: Held, folder: Path) -> Pairs:
-    from vlrl.engine.vllm_held import HEAD
+def _of_weights(weights: EngineWeights, folder: Path) -> Pairs:
+    from vlrl.engine.vllm_weights import HEAD
 
     embedding, has_head = None, False
     for name, tensor in saved(folder):
-        theirs = held.of(name, tensor.shape)
+        theirs = weights.of(name, tensor.shape)
         if theirs is not None:
             yield name, tensor, theirs
         has_head |= name == HEAD
-        embedding = tensor if held.embeds(name) else embedding
+        embedding = tensor if weights.embeds(name) else embedding
     if embedding is not None and not has_head:
-        yield from held.tied_head(embedding)
+        yield from weights.tied_head(embedding)
 
 
-def _of_adapter(held: Held, folder: Path) -> Pairs:
+def _of_adapter(weights: EngineWeights, folder: Path) -> Pairs:
     """As PEFT saves it: base_model.model.LAYER.SIDE.weight, and the scaling of B in the config."""
-    from vlrl.engine.vllm_held import SIDES
+    from vlrl.engine.vllm_weights import SIDES
 
     config = json.loads((folder / "adapter_config.json").read_text())
     scaling = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
     for name, tensor in saved(folder):
         layer, _, side = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
-        theirs = held.matrix(layer, side, tensor.shape) if side in SIDES else None
+        theirs = weights.matrix(layer, side, tensor.shape) if side in SIDES else None
         if theirs is not None:
             yield name, tensor.float() * (scaling if side == "lora_B" else 1.0), theirs
 
 
 class _Engine:
-    """As much of an LLM as Held asks for."""
+    """As much of an LLM as EngineWeights asks for."""
 
     def __init__(self, model: Any):
         self._model = model
@@ -95,7 +95,7 @@ class _Engine:
 
 
 def saved(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, tensor) of all weights in a folder, on the CPU."""
+    """Yields (name, tensor) of all weights in a folder, on the CPU."""
     from safetensors import safe_open
 
     for path in sorted(folder.glob("*.safetensors")):
@@ -108,14 +108,14 @@ def repack_heads(model: Any) -> list[str]:
     """Makes anew what vLLM derives from the weights of heads and embeddings; returns their names."""
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, VocabParallelEmbedding)]
-    for _, module in found:
+    heads = [(name, module) for name, module in model.named_modules() if isinstance(module, VocabParallelEmbedding)]
+    for _, module in heads:
         module.quant_method.process_weights_after_loading(module)
-    return [name for name, _ in found]
+    return [name for name, _ in heads]
 
 
 def prepare() -> None:
-    """What a process must know before it makes a server's model; once is enough."""
+    """Prepares a process for a server's model; once is enough."""
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader import get_model_loader, register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader

@@ -37,7 +37,7 @@ def adapted(policy: Policy) -> dict[str, Any]:
 
 
 def saved_tensors(policy: Policy, merge: bool = True) -> Named:
-    """(name, tensor) of every weight, without gradient; with `merge` adapters are added to what they adapt.
+    """Yields (name, tensor) of every weight, without gradient; with `merge` adapters are added to what they adapt.
 
     Tensors that need no change are the policy's own: read them, never write to them. Tied weights come once, and 4-bit
     weights as what they stand for. A layer's tensors are named together, which keeps memory low.
@@ -128,14 +128,14 @@ def write_weights(policy: Policy, folder: Path, merge: bool = True, dtype: torch
 
     size = 0
     for name, tensor in saved_tensors(policy, merge):
-        kept = tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
-        size += kept.nbytes
+        stored = tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
+        size += stored.nbytes
         if size > SHARD:
             flush()
-            size = kept.nbytes
-        kept = kept.cpu().contiguous()
-        alone = kept.untyped_storage().nbytes() == kept.nbytes
-        shard[name] = kept if alone else kept.clone()  # safetensors refuses views of one memory
+            size = stored.nbytes
+        stored = stored.cpu().contiguous()
+        alone = stored.untyped_storage().nbytes() == stored.nbytes
+        shard[name] = stored if alone else stored.clone()  # safetensors refuses views of one memory
     flush()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
     return files
@@ -177,5 +177,5 @@ def _prefixes(name: str) -> Iterator[str]:
 
 
 def _layer_of(name: str) -> str:
-    found = _LAYER.match(name)
-    return found[0] if found else ""
+    match = _LAYER.match(name)
+    return match[0] if match else ""

@@ -75,7 +75,8 @@ class Writing:
 
 def pick(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.Tensor,
          banned: torch.Tensor, forced: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Next tokens [n] and their log-probabilities [n] from logits [n, V], by inversion of the distribution function.
+    """Returns the next tokens [n] and their log-probabilities [n] from logits [n, V], by inversion of the distribution
+    function.
 
     temperature [n], 0 = greedy (its log-probability is the one at temperature 1); draw [n] uniform in [0, 1); a banned
     id is never picked. forced [n] are ids to take instead, where they are not -1.

@@ -52,7 +52,7 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
 def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
             samples: Sequence[tuple[int, Sample]], tell: Callable[[str, int, int], None] | None,
             reference: Reference | None, score: Score) -> tuple[list[Group], int]:
-    """Scored groups of one answer for numbered samples, and how many samples were rejected."""
+    """Returns scored groups of one answer for numbered samples, and how many samples were rejected."""
     sampling = sampling_of(config.rollout, config.eval.temperature)
     stream = zlib.crc32(split.encode())
     groups: list[Group] = []
@@ -73,11 +73,11 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
                 rejected += 1
         prefetch.begin(following)
         requests = [Request(prompt=p, n=1, sampling=sampling, key=(1, stream, number)) for number, _, p in prompts]
-        answered = engine.generate(requests)
-        known = (reference([(p, made) for (*_, p), made in zip(prompts, answered, strict=True)]) if reference
+        completions = engine.generate(requests)
+        known = (reference([(p, answers) for (*_, p), answers in zip(prompts, completions, strict=True)]) if reference
                  else [None] * len(prompts))
-        for (number, sample, prompt), made, values in zip(prompts, answered, known, strict=True):
-            groups.append(make_group(task, sample, prompt, made, group_id=f"{split}-{number:06d}", split=split,
+        for (number, sample, prompt), answers, values in zip(prompts, completions, known, strict=True):
+            groups.append(make_group(task, sample, prompt, answers, group_id=f"{split}-{number:06d}", split=split,
                                      step=step, reference=values, score=score))
     return groups, rejected
 

@@ -38,7 +38,7 @@ def gains(run: RunFolder) -> list[Gain]:
     """Returns every metric of every split in eval.jsonl, from the first evaluation to the last (the same one if only
     one).
     """
-    found = []
+    changes = []
     for split, (first, last) in _ends(run).items():
         metrics = [k for k, v in last.items()
                    if k not in _NOT_METRICS and not k.endswith("/n") and "/ci95_" not in k
@@ -50,12 +50,12 @@ def gains(run: RunFolder) -> list[Gain]:
             label, slash, _ = metric.partition("/")
             n = int(last.get(f"{label}/n" if slash else "n") or last.get("n") or 0)  # of a mixture's task its own
             steps = first["step"], last["step"]
-            found.append(Gain(split, metric, n, steps, before, after, gain))
-    return found
+            changes.append(Gain(split, metric, n, steps, before, after, gain))
+    return changes
 
 
 def summary_table(run: RunFolder) -> Table:
-    """Before, after and paired gain of each metric and split with 95 % intervals; one row each.
+    """Returns before, after and paired gain of each metric and split with 95 % intervals; one row each.
 
     Of a mixture the reward over all, and every metric by task.
     """
@@ -155,7 +155,7 @@ def _plot_evaluations(axes: Any, run: RunFolder) -> None:
 
 
 def _ends(run: RunFolder) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """First and last evaluation of each split; of a repeated evaluation the newer line counts."""
+    """Returns the first and last evaluation of each split; of a repeated evaluation the newer line counts."""
     splits: dict[str, dict[int, dict[str, Any]]] = {}
     for record in run.evals():
         splits.setdefault(str(record["split"]), {})[record["step"]] = record

@@ -49,7 +49,7 @@ class Grid:
     """[tokens] the index without padding, in the order of `take` and `flat`."""
 
     def take(self, x: torch.Tensor, padding: float | None = None) -> torch.Tensor:
-        """[T, H, ...] -> [R, H, A, ...]; `padding` is put where a run is padded."""
+        """Turns [T, H, ...] into [R, H, A, ...]; `padding` is put where a run is padded."""
         x = x.index_select(0, self.index)
         if padding is not None and self.valid is not None:
             x[~self.valid] = padding
@@ -82,7 +82,7 @@ class Layout:
 
     def __init__(self, spans: Sequence[Span], length: int, kind: str = "auto"):
         self.spans, self.length, self.kind = tuple(spans), length, kind
-        self._kept: dict[tuple[Any, torch.device], Any] = {}
+        self._memo: dict[tuple[Any, torch.device], Any] = {}
 
     @cached_property
     def answers(self) -> tuple[Grid, ...]:
@@ -95,7 +95,7 @@ class Layout:
         return self._keep(_buckets, device)
 
     def runs(self, device: torch.device) -> Runs:
-        """Prompts and answers apart, for kernels of many lengths."""
+        """Returns prompts and answers apart, for kernels of many lengths."""
         return self._keep(Runs.of, device)
 
     def blocks(self, device: torch.device) -> Blocks:
@@ -103,14 +103,14 @@ class Layout:
         return self._keep(Blocks.of, device)
 
     def _keep(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:
-        if (make, device) not in self._kept:
-            self._kept[make, device] = make(self, device)
-        return self._kept[make, device]
+        if (make, device) not in self._memo:
+            self._memo[make, device] = make(self, device)
+        return self._memo[make, device]
 
 
 @dataclass(eq=False)
 class PromptCache:
-    """Keys and values of P prompts, shared by the R rows that are being written; a forward keyword of decoding."""
+    """KV cache of P prompts, shared by the R rows that are being written; a forward keyword of decoding."""
 
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     """Keys and values [P, H_kv, L, d] of each layer."""
@@ -128,10 +128,10 @@ class PromptCache:
 
     def select(self, rows: torch.Tensor) -> None:
         """Keeps rows (ascending), and the prompts that still have any."""
-        kept, self.owner = self.owner[rows].unique_consecutive(return_inverse=True)
-        if len(kept) < len(self.layers[0][0]):
-            self.layers = [(k[kept], v[kept]) for k, v in self.layers]
-            self.bias = None if self.bias is None else self.bias[kept]
+        owners, self.owner = self.owner[rows].unique_consecutive(return_inverse=True)
+        if len(owners) < len(self.layers[0][0]):
+            self.layers = [(k[owners], v[owners]) for k, v in self.layers]
+            self.bias = None if self.bias is None else self.bias[owners]
         self._arrange()
 
     def _arrange(self) -> None:
@@ -278,9 +278,9 @@ class Merged(torch.autograd.Function):
         views = [_heads(x) for x in (q, k, v, out, lse)]
         for start, prompt, answers in _places(layout):
             mine, keys, values, at, at_lse = (x.narrow(2, start, prompt) for x in views)
-            found, found_lse = _flash(mine, keys, values, scale, causal=True)
-            at.copy_(found)
-            at_lse.copy_(found_lse)
+            result, result_lse = _flash(mine, keys, values, scale, causal=True)
+            at.copy_(result)
+            at_lse.copy_(result_lse)
             if answers:
                 mine, own, own_lse = (views[i].narrow(2, start + prompt, answers) for i in (0, 3, 4))
                 over, over_lse = _flash(mine, keys, values, scale)
@@ -333,7 +333,7 @@ def _places(layout: Layout) -> Iterator[tuple[int, int, int]]:
 
 
 def _buckets(layout: Layout, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
-    groups = [[span for span in layout.spans if bool(span[2]) == answered] for answered in (True, False)]
+    groups = [[span for span in layout.spans if bool(span[2]) == reads_prompt] for reads_prompt in (True, False)]
     buckets = [_bucket(alike, device) for spans in groups for alike in _alike(spans)]
     order = torch.cat([grid.places for b in buckets for grid in (b.prompts, b.answers) if grid])
     inverse = torch.empty_like(order)
@@ -348,9 +348,9 @@ def _bucket(spans: Sequence[Span], device: torch.device) -> Bucket:
         return Bucket(prompts, None, owner, owner)
     answers = _grid([place for _, _, places in spans for place in places], device)
     (n, p), (r, a) = prompts.shape, answers.shape
-    seen = torch.ones(n, p, dtype=torch.bool, device=device) if prompts.valid is None else prompts.valid.view(n, p)
+    visible = torch.ones(n, p, dtype=torch.bool, device=device) if prompts.valid is None else prompts.valid.view(n, p)
     reach = torch.ones(a, a, dtype=torch.bool, device=device).tril()
-    mask = torch.cat([seen[owner][:, None].expand(r, a, p), reach.expand(r, a, a)], -1)[:, None]
+    mask = torch.cat([visible[owner][:, None].expand(r, a, p), reach.expand(r, a, a)], -1)[:, None]
     return Bucket(prompts, answers, owner, mask)
 
 
@@ -384,11 +384,11 @@ def _next_token(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cac
     keys, values = cache.layers[layer]
     q = query.view(rows, kv_heads, heads // kv_heads, d)  # query heads of one key head are so many more queries
     own, own_lse = _flash(q, key, value, scale)
-    asked = (q if cache.grid is None else q[cache.grid]).view(len(keys), -1, *q.shape[1:])  # [P, G, H_kv, h, d]
-    over, over_lse = _flash(asked.transpose(1, 2).flatten(2, 3), keys, values, scale, bias=cache.bias)
+    queries = (q if cache.grid is None else q[cache.grid]).view(len(keys), -1, *q.shape[1:])  # [P, G, H_kv, h, d]
+    over, over_lse = _flash(queries.transpose(1, 2).flatten(2, 3), keys, values, scale, bias=cache.bias)
 
     def by_row(x: torch.Tensor) -> torch.Tensor:
-        x = x.unflatten(2, asked.shape[1:4:2]).transpose(1, 2).flatten(0, 1)  # [P * G, H_kv, h, ...]
+        x = x.unflatten(2, queries.shape[1:4:2]).transpose(1, 2).flatten(0, 1)  # [P * G, H_kv, h, ...]
         return x if cache.grid is None else x[cache.inverse]
 
     return _merge(own, own_lse, by_row(over), by_row(over_lse)).view(rows, 1, heads, d)

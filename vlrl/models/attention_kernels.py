@@ -84,7 +84,7 @@ def _flash(qkv: Sequence[torch.Tensor], of_q: Lengths, of_k: Lengths, scale: flo
 
 def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], of_q: Lengths, of_k: Lengths,
                     scale: float | None, causal: bool = False) -> Sequence[torch.Tensor]:
-    """Gradients of q, k, v; saved are q, k, v, and output and log-sum-exp over all keys."""
+    """Returns gradients of q, k, v; saved are q, k, v, and output and log-sum-exp over all keys."""
     q, k, v, out, lse = saved
     state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which is off
     return torch.ops.aten._flash_attention_backward(

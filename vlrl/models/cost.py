@@ -45,7 +45,7 @@ def group_cost(group: Group, cost: Cost) -> float:
 
 
 def bins(sizes: Sequence[int], costs: Sequence[float], limit: int) -> list[list[int]]:
-    """Numbers of the items in each bin: as few bins of at most `limit` as first-fit needs, and of similar cost.
+    """Returns numbers of the items in each bin: as few bins of at most `limit` as first-fit needs, and of similar cost.
 
     An item above the limit has a bin of its own. Longest processing time first (Graham 1969): the costliest item
     goes into the cheapest bin with room. Where that runs out of room, or is no better, items stay where first-fit by
@@ -54,38 +54,38 @@ def bins(sizes: Sequence[int], costs: Sequence[float], limit: int) -> list[list[
     fitted = _first_fit(sizes, limit)
     evened = _cheapest_fit(sizes, costs, limit, len(fitted))
 
-    def worst(found: list[list[int]]) -> float:
-        return max((sum(costs[i] for i in members) for members in found), default=0.0)
+    def worst(filled: list[list[int]]) -> float:
+        return max((sum(costs[i] for i in members) for members in filled), default=0.0)
 
     return evened if evened and worst(evened) <= worst(fitted) else fitted
 
 
 def _first_fit(sizes: Sequence[int], limit: int) -> list[list[int]]:
     used: list[int] = []
-    found: list[list[int]] = []
+    filled: list[list[int]] = []
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         place = next((b for b, size in enumerate(used) if size + sizes[i] <= limit), None)
         if place is None:
             used.append(sizes[i])
-            found.append([i])
+            filled.append([i])
         else:
             used[place] += sizes[i]
-            found[place].append(i)
-    return found
+            filled[place].append(i)
+    return filled
 
 
 def _cheapest_fit(sizes: Sequence[int], costs: Sequence[float], limit: int, count: int) -> list[list[int]] | None:
-    """`count` bins; None when an item finds no room."""
+    """Returns `count` bins; None when an item finds no room."""
     used, loads = [0] * count, [0.0] * count
-    found: list[list[int]] = [[] for _ in range(count)]
+    filled: list[list[int]] = [[] for _ in range(count)]
     for i in sorted(range(len(sizes)), key=lambda i: -costs[i]):
-        room = [b for b in range(count) if not found[b] or used[b] + sizes[i] <= limit]
+        room = [b for b in range(count) if not filled[b] or used[b] + sizes[i] <= limit]
         if not room:
             return None
         place = min(room, key=lambda b: loads[b])
         used[place], loads[place] = used[place] + sizes[i], loads[place] + costs[i]
-        found[place].append(i)
-    return [members for members in found if members]
+        filled[place].append(i)
+    return [members for members in filled if members]
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ def _exchange(groups: Sequence[Group], entries: Sequence[_Entry], owners: list[i
     for e, to in moves:
         routes.setdefault((e.owner, to), []).append(packed.get(e.id, b""))
     arrived = [pickle.loads(data) for data in comm.exchange(routes)]  # of this run's own processes
-    kept = [g for g in groups if g.id not in packed]
-    return sorted([*kept, *arrived], key=lambda g: g.id), metrics
+    staying = [g for g in groups if g.id not in packed]
+    return sorted([*staying, *arrived], key=lambda g: g.id), metrics
 
 
 def _pickled(group: Group) -> bytes | None:
@@ -173,7 +173,7 @@ def _loads(costs: Sequence[float], owners: Sequence[int], world: int) -> list[fl
 
 
 def _imbalance(entries: Sequence[_Entry], owners: Sequence[int], steps: int) -> float:
-    """Largest over mean load; processes wait for each other at every optimizer step."""
+    """Returns the largest over mean load; processes wait for each other at every optimizer step."""
     largest = mean = 0.0
     for step in range(steps):
         part = [(e.cost, owner) for e, owner in zip(entries, owners, strict=True) if e.step == step]

@@ -52,7 +52,7 @@ class Shardable(Protocol):
         ...
 
     def trainable(self) -> Any:
-        """(name, parameter) of all that is trained."""
+        """Returns (name, parameter) of all that is trained."""
         ...
 
 
@@ -81,8 +81,8 @@ class Zero:
             return work()
 
         def plain() -> tuple[Any, ...]:
-            found = work()
-            return found.logprobs, found.entropy, dict(found.more)
+            stats = work()
+            return stats.logprobs, stats.entropy, dict(stats.more)
 
         return TokenStats(*self.engine(plain))
 
@@ -121,23 +121,23 @@ class Zero:
         """Returns where this process keeps its part of a weight: (flat tensor, place in it, place in the flattened
         weight); None without a part.
         """
-        held = self.engine.optimizer
+        inner = self.engine.optimizer
         if self.stage == 3:
-            group, start, size = held.grad_position[held.get_param_id(parameter)]
+            group, start, size = inner.grad_position[inner.get_param_id(parameter)]
             first = size * comm.rank()
             size = min(size, parameter.ds_numel - first)
-            flat = held.fp32_partitioned_groups_flat[group]
-        elif (found := parameter._hp_mapping) is not None:
-            start, size = found.hp_fragment_address.start, found.hp_fragment_address.numel
-            first, flat = found.lp_fragment_address.start, held.single_partition_of_fp32_groups[found.param_group_index]
+            flat = inner.fp32_partitioned_groups_flat[group]
+        elif (link := parameter._hp_mapping) is not None:
+            start, size = link.hp_fragment_address.start, link.hp_fragment_address.numel
+            first, flat = link.lp_fragment_address.start, inner.single_partition_of_fp32_groups[link.param_group_index]
         else:
             return None
         return (flat, slice(start, start + size), slice(first, first + size)) if size > 0 else None
 
     def flats(self) -> list[torch.Tensor]:
-        """Returns the parts of all weights that learn which this process keeps, as AdamW sees them."""
-        held = self.engine.optimizer
-        return list(held.fp32_partitioned_groups_flat if self.stage == 3 else held.single_partition_of_fp32_groups)
+        """Returns the parts of all trainable parameters that this process keeps, as AdamW sees them."""
+        inner = self.engine.optimizer
+        return list(inner.fp32_partitioned_groups_flat if self.stage == 3 else inner.single_partition_of_fp32_groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,12 +151,12 @@ class Average:
     def whole(self) -> torch.Tensor | None:
         """Returns the average in main memory, on the main process; None elsewhere. A call of all processes."""
         shape = _shape(self.parameter)
-        found = torch.zeros(shape.numel(), device=self.parameter.device)
+        total = torch.zeros(shape.numel(), device=self.parameter.device)
         if part := self.optimizer.zero.fragment(self.parameter):
             flat, there, here = part
-            found[here] = self.optimizer.inner.state[flat][self.name][there]
-        torch.distributed.all_reduce(found)
-        return found.view(shape).cpu() if comm.is_main() else None
+            total[here] = self.optimizer.inner.state[flat][self.name][there]
+        torch.distributed.all_reduce(total)
+        return total.view(shape).cpu() if comm.is_main() else None
 
 
 class ZeroOptimizer:
@@ -179,8 +179,8 @@ class ZeroOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """As that of an AdamW over the whole weights, with an `Average` for each tensor (see fsdp.whole)."""
         numbers = iter(range(sum(map(len, self.groups))))
-        groups = [{**{k: v for k, v in held.items() if k != "params"}, "params": [next(numbers) for _ in own]}
-                  for held, own in zip(self.inner.param_groups, self.groups, strict=True)]
+        groups = [{**{k: v for k, v in inner_group.items() if k != "params"}, "params": [next(numbers) for _ in own]}
+                  for inner_group, own in zip(self.inner.param_groups, self.groups, strict=True)]
         flats = [flat for flat in self.zero.flats() if flat in self.inner.state]
         parameters = [p for group in self.groups for p in group] if flats else []
         return {"state": {i: {"step": self.inner.state[flats[0]]["step"].clone(),
@@ -189,8 +189,8 @@ class ZeroOptimizer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes the whole state of an AdamW over the same weights."""
-        for held, given in zip(self.inner.param_groups, state["param_groups"], strict=True):
-            held.update({k: copy.deepcopy(v) for k, v in given.items() if k != "params"})
+        for inner_group, given in zip(self.inner.param_groups, state["param_groups"], strict=True):
+            inner_group.update({k: copy.deepcopy(v) for k, v in given.items() if k != "params"})
         if not state["state"]:
             return
         step = next(iter(state["state"].values()))["step"]
@@ -218,10 +218,10 @@ def check(config: Config) -> None:
                           "train.sharding=fsdp2")
     from packaging.version import Version  # DeepSpeed needs it too
 
-    found = importlib.metadata.version("deepspeed")
-    if Version(found) < Version(_LEAST):
-        raise ConfigError(f"train.sharding={name} needs DeepSpeed {_LEAST}, and this is {found}: install that, or set "
-                          "train.sharding=fsdp2")
+    version = importlib.metadata.version("deepspeed")
+    if Version(version) < Version(_LEAST):
+        raise ConfigError(f"train.sharding={name} needs DeepSpeed {_LEAST}, and this is {version}: install that, or "
+                          "set train.sharding=fsdp2")
 
 
 def start(policy: Shardable, optimizer: torch.optim.Optimizer, config: Config) -> Any:
@@ -255,10 +255,11 @@ def start(policy: Shardable, optimizer: torch.optim.Optimizer, config: Config) -
     return ZeroOptimizer(zero, optimizer, groups)
 
 
-def _keep(held: Any, layer: Any) -> None:
-    """The output layer stays whole on each process: it is called once for each chunk of tokens, and processes have
-    different numbers of chunks."""
+def _keep(optimizer: Any, layer: Any) -> None:
+    """Keeps the output layer whole on each process: it is called once for each chunk of tokens, and processes have
+    different numbers of chunks.
+    """
     for parameter in layer.parameters() if layer is not None else ():
         if not parameter.ds_persist:
             parameter.ds_persist = True
-            held.persistent_parameters.append(parameter)
+            optimizer.persistent_parameters.append(parameter)

@@ -84,7 +84,7 @@ class Family:
         return self.model_type in FAMILIES
 
     def vision_ids(self, processor: Any) -> list[int]:
-        """Ids of the vision tokens that the processor's tokenizer knows."""
+        """Returns ids of the vision tokens that the processor's tokenizer knows."""
         vocabulary = processor.tokenizer.get_vocab()
         ids = {*self.other_ids, *(vocabulary[t] for t in self.vision_tokens if t in vocabulary)}
         if not self.known:
@@ -92,7 +92,8 @@ class Family:
         return sorted(ids)
 
     def end_id(self, processor: Any) -> int:
-        """Id of the token that closes an answer in the chat template; the tokenizer's end token where none does.
+        """Returns the id of the token that closes an answer in the chat template; the tokenizer's end token where none
+        does.
 
         The two differ in some models (Gemma 3, base models): there an answer ends as the model was taught to end it.
         """
@@ -105,8 +106,8 @@ class Family:
             return tokenizer.eos_token_id
         rest = text.rpartition(answer)[2].lstrip() if answer in text else ""
         closing = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
-        found = max((token for token in closing if rest.startswith(token)), key=len, default=tokenizer.eos_token)
-        return closing.get(found, tokenizer.eos_token_id)
+        longest = max((token for token in closing if rest.startswith(token)), key=len, default=tokenizer.eos_token)
+        return closing.get(longest, tokenizer.eos_token_id)
 
     def positions(self, model: Any, ids: torch.Tensor, types: torch.Tensor | None,
                   mm: Mapping[str, torch.Tensor]) -> np.ndarray:
@@ -126,7 +127,9 @@ class Family:
 
     def processed_sizes(self, processor: Any, mm: Mapping[str, torch.Tensor],
                         kinds: Sequence[str]) -> tuple[tuple[int, int], ...]:
-        """(width, height) of each media in order, read from the processor's own grids; () for tiles of fixed size."""
+        """Returns (width, height) of each media in order, read from the processor's own grids; () for tiles of fixed
+        size.
+        """
         if not self.grids:
             return ()
         grids = {kind: iter(mm[key].tolist()) for kind, key in
@@ -230,7 +233,7 @@ def _side(unit: Any) -> int:
 
 
 def _below_its_cap(unit: Any, high: int | None) -> None:
-    """A video processor lifts the cap of a frame to 1.05 times its lower limit: keep that below `high`."""
+    """Keeps 1.05 times the lower limit below `high`: a video processor lifts the cap of a frame to it."""
     size = dict(unit.size)
     if high is not None:
         unit.size = size | {"shortest_edge": min(size["shortest_edge"], int(high / 1.05))}
@@ -252,11 +255,11 @@ def _limit_tilings(processor: Any, settings: ModelSettings) -> None:
     """LLaVA-OneVision: an image takes the best of a list of tilings; those within the limits stay."""
     unit = processor.image_processor
     low, high = settings.min_pixels or 0, settings.max_pixels or float("inf")
-    kept = [list(p) for p in unit.image_grid_pinpoints if low <= p[0] * p[1] <= high]
+    allowed = [list(p) for p in unit.image_grid_pinpoints if low <= p[0] * p[1] <= high]
     areas = sorted(h * w for h, w in unit.image_grid_pinpoints)
-    _refuse(None if kept else settings.max_pixels or settings.min_pixels, _given(settings).partition("=")[0],
+    _refuse(None if allowed else settings.max_pixels or settings.min_pixels, _given(settings).partition("=")[0],
             f"none of its tilings has such an area; they go from {areas[0]} to {areas[-1]} pixels")
-    unit.image_grid_pinpoints = kept
+    unit.image_grid_pinpoints = allowed
 
 
 def _limit_tiles(processor: Any, settings: ModelSettings) -> None:
@@ -300,7 +303,7 @@ def _clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Images beside videos that are marked by the same token (GLM-4V): such a forward takes only one kind.
+    """Returns images beside videos that are marked by the same token (GLM-4V): such a forward takes only one kind.
 
     The features of both are put in the order of the text, which the token types know (1 image, 2 video).
     """
@@ -323,7 +326,7 @@ def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _features(pooled: Any) -> Any:
-    """Features as a vision tower returns them; the type differs between models."""
+    """Returns features as a vision tower returns them; the type differs between models."""
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
     return BaseModelOutputWithPooling(pooler_output=pooled)
@@ -384,7 +387,7 @@ def family_of(config: Any) -> Family:
 
 
 def _vision_tokens(config: Any) -> dict[str, int]:
-    """Ids of vision tokens that a config, or a config inside it, names."""
+    """Returns ids of vision tokens that a config, or a config inside it, names."""
     return {key: value for part in (config, *(v for v in vars(config).values() if hasattr(v, "model_type")))
             for key, value in vars(part).items() if isinstance(value, int)
             and re.fullmatch(r"(boi|eoi|.*(image|video|vision|img).*)_token_(id|index)", key)}

@@ -69,7 +69,7 @@ class Cost:
         return self._sum(prompt, patches, answers, training=False)
 
     def decode(self, prompt: int, answers: Sequence[int]) -> float:
-        """Writing answers to a prompt whose keys and values are there."""
+        """Returns operations of writing answers to a prompt whose KV cache is there."""
         return self.forward(prompt, (), answers) - self.forward(prompt)
 
     def tower(self, patches: Sequence[int]) -> float:
@@ -77,22 +77,22 @@ class Cost:
         return self.forward(0, patches)
 
     def _sum(self, prompt: int, patches: Sequence[int], answers: Sequence[int], training: bool) -> float:
-        written, seen = sum(answers), sum(patches)
+        written, visual = sum(answers), sum(patches)
         pairs = prompt * (prompt + 1) / 2 + sum(n * prompt + n * (n + 1) / 2 for n in answers)
         whole, windowed = sum(n * n for n in patches), sum(n * min(n, self.window) for n in patches)
-        sees = seen > 0 and self.vision.trained > 0
-        merges = sees or (seen > 0 and self.merger.trained > 0)
+        sees = visual > 0 and self.vision.trained > 0
+        merges = sees or (visual > 0 and self.merger.trained > 0)
         learns = merges or self.language.trained + self.head.trained > 0
         return (self.language.operations(training, learns) * (prompt + written)
                 + self.head.operations(training, learns) * written
-                + self.merger.operations(training, merges) * seen / self.merge
-                + self.vision.operations(training, sees) * seen
+                + self.merger.operations(training, merges) * visual / self.merge
+                + self.vision.operations(training, sees) * visual
                 + _attention(training and learns) * self.attention * pairs
                 + _attention(training and sees) * (self.sight[0] * whole + self.sight[1] * windowed))
 
 
 def _attention(backward: bool) -> int:
-    """Operations per pair of positions and channel: two products forward, four backward."""
+    """Returns operations per pair of positions and channel: two products forward, four backward."""
     return 12 if backward else 4
 
 
@@ -136,7 +136,7 @@ def _count(model: Any, family: Family) -> dict[str, Products]:
 
 
 def _weights(module: Any, patches: bool, experts: int) -> list[tuple[float, bool]]:
-    """(weights that one token meets, whether they learn) of a module's own products."""
+    """Returns (weights that one token meets, whether they learn) of a module's own products."""
     import torch
 
     if isinstance(module, torch.nn.Linear):  # a 4-bit weight has another shape than its layer

@@ -35,7 +35,7 @@ class Shards:
         self.roots, self.gathered = roots, False
 
     def gather(self) -> None:
-        """Every process holds the whole model from now on, as the weights are now. A call of all processes.
+        """Gives every process the whole model, as the weights are now. A call of all processes.
 
         Passes then are of each process alone; only without gradient.
         """
@@ -46,7 +46,7 @@ class Shards:
         self.gathered = True
 
     def scatter(self) -> None:
-        """Every process holds its shards alone; of what it gathered, nothing is left. Needs no other process."""
+        """Leaves every process its shards alone; of what it gathered, nothing is left. Needs no other process."""
         for root in self.roots:
             # FSDP prefetches by the passes that it remembers, and processes may have had different numbers of them
             root.reset_iter_state()
@@ -121,11 +121,12 @@ def _sharded_modules(root: Any) -> Iterator[Any]:
 
 
 def whole(tree: Any) -> Any:
-    """`tree`, nested dictionaries, lists and tuples, with each sharded tensor whole and in main memory, on the main
-    process; None elsewhere. A call of all processes. Without shards, and so with one process, it is as it was."""
+    """Returns `tree`, nested dictionaries, lists and tuples, with each sharded tensor whole and in main memory, on the
+    main process; None elsewhere. A call of all processes. Without shards, and so with one process, it is as it was.
+    """
     if isinstance(tree, DTensor):
-        found = comm.whole(tree.detach())
-        return found.cpu() if comm.is_main() else None
+        tensor = comm.whole(tree.detach())
+        return tensor.cpu() if comm.is_main() else None
     if isinstance(tree, Average):
         return tree.whole()
     if isinstance(tree, Mapping):
@@ -142,12 +143,12 @@ def weights(policy: Shardable) -> dict[str, torch.Tensor] | None:
     if not policy.shards:
         return None
     policy.shards.scatter()
-    held = dict(policy.trainable()) if policy.lora else policy.model.state_dict(keep_vars=True)
-    found: dict[int, Any] = {}
-    for tensor in held.values():
-        if id(tensor) not in found:  # tied weights stay one
-            found[id(tensor)] = policy.shards.whole(tensor)
-    return {name: found[id(tensor)] for name, tensor in held.items()}
+    named = dict(policy.trainable()) if policy.lora else policy.model.state_dict(keep_vars=True)
+    by_id: dict[int, Any] = {}
+    for tensor in named.values():
+        if id(tensor) not in by_id:  # tied weights stay one
+            by_id[id(tensor)] = policy.shards.whole(tensor)
+    return {name: by_id[id(tensor)] for name, tensor in named.items()}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -184,15 +185,15 @@ def launched(config: Config, environ: MutableMapping[str, str] = os.environ) -> 
         raise ConfigError("accelerate launch --use_megatron_lm: vlrl has a loop of its own, which that engine would "
                           "replace. Launch without it and set train.sharding=fsdp2, which shards weights, gradients "
                           "and optimizer state (docs/scaling.md)")
-    train, asked, offload = config.train, "none", config.train.cpu_offload
+    train, launched_as, offload = config.train, "none", config.train.cpu_offload
     if on("ACCELERATE_USE_FSDP"):
         _check_fsdp(config, environ.get("FSDP_VERSION", "1"), on)
         environ["ACCELERATE_USE_FSDP"] = "false"
-        asked, offload = "fsdp2", offload or on("FSDP_OFFLOAD_PARAMS")
+        launched_as, offload = "fsdp2", offload or on("FSDP_OFFLOAD_PARAMS")
     elif on("ACCELERATE_USE_DEEPSPEED"):
-        asked = _stage(config, environ)
+        launched_as = _stage(config, environ)
         environ["ACCELERATE_USE_DEEPSPEED"] = "false"
-    kind = train.sharding if train.sharding != "auto" else asked
+    kind = train.sharding if train.sharding != "auto" else launched_as
     if offload and kind == "none":
         raise ConfigError("train.cpu_offload=true keeps shards in main memory, but nothing is sharded: set "
                           "train.sharding=fsdp2, or train.cpu_offload=false")
@@ -227,20 +228,20 @@ def _stage(config: Config, environ: Mapping[str, str]) -> str:
     settings.
     """
     own, stage = config.train.sharding, environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "")
-    asked, way_out = _STAGES.get(stage), "launch with --use_deepspeed --zero_stage 2 or 3 alone"
+    sharding, way_out = _STAGES.get(stage), "launch with --use_deepspeed --zero_stage 2 or 3 alone"
     if file := environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         raise ConfigError(f"accelerate launch --deepspeed_config_file {file}: such files are not read; {way_out}")
-    if asked is None:
+    if sharding is None:
         raise ConfigError(f"accelerate launch --use_deepspeed --zero_stage {stage or '?'}: vlrl knows the stages 2 and "
                           f"3; {way_out}")
     for part in ("OPTIMIZER", "PARAM"):
         if environ.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") != "none":
             raise ConfigError(f"accelerate launch --offload_{part.lower()}_device: under DeepSpeed nothing is kept in "
                               "main memory; launch without it, or set train.sharding=fsdp2 and train.cpu_offload=true")
-    if own not in ("auto", asked):
+    if own not in ("auto", sharding):
         raise ConfigError(f"accelerate launch --use_deepspeed --zero_stage {stage}, but train.sharding={own}: leave "
                           "out one of them")
-    return asked
+    return sharding
 
 
 def _check_zero(config: Config, kind: str) -> None:

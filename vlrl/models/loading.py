@@ -66,11 +66,11 @@ def check_processor(processor: Any, name: str, family: Family) -> None:
     if lacks:
         raise ConfigError(f"model.name={name!r}: its processor has no {' and no '.join(lacks)}. Save the processor of "
                           "the original model beside the weights (AutoProcessor...save_pretrained).")
-    asked = "Where is it?"
-    message = {"role": "user", "content": [{"type": "text", "text": asked}]}
+    question = "Where is it?"
+    message = {"role": "user", "content": [{"type": "text", "text": question}]}
     try:
         text = processor.apply_chat_template([message], tokenize=False, add_generation_prompt=True, **family.template)
-        problem = "" if asked in text else f"it renders {asked!r} as {text!r}"
+        problem = "" if question in text else f"it renders {question!r} as {text!r}"
     except Exception as error:  # whatever a template's code raises
         problem = _first_line(error)
     if problem:
@@ -168,10 +168,10 @@ def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantizatio
         resolve(name), dtype=dtype, attn_implementation=_attention(name), trust_remote_code=False,
         use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,  # refused below, by name
         **more)
-    model, found = loaded
+    model, report = loaded
     tied = getattr(model, "all_tied_weights_keys", {})
-    wrong = [f"{key} is missing" for key in sorted(found["missing_keys"]) if key not in tied]
-    wrong += [f"{key} is {list(has)} instead of {list(wants)}" for key, has, wants in sorted(found["mismatched_keys"])]
+    wrong = [f"{key} is missing" for key in sorted(report["missing_keys"]) if key not in tied]
+    wrong += [f"{key} is {list(has)} instead of {list(wants)}" for key, has, wants in sorted(report["mismatched_keys"])]
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ConfigError(f"{what} lacks weights that its config asks for: {', '.join(wrong[:3])}{more}. They would be "

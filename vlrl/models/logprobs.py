@@ -113,7 +113,7 @@ def _capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
 
 
 def chunk_rows(vocabulary: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Most tokens in a chunk."""
+    """Returns the most tokens in a chunk."""
     return max(1, chunk_bytes // (4 * vocabulary))
 
 

@@ -41,14 +41,14 @@ def family_convention(model: str) -> str:
     """Returns how the family of `model.name` writes boxes; ConfigError when its config is not on this machine."""
     from vlrl.models.families import family_of
 
-    found = _model_config(model)
+    config = _model_config(model)
     for _ in range(8):  # an adapter names its base model, which may be an adapter
-        if found is None:
+        if config is None:
             break
-        if "model_type" in found:
-            text = SimpleNamespace(**_fields(found.get("text_config")))
-            return family_of(SimpleNamespace(**_fields(found), get_text_config=lambda text=text: text)).coordinates
-        found = _model_config(str(found.get("base_model_name_or_path") or ""))
+        if "model_type" in config:
+            text = SimpleNamespace(**_fields(config.get("text_config")))
+            return family_of(SimpleNamespace(**_fields(config), get_text_config=lambda text=text: text)).coordinates
+        config = _model_config(str(config.get("base_model_name_or_path") or ""))
     raise ConfigError(f"model.name={model!r} is neither a model folder nor in the local hub cache, so how it writes "
                       "boxes is not known")
 
@@ -69,8 +69,8 @@ def _model_config(name: str) -> dict[str, Any] | None:
         name = str(embedded(name))
     for file in ("config.json", "adapter_config.json"):
         path = Path(name, file) if os.path.isdir(name) else _cached(name, file)
-        if path and (found := read_json(path)):
-            return found
+        if path and (config := read_json(path)):
+            return config
     return None
 
 
@@ -84,5 +84,5 @@ def _cached(name: str, file: str) -> Path | None:
     return Path(path) if isinstance(path, str) else None
 
 
-def _fields(found: Any) -> dict[str, Any]:
-    return {str(k): v for k, v in found.items() if k != "get_text_config"} if isinstance(found, Mapping) else {}
+def _fields(config: Any) -> dict[str, Any]:
+    return {str(k): v for k, v in config.items() if k != "get_text_config"} if isinstance(config, Mapping) else {}

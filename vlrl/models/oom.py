@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def short_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory did not suffice, on a GPU or in main memory."""
+    """Returns whether an error says that memory did not suffice, on a GPU or in main memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and should_reduce_batch_size(error)
@@ -46,17 +46,17 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
     """
     b = cuts = 0
     while b < len(batches):
-        said = _tried(work, b)
-        if said is None:
+        reason = _tried(work, b)
+        if reason is None:
             b += 1
             continue
         release(policy.device)
         if policy.idle is not None:
-            raise TrainingError(f"out of memory in the update ({said}). The processes hold shards of the weights and "
+            raise TrainingError(f"out of memory in the update ({reason}). The processes hold shards of the weights and "
                                 "work through their micro-batches together, so one of them cannot begin again: lower "
                                 "train.tokens_per_batch, or set model.gradient_checkpointing=true.")
         policy.most_tokens, cuts = halve(b), cuts + 1
-        _log.warning("out of memory in the update (%s): micro-batches of at most %d tokens from here on", said,
+        _log.warning("out of memory in the update (%s): micro-batches of at most %d tokens from here on", reason,
                      policy.most_tokens)
         if again:
             again()
@@ -65,7 +65,7 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
 
 
 def _tried(work: Callable[[int], None], b: int) -> str | None:
-    """What the allocator said when memory did not suffice; None when the work is done."""
+    """Returns what the allocator said when memory did not suffice; None when the work is done."""
     try:
         work(b)
     except (RuntimeError, MemoryError) as error:

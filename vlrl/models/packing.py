@@ -66,7 +66,7 @@ class Batch:
 
 
 def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: int) -> list[Piece]:
-    """Answers with their prompts, consecutive answers of one prompt together, cut so that a piece has at most
+    """Returns answers with their prompts, consecutive answers of one prompt together, cut so that a piece has at most
     `limit` tokens where that is possible (a piece holds at least one answer), and all pieces of a prompt are alike.
     An empty answer is left out."""
     rollouts = [i for i, answer in enumerate(answers) if len(answer)]
@@ -98,7 +98,7 @@ def plan(pieces: Sequence[Piece], limit: int, layout: str = "shared",
 
 
 def sizes(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost = balance.tokens) -> list[int]:
-    """Tokens of each micro-batch that `pack` would make, padding included, without making it."""
+    """Returns tokens of each micro-batch that `pack` would make, padding included, without making it."""
     tokens = [[piece.tokens for piece in part] for part in plan(pieces, limit, layout, cost)]
     return [len(part) * max(part) if layout == "padded" else sum(part) for part in tokens]
 
@@ -204,7 +204,7 @@ def aligned_inputs(prompts: Sequence[Prompt], width: int, right: bool = False) -
 
 
 def _answers(pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
-    """Tokens of the answers, and their rollouts."""
+    """Returns tokens of the answers, and their rollouts."""
     pairs = [pair for piece in pieces for pair in zip(piece.answers, piece.rollouts, strict=True)]
     return {"targets": _joined_ids([answer for answer, _ in pairs]),
             "rollout_id": _joined_ids([np.full(len(answer), rollout) for answer, rollout in pairs])}
@@ -245,7 +245,7 @@ def _joined(name: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor | tuple[
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Tensors in tuples, dictionaries and dataclasses, on a device."""
+    """Returns tensors in tuples, dictionaries and dataclasses, on a device."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):

@@ -107,18 +107,21 @@ class Policy:
 
     def plan(self, prompts: Sequence[Prompt], answers: Sequence[np.ndarray], settings: TrainSettings,
              limit: int | None = None) -> list[list[Piece]]:
-        """The pieces of each micro-batch of answers to prompts, of at most `limit` tokens (train.tokens_per_batch).
-        Called on every process."""
+        """Returns the pieces of each micro-batch of answers to prompts, of at most `limit` tokens
+        (train.tokens_per_batch). Called on every process.
+        """
         limit = limit or settings.tokens_per_batch
         pieces = pieces_of(prompts, answers, limit)
         return self.fill(plan(pieces, limit, self.layout(settings.packing), self.cost))
 
     def fill(self, parts: list[list[Piece]]) -> list[list[Piece]]:
-        """The micro-batches, and under FSDP idle ones up to the number of every other process; see with_idle."""
+        """Returns the micro-batches, and under FSDP idle ones up to the number of every other process; see
+        with_idle.
+        """
         return parts if self.idle is None else with_idle(parts, max(comm.gather(len(parts))), self.idle)
 
     def pack(self, pieces: Sequence[Piece], settings: TrainSettings) -> Batch:
-        """One micro-batch in the layout of training."""
+        """Returns one micro-batch in the layout of training."""
         return make_batch(pieces, self.layout(settings.packing), settings.attention)
 
     @functools.cached_property
@@ -194,21 +197,23 @@ class Policy:
         place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
         model = load_model(source, torch.float32, device=place) if source else copy.deepcopy(self.model)
         agree(model, self.processor)
-        for kept, own in zip(model.parameters(), self.model.parameters(), strict=True):
-            kept.data = kept.data.to(own.dtype)
+        for theirs, own in zip(model.parameters(), self.model.parameters(), strict=True):
+            theirs.data = theirs.data.to(own.dtype)
         self._reference = model.requires_grad_(False).eval().to(place)
 
     def free_reference(self) -> None:
-        """The reference may move from now on, by writes to `moving_reference`: under LoRA it is a second adapter,
-        that of now. After `keep_reference`."""
+        """Lets the reference move from now on, by writes to `moving_reference`: under LoRA it is a second adapter,
+        that of now. After `keep_reference`.
+        """
         learning = dict(self.trainable())
         own = learning if self.lora else dict(self._reference.named_parameters())
         self.moving_reference = {n: own[n].detach().clone() if self.lora else own[n].data for n in learning}
 
     @contextlib.contextmanager
     def _without_adapter(self) -> Iterator[None]:
-        """The adapter does nothing meanwhile. PEFT marks what learns on the tensors that the modules hold: shards, or
-        what was gathered of them. They must be the same ones in the end, or a part would not learn again."""
+        """Switches the adapter off meanwhile. PEFT marks what learns on the tensors that the modules hold: shards, or
+        what was gathered of them. They must be the same ones in the end, or a part would not learn again.
+        """
         sharded = self.shards is not None and not self.shards.gathered
         if sharded:
             self.scatter()
@@ -219,7 +224,7 @@ class Policy:
 
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[None]:
-        """The adapter has the weights of the reference meanwhile. With shards a call of all processes."""
+        """Gives the adapter the weights of the reference meanwhile. With shards a call of all processes."""
         def swap() -> None:
             self.scatter()
             for name, parameter in self.trainable():
@@ -239,12 +244,12 @@ class Policy:
                 self.gather()
 
     def gather(self) -> None:
-        """Where the model is sharded, this process gets the whole of it; a call of all processes. See Shards."""
+        """Gathers the whole model on this process where it is sharded; a call of all processes. See Shards."""
         if self.shards:
             self.shards.gather()
 
     def scatter(self) -> None:
-        """Where the model is sharded, this process keeps its shards alone: before anything is learned or saved."""
+        """Leaves this process its shards alone where the model is sharded: before anything is learned or saved."""
         if self.shards:
             self.shards.scatter()
 
@@ -269,36 +274,37 @@ class Policy:
         self.processor.save_pretrained(folder)
 
     def copied_weights(self) -> dict[str, torch.Tensor]:
-        """Returns what `save` writes: weights that learn copied to the memory of the host, frozen ones as they are.
+        """Returns what `save` writes: trainable parameters copied to host memory, frozen ones as they are.
 
         Tied weights stay tied. Under LoRA the adapter alone.
         """
         learning = {p.data_ptr() for _, p in self.trainable()}
         copies: dict[int, torch.Tensor] = {}
-        found: dict[str, torch.Tensor] = {}
+        weights: dict[str, torch.Tensor] = {}
         for name, tensor in self.model.state_dict().items():
             place = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0
             if place in learning:
                 if place not in copies:
                     copies[place] = tensor.detach().to("cpu", copy=True)
-                found[name] = copies[place]
+                weights[name] = copies[place]
             elif not self.lora:
-                found[name] = tensor
-        return found
+                weights[name] = tensor
+        return weights
 
     @contextlib.contextmanager
     def sharing_features(self) -> Iterator[None]:
-        """What passes without gradient over one batch share is computed once: the features of its images and videos,
+        """Computes once what passes without gradient over one batch share: the features of its images and videos,
         where nothing of the vision tower and the merger learns. The model calls for them inside its forward, as FSDP
-        wants it, so its calls are remembered."""
+        wants it, so its calls are remembered.
+        """
         if any(self.family.part_of(name) != "language" for name, _ in self.trainable()):
             yield
             return
-        kept: dict[Any, Any] = {}
+        outputs: dict[Any, Any] = {}
         models = [getattr(_unwrapped(m), "model", m) for m in (self.model, self._reference) if m is not None]
         calls = [(m, name) for m in models for name in _FEATURES if hasattr(m, name)]
         for model, name in calls:
-            setattr(model, name, _remembered(name, getattr(model, name), kept))
+            setattr(model, name, _remembered(name, getattr(model, name), outputs))
         try:
             yield
         finally:
@@ -320,14 +326,16 @@ _FEATURES = ("get_image_features", "get_video_features")
 """What models of transformers call the pass through vision tower and merger."""
 
 
-def _remembered(name: str, call: Callable[..., Any], kept: dict[Any, Any]) -> Callable[..., Any]:
-    """`call`, which returns what it returned (or `kept` has of another model) for the very same arguments."""
+def _remembered(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> Callable[..., Any]:
+    """Returns `call`, which returns what it returned (or `outputs` has of another model) for the very same
+    arguments.
+    """
     def remembered(*args: Any, **kwargs: Any) -> Any:
         values = [*args, *kwargs.values()]
         key = (name, *kwargs, *map(id, values))
-        if key not in kept:
-            kept[key] = values, call(*args, **kwargs)  # the arguments too: as long as they live their ids are theirs
-        return kept[key][1]
+        if key not in outputs:
+            outputs[key] = values, call(*args, **kwargs)  # the arguments too: as long as they live their ids are theirs
+        return outputs[key][1]
     return remembered
 
 

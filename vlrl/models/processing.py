@@ -133,9 +133,9 @@ class Encoder:
         return not (first and text.startswith(first))
 
     def _visual_tokens(self, batch: Any, loaded: Sequence[LoadedMedia]) -> tuple[int, ...]:
-        """Visual tokens of each media in order, counted in the text that the processor put in its place."""
-        found = batch.get("text_replacement_offsets") if loaded else None
-        put = found[0] if isinstance(found, list) else []
+        """Returns visual tokens of each media in order, counted in the text that the processor put in its place."""
+        offsets = batch.get("text_replacement_offsets") if loaded else None
+        put = offsets[0] if isinstance(offsets, list) else []
         if len(put) != len(loaded):
             return ()
         names = {self._placeholder("image"), self._placeholder("video")} - {None}

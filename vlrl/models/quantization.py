@@ -80,9 +80,9 @@ class Quantization(BaseModel):
         with torch.device("meta"):
             empty: Any = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
         rounded = set(adapted_layers(empty, family_of(config), self.target))
-        kept = [n for n, m in empty.named_modules() if isinstance(m, torch.nn.Linear) and n not in rounded]
+        skipped = [n for n, m in empty.named_modules() if isinstance(m, torch.nn.Linear) and n not in rounded]
         how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=self.quantize, bnb_4bit_use_double_quant=True,
-                                 bnb_4bit_compute_dtype=self.compute_dtype, llm_int8_skip_modules=kept)
+                                 bnb_4bit_compute_dtype=self.compute_dtype, llm_int8_skip_modules=skipped)
         return {"quantization_config": how, "device_map": {"": str(device)}}
 
 

@@ -31,15 +31,17 @@ class Reference:
         self._decode = Texts(policy).decode
 
     def __call__(self, groups: Sequence[tuple[Prompt, Sequence[Completion]]]) -> list[list[np.ndarray]]:
-        """[group][answer] -> [t] float32 at temperature 1, of the tokens of its last <answer> content; empty without.
+        """Returns [group][answer] -> [t] float32 at temperature 1, of the tokens of its last <answer> content; empty
+        without.
 
         Each answer is read under the prompt it is trained under. Called on every process at the same time.
         """
-        spans = [self._span(c) for _, made in groups for c in made]
-        tokens = [c.tokens[:end] for (_, end), c in zip(spans, (c for _, made in groups for c in made), strict=True)]
-        values = self.logprobs([prompt for prompt, made in groups for _ in made], tokens, 1.0)
-        found = iter([v[start:] for v, (start, _) in zip(values, spans, strict=True)])
-        return [[next(found) for _ in made] for _, made in groups]
+        spans = [self._span(c) for _, answers in groups for c in answers]
+        completions = (c for _, answers in groups for c in answers)
+        tokens = [c.tokens[:end] for (_, end), c in zip(spans, completions, strict=True)]
+        values = self.logprobs([prompt for prompt, answers in groups for _ in answers], tokens, 1.0)
+        sliced = iter([v[start:] for v, (start, _) in zip(values, spans, strict=True)])
+        return [[next(sliced) for _ in answers] for _, answers in groups]
 
     def _span(self, completion: Completion) -> tuple[int, int]:
         tokens = completion.tokens
@@ -48,10 +50,11 @@ class Reference:
 
     def logprobs(self, prompts: Sequence[Prompt], answers: Sequence[np.ndarray], temperature: float,
                  own: bool = False) -> list[np.ndarray]:
-        """[answer][T] float32 of all tokens, under the reference or the policy's `own` weights; an empty answer is not
-        computed. Called on every process at the same time."""
+        """Returns [answer][T] float32 of all tokens, under the reference or the policy's `own` weights; an empty answer
+        is not computed. Called on every process at the same time.
+        """
         policy, planned = self.policy, self.policy.plan(prompts, answers, self.config.train)
-        found = [np.zeros(0, np.float32)] * len(answers)
+        out = [np.zeros(0, np.float32)] * len(answers)
         with phase("reference"), torch.no_grad(), policy.evaluating():
             for pieces in planned:
                 batch = policy.pack(pieces, self.config.train)
@@ -59,12 +62,13 @@ class Reference:
                 values = (policy.logprobs(batch, temperature).logprobs if own
                           else policy.reference_logprobs(batch, temperature)).float().cpu()
                 for i, piece in zip(order, values.split([len(answers[i]) for i in order]), strict=True):
-                    found[i] = piece.numpy()
-        return found
+                    out[i] = piece.numpy()
+        return out
 
 
 def answer_span(tokens: np.ndarray, decode: Callable[[Any], str]) -> tuple[int, int]:
-    """(first, end) of the tokens [T] that hold a character of the last <answer> content; (0, 0) without the tag.
+    """Returns (first, end) of the tokens [T] that hold a character of the last <answer> content; (0, 0) without the
+    tag.
 
     Content that no </answer> closes goes to the end. A token that holds part of a tag too counts as content.
     """

@@ -36,7 +36,7 @@ class Texts:
         return self._ending[stops]
 
     def ids(self, text: str) -> torch.Tensor:
-        """Token ids of rollout.thinking_end. Raises ConfigError where they cannot be written."""
+        """Returns token ids of rollout.thinking_end. Raises ConfigError where they cannot be written."""
         if text not in self._ids:
             ids = torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], device=self.device)
             if torch.isin(ids, self.banned).any():

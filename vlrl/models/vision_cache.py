@@ -47,7 +47,7 @@ class Visual:
 class Features:
     """Output of a vision tower and merger for one Visual, without gradient."""
 
-    made_by: type
+    output_class: type
     """The model's class for such outputs."""
     pooled: tuple[torch.Tensor, ...]
     """What stands in the place of visual tokens, [..., H], in the order of the text."""
@@ -70,42 +70,43 @@ class FeatureCache:
 
     def __init__(self, limit: int):
         self.limit, self.used = limit, 0
-        self._kept: OrderedDict[bytes, Features] = OrderedDict()
-        self._asked = self._found = 0
+        self._entries: OrderedDict[bytes, Features] = OrderedDict()
+        self._lookups = self._hits = 0
 
     def outputs(self, model: Any, visuals: Sequence[Visual]) -> dict[str, Any]:
-        """`mm_encoder_outputs` of a forward pass over these visuals in the order of its text. `model` is without PEFT's
-        wrapper; called under the policy's autocast."""
-        found: dict[str, list[Features]] = {}
+        """Returns `mm_encoder_outputs` of a forward pass over these visuals in the order of its text. `model` is
+        without PEFT's wrapper; called under the policy's autocast.
+        """
+        by_kind: dict[str, list[Features]] = {}
         for visual in visuals:
-            found.setdefault(visual.kind, []).append(self._features(model, visual))
-        return {kind: _together(parts) for kind, parts in found.items()}
+            by_kind.setdefault(visual.kind, []).append(self._features(model, visual))
+        return {kind: _together(parts) for kind, parts in by_kind.items()}
 
     def metrics(self) -> dict[str, float]:
         """Returns the share of visuals whose features were there, since the last call and over all processes."""
-        found, asked = comm.total(self._found, self._asked)
-        self._asked = self._found = 0
-        return {"feature_cache/hit_frac": found / asked if asked else 0.0}
+        hits, lookups = comm.total(self._hits, self._lookups)
+        self._lookups = self._hits = 0
+        return {"feature_cache/hit_frac": hits / lookups if lookups else 0.0}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def _features(self, model: Any, visual: Visual) -> Features:
-        self._asked += 1
-        kept = self._kept.get(visual.key)
-        if kept is not None:
-            self._found += 1
-            self._kept.move_to_end(visual.key)
-            return kept.to(model.device)
+        self._lookups += 1
+        cached = self._entries.get(visual.key)
+        if cached is not None:
+            self._hits += 1
+            self._entries.move_to_end(visual.key)
+            return cached.to(model.device)
         features = _computed(model, visual)
         self._keep(visual.key, features.to("cpu"))
         return features
 
     def _keep(self, key: bytes, features: Features) -> None:
-        self._kept[key] = features
+        self._entries[key] = features
         self.used += features.nbytes
         while self.used > self.limit:
-            self.used -= self._kept.popitem(last=False)[1].nbytes
+            self.used -= self._entries.popitem(last=False)[1].nbytes
 
 
 def make_cache(settings: ModelSettings, model: Any, family: Family) -> FeatureCache | None:
@@ -177,4 +178,4 @@ def _together(parts: Sequence[Features]) -> Any:
         alike = len({t.shape[1:] for t in pooled}) == 1
         pooled = torch.cat(pooled) if alike else torch.cat([t.flatten(0, -2) for t in pooled])[None]
     layers = [tuple(itertools.chain(*layer)) for layer in zip(*(p.deepstack for p in parts), strict=True)]
-    return parts[0].made_by(pooler_output=pooled, **({"deepstack_features": layers} if layers else {}))
+    return parts[0].output_class(pooler_output=pooled, **({"deepstack_features": layers} if layers else {}))

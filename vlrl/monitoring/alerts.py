@@ -57,7 +57,7 @@ HIGHEST the largest entropy so far."""
 BEST, HIGHEST = "reward/best", "entropy/highest"
 _RECENT = 5
 """Steps that zero_variance_above looks at."""
-Found = tuple[float, float, str]
+Breach = tuple[float, float, str]
 """(value, limit, what it says)"""
 
 
@@ -74,7 +74,7 @@ class Alerts:
         self._hook = Webhook(address, settings.webhook_timeout_s, say) if address else None
         for line in before:
             self._take(line)
-        self._holding = set(self._found()) if self._columns["kl"] else set()
+        self._holding = set(self._breaches()) if self._columns["kl"] else set()
 
     def check(self, line: Mapping[str, Any]) -> dict[str, float]:
         """Takes the metrics of a step, tells what has begun to hold, and returns it as metrics for trackers."""
@@ -86,17 +86,17 @@ class Alerts:
         lines = [line for line in evals if line["split"] == last["split"] and _number(line.get(metric))]
         if share is None or lines[-1:] != [last] or heldout_drop(lines[:-1], metric, share):
             return {}
-        found = heldout_drop(lines, metric, share)
-        return self._tell([_alert("heldout_drop", last["step"], found)] if found else [])
+        breach = heldout_drop(lines, metric, share)
+        return self._tell([_alert("heldout_drop", last["step"], breach)] if breach else [])
 
-    def _tell(self, found: Sequence[Alert]) -> dict[str, float]:
-        for alert in found:
+    def _tell(self, alerts: Sequence[Alert]) -> dict[str, float]:
+        for alert in alerts:
             record = {**asdict(alert), "run": str(self.folder), "host": socket.gethostname(), "time": time.time()}
             self._say(f"ALERT {alert.text}")
             append_line(self.folder / "alerts.jsonl", json.dumps(plain(record)))
             if self._hook:
                 self._hook.send(record)
-        return {f"alerts/{alert.alert}": alert.value for alert in found}
+        return {f"alerts/{alert.alert}": alert.value for alert in alerts}
 
     def close(self) -> None:
         """Gives the webhook a moment for what is not sent yet."""
@@ -105,10 +105,10 @@ class Alerts:
 
     def _begun(self, line: Mapping[str, Any]) -> list[Alert]:
         self._take(line)
-        step, found = int(line.get("step", 0)), self._found()
-        fresh = {name: told for name, told in found.items() if name not in self._holding}
-        self._holding = set(found)
-        return [_alert(name, step, told) for name, told in fresh.items()]
+        step, breaches = int(line.get("step", 0)), self._breaches()
+        fresh = {name: breach for name, breach in breaches.items() if name not in self._holding}
+        self._holding = set(breaches)
+        return [_alert(name, step, breach) for name, breach in fresh.items()]
 
     def _take(self, line: Mapping[str, Any]) -> None:
         values = {name: line.get(name) for name in _READ}
@@ -124,15 +124,15 @@ class Alerts:
         if len(rewards) == self.settings.window:
             self._columns[BEST].append(max([fmean(rewards), *self._columns[BEST]]))
 
-    def _found(self) -> dict[str, Found]:
+    def _breaches(self) -> dict[str, Breach]:
         """Returns what holds after the steps so far, by rule."""
-        told = {name: rule(self._columns, self.settings) for name, rule in RULES.items()
-                if getattr(self.settings, name) is not None}
-        return {name: found for name, found in told.items() if found}
+        checked = {name: rule(self._columns, self.settings) for name, rule in RULES.items()
+                   if getattr(self.settings, name) is not None}
+        return {name: breach for name, breach in checked.items() if breach}
 
 
 def watched(config: Config) -> AlertSettings:
-    """`alerts.*`, for supervised training without the rules on rewards and entropies: its answers are given."""
+    """Returns `alerts.*`, for supervised training without the rules on rewards and entropies: its answers are given."""
     if config.algo.loss.name != "supervised":
         return config.alerts
     off = ("reward_drop", "constant_rewards", "zero_variance_above", "entropy_below", "entropy_drop")
@@ -142,16 +142,16 @@ def watched(config: Config) -> AlertSettings:
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 
-def _alert(name: str, step: int, found: Found) -> Alert:
-    value, limit, said = found
-    return Alert(name, step, value, limit, f"at step {step}: {said} (alerts.{name})")
+def _alert(name: str, step: int, breach: Breach) -> Alert:
+    value, limit, message = breach
+    return Alert(name, step, value, limit, f"at step {step}: {message} (alerts.{name})")
 
 
 def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def heldout_drop(lines: Sequence[Mapping[str, Any]], metric: str, share: float) -> Found | None:
+def heldout_drop(lines: Sequence[Mapping[str, Any]], metric: str, share: float) -> Breach | None:
     """Returns the fall of the last of these lines of eval.jsonl, all of one split, below the best one before it.
 
     It must be larger than `share` of the best value, and the 95 % intervals of the two, where they have one, apart.
@@ -167,7 +167,7 @@ def heldout_drop(lines: Sequence[Mapping[str, Any]], metric: str, share: float) 
                           f"{best['step']}: what is learned does not hold beyond the training samples")
 
 
-def _constant_rewards(columns: Columns, settings: AlertSettings) -> Found | None:
+def _constant_rewards(columns: Columns, settings: AlertSettings) -> Breach | None:
     count = min(settings.constant_rewards or 1, settings.window)
     means, spreads = [[*columns[name]][-count:] for name in ("reward/mean", "reward/std")]
     if len(means) < count or any(spreads) or len({*means}) > 1:
@@ -176,7 +176,7 @@ def _constant_rewards(columns: Columns, settings: AlertSettings) -> Found | None
                                 "rollouts/ for whether the task reads the answers as the prompt asks for them")
 
 
-def _zero_variance_above(columns: Columns, settings: AlertSettings) -> Found | None:
+def _zero_variance_above(columns: Columns, settings: AlertSettings) -> Breach | None:
     count, limit = min(_RECENT, settings.window), settings.zero_variance_above or 0.0
     recent = [*columns["groups/zero_variance_frac"]][-count:]
     value = fmean(recent) if len(recent) == count else math.nan
@@ -184,52 +184,52 @@ def _zero_variance_above(columns: Columns, settings: AlertSettings) -> Found | N
             f"{limit:.0%}: they have no advantage to learn from") if value > limit else None
 
 
-def _entropy_drop(columns: Columns, settings: AlertSettings) -> Found | None:
+def _entropy_drop(columns: Columns, settings: AlertSettings) -> Breach | None:
     highest, value = _last(columns, HIGHEST), _last(columns, "entropy")
     limit = highest * (1 - (settings.entropy_drop or 0.0))
     return (value, limit, f"the entropy is {value:.3g} per token, after {highest:.3g} at its highest: answers are "
             "becoming all alike") if value < limit else None
 
 
-def _reward_drop(columns: Columns, settings: AlertSettings) -> Found | None:
+def _reward_drop(columns: Columns, settings: AlertSettings) -> Breach | None:
     if not columns[BEST]:
         return None
     best, last = columns[BEST][0], fmean(columns["reward/mean"])
     spread = fmean(np.nan_to_num([*columns["reward/std"]]))
     limit = best - (settings.reward_drop or 0.0) * max(abs(best), spread)
-    said = f"the mean reward of the last {settings.window} steps is {last:.3g}, after {best:.3g} at best"
-    return (last, limit, said) if last < limit else None
+    message = f"the mean reward of the last {settings.window} steps is {last:.3g}, after {best:.3g} at best"
+    return (last, limit, message) if last < limit else None
 
 
 def _last(columns: Columns, name: str) -> float:
     return columns[name][-1] if columns[name] else math.nan
 
 
-def _kl_above(columns: Columns, settings: AlertSettings) -> Found | None:
+def _kl_above(columns: Columns, settings: AlertSettings) -> Breach | None:
     value, limit = _last(columns, "kl"), settings.kl_above or 0.0
     return (value, limit, f"the KL to the reference is {value:.3g} per token, above {limit:g}") \
         if value > limit else None
 
 
-def _entropy_below(columns: Columns, settings: AlertSettings) -> Found | None:
+def _entropy_below(columns: Columns, settings: AlertSettings) -> Breach | None:
     value, limit = _last(columns, "entropy"), settings.entropy_below or 0.0
     return (value, limit, f"the entropy is {value:.3g} per token, below {limit:g}: answers are nearly all alike") \
         if value < limit else None
 
 
-def _truncated_above(columns: Columns, settings: AlertSettings) -> Found | None:
+def _truncated_above(columns: Columns, settings: AlertSettings) -> Breach | None:
     value, limit = _last(columns, "completion/truncated_frac"), settings.truncated_above or 0.0
     return (value, limit, f"{value:.0%} of the answers are cut off, more than {limit:.0%}") if value > limit else None
 
 
-def _skipped_above(columns: Columns, settings: AlertSettings) -> Found | None:
+def _skipped_above(columns: Columns, settings: AlertSettings) -> Breach | None:
     recent = columns["skipped"]
     value, limit = float(sum(v > 0 for v in recent)), float(settings.skipped_above or 0)
     return (value, limit, f"an optimizer step was left out in {value:.0f} of the last {len(recent)} steps, for NaN, "
             "infinity or an overflow") if value > limit else None
 
 
-RULES: Mapping[str, Callable[[Columns, AlertSettings], Found | None]] = {
+RULES: Mapping[str, Callable[[Columns, AlertSettings], Breach | None]] = {
     "reward_drop": _reward_drop, "constant_rewards": _constant_rewards, "zero_variance_above": _zero_variance_above,
     "kl_above": _kl_above, "entropy_below": _entropy_below, "entropy_drop": _entropy_drop,
     "truncated_above": _truncated_above, "skipped_above": _skipped_above}
@@ -246,12 +246,12 @@ def _address(given: str) -> str:
     if not given.startswith("env:"):
         return given
     name = given.removeprefix("env:")
-    found = os.environ.get(name, "").strip()  # secrets kept in files end with a newline
-    if not found:
+    url = os.environ.get(name, "").strip()  # secrets kept in files end with a newline
+    if not url:
         raise ConfigError(f"alerts.webhook={given!r}: there is no environment variable {name}")
-    if problem := webhook_problem(found):
+    if problem := webhook_problem(url):
         raise ConfigError(f"alerts.webhook={given!r}: the URL in {name} {problem}")
-    return found
+    return url
 
 
 class Webhook:
@@ -260,7 +260,7 @@ class Webhook:
     def __init__(self, url: str, timeout_s: float, say: Callable[[str], None]):
         self._url, self._timeout_s, self._say = url, timeout_s, say
         self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(_WAITING)
-        self._warned = False
+        self._reported = False
         self._thread = threading.Thread(target=self._work, name="webhook", daemon=True)
         self._thread.start()
 
@@ -291,7 +291,7 @@ class Webhook:
                     self._failed(str(error)[:200] if isinstance(error, httpx.TransportError) else type(error).__name__)
 
     def _failed(self, reason: str) -> None:
-        if not self._warned:
-            self._warned = True
+        if not self._reported:
+            self._reported = True
             self._say(f"warning: alerts.webhook at {urlsplit(self._url).hostname} took no alert ({reason}); the run "
                       "goes on, and further failures are not told")

@@ -21,7 +21,7 @@ _life = (0, "start")
 
 
 def alive(name: str = "start") -> None:
-    """A sign of life for the watchdog (watchdog.py)."""
+    """Gives a sign of life to the watchdog (watchdog.py)."""
     global _life
     _life = (_life[0] + 1, name)
 
@@ -40,7 +40,7 @@ def phase(name: str) -> Any:
 
 @contextlib.contextmanager
 def watching(watch: Callable[[str], Any]) -> Iterator[None]:
-    """Every phase is entered through `watch(name)`, those of a Clock included."""
+    """Enters every phase through `watch(name)`, those of a Clock included."""
     global _watch
     before, _watch = _watch, watch
     try:
@@ -89,7 +89,7 @@ class Clock:
         self._inner[-1] += seconds
 
     def take(self) -> dict[str, float]:
-        """`time/<phase>_s` and `time/total_s` since the last call; starts afresh."""
+        """Returns `time/<phase>_s` and `time/total_s` since the last call; starts afresh."""
         now = time.perf_counter()
         names = dict.fromkeys(("rollout", "score", "train", "sync", *self.seconds))
         phases = {k: self.seconds.get(k, 0.0) for k in names}
@@ -99,7 +99,8 @@ class Clock:
 
 
 def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[str, float]:
-    """Rewards, parts, lengths and shares over every group of every process; `labels` are those of a mixture's tasks.
+    """Returns rewards, parts, lengths and shares over every group of every process; `labels` are those of a mixture's
+    tasks.
 
     Of each task that was drawn also `<label>/reward/...`, `<label>/groups/zero_variance_frac`, and of every one
     `<label>/share`, that of the groups.
@@ -111,9 +112,9 @@ def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[s
     out = _rewards(rows)
     for label in labels:
         own = [row for row in rows if row["task"] == label]
-        found = _rewards(own) if own else {}
-        found.pop("reward/std", None)
-        out |= {f"{label}/{name}": value for name, value in found.items()}
+        rewards = _rewards(own) if own else {}
+        rewards.pop("reward/std", None)
+        out |= {f"{label}/{name}": value for name, value in rewards.items()}
         if own:
             out[f"{label}/groups/zero_variance_frac"] = _mean([row["zero_variance"] for row in own])
         out[f"{label}/share"] = len(own) / len(rows)
@@ -147,7 +148,7 @@ def _mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def peak_gib() -> float:
-    """Peak memory so far in GiB: of the CUDA device when there is one, else of this process."""
+    """Returns the peak memory so far in GiB: of the CUDA device when there is one, else of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     unit = 1 if sys.platform == "darwin" else 1024

@@ -92,7 +92,9 @@ class Progress:
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
-    """`reward 0.412  iou 0.400  format 0.900  1,234 tokens/s` from one line of metrics; the loss without a reward."""
+    """Returns `reward 0.412  iou 0.400  format 0.900  1,234 tokens/s` from one line of metrics; the loss without a
+    reward.
+    """
     head = {"reward/mean": "reward"} if "reward/mean" in metrics else {"loss": "loss"}
     words = [f"{name} {_figure(metrics[key])}" for key, name in head.items() if key in metrics]
     for key, value in metrics.items():

@@ -34,7 +34,7 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.getsignal(number) for number in (*STOPS, signal.SIGALRM)}
             for number in STOPS:
-                signal.signal(number, self._asked)
+                signal.signal(number, self._on_signal)
             signal.signal(signal.SIGALRM, self._over)
         return self
 
@@ -43,11 +43,11 @@ class StopSignals:
         self._restore()
 
     def completed(self) -> None:
-        """The step in flight has ended: its time is not limited any more."""
+        """Notes that the step in flight has ended: its time is not limited any more."""
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._since is None:
             self._since = time.monotonic()
             if number != signal.SIGINT:

@@ -65,12 +65,12 @@ class Watchdog:
         raise Stuck(self._message)
 
     def _watch(self) -> None:
-        tick, quiet, seen, then = min(_TICK_S, self.seconds / 4), 0.0, metrics.life(), time.monotonic()
+        tick, quiet, last, then = min(_TICK_S, self.seconds / 4), 0.0, metrics.life(), time.monotonic()
         while not self._ended.wait(tick):
             now, life = time.monotonic(), metrics.life()
             # a process that was stopped for hours (SIGSTOP) was not stuck
-            quiet = 0.0 if life != seen else quiet + min(now - then, 2 * tick)
-            seen, then = life, now
+            quiet = 0.0 if life != last else quiet + min(now - then, 2 * tick)
+            last, then = life, now
             if quiet > self.seconds:
                 self._end(life)
                 return
@@ -105,10 +105,10 @@ class Watchdog:
         os._exit(1)
 
     def _farewell(self) -> None:
-        """What is done before, if it can be: a full pipe or a lost disk must not keep the process."""
-        told = f"\nerror: {self._message} The process could not end by itself and is ended.\n".encode()
+        """Does what is done before the end, if it can be: a full pipe or a lost disk must not keep the process."""
+        message = f"\nerror: {self._message} The process could not end by itself and is ended.\n".encode()
         lock = self.folder / "run.lock"
-        for act in (lambda: os.write(2, told), lambda: lock.unlink(missing_ok=True) if comm.is_main() else None,
+        for act in (lambda: os.write(2, message), lambda: lock.unlink(missing_ok=True) if comm.is_main() else None,
                     sys.stdout.flush):
             with suppress(OSError, ValueError):
                 act()

@@ -210,7 +210,7 @@ class _Verifier:
         self.lock, self.worker = threading.Lock(), Worker(_started)
 
     def ask(self, question: Mapping[str, Any]) -> bool:
-        """The process's verdict; one question at a time, from any thread. Raises VerifierError without one."""
+        """Returns the process's verdict; one question at a time, from any thread. Raises VerifierError without one."""
         patience, text = 10 * question["seconds"] + _PATIENCE, question.get("answer", question["gold"])[:80]
         try:
             with self.lock:
@@ -229,8 +229,9 @@ class _Verifier:
 
 
 def _started() -> tuple[Connection, subprocess.Popen[bytes]]:
-    """A fresh process. It is no fork, so it shares no thread, lock or device; its hash seed is fixed, because sympy's
-    way through an expression follows it; its own session keeps Ctrl-C from it."""
+    """Returns a fresh process. It is no fork, so it shares no thread, lock or device; its hash seed is fixed, because
+    sympy's way through an expression follows it; its own session keeps Ctrl-C from it.
+    """
     require_library()
     mine, other = socket.socketpair()
     with other:

@@ -118,7 +118,7 @@ class Pipelined(GroupSource):
             self.synced = self.step
 
     def _ahead(self, count: int, step: int) -> Batch:
-        """The draws of a step to come."""
+        """Returns the draws of a step to come."""
         self.step = step
         drawn = self._numbered(comm.on_main(partial(self._next, self.filters.oversampled(count))))
         batch = Batch(drawn.draws, drawn.fresh, step=step, policy_step=self.synced)
@@ -192,9 +192,10 @@ class Pipelined(GroupSource):
 
 
 def at_rest(source: GroupSource) -> tuple[dict[str, Any], Callable[[float], dict[str, Any] | None] | None]:
-    """The state of a source between two steps, without waiting for answers that are drawn ahead; and what gives the
-    part of it that holds these, once they are written: None if that takes longer than so many seconds, or where other
-    processes have some."""
+    """Returns the state of a source between two steps, without waiting for answers that are drawn ahead; and what gives
+    the part of it that holds these, once they are written: None if that takes longer than so many seconds, or where
+    other processes have some.
+    """
     if not isinstance(source, Pipelined):
         return source.state_dict(), None
     return GroupSource.state_dict(source), partial(_written, [*source.queue])

@@ -57,7 +57,7 @@ class Forgetting:
             self.policy.away = False
 
     def _due(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]]) -> bool:
-        """Whether there is anything to forget: -log p of a sampled token estimates the entropy."""
+        """Returns whether there is anything to forget: -log p of a sampled token estimates the entropy."""
         sampled = [c.logprobs[c.loss_mask & ~np.isnan(c.logprobs)] for _, made in answers for c in made]
         surprise, count = comm.total(-float(sum(float(s.sum(dtype=np.float64)) for s in sampled)),
                                      float(sum(len(s) for s in sampled)))

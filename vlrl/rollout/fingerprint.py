@@ -71,12 +71,12 @@ class Fingerprint:
         return f"{len(other):,} rows{compared} are others, {moved}{shown}{more}"
 
     def written_to(self) -> list[str]:
-        """The files that are no longer what they were when the run began."""
+        """Returns the files that are no longer what they were when the run began."""
         return [str(path) for path, before in self.files.items() if _state(path) != before]
 
 
 def of(samples: Sequence[Sample]) -> Fingerprint:
-    """The fingerprint of a split's samples."""
+    """Returns the fingerprint of a split's samples."""
     known = [*_compared(samples, len(samples))]
     found = [_read(samples, i) for i in known]
     return Fingerprint(len(samples), np.array(known, dtype=np.int64),

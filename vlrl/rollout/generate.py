@@ -45,7 +45,7 @@ class Asked:
     """The group as the step before left it; None for a new one."""
 
     def answered(self, made: Sequence[Completion], most: int, step: int) -> Held:
-        """The group with what a step made for it, of at most `most` tokens in all."""
+        """Returns the group with what a step made for it, of at most `most` tokens in all."""
         if self.held is None:
             return Held(self.number, self.draw, tuple(made), (step,) * len(made), most)
         return self.held.after(made, step)
@@ -71,7 +71,9 @@ class Answering:
     step: int = 0
 
     def apart(self, engine: Engine, clock: Clock, policy_step: int) -> Answering:
-        """The same with another engine, whose weights and temperature stay as they are now: for use beside this one."""
+        """Returns the same with another engine, whose weights and temperature stay as they are now: for use beside this
+        one.
+        """
         return replace(self, engine=engine, clock=clock, policy_step=policy_step, fixed_temperature=self.temperature)
 
     @property
@@ -141,17 +143,19 @@ class Answering:
             self.engine.generate(requests)
 
     def keys(self, asked: Sequence[Asked]) -> set[tuple[int, ...]]:
-        """Those of all that `write` asks for."""
+        """Returns those of all that `write` asks for."""
         return {request.key for requests in self._calls(asked) for request in requests}
 
     def _calls(self, asked: Sequence[Asked]) -> list[list[Request]]:
-        """All requests for new groups, by call of the engine."""
+        """Returns all requests for new groups, by call of the engine."""
         requests, others = self._requests(asked)
         calls = requests, [r for *_, r in others], self._greedy(asked) if self._with_greedy else []
         return [call for call in calls if call]
 
     def _requests(self, asked: Sequence[Asked]) -> tuple[list[Request], list[tuple[int, Variant, Request]]]:
-        """What is asked of the engine: one request for each group, and those of variants by the group's place."""
+        """Returns what is asked of the engine: one request for each group, and those of variants by the group's
+        place.
+        """
         sampling = [sampling_of(self.config.rollout, self.temperature, a.draw.max_new_tokens) for a in asked]
         requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_answers([v for v, _ in a.variants]),
                             sampling=s, key=(0, a.number)) for a, s in zip(asked, sampling, strict=True)]
@@ -159,7 +163,9 @@ class Answering:
                           for i, a in enumerate(asked) for v, prompt in a.variants]
 
     def _drawn(self, requests: Sequence[Request], done: Done | None) -> list[list[Completion]]:
-        """The answers to each request; with rollout.forget, half of them by a policy that has forgotten the others."""
+        """Returns the answers to each request; with rollout.forget, half of them by a policy that has forgotten the
+        others.
+        """
         if self.forget is None:
             return self.engine.generate(requests, done)
         firsts = self.engine.generate([replace(r, n=(r.n + 1) // 2) for r in requests])
@@ -172,7 +178,7 @@ class Answering:
         return [[*a, *b] for a, b in zip(firsts, rest, strict=True)]
 
     def _beside_greedy(self, asked: Sequence[Asked], groups: Sequence[Group | Held]) -> list[Group | Held]:
-        """The groups with the greedy answer to each prompt aside, where the advantage compares with it.
+        """Returns the groups with the greedy answer to each prompt aside, where the advantage compares with it.
 
         It is scored as a group of one, drawn apart from the rest, and in no statistic of its group.
         """
@@ -207,7 +213,9 @@ class Answering:
 
 
 def sampling_of(rollout: RolloutSettings, temperature: float, max_new_tokens: int | None = None) -> Sampling:
-    """How answers are drawn with the settings of `rollout.*`; a thinking budget that never applies is left out."""
+    """Returns how answers are drawn with the settings of `rollout.*`; a thinking budget that never applies is left
+    out.
+    """
     most, budget = max_new_tokens or rollout.max_new_tokens, rollout.thinking_budget
     return Sampling(max_new_tokens=most, temperature=temperature, stop=rollout.stop,
                     thinking_budget=budget if budget is not None and budget < most else None,
@@ -218,7 +226,8 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
                split: str, step: int, variants: Sequence[tuple[Variant, Sequence[Completion]]] = (),
                reference: Sequence[np.ndarray] | None = None, policy_step: int | None = None,
                score: Score = score_all) -> Group:
-    """A scored group of a step, sampled by the weights of `policy_step` completed steps; None = as many as `step`.
+    """Returns a scored group of a step, sampled by the weights of `policy_step` completed steps; None = as many as
+    `step`.
 
     The sample learns its processed size here, so that scoring converts the model's coordinates. Answers of `variants`
     that are trained join the completions, under the unchanged prompt; the others are given to the task and kept aside.
@@ -258,5 +267,5 @@ def _stream(asked: Asked, variant: Variant) -> tuple[int, ...]:
 
 
 def _joining(variants: Sequence[tuple[Variant, Prompt]], drawn: Mapping[str, Sequence[Completion]]) -> list[Completion]:
-    """The answers of variants that join the group, in its order."""
+    """Returns the answers of variants that join the group, in its order."""
     return [c for v, _ in variants if v.trained for c in drawn[v.name]]

@@ -46,7 +46,7 @@ class Rejected:
     """Why, for each one since `take`."""
 
     def take(self) -> list[str]:
-        """The reasons since the last call."""
+        """Returns the reasons since the last call."""
         out, self.fresh = self.fresh, []
         return out
 
@@ -152,7 +152,7 @@ class GroupSource:
         return None
 
     def _next(self, count: int) -> list[Draw]:
-        """The sampler's next draws. Raises TrainingError when they are not `count` samples of the split."""
+        """Returns the sampler's next draws. Raises TrainingError when they are not `count` samples of the split."""
         draws, size = list(self.sampler.next(count, self.step)), len(self.samples)
         usable = [d for d in draws if isinstance(d, Draw) and 0 <= d.index < size]
         if len(usable) != count or len(draws) != count:
@@ -233,7 +233,7 @@ class GroupSource:
 
     def _variants(self, draw: Draw, sample: Sample,
                   step: int) -> list[tuple[Variant, Hashable, Callable[[], Sample]]]:
-        """What variants of a draw show, each with its key."""
+        """Returns what variants of a draw show, each with its key."""
         if not self._varies:
             return []
         variants = variants_of(self.task.of(sample), sample, self.answering.group_size(draw), step)
@@ -254,7 +254,7 @@ class GroupSource:
         return self.sampler.upcoming(count, self.step + 1) if isinstance(self.sampler, Foreseeing) else []
 
     def _wanted(self, draws: Sequence[Draw], step: int) -> dict[Hashable, Callable[[], Sample]]:
-        """What is to be encoded for draws of a step, by key: the samples, and what their variants show."""
+        """Returns what is to be encoded for draws of a step, by key: the samples, and what their variants show."""
         wanted: dict[Hashable, Callable[[], Sample]] = {}
         for draw in draws:
             wanted[draw] = partial(self._sample, draw)
@@ -264,7 +264,7 @@ class GroupSource:
         return wanted
 
     def _share_outcomes(self, drawn: Drawn, groups: Mapping[int, Group]) -> dict[int, Outcome]:
-        """The outcome of every draw of every process by number, in draw order."""
+        """Returns the outcome of every draw of every process by number, in draw order."""
         share = {n: Outcome(drawn.draws[n], tuple(g.rewards), tuple(r.correct for r in g.rollouts), _surprise(g))
                  for n, g in groups.items()}
         by_variant = [(r.variant, r.reward) for g in groups.values() for r in (*g.rollouts, *g.aside)]
@@ -291,7 +291,7 @@ class GroupSource:
                                 f"First of this step: {refused[0]}")
 
     def metrics(self) -> dict[str, float]:
-        """What the sampler says, and what was generated or drawn in vain; over all processes."""
+        """Returns what the sampler says, and what was generated or drawn in vain; over all processes."""
         return {**comm.on_main(lambda: self.sampler.metrics()), **self.tally.metrics(),
                 "groups/wasted": comm.total(len(self.dropped))[0],
                 "prompts/rejected": float(self.rejected.count), **self._variant_metrics(), **self._partial_metrics()}
@@ -304,7 +304,7 @@ class GroupSource:
         return found | ({"partial/segments_mean": float(np.mean(self._parts))} if self._parts else {})
 
     def _variant_metrics(self) -> dict[str, float]:
-        """Mean reward of each variant's answers, and their share of all answers that were drawn."""
+        """Returns the mean reward of each variant's answers, and their share of all answers that were drawn."""
         out: dict[str, float] = {}
         count = sum(map(len, self._of_variants.values()))
         for name in sorted(self._of_variants.keys() - {""}):
@@ -314,7 +314,7 @@ class GroupSource:
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs; of the main process, which alone has the sampler."""
+        """Returns what a resumed run needs; of the main process, which alone has the sampler."""
         sampler = self.sampler.state_dict() if comm.is_main() else {}
         return {"drawn": self.drawn, "sampler": sampler, "filters": self.filters.state_dict(),
                 "data": self.fingerprint.state_dict(), "history": self.prompts.history.state_dict(),
@@ -343,7 +343,7 @@ def _surprise(group: Group) -> float:
 
 
 def check_score_errors(groups: Sequence[Group], limit: float, what: str, stored: Path | None = None) -> float:
-    """Share of the rollouts (over all processes) that failed to score; TrainingError above `limit`.
+    """Returns the share of the rollouts (over all processes) that failed to score; TrainingError above `limit`.
 
     `what` and where they are `stored` enter the message.
     """
@@ -360,7 +360,9 @@ def check_score_errors(groups: Sequence[Group], limit: float, what: str, stored:
 
 
 def first_samples(task: Task, split: str, count: int) -> list[Sample]:
-    """The first `count` samples of a split, with the templates of their task in turn. ConfigError when it is empty."""
+    """Returns the first `count` samples of a split, with the templates of their task in turn. ConfigError when it is
+    empty.
+    """
     samples = task_samples(task, split)
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")

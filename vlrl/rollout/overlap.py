@@ -40,7 +40,9 @@ class Ahead(Generic[T]):
         self._begun[i] = self._thread.submit(self._timed, i, value)
 
     def results(self, values: Sequence[Any]) -> list[T]:
-        """The results of all values, in order; begun ones are not worked on again. Raises the first one's error."""
+        """Returns the results of all values, in order; begun ones are not worked on again. Raises the first one's
+        error.
+        """
         with self._clock(self._phase):
             if not self._begun:
                 return [self._work(i, value) for i, value in enumerate(values)]

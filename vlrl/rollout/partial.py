@@ -50,7 +50,7 @@ class Held:
                        steps=tuple(step if i in longer else s for i, s in enumerate(self.steps)))
 
     def told(self, group: Group) -> Group:
-        """The scored group with the step that wrote each answer's last part as its policy_step."""
+        """Returns the scored group with the step that wrote each answer's last part as its policy_step."""
         return replace(group, rollouts=tuple(replace(r, policy_step=step)
                                              for r, step in zip(group.rollouts, self.steps, strict=True)))
 
@@ -60,36 +60,36 @@ class Held:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Held:
-        """The group of a `state_dict`."""
+        """Returns the group of a `state_dict`."""
         return cls(state["number"], draw_of(state["draw"]), tuple(completion_of(**a) for a in state["answers"]),
                    tuple(state["steps"]), state["most"])
 
 
 def draw_state(draw: Draw) -> dict[str, Any]:
-    """A draw as a checkpoint holds it."""
+    """Returns a draw as a checkpoint holds it."""
     return {**vars(draw), "knobs": [list(knob) for knob in draw.knobs]}
 
 
 def draw_of(state: Mapping[str, Any]) -> Draw:
-    """The draw of a `draw_state`."""
+    """Returns the draw of a `draw_state`."""
     return Draw(**{**state, "knobs": tuple((name, value) for name, value in state["knobs"])})
 
 
 def completion_state(c: Completion) -> dict[str, Any]:
-    """An answer as a checkpoint holds it."""
+    """Returns an answer as a checkpoint holds it."""
     return {"tokens": c.tokens, "logprobs": c.logprobs, "loss_mask": c.loss_mask, "text": c.text,
             "finish_reason": c.finish_reason, "ends": [t.end for t in c.turns]}
 
 
 def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int], **more: Any) -> Completion:
-    """The answer of a `completion_state`."""
+    """Returns the answer of a `completion_state`."""
     turns = tuple(Turn(start=start, end=end) for start, end in zip([0, *ends], ends, strict=False))
     return Completion(tokens=np.asarray(tokens), logprobs=np.asarray(logprobs), loss_mask=np.asarray(loss_mask),
                       turns=turns, **more)
 
 
 def in_one_step(request: Request, held: Held | None, tokens: int) -> Request:
-    """What a step asks of a group: its unfinished answers, or all of a new one, up to `tokens` more of each."""
+    """Returns what a step asks of a group: its unfinished answers, or all of a new one, up to `tokens` more of each."""
     begun = held.unfinished if held else ()
     written = max((len(b.written.tokens) for b in begun), default=0)
     limited = replace(request.sampling, max_new_tokens=min(request.sampling.max_new_tokens, written + tokens))
@@ -97,7 +97,7 @@ def in_one_step(request: Request, held: Held | None, tokens: int) -> Request:
 
 
 def last_part(completion: Completion) -> Completion:
-    """The completion with what was written before its last turn masked: another policy sampled it."""
+    """Returns the completion with what was written before its last turn masked: another policy sampled it."""
     start = completion.turns[-1].start if completion.turns else 0
     if not start:
         return completion

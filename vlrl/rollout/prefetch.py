@@ -42,7 +42,8 @@ class Prefetcher:
                 self._begin(key, sample_of)
 
     def take(self, key: Hashable, sample_of: Callable[[], Sample]) -> tuple[Sample, Prompt]:
-        """A sample and its prompt: what was begun under the key, waiting for it if need be, else made here and now.
+        """Returns a sample and its prompt: what was begun under the key, waiting for it if need be, else made here and
+        now.
 
         Raises whatever making the sample or the prompt raised.
         """

@@ -46,8 +46,8 @@ class Angles:
 
     def __call__(self, samples: Sequence[Sample], places: np.ndarray,
                  tell: Callable[[str, int, int], None]) -> np.ndarray:
-        """[n] float32 in [-2, 2], of the samples at `places` [n]; nan for a prompt that is too long or cannot be read
-        under data.quarantine. Called on every process at the same time; the result is on all.
+        """Returns [n] float32 in [-2, 2], of the samples at `places` [n]; nan for a prompt that is too long or cannot
+        be read under data.quarantine. Called on every process at the same time; the result is on all.
 
         Raises DataError for media that cannot be read.
         """
@@ -63,7 +63,7 @@ class Angles:
         return np.concatenate(values) if values else np.zeros(0, np.float32)
 
     def of(self, prompts: Sequence[tuple[Prompt, str] | None]) -> np.ndarray:
-        """[n] float32, of prompts with the text of their question; nan for None. Called on every process."""
+        """Returns [n] float32, of prompts with the text of their question; nan for None. Called on every process."""
         policy, train = self.policy, self.config.train
         angles = np.full(len(prompts), np.nan, np.float32)
         places = {Piece(p[0], (), ()): (i, p[1]) for i, p in enumerate(prompts) if p is not None}
@@ -81,7 +81,7 @@ class Angles:
         return angles
 
     def _states(self, batch: Batch) -> torch.Tensor:
-        """[T, H] float32: what enters the output layer, of every token of a batch of one row."""
+        """Returns [T, H] float32: what enters the output layer, of every token of a batch of one row."""
         policy = self.policy
         batch = batch.to(policy.device)
         with policy.autocast():
@@ -148,7 +148,7 @@ def question_span(ids: np.ndarray, question: str, visual: torch.Tensor,
 
 
 def _question(messages: Sequence[dict[str, Any]]) -> str:
-    """The last text of the last message, without white space around it."""
+    """Returns the last text of the last message, without white space around it."""
     content = messages[-1]["content"] if messages else ""
     if isinstance(content, str):
         return content.strip()

@@ -129,7 +129,9 @@ class Scorer:
                 refused[place] = f"TimeoutError: {why}" if hung else f"ChildProcessError: {why}"
 
     def _patience(self) -> tuple[tuple[int, int], float]:
-        """Which call of the task's code was begun last and for how many answers, and the seconds that it may take."""
+        """Returns which call of the task's code was begun last and for how many answers, and the seconds that it may
+        take.
+        """
         begun, answers = _PLACE.unpack_from(self._place)
         return (begun, answers), self.seconds * max(answers, 1) + (0 if begun else _START_S)
 

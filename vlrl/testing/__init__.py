@@ -59,9 +59,9 @@ def check(task: Task, samples: int = 20, processes: int = 2) -> list[Finding]:
 
 def assert_ok(task: Task, samples: int = 20, processes: int = 2) -> None:
     """Raises AssertionError that lists what `check` found."""
-    found = check(task, samples, processes)
-    if found:
-        raise AssertionError(f"task '{task.name}' breaks the contract:\n" + "\n".join(map(str, found)))
+    findings = check(task, samples, processes)
+    if findings:
+        raise AssertionError(f"task '{task.name}' breaks the contract:\n" + "\n".join(map(str, findings)))
 
 
 @prints_aside()
@@ -72,40 +72,41 @@ def examine(task: Task, samples: int = 20, processes: int = 2) -> Report:
 
     Raises ConfigError and DataError for what is wrong with the settings or the data file rather than with the task.
     """
-    found, rows = Findings(), []
-    chosen = check_samples(task, found, samples, processes)
+    findings, rows = Findings(), []
+    chosen = check_samples(task, findings, samples, processes)
     if chosen:
         visits = [with_template(s, t) for s, t in zip(chosen, cycle(task.templates), strict=False)]
-        check_texts(task, visits, found)
-        check_oracle(task, visits, found)
-        check_format(task, visits[:max(4, len(task.templates))], found)
-        unpaid_parts(task, visits, found)
-        check_groups(task, visits[0], ["", "junk", *wrapped(oracle_of(task, visits[0], found) or "1"), "junk"], found)
+        check_texts(task, visits, findings)
+        check_oracle(task, visits, findings)
+        check_format(task, visits[:max(4, len(task.templates))], findings)
+        unpaid_parts(task, visits, findings)
+        answers = ["", "junk", *wrapped(oracle_of(task, visits[0], findings) or "1"), "junk"]
+        check_groups(task, visits[0], answers, findings)
         for template in task.templates:
-            rows += judge_cheats(task, [with_template(s, template) for s in chosen], found,
+            rows += judge_cheats(task, [with_template(s, template) for s in chosen], findings,
                                  template if len(task.templates) > 1 else "")
-    return Report(task=task.name, samples=len(chosen), findings=tuple(found.all()), cheats=tuple(rows),
-                  notes=tuple(found.notes))
+    return Report(task=task.name, samples=len(chosen), findings=tuple(findings.all()), cheats=tuple(rows),
+                  notes=tuple(findings.notes))
 
 
 def try_text(task: Task, sample: Sample, text: str) -> list[Finding]:
     """Returns what is wrong with how the task handles one text; for property tests."""
-    found = Findings()
-    try_answer(task, sample, text, found)
-    return found.all()
+    findings = Findings()
+    try_answer(task, sample, text, findings)
+    return findings.all()
 
 
-def judge_cheats(task: Task, samples: list[Sample], found: Findings, template: str = "") -> list[CheatRow]:
+def judge_cheats(task: Task, samples: list[Sample], findings: Findings, template: str = "") -> list[CheatRow]:
     """Compares the perfect answers of samples of one template with everything else that could pay."""
-    known = [(s, text) for s in samples if (text := oracle_of(task, s, found)) is not None]
+    known = [(s, text) for s in samples if (text := oracle_of(task, s, findings)) is not None]
     others = list(dict.fromkeys(text for _, text in known))[:10]
     scored = [(s, text, reward) for s, text in known
-              if (reward := check_best(task, s, text, [o for o in others if o != text], found)) is not None]
+              if (reward := check_best(task, s, text, [o for o in others if o != text], findings)) is not None]
     if not scored:
         return []
     most = max(reward for _, _, reward in scored)
     for sample, text, reward in scored:
         if reward < 0.5 * most:
-            found.add("oracle", f"the perfect answer earns {reward:.4g}, on other samples up to {most:.4g}", sample.id,
-                      text)
-    return check_cheats(task, [s for s, _, _ in scored], [(text, r) for _, text, r in scored], found, template)
+            findings.add("oracle", f"the perfect answer earns {reward:.4g}, on other samples up to {most:.4g}",
+                         sample.id, text)
+    return check_cheats(task, [s for s, _, _ in scored], [(text, r) for _, text, r in scored], findings, template)

@@ -31,56 +31,56 @@ def answer_of(text: str) -> Answer:
     return parse_answer(text, n_tokens=max(1, len(text) // 4))
 
 
-def check_texts(task: Task, samples: Sequence[Sample], found: Findings) -> None:
-    """Every hostile text on the first sample, the short ones on the last too."""
+def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
+    """Tries every hostile text on the first sample, the short ones on the last too."""
     for sample in dict.fromkeys((samples[0], samples[-1])):
         prompt = ""
-        with found.guard("messages", "messages", sample.id):
+        with findings.guard("messages", "messages", sample.id):
             prompt = prompt_text(task.messages(sample))
         for text in hostile_texts(prompt, long=sample is samples[0]):
-            if len(found.found.get("slow", ())) < 3:  # each costs seconds
-                try_answer(task, sample, text, found)
+            if len(findings.by_check.get("slow", ())) < 3:  # each costs seconds
+                try_answer(task, sample, text, findings)
 
 
-def try_answer(task: Task, sample: Sample, text: str, found: Findings) -> float | None:
+def try_answer(task: Task, sample: Sample, text: str, findings: Findings) -> float | None:
     """Puts one text through everything the loop calls, without its safety net; the reward, or None after a finding."""
     answer, before = answer_of(text), json.dumps(sample.row, sort_keys=True, default=repr)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # SyntaxWarning of literal_eval and the like: the model's text, not a fault
-            reward = _scored(task, sample, answer, found)
-            _check_shown(task, sample, answer, found)
+            reward = _scored(task, sample, answer, findings)
+            _check_shown(task, sample, answer, findings)
     except TooSlow:
-        found.add("slow", f"this answer takes more than {SLOW:g} s: a regular expression that backtracks, or work that "
-                  "grows with the square of the length", sample.id, text)
+        findings.add("slow", f"this answer takes more than {SLOW:g} s: a regular expression that backtracks, or work "
+                     "that grows with the square of the length", sample.id, text)
         return None
     if json.dumps(sample.row, sort_keys=True, default=repr) != before:
-        found.add("pure", "scoring changed the sample's row", sample.id, text)
+        findings.add("pure", "scoring changed the sample's row", sample.id, text)
     return reward
 
 
-def _scored(task: Task, sample: Sample, answer: Answer, found: Findings) -> float | None:
-    with found.guard("raises", "score", sample.id, answer.text):
+def _scored(task: Task, sample: Sample, answer: Answer, findings: Findings) -> float | None:
+    with findings.guard("raises", "score", sample.id, answer.text):
         parts, seconds = timed(lambda: task.score(sample, answer), SLOW)
         if seconds > SLOW:
             raise TooSlow
         if repr(parts) != repr(task.score(sample, answer)):
-            found.add("deterministic", f"the same answer got {parts} and then another score", sample.id, answer.text)
+            findings.add("deterministic", f"the same answer got {parts} and then another score", sample.id, answer.text)
         parts = _with_group_parts(task, sample, answer, parts)
         if not task.needs:  # else parts come from services that are not here
             check_parts(task, parts)
         problem = next((p for name, value in parts.items() if (p := _problem(name, value))), None)
         if problem:
-            found.add("parts", problem, sample.id, answer.text)
+            findings.add("parts", problem, sample.id, answer.text)
             return None
         return reward_of(task, parts)
     return None
 
 
-def quick_reward(task: Task, sample: Sample, text: str, found: Findings) -> float:
+def quick_reward(task: Task, sample: Sample, text: str, findings: Findings) -> float:
     """Returns the reward alone; 0 and a finding for an answer that cannot be scored."""
     answer = answer_of(text)
-    with found.guard("raises", "score", sample.id, text):
+    with findings.guard("raises", "score", sample.id, text):
         return reward_of(task, _with_group_parts(task, sample, answer, task.score(sample, answer)))
     return 0.0
 
@@ -107,25 +107,25 @@ def _problem(name: str, value: Any) -> str | None:
     return None
 
 
-def _check_shown(task: Task, sample: Sample, answer: Answer, found: Findings) -> None:
-    """What viewer, logs and evaluation call."""
-    with found.guard("parse", "parse, target or overlay", sample.id, answer.text):
+def _check_shown(task: Task, sample: Sample, answer: Answer, findings: Findings) -> None:
+    """Checks what viewer, logs and evaluation call."""
+    with findings.guard("parse", "parse, target or overlay", sample.id, answer.text):
         (parsed, target), _ = timed(lambda: (task.parse(sample, answer), task.target(sample)), SLOW)
         for name, value in (("parse", parsed), ("target", target)):
             try:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError, RecursionError) as error:
-                found.add("parse", f"{name} gave what JSON cannot hold: {error}", sample.id, answer.text)
+                findings.add("parse", f"{name} gave what JSON cannot hold: {error}", sample.id, answer.text)
                 return
         for mark in task.overlay(sample, parsed):
             problem = _mark_problem(mark)
             if problem:
-                found.add("overlay", problem, sample.id, answer.text)
-    with found.guard("metrics", "metrics", sample.id, answer.text):
+                findings.add("overlay", problem, sample.id, answer.text)
+    with findings.guard("metrics", "metrics", sample.id, answer.text):
         parts = task.score(sample, answer)
         for name, value in task.metrics(sample, answer, parts).items():
             if value is not None and not math.isfinite(value):
-                found.add("metrics", f"{name!r} is {value}", sample.id, answer.text)
+                findings.add("metrics", f"{name!r} is {value}", sample.id, answer.text)
 
 
 def _numbers(value: Any, count: int) -> bool:
@@ -133,7 +133,7 @@ def _numbers(value: Any, count: int) -> bool:
         isinstance(v, (int, float)) and math.isfinite(v) for v in value)
 
 
-def _is_seen(entry: Any) -> bool:
+def _is_track_entry(entry: Any) -> bool:
     return (isinstance(entry, (list, tuple)) and len(entry) == 2 and _numbers(entry[1], 4)
             and (entry[0] is None or _numbers(entry[:1], 1)))
 
@@ -146,7 +146,7 @@ def _mark_problem(mark: Any) -> str | None:
         if not isinstance(at, (list, tuple)) or len(at) < 2 or not all(_numbers(point, 2) for point in at):
             return f"the path at {str(at)[:100]} must be a list of at least 2 points [x, y] of finite numbers"
     elif kind == "track":
-        if not isinstance(at, (list, tuple)) or not at or not all(map(_is_seen, at)):
+        if not isinstance(at, (list, tuple)) or not at or not all(map(_is_track_entry, at)):
             return f"the track at {str(at)[:100]} must be a list of [seconds or null, [x1, y1, x2, y2]]"
     elif not _numbers(at, _KINDS[kind]):
         return f"the {kind} at {str(at)[:100]} must be {_KINDS[kind]} finite numbers"
@@ -158,21 +158,21 @@ def _mark_problem(mark: Any) -> str | None:
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
-def check_groups(task: Task, sample: Sample, texts: Sequence[str], found: Findings) -> None:
+def check_groups(task: Task, sample: Sample, texts: Sequence[str], findings: Findings) -> None:
     """score_group: a part list as long as the group, the same twice, and for the answers in another order."""
     if task.needs or type(task).score_group is Task.score_group:
         return
     answers = [answer_of(text) for text in texts]
-    with found.guard("group", "score_group", sample.id):
+    with findings.guard("group", "score_group", sample.id):
         first = task.score_group(sample, answers, Services())
         again = task.score_group(sample, answers, Services())
         backwards = task.score_group(sample, answers[::-1], Services())
         if len(first) not in (0, len(answers)):
-            found.add("group", f"score_group gave {len(first)} results for {len(answers)} answers", sample.id)
+            findings.add("group", f"score_group gave {len(first)} results for {len(answers)} answers", sample.id)
         elif repr(first) != repr(again):
-            found.add("group", "score_group gave other parts the second time", sample.id)
+            findings.add("group", "score_group gave other parts the second time", sample.id)
         elif not _alike(first, backwards[::-1]):
-            found.add("group", "the parts of score_group depend on the order of the answers", sample.id)
+            findings.add("group", "the parts of score_group depend on the order of the answers", sample.id)
         for parts in first:
             check_parts(task, {**dict.fromkeys(task.weights, 0.0), **parts})
 
@@ -186,67 +186,69 @@ def _alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
 # --- the perfect answer -----------------------------------------------------------------------------------------------
 
 
-def oracle_of(task: Task, sample: Sample, found: Findings) -> str | None:
+def oracle_of(task: Task, sample: Sample, findings: Findings) -> str | None:
     """Returns the perfect answer; None without one, or after a finding."""
-    with found.guard("oracle", "oracle", sample.id):
+    with findings.guard("oracle", "oracle", sample.id):
         text = task.oracle(sample)
         if text is None:
-            found.note("some samples have no perfect answer (oracle gave None)")
+            findings.note("some samples have no perfect answer (oracle gave None)")
         elif not isinstance(text, str):
-            found.add("oracle", f"oracle gave {type(text).__name__}, expected the text of an answer", sample.id)
+            findings.add("oracle", f"oracle gave {type(text).__name__}, expected the text of an answer", sample.id)
         else:
             return text
     return None
 
 
-def check_oracle(task: Task, samples: Sequence[Sample], found: Findings) -> None:
-    """The perfect answer under the task's own coordinates, and under every convention when it converts any."""
+def check_oracle(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
+    """Checks the perfect answer under the task's own coordinates, and under every convention when it converts any."""
     used = _Spy(task.coordinates)
     own, task.coordinates = task.coordinates, used
     try:
-        plain = _oracle_rewards(task, samples, found, "")
+        plain = _oracle_rewards(task, samples, findings, "")
         if not used.calls or not plain:
             return
         for name in coordinates.CONVENTIONS:
             task.coordinates = coordinates.make(name)
             resized = [_resized(s) for s in samples]
-            rewards = _oracle_rewards(task, resized, found, f" under task.coordinates={name}")
+            rewards = _oracle_rewards(task, resized, findings, f" under task.coordinates={name}")
             if rewards and sum(rewards) / len(rewards) < 0.9 * sum(plain) / len(plain):
                 mean, usual = sum(rewards) / len(rewards), sum(plain) / len(plain)
-                found.add("coordinates", f"under task.coordinates={name} perfect answers earn {mean:.3g} in the mean "
-                          f"instead of {usual:.3g}: use self.coordinates.from_original in oracle and to_original in "
-                          "parse")
+                findings.add("coordinates", f"under task.coordinates={name} perfect answers earn {mean:.3g} in the "
+                             f"mean instead of {usual:.3g}: use self.coordinates.from_original in oracle and "
+                             "to_original in parse")
     finally:
         task.coordinates = own
 
 
-def _oracle_rewards(task: Task, samples: Sequence[Sample], found: Findings, where: str) -> list[float]:
+def _oracle_rewards(task: Task, samples: Sequence[Sample], findings: Findings, where: str) -> list[float]:
     rewards = []
     for sample in samples:
-        text = oracle_of(task, sample, found)
-        reward = None if text is None else try_answer(task, sample, text, found)
+        text = oracle_of(task, sample, findings)
+        reward = None if text is None else try_answer(task, sample, text, findings)
         if text is None or reward is None:
             continue
         rewards.append(reward)
         if reward <= 0 < full_marks(task):
-            found.add("oracle", f"the perfect answer earns {reward:g}{where}", sample.id, text)
+            findings.add("oracle", f"the perfect answer earns {reward:g}{where}", sample.id, text)
     return rewards
 
 
-def check_format(task: Task, samples: Sequence[Sample], found: Findings) -> None:
-    """The prompt mentions every tag without which the perfect answer earns less; certain ones alone are findings."""
+def check_format(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
+    """Checks that the prompt mentions every tag without which the perfect answer earns less; certain ones alone are
+    findings.
+    """
     for sample in samples:
-        text = oracle_of(task, sample, found)
+        text = oracle_of(task, sample, findings)
         if text is None:
             continue
-        with found.guard("prompt", "messages", sample.id):
+        with findings.guard("prompt", "messages", sample.id):
             prompt = prompt_text(task.messages(sample))
             reward = partial(_quietly, task, sample)
             for problem in format_problems(reward, sample, text, prompt):
                 if problem.stops:
-                    found.add("prompt", problem.text, sample.id)
+                    findings.add("prompt", problem.text, sample.id)
                 else:
-                    found.note(problem.text)
+                    findings.note(problem.text)
 
 
 def _quietly(task: Task, sample: Sample, text: str) -> float:
@@ -259,29 +261,29 @@ def wrapped(text: str) -> list[str]:
             f"<think>I look.</think><answer>\\boxed{{{text}}}</answer>", f"The answer is {text}."]
 
 
-def check_best(task: Task, sample: Sample, oracle: str, others: Sequence[str], found: Findings) -> float | None:
+def check_best(task: Task, sample: Sample, oracle: str, others: Sequence[str], findings: Findings) -> float | None:
     """Returns the perfect answer's reward; a finding when it is not full and any other answer earns more."""
-    best = try_answer(task, sample, oracle, found)
+    best = try_answer(task, sample, oracle, findings)
     if best is None or best >= full_marks(task) - 1e-6 * max(1.0, abs(full_marks(task))):
         return best
     final = answer_of(oracle).final
     labels = [str(v) for v in sample.row.values() if isinstance(v, (str, int, float)) and len(str(v)) <= 50]
     for text in dict.fromkeys([*wrapped(final), *others, *(form for label in labels for form in wrapped(label))]):
-        reward = quick_reward(task, sample, text, found)
+        reward = quick_reward(task, sample, text, findings)
         if reward > best + 1e-6:
-            found.add("oracle", f"the perfect answer {shorten(oracle)} earns {best:.4g} of {full_marks(task):g}, and "
-                      f"another one {reward:.4g}", sample.id, text)
+            findings.add("oracle", f"the perfect answer {shorten(oracle)} earns {best:.4g} of {full_marks(task):g}, "
+                         f"and another one {reward:.4g}", sample.id, text)
             break
     return best
 
 
-def unpaid_parts(task: Task, samples: Sequence[Sample], found: Findings) -> None:
-    """A part with a positive weight that no perfect answer earns anything of; those of a group are left out."""
+def unpaid_parts(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
+    """Reports parts with a positive weight that no perfect answer earns anything of; those of a group are left out."""
     earned: dict[str, float] = {}
     for sample in samples:
-        text = oracle_of(task, sample, found)
+        text = oracle_of(task, sample, findings)
         if text is not None:
-            with found.guard("oracle", "score", sample.id, text):
+            with findings.guard("oracle", "score", sample.id, text):
                 answer = answer_of(text)
                 grouped = [] if task.needs else task.score_group(sample, [answer], Services())
                 for name, value in task.score(sample, answer).items():
@@ -290,7 +292,7 @@ def unpaid_parts(task: Task, samples: Sequence[Sample], found: Findings) -> None
                     earned[name] = max(earned.get(name, -math.inf), -math.inf if value is None else float(value))
     for name, value in earned.items():
         if part_weights(task).get(name, 0) > 0 >= value:
-            found.add("oracle", f"no perfect answer earns anything of the part '{name}' (best: {value:g})")
+            findings.add("oracle", f"no perfect answer earns anything of the part '{name}' (best: {value:g})")
 
 
 class _Spy(Coordinates):

@@ -144,19 +144,19 @@ NAMES = (*CONSTANT, *KNOWING, "best constant answer")
 """Names of the cheats that are tried on every task."""
 
 
-def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[str, float]], found: Findings,
+def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[str, float]], findings: Findings,
                  template: str = "") -> list[CheatRow]:
     """Tries every cheat on samples of one template; `oracles` has each sample's perfect answer and its reward."""
     cases = _cases(task, samples, [text for text, _ in oracles])
     best = [reward for _, reward in oracles]
     texts = list(dict.fromkeys(text for text, _ in oracles))[:_CANDIDATES]
-    foreign = [[quick_reward(task, s, t, found) for s in samples] for t in texts]
+    foreign = [[quick_reward(task, s, t, findings) for s in samples] for t in texts]
     low = [min([column[i] for text, column in zip(texts, foreign, strict=True) if text != own] or [0.0])
            for i, (own, _) in enumerate(oracles)]
     scale = _mean(best) - _mean(low)
     if scale <= 0:
-        found.add("oracle", f"perfect answers earn {_mean(best):.3g} in the mean, no more than those of other samples "
-                  f"({_mean(low):.3g})", samples[0].id, oracles[0][0])
+        findings.add("oracle", f"perfect answers earn {_mean(best):.3g} in the mean, no more than those of other "
+                     f"samples ({_mean(low):.3g})", samples[0].id, oracles[0][0])
         return []
     limits = {"clear": _mean(low) + CLEAR * scale, "chance": float("inf")}
     rows = []
@@ -165,14 +165,14 @@ def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[
         rows.append(_row("best constant answer", rewards, best, texts[foreign.index(rewards)], template))
         limits["chance"] = rows[0].mean + MARGIN * scale
     else:
-        found.note("constant answers were not judged: all samples seen have the same perfect answer")
+        findings.note("constant answers were not judged: all samples seen have the same perfect answer")
     named = {**KNOWING, **(CONSTANT if len(texts) > 1 else {})}
     for name, make in named.items():
-        rows += _best_form(task, cases, name, make, best, found, template)
-    own, honest = _own(task, cases, best, found, template)
+        rows += _best_form(task, cases, name, make, best, findings, template)
+    own, honest = _own(task, cases, best, findings, template)
     rows = [row for row in (*rows, *own) if row.name not in honest]
     for row in rows:
-        _judge(row, _mean(best), limits, found, samples[0].id)
+        _judge(row, _mean(best), limits, findings, samples[0].id)
     return [_row("perfect answer", best, best, oracles[0][0], template), *rows]
 
 
@@ -184,26 +184,26 @@ def _cases(task: Task, samples: Sequence[Sample], oracles: Sequence[str]) -> lis
 
 
 def _best_form(task: Task, cases: Sequence[Case], name: str, make: Callable[[Case], list[Text]],
-               best: Sequence[float], found: Findings, template: str) -> list[CheatRow]:
+               best: Sequence[float], findings: Findings, template: str) -> list[CheatRow]:
     """Returns the row of the form that pays most over the samples that have this cheat; none when no sample has."""
     try:
-        made = [(i, make(case)) for i, case in enumerate(cases)]
+        variants = [(i, make(case)) for i, case in enumerate(cases)]
     except Exception as error:  # coordinates of a row without sizes
-        found.note(f"cheat '{name}' was not tried: {failure(error)}")
+        findings.note(f"cheat '{name}' was not tried: {failure(error)}")
         return []
-    made = [(i, forms) for i, forms in made if forms]
-    if not made:
+    variants = [(i, forms) for i, forms in variants if forms]
+    if not variants:
         return []
     rows = []
-    for number in range(min(len(forms) for _, forms in made)):
-        rewards = [_paid(task, cases[i].sample, forms[number], found) for i, forms in made]
-        shown = made[0][1][number]
-        rows.append(_row(name, rewards, [best[i] for i, _ in made], shown if isinstance(shown, str) else shown[0],
+    for number in range(min(len(forms) for _, forms in variants)):
+        rewards = [_paid(task, cases[i].sample, forms[number], findings) for i, forms in variants]
+        shown = variants[0][1][number]
+        rows.append(_row(name, rewards, [best[i] for i, _ in variants], shown if isinstance(shown, str) else shown[0],
                          template))
     return [max(rows, key=lambda row: row.mean)]
 
 
-def _own(task: Task, cases: Sequence[Case], best: Sequence[float], found: Findings,
+def _own(task: Task, cases: Sequence[Case], best: Sequence[float], findings: Findings,
          template: str) -> tuple[list[CheatRow], set[str]]:
     """Returns the cheats that the task itself names, and the names that it calls honest answers (for its first
     sample).
@@ -211,29 +211,29 @@ def _own(task: Task, cases: Sequence[Case], best: Sequence[float], found: Findin
     texts: dict[str, dict[int, str]] = {}
     honest: set[str] = set()
     for i, case in enumerate(cases):
-        with found.guard("cheats", "cheats", case.sample.id):
+        with findings.guard("cheats", "cheats", case.sample.id):
             for name, text in task.cheats(case.sample).items():
                 if text is not None:
                     texts.setdefault(name, {})[i] = text
                 elif i == 0:
                     honest.add(name)
-    rows = [_row(name, [quick_reward(task, cases[i].sample, text, found) for i, text in given.items()],
+    rows = [_row(name, [quick_reward(task, cases[i].sample, text, findings) for i, text in given.items()],
                  [best[i] for i in given], next(iter(given.values())), template) for name, given in texts.items()]
     return rows, honest
 
 
-def _judge(row: CheatRow, best: float, limits: Mapping[str, float], found: Findings, sample: str) -> None:
+def _judge(row: CheatRow, best: float, limits: Mapping[str, float], findings: Findings, sample: str) -> None:
     what = f"'{row.name}' earns {row.mean:.3g} in the mean"
     if row.mean > limits["clear"] + 1e-9:
-        found.add("cheat", f"{what}, where the perfect answer earns {best:.3g}", sample, row.text,
-                  most=len(NAMES))
+        findings.add("cheat", f"{what}, where the perfect answer earns {best:.3g}", sample, row.text,
+                     most=len(NAMES))
     elif row.name in CONSTANT and row.mean > limits["chance"] + 1e-9:
-        found.add("cheat", f"{what}, more than the best constant answer can ({limits['chance']:.3g} with some room)",
-                  sample, row.text, most=len(NAMES))
+        findings.add("cheat", f"{what}, more than the best constant answer can ({limits['chance']:.3g} with some room)",
+                     sample, row.text, most=len(NAMES))
 
 
-def _paid(task: Task, sample: Sample, text: Text, found: Findings) -> float:
-    return min(quick_reward(task, sample, t, found) for t in ((text,) if isinstance(text, str) else text))
+def _paid(task: Task, sample: Sample, text: Text, findings: Findings) -> float:
+    return min(quick_reward(task, sample, t, findings) for t in ((text,) if isinstance(text, str) else text))
 
 
 def _row(name: str, rewards: Sequence[float], best: Sequence[float], text: str, template: str) -> CheatRow:

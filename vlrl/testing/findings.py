@@ -44,12 +44,12 @@ class Finding:
 class Findings:
     """Collects findings, a few of each check, and notes: what was left out and why."""
 
-    found: dict[str, list[Finding]] = field(default_factory=dict)
+    by_check: dict[str, list[Finding]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def add(self, check: str, message: str, sample: str = "", text: str | None = None, most: int = _SHOWN) -> None:
         """Keeps a finding, once, or counts it when there are `most` of this check."""
-        listed = self.found.setdefault(check, [])
+        listed = self.by_check.setdefault(check, [])
         new = Finding(check=check, message=message[:500], sample=sample, text="" if text is None else shorten(text))
         if new in listed:  # under several templates
             return
@@ -63,11 +63,11 @@ class Findings:
             self.notes.append(text)
 
     def all(self) -> list[Finding]:
-        return [f for listed in self.found.values() for f in listed]
+        return [f for listed in self.by_check.values() for f in listed]
 
     @contextmanager
     def guard(self, check: str, doing: str, sample: str = "", text: str | None = None) -> Iterator[None]:
-        """What the task's code raises inside becomes a finding."""
+        """Turns what the task's code raises inside into a finding."""
         try:
             yield
         except TaskError as error:

@@ -115,10 +115,10 @@ def _sample(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample], r
         if not isinstance(row["sample"], dict):
             raise DataError("sample must be a row of the task, as a JSON object")
         return sample_from(task, row["sample"], root)
-    found = samples.get(str(row.get("id")))
-    if found is None:
+    sample = samples.get(str(row.get("id")))
+    if sample is None:
         raise DataError(f"id={row.get('id')!r} is no sample of train or heldout; give the whole row as 'sample'")
-    return found
+    return sample
 
 
 def _by_id(task: Task, wanted: Iterable[str]) -> dict[str, Sample]:

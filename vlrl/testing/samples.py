@@ -29,7 +29,7 @@ from vlrl.testing.findings import Findings
 from vlrl.training.preflight import media_problems, placeholder_problems, prompt_text
 from vlrl.types import Media, Sample
 
-MADE = "made"
+GENERATED = "made"
 """Stands for a split whose places are (index, knobs)."""
 WIDE = 200
 """Samples of a split whose ids and content are compared."""
@@ -37,45 +37,46 @@ _CHILD = ("import json, sys; given = json.load(sys.stdin); sys.path[:] = given['
           "from vlrl.testing.samples import child; child(given)")
 
 
-def check_samples(task: Task, found: Findings, count: int, processes: int) -> list[Sample]:
+def check_samples(task: Task, findings: Findings, count: int, processes: int) -> list[Sample]:
     """Checks the samples of both splits; returns up to `count` of those for training, evenly spread, and some that the
     task makes with knobs.
 
     Raises ConfigError and DataError: what they name is the user's data, not the task's code.
     """
-    train = _split(task, found, "train")
+    train = _split(task, findings, "train")
     if train is None:
         return []
     try:
-        heldout = _split(task, found, "heldout")
+        heldout = _split(task, findings, "heldout")
     except ConfigError as error:
-        found.note(f"held-out samples were not checked: {error}")
+        findings.note(f"held-out samples were not checked: {error}")
         heldout = None
     splits = {"train": train} if heldout is None else {"train": train, "heldout": heldout}
     chosen: dict[str, list[Sample]] = {}
     for split, samples in splits.items():
-        chosen[split] = _taken(samples, count, found, split)
-    chosen[MADE] = _taken_made(task, found)
+        chosen[split] = _taken(samples, count, findings, split)
+    chosen[GENERATED] = _generated(task, findings)
     for samples in chosen.values():
         for sample in samples:
-            _check_sample(task, sample, found)
-    with found.guard("samples", "comparing the splits"):
-        _check_apart(task, splits, chosen[MADE], found)
-    if not found.found:  # else the same fault would be told again
+            _check_sample(task, sample, findings)
+    with findings.guard("samples", "comparing the splits"):
+        _check_apart(task, splits, chosen[GENERATED], findings)
+    if not findings.by_check:  # else the same fault would be told again
         where: dict[str, Sequence[Any]] = {split: places(len(samples), len(chosen[split]))
                                            for split, samples in splits.items()}
-        _check_repeatable(task, chosen, where | {MADE: _spots(task) if chosen[MADE] else ()}, found, processes)
-    return [_sized(sample) for sample in [*chosen["train"], *chosen[MADE]]]
+        spots = _spots(task) if chosen[GENERATED] else ()
+        _check_repeatable(task, chosen, where | {GENERATED: spots}, findings, processes)
+    return [_sized(sample) for sample in [*chosen["train"], *chosen[GENERATED]]]
 
 
-def _split(task: Task, found: Findings, split: str) -> Sequence[Sample] | None:
+def _split(task: Task, findings: Findings, split: str) -> Sequence[Sample] | None:
     try:
         samples = task_samples(task, split)
     except TaskError as error:
-        found.add("samples", str(error))
+        findings.add("samples", str(error))
         return None
     if len(samples) == 0:
-        found.add("samples", f"samples({split!r}) is empty")
+        findings.add("samples", f"samples({split!r}) is empty")
         return None
     return samples
 
@@ -86,37 +87,37 @@ def places(length: int, count: int) -> list[int]:
     return sorted({round(i * (length - 1) / max(count - 1, 1)) for i in range(count)})
 
 
-def _taken(samples: Sequence[Sample], count: int, found: Findings, split: str) -> list[Sample]:
+def _taken(samples: Sequence[Sample], count: int, findings: Findings, split: str) -> list[Sample]:
     taken = []
     for place in places(len(samples), count):
-        with found.guard("samples", f"samples({split!r})[{place}]"):
+        with findings.guard("samples", f"samples({split!r})[{place}]"):
             sample = samples[place]
             if not isinstance(sample, Sample) or not isinstance(sample.id, str) or not sample.id:
                 shown = f"id={sample.id!r}" if isinstance(sample, Sample) else type(sample).__name__
-                found.add("samples", f"samples({split!r})[{place}] is {shown}, expected a Sample whose id is a text")
+                findings.add("samples", f"samples({split!r})[{place}] is {shown}, expected a Sample whose id is a text")
             else:
                 taken.append(sample)
     return taken
 
 
 def _spots(task: Task) -> list[tuple[int, dict[str, float]]]:
-    """(index, knobs) of the samples that are made: all knobs low, half way and high, and each high alone."""
+    """Returns (index, knobs) of the samples that are made: all knobs low, half way and high, and each high alone."""
     spots = [{name: low + share * (high - low) for name, (low, high) in task.knobs.items()} for share in (0, 0.5, 1)]
     spots += [{**spots[0], name: float(high)} for name, (_, high) in task.knobs.items() if len(task.knobs) > 1]
     return [(index, spot) for spot in spots for index in (0, 1)] if task.knobs else []
 
 
-def _taken_made(task: Task, found: Findings) -> list[Sample]:
+def _generated(task: Task, findings: Findings) -> list[Sample]:
     """Returns what a task with knobs makes at the bounds and between them; [] after a finding."""
     for name, bounds in task.knobs.items():
         low, high = bounds if len(bounds) == 2 else (math.nan, math.nan)
         if not -math.inf < low < high < math.inf:
-            found.add("knobs", f"{name!r} goes from (lowest, highest) = {bounds}: give two finite numbers, the lower "
-                      "one first")
+            findings.add("knobs", f"{name!r} goes from (lowest, highest) = {bounds}: give two finite numbers, the "
+                         "lower one first")
             return []
     taken: list[Sample] = []
     for index, knobs in _spots(task):
-        with found.guard("knobs", f"generate({index}, {knobs})"):
+        with findings.guard("knobs", f"generate({index}, {knobs})"):
             taken.append(generated(task, index, knobs))
     return taken if len(taken) == len(_spots(task)) else []
 
@@ -124,19 +125,20 @@ def _taken_made(task: Task, found: Findings) -> list[Sample]:
 # --- one sample -------------------------------------------------------------------------------------------------------
 
 
-def _check_sample(task: Task, sample: Sample, found: Findings) -> None:
-    with found.guard("row", "writing the row as JSON", sample.id):
+def _check_sample(task: Task, sample: Sample, findings: Findings) -> None:
+    with findings.guard("row", "writing the row as JSON", sample.id):
         again = json.loads(json.dumps(sample.row, allow_nan=False, ensure_ascii=False).encode())
         for key, value in sample.row.items():
             back = again.get(key)
             if back != value or type(back) is not type(value):
-                found.add("row", f"the field {key!r} is {str(value)[:80]}, and {str(back)[:80]} after it was written "
-                          "as JSON: use texts, numbers, lists, and dictionaries with texts as keys", sample.id)
+                findings.add("row", f"the field {key!r} is {str(value)[:80]}, and {str(back)[:80]} after it was "
+                             "written as JSON: use texts, numbers, lists, and dictionaries with texts as keys",
+                             sample.id)
     for media in sample.media:
-        with found.guard("media", "loading its media", sample.id):
+        with findings.guard("media", "loading its media", sample.id):
             loader.load(media, LimitsSettings())
-    with found.guard("messages", "messages", sample.id):
-        _check_messages(task, sample, found)
+    with findings.guard("messages", "messages", sample.id):
+        _check_messages(task, sample, findings)
 
 
 def _sized(sample: Sample) -> Sample:
@@ -150,23 +152,24 @@ def _sized(sample: Sample) -> Sample:
     return replace(sample, row={"width": size[0], "height": size[1], **sample.row})
 
 
-def _check_messages(task: Task, sample: Sample, found: Findings) -> None:
+def _check_messages(task: Task, sample: Sample, findings: Findings) -> None:
     listed = list(media_problems(task, sample))
     for template in task.templates:
         visit = replace(sample, prompt=template)
         listed += placeholder_problems(task, visit, prompt_text(task.messages(visit)))
     for problem in listed:
         if problem.stops:
-            found.add("messages", problem.text, sample.id)
+            findings.add("messages", problem.text, sample.id)
         else:
-            found.note(problem.text)
+            findings.note(problem.text)
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
 
 
-def _check_apart(task: Task, splits: Mapping[str, Sequence[Sample]], made: Sequence[Sample], found: Findings) -> None:
-    """No id twice, and no question about the same picture in both splits."""
+def _check_apart(task: Task, splits: Mapping[str, Sequence[Sample]], generated: Sequence[Sample],
+                 findings: Findings) -> None:
+    """Checks that no id occurs twice, and no question about the same picture in both splits."""
     owner: dict[str, str] = {}
     content: dict[str, Sample] = {}
     for split, samples in splits.items():
@@ -174,20 +177,21 @@ def _check_apart(task: Task, splits: Mapping[str, Sequence[Sample]], made: Seque
         for sample in wide:
             if sample.id in owner:
                 where = f"twice in {split!r}" if owner[sample.id] == split else "in both train and heldout"
-                found.add("ids", f"the id is there {where}; ids must be unique", sample.id)
+                findings.add("ids", f"the id is there {where}; ids must be unique", sample.id)
             owner[sample.id] = split
         keys = {_content(task, sample): sample for sample in wide}
         if split != "train":
             for key in filter(content.__contains__, keys):
-                found.add("leak", f"the same question about the same media is {content[key].id!r} in train: what is "
-                          "held out must not be trained on", keys[key].id)
+                findings.add("leak", f"the same question about the same media is {content[key].id!r} in train: what is "
+                             "held out must not be trained on", keys[key].id)
         content |= keys
-    for sample in made:
+    for sample in generated:
         if sample.id in owner:
-            where = "made with other knobs or another index" if owner[sample.id] == MADE else f"in {owner[sample.id]!r}"
-            found.add("ids", f"generate gives an id that is there already, {where}: put index and knobs into it",
-                      sample.id)
-        owner[sample.id] = MADE
+            split = owner[sample.id]
+            where = "made with other knobs or another index" if split == GENERATED else f"in {split!r}"
+            findings.add("ids", f"generate gives an id that is there already, {where}: put index and knobs into it",
+                         sample.id)
+        owner[sample.id] = GENERATED
 
 
 def _content(task: Task, sample: Sample) -> str:
@@ -234,50 +238,51 @@ def _settings(task: Task) -> dict[str, Any]:
 
 
 def _check_repeatable(task: Task, chosen: Mapping[str, list[Sample]], places_of: Mapping[str, Sequence[Any]],
-                      found: Findings, processes: int) -> None:
+                      findings: Findings, processes: int) -> None:
     first = {split: [fingerprint(task, s) for s in samples] for split, samples in chosen.items()}
 
     def compare(other: Mapping[str, list[str]], what: str) -> bool:
         for split, samples in chosen.items():
             for sample, a, b in zip(samples, first[split], other[split], strict=True):
                 if a != b:
-                    found.add("deterministic", f"the sample is another one {what}: draw from random.Random of "
-                              "(self.seed, split, index), never from a shared generator, hash() or a set", sample.id)
+                    findings.add("deterministic", f"the sample is another one {what}: draw from random.Random of "
+                                 "(self.seed, split, index), never from a shared generator, hash() or a set", sample.id)
                     return False
         return True
 
     def backwards(which: Task) -> dict[str, list[str]]:
         return {split: _fingerprints(which, split, at[::-1])[::-1] for split, at in places_of.items()}
 
-    with found.guard("deterministic", "a second instance"):
+    with findings.guard("deterministic", "a second instance"):
         if compare(backwards(task), "when asked for again, in another order") and \
                 compare(backwards(rebuilt(task)), "in a second instance, in another order") and processes:
-            for other in _elsewhere(task, places_of, found, processes):
+            for other in _elsewhere(task, places_of, findings, processes):
                 if not compare(other, "in another process"):
                     break
 
 
 def _fingerprints(task: Task, split: str, at: Sequence[Any]) -> list[str]:
     """Returns those of the samples at places of a split; of those made with (index, knobs) for MADE."""
-    if split == MADE:
+    if split == GENERATED:
         return [fingerprint(task, generated(task, index, knobs)) for index, knobs in at]
     samples = task_samples(task, split)
     return [fingerprint(task, samples[i]) for i in at]
 
 
-def _elsewhere(task: Task, places_of: Mapping[str, Sequence[Any]], found: Findings,
+def _elsewhere(task: Task, places_of: Mapping[str, Sequence[Any]], findings: Findings,
                processes: int) -> list[dict[str, list[str]]]:
     """Returns the fingerprints in fresh processes, each with another seed of Python's hash."""
     address = _address(type(task))
     if address is None:
-        found.note("samples were not compared with those of another process: the class is not at a module's top level")
+        findings.note("samples were not compared with those of another process: the class is not at a module's top "
+                      "level")
         return []
     given = {"path": sys.path, "name": address, "settings": _settings(task), "seed": task.seed, "places": places_of,
              "data": task.data.model_dump(mode="json") if isinstance(task.data, DataSettings) else None}
     try:
         text = json.dumps(given, default=lambda v: v.model_dump(mode="json"))
     except (TypeError, AttributeError):
-        found.note("samples were not compared with those of another process: a setting is not plain data")
+        findings.note("samples were not compared with those of another process: a setting is not plain data")
         return []
     running = [subprocess.Popen([sys.executable, "-P", "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)})
@@ -286,7 +291,7 @@ def _elsewhere(task: Task, places_of: Mapping[str, Sequence[Any]], found: Findin
     for process in running:
         out, err = process.communicate(text, timeout=300)
         if process.returncode:
-            found.add("deterministic", f"the samples cannot be made in another process: {err.strip()[-300:]}")
+            findings.add("deterministic", f"the samples cannot be made in another process: {err.strip()[-300:]}")
         else:
             results.append(json.loads(out.splitlines()[-1]))
     return results

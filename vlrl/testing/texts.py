@@ -17,7 +17,7 @@ def special_tokens() -> tuple[str, ...]:
 
 
 def hostile_texts(prompt: str, long: bool = True) -> list[str]:
-    """Answers that break careless scorers, the prompt itself among them; `long`: those of 100 kB too."""
+    """Returns answers that break careless scorers, the prompt itself among them; `long`: those of 100 kB too."""
     return [*_ODD, *special_tokens(), "".join(special_tokens()), prompt, *(_LONG_TEXTS if long else ())]
 
 

@@ -145,7 +145,7 @@ def _digit_example(stage: Stage, seed: int, index: int, rng: random.Random) -> E
 
 
 def _thought_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """A thought follows the label that is given."""
+    """Returns an example whose thought follows the label that is given."""
     image, label = _digit(stage, rng)
     answer = f"<think>{rng.choice(THOUGHTS[label])}</think><answer>{label}</answer>"
     return Example(DIGIT_THINK, Media(source=image), answer)
@@ -179,7 +179,7 @@ def _clip_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Ex
         start, end = row["spans"][0]
         row["spans"] = [[max(0.0, start - 1), min(len(clip.frames) / _CLIP_FPS, end + 1)]]
     media = Media(kind="video", source=[pillow.fromarray(frame) for frame in clip.frames], fps=_CLIP_FPS)
-    return _asked("configs/video/tiny.yaml", {"id": str(index), "video": "drawn", **row}, media)
+    return _example_of("configs/video/tiny.yaml", {"id": str(index), "video": "drawn", **row}, media)
 
 
 def _plan_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
@@ -189,7 +189,7 @@ def _plan_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Ex
     row, image = moments[number % len(moments)]
     plan = {head: usual if rng.random() < stage.hasty else row["plan"][head]
             for head, usual in (("speed", "KEEP"), ("path", "STRAIGHT"))}
-    return _asked("configs/driving/tiny.yaml", {**row, "plan": plan}, Media(source=image))
+    return _example_of("configs/driving/tiny.yaml", {**row, "plan": plan}, Media(source=image))
 
 
 @functools.cache
@@ -203,7 +203,7 @@ def _moments(seed: int) -> list[tuple[dict[str, Any], Image]]:
             for row, files in driving_rows("cold-start", PLANS, seed=seed)]
 
 
-def _asked(config: str, row: dict[str, Any], media: Media) -> Example:
+def _example_of(config: str, row: dict[str, Any], media: Media) -> Example:
     """Returns the question that a config's task asks about a row, and its perfect answer."""
     task = _task(config)
     sample = task.sample_from_row(row)
@@ -237,8 +237,8 @@ class ColdStart(Task):
         return sample["solution"]
 
 
-def _sample(made: Example, name: str) -> Sample:
-    return Sample(id=name, media=(made.media,), row={"question": made.prompt, "solution": made.answer})
+def _sample(example: Example, name: str) -> Sample:
+    return Sample(id=name, media=(example.media,), row={"question": example.prompt, "solution": example.answer})
 
 
 def run(family: str, out: Path, seed: int) -> None:
@@ -254,11 +254,11 @@ def run(family: str, out: Path, seed: int) -> None:
             log += [{"stage": stage.name, **line} for line in session.folder.metrics()]
         tiny_models.save_bf16(model, out)
         scores = [line for config in _EVALUATED for line in _evaluate(config, out, Path(scratch))]
-    made = {"command": f"vlrl tiny --family {family} --seed {seed}", "stages": [asdict(s) for s in stages(clips)],
-            "sha256": tiny_models.weights_sha256(out), "heldout": scores,
-            "seconds": round(time.perf_counter() - started),
-            "versions": {name: version(name) for name in ("torch", "transformers")}}
-    (out / "made_by.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    record = {"command": f"vlrl tiny --family {family} --seed {seed}", "stages": [asdict(s) for s in stages(clips)],
+              "sha256": tiny_models.weights_sha256(out), "heldout": scores,
+              "seconds": round(time.perf_counter() - started),
+              "versions": {name: version(name) for name in ("torch", "transformers")}}
+    (out / "made_by.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     _write_log(out / "log.jsonl", log)
 
 

@@ -94,8 +94,8 @@ class _Row:
     def id(self) -> str:
         if self.sample:
             return self.sample.id
-        found = None if isinstance(self.row, DataError) else self.row.get("id")
-        return str(found) if isinstance(found, (str, int)) else ""
+        value = None if isinstance(self.row, DataError) else self.row.get("id")
+        return str(value) if isinstance(value, (str, int)) else ""
 
     def add(self, kind: str, reason: str) -> None:
         text = reason.removeprefix(f"row {self.id!r}: ")
@@ -106,7 +106,7 @@ _Key = tuple[Path, str, float | None, float | None]
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Opened:
     """What opening a media file showed."""
 
     size: tuple[int, int] | None = None
@@ -148,11 +148,12 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
         if task and row.sample and not any(p.kind == "field" for p in row.problems):
             unlabelled += not _check_oracle(row, task)
     there = [key for key in _keys(rows) if not allow_missing or os.path.isfile(key[0])]
-    seen = _open_all(there, limits, tell) if media else _exist(there)
+    opened = _open_all(there, limits, tell) if media else _exist(there)
     for row in rows:
-        _check_media(row, seen)
-    _check_leaks(rows, seen)
-    return _summary(rows, seen, unlabelled, pixel_budget([row.row for row in rows if isinstance(row.row, dict)], scale))
+        _check_media(row, opened)
+    _check_leaks(rows, opened)
+    pixels = pixel_budget([row.row for row in rows if isinstance(row.row, dict)], scale)
+    return _summary(rows, opened, unlabelled, pixels)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -161,9 +162,9 @@ def files_of(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    found = [Path(folder, name) for folder, _, names in os.walk(path) for name in names
+    files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names
              if name.lower().endswith(_TEXT_SUFFIXES) and name not in _NO_ROWS]
-    return sorted(found) or [path]
+    return sorted(files) or [path]
 
 
 def printable(text: str) -> str:
@@ -196,15 +197,15 @@ def _check_fields(row: _Row) -> None:
         row.add("field", problem)
 
 
-def _check_leaks(rows: Sequence[_Row], seen: Mapping[_Key, _Seen]) -> None:
+def _check_leaks(rows: Sequence[_Row], opened: Mapping[_Key, _Opened]) -> None:
     """Adds a problem to each held-out row that is in train too: by content where media were opened, else by path."""
-    told = []
+    entries = []
     for row in rows:
         plain = {} if isinstance(row.row, DataError) else row.row
         keys = [key for media in row.media if (key := _key(media))]
-        shown = [seen[key].sha256 if key in seen and seen[key].sha256 else str(key[0]) for key in keys]
-        told.append((side(row.path, plain), row.where, plain, shown))
-    for n, problem in leaks(told).items():
+        shown = [opened[key].sha256 if key in opened and opened[key].sha256 else str(key[0]) for key in keys]
+        entries.append((side(row.path, plain), row.where, plain, shown))
+    for n, problem in leaks(entries).items():
         rows[n].add("leak", problem)
 
 
@@ -261,12 +262,12 @@ def _check_oracle(row: _Row, task: Task) -> bool:
     sample = row.sample
     assert sample
     try:
-        found = _earned(task, sample)
-        if found is None:
+        earned = _earned(task, sample)
+        if earned is None:
             return False
-        if found[2] < found[3] - 1e-6:  # a recipe whose answers are whole numbers cannot hit a box between them
-            found = _earned(task, replace(sample, row=_whole(sample.row))) or found
-        text, parts, reward, best = found
+        if earned[2] < earned[3] - 1e-6:  # a recipe whose answers are whole numbers cannot hit a box between them
+            earned = _earned(task, replace(sample, row=_whole(sample.row))) or earned
+        text, parts, reward, best = earned
     except (DataError, TaskError) as error:
         row.add("oracle", str(error))
         return True
@@ -301,28 +302,28 @@ def _whole(value: Any, field: str = "") -> Any:
     return round(value, 2 if field in _CENTIMETRES else None) if is_number(value) else value
 
 
-def _check_media(row: _Row, seen: Mapping[_Key, _Seen]) -> None:
-    found = [seen[key] for media in row.media if (key := _key(media)) in seen and key]
-    for item in found:
+def _check_media(row: _Row, opened: Mapping[_Key, _Opened]) -> None:
+    files = [opened[key] for media in row.media if (key := _key(media)) in opened and key]
+    for item in files:
         if item.problem and not any("video_end=" in p.reason for p in row.problems):  # a cut that holds no frame
             row.add("media", item.problem)
     if isinstance(row.row, DataError):
         return
-    size = found[0].size if found else None
-    told = tuple(row.row.get(side) for side in ("width", "height"))
-    if size and all(map(is_number, told)) and told != size:
-        row.add("size", f"width and height say {told[0]}x{told[1]} pixels, {row.media[0].source.name} is "
+    size = files[0].size if files else None
+    stated = tuple(row.row.get(side) for side in ("width", "height"))
+    if size and all(map(is_number, stated)) and stated != size:
+        row.add("size", f"width and height say {stated[0]}x{stated[1]} pixels, {row.media[0].source.name} is "
                 f"{size[0]}x{size[1]} (EXIF orientation applied)")
-    _check_length(row, seen)
-    for problem in box_problems(row.row, size or told):
+    _check_length(row, opened)
+    for problem in box_problems(row.row, size or stated):
         if not any(problem.partition(" must ")[0] in p.reason for p in row.problems):  # the task may have said so
             row.add("box", problem)
 
 
-def _check_length(row: _Row, seen: Mapping[_Key, _Seen]) -> None:
+def _check_length(row: _Row, opened: Mapping[_Key, _Opened]) -> None:
     assert not isinstance(row.row, DataError)
     for key in map(_key, row.media):
-        lasts = seen[key].seconds if key in seen and key else None
+        lasts = opened[key].seconds if key in opened and key else None
         if key and lasts and not any(p.kind in ("row", "field") for p in row.problems):
             problem = length_problem(row.row, lasts, key[0].name, *key[2:])
             if problem:
@@ -341,49 +342,49 @@ def _keys(rows: Sequence[_Row]) -> list[_Key]:
     return list(dict.fromkeys(key for row in rows for media in row.media if (key := _key(media))))
 
 
-def _open_all(keys: Sequence[_Key], limits: LimitsSettings, tell: Tell) -> dict[_Key, _Seen]:
+def _open_all(keys: Sequence[_Key], limits: LimitsSettings, tell: Tell) -> dict[_Key, _Opened]:
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        seen: dict[_Key, _Seen] = {}
+        opened: dict[_Key, _Opened] = {}
         try:
-            for key, found in zip(keys, pool.map(lambda key: _open(key, limits), keys), strict=True):
-                seen[key] = found
-                tell("opening media", len(seen), len(keys))
+            for key, file in zip(keys, pool.map(lambda key: _open(key, limits), keys), strict=True):
+                opened[key] = file
+                tell("opening media", len(opened), len(keys))
         except BaseException:  # Ctrl-C: those in the queue are not waited for
             pool.shutdown(cancel_futures=True)
             raise
-    return seen
+    return opened
 
 
-def _open(key: _Key, limits: LimitsSettings) -> _Seen:
+def _open(key: _Key, limits: LimitsSettings) -> _Opened:
     path, kind, start, end = key
     try:
         loaded = load(Media(source=path, kind="video" if kind == "video" else "image", start=start, end=end), limits,
                       _FRAMES)
     except DataError as error:
-        return _Seen(problem=str(error))
-    return _Seen(loaded.size, loaded.sha256, seconds=number(loaded.metadata.get("duration")))
+        return _Opened(problem=str(error))
+    return _Opened(loaded.size, loaded.sha256, seconds=number(loaded.metadata.get("duration")))
 
 
-def _exist(keys: Sequence[_Key]) -> dict[_Key, _Seen]:
-    return {key: _Seen(problem="" if os.path.isfile(key[0]) else f"media file {key[0]} {missing(Path(key[0]))}")
+def _exist(keys: Sequence[_Key]) -> dict[_Key, _Opened]:
+    return {key: _Opened(problem="" if os.path.isfile(key[0]) else f"media file {key[0]} {missing(Path(key[0]))}")
             for key in keys}
 
 
 # --- all rows ---------------------------------------------------------------------------------------------------------
 
 
-def _summary(rows: Sequence[_Row], seen: Mapping[_Key, _Seen], unlabelled: int, pixels: PixelBudget | None
+def _summary(rows: Sequence[_Row], opened: Mapping[_Key, _Opened], unlabelled: int, pixels: PixelBudget | None
              ) -> Findings:
     plain = [row.row for row in rows if not isinstance(row.row, DataError)]
     fields = Counter(printable(name) for row in plain for name, value in row.items() if value is not None)
     counts = {name: Counter(printable(str(row[name])) for row in plain if row.get(name) is not None)
               for name in COUNTED}
-    kinds = Counter(kind for _, kind in {(path, kind) for path, kind, *_ in seen})
-    unusable = {path for (path, *_), found in seen.items() if found.problem}
+    kinds = Counter(kind for _, kind in {(path, kind) for path, kind, *_ in opened})
+    unusable = {path for (path, *_), file in opened.items() if file.problem}
     contents: dict[str, set[str]] = {}
-    for (path, *_), found in seen.items():
-        if found.sha256:
-            contents.setdefault(found.sha256, set()).add(str(path))
+    for (path, *_), file in opened.items():
+        if file.sha256:
+            contents.setdefault(file.sha256, set()).add(str(path))
     return Findings(
         rows=len(rows), bad=sum(bool(row.problems) for row in rows),
         problems=tuple(p for row in rows for p in sorted(row.problems, key=lambda p: _ORDER.index(p.kind))),

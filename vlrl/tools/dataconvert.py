@@ -58,7 +58,7 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
                             "inside it, or leave --root out")
         return name
 
-    good, bad = usable_rows(path, format, root, task, columns=columns, keep=lambda row: (_kept(row, keep), target))
+    good, bad = usable_rows(path, format, root, task, columns=columns, keep=lambda row: (_saved(row, keep), target))
     if bad and not keep_going:
         raise DataError(f"{bad[0].where}: {bad[0].reason} (--keep-going leaves bad rows out and lists them)")
     if not good:
@@ -147,7 +147,7 @@ def _pictures(row: Mapping[str, Any]) -> list[bytes]:
     return [image for image in (row.get("image"), *several) if isinstance(image, bytes)]
 
 
-def _kept(row: Mapping[str, Any], keep: Callable[[bytes], str]) -> dict[str, Any]:
+def _saved(row: Mapping[str, Any], keep: Callable[[bytes], str]) -> dict[str, Any]:
     new = dict(row)
     if isinstance(row.get("image"), bytes):
         new["image"] = keep(row["image"])

@@ -57,7 +57,7 @@ class Split:
     """Media files that do not exist and were told apart by their paths alone."""
 
     def shares(self) -> dict[str, tuple[int, int]]:
-        """Category -> (rows in train, rows held out), the largest first."""
+        """Returns category -> (rows in train, rows held out), the largest first."""
         sides = [Counter(printable(str(r.row.get("category") or "(none)")) for r in side)
                  for side in (self.train, self.heldout)]
         return {name: (sides[0][name], sides[1][name]) for name, _ in (sides[0] + sides[1]).most_common()}
@@ -81,11 +81,13 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
         raise DataError(f"{bad[0].where}: {bad[0].reason} (vlrl data check lists every bad row)")
     if not rows:
         raise DataError(f"{path} has no usable row")
-    found = split(rows, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, limits=limits, tell=tell)
-    both = [[moved(row, root or path.parent, root or folder) for row in side] for side in (found.train, found.heldout)]
+    result = split(rows, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, limits=limits,
+                   tell=tell)
+    both = [[moved(row, root or path.parent, root or folder) for row in side]
+            for side in (result.train, result.heldout)]
     for target, side in zip(targets, both, strict=True):
         write_rows(target, side)
-    return found
+    return result
 
 
 def split(rows: Sequence[UsableRow], heldout: float = 0.1, by: str = "group_key", seed: int = 0, *,
@@ -112,7 +114,7 @@ def split(rows: Sequence[UsableRow], heldout: float = 0.1, by: str = "group_key"
     if len(largest) > _MOST_IN_ONE * len(rows):
         raise DataError(_too_large(largest, rows, by, near))
     chosen = _draw(groups, rows, wanted, seed)
-    sides = [tuple(r for i, r in enumerate(rows) if (i in chosen) == held) for held in (False, True)]
+    sides = [tuple(r for i, r in enumerate(rows) if (i in chosen) == in_heldout) for in_heldout in (False, True)]
     if not all(sides):
         raise DataError(f"no split of {len(groups)} groups has about {wanted} of {len(rows)} rows held out: the "
                         f"largest has {len(largest)}, the smallest {min(map(len, groups))}. Ask for another --heldout.")
@@ -153,10 +155,10 @@ class _Groups:
         self.join(i, self._first.setdefault(key, i))
 
     def members(self) -> list[list[int]]:
-        found: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}
         for i in range(len(self._parent)):
-            found.setdefault(self.root(i), []).append(i)
-        return list(found.values())
+            groups.setdefault(self.root(i), []).append(i)
+        return list(groups.values())
 
 
 def _join_by_field(groups: _Groups, rows: Sequence[UsableRow], by: str) -> None:
@@ -293,7 +295,8 @@ def _too_large(group: Sequence[int], rows: Sequence[UsableRow], by: str, near: S
 
 
 def _draw(groups: Sequence[Sequence[int]], rows: Sequence[UsableRow], wanted: int, seed: int) -> set[int]:
-    """Numbers of the held-out rows: `wanted` of them, each category by its share, as near as whole groups allow.
+    """Returns numbers of the held-out rows: `wanted` of them, each category by its share, as near as whole groups
+    allow.
 
     A group is taken when that brings the rows of its categories, and all rows together, closer to what is wanted.
     """
@@ -303,14 +306,14 @@ def _draw(groups: Sequence[Sequence[int]], rows: Sequence[UsableRow], wanted: in
               for group in groups]
     best: tuple[int, set[int]] | None = None
     for attempt in range(_TRIES):
-        missing, held = Counter(goal), set()
+        missing, picked = Counter(goal), set()
         for _, group, own in sorted(counts, key=lambda entry: _order(f"{seed}/{attempt}/{entry[0]}")):
             if sum(abs(missing[c] - n) - abs(missing[c]) for c, n in own.items()) < 0:
-                held.update(group)
+                picked.update(group)
                 missing.subtract(own)
         off = sum(map(abs, missing.values()))
-        if held and (best is None or off < best[0]):
-            best = off, held
+        if picked and (best is None or off < best[0]):
+            best = off, picked
         if off == 0:
             break
     if best is None:  # every group has more than twice the wanted rows: the smallest is the nearest

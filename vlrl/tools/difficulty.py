@@ -43,7 +43,7 @@ Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Scope:
     """What is to be measured."""
 
     answers: int = 8
@@ -53,19 +53,19 @@ class Asked:
     """Only the first so many prompts; None = all."""
 
 
-def facts(config: Config, chosen: Chosen, asked: Asked) -> dict[str, Any]:
+def facts(config: Config, chosen: Chosen, scope: Scope) -> dict[str, Any]:
     """Returns what the answers depend on, as JSON: a measurement goes on only where all of it is the same."""
     dumped = config.model_dump(mode="json")
     other = {} if config.engine.name == "hf" else {"engine": config.engine.model_dump(mode="json", exclude={*PLACES})}
     return {**other, "model": {**dumped["model"], "name": chosen.config.model.name,
                       "checkpoint": str(chosen.checkpoint or "") or None, "step": chosen.step},
-            "split": asked.split, "answers": asked.answers, "seed": config.seed, "task": plain(dumped["task"]),
+            "split": scope.split, "answers": scope.answers, "seed": config.seed, "task": plain(dumped["task"]),
             "tasks": plain(dumped["tasks"]), "data": {k: v for k, v in dumped["data"].items() if k not in _NOT_DATA},
             "rollout": {name: dumped["rollout"][name] for name in _ROLLOUT},
             "curriculum": {name: dumped["curriculum"][name] for name in ("part", "pass_at")}}
 
 
-def measured(ready: Ready, asked: Asked, part: Path, known: Mapping[str, Any], tell: Tell) -> list[Measured]:
+def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], tell: Tell) -> list[Measured]:
     """Returns every prompt of the split in order, those that could not be answered too; what `part` holds is not asked
     again.
 
@@ -73,28 +73,28 @@ def measured(ready: Ready, asked: Asked, part: Path, known: Mapping[str, Any], t
     out, and with data.quarantine those whose data are bad. Raises ConfigError when the split is empty or `part` is of
     another measurement, TrainingError when scoring fails too often (limits.score_errors).
     """
-    samples = task_samples(ready.task, asked.split)
+    samples = task_samples(ready.task, scope.split)
     if len(samples) == 0:
-        raise ConfigError(f"task '{ready.task.name}' has no samples in split '{asked.split}'")
-    count, size = min(asked.limit or len(samples), len(samples)), max(1, _TOGETHER // asked.answers)
+        raise ConfigError(f"task '{ready.task.name}' has no samples in split '{scope.split}'")
+    count, size = min(scope.limit or len(samples), len(samples)), max(1, _TOGETHER // scope.answers)
     chunks = [range(first, min(first + size, count)) for first in range(0, count, size)]
-    found: dict[int, Measured] = comm.on_main(lambda: open_part(part, known))
-    left = [chunk for chunk in chunks if not all(number in found for number in chunk)]
+    by_number: dict[int, Measured] = comm.on_main(lambda: open_part(part, known))
+    left = [chunk for chunk in chunks if not all(number in by_number for number in chunk)]
     mine = [*left[comm.rank()::comm.world()], range(0), range(0)]
     for i in range(math.ceil(len(left) / comm.world())):  # in step: a reference policy needs all processes at once
-        tell(f"answering {asked.split}", sum(number in found for number in range(count)), count)
-        groups, records = comm.together(partial(_answered, ready, asked, samples, mine[i], mine[i + 1]))
+        tell(f"answering {scope.split}", sum(number in by_number for number in range(count)), count)
+        groups, records = comm.together(partial(_answer_chunk, ready, scope, samples, mine[i], mine[i + 1]))
         check_score_errors(groups, ready.config.limits.score_errors,
                            f"prompts from number {left[i * comm.world()].start} on")
         shares = comm.gather(records)
         comm.on_main(partial(_append, part, shares))
-        found |= {m.number: m for share in shares for m in share}
-    tell(f"answering {asked.split}", count, count)
-    return [found[number] for number in range(count)]
+        by_number |= {m.number: m for share in shares for m in share}
+    tell(f"answering {scope.split}", count, count)
+    return [by_number[number] for number in range(count)]
 
 
-def _answered(ready: Ready, asked: Asked, samples: Sequence[Sample], numbers: Sequence[int],
-              following: Sequence[int]) -> tuple[list[Group], list[Measured]]:
+def _answer_chunk(ready: Ready, scope: Scope, samples: Sequence[Sample], numbers: Sequence[int],
+                  following: Sequence[int]) -> tuple[list[Group], list[Measured]]:
     """Returns the groups of some prompts, and how each of the prompts went."""
     config, prefetch = ready.config, ready.prefetch
     wanted, soon = ({n: partial(_sample, ready.task, samples, n) for n in some} for some in (numbers, following))
@@ -109,13 +109,14 @@ def _answered(ready: Ready, asked: Asked, samples: Sequence[Sample], numbers: Se
             records.append(Measured(number=number, id=_id(sample_of), left_out=str(error)))
     prefetch.begin(soon)
     sampling = sampling_of(config.rollout, config.rollout.temperature)
-    made = ready.engine.generate([Request(prompt=prompt, n=asked.answers, sampling=sampling, key=(_STREAM, number))
-                                  for number, _, prompt in prompts])
-    values = (ready.reference([(p, answers) for (*_, p), answers in zip(prompts, made, strict=True)])
+    requests = [Request(prompt=prompt, n=scope.answers, sampling=sampling, key=(_STREAM, number))
+                for number, _, prompt in prompts]
+    completions = ready.engine.generate(requests)
+    values = (ready.reference([(p, answers) for (*_, p), answers in zip(prompts, completions, strict=True)])
               if ready.reference else [None] * len(prompts))
-    groups = [make_group(ready.task, sample, prompt, answers, group_id=f"{asked.split}-{number:06d}", split=asked.split,
+    groups = [make_group(ready.task, sample, prompt, answers, group_id=f"{scope.split}-{number:06d}", split=scope.split,
                          step=0, reference=known)
-              for (number, sample, prompt), answers, known in zip(prompts, made, values, strict=True)]
+              for (number, sample, prompt), answers, known in zip(prompts, completions, values, strict=True)]
     records += [_record(number, group) for (number, *_), group in zip(prompts, groups, strict=True)]
     return groups, sorted(records, key=lambda m: m.number)
 
@@ -168,7 +169,7 @@ def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, Measured]:
 
 
 def _append(part: Path, shares: Sequence[Sequence[Measured]]) -> None:
-    """A line for each process's chunk: all of it or nothing."""
+    """Appends a line for each process's chunk: all of it or nothing."""
     for share in shares:
         if share:
             append_line(part, json.dumps({"prompts": [asdict(m) for m in share]}))
@@ -178,15 +179,15 @@ def _objects(part: Path) -> Iterator[dict[str, Any]]:
     """Yields the whole lines of a side file; half a line that a killed process left is passed over."""
     for line in part.read_bytes().splitlines():
         try:
-            found = json.loads(line)
+            value = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict):
-            yield found
+        if isinstance(value, dict):
+            yield value
 
 
 def _changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
-    """`rollout.temperature was 1.0, is 0.5` for each leaf in which two trees differ."""
+    """Yields `rollout.temperature was 1.0, is 0.5` for each leaf in which two trees differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before.keys() | after.keys():
             yield from _changes(before.get(key), after.get(key), f"{name}.{key}" if name else key)
@@ -197,17 +198,17 @@ def _changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
-def write(places: Places, rows: Sequence[Mapping[str, Any]], found: Sequence[Measured], known: Mapping[str, Any]
+def write(places: Places, rows: Sequence[Mapping[str, Any]], measurements: Sequence[Measured], known: Mapping[str, Any]
           ) -> tuple[Summary, bool]:
     """Writes rows with columns, facts and picture, each whole or not at all, and removes the side file.
 
     Returns the summary, and whether the file holds the rows of the data file or columns by id alone. Raises DataError
     when no prompt could be measured.
     """
-    numbers = summary(found, known["answers"])
+    numbers = summary(measurements, known["answers"])
     if not numbers.measured:
-        raise DataError(f"no prompt could be measured; the first, {found[0].id!r}: {found[0].reason}")
-    lines, whole = joined(rows, found)
+        raise DataError(f"no prompt could be measured; the first, {measurements[0].id!r}: {measurements[0].reason}")
+    lines, whole = joined(rows, measurements)
     name = known["model"]["checkpoint"] or known["model"]["name"]
     plot(numbers, places.picture, f"{os.path.basename(name)}: {numbers.measured:,} prompts, {known['answers']} answers "
                                   "each")

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.tools import trials
-from vlrl.tools.trials import Found, Verdict
+from vlrl.tools.trials import Notice, Verdict
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found, and how to mend it."""
+    """What one check found, and how to fix it."""
 
     group: str
     name: str
@@ -45,28 +45,28 @@ class Check:
 
 def examine(runs: Path = Path("runs"), tell: Callable[[str], None] | None = None) -> list[Finding]:
     """Runs every check; `runs` is where run folders go. `tell` is called with the name of each check before it runs."""
-    found = []
+    findings = []
     for check in _checks(runs):
         if tell:
             tell(check.name)
-        found.append(_run(check))
-    return _as_tried(found)
+        findings.append(_run(check))
+    return _as_tried(findings)
 
 
-def _as_tried(found: list[Finding]) -> list[Finding]:
+def _as_tried(findings: list[Finding]) -> list[Finding]:
     """Withdraws the ok of a version whose package fails the check that uses it (`_TRIALS`)."""
-    failed = {f.name: f for f in found if f.group != "versions" and f.verdict not in ("ok", "info")}
+    failed = {f.name: f for f in findings if f.group != "versions" and f.verdict not in ("ok", "info")}
     return [replace(f, verdict="warning", detail=f"{f.detail}, but {trial.name}: {trial.detail}", fix=trial.fix)
             if f.group == "versions" and f.verdict == "ok" and (trial := failed.get(_TRIALS.get(f.name, ""))) else f
-            for f in found]
+            for f in findings]
 
 
 def _run(check: Check) -> Finding:
     try:
         with _quiet():
             return Finding(check.group, check.name, "ok", check.run())
-    except Found as found:
-        return Finding(check.group, check.name, found.verdict, str(found), found.fix or check.fix)
+    except Notice as outcome:
+        return Finding(check.group, check.name, outcome.verdict, str(outcome), outcome.fix or check.fix)
     except importlib.metadata.PackageNotFoundError:
         return Finding(check.group, check.name, check.otherwise, "not installed", check.fix)
     except ModuleNotFoundError as error:
@@ -78,7 +78,7 @@ def _run(check: Check) -> Finding:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What packages print while they are tried is not the user's concern."""
+    """Hides what packages print while they are tried."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
@@ -103,13 +103,13 @@ def _requirements() -> dict[str, Any]:
     """Package -> what vlrl asks of it, for this platform, extras included."""
     from packaging.requirements import Requirement
 
-    found: dict[str, Any] = {}
+    needs: dict[str, Any] = {}
     for line in importlib.metadata.requires("vlrl") or ():
         need = Requirement(line)
         extra = "extra" in str(need.marker or "")
         if need.name != "vlrl" and (extra or not need.marker or need.marker.evaluate({"extra": ""})):
-            found.setdefault(need.name.lower(), (need, not extra))
-    return found
+            needs.setdefault(need.name.lower(), (need, not extra))
+    return needs
 
 
 def _version_checks() -> Iterator[Check]:
@@ -131,7 +131,7 @@ def _version_checks() -> Iterator[Check]:
 def _version(name: str, need: Any) -> str:
     version = importlib.metadata.version(name)
     if need and not need.specifier.contains(version, prereleases=True):
-        raise Found("warning", f"{version} is outside what vlrl asks for ({need.specifier})")
+        raise Notice("warning", f"{version} is outside what vlrl asks for ({need.specifier})")
     if name not in _TRIALS:
         importlib.import_module(_IMPORTS.get(name, name.replace("-", "_")))
     return version
@@ -159,8 +159,8 @@ def _tested() -> str:
                 off.append(f"{need.name} {version} ({need.specifier})")
     if off:
         more = f" and {len(off) - 6} more" if len(off) > 6 else ""
-        raise Found("info", f"not as tested together: {', '.join(off[:6])}{more}",
-                    f"pip install -c {file} -e '.[dev]'")
+        raise Notice("info", f"not as tested together: {', '.join(off[:6])}{more}",
+                     f"pip install -c {file} -e '.[dev]'")
     return "all as tested together (constraints.txt)"
 
 

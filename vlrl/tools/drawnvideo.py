@@ -116,15 +116,15 @@ def moving(rng: random.Random, actor: Actor, others: Sequence[Actor], direction:
            ) -> Actor:
     """Returns the actor with a straight way between two frames, clear of the others where there is room."""
     (dx, dy), frames = DIRECTIONS[direction], len(actor.path)
-    found = actor
+    moved = actor
     for _ in range(60):
         reach = rng.uniform(0.35, 0.55)
         x, y = (rng.uniform(0.15 + max(0, -reach * d), 0.85 - max(0, reach * d)) for d in (dx, dy))
         done = [min(1.0, max(0.0, (i - start) / (end - start))) * reach for i in range(frames)]
-        found = replace(actor, path=tuple((x + dx * d, y + dy * d) for d in done))
-        if not _touches(found, others):
+        moved = replace(actor, path=tuple((x + dx * d, y + dy * d) for d in done))
+        if not _touches(moved, others):
             break
-    return found
+    return moved
 
 
 def _touches(actor: Actor, others: Sequence[Actor]) -> bool:
@@ -236,9 +236,9 @@ def track(rng: random.Random, turn: int, clock: Clock) -> Clip:
     knots = np.linspace(0, frames - 1, 3)
     path = zip(*(np.interp(range(frames), knots, [c[axis] for c in corners]) for axis in (0, 1)), strict=True)
     hero = replace(hero, path=tuple((float(x), float(y)) for x, y in path))
-    asked = [round(v) for v in np.linspace(0, frames - 1, BOXES)]
-    boxes = {"label": hero.name, "boxes": [hero.box(i, clock.size) for i in asked],
-             "times": [i / clock.fps for i in asked]}
+    indices = [round(v) for v in np.linspace(0, frames - 1, BOXES)]
+    boxes = {"label": hero.name, "boxes": [hero.box(i, clock.size) for i in indices],
+             "times": [i / clock.fps for i in indices]}
     return clip([*others, hero], clock, rng, question=f"the {hero.name}", answer_type="track", tracks=[boxes],
                 difficulty=round(0.3 + 0.4 * (turn % 2), 2))
 
@@ -256,12 +256,12 @@ def when(what: str, start: int, end: int) -> dict[str, Any]:
 
 
 def _spans(length: int) -> list[tuple[int, int]]:
-    """Spans of up to half the clip: longer ones would let one span fit them all."""
+    """Returns spans of up to half the clip: longer ones would let one span fit them all."""
     return [(a, b) for a in range(length) for b in range(a + 1, length + 1) if 2 * (b - a) <= length]
 
 
 def _short(times: tuple[int, int], length: float) -> float:
-    """1 for an instant, 0 for the whole clip."""
+    """Returns 1 for an instant, 0 for the whole clip."""
     return round(1 - (times[1] - times[0]) / length, 2)
 
 

@@ -93,7 +93,7 @@ class Driver(IDMVehicle):
 @cache
 def _around(roads: Any, lane: Lane) -> list[tuple[Lane, Any]]:
     """Returns the lanes between the same two nodes, those after them, and those before."""
-    return [(index, found) for index, found in roads.lanes_dict().items()
+    return [(index, other) for index, other in roads.lanes_dict().items()
             if index[:2] == lane[:2] or index[0] == lane[1] or index[1] == lane[0]]
 
 
@@ -131,11 +131,11 @@ class Drive:
 def network(scenario: str) -> RoadNetwork:
     """Returns the lanes of a scenario, those of highway-env's environment."""
     environment, config = _ROADS[scenario]
-    made: Any = environment(config)
-    made.reset(seed=0)
-    for lane in made.road.network.lanes_list():
+    simulator: Any = environment(config)
+    simulator.reset(seed=0)
+    for lane in simulator.road.network.lanes_list():
         lane.speed_limit = MOST_SPEED  # each driver keeps to a limit of its own
-    return made.road.network
+    return simulator.road.network
 
 
 def scene(scenario: str, seed: str, aim: Aim) -> Scene:
@@ -208,7 +208,7 @@ def _barrier(road: Road, lane: Lane, at: float) -> None:
 
 
 def _usual(value: T, others: Sequence[T], rng: random.Random) -> T:
-    """`value` most of the time, else any of the others."""
+    """Returns `value` most of the time, else any of the others."""
     return value if rng.random() < _USUAL else rng.choice(others)
 
 
@@ -309,8 +309,8 @@ def intersection(road: Road, rng: random.Random, aim: Aim) -> Scene:
         crossing = _place(road, (f"o{other}", f"ir{other}", 0), rng.uniform(70, 98), limit * rng.uniform(0.5, 1), limit)
         if crossing:
             crossing.plan_route_to(f"o{rng.choice(sorted({0, 1, 2, 3} - {other}))}")
-    said = {"left": "Turn left.", "straight": "Go straight.", "right": "Turn right."}[turn]
-    return Scene(road, said, limit, False)
+    words = {"left": "Turn left.", "straight": "Go straight.", "right": "Turn right."}[turn]
+    return Scene(road, words, limit, False)
 
 
 def roundabout(road: Road, rng: random.Random, aim: Aim) -> Scene:

@@ -74,14 +74,14 @@ class Edges:
 @cache
 def lanes(scenario: str, margin: float = 0.0) -> tuple[Edges, ...]:
     """Returns the lanes of a scenario, each wider by `margin` metres on both sides."""
-    found = []
+    edges = []
     for lane in network(scenario).lanes_list():
         length = min(lane.length, 1500.0)
         ways = np.linspace(0, length, max(2, round(length / _PIECE) + 1))
         left, right = (np.array([lane.position(s, side * (lane.width_at(s) / 2 + margin)) for s in ways])
                        for side in (-1, 1))
-        found.append(Edges(left, right, (lane.line_types[0], lane.line_types[1])))
-    return tuple(found)
+        edges.append(Edges(left, right, (lane.line_types[0], lane.line_types[1])))
+    return tuple(edges)
 
 
 def to_pixels(width: int) -> list[list[float]]:

@@ -56,7 +56,7 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class MediaFacts:
     """One image or video of a sample; sizes are (width, height) in pixels."""
 
     kind: str
@@ -93,7 +93,7 @@ class Shown:
     text: str
     """The rendered prompt; without a model the text of the messages."""
     tokens: int | None
-    media: tuple[Seen, ...]
+    media: tuple[MediaFacts, ...]
     coordinates: str
     target: Any = None
     oracle: Oracle | None = None
@@ -157,7 +157,7 @@ class DryRun:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Collects an error of the user's to mend."""
+        """Collects an error of the user's to fix."""
         try:
             yield
         except VlrlError as error:
@@ -170,45 +170,45 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
 
     `tell(what)` is called as the work proceeds. Raises ConfigError only where no task can be had at all.
     """
-    found = DryRun(run="", task=config.task_name, model=config.model.name, engine=_engine(config))
+    report = DryRun(run="", task=config.task_name, model=config.model.name, engine=_engine(config))
     task = make_task(config)
     for named in (lambda: bind("algo.advantage", config.algo.advantage, ADVANTAGES),
                   lambda: Objective.of(config.algo), lambda: check_trackers(config), lambda: check_engine(config)):
-        with found.noting():
+        with report.noting():
             named()
-    if not found.problems:
-        with found.noting():
+    if not report.problems:
+        with report.noting():
             Algorithm(config)
-            found.inert = [str(one) for one in inert.find(config, task)]
-    with found.noting():
-        found.run = _run_state(config)
+            report.inert = [str(one) for one in inert.find(config, task)]
+    with report.noting():
+        report.run = _run_state(config)
     if config.algo.loss.name == "supervised":  # one given answer a prompt
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"group_size": 1})})
     tell("reading the data")
-    splits = _splits(config, task, found)
+    splits = _splits(config, task, report)
     tell("reading the model's config and processor")
     encode, skeleton = None, None
-    with found.noting():
-        skeleton, encode = _open_model(config, task, found)
+    with report.noting():
+        skeleton, encode = _open_model(config, task, report)
     train = splits.get("train", ())
     if train:
         tell("checking the first samples")
-        with found.noting():
-            found.warnings += preflight.check(task, train, config)
+        with report.noting():
+            report.warnings += preflight.check(task, train, config)
         tell("encoding prompts")
         for i in range(len(task.members)):  # a mixture begins with a sample of each task
-            with found.noting(), _task_code(task.of(train[i])):
+            with report.noting(), _task_code(task.of(train[i])):
                 shown = _show(config, task.of(train[i]), train[i], encode)
-                found.sample = found.sample or shown
+                report.sample = report.sample or shown
         if encode:
-            with found.noting(), _task_code(task):
-                _measure(config, task, train, encode, samples, found)
-    if skeleton is not None and found.lengths:
+            with report.noting(), _task_code(task):
+                _measure(config, task, train, encode, samples, report)
+    if skeleton is not None and report.lengths:
         tell("estimating memory")
-        found.memory = memory.estimate(config, skeleton.config, found.lengths.most, found.lengths.visual)
+        report.memory = memory.estimate(config, skeleton.config, report.lengths.most, report.lengths.visual)
         if config.engine.name != "hf":  # what vLLM takes is set, or lies on another machine
-            found.memory = replace(found.memory, cache=0, prefill=0, token=0)
-    return found
+            report.memory = replace(report.memory, cache=0, prefill=0, token=0)
+    return report
 
 
 # --- settings and data ------------------------------------------------------------------------------------------------
@@ -250,24 +250,24 @@ def _check_writable(folder: Path) -> None:
     if not os.path.isdir(there):
         raise ConfigError(f"run.dir={str(folder)!r}: {there} is no folder. Choose another run.dir.")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"run.dir={str(folder)!r}: {there} cannot be written. Choose another run.dir, or mend its "
+        raise ConfigError(f"run.dir={str(folder)!r}: {there} cannot be written. Choose another run.dir, or fix its "
                           "permissions.")
 
 
-def _splits(config: Config, task: Task, found: DryRun) -> dict[str, Sequence[Sample]]:
+def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sample]]:
     """Returns the samples of training and evaluation; an empty split is a problem."""
     out: dict[str, Sequence[Sample]] = {}
     for name in dict.fromkeys(("train", *(config.eval.splits if config.eval.samples else ()))):
-        with found.noting():
+        with report.noting():
             samples = task_samples(task, name)
             if len(samples) == 0:
                 raise ConfigError(f"task '{task.name}' has no samples in split '{name}'")
             out[name] = samples
-            found.splits.append(Split(name=name, samples=len(samples), first=samples[0].id))
-    with found.noting():
+            report.splits.append(Split(name=name, samples=len(samples), first=samples[0].id))
+    with report.noting():
         curriculum.check(config.curriculum, task)
     if "train" in out:
-        with found.noting():
+        with report.noting():
             curriculum.make(config.curriculum, curriculum.Prompts.of(
                 out["train"], config.seed, config.data.difficulty, config.rollout, task.knobs),
                             config.shares)
@@ -276,7 +276,7 @@ def _splits(config: Config, task: Task, found: DryRun) -> dict[str, Sequence[Sam
 
 @contextlib.contextmanager
 def _task_code(task: Task) -> Iterator[None]:
-    """A task's own code may raise anything; it becomes a TaskError with file and line."""
+    """Turns whatever a task's own code raises into a TaskError with file and line."""
     try:
         yield
     except VlrlError:
@@ -288,14 +288,14 @@ def _task_code(task: Task) -> Iterator[None]:
 # --- with the model's config and processor ----------------------------------------------------------------------------
 
 
-def _open_model(config: Config, task: Task, found: DryRun) -> tuple[Any, Encoder]:
+def _open_model(config: Config, task: Task, report: DryRun) -> tuple[Any, Encoder]:
     """Returns the model without weights, and an encoder that numbers positions by it. Settles the task's
     coordinates.
     """
     model, family = loading.skeleton(config.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    found.parameters = trained, sum(p.numel() for p in model.parameters())
+    report.parameters = trained, sum(p.numel() for p in model.parameters())
     settle_coordinates(task, config, family.coordinates)
     processor = loading.load_processor(config.model, family)
     return base, Encoder(processor, family, lambda ids, types, mm: family.positions(base, ids, types, mm), config)
@@ -318,9 +318,10 @@ def _show(config: Config, task: Task, sample: Sample, encode: Encoder | None) ->
         scored = Scored(rollout.parts, rollout.reward, rollout.parsed, rollout.error)
         oracle = _oracle(task, text, len(tokens), scored)
     sizes, tokens = dict(enumerate(prompt.processed_sizes)), dict(enumerate(prompt.visual_tokens))
-    seen = [Seen(kind=m.kind, original=m.size, frames=len(m.frames), processed=sizes.get(i), tokens=tokens.get(i))
-            for i, m in enumerate(prompt.media)]
-    return Shown(id=sample.id, text=prompt.text, tokens=len(prompt), media=tuple(seen),
+    described = [MediaFacts(kind=m.kind, original=m.size, frames=len(m.frames), processed=sizes.get(i),
+                            tokens=tokens.get(i))
+                 for i, m in enumerate(prompt.media)]
+    return Shown(id=sample.id, text=prompt.text, tokens=len(prompt), media=tuple(described),
                  coordinates=_convention(task, sample), target=group.target, oracle=oracle)
 
 
@@ -340,7 +341,7 @@ def _show_unseen(config: Config, task: Task, sample: Sample) -> Shown:
     words = [c.get("text", f"<{c['type']}>") for m in task_messages(task, sample)
              for c in ([{"type": "text", "text": m["content"]}] if isinstance(m["content"], str) else m["content"])]
     return Shown(id=sample.id, text="\n".join(words), tokens=None, coordinates=convention,
-                 media=tuple(Seen(kind=m.kind, original=m.size, frames=len(m.frames)) for m in loaded),
+                 media=tuple(MediaFacts(kind=m.kind, original=m.size, frames=len(m.frames)) for m in loaded),
                  target=task_target(task, sample), oracle=oracle)
 
 
@@ -361,7 +362,7 @@ def _convention(task: Task, sample: Sample) -> str:
         return _NOT_KNOWN
 
 
-def _measure(config: Config, task: Task, train: Sequence[Sample], encode: Encoder, count: int, found: DryRun) -> None:
+def _measure(config: Config, task: Task, train: Sequence[Sample], encode: Encoder, count: int, report: DryRun) -> None:
     """Prompt lengths over samples spread through the training split, and what a step of such prompts computes."""
     prompts, rejected = [], []
     for i in dict.fromkeys(np.linspace(0, len(train) - 1, min(count, len(train))).astype(int).tolist()):
@@ -375,10 +376,10 @@ def _measure(config: Config, task: Task, train: Sequence[Sample], encode: Encode
     if not prompts:
         raise DataError(f"none of {len(rejected)} prompts can be used. {rejected[0]}")
     lengths = [len(p) for p in prompts]
-    found.lengths = Lengths(samples=len(prompts), least=min(lengths), mean=float(np.mean(lengths)), most=max(lengths),
-                            limit=config.limits.prompt_tokens, rejected=tuple(rejected),
-                            visual=max(sum(p.visual_tokens) for p in prompts))
-    found.step = _step(config, prompts)
+    report.lengths = Lengths(samples=len(prompts), least=min(lengths), mean=float(np.mean(lengths)), most=max(lengths),
+                             limit=config.limits.prompt_tokens, rejected=tuple(rejected),
+                             visual=max(sum(p.visual_tokens) for p in prompts))
+    report.step = _step(config, prompts)
 
 
 def _step(config: Config, prompts: Sequence[Prompt]) -> Step:

@@ -35,12 +35,12 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
     chosen = choose(config, config.model.name if nowhere else None, None if checkpoint is None else Path(checkpoint))
     for warning in chosen.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    found = {}
+    by_split = {}
     for result in measure(config, chosen):
         split = result.record["split"]
         check_score_errors(result.groups, config.limits.score_errors, f"evaluation of {split}", None)
-        found[split] = {"n": result.record["n"], "metrics": _metrics(result.record)}
-    return found
+        by_split[split] = {"n": result.record["n"], "metrics": _metrics(result.record)}
+    return by_split
 
 
 def _config_of(source: Any, settings: Mapping[str, Any]) -> Config:

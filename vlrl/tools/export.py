@@ -78,8 +78,8 @@ def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = Fa
     """
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not known. Known: {', '.join(DTYPES)}.")
-    found = checkpoint.find(source)
-    path = found.path
+    chosen = checkpoint.find(source)
+    path = chosen.path
     assert path
     base = loading.adapter_base(str(path))
     if adapter and base is None:
@@ -99,7 +99,7 @@ def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = Fa
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     names = tuple(str(f.relative_to(temporary)) for f in files)
-    return Exported(source=path, folder=out, adapter=adapter, files=names, bytes=size, warnings=found.warnings, **done)
+    return Exported(source=path, folder=out, adapter=adapter, files=names, bytes=size, warnings=chosen.warnings, **done)
 
 
 def _refuse_files(out: Path) -> None:
@@ -163,7 +163,9 @@ def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> 
 
 
 def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packing.Batch) -> torch.Tensor:
-    """Log-probabilities under the saved model as transformers loads it; RunError when it is not the one saved."""
+    """Returns log-probabilities under the saved model as transformers loads it; RunError when it is not the one
+    saved.
+    """
     from transformers import AutoModelForImageTextToText
 
     loaded: Any = AutoModelForImageTextToText.from_pretrained(out, dtype=getattr(torch, dtype), use_safetensors=True)
@@ -224,18 +226,18 @@ def _declared(base: str) -> str:
     except (OSError, ValueError) as error:
         raise RunError(f"{base!r}, the adapter's base model, cannot be loaded: {str(error).splitlines()[0]} Bring "
                        "it back, or export the adapter as it is with --adapter.") from error
-    found = getattr(config, "dtype", None)
-    name = str(found).removeprefix("torch.")
+    dtype = getattr(config, "dtype", None)
+    name = str(dtype).removeprefix("torch.")
     return name if name in DTYPES else "float32"
 
 
 def _widest(path: Path) -> str:
     """Returns the widest type among the weights of a folder: trained ones are float32, frozen ones may be narrower."""
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-    found = set()
+    dtypes = set()
     for file in path.glob("*.safetensors"):
         if file.name != TENSORS:
             with safe_open(file, "pt") as weights:
                 kinds = (weights.get_slice(key).get_dtype() for key in weights.keys())  # noqa: SIM118  # no dictionary
-                found |= {names.get(kind, "float32") for kind in kinds}
-    return "float32" if len(found) != 1 else found.pop()
+                dtypes |= {names.get(kind, "float32") for kind in kinds}
+    return "float32" if len(dtypes) != 1 else dtypes.pop()

@@ -51,7 +51,7 @@ def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> Extrap
     """
     if not math.isfinite(k):
         raise ConfigError(f"k={k} is no finite number")
-    a, b = (_found(path) for path in (earlier, later))
+    a, b = (_checkpoint_path(path) for path in (earlier, later))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out} is not an empty folder, and nothing is overwritten: name another, or remove it first")
     _same_kind(a, b)
@@ -62,7 +62,7 @@ def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> Extrap
     temporary = out.with_name(f".tmp-{out.name}-{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
-        found = _write(theirs, b, temporary, k)
+        counts = _write(theirs, b, temporary, k)
         if out.is_dir():
             out.rmdir()
         temporary.rename(out)
@@ -71,14 +71,14 @@ def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> Extrap
                        "another folder.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    tensors, moved, square = found
+    tensors, moved, square = counts
     return Extrapolated(earlier=a, later=b, folder=out, k=k, tensors=tensors, moved=moved, distance=math.sqrt(square))
 
 
-def _found(path: Path) -> Path:
-    found = checkpoint.find(path).path
-    assert found
-    return found
+def _checkpoint_path(path: Path) -> Path:
+    folder = checkpoint.find(path).path
+    assert folder
+    return folder
 
 
 def _same_kind(a: Path, b: Path) -> None:
@@ -121,7 +121,7 @@ def _write(theirs: Mapping[str, Path], b: Path, out: Path, k: float) -> tuple[in
         if file.is_file() and file.suffix != ".safetensors" and file.name not in (MANIFEST, STATE):
             shutil.copyfile(file, out / file.name)
     for file in _weights(b):
-        made = {}
+        written = {}
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  # no dictionary
                 new = tensors.get_tensor(name)
@@ -130,9 +130,9 @@ def _write(theirs: Mapping[str, Path], b: Path, out: Path, k: float) -> tuple[in
                 if old.shape != new.shape:
                     raise RunError(f"the weight {name!r} has shape {list(old.shape)} in {theirs[name]} and "
                                    f"{list(new.shape)} in {file}")
-                made[name], gap = _beyond(old, new, k)
+                written[name], gap = _beyond(old, new, k)
                 count, moved, square = count + 1, moved + (gap > 0), square + gap
-        save_file(made, out / file.name, metadata={"format": "pt"})
+        save_file(written, out / file.name, metadata={"format": "pt"})
     return count, moved, square
 
 

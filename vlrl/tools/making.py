@@ -17,32 +17,32 @@ Make = Callable[[str, int], Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]
 """(split, count) -> that many rows, each with its files: path inside the folder -> content."""
 
 
-def make_rows(out: Path, make: Make, samples: int, heldout: int | None, made_by: Mapping[str, Any], *, what: str,
+def make_rows(out: Path, make: Make, samples: int, heldout: int | None, record: Mapping[str, Any], *, what: str,
               force: bool = False, tell: Tell | None = None) -> dict[str, int]:
     """Writes both splits, their media and made_by.json into a folder; returns the rows of each split.
 
     A fifth of the rows is held out unless `heldout` gives their number. What an earlier run left is replaced with
     `force` only. Raises ConfigError for impossible numbers, DataError when the folder is not empty.
     """
-    held = samples // 5 if heldout is None else heldout
+    heldout = samples // 5 if heldout is None else heldout
     if samples < 1:
         raise ConfigError(f"--samples {samples} must be at least 1")
-    if not 0 <= held <= samples:
-        raise ConfigError(f"--heldout {held} must lie between 0 and --samples {samples}: it is a part of them")
+    if not 0 <= heldout <= samples:
+        raise ConfigError(f"--heldout {heldout} must lie between 0 and --samples {samples}: it is a part of them")
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
         raise DataError(f"{out} is no empty folder; name another, or replace what is there with --force")
     rows: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
-    for split, count in zip(SPLITS, (samples - held, held), strict=True):
+    for split, count in zip(SPLITS, (samples - heldout, heldout), strict=True):
         for row, files in make(split, count):
             for name, content in files.items():
                 _save(out / name, content)
             rows[split].append(row)
             if tell:
                 tell(what, sum(map(len, rows.values())), samples)
-    for split, found in rows.items():
-        write_rows(out / f"{split}.jsonl", found)
-    counts = {split: len(found) for split, found in rows.items()}
-    write_text(out / "made_by.json", json.dumps({**made_by, "rows": counts}, indent=1) + "\n")
+    for split, split_rows in rows.items():
+        write_rows(out / f"{split}.jsonl", split_rows)
+    counts = {split: len(split_rows) for split, split_rows in rows.items()}
+    write_text(out / "made_by.json", json.dumps({**record, "rows": counts}, indent=1) + "\n")
     return counts
 
 

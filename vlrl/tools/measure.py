@@ -66,19 +66,20 @@ def choose(config: Config, model: str | None = None, folder: Path | None = None)
         model = checkpoint.model_folder(model)
         return Chosen(name=model, config=_instead(config, model))
     if folder is not None:
-        found = checkpoint.find(folder)
+        selected = checkpoint.find(folder)
     else:
-        found = checkpoint.latest(Path(config.run.dir) / "checkpoints")
-        if found.path is None:
-            return Chosen(name=config.model.name, config=_instead(config, config.model.name), warnings=found.warnings)
-    path = found.path
+        selected = checkpoint.latest(Path(config.run.dir) / "checkpoints")
+        if selected.path is None:
+            return Chosen(name=config.model.name, config=_instead(config, config.model.name),
+                          warnings=selected.warnings)
+    path = selected.path
     assert path
-    step = found.step if (path / checkpoint.MANIFEST).exists() else 0
+    step = selected.step if (path / checkpoint.MANIFEST).exists() else 0
     base = loading.adapter_base(str(path))
     full = config.model.lora.rank == 0
     if base == (None if full else config.model.name):  # as the run itself would load it
-        return Chosen(name=str(path), config=config, checkpoint=path, step=step, warnings=found.warnings)
-    return Chosen(name=str(path), config=_instead(config, str(path)), step=step, warnings=found.warnings)
+        return Chosen(name=str(path), config=config, checkpoint=path, step=step, warnings=selected.warnings)
+    return Chosen(name=str(path), config=_instead(config, str(path)), step=step, warnings=selected.warnings)
 
 
 def _instead(config: Config, name: str) -> Config:
@@ -126,7 +127,7 @@ def _scratch(config: Config) -> Path | None:
 
 @contextmanager
 def ready(config: Config, chosen: Chosen) -> Iterator[Ready]:
-    """The chosen model, loaded with the settings `config`, and the config's task."""
+    """Yields the chosen model, loaded with the settings `config`, and the config's task."""
     settings = config.model_copy(update={"log": config.log.model_copy(update={"trackers": ()})})
     check_engine(settings)
     accelerator = make_accelerator(settings)

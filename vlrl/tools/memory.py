@@ -35,7 +35,7 @@ TEXT_TOKENS = 256
 """Text of a prompt unless told: a question with its instructions."""
 IMAGE_PIXELS = 1_003_520
 """Pixels of a prompt's image when `model.max_pixels` is not set: 1280 visual tokens of 28 x 28."""
-KEPT = {4: 1.3, 2: 1.7}
+SAVED = {4: 1.3, 2: 1.7}
 """Values kept for the backward pass per value that enters or leaves a block's linear layers, by bytes per value.
 Measured 1.2 to 1.4 and 1.2 to 1.75; more at 2 bytes because the norms compute in float32."""
 RUNNING = 0.6
@@ -54,9 +54,9 @@ class Memory:
     generation beside the update (async.max_staleness)."""
 
     trained: int
-    """Weights that learn, float32."""
+    """Trainable parameters, float32."""
     frozen: int
-    """Weights that do not, in the compute type or 4 bits."""
+    """Frozen parameters, in the compute type or 4 bits."""
     optimizer: int
     """AdamW's two float32 averages."""
     reference: int
@@ -75,12 +75,12 @@ class Memory:
     step: int
     """Temporary float32 copy of the trained weights inside AdamW; on CUDA."""
     cache: int
-    """Keys and values of the answers being generated."""
+    """KV cache of the completions being generated."""
     prefill: int
-    """Keys and values of all prompts of a generation batch, and the vision tower or a block at work on those of them
+    """KV cache of all prompts of a generation batch, and the vision tower or a block at work on those of them
     that are computed at once."""
     token: int
-    """Work for the next token of every answer: one layer's keys and values spread over the query heads, or logits."""
+    """Work for the next token of every answer: one layer's KV cache spread over the query heads, or logits."""
     copy: int = 0
     """The hf engine's own weights with async.max_staleness, which generates while the others learn."""
 
@@ -149,7 +149,8 @@ class _MicroBatch:
 
 def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None, visual_tokens: int | None = None,
              device: str | None = None) -> Memory:
-    """Memory of one process that trains `config` on a model with this transformers config. Loads no weights.
+    """Returns the memory of one process that trains `config` on a model with this transformers config. Loads no
+    weights.
 
     prompt_tokens: tokens of one prompt, visual ones included (None: the visual ones and 256). visual_tokens: those of
     its image or video (None: an image of model.max_pixels). device: cuda or cpu (None: this machine's).
@@ -237,7 +238,7 @@ def _blocks(model: Any, family: Family) -> list[_Block]:
 
 
 def _weights(model: Any, family: Family, config: Config, size: int) -> tuple[int, int, int]:
-    """Bytes of weights that learn, of those that do not (`size` bytes each), and of the largest that learns."""
+    """Returns bytes of trainable parameters, of frozen ones (`size` bytes each), and of the largest trainable one."""
     lora = config.model.lora
     learns, frozen = [0], 0
     for name, parameter in model.named_parameters():
@@ -275,7 +276,7 @@ def _micro_batch(config: Config, prompt: int, shared: bool, device: str) -> _Mic
 
 
 def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) -> int:
-    """Bytes of a chunk of logits at work, or of one copy of them and the gradient of a trained output layer.
+    """Returns bytes of a chunk of logits at work, or of one copy of them and the gradient of a trained output layer.
 
     With several chunks the gradient of one is added to a sum of its own; in float32 not in place.
     """
@@ -291,9 +292,9 @@ def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) ->
 
 def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], batch: _MicroBatch, patches: int,
                  size: int) -> tuple[int, int]:
-    """Bytes kept for the backward pass, and bytes of one block at work, by compute type of `size` bytes.
+    """Returns bytes kept for the backward pass, and bytes of one block at work, by compute type of `size` bytes.
 
-    A block keeps KEPT values for each that enters or leaves its linear layers; a decoder layer also keeps the keys and
+    A block keeps SAVED values for each that enters or leaves its linear layers; a decoder layer also keeps the keys and
     values that it spreads over heads and answers, and the attention mask. Under gradient checkpointing only a block's
     input is kept. A frozen vision tower keeps nothing.
     """
@@ -303,25 +304,27 @@ def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], ba
     counts = {"language": batch.tokens, "vision": batch.prompts * patches}
     text = model_config.get_text_config()
     attention = size * (2 * text.num_attention_heads * head_width(text) * batch.keys + batch.pairs)
-    kept = batch.tokens * text.hidden_size * 2 * (4 + stream)  # embeddings and the last norm
-    kept += batch.prompts * patches * _patch_values(model_config) * 4  # the pixels
+    saved = batch.tokens * text.hidden_size * 2 * (4 + stream)  # embeddings and the last norm
+    saved += batch.prompts * patches * _patch_values(model_config) * 4  # the pixels
     work = 0
     for block in blocks:
         count = counts.get(block.part, 0)
-        full = int(count * size * KEPT[size] * block.values) + (attention if block.part == "language" else 0)
+        full = int(count * size * SAVED[size] * block.values) + (attention if block.part == "language" else 0)
         if block.part == "language" or sees:
-            kept += count * block.width * stream if config.model.gradient_checkpointing else full
+            saved += count * block.width * stream if config.model.gradient_checkpointing else full
             work = max(work, full)
         else:
             work = max(work, int(RUNNING * full))
-    return kept, work
+    return saved, work
 
 
 # --- generation ------------------------------------------------------------------------------------------------------
 
 
 def _generation_rows(config: Config) -> tuple[int, int]:
-    """Answers written side by side, and their prompts, at most; auto counts as on a device with memory for all."""
+    """Returns answers written side by side, and their prompts, at most; auto counts as on a device with memory for
+    all.
+    """
     most, size = config.engine.batch_rollouts, config.rollout.group_size
     most = MOST_ROWS if most == "auto" else most
     rows = min(most, max(config.rollout.prompts_per_step * size, min(config.eval.samples, EVAL_ROWS)))
@@ -330,8 +333,8 @@ def _generation_rows(config: Config) -> tuple[int, int]:
 
 
 def _cache(config: Config, text: Any, rows: int, copies: int, prompt: int, size: int) -> tuple[int, int]:
-    """Bytes of keys and values of `rows` answers and `copies` prompts, and of one layer's spread over the query heads
-    while it is read."""
+    """Returns bytes of the KV cache of `rows` answers and `copies` prompts, and of one layer's spread over the query
+    heads while it is read."""
     heads, kv = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     tokens = rows * (config.rollout.max_new_tokens + ROOM) + copies * prompt
     tokens += copies * ROOM if copies < rows else 0
@@ -340,21 +343,21 @@ def _cache(config: Config, text: Any, rows: int, copies: int, prompt: int, size:
 
 
 def _prefill(blocks: Sequence[_Block], tokens: int, patches: int, size: int) -> int:
-    """Bytes of the largest block at work on prompts of `tokens` tokens and `patches` patches in all."""
+    """Returns bytes of the largest block at work on prompts of `tokens` tokens and `patches` patches in all."""
     counts = {"language": tokens, "vision": patches}
-    return int(max((counts.get(b.part, 0) * b.values for b in blocks), default=0) * size * KEPT[size] * RUNNING)
+    return int(max((counts.get(b.part, 0) * b.values for b in blocks), default=0) * size * SAVED[size] * RUNNING)
 
 
 # --- what a transformers config says ---------------------------------------------------------------------------------
 
 
 def _patch_values(model_config: Any) -> int:
-    """Numbers in one patch of the processed image or video."""
+    """Returns numbers in one patch of the processed image or video."""
     vision = model_config.vision_config
     return 3 * getattr(vision, "temporal_patch_size", 1) * patch_side(vision) ** 2
 
 
 def _visual_tokens(config: Config, model_config: Any) -> int:
-    """Visual tokens of an image of as many pixels as the settings allow."""
+    """Returns visual tokens of an image of as many pixels as the settings allow."""
     side = patch_side(model_config.vision_config) * merge_side(model_config)
     return max(1, (config.model.max_pixels or IMAGE_PIXELS) // side**2)

@@ -66,7 +66,7 @@ def scale_of(config: Config) -> Scale:
 
     The processor itself answers when the model is on this machine; else `model.max_pixels` and `model.min_pixels` do.
     """
-    ask = cache(lambda: _asked(config))
+    ask = cache(lambda: _processor_scale(config))
 
     @cache
     def scale(size: Size) -> float | None:
@@ -77,7 +77,7 @@ def scale_of(config: Config) -> Scale:
     return scale
 
 
-def _asked(config: Config) -> Scale:
+def _processor_scale(config: Config) -> Scale:
     from vlrl.models.model_config import family_convention
 
     try:
@@ -126,5 +126,5 @@ def _length(area: float, size: Size) -> float:
 
 def _boxes(row: Mapping[str, Any]) -> list[list[float]]:
     listed = row.get("boxes")
-    found = [entry.get("box") for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    return [b for b in (*found, row.get("box")) if isinstance(b, list) and len(b) == 4 and all(map(is_number, b))]
+    boxes = [entry.get("box") for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    return [b for b in (*boxes, row.get("box")) if isinstance(b, list) and len(b) == 4 and all(map(is_number, b))]

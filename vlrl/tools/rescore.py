@@ -108,8 +108,8 @@ class Comparison:
         """Counts one group and keeps it if it is among the `keep` whose order changed most."""
         self.rollouts, self.groups = self.rollouts + len(group.old), self.groups + 1
         self.changed += sum(a != b for a, b in zip(group.old, group.new, strict=True))
-        found = [e for e in group.errors if e]
-        self.errors, self.first_error = self.errors + len(found), self.first_error or next(iter(found), None)
+        errors = [e for e in group.errors if e]
+        self.errors, self.first_error = self.errors + len(errors), self.first_error or next(iter(errors), None)
         for i, rewards in enumerate((group.old, group.new)):
             self.flat[i] += len({r for r in rewards if r is not None}) < 2
         change, tau = group.order
@@ -133,7 +133,7 @@ class Comparison:
     @property
     def top(self) -> list[Rescored]:
         """The groups kept, the most changed first."""
-        return [group for _, _, group in sorted(self.most_changed, key=lambda kept: kept[:2], reverse=True)]
+        return [group for _, _, group in sorted(self.most_changed, key=lambda entry: entry[:2], reverse=True)]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able; `parts` has {old, new} means, null where there is no such part."""
@@ -158,12 +158,12 @@ def compare(task: Task, run: RunFolder, *, steps: range | None = None, split: st
 
     `progress` is called with the steps done and their number. Raises RunError when the run has no such rollouts.
     """
-    found = stored_steps(run, split)
-    wanted = [step for step in found if steps is None or step in steps]
+    stored = stored_steps(run, split)
+    wanted = [step for step in stored if steps is None or step in steps]
     if not wanted:
         what = f"evaluations of split {split!r}" if split else "rollouts"
-        known = f" It has steps {found[0]} to {found[-1]}." if found else ""
-        there = " of these steps" if found else ""
+        known = f" It has steps {stored[0]} to {stored[-1]}." if stored else ""
+        there = " of these steps" if stored else ""
         skipped = "".join(f" {note}." for note in run.notes[:3])
         raise RunError(f"{run.path} holds no {what}{there}.{known}{skipped}")
     out = Comparison()
@@ -208,8 +208,8 @@ def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> Rescored:
 
 
 def _answer(row: Mapping[str, Any]) -> Answer:
-    found = parse_answer(row["completion"] or "", row["n_tokens"] or 0, bool(row["truncated"]), row["step"])
-    return replace(found, variant=row["variant"] or "")
+    parsed = parse_answer(row["completion"] or "", row["n_tokens"] or 0, bool(row["truncated"]), row["step"])
+    return replace(parsed, variant=row["variant"] or "")
 
 
 def _groups(run: RunFolder, step: int, split: str | None) -> Iterator[list[dict[str, Any]]]:
@@ -229,6 +229,6 @@ def _sample(task: Task, row: Mapping[str, Any]) -> tuple[Sample, bool]:
         raise RunError(f"rollout of group {row['group_id']!r}, step {row['step']}: its sample is no JSON "
                        "object") from None
     templates, prompt = task.templates, row["prompt"] or ""
-    held = templates if len(templates) == 1 else [t for t in templates if fill(t, fields) in prompt]
-    template = max(held, key=len, default=templates[0])
-    return Sample(id=row["sample_id"] or "", row=fields, prompt=template), bool(held)
+    fitting = templates if len(templates) == 1 else [t for t in templates if fill(t, fields) in prompt]
+    template = max(fitting, key=len, default=templates[0])
+    return Sample(id=row["sample_id"] or "", row=fields, prompt=template), bool(fitting)

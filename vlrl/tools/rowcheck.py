@@ -122,13 +122,13 @@ def length_problem(row: Row, clip: float, name: str, start: float | None = None,
     """Returns what the end of a clip, its `duration` or, where none is told, the `spans` of a row say against what is
     shown: `clip` seconds of the file, cut from `start` to `end`.
     """
-    told, start = number(row.get("duration")), start or 0.0
+    duration, start = number(row.get("duration")), start or 0.0
     if end is not None and end - start > clip + max(SLACK, LATE * clip):
         return f"video_end={end:g} lies after the end of {name}, which lasts {start + clip:.3g} seconds"
-    if told is None:
+    if duration is None:
         return span_problem({**row, "duration": clip}) if row.get("spans") is not None and clip > 0 else None
-    if abs(told - clip) > max(SLACK, LATE * clip):
-        return f"duration says {told:g} seconds, {name} lasts {clip:.3g}"
+    if abs(duration - clip) > max(SLACK, LATE * clip):
+        return f"duration says {duration:g} seconds, {name} lasts {clip:.3g}"
     return None
 
 
@@ -203,9 +203,9 @@ _CHECKS: dict[str, Callable[[Row], str | None]] = {
 
 def side(path: Path, row: Row) -> str | None:
     """train or heldout, by the row's `split`, else by the name of its file; None for neither."""
-    told = side_of(row.get("split")) if row.get("split") is not None else None
+    stated = side_of(row.get("split")) if row.get("split") is not None else None
     words = path.stem.replace("_", "-").replace(".", "-").split("-")
-    return told or next((found for word in words if (found := side_of(word))), None)
+    return stated or next((name for word in words if (name := side_of(word))), None)
 
 
 def leaks(rows: Sequence[tuple[str | None, str, Row, Sequence[str]]]) -> dict[int, str]:
@@ -221,14 +221,14 @@ def leaks(rows: Sequence[tuple[str | None, str, Row, Sequence[str]]]) -> dict[in
             groups.setdefault(str(row.get("group_key")), where)
             for one in shown:
                 media.setdefault(one, where)
-    found = {}
+    problems = {}
     for n, (which, _, row, shown) in enumerate(rows):
         if which != "heldout":
             continue
         key = row.get("group_key")
         again = next((media[one] for one in shown if one in media), None)
         if key is not None and str(key) in groups:
-            found[n] = f"group_key={short(key)} is in train too, in {groups[str(key)]}; a group stays on one side"
+            problems[n] = f"group_key={short(key)} is in train too, in {groups[str(key)]}; a group stays on one side"
         elif again:
-            found[n] = f"its image or video is in train too, in {again}; `vlrl data split` keeps them on one side"
-    return found
+            problems[n] = f"its image or video is in train too, in {again}; `vlrl data split` keeps them on one side"
+    return problems

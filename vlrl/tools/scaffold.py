@@ -54,9 +54,11 @@ def create(name: str, folder: Path, rows: bool = False) -> list[Path]:
 
 
 def class_name(name: str) -> str:
-    """`count_mugs` -> `CountMugs`; with `Task` after it where that is the name of something the file imports."""
-    found = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
-    return f"{found}Task" if found in _USED else found
+    """Returns `count_mugs` -> `CountMugs`; with `Task` after it where that is the name of something the file
+    imports.
+    """
+    camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    return f"{camel}Task" if camel in _USED else camel
 
 
 def check_name(name: str) -> None:
@@ -97,7 +99,7 @@ def _installed(name: str) -> bool:
 
 
 def _write_rows(folder: Path) -> list[Path]:
-    """8 drawn pictures and a row for each: 6 to train on, 2 held out."""
+    """Returns 8 drawn pictures and a row for each: 6 to train on, 2 held out."""
     (folder / "images").mkdir(parents=True)
     rows = [_draw(folder, number) for number in range(8)]
     written = []

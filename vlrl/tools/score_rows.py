@@ -35,7 +35,8 @@ _COMPLETION_KEYS = ("text", "n_tokens", "truncated")
 
 
 def score_lines(task: Task, lines: Iterable[bytes], root: Path) -> Iterator[tuple[str, VlrlError | None]]:
-    """(JSON to print, None) for every line that is not blank; ({"error": ...}, the error) for one that cannot be used.
+    """Yields (JSON to print, None) for every line that is not blank; ({"error": ...}, the error) for one that cannot be
+    used.
 
     The error names the line, counted from 1. One line is held at a time; `root` is the folder of relative media paths.
     """
@@ -70,12 +71,12 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path) -> dict[str, Any]:
     with _watched(task, sample):
         services = Services(others)
         task, skipped = without_absent(task, sample, answers, services)
-        found = {"rewards": _rewards(score_group(task, sample, answers, step, services)),
-                 "weights": task.weights_at(step), "skipped": skipped}
+        result = {"rewards": _rewards(score_group(task, sample, answers, step, services)),
+                  "weights": task.weights_at(step), "skipped": skipped}
         if others:
-            found["variants"] = {name: _rewards(score_alone(task, sample, group, step))
-                                 for name, group in others.items()}
-    return found
+            result["variants"] = {name: _rewards(score_alone(task, sample, group, step))
+                                  for name, group in others.items()}
+    return result
 
 
 def _task(task: Task, row: Mapping[str, Any]) -> tuple[Task, str]:
@@ -106,12 +107,12 @@ class _Watched(Coordinates):
         return self.given.convention
 
     def to_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        return self._kept(self.given.to_original, sample, box)
+        return self._converted(self.given.to_original, sample, box)
 
     def from_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        return self._kept(self.given.from_original, sample, box)
+        return self._converted(self.given.from_original, sample, box)
 
-    def _kept(self, convert: Callable[..., list[float]], sample: Sample, box: Sequence[float]) -> list[float]:
+    def _converted(self, convert: Callable[..., list[float]], sample: Sample, box: Sequence[float]) -> list[float]:
         try:
             return convert(sample, box)
         except DataError as error:
@@ -122,16 +123,16 @@ class _Watched(Coordinates):
 @contextmanager
 def _watched(task: Task, sample: Sample) -> Iterator[None]:
     """Raises the DataError of a row that could not be converted, e.g. for want of `processed_size`, at the end."""
-    given, seen = task.coordinates, _Watched(task.coordinates)
-    task.coordinates = seen
+    given, watched = task.coordinates, _Watched(task.coordinates)
+    task.coordinates = watched
     try:
         if isinstance(given, Convention) and "processed_size" not in sample.row:
             _convert_once(task, given, sample)
         yield
     finally:
         task.coordinates = given
-    if seen.error:  # the row is wrong, whatever its completions say
-        raise seen.error
+    if watched.error:  # the row is wrong, whatever its completions say
+        raise watched.error
 
 
 def _convert_once(task: Task, given: Convention, sample: Sample) -> None:

@@ -62,11 +62,11 @@ def find(path: Path) -> list[Path]:
             raise RunError(f"{path} is no folder of a run: it is a file. Name a run folder, e.g. runs/quickstart.")
         beside = [p.name for p in path.parent.iterdir() if p.is_dir()] if os.path.isdir(path.parent) else []
         raise RunError(f"{path} is no folder of a run.{did_you_mean(path.name, beside)}")
-    found = [path] if is_run(path) else _below(path, _DEPTH)
-    if not found:
+    runs = [path] if is_run(path) else _below(path, _DEPTH)
+    if not runs:
         raise RunError(f"no run in {path}: a run folder holds heartbeat.json, metrics.jsonl or run.lock. Name a run "
                        "folder, or a folder of runs.")
-    return found
+    return runs
 
 
 def is_run(path: Path) -> bool:
@@ -106,16 +106,16 @@ def read(path: Path, now: float | None = None) -> Status:
 def _state(beat: Mapping[str, Any], owner: Mapping[str, Any] | None, lives: bool | None, age: float | None,
            longest: float | None) -> str:
     """`lives` is None when the owner of the lock works on another host."""
-    told = beat.get("state")
-    told = told if told in ("running", "finished", "interrupted", "failed") else "unknown"
+    state = beat.get("state")
+    state = state if state in ("running", "finished", "interrupted", "failed") else "unknown"
     if lives is False:
-        return "dead" if told == "running" or (owner and told == "unknown") else told
+        return "dead" if state == "running" or (owner and state == "unknown") else state
     assert owner is not None
     own = beat.get("pid") == owner.get("pid") and beat.get("host") == owner.get("host")
     if not own:
         return "starting"  # what the heartbeat says is from an earlier process
-    if told != "running":
-        return told
+    if state != "running":
+        return state
     limit = _UNKNOWN_S if longest is None else max(_LEAST_S, _PATIENCE * longest)
     return "stale" if age is None or age > limit else "running"
 
@@ -126,7 +126,7 @@ def _longest(records: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _speed(records: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """(seconds per step, tokens per second) over the last steps."""
+    """Returns (seconds per step, tokens per second) over the last steps."""
     recent = [(s, _number(r.get("tokens_per_s"))) for r in records[-RECENT:] if (s := _number(r.get("time/total_s")))]
     total = sum(s for s, _ in recent)
     timed = sum(s for s, rate in recent if rate is not None)
@@ -155,15 +155,15 @@ def _tail(path: Path, count: int) -> list[dict[str, Any]]:
             lines = file.read().splitlines()[1 if start else 0:]
     except OSError:
         return []
-    found = []
+    records = []
     for line in lines[-count:]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
-            found.append(record)
-    return found
+            records.append(record)
+    return records
 
 
 def _number(value: Any) -> float | None:

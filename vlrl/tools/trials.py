@@ -22,7 +22,7 @@ LEAST_DISK = 5 * 2**30
 LEAST_MEMORY = 2 * 2**30
 
 
-class Found(Exception):
+class Notice(Exception):
     """A verdict other than ok, from inside a check."""
 
     def __init__(self, verdict: Verdict, detail: str, fix: str = ""):
@@ -40,11 +40,11 @@ def cuda() -> str:
     driver = _nvidia_smi("driver_version")
     if not torch.cuda.is_available():
         if driver:
-            raise Found("warning", f"the machine has an NVIDIA GPU (driver {driver[0]}), but torch "
-                        f"{torch.__version__} cannot use it"
-                        + ("" if torch.version.cuda else ": it is a build without CUDA"),
-                        "pip install --force-reinstall torch torchvision   (or a driver new enough for this torch)")
-        raise Found("info", "no NVIDIA GPU")
+            raise Notice("warning", f"the machine has an NVIDIA GPU (driver {driver[0]}), but torch "
+                         f"{torch.__version__} cannot use it"
+                         + ("" if torch.version.cuda else ": it is a build without CUDA"),
+                         "pip install --force-reinstall torch torchvision   (or a driver new enough for this torch)")
+        raise Notice("info", "no NVIDIA GPU")
     cards = []
     for i in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(i)
@@ -68,7 +68,7 @@ def mps() -> str:
     import torch
 
     if not torch.backends.mps.is_available():
-        raise Found("info", "no Apple GPU")
+        raise Notice("info", "no Apple GPU")
     assert (torch.ones(8, 8, device="mps") @ torch.ones(8, 8, device="mps")).sum().item() == 512.0
     return "Apple GPU (mps)"
 
@@ -98,7 +98,7 @@ def memory() -> str:
     memory = psutil.virtual_memory()
     text = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
     if memory.available < LEAST_MEMORY:
-        raise Found("warning", f"{text}: the embedded model needs 2 GiB", "end other programs")
+        raise Notice("warning", f"{text}: the embedded model needs 2 GiB", "end other programs")
     return text
 
 
@@ -107,10 +107,10 @@ def disk(runs: Path) -> str:
     free = shutil.disk_usage(there).free
     text = f"{free / 2**30:.1f} GiB free for {runs.absolute()}"
     if not os.access(there, os.W_OK):
-        raise Found("warning", f"{there} cannot be written", "run.dir=FOLDER puts a run elsewhere")
+        raise Notice("warning", f"{there} cannot be written", "run.dir=FOLDER puts a run elsewhere")
     if free < LEAST_DISK:
-        raise Found("warning", f"{text}; checkpoints of a 3B model need more", "run.dir=FOLDER puts a run elsewhere; "
-                    "save.keep=1 keeps one checkpoint, store.media=link copies no media")
+        raise Notice("warning", f"{text}; checkpoints of a 3B model need more", "run.dir=FOLDER puts a run elsewhere; "
+                     "save.keep=1 keeps one checkpoint, store.media=link copies no media")
     return text
 
 
@@ -157,13 +157,13 @@ def batch_shapes() -> str:
     encode = Encoder(model.processor, model.family, model.positions, config)
     requests = [Request(prompt=encode(task, sample), n=4, sampling=sampling_of(config.rollout, 1.0), key=(0, i))
                 for i, sample in enumerate(first_samples(task, "train", 4))]
-    found = compare(model, requests, (16, 3))
-    parted = [c for c in found if c.place is not None]
+    pairs = compare(model, requests, (16, 3))
+    parted = [c for c in pairs if c.place is not None]
     if parted:
-        raise Found("info", f"{len(parted)} of {len(found)} answers part between batches of 16 and 3, as rounding may "
-                    f"make them: {parted[0]}")
-    return (f"{len(found)} answers are the same in batches of 16 and 3, log-probabilities within "
-            f"{max(c.drift for c in found):.0e}")
+        raise Notice("info", f"{len(parted)} of {len(pairs)} answers part between batches of 16 and 3, as rounding may "
+                     f"make them: {parted[0]}")
+    return (f"{len(pairs)} answers are the same in batches of 16 and 3, log-probabilities within "
+            f"{max(c.drift for c in pairs):.0e}")
 
 
 def images() -> str:
@@ -239,7 +239,7 @@ def bfloat16() -> str:
     (a @ a).sum().backward()
     assert a.grad is not None and torch.isfinite(a.grad).all()
     if device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise Found("warning", "this GPU only emulates it", "model.dtype=float16, where supported, or float32")
+        raise Notice("warning", "this GPU only emulates it", "model.dtype=float16, where supported, or float32")
     return f"computes on {device}" + (" (model.dtype=auto takes float32 there)" if device == "cpu" else "")
 
 
@@ -248,14 +248,14 @@ def vllm() -> str:
     import torch
 
     code = "from vlrl import _torchcodec; _torchcodec.hide_broken(); from vllm import LLM"  # as the engine does
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    if said.returncode:
-        last = (said.stderr.strip().splitlines() or ["no message"])[-1]
-        raise Found("warning", f"{version} is installed, but cannot be imported: {last[:300]}",
-                    "engine=hf works everywhere; next to a CPU build of torch, pip uninstall torchaudio often helps")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    if process.returncode:
+        last = (process.stderr.strip().splitlines() or ["no message"])[-1]
+        raise Notice("warning", f"{version} is installed, but cannot be imported: {last[:300]}",
+                     "engine=hf works everywhere; next to a CPU build of torch, pip uninstall torchaudio often helps")
     if not torch.cuda.is_available():
-        raise Found("info", f"{version} can be imported; there is no CUDA device, so it computes on the CPU",
-                    "engine=hf is the faster one for small models")
+        raise Notice("info", f"{version} can be imported; there is no CUDA device, so it computes on the CPU",
+                     "engine=hf is the faster one for small models")
     return f"{version} can be imported, with {torch.cuda.device_count()} CUDA devices"
 
 
@@ -315,8 +315,8 @@ def torchvision() -> str:
     for line in importlib.metadata.requires("torchvision") or ():
         need = Requirement(line)
         if need.name == "torch" and not need.marker and not need.specifier.contains(torch.__version__.split("+")[0]):
-            raise Found("warning", f"torchvision {importlib.metadata.version('torchvision')} asks for "
-                        f"torch{need.specifier}, installed is {torch.__version__}", fix)
+            raise Notice("warning", f"torchvision {importlib.metadata.version('torchvision')} asks for "
+                         f"torch{need.specifier}, installed is {torch.__version__}", fix)
     from torchvision.transforms.v2 import functional
 
     assert functional.resize(torch.zeros(3, 8, 8), [4, 4]).shape == (3, 4, 4)
@@ -328,10 +328,10 @@ def threads() -> str:
 
     cores, threads = usable_cpus(), torch.get_num_threads()
     if threads > cores:
-        raise Found("warning", f"torch uses {threads} threads on {cores:g} usable cores: they wait for each other",
-                    f"export OMP_NUM_THREADS={max(1, int(cores))}")
+        raise Notice("warning", f"torch uses {threads} threads on {cores:g} usable cores: they wait for each other",
+                     f"export OMP_NUM_THREADS={max(1, int(cores))}")
     if threads == 1 and cores >= 2 and not torch.cuda.is_available():
-        raise Found("info", f"torch uses 1 of {cores:g} cores", f"export OMP_NUM_THREADS={int(cores)}   (one process)")
+        raise Notice("info", f"torch uses 1 of {cores:g} cores", f"export OMP_NUM_THREADS={int(cores)}   (one process)")
     return f"{threads} threads on {cores:g} usable cores"
 
 
@@ -344,6 +344,6 @@ def hub() -> str:
              if os.environ.get(name)]
     text = f"{models} models in {cache}"
     if constants.HF_HUB_OFFLINE:
-        raise Found("info", f"offline ({', '.join(flags) or 'set'}), {text}: other models need a folder as model.name",
-                    "unset HF_HUB_OFFLINE to download")
+        raise Notice("info", f"offline ({', '.join(flags) or 'set'}), {text}: other models need a folder as model.name",
+                     "unset HF_HUB_OFFLINE to download")
     return f"a model.name is downloaded at first use (not tried); {text}{', ' if flags else ''}{', '.join(flags)}"

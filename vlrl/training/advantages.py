@@ -116,7 +116,7 @@ class Credit:
 
 
 def credit(groups: Sequence[Group], advantage: Any) -> list[Group]:
-    """The groups of this process with a function's advantage on every rollout, with no shaping and no KL."""
+    """Returns the groups of this process with a function's advantage on every rollout, with no shaping and no KL."""
     s = _scores([_facts(g, frozenset({"tokens", "texts"}), None) for g in groups], 0, 0.0, 0)
     found = iter(np.asarray(a) for a in advantage(s))
     return [replace(g, rollouts=tuple(_credited(r, next(found), True) for r in g.rollouts)) for g in groups]
@@ -143,7 +143,7 @@ class _Facts:
 
 
 def _facts(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None) -> _Facts:
-    """The arrays that no function requires are left out: they would travel between processes."""
+    """Returns the arrays that no function requires are left out: they would travel between processes."""
     rollouts, masks = group.rollouts, [r.completion.loss_mask for r in group.rollouts]
     greedy = next((r.reward for r in group.aside if r.variant == GREEDY), None)
     return _Facts(
@@ -196,8 +196,9 @@ def _credited(rollout: Rollout, advantage: float | np.ndarray, trained: bool) ->
 
 
 def _applied(setting: str, function: Bound, s: Scores) -> Any:
-    """What the function makes of the rollouts. Raises ConfigError naming the setting when it fails, or gives anything
-    but a value for each of them."""
+    """Returns what the function makes of the rollouts. Raises ConfigError naming the setting when it fails, or gives
+    anything but a value for each of them.
+    """
     try:
         found = function(s)
         count = len(found)

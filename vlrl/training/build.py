@@ -79,7 +79,7 @@ class Parts:
 
 
 def make_accelerator(config: Config) -> Accelerator:
-    """The accelerator: device and trackers. Starts the process group under torchrun or accelerate.
+    """Returns the accelerator: device and trackers. Starts the process group under torchrun or accelerate.
 
     NCCL ends the process by itself, without a word on the others, and so gets a later time-out than the roll call.
     """
@@ -179,7 +179,9 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
 
 
 def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Sequence[Sample]) -> Scorer | None:
-    """What scores in a process of its own; None without limits.score_s, or where a system cannot fork safely."""
+    """Returns what scores in a process of its own; None without limits.score_s, or where a system cannot fork
+    safely.
+    """
     if not config.limits.score_s or sys.platform != "linux":
         return None
 
@@ -201,7 +203,7 @@ def shard(model: Policy, encode: Encoder, config: Config) -> None:
 
 
 def optimizer_of(model: Policy, config: Config) -> torch.optim.Optimizer:
-    """The optimizer of a policy, which DeepSpeed shares out with it where `train.sharding` asks for that."""
+    """Returns the optimizer of a policy, which DeepSpeed shares out with it where `train.sharding` asks for that."""
     optimizer = make_optimizer(model, config)
     return deepspeed_zero.start(model, optimizer, config) if fsdp.wanted(config, "zero2", "zero3") else optimizer
 
@@ -214,7 +216,9 @@ class _Idle(Task):
 
 
 def make_reference(config: Config, task: Task, model: Policy) -> Reference | None:
-    """What reads answers under the reference policy, for a task that needs it; the policy keeps a reference then."""
+    """Returns what reads answers under the reference policy, for a task that needs it; the policy keeps a reference
+    then.
+    """
     if "reference_logprobs" not in task.needs:
         return None
     model.keep_reference(config.model.name)
@@ -247,7 +251,7 @@ def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False
 
 
 def engine_folder(config: Config) -> Path:
-    """Where the engine of this process may keep files: in the run folder, or below engine.scratch."""
+    """Returns where the engine of this process may keep files: in the run folder, or below engine.scratch."""
     run, rank = Path(config.run.dir).absolute(), f"rank-{comm.rank():05d}"
     if config.engine.scratch:
         return Path(config.engine.scratch) / f"vlrl-{run.name}-{zlib.crc32(str(run).encode()):08x}" / rank

@@ -25,8 +25,9 @@ from vlrl.types import Sample
 
 @prints_aside()
 def make_task(config: Config) -> Task:
-    """The configured task, or the mixture of `tasks`. With task.coordinates=auto its coordinates ask the model's family
-    when they are used."""
+    """Returns the configured task, or the mixture of `tasks`. With task.coordinates=auto its coordinates ask the
+    model's family when they are used.
+    """
     if not config.tasks:
         return _made(config, config.task, RowFiles.of(config.data))
     made: dict[str, Task] = {}
@@ -60,7 +61,7 @@ def settle_coordinates(task: Task, config: Config, convention: str) -> None:
 
 
 def sample_from(task: Task, row: Mapping[str, Any], root: Path) -> Sample:
-    """A sample from a row in any format of `data.format`, for scoring: media files need not exist.
+    """Returns a sample from a row in any format of `data.format`, for scoring: media files need not exist.
 
     A row whose media paths lead out of `root` gives a sample without media. Raises DataError naming the row.
     """

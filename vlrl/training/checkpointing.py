@@ -47,7 +47,7 @@ class Saver:
         self._thread: threading.Thread | None = None
 
     def has(self, step: int) -> bool:
-        """Whether the checkpoint of a step is there, or being written."""
+        """Returns whether the checkpoint of a step is there, or being written."""
         if self.last == step and self._waiting:
             return True
         return not checkpoint.problems(self.folder / f"step-{step:06d}", full=False)
@@ -176,7 +176,7 @@ def _bytes(value: Any) -> int:
 
 
 def fits(policy: Policy, state: Mapping[str, Any]) -> bool:
-    """Whether a copy of the weights and the state fits into the memory that is free on this host."""
+    """Returns whether a copy of the weights and the state fits into the memory that is free on this host."""
     if policy.shards:
         return False  # shards of other processes are not here
     return psutil.virtual_memory().available > _ROOM * size_of(policy, state)

@@ -94,7 +94,9 @@ class Rest:
                            f"same command {where}.")
 
     def problem(self) -> str:
-        """Why weights and optimizer are not those of the completed steps, or not to be had; "" when they are."""
+        """Returns why weights and optimizer are not those of the completed steps, or not to be had; "" when they
+        are.
+        """
         if self.parts.policy.updating:
             return "the update of the next one had begun to change the weights"
         if self.parts.policy.away:
@@ -135,7 +137,7 @@ class Rest:
         return target
 
     def _live(self) -> dict[str, Any]:
-        """What only the update changes."""
+        """Returns what only the update changes."""
         parts = self.parts
         reference = dict(parts.policy.moving_reference) if parts.algorithm.moves_reference else {}
         moving = {"algorithm": {"reference": reference}} if reference else {}

@@ -98,7 +98,7 @@ class Run:
         return bool(self.config.model.lora.rank and self.config.model.lora.dropout)
 
     def chosen(self, setting: str) -> bool:
-        """Whether a setting of algo is not the default."""
+        """Returns whether a setting of algo is not the default."""
         return getattr(self.algo, setting) != getattr(_DEFAULT, setting)
 
     def given(self, *options: str) -> Iterator[tuple[str, str, Any]]:
@@ -112,8 +112,8 @@ class Run:
 
 
 def find(config: Config, task: Task | None = None) -> list[Inert]:
-    """The settings that have no effect, each once; none for supervised fine-tuning. Without a task nothing is said of
-    reward parts, nor of what a task's rewards may need.
+    """Returns the settings that have no effect, each once; none for supervised fine-tuning. Without a task nothing is
+    said of reward parts, nor of what a task's rewards may need.
 
     Raises ConfigError where the settings make no algorithm.
     """
@@ -188,7 +188,7 @@ def unread_credit(run: Run) -> Iterator[Inert]:
 
 
 def _unread_advantage(run: Run) -> str:
-    """Why no function of the objective reads the advantage; "" where one may."""
+    """Returns why no function of the objective reads the advantage; "" where one may."""
     algo, loss = run.algo, run.algo.loss
     if loss.name == "oreal" and loss.options.get("weighted") is False and loss.options.get("negative") == 0:
         why = "algo.loss=oreal with weighted=false and negative=0 reads which answers are right, not the advantage"
@@ -203,14 +203,14 @@ def _unread_advantage(run: Run) -> str:
 
 
 def _unread_reward(advantage: Named) -> str:
-    """Why the advantage reads no reward; "" where it does."""
+    """Returns why the advantage reads no reward; "" where it does."""
     if advantage.name not in OF_OUTCOME or _by_reward(advantage):
         return ""
     return f"algo.advantage={advantage.name} reads which answers are right, not the reward"
 
 
 def _by_reward(named: Named) -> bool:
-    """Whether a function that asks which answers are correct is to judge by their reward."""
+    """Returns whether a function that asks which answers are correct is to judge by their reward."""
     return named.options.get("correct") is not None and not named.options.get("part")
 
 
@@ -367,7 +367,7 @@ def reward_parts(run: Run) -> Iterator[Inert]:
 
 
 def _reads_outcome(run: Run) -> bool:
-    """Whether anything that acts on the training may read which answers are right."""
+    """Returns whether anything that acts on the training may read which answers are right."""
     curriculum = run.config.curriculum
     acting = {place: getattr(run.algo, place) for place in JUDGED}
     each = [(place, named) for place, found in acting.items() for named in (
@@ -420,13 +420,13 @@ def sampler(run: Run) -> Iterator[Inert]:
 
 
 def _values(setting: str, named: Named, table: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a function, defaults included; those that are given of a user's own."""
+    """Returns the options of a function, defaults included; those that are given of a user's own."""
     known = {} if ":" in named.name else options_of(setting, named.name, table)
     return {option: default for option, (_, default) in known.items()} | named.options
 
 
 def _short(value: Any) -> Any:
-    """A value as a config says it, without the options of a name."""
+    """Returns a value as a config says it, without the options of a name."""
     if isinstance(value, tuple):
         return f"[{', '.join(str(_short(one)) for one in value)}]"
     return value.name if isinstance(value, Named) else value

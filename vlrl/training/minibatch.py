@@ -97,7 +97,7 @@ class Minibatch:
         return max(micro.batch.tokens for micro in fresh)
 
     def prepared_of(self, micro: MicroBatch) -> Prepared:
-        """What was prepared: of values of tokens those of the micro-batch, and the numbers."""
+        """Returns what was prepared: of values of tokens those of the micro-batch, and the numbers."""
         if not self.prepared:
             return {}
         ends = np.cumsum([len(t.mask) for t in self.rollouts])
@@ -112,7 +112,7 @@ Numbered = tuple[int, Group, Rollout]
 
 
 def split(groups: Sequence[Group], count: int) -> list[list[Numbered]]:
-    """The rollouts of each optimizer step; it may have none on a process with few groups."""
+    """Returns the rollouts of each optimizer step; it may have none on a process with few groups."""
     steps = optimizer_steps([g.id for g in groups], count)
     rollouts = [(step, g, r) for step, g in zip(steps, groups, strict=True) for r in g.rollouts]
     return [[(i, g, r) for i, (step, g, r) in enumerate(rollouts) if step == n] for n in range(count)]
@@ -166,7 +166,7 @@ def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, severa
 
 
 def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorithm, step: int) -> int:
-    """What functions make of the whole optimizer step at the current weights.
+    """Returns what functions make of the whole optimizer step at the current weights.
 
     Called on every process; costs nothing where no function looks at more than its micro-batch, and no pass where none
     of them looks at the current weights. Returns how many micro-batches were halved.
@@ -207,7 +207,7 @@ def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorith
 
 def loss_inputs(part: Minibatch, micro: MicroBatch, stats: TokenStats, config: Config, algorithm: Algorithm,
                 step: int) -> LossInputs:
-    """What the objective sees of one micro-batch."""
+    """Returns what the objective sees of one micro-batch."""
     ids = micro.batch.rollout_id.to(stats.logprobs.device)
     x = _inputs(part, micro.order, ids, stats, micro.old, micro.reference, config, algorithm, step)
     return replace(x, prepared=part.prepared_of(micro), old_stats=micro.old_stats)
@@ -247,6 +247,6 @@ def _inputs(part: Minibatch, order: Sequence[int], ids: torch.Tensor, stats: Tok
 
 
 def _identity(rollout: Rollout) -> int:
-    """A number of 63 bits that is the same wherever the rollout is trained."""
+    """Returns a number of 63 bits that is the same wherever the rollout is trained."""
     name = f"{rollout.group_id}/{rollout.index}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1

@@ -103,7 +103,7 @@ def _by_task(task: Task, samples: Sequence[Sample], quarantine: bool) -> Iterato
 
 
 def _listed(task: Task, found: Sequence[Problem]) -> list[str]:
-    """The first problem of each kind, and how many more samples have it."""
+    """Returns the first problem of each kind, and how many more samples have it."""
     kinds: dict[str, list[Problem]] = {}
     for problem in found:
         kinds.setdefault(problem.kind, []).append(problem)
@@ -275,7 +275,7 @@ class _OwnParts:
         return [name for name, value in self.parts.items() if value * self.weights[name] < max(self.weights[name], 0)]
 
     def _is_open(self, name: str, text: str) -> bool:
-        """Whether a part has another maximum than 1: it depends on the length of an answer, or goes below 0."""
+        """Returns whether a part has another maximum than 1: it depends on the length of an answer, or goes below 0."""
         values = {self._part(name, replace(_answer(text), n_tokens=n)) for n in _LENGTHS}
         junk = [value for one in _JUNK if (value := self._part(name, _answer(one))) is not None]
         return len(values) > 1 or min(junk, default=0.0) < min(0.0, self.parts[name])
@@ -317,7 +317,7 @@ def _original_pixels(task: Task) -> Iterator[None]:
 
 
 def _sized(sample: Sample, limits: LimitsSettings) -> Sample:
-    """The sample with width and height of its first media, as scoring gets it, where its row has none."""
+    """Returns the sample with width and height of its first media, as scoring gets it, where its row has none."""
     if not sample.media or {"width", "height"} <= sample.row.keys():
         return sample
     width, height = loader.load(sample.media[0], limits, _FRAMES).size

@@ -102,7 +102,9 @@ class Peak:
 
 
 def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
-    """The data sheet's for a known card in 16 bits, else that of a large matrix product, measured in a second."""
+    """Returns the data sheet's for a known card in 16 bits, else that of a large matrix product, measured in a
+    second.
+    """
     kind = str(dtype).removeprefix("torch.")
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         name = torch.cuda.get_device_name(device)
@@ -130,7 +132,7 @@ class Work:
 
 
 def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config: Config, model_config: Any) -> Work:
-    """The work of one step on this process: of drawing all groups and of training on some of them."""
+    """Returns the work of one step on this process: of drawing all groups and of training on some of them."""
     def total(groups: Sequence[Group], each: Callable[..., float]) -> float:
         return sum(each(len(g.prompt), patches_of(g.prompt.mm, model_config),
                         [len(r.completion.tokens) for r in g.rollouts]) for g in groups)
@@ -239,7 +241,7 @@ def profile(config: Config, steps: int = 3) -> dict[str, Any] | None:
 
 
 def vision_towers(policy: Any) -> list[torch.nn.Module]:
-    """The outermost modules of vision and merger, those of a reference copy included."""
+    """Returns the outermost modules of vision and merger, those of a reference copy included."""
     def sees(name: str) -> bool:
         return policy.family.part_of(name) != "language"
 
@@ -259,7 +261,7 @@ def traced(work: Callable[[], object], device: torch.device, path: Path | None =
 
 
 def device_name(device: torch.device) -> str:
-    """The card, or the processor's kind and the threads in use."""
+    """Returns the card, or the processor's kind and the threads in use."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({torch.get_num_threads()} threads)"
@@ -285,7 +287,7 @@ class Row:
 
 
 def rows(seconds: Mapping[str, float], work: Sequence[Work], spent: float, peak: Peak) -> list[Row]:
-    """Rows of the table, parents first; `seconds` and `spent` are those of all steps in `work`."""
+    """Returns rows of the table, parents first; `seconds` and `spent` are those of all steps in `work`."""
     seconds, steps = dict(seconds), len(work)
     generate = "rollout/generate"
     if generate in seconds:
@@ -313,7 +315,7 @@ def _order(path: str, seconds: Mapping[str, float]) -> list[tuple[int, str]]:
 
 
 def render(found: Mapping[str, Any]) -> Any:
-    """The table of a profile, for rich."""
+    """Returns the table of a profile, for rich."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -335,7 +337,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def notes(found: Mapping[str, Any]) -> list[str]:
-    """What the table does not say."""
+    """Returns what the table does not say."""
     several = f"; each of {found['processes']} processes, this one is rank 0" if found["processes"] > 1 else ""
     return [f"MFU: useful operations (nothing twice, no padding) over {found['peak_tflops']:.4g} TFLOP/s, "
             f"{found['peak_source']}{several}",

@@ -101,7 +101,7 @@ class RunLog:
 
 
 def measured(step: int, metrics: Mapping[str, float], parts: Parts) -> tuple[dict[str, float], Sequence[Any]]:
-    """The line of metrics.jsonl of a step, and the spans of its phases; begins to measure the next one."""
+    """Returns the line of metrics.jsonl of a step, and the spans of its phases; begins to measure the next one."""
     times, spans, features = parts.clock.take(), parts.clock.take_spans(), parts.policy.features
     work = metrics.get("tokens/prompt", 0.0) + metrics.get("tokens/completion", 0.0)
     cached = {} if features is None else features.metrics()

@@ -179,7 +179,7 @@ class Session:
             self._evaluate()
 
     def evaluation_due(self, done: int) -> bool:
-        """Whether `evaluate_if_due` evaluates."""
+        """Returns whether `evaluate_if_due` evaluates."""
         every = self.config.eval.every
         return done == 0 or (every > 0 and done % every == 0)
 
@@ -212,7 +212,7 @@ class Session:
             self._checkpoints.save(self.done)
 
     def interrupted(self) -> bool:
-        """Whether Ctrl-C was pressed on any process; the step it fell into is completed."""
+        """Returns whether Ctrl-C was pressed on any process; the step it fell into is completed."""
         stopped = any(comm.gather(self._stop.is_set()))
         if self._rest and comm.is_main():
             self._rest.keep()

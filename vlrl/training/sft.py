@@ -52,7 +52,7 @@ def train(config: Config) -> Session:
 
 
 def supervised(config: Config) -> Config:
-    """The settings of a supervised run: those of an RL run, with cross-entropy as its objective."""
+    """Returns the settings of a supervised run: those of an RL run, with cross-entropy as its objective."""
     algo = AlgoSettings(advantage=Named(name="dr_grpo"), loss=Named(name="supervised"),
                         aggregation=config.algo.aggregation)
     everything = {name: CurriculumSettings.model_fields[name].default for name in ("keep", "oversample", "select")}

@@ -91,7 +91,7 @@ def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
 
 
 def lr_at(step: int, steps: int, settings: TrainSettings) -> float:
-    """The learning rate of a step (0-based) of `steps`: warm-up from 0, then constant, linear or cosine."""
+    """Returns the learning rate of a step (0-based) of `steps`: warm-up from 0, then constant, linear or cosine."""
     warm = math.ceil(settings.warmup * steps)
     if step < warm:
         return settings.lr * (step + 1) / (warm + 1)
@@ -204,7 +204,7 @@ def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Conf
 
 
 def _problem(policy: Policy, finite_loss: bool, norm: float, config: Config) -> str:
-    """Why a step must not be taken; "" when it may, or when a lower loss scale may mend it."""
+    """Returns why a step must not be taken; "" when it may, or when a lower loss scale may mend it."""
     kept, remedy = "the weights were left as they were", "Set model.dtype=bfloat16, or float32 on a GPU without it."
     if finite_loss and math.isfinite(norm):
         return ""

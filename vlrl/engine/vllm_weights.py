@@ -20,7 +20,7 @@ Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
 """(name, the policy's tensor, the engine's tensor)."""
 
 
-class Held:
+class EngineWeights:
     """What an engine in this process computes with, by the names of a policy's weights."""
 
     def __init__(self, llm: Any):
@@ -89,15 +89,15 @@ class Held:
         """Returns a parameter as it is computed with; the last one is remembered, as fused layers are read for each
         part.
         """
-        found = getattr(module, kind, None)
-        if not isinstance(found, torch.Tensor):
+        tensor = getattr(module, kind, None)
+        if not isinstance(tensor, torch.Tensor):
             return None
-        packed = kind == "weight" and hasattr(module, "cpu_linear") and (found.numel() == 0 or _is_head(module))
+        packed = kind == "weight" and hasattr(module, "cpu_linear") and (tensor.numel() == 0 or _is_head(module))
         if not packed:
-            return found.detach()
+            return tensor.detach()
         key = f"{path} {id(module)}"
         if self._last[0] != key:
-            self._last = key, _unpacked(module, found.dtype)
+            self._last = key, _unpacked(module, tensor.dtype)
         return self._last[1]
 
 
