@@ -118,7 +118,7 @@ class ALPGMM(Procedural):
         super().__init__(prompts)
         _need_sklearn()
         self.fit_every, self.components, self.explore, self.memory = fit_every, components, explore, memory
-        self.memory = max(memory, fit_every)
+        self.most = max(memory, fit_every)
         self.past = np.zeros((0, len(self.names) + 2))
         """[n, K + 2] the latest draws: knobs, reward, ALP."""
         self.fits, self.since = 0, 0
@@ -142,7 +142,7 @@ class ALPGMM(Procedural):
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         points, rewards = self.points_of(outcomes), np.array([o.reward for o in outcomes])
         progress = self._progress(points, rewards)
-        self.past = np.concatenate([self.past, np.column_stack([points, rewards, progress])])[-self.memory:]
+        self.past = np.concatenate([self.past, np.column_stack([points, rewards, progress])])[-self.most:]
         self.since += len(outcomes)
         if self.since >= self.fit_every:
             self.since, self.fits = 0, self.fits + 1
