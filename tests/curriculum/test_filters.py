@@ -37,7 +37,7 @@ def test_what_is_unknown_counts_in_no_mean():
 def test_which_groups_are_kept(keep, expected):
     intake = Intake(filters(keep=keep), 5)
     intake.take(dict(enumerate(GROUPS)))
-    assert intake.kept == expected == intake.chosen()
+    assert intake.selected == expected == intake.chosen()
 
 
 @pytest.mark.parametrize("select, chosen", [("first", [0, 1]), ("nearest_half", [1, 3]), ("most_varied", [1, 3])])

@@ -8,8 +8,7 @@ import torch
 from scipy.stats import chisquare
 
 from tests.conftest import SAMPLES
-from tests.e2e.runs import ROOT, run, write_config
-from tests.e2e.test_processes import TORCHRUN
+from tests.e2e.runs import run, write_config
 from tests.helpers import Vowels, load, settings
 from tests.rollout.test_group_source import source
 from vlrl import config, curriculum
@@ -193,8 +192,7 @@ def test_one_and_two_processes_order_alike(tiny_models, tmp_path):
     path = write_config(tmp_path, tiny_models["qwen3_vl"])
     words = ("steps=1", "eval.samples=0", "save.every=1", "curriculum.name=gain_rl", "curriculum.spread=2")
     train(config.load(path, [*words, f"run.dir={tmp_path / 'one'}"]))
-    done = run(path, tmp_path / "two", *words, launcher=[*TORCHRUN, "2", str(ROOT / "train.py")],
-               ACCELERATE_USE_CPU="true")
+    done = run(path, tmp_path / "two", *words, processes=2)
     assert done.returncode == 0, done.stderr
     states = [checkpoint.load_state(tmp_path / name / "checkpoints" / "step-000001")["source"]
               for name in ("one", "two")]

@@ -153,7 +153,7 @@ def test_who_gets_a_request_by_hand():
     assert run._choose(call) is a  # better than none
     run._attempts[1] = _Task(0, iter(())), 0, call, b
     run._attempts[1][0].results, run._attempts[1][0].missing = [None, None], 2
-    run._answered(1, "an answer")
+    run._complete(1, "an answer")
     assert run._load == {a: 0, b: 0} and run._attempts == {}
 
 

@@ -22,11 +22,11 @@ class Scene:
         self.path, self.drawn, self.lock = path, 3, Unlocked()
         self.weight = torch.nn.Parameter(torch.tensor([2.0]))
         self.optimizer = torch.optim.SGD([self.weight], lr=1.0, momentum=0.5)
-        policy = SimpleNamespace(shards=None, away=False, trainable=lambda: [("w", self.weight)], save=self.save,
+        policy = SimpleNamespace(shards=None, away=False, updating=False, save=self.save,
+                                 trainable=lambda: [("w", self.weight)],
                                  copied_weights=lambda: {"w": self.weight.detach().clone()},
                                  scaler=SimpleNamespace(state_dict=lambda: {"scale": 8.0}))
-        algorithm = SimpleNamespace(moves_reference=False, before_move=None,
-                                    state_dict=lambda policy: {"kl_coef": {"value": 0.25}})
+        algorithm = SimpleNamespace(moves_reference=False, state_dict=lambda policy: {"kl_coef": {"value": 0.25}})
         config = SimpleNamespace(save=SaveSettings(), store=SimpleNamespace(rollouts=True))
         parts = SimpleNamespace(config=config, policy=policy, algorithm=algorithm, optimizer=self.optimizer,
                                 source=SimpleNamespace(state_dict=lambda: {"drawn": self.drawn}))
