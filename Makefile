@@ -35,7 +35,7 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo app install test test-rest test-vllm test-zero test-all test-newest check clean
+.PHONY: help demo app install test test-rest test-vllm test-zero test-all test-newest check clean gpu-setup gpu-report
 
 help:
 	@echo 'make demo      set up, then train the quickstart on this machine: 5 minutes on 2 CPU cores'
@@ -46,6 +46,7 @@ help:
 	@echo 'make test-all  every test but those that need a GPU'
 	@echo 'make test-newest  the fast tests with the newest versions that pyproject.toml allows, in $(NEWEST)'
 	@echo 'make check     ruff, import-linter and pyright'
+	@echo 'make gpu-report  what vlrl does on this GPU, at most 40 minutes; PART=name for one part, TINY=1 without a GPU'
 	@echo 'make install   only the set-up: .venv with the versions of constraints.txt'
 	@echo 'make clean     remove caches and build leftovers; .venv/ and runs/ stay'
 	@echo
@@ -119,6 +120,13 @@ test-newest:
 	$(NEWEST)/bin/python -m pip install -qq --no-input --no-compile --upgrade --upgrade-strategy eager -e '.[dev]'
 	@$(NEWEST)/bin/python --version; $(NEWEST)/bin/python -m pip freeze --exclude-editable | tee $(NEWEST)/versions.txt
 	$(subst $(BIN),$(NEWEST)/bin,$(PYTEST)) $(FAST) $(ARGS)
+
+# what `make gpu-report` measures: vLLM, Qwen's tokenizer. The report itself needs no network
+gpu-setup: $(VLLM_STAMP)
+	$(PIP) -e '.[dev,bench]'
+
+gpu-report: $(STAMP)
+	$(BIN)/python benchmarks/gpu_report.py $(PART:%=--part %) $(if $(TINY),--tiny)
 
 check: $(STAMP)
 	@failed=0; $(BIN)/ruff check . || failed=1; $(BIN)/lint-imports || failed=1; $(BIN)/pyright || failed=1; exit $$failed

@@ -1,16 +1,16 @@
-"""The update and generation of a Qwen2.5-VL-3B on one GPU: packed beside padded rows, full fine-tune and LoRA.
+"""The update and generation of a Qwen2.5-VL-3B or 7B on one GPU: packed beside padded rows; full, LoRA, QLoRA.
 
     pip install dashscope                                  # optional: it brings Qwen's real tokenizer
     python benchmarks/gpu_update.py --mode lora --out gpu_lora.md      # about 5 minutes on an H100, 30 GB of disk
     python benchmarks/gpu_update.py --mode full --out gpu_full.md
     python benchmarks/gpu_update.py --tiny                 # the same code on a CPU, in a minute
 
-The model has the 3B's shape and random weights; nothing is downloaded. Four prompts of 800 visual and 200 text tokens
-with 8 answers of 400 tokens each; bfloat16, gradient checkpointing, vision tower frozen. Every side trains on the same
-given answers at its own best micro-batch size, found before the timing; the sides take turns, and medians with least
-and largest are shown. MFU is that of the useful operations (vlrl/models/flops.py: each prompt and image once, nothing
-recomputed), the same for all sides. Log-probabilities and gradient norm of every side stand beside those of padded
-rows. Generation is compared with the time in which the card can read weights, keys and values.
+The model has the shape of the 3B or 7B and random weights; nothing is downloaded. Four prompts of 800 visual and 200
+text tokens with 8 answers of 400 tokens each; bfloat16, gradient checkpointing, vision tower frozen. Every side trains
+on the same given answers at its own best micro-batch size, found before the timing; the sides take turns, and medians
+with least and largest are shown. MFU is that of the useful operations (vlrl/models/flops.py: each prompt and image
+once, nothing recomputed), the same for all sides. Log-probabilities and gradient norm of every side stand beside those
+of padded rows. Generation is compared with the time in which the card can read weights and KV cache.
 
 A side that fails is reported with its error, and the others go on; each mode runs in a process of its own.
 """
@@ -22,6 +22,7 @@ import base64
 import contextlib
 import gc
 import importlib.util
+import json
 import os
 import platform
 import statistics
@@ -57,6 +58,7 @@ from vlrl.training.update import update
 from vlrl.types import Completion, Group, Media, Request, Rollout, Sample, Sampling
 
 GIB = 2**30
+ROOT = Path(__file__).resolve().parents[1]
 SIDE = 28
 """Side of the square of pixels that becomes one visual token."""
 PATIENCE = 75.0
@@ -82,24 +84,35 @@ class Size:
     """... and rows."""
     decode: tuple[int, ...] = (8, 64)
     """Answers per prompt that are written side by side."""
+    tied: bool = True
+    """Whether the output layer is the table of input embeddings."""
 
 
 _ROPE = {"rope_type": "default", "rope_theta": 1e6}
-FULL = Size(
-    text={"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
-          "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 128000, "rms_norm_eps": 1e-6,
-          "rope_parameters": {**_ROPE, "mrope_section": [16, 24, 24]}},
-    vision={"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 2048,
-            "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2},
-    grid=(40, 20), words=200, answer=400)
+
+
+def _size(name: str, **more: Any) -> Size:
+    """A step with a model of the repository's shapes (vlrl/assets/models/shapes.json)."""
+    shape = json.loads((ROOT / "vlrl" / "assets" / "models" / "shapes.json").read_text())[name]
+    text = {**shape["text_config"], "max_position_embeddings": 128000, "rms_norm_eps": 1e-6,
+            "rope_parameters": {**_ROPE, "mrope_section": [16, 24, 24]}}
+    vision = {**shape["vision_config"], "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+              "tokens_per_second": 2}
+    return Size(text, vision, (40, 20), words=200, answer=400, tied=shape["tie_word_embeddings"], **more)
+
+
+FULL = _size("Qwen/Qwen2.5-VL-3B-Instruct")
+SEVEN = _size("Qwen/Qwen2.5-VL-7B-Instruct", packed=(1, 2), padded=(4, 8))
 TINY = Size(
     text={"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
           "num_key_value_heads": 2, "vocab_size": 1024, "rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}},
     vision={"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64,
             "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]},
     grid=(4, 2), words=30, answer=6, group=3, prompts=2, packed=(1, 2), padded=(3,), decode=(3,))
+SIZES = {"3b": FULL, "7b": SEVEN, "tiny": TINY}
 MODES: dict[str, dict[str, Any]] = {"lora": {"lora": {"rank": 32, "target": "language"}},
-                                    "full": {"train": ["language"]}}
+                                    "full": {"train": ["language"]},
+                                    "qlora": {"lora": {"rank": 32, "target": "language", "quantize": "nf4"}}}
 
 
 # --- the model -------------------------------------------------------------------------------------------------------
@@ -107,7 +120,7 @@ MODES: dict[str, dict[str, Any]] = {"lora": {"lora": {"rank": 32, "target": "lan
 
 def tokenizer(size: Size) -> tuple[Any, str]:
     """Qwen's own where the package dashscope is installed, else the tiny models'; and which of them it is."""
-    found = importlib.util.find_spec("dashscope") if size is FULL else None
+    found = importlib.util.find_spec("dashscope") if size is not TINY else None
     path = Path(found.origin).parent / "resources" / "qwen.tiktoken" if found and found.origin else None
     if path is None or not path.is_file():
         return tiny_models.make_tokenizer(QWEN), "that of the tiny models"
@@ -159,8 +172,8 @@ def build(folder: Path, size: Size, device: torch.device) -> str:
     ids = {key: tokens.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
     ends = {"bos_token_id": tokens.pad_token_id, "pad_token_id": tokens.pad_token_id,
             "eos_token_id": tokens.eos_token_id}
-    shape = Qwen2_5_VLConfig(text_config={**size.text, **ends, "tie_word_embeddings": True}, vision_config=size.vision,
-                             tie_word_embeddings=True, **ids)
+    shape = Qwen2_5_VLConfig(text_config={**size.text, **ends, "tie_word_embeddings": size.tied},
+                             vision_config=size.vision, tie_word_embeddings=size.tied, **ids)
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForImageTextToText.from_config(shape, dtype=torch.bfloat16)
@@ -455,7 +468,8 @@ def header(which: str) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=list(MODES), action="append", help="only this one (default: both)")
+    parser.add_argument("--mode", choices=list(MODES), action="append", help="only this one (default: lora and full)")
+    parser.add_argument("--size", choices=["3b", "7b"], default="3b", help="shape of Qwen2.5-VL (default: 3b)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and short answers, on any device")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default: 5)")
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the report to this file")
@@ -472,7 +486,7 @@ def main() -> int:
         print("error: no CUDA device is there, and on a CPU a model of 3 B parameters would take days. --tiny runs the "
               "same code with a tiny one.", file=sys.stderr)
         return 1
-    size = TINY if args.tiny else FULL
+    size = SIZES["tiny" if args.tiny else args.size]
 
     def tell(line: str, mode: str = "a") -> None:
         print(line, flush=True)
@@ -492,9 +506,9 @@ def main() -> int:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # what the processes of the modes need
         codes = []
-        for mode in args.mode or MODES:
-            words = ["--mode", mode, "--folder", folder, "--rounds", str(args.rounds), *["--tiny"] * args.tiny,
-                     *(["--out", str(args.out)] if args.out else [])]
+        for mode in args.mode or ("lora", "full"):
+            words = ["--mode", mode, "--size", args.size, "--folder", folder, "--rounds", str(args.rounds),
+                     *["--tiny"] * args.tiny, *(["--out", str(args.out)] if args.out else [])]
             codes.append(subprocess.run([sys.executable, __file__, *words], check=False).returncode)
             if codes[-1]:
                 tell(f"\nmode {mode} ended with exit code {codes[-1]}; its last words are above")

@@ -1,0 +1,351 @@
+"""The parts of gpu_report.py, each run in a process of its own:
+
+    python benchmarks/gpu_parts.py PART RESULT.json [--tiny]
+
+A part adds rows as it measures them, so that those before a crash or a hang are kept. It raises Skipped where the
+machine lacks what it needs, and anything else where something is wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+GIB = 2**30
+Add = Callable[..., None]
+PEER = ("EasyR1 v0.3.2 publishes an actor MFU of 8.1 % for Qwen2.5-VL-3B and of 16 to 23 % for 7B, on 8 H100 with "
+        "Geometry3K: another batch, and counted by its own rule.")
+
+
+class Skipped(Exception):
+    """The part cannot run here; its text is the reason."""
+
+
+class Wrong(Exception):
+    """A result is not what it must be."""
+
+
+class Result:
+    """The file that a part writes; `about` is a sentence over its table."""
+
+    def __init__(self, path: Path):
+        self.path, self.content = path, {"state": "running", "rows": []}
+
+    def add(self, **row: Any) -> None:
+        """Adds a row."""
+        self.content["rows"].append(row)
+        self.write()
+
+    def write(self, **more: Any) -> None:
+        self.content |= more
+        self.path.write_text(json.dumps(self.content))
+
+
+# --- does it work? ----------------------------------------------------------------------------------------------------
+
+
+def doctor(result: Result, tiny: bool) -> None:
+    """What `vlrl doctor` finds."""
+    from vlrl.tools.doctor import examine
+
+    for finding in examine():
+        result.add(check=f"{finding.group}: {finding.name}", verdict=finding.verdict, detail=finding.detail,
+                   fix=finding.fix)
+
+
+def tests(result: Result, tiny: bool) -> None:
+    """The tests that need a GPU."""
+    _need_cuda()
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "gpu and not vllm", "-rA", "tests"], cwd=ROOT,
+                          capture_output=True, text=True, check=False)
+    for line in done.stdout.splitlines():
+        verdict, _, test = line.partition(" ")
+        if verdict in ("PASSED", "FAILED", "ERROR", "SKIPPED"):
+            result.add(test=test, verdict=verdict.lower())
+    if done.returncode:
+        raise Wrong(done.stdout[-3000:] + done.stderr[-1000:])
+
+
+# --- is it right? -----------------------------------------------------------------------------------------------------
+
+
+def attention(result: Result, tiny: bool) -> None:
+    """Every attention of shared rows against a mask over all positions, in float32: output and gradients."""
+    import torch
+
+    from vlrl.models.attention import DEVICES
+
+    device = _device()
+    heads, kv_heads, width, groups = (4, 2, 16, [(40, (9, 20)), (25, (7,))]) if tiny else (
+        16, 2, 128, [(1000, (400,) * 8)] * 4)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    bound = 0.03 if dtype == torch.bfloat16 else 1e-4
+    layout = _layout(groups)
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(layout.length, n, width, generator=generator).to(device, dtype)
+             for n in (heads, kv_heads, kv_heads, heads)]
+    oracle = _oracle(given, layout)
+    wrong = []
+    for kind in [kind for kind, devices in DEVICES.items() if device.type in devices]:
+        try:
+            gaps, seconds, peak = _attended(kind, given, layout, oracle)
+        except Exception as error:  # a kernel that this card or build does not have
+            result.add(attention=kind, verdict=f"failed: {type(error).__name__}: {error}"[:300])
+            wrong.append(kind)
+            continue
+        right = max(gaps) <= bound
+        wrong += [] if right else [kind]
+        result.add(attention=kind, verdict="right" if right else f"wrong: a difference above {bound:g}",
+                   **dict(zip(("output", "dq", "dk", "dv"), gaps, strict=True)), ms=1000 * seconds,
+                   **({"peak GiB": peak / GIB} if peak else {}))
+    result.write(about=f"{len(groups)} prompts, {layout.length:,} tokens, {heads} heads of {width}, {kv_heads} of "
+                       f"keys, {dtype}; differences are relative to the largest value; milliseconds of forward and "
+                       "backward, median of 5.")
+    if wrong:
+        raise Wrong(f"{', '.join(wrong)}: see the table")
+
+
+def _layout(groups: list[tuple[int, tuple[int, ...]]]) -> Any:
+    from vlrl.models.attention import Layout
+
+    spans, at = [], 0
+    for prompt, answers in groups:
+        start, at, places = at, at + prompt, []
+        for n in answers:
+            places.append((at, n))
+            at += n
+        spans.append((start, prompt, places))
+    return Layout(spans, at)
+
+
+def _oracle(given: list[Any], layout: Any) -> list[Any]:
+    """Output and gradients of q, k, v by one answer after another, its prompt before it, in float32."""
+    import torch
+    import torch.nn.functional as F
+
+    q, k, v = (x.float().requires_grad_() for x in given[:3])
+    out = torch.zeros(layout.length, q.shape[1], v.shape[2], device=q.device)
+    repeat = q.shape[1] // k.shape[1]
+    for start, prompt, places in layout.spans:
+        for at, n in [(start, 0), *places]:
+            rows = torch.cat([torch.arange(start, start + prompt), torch.arange(at, at + n)]).to(q.device)
+            run = [x[rows].transpose(0, 1) for x in (q, k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1))]
+            part = F.scaled_dot_product_attention(*run, is_causal=True).transpose(0, 1)
+            kept = rows if not n else rows[prompt:]
+            out = out.index_copy(0, kept, part[-len(kept):])
+    out.backward(given[3].float())
+    return [out.detach(), q.grad, k.grad, v.grad]
+
+
+def _attended(kind: str, given: list[Any], layout: Any, oracle: list[Any]) -> tuple[list[float], float, int]:
+    """Largest differences of output and gradients, median seconds, and peak bytes."""
+    import torch
+
+    from vlrl.models.attention import IMPLEMENTATIONS
+
+    def once() -> list[Any]:
+        q, k, v = (x.detach().requires_grad_() for x in given[:3])
+        out = IMPLEMENTATIONS[kind](q, k, v, layout, None)
+        out.backward(given[3])
+        return [out.detach(), q.grad, k.grad, v.grad]
+
+    values = once()
+    gaps = [float((a.float() - b).abs().max() / b.abs().max()) for a, b in zip(values, oracle, strict=True)]
+    cuda = given[0].device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    return gaps, statistics.median(_seconds(once) for _ in range(5)), torch.cuda.max_memory_allocated() if cuda else 0
+
+
+# --- how fast, and how much memory? -----------------------------------------------------------------------------------
+
+
+def updates(result: Result, tiny: bool, size: str, mode: str) -> None:
+    """The update and the hf engine's generation, padded and packed, each at its fastest micro-batch."""
+    import gpu_update as bench
+
+    if not tiny:
+        _need_cuda()
+    if mode == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
+        raise Skipped("needs bitsandbytes: pip install vlrl[gpu]")
+    shape = bench.SIZES["tiny" if tiny else size]
+    with _model(shape) as folder:
+        run = bench.Bench(bench.settings(mode, shape, folder), shape)
+        sides = run.sides()
+        for side in sides:
+            run.choose(side)
+        working = [side for side in sides if side.config]
+        if not working:
+            raise Wrong("; ".join(f"{side.name}: {side.error}" for side in sides))
+        run.measure(working, 1 if tiny else 3)
+        for side in sides:
+            result.add(**_side(run, side, sides[0]))
+        result.write(about=f"{shape.prompts} prompts of {len(run.groups[0].prompt)} tokens x {shape.group} answers of "
+                           f"{shape.answer}; random weights. {PEER}")
+        for count in shape.decode:
+            speed, limit = run.decode(count)
+            result.add(side=f"hf engine, {count * shape.prompts} answers at once", **{
+                "tokens/s": round(speed), "share of what memory bandwidth allows": f"{speed / limit:.1%}"})
+        failed = [side.name for side in sides if not side.config]
+        if failed:
+            raise Wrong(f"{', '.join(failed)}: see the table")
+
+
+def _side(run: Any, side: Any, padded: Any) -> dict[str, Any]:
+    import numpy as np
+
+    if not side.config:
+        return {"side": side.name, "tokens per micro-batch": f"failed: {side.error}"}
+    seconds = statistics.median(side.seconds)
+    tokens = sum(len(g.prompt) + sum(len(r.completion.tokens) for r in g.rollouts) for g in run.groups)
+    gap = float(np.abs(side.logprobs - padded.logprobs).max()) if padded.config else float("nan")
+    memory = {}
+    if run.device.type == "cuda":
+        memory = {"peak GiB": (run.resident + side.peak) / GIB, "estimate GiB": _estimate(run, side.config) / GIB}
+    return {"side": side.name, "tokens per micro-batch": side.config.train.tokens_per_batch, "seconds": seconds,
+            "tokens/s": round(tokens / seconds), "MFU": f"{run.useful() / seconds / run.peak.tflops / 1e12:.1%}",
+            "log-probability against padded, at most": gap, **memory}
+
+
+def _estimate(run: Any, config: Any) -> int:
+    """Bytes that `vlrl plan` expects of the update."""
+    from vlrl.tools import memory
+
+    visual = run.size.grid[0] * run.size.grid[1]
+    need = memory.estimate(config, run.parts.policy.base.config, len(run.groups[0].prompt), visual, "cuda")
+    return need.resident + need.training
+
+
+def vllm(result: Result, tiny: bool) -> None:
+    """vLLM in the process: start, sync with its proof, decoding, and the gap to the trainer's log-probabilities."""
+    if importlib.util.find_spec("vllm") is None:
+        raise Skipped("vLLM is not installed: pip install vlrl[vllm]")
+    import gpu_update as bench
+    import numpy as np
+    import torch
+
+    from vlrl.engine.vllm import VLLMEngine
+    from vlrl.models.packing import pack, pieces_of
+    from vlrl.types import Request, Sampling
+
+    if not tiny:
+        _need_cuda()
+    shape = bench.SIZES["tiny" if tiny else "3b"]
+    with _model(shape) as folder:
+        run = bench.Bench(bench.settings("lora", shape, folder), shape)
+        policy = run.parts.policy
+        config = run.config.model_copy(update={"engine": run.config.engine.model_copy(update={
+            "name": "vllm", "max_model_len": 2 * len(run.groups[0].prompt) + shape.answer, "gpu_memory": 0.4})})
+        begun = time.perf_counter()
+        engine = VLLMEngine(policy, config, folder / "engine")
+        result.add(what="start", seconds=time.perf_counter() - begun)
+        result.add(what="sync of the adapter with its proof", seconds=_seconds(lambda: engine.sync(policy, 0)))
+        for count in shape.decode:
+            requests = [Request(prompt=g.prompt, n=count, sampling=Sampling(max_new_tokens=shape.answer), key=(0, i))
+                        for i, g in enumerate(run.groups)]
+            begun = time.perf_counter()
+            answers = engine.generate(requests)
+            seconds = time.perf_counter() - begun
+            written = sum(len(c.tokens) for group in answers for c in group)
+            result.add(what=f"{count * shape.prompts} answers", seconds=seconds,
+                       **{"tokens/s": round(written / seconds)})
+        prompt, completion = run.groups[0].prompt, answers[0][0]
+        (batch,) = pack(pieces_of([prompt], [completion.tokens], 10**6), 10**6)
+        with torch.no_grad(), policy.autocast():
+            own = policy.logprobs(batch, 1.0).logprobs.float().cpu().numpy()
+        gap = np.abs(own - completion.logprobs)
+        result.add(what="log-probabilities against the trainer's", mean=float(gap.mean()), largest=float(gap.max()))
+        engine.close()
+
+
+def quickstart(result: Result, tiny: bool) -> None:
+    """configs/quickstart.yaml from the command line."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["steps=4", "eval.samples=16"] if tiny else []
+        begun = time.perf_counter()
+        done = subprocess.run([sys.executable, "train.py", "configs/quickstart.yaml", f"run.dir={folder}/run", *words],
+                              cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Wrong(done.stderr[-3000:])
+        evals = [json.loads(line) for line in Path(folder, "run/eval.jsonl").read_text().splitlines()]
+        steps = [json.loads(line) for line in Path(folder, "run/metrics.jsonl").read_text().splitlines()]
+        result.add(steps=len(steps), seconds=time.perf_counter() - begun,
+                   **{"held-out reward before": evals[0]["reward/mean"], "after": evals[-1]["reward/mean"]})
+
+
+# --- what they share --------------------------------------------------------------------------------------------------
+
+
+def _device() -> Any:
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _need_cuda() -> None:
+    if _device().type != "cuda":
+        raise Skipped("no CUDA device is there")
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    import torch
+
+    begun = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+@contextmanager
+def _model(shape: Any) -> Iterator[Path]:
+    """The folder of a model of this shape with random weights."""
+    import gc
+
+    import gpu_update as bench
+    import torch
+
+    with tempfile.TemporaryDirectory(prefix="gpu-report-") as folder:
+        bench.build(Path(folder), shape, _device())
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        yield Path(folder)
+
+
+PARTS: dict[str, Callable[[Result, bool], None]] = {
+    "doctor": doctor, "tests": tests, "attention": attention, "vllm": vllm, "quickstart": quickstart,
+    **{f"update-{size}-{mode}": functools.partial(updates, size=size, mode=mode)
+       for size, mode in (("3b", "lora"), ("3b", "full"), ("3b", "qlora"), ("7b", "lora"), ("7b", "qlora"))}}
+
+
+def main(name: str, path: str, *more: str) -> int:
+    result = Result(Path(path))
+    result.write()
+    try:
+        PARTS[name](result, "--tiny" in more)
+    except Skipped as reason:
+        result.write(state="skipped", reason=str(reason))
+    except BaseException:  # a report of a failure is what this is for
+        result.write(state="failed", reason=traceback.format_exc()[-6000:])
+        return 1
+    else:
+        result.write(state="ok")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    sys.exit(main(*sys.argv[1:]))

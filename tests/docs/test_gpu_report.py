@@ -1,0 +1,101 @@
+"""The report on a GPU, on this machine: what is wrong, missing, hung or killed is a row, and the rest runs."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from tests.docs.test_benchmarks import FOLDER, module
+from vlrl.models import attention
+
+DONE = """
+import json, os, signal, sys, time
+name, path = sys.argv[1:3]
+def write(**content):
+    open(path, "w").write(json.dumps({"rows": [{"n": 1}], **content}))
+write(state="running")
+print("about to", name)
+sys.stdout.flush()
+if name == "doctor":
+    time.sleep(600)
+if name == "tests":
+    os.kill(os.getpid(), signal.SIGKILL)
+if name == "attention":
+    import not_installed_anywhere
+write(state="ok")
+"""
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return module("gpu_parts")
+
+
+def run(parts, tmp_path, name):
+    code = parts.main(name, str(tmp_path / "part.json"), "--tiny")
+    return code, json.loads((tmp_path / "part.json").read_text())
+
+
+def test_attention_is_compared_with_a_whole_mask(parts, tmp_path):
+    code, part = run(parts, tmp_path, "attention")
+    assert code == 0 and part["state"] == "ok"
+    assert [(row["attention"], row["verdict"]) for row in part["rows"]] == [("merged", "right"), ("masked", "right")]
+    assert all(row[name] < 1e-5 for row in part["rows"] for name in ("output", "dq", "dk", "dv"))
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_kernel_that_is_wrong_and_one_without_memory_are_rows(parts, tmp_path, monkeypatch, gradient):
+    masked = attention.IMPLEMENTATIONS["masked"]
+
+    def wrong(q, k, v, layout, scale):
+        return masked(q, k if gradient else 1.01 * k, v.detach() + 0.99 * (v - v.detach()), layout, scale)
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setitem(attention.IMPLEMENTATIONS, "masked", wrong)
+    monkeypatch.setitem(attention.IMPLEMENTATIONS, "merged", full)
+    code, part = run(parts, tmp_path, "attention")
+    assert code == 1 and part["state"] == "failed" and "merged, masked: see the table" in part["reason"]
+    verdicts = [row["verdict"] for row in part["rows"]]
+    assert "OutOfMemoryError: CUDA out of memory" in verdicts[0] and verdicts[1].startswith("wrong")
+
+
+def test_what_is_not_installed_is_left_out(parts, tmp_path, monkeypatch):
+    monkeypatch.setattr(parts.importlib.util, "find_spec", lambda name: None)
+    for name, package in (("vllm", "vllm"), ("update-3b-qlora", "bitsandbytes")):
+        monkeypatch.setattr(parts, "_need_cuda", lambda: None)
+        code, part = run(parts, tmp_path, name)
+        assert code == 0 and part["state"] == "skipped" and package in part["reason"].lower()
+
+
+def test_a_part_that_hangs_dies_or_breaks_leaves_the_others(tmp_path, monkeypatch):
+    report = module("gpu_report")
+    (tmp_path / "gpu_parts.py").write_text(DONE)
+    monkeypatch.setattr(report, "__file__", str(tmp_path / "gpu_report.py"))
+    monkeypatch.setattr(report, "LIMITS", {"doctor": 4, "tests": 60, "attention": 60, "quickstart": 60})
+    out = tmp_path / "out"
+    assert report.main(["--out", str(out), "--tiny"]) == 1
+    parts = json.loads((out / "report.json").read_text())["parts"]
+    assert {name: part["state"] for name, part in parts.items()} == {
+        "doctor": "hung", "tests": "failed", "attention": "failed", "quickstart": "ok"}
+    assert "about to doctor" in parts["doctor"]["reason"] and "exit code -9" in parts["tests"]["reason"]
+    assert "not_installed_anywhere" in parts["attention"]["reason"]
+    assert all(part["rows"] == [{"n": 1}] for part in parts.values())
+    text = (out / "report.md").read_text()
+    assert "| doctor | hung | 4 |" in text and "| quickstart | ok |" in text and "ModuleNotFoundError" in text
+    assert f"- python: {sys.version.split()[0]}" in text
+
+
+def test_a_call_for_one_part_keeps_the_rows_of_the_others(tmp_path):
+    report = module("gpu_report")
+    path = tmp_path / "report.json"
+    one = {"state": "ok", "rows": [], "seconds": 1.0, "tiny": True}
+    report.write(tmp_path, report.merge(path, {"doctor": one, "tests": one}))
+    report.write(tmp_path, report.merge(path, {"tests": {**one, "seconds": 2.0}}))
+    parts = json.loads(path.read_text())["parts"]
+    assert {name: part["seconds"] for name, part in parts.items()} == {"doctor": 1.0, "tests": 2.0}
+    path.write_text("{")
+    assert list(report.merge(path, {"tests": one})["parts"]) == ["tests"]
