@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import gradio as gr
 from gradio.utils import get_upload_folder
 from gradio_client.utils import is_file_obj_with_meta, traverse
 
-from . import AppError, pages
+from . import AppError
 from .html import Html, el, join, link
 from .site import PAGES, Site
 
@@ -49,7 +50,7 @@ def blocks(site: Site) -> gr.Blocks:
         for name in PAGES:
             with gr.Column(elem_id=f"v-page-{name}", elem_classes="v-screen"):
                 site.begin(name)
-                getattr(pages, name).build(site)
+                importlib.import_module(f"{__package__}.pages.{name}").build(site)
     return app
 
 

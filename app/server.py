@@ -46,7 +46,7 @@ TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".web
 _STATIC = {"app.js": (HERE / "static" / "app.js", "text/javascript"),
            "app.css": (HERE / "static" / "app.css", "text/css"), "style.css": (STYLE, "text/css")}
 _HEAD = "".join(f'<link rel="stylesheet" href="/vlrl/static/{name}">' for name in ("style.css", "app.css")
-                ) + '<script src="/vlrl/static/app.js"></script>'
+                ) + f'<script src="/vlrl/static/app.js" data-pages="{" ".join(PAGES)}"></script>'
 _MEDIA_HEADERS = {"Cache-Control": "private, max-age=3600", "Content-Security-Policy": "default-src 'none'; sandbox"}
 _ABSENT = ('<svg xmlns="http://www.w3.org/2000/svg" width="320" height="200" viewBox="0 0 320 200"><rect width="320" '
            'height="200" fill="#8884"/><text x="160" y="105" text-anchor="middle" font-family="sans-serif" '

@@ -1,5 +1,1 @@
-"""The pages of the inspector: one module each, with `build(site)`."""
-
-from . import compare, curriculum, history, notes, playground, rollouts, runs
-
-__all__ = ["compare", "curriculum", "history", "notes", "playground", "rollouts", "runs"]
+"""The pages of the inspector: a module for each name in `site.PAGES`, with `build(site)`."""

@@ -2,7 +2,7 @@
 "use strict";
 
 window.vlrl = (() => {
-  const PAGES = ["runs", "rollouts", "history", "compare", "curriculum", "playground", "notes"];
+  const PAGES = document.currentScript.dataset.pages.split(" ");
   const POLL_MS = 3000, TYPING_MS = 350;
   const pages = {};  // name -> {props, trigger} of the page's location component
   let turn = 0;
