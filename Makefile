@@ -35,7 +35,7 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo app install test test-rest test-vllm test-zero test-all test-newest check clean install-engines gpu-setup gpu-report
+.PHONY: help demo app install test test-rest test-vllm test-zero test-all test-newest check clean gpu-setup gpu-report
 
 help:
 	@echo 'make demo      set up, then train the quickstart on this machine: 5 minutes on 2 CPU cores'
@@ -95,10 +95,6 @@ test-vllm: $(VLLM_STAMP)
 
 test-zero: $(ZERO_STAMP)
 	$(PYTEST) -m "not gpu" -k zero $(ARGS) tests/e2e/test_zero.py tests/e2e/test_sharding.py tests/e2e/test_last_save.py
-
-# both, one after the other
-install-engines: $(VLLM_STAMP)
-	@$(MAKE) --no-print-directory $(ZERO_STAMP)
 
 $(ZERO_STAMP): constraints.txt $(STAMP)
 	@echo 'installing DeepSpeed ...' && $(PIP) -e '.[dev,deepspeed]' && touch $(ZERO_STAMP)

@@ -1,8 +1,9 @@
-"""Run by torchrun: runs of a task with images on some prompts alone, one after the other, as a JSON file lists them."""
+"""Run by several ranks: runs of a task with images on some prompts alone, one after another, as a JSON file says."""
 
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +72,8 @@ class StoredEngine:
 
 
 class Stored(GroupSource):
-    def __init__(self, config, task, encode, engine, *more):
-        super().__init__(config, task, encode, StoredEngine(engine), *more)
+    def __init__(self, answering, *more):
+        super().__init__(replace(answering, engine=StoredEngine(answering.engine)), *more)
 
 
 def resave(config, path: Path) -> None:
