@@ -247,7 +247,7 @@ def vllm(result: Result, tiny: bool) -> None:
         run = bench.Bench(bench.settings("lora", shape, folder), shape)
         policy = run.parts.policy
         config = run.config.model_copy(update={"engine": run.config.engine.model_copy(update={
-            "name": "vllm", "max_model_len": 2 * len(run.groups[0].prompt) + shape.answer, "gpu_memory": 0.4})})
+            "name": "vllm", "max_model_len": 2 * len(run.groups[0].prompt) + shape.answer, "memory": 0.4})})
         begun = time.perf_counter()
         engine = VLLMEngine(policy, config, folder / "engine")
         result.add(what="start", seconds=time.perf_counter() - begun)
