@@ -126,7 +126,7 @@ gpu-setup: $(VLLM_STAMP)
 	$(PIP) -e '.[dev,bench]'
 
 gpu-report: $(STAMP)
-	$(BIN)/python benchmarks/gpu_report.py $(PART:%=--part %) $(if $(TINY),--tiny)
+	$(BIN)/python benchmarks/gpu_report.py $(PART:%=--part %) $(if $(filter-out 0,$(TINY)),--tiny)
 
 check: $(STAMP)
 	@failed=0; $(BIN)/ruff check . || failed=1; $(BIN)/lint-imports || failed=1; $(BIN)/pyright || failed=1; exit $$failed

@@ -87,6 +87,8 @@ def attention(result: Result, tiny: bool) -> None:
 
     from vlrl.models.attention import DEVICES
 
+    if not tiny:
+        _need_cuda()
     device = _device()
     heads, kv_heads, width, groups = (4, 2, 16, [(40, (9, 20)), (25, (7,))]) if tiny else (
         16, 2, 128, [(1000, (400,) * 8)] * 4)
@@ -143,8 +145,8 @@ def _oracle(given: list[Any], layout: Any) -> list[Any]:
             rows = torch.cat([torch.arange(start, start + prompt), torch.arange(at, at + n)]).to(q.device)
             run = [x[rows].transpose(0, 1) for x in (q, k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1))]
             part = F.scaled_dot_product_attention(*run, is_causal=True).transpose(0, 1)
-            kept = rows if not n else rows[prompt:]
-            out = out.index_copy(0, kept, part[-len(kept):])
+            own = rows if not n else rows[prompt:]
+            out = out.index_copy(0, own, part[-len(own):])
     out.backward(given[3].float())
     return [out.detach(), q.grad, k.grad, v.grad]
 
@@ -179,7 +181,7 @@ def updates(result: Result, tiny: bool, size: str, mode: str) -> None:
     if not tiny:
         _need_cuda()
     if mode == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
-        raise Skipped("needs bitsandbytes: pip install vlrl[gpu]")
+        raise Skipped("needs bitsandbytes: pip install vlrl[qlora]")
     shape = bench.SIZES["tiny" if tiny else size]
     with _model(shape) as folder:
         run = bench.Bench(bench.settings(mode, shape, folder), shape)
@@ -272,6 +274,8 @@ def vllm(result: Result, tiny: bool) -> None:
 
 def quickstart(result: Result, tiny: bool) -> None:
     """configs/quickstart.yaml from the command line."""
+    if not tiny:
+        _need_cuda()
     with tempfile.TemporaryDirectory() as folder:
         words = ["steps=4", "eval.samples=16"] if tiny else []
         begun = time.perf_counter()
@@ -296,7 +300,7 @@ def _device() -> Any:
 
 def _need_cuda() -> None:
     if _device().type != "cuda":
-        raise Skipped("no CUDA device is there")
+        raise Skipped("no CUDA device is there; TINY=1 runs the same code with tiny models")
 
 
 def _seconds(work: Callable[[], object]) -> float:

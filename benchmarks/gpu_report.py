@@ -72,19 +72,19 @@ def _end(log: Path) -> str:
 
 def facts() -> dict[str, str]:
     """Returns card, driver and versions; what cannot be had is left out."""
-    found = {"python": platform.python_version(), "vlrl": _commit()}
+    versions = {"python": platform.python_version(), "vlrl": _commit()}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
-        found["card"] = "; ".join(done.stdout.splitlines())
+        versions["card"] = "; ".join(done.stdout.splitlines())
     except (OSError, subprocess.SubprocessError):
-        found["card"] = f"none ({platform.processor() or platform.machine()}, {os.cpu_count()} cores)"
-    return found
+        versions["card"] = f"none ({platform.processor() or platform.machine()}, {os.cpu_count()} cores)"
+    return versions
 
 
 def _commit() -> str:

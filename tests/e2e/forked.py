@@ -68,9 +68,9 @@ def run(words: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: float,
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("stdout", "stderr")]
         with files[0].open("w") as stdout, files[1].open("w") as stderr:
-            all_ = [Process(words, {**env, **more}, cwd, stdout, stderr) for more in _ranks(processes)]
+            ranks = [Process(words, {**env, **more}, cwd, stdout, stderr) for more in _ranks(processes)]
             end = time.monotonic() + timeout
-            codes = [process.wait(max(0.0, end - time.monotonic())) for process in all_]
+            codes = [process.wait(max(0.0, end - time.monotonic())) for process in ranks]
         code = next((code for code in codes if code), 0)
         return subprocess.CompletedProcess(list(words), code, *(f.read_text(errors="replace") for f in files))
 

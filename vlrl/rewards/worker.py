@@ -40,8 +40,8 @@ class Worker:
         self._connection: Connection | None = None
 
     def ask(self, request: bytes, patience: Callable[[], tuple[object, float]]) -> bytes:
-        """Its reply. `patience` gives what it is at, and the seconds that this may take; they count from when the
-        former last changed. Raises Killed or Hung, and then the next request starts another process."""
+        """Returns its reply. `patience` gives what it is at, and the seconds that this may take; they count from when
+        the former last changed. Raises Killed or Hung, and then the next request starts another process."""
         if self._connection and self._connection.poll(0):  # nothing was asked: it has ended
             self.kill()
         if self._connection is None:
