@@ -37,7 +37,7 @@ class Process:
         _start_server()
         self._process = _CONTEXT.Process(target=_main, args=(self.words, dict(env), str(cwd), stdout.name, stderr.name))
         self._process.start()
-        self.pid = self._process.pid
+        self.pid = self._process.pid or 0
 
     def poll(self) -> int | None:
         """Returns the exit code, minus the signal's number where one ended it; None while it runs."""
