@@ -13,6 +13,7 @@ import importlib
 import io
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -410,15 +411,25 @@ class Trial:
         for module in self.modules:
             files = {f"test_{name}" for name in TESTS.get(module, [module])}
             items = [item for item in session.items if item.path.stem in files]
-            if not _pass(items, module, _file(module).read_text(encoding="utf-8")):
+            seconds = {item: sum(report.duration for report in reports) for item, reports in _run(items)}
+            if len(seconds) < len(items):
                 self.alive.append(f"the tests of {module} fail without a mutant")
                 continue
             for row in (row for row in MUTANTS if row[0] == module):
                 name = row[1].partition(".")[0].lower()
-                first = sorted(items, key=lambda item: name not in item.nodeid)
+                first = sorted(items, key=lambda item: (name not in item.nodeid, seconds[item]))
                 if _pass(first, module, mutated(*row)):
                     self.alive.append(f"{row[0]}.{row[1]}: {row[2]!r} -> {row[3]!r}")
         return True
+
+
+def _run(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, list[pytest.TestReport]]]:
+    """Yields each test with its reports, up to the first that fails, which is left out."""
+    for item, after in zip(items, [*items[1:], None], strict=True):
+        reports = runtestprotocol(item, log=False, nextitem=after)
+        if any(report.failed for report in reports):
+            return
+        yield item, reports
 
 
 def _pass(items: list[pytest.Item], module: str, source: str) -> bool:
@@ -427,9 +438,7 @@ def _pass(items: list[pytest.Item], module: str, source: str) -> bool:
 
     def passes() -> bool:
         put(module, source)
-        reports = (report for i, item in enumerate(items) for report in
-                   runtestprotocol(item, log=False, nextitem=items[i + 1] if i + 1 < len(items) else None))
-        return not any(report.failed for report in reports)
+        return len(list(_run(items))) == len(items)
 
     return running.forked(passes)
 
