@@ -84,14 +84,15 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 test: $(STAMP)
 	$(PYTEST) $(FAST) $(ARGS)
 
-# Half as many workers again, as these tests often wait: for a time-out, a killed process, a page. pytest leaves with 5
+# More workers than cores, as these tests often wait: for a time-out, a killed process, a page. pytest leaves with 5
 # when nothing is selected, e.g. before the first test of a kind exists
 test-rest: $(STAMP)
-	$(PYTEST) -n $$(( ($(JOBS) * 3 + 1) / 2 )) -m "(slow or browser) and not vllm and not gpu" $(ARGS) || test $$? -eq 5
+	$(PYTEST) -n $$(( $(JOBS) * 2 )) -m "(slow or browser) and not vllm and not gpu" $(ARGS) || test $$? -eq 5
 
-# a file at a time: tests of one file share their engines
+# A file at a time, as tests of one file share their engines, and those first that take longest. They wait half the time
 test-vllm: $(VLLM_STAMP)
-	$(VLLM) $(TESTS) --dist loadfile -m "vllm and not gpu" $(ARGS) tests/vllm || test $$? -eq 5
+	$(VLLM) $(TESTS) -n $$(( ($(JOBS) * 3 + 1) / 2 )) --dist loadfile --no-loadscope-reorder -m "vllm and not gpu" $(ARGS) \
+	  $(addprefix tests/vllm/test_,faults.py processes.py server.py) tests/vllm || test $$? -eq 5
 
 test-zero: $(ZERO_STAMP)
 	$(PYTEST) -m "not gpu" -k zero $(ARGS) tests/e2e/test_zero.py tests/e2e/test_sharding.py tests/e2e/test_last_save.py

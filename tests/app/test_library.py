@@ -241,6 +241,7 @@ def test_two_hundred_runs_are_listed_again_at_once(tmp_path):
     assert all(a is b for a, b in zip(library.runs(), first, strict=True))  # nothing was read again
 
 
+@pytest.mark.slow
 def test_reading_runs_loads_neither_torch_nor_gradio():
     code = ("import sys, vlrl.app.details, vlrl.app.insight, vlrl.app.media\n"
             "sys.exit(bool({'torch', 'transformers', 'gradio'} & sys.modules.keys()))")

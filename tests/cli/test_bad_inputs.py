@@ -174,6 +174,7 @@ def test_json_has_no_nan(tmp_path, capsys):
     assert "NaN" not in (out := capsys.readouterr().out) and "Infinity" not in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "code", "says"), [
     ("score yes.yaml rows.jsonl >&-", 0, "^$"),
     ("tasks list --json > /dev/full", 1, "^error: cannot write to stdout: No space left on device")])
@@ -198,6 +199,7 @@ def test_a_working_directory_that_is_gone(tmp_path):
     assert done.returncode == 1 and done.stderr.startswith("error: the working directory does not exist any more")
 
 
+@pytest.mark.slow
 def test_light_commands_import_no_torch():
     code = ("import sys; from vlrl.cli.main import main; "
             "[main(w.split()) for w in ('--help', 'tasks list', 'status none', "

@@ -80,6 +80,7 @@ def rows(folder: Path, *lines: dict | str) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_data_files(config, tmp_path, capsys):
     words = (config, f"run.dir={tmp_path}/run", "task={name: grounding}", "eval.samples=0", "steps=1")
     good = {"id": "a", "image": "a.png", "width": 64, "height": 64, "expression": "dot",
@@ -110,6 +111,7 @@ def test_no_heldout_samples(config, tmp_path, capsys):
           "eval.splits=[other]")
 
 
+@pytest.mark.slow
 def test_scores(config, tmp_path, capsys):
     def words(body):
         return config, f"run.dir={tmp_path}/run", "resume=never", f"task={task_file(tmp_path, body)}", "steps=2"
@@ -127,6 +129,7 @@ def test_scores(config, tmp_path, capsys):
     assert metrics(tmp_path / "run")[0]["score_errors"] > 0
 
 
+@pytest.mark.slow
 def test_what_was_scored_is_kept_when_scoring_fails(config, tmp_path, capsys):
     words = (config, f"run.dir={tmp_path}/run", "steps=2")
     broken = task_file(tmp_path, "raise KeyError('shade')")
@@ -139,6 +142,7 @@ def test_what_was_scored_is_kept_when_scoring_fails(config, tmp_path, capsys):
     fails(capsys, "8 of 8 rollouts failed.*KeyError", *words, f"task={only_heldout}")
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_another_start_does_not_stay(config, tmp_path, capsys):
     words = [str(config), f"run.dir={tmp_path}/run", "steps=1", *SMALL]
     assert train([*words, f"task={task_file(tmp_path, 'return dict(vowels=0.0, short=0.0)')}", "save.every=0",
@@ -159,6 +163,7 @@ def test_steps_without_a_mixed_group_are_still_counted(config, tmp_path):
     assert RunFolder(tmp_path / "run").rollouts().num_rows == 32
 
 
+@pytest.mark.slow
 def test_rejected_prompts_are_named(config, tmp_path, capsys):
     file = tmp_path / "long.py"
     file.write_text(TASK.replace('f"picture {i}"', 'f"picture {i} " * (1 + 20 * (i % 8 == 0))'))
@@ -170,6 +175,7 @@ def test_rejected_prompts_are_named(config, tmp_path, capsys):
     assert metrics(tmp_path / "run")[-1]["prompts/rejected"] == len(reasons)
 
 
+@pytest.mark.slow
 def test_a_huge_reward_stops_before_the_weights_are_spoiled(config, tmp_path, capsys):
     task = task_file(tmp_path, "return {'vowels': 1e300 * len(answer.text), 'short': 0.0}")
     message = fails(capsys, "step 3: the loss is not finite.*rollouts are in", config, f"run.dir={tmp_path}/run",
@@ -179,6 +185,7 @@ def test_a_huge_reward_stops_before_the_weights_are_spoiled(config, tmp_path, ca
     assert RunFolder(tmp_path / "run").last_heartbeat()["state"] == "failed"
 
 
+@pytest.mark.slow
 def test_resume_with_other_settings(config, tmp_path, capsys, tiny_models):
     words = [str(config), f"run.dir={tmp_path}/run", "steps=1", "eval.samples=0", *SMALL]
     assert train(words) == 0
@@ -209,6 +216,7 @@ def test_warnings_cannot_steer_the_terminal():
     assert logging.lastResort.format(record) == "row '?[31mred?\né' left out"
 
 
+@pytest.mark.slow
 def test_other_rows_at_a_resume_are_refused_and_rows_left_out_are_kept(config, tmp_path, capsys):
     file, rows = tmp_path / "asked.py", tmp_path / "rows.jsonl"
     code = TASK.replace('"How bright is {id}?"', '"{question}"')

@@ -282,6 +282,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_rollouts_scored_again_have_exactly_the_stored_rewards(trained):
     task, run = build_task.make_task(configs.load(trained / "config.yaml")), RunFolder(trained)
     for split, count in ((None, 2 * 16), ("heldout", 2 * 2)):

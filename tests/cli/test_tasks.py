@@ -227,6 +227,7 @@ def test_bad_input_is_explained(capsys, leaky, words, code, says):
 # --- nothing in the working directory hides a built-in task -----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_in_the_working_directory_hide_nothing(folder):
     for name in ("tasks.py", "grounding.py", "_scenes.py", "vlrl/__init__.py", "vlrl/task.py", "tasks/__init__.py",
                  "tasks/grounding.py", "configs/tiny.yaml", "contract.py"):

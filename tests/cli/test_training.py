@@ -70,6 +70,7 @@ def test_dry_run_of_the_quickstart(tmp_path, capsys, monkeypatch):
     assert found["step"]["answers"] == 256 and found["step"]["tokens"] == 32 * 49 + 256 * 24
 
 
+@pytest.mark.slow
 def test_dry_run_counts_what_the_run_trains_and_packs(lora, tiny_models, capsys):
     found = json.loads(call(capsys, "train", *lora.words, "--dry-run", "--json")[0])
     adapter = policy.load(load(lora.words[0], lora.words[1:]), Accelerator(cpu=True))
@@ -196,6 +197,7 @@ def stats(model, folder, words):
         return own.logprobs(batch, 1.0).logprobs, prompt.ids.tolist()
 
 
+@pytest.mark.slow
 def test_an_exported_lora_run_is_base_and_adapter(lora, tmp_path, capsys):
     out, _ = call(capsys, "export", lora.run, "-o", tmp_path / "model", "--dtype", "float32")
     assert "step-000002" in out and "largest difference" in out

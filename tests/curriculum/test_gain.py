@@ -49,6 +49,7 @@ def test_the_window_moves_by_accuracy_and_angle():
     assert sampler.mean == 99 and sampler.metrics() == {"curriculum/window": 0.99}
 
 
+@pytest.mark.slow
 def test_draws_follow_the_gaussian():
     sampler = GainRL(prompts(np.linspace(1, 0, 40)), spread=4.0)
     sampler.mean = 11.0

@@ -348,6 +348,7 @@ def test_no_http_and_no_answer(serve, policy):
         get(f"http://127.0.0.1:{port}/", policy())
 
 
+@pytest.mark.slow
 def test_a_moment_of_failure_is_waited_out(serve, policy):
     broken = (200, {"Content-Length": "9999"}, b"short")
     answers = iter([(503, {}, b""), broken, (200, {}, png()), *[broken] * 3])

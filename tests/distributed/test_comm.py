@@ -22,6 +22,7 @@ print(comm._states("pt_gloo"), distributed.is_initialized())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_gloos_threads_are_at_rest_when_a_process_has_left_its_group():
     done = subprocess.run([sys.executable, "-c", LEAVES], text=True, capture_output=True, timeout=120)

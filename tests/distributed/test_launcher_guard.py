@@ -37,6 +37,7 @@ def agent(*words, **env):
     return process, psutil.Process(int(process.stdout.readline())), process.stdout.readline().strip()
 
 
+@pytest.mark.slow
 def test_a_launcher_that_hangs_is_killed_with_all_that_it_started():
     process, sleeper, found = agent("torchrun")
     assert found == f"{process.pid} 1"

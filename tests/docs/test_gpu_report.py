@@ -71,6 +71,7 @@ def test_what_is_not_installed_is_left_out(parts, tmp_path, monkeypatch):
         assert code == 0 and part["state"] == "skipped" and package in part["reason"].lower()
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_dies_or_breaks_leaves_the_others(tmp_path, monkeypatch):
     report = module("gpu_report")
     (tmp_path / "gpu_parts.py").write_text(DONE)

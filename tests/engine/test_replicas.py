@@ -233,6 +233,7 @@ def test_a_server_killed_while_it_works_loses_no_answer(stubs):
     never.set()
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_back_gets_nothing_before_it_is_admitted(stubs):
     dying, other, let_in, work = stubs(), stubs(), threading.Event(), threading.Event()
     port, asked = dying.port, []
@@ -316,6 +317,7 @@ def test_without_any_server_the_run_ends_with_their_problems(stubs):
         pool(gone, wait_s=0.3).admit_all()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_being_brought_up_to_date_is_there(stubs):
     """Large weights and their comparison take longer together than a server may be away."""
     one, calls = stubs(), []
@@ -346,6 +348,7 @@ def test_a_server_that_is_up_later_is_waited_for(stubs):
     timer.join()
 
 
+@pytest.mark.slow
 def test_a_slow_server_is_left_for_another(stubs):
     free = threading.Event()
     slow, other = stubs(lambda body: free.wait(PATIENT) and (200, {"echo": body})), stubs()

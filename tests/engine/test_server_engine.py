@@ -84,6 +84,7 @@ def requests(prompt, count):
     return [Request(prompt=prompt, n=2, sampling=Sampling(max_new_tokens=1), key=(0, i)) for i in range(count)]
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_gets_nothing_more_before_it_answers_again(two):
     """Its web page and its version are as they should be; what writes the answers stands still."""
     it = two(timeout_s=3.0)

@@ -285,6 +285,7 @@ def test_an_image_like_a_bomb_is_a_value_error(monkeypatch):
         vllm_wire.unpack(sent)
 
 
+@pytest.mark.slow
 def test_an_engine_that_stands_still_is_said_to(server):
     async def run():
         alive = lambda: server.ask(vllm_routes.ALIVE, b"", method="GET")  # noqa: E731
@@ -386,6 +387,7 @@ PAGE = ("import http.server, os, sys, time\n"
         "http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Page).serve_forever()")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["server", "engine", "start"])
 def test_a_server_that_hangs_is_started_again(tmp_path, monkeypatch, what):
     monkeypatch.setattr(vllm_launch, "_HEALTH_S", 0.2)

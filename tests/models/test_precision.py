@@ -201,6 +201,7 @@ def test_what_is_kept_in_4_bits(tiny_models, monkeypatch, target, others):
     assert len(layers) == len(rounded) and not any(m.support_avx512bf16_for_cpu for m in layers)
 
 
+@pytest.mark.slow
 @needs_bitsandbytes
 def test_training_over_4_bits_and_what_is_saved(tiny_models, tmp_path):
     folder = tiny_models["qwen3_vl"]

@@ -64,6 +64,7 @@ def test_equals_the_uncached_path(tiny_models, family, layout):
     assert policy.features.metrics() == {"feature_cache/hit_frac": 0.5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TWO)
 def test_a_picture_is_encoded_once(tiny_models, family):
     policy, encode, config = cached(tiny_models[family], lora={"rank": 4})

@@ -74,6 +74,7 @@ def test_no_text_raises(text):
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hang_is_an_error_once_and_the_next_question_is_answered(monkeypatch):
     with pytest.raises(math.VerifierError, match=r"no verdict within 0\.3 s of CPU time on '.*binom"):
         math.equal(HANGS, "\\frac{1}{2}", 0.3)

@@ -425,6 +425,7 @@ def answers(engine, prompts, n=4):
     return [(c.tokens.tolist(), c.logprobs.tolist(), c.text, c.finish_reason) for group in made for c in group]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [{}, LORA, {"feature_cache_mib": 8, "train": ["language"]}])
 def test_the_copy_answers_as_the_policy_did_when_it_was_synced(tiny_models, model):
     folder = tiny_models["qwen3_vl"]
@@ -446,6 +447,7 @@ def test_the_copy_answers_as_the_policy_did_when_it_was_synced(tiny_models, mode
     assert policy.model.training and copy.policy.processor is not policy.processor
 
 
+@pytest.mark.slow
 def test_the_copy_generates_while_the_policy_learns(tiny_models):
     """The same answers, and the same gradients, as one after the other."""
     from tests.helpers import credited_groups

@@ -67,6 +67,7 @@ RULES = {"plain": {}, "stop": {"stop": ("e", "il")}, "budget": {"thinking_budget
          "both": {"thinking_budget": 4, "stop": ("k>\n",)}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", RULES)
 def test_pieces_are_the_unbroken_answer(parts, rules):
     """Whatever the borders cut: a stop string, the forced end of thinking; texts and images side by side."""

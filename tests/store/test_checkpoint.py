@@ -315,11 +315,13 @@ def check_full(folder: Path, limit: int, by: str) -> None:
     assert checkpoint.load_state(checkpoint.latest(folder, full=True).path) == {"step": 10}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["write", *(pytest.param(by, marks=pytest.mark.slow) for by in ("state", "tokenizer"))])
 def test_file_size_limit(tmp_path, by):
     check_full(tmp_path, 100_000, by)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["write", *(pytest.param(by, marks=pytest.mark.slow) for by in ("state", "tokenizer"))])
 def test_disk_full(tmp_path, by):
     mount = shutil.which("mount")
@@ -381,6 +383,7 @@ def check_kills(folder: Path, times: int) -> None:
     assert reported > 0
 
 
+@pytest.mark.slow
 def test_kill_at_random_moments(tmp_path):
     check_kills(tmp_path, 2)
 

@@ -79,6 +79,7 @@ needs_namespaces = pytest.mark.skipif(
 BEATING = f"from vlrl.store import lock\nlock.BEAT_S = 0.5\n{HOLD}"
 
 
+@pytest.mark.slow
 @needs_namespaces
 def test_a_lock_of_another_container_of_the_same_name_is_no_dead_process(tmp_path, monkeypatch, caplog):
     """Its pid is none here. It keeps its folder while it beats; once killed and silent, it loses it."""
@@ -104,6 +105,7 @@ def test_a_lock_of_another_container_of_the_same_name_is_no_dead_process(tmp_pat
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 @needs_namespaces
 def test_a_lock_of_another_host_is_taken_when_it_is_silent(tmp_path, monkeypatch, caplog):
     """The other process beats twice a second; once killed, it is silent."""

@@ -47,6 +47,7 @@ def test_an_error_is_raised_by_the_next_write_or_flush():
     assert not [t for t in threading.enumerate() if t.name.startswith("writer")]
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_the_error_of_its_last_write(tiny_models, tmp_path, monkeypatch):
     write = RunFolder.write_rollouts
     monkeypatch.setattr(RunFolder, "write_rollouts", lambda self, step, *a, **k: (

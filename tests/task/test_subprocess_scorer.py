@@ -103,6 +103,7 @@ def test_the_same_scores_in_the_same_order(scorer):
     assert both(scorer)[0] == both(scorer)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text, why", [
     ("loop", "TimeoutError: no result within limits.score_s=1 s"), ("exit", "ChildProcessError"), *(
         pytest.param(text, "TimeoutError", marks=pytest.mark.slow) for text in ("regex", "overlay"))])

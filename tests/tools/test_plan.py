@@ -177,6 +177,7 @@ def test_every_change_it_names_fits_when_it_is_made():
         assert plan.plan(configs.load(SEVEN, [*words, *change.words]), 1, H100).fits, change.words
 
 
+@pytest.mark.slow
 def test_several_changes_where_none_alone_is_enough():
     words = [*WORDS, "model.lora.rank=0", "model.gradient_checkpointing=false"]
     before = plan.plan(configs.load(SEVEN, words), 1, RTX_4090)
@@ -223,6 +224,7 @@ def test_visual_tokens_are_part_of_the_prompt():
         made(THREE, prompt_tokens=400, visual_tokens=500)
 
 
+@pytest.mark.slow
 def test_where_nothing_helps_it_says_so():
     words = [*WORDS]
     before = plan.plan(configs.load(SEVEN, words), 1, L4, 2.0)
@@ -233,6 +235,7 @@ def test_where_nothing_helps_it_says_so():
 # --- docs/scaling.md ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_table_of_the_page_is_what_the_command_says():
     page = (CONFIGS.parent / "docs" / "scaling.md").read_text()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()

@@ -39,6 +39,7 @@ def whole(tiny_models, tmp_path_factory):
     return start(path, tiny_models["qwen3_vl"], *QUIET, *words).folder.path
 
 
+@pytest.mark.slow
 def test_a_save_in_the_background_is_that_of_a_run_that_waits(tiny_models, tmp_path, whole):
     words = ("save.every=1", "save.keep=9", "steps=4")
     folder = start(tmp_path, tiny_models["qwen3_vl"], *QUIET, *words).folder.path

@@ -73,6 +73,7 @@ def test_a_dictionary_names_its_folder():
         vlrl.train(3)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 def test_train_is_the_command(made):
     _, folder, run = made
     command = vlrl.load_run(folder)

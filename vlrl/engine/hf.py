@@ -45,12 +45,11 @@ class HFEngine:
                  prefill_tokens: int = 16384):
         self.policy, self.seed, self.prefill_tokens = policy, seed, prefill_tokens
         self.capacity = automatic(policy) if batch_rollouts == "auto" else Capacity(rows=batch_rollouts)
-        self.step = 0
         self._texts = Texts(policy)
 
     def sync(self, policy: Policy, step: int) -> None:
         """Shares the weights; where they are sharded, each process gathers all of them."""
-        self.policy, self.step = policy, step
+        self.policy = policy
         policy.gather()
 
     def close(self) -> None:
