@@ -14,18 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.data.formats import annotated as a
-from vlrl.data.formats import driving, gui, labelled, pairs, qa, video
+from vlrl.data.formats import driving, gui, labelled, pairs, qa, talk, video
 from vlrl.data.formats import grounding as g
 from vlrl.data.formats.fields import Source, short
 from vlrl.data.formats.files import Found
 from vlrl.data.formats.records import records
 from vlrl.data.formats.whole import unique_ids
+from vlrl.data.turns import carried
 from vlrl.errors import ConfigError, DataError, did_you_mean
 
 __all__ = ["FORMATS", "Format", "Source", "canonical", "check_format", "format_of", "recognised", "rows_as", "rows_in"]
 Row = dict[str, Any]
 _QUESTIONS = ("qa", "problem_text", "mathvista", "vlm_r1", "video_r1")
 """Formats that read whatever asks and answers, also where a more particular one would know the words of an answer."""
+_RIVALS = {**a.ROLES, "question": (*qa.QUESTION, *talk.FIELDS), "answer": qa.ANSWER,
+           **dict.fromkeys(talk.LISTS, talk.LISTS)}
+"""What a field may be named to stand for -> the fields that could stand for the same."""
 _CONTENT = frozenset(("image", "images", "video", "question"))
 """Canonical fields of which a line of a table has at least one."""
 
@@ -168,7 +172,9 @@ def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
         return [record]
     found = FORMATS[format if format != "auto" else recognised(record) or "canonical"]
     try:
-        return found.rows(record, source or Source()) or [DataError(
+        beside = {} if found is FORMATS["canonical"] else carried(record)
+        rows = found.rows({k: v for k, v in record.items() if k not in beside}, source or Source())
+        return [{**row, **beside} for row in rows] or [DataError(
             f"it holds nothing to ask: one of its lists ({short([k for k, v in record.items() if v == []])}) is empty")]
     except DataError as error:
         return [error]
@@ -217,5 +223,5 @@ def _renamed(record: dict[str, Any] | DataError, columns: Mapping[str, str]) -> 
     if isinstance(record, DataError):
         return record
     given = {name: record[field] for name, field in columns.items() if field in record}
-    rivals = {n for name in given for n in a.ROLES.get(name, (name,))} | set(columns.values())
+    rivals = {n for name in given for n in _RIVALS.get(name, (name,))} | set(columns.values())
     return {**{k: v for k, v in record.items() if k not in rivals}, **given}

@@ -59,6 +59,7 @@ class Source:
         """
         if not isinstance(given, str):
             return given
+        given = given.removeprefix("file://")
         text = given.replace("\\", "/") if "\\" in given and "/" not in given else given
         if not text.startswith("/") and not re.match(r"[A-Za-z]:/", text):
             return text
