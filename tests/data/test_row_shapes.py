@@ -16,7 +16,8 @@ from tests.conftest import TWO, noise
 from vlrl.config import validate
 from vlrl.config.schema import DataSettings
 from vlrl.data import FIELDS
-from vlrl.data.formats import rows_in
+from vlrl.data.formats import FORMATS, recognised, rows_in
+from vlrl.data.formats.shapes import PROJECTS, shape_of
 from vlrl.errors import DataError
 from vlrl.models import policy as policies
 from vlrl.models.processing import Encoder
@@ -232,3 +233,13 @@ def test_a_row_of_every_shape_is_canonical(folder):
         (folder / "rows.jsonl").write_text(json.dumps(record))
         ((_, row),) = rows_in(folder / "rows.jsonl")
         assert set(row) - {"data_source", "ability", "extra_info"} <= FIELDS  # verl's own stay as they are
+
+
+@pytest.mark.parametrize("project", SHAPES)
+def test_the_shape_is_named_with_its_project(project):
+    record = SHAPES[project][0]
+    assert project.partition(":")[0].split(",")[0] in shape_of(record, recognised(record) or "canonical")
+
+
+def test_every_format_says_whose_it_is():
+    assert set(PROJECTS) == set(FORMATS)

@@ -19,6 +19,7 @@ from vlrl.data.formats import grounding as g
 from vlrl.data.formats.fields import Source, short
 from vlrl.data.formats.files import Found
 from vlrl.data.formats.records import records
+from vlrl.data.formats.shapes import shape_of
 from vlrl.data.formats.whole import unique_ids
 from vlrl.data.turns import carried
 from vlrl.errors import ConfigError, DataError, did_you_mean
@@ -105,14 +106,16 @@ takes the one that most records of a file are of."""
 
 def rows_in(path: Path, format: str = "auto", root: Path | None = None,
             columns: Mapping[str, str] | None = None,
-            roots: tuple[Path, ...] = (), taken: set[str] | None = None) -> list[tuple[str, Row | DataError]]:
+            roots: tuple[Path, ...] = (), taken: set[str] | None = None,
+            shapes: Counter[str] | None = None) -> list[tuple[str, Row | DataError]]:
     """(place, canonical row) of every row of a file; what is no row of a known format gives its DataError instead.
 
     Ids that other people's records repeat become unique, among those `taken` by files before too; canonical rows keep
     theirs.
 
     Media lie under `root` (default: the file's folder) or `roots`; sizes that a format leaves out are read from their
-    headers. `columns` says which field of the records stands for a canonical one.
+    headers. `columns` says which field of the records stands for a canonical one. `shapes` counts what each record is
+    recognised as.
 
     Raises DataError when the file as a whole cannot be read, ConfigError for an unknown format.
     """
@@ -126,6 +129,8 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
     name = format if format != "auto" else format_of([f.record for f in found])
     placed: g.Placed = []
     for where, id, record in found:
+        if shapes is not None and not isinstance(record, DataError):
+            shapes[shape_of(record, name if format != "auto" else recognised(record) or name)] += 1
         if name == "canonical" and path.suffix.lower() in (".csv", ".tsv") and not isinstance(record, DataError):
             record = {"id": id, **record} if record.keys() & _CONTENT else _unknown(record)
         made = rows_as(record, name, Source(id, root or path.parent, roots), sure=format != "auto")
