@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.data.formats import annotated as a
-from vlrl.data.formats import driving, gui, labelled, pairs, qa, talk, video
+from vlrl.data.formats import driving, gui, labelled, pairs, qa, talk, video, vqa
 from vlrl.data.formats import grounding as g
 from vlrl.data.formats.fields import Source, short
 from vlrl.data.formats.files import Found
@@ -70,6 +70,15 @@ FORMATS: dict[str, Format] = {
     "coco": Format(g.is_coco, g.coco, several=True),
     "label_studio": Format(a.is_label_studio, a.label_studio, a.ask_for_all),
     "lisa": Format(g.is_lisa, g.lisa, several=True),
+    "statement": Format(vqa.is_statement, vqa.statement),
+    "hallusion": Format(vqa.is_hallusion, vqa.hallusion),
+    "natural_bench": Format(vqa.is_natural_bench, vqa.natural_bench, several=True),
+    "visual7w": Format(vqa.is_visual7w, vqa.visual7w, several=True),
+    "ocr_vqa": Format(vqa.is_ocr_vqa, vqa.ocr_vqa, several=True),
+    "figure_qa": Format(vqa.is_figure_qa, vqa.figure_qa),
+    "visual_genome": Format(vqa.is_visual_genome, vqa.visual_genome, several=True),
+    "elements": Format(vqa.is_elements, vqa.elements, several=True),
+    "ego4d_nlq": Format(vqa.is_ego4d_nlq, vqa.ego4d_nlq, several=True),
     "alphadrive": Format(driving.is_alphadrive, driving.alphadrive),
     "chosen_rejected": Format(pairs.is_chosen_rejected, pairs.chosen_rejected),
     "r1_reward": Format(pairs.is_r1_reward, pairs.r1_reward),

@@ -14,9 +14,9 @@ from vlrl.data.formats.talk import FIELDS, Talk
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]
-QUESTION = ("question", "problem", "query", "Question", "prompt", "text")
-ANSWER = ("answer", "solution", "ground_truth", "gt_answer", "gt", "correct_answer", "final_answer", "Answer",
-           "direct_answers", "answers", *INDICES)
+QUESTION = ("question", "problem", "query", "Question", "prompt", "text", "q")
+ANSWER = ("answer", "final_answer", "solution", "ground_truth", "gt_answer", "gt", "correct_answer", "Answer",
+          "direct_answers", "answers", "multiple_choice_answer", *INDICES)
 _DIRECT = tuple(name for name in ANSWER if name not in INDICES)
 PLACES = ("question_id", "sample_id", "pid", "problem_id", "qid", "uid", "ID")
 _OTHERS = ("boxes", "box", "plan", "responses", "instruction")
@@ -66,7 +66,9 @@ def problem_text(record: Record, source: Source) -> list[dict[str, Any]]:
 
 
 def is_mathvista(record: Record) -> bool:
-    return has(record, "question_type") and "pid" in record and has(record, "question") and has(record, "answer")
+    """Returns whether a record has a question_type, and an answer_type of its own words (MathVista, OlympiadBench)."""
+    known = has(record, "question_type") and has(record, "question")
+    return known and (("pid" in record and has(record, "answer")) or has(record, "final_answer"))
 
 
 def is_question_answer(record: Record) -> bool:
@@ -96,6 +98,8 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
     kind = pick(record, "answer_type", "question_type", "problem_type")
     row = answered(final(given) if isinstance(given, str) else given, options, question,
                    kind if isinstance(kind, str) else None)
+    if has(record, "sample_token") and not has(record, *IMAGE, *VIDEO):
+        raise DataError("it names a sample of nuScenes, and no image: add `images`, the files of its cameras")
     media = shown(record, source, needed=False) or ({"video": source.id} if _FILM.search(source.id) else {})
     used = {*QUESTION, *_answers(record), *PLACES, *OPTIONS, *IMAGE, *VIDEO, *LETTERED, *FIELDS, "reward_model",
             "answer_type", "image_size", "system", *(f"image_{n}" for n in range(1, 10)),

@@ -10,7 +10,10 @@ from vlrl.data.formats.fields import IMAGE, has, pick
 Record = Mapping[str, Any]
 PROJECTS = {
     "canonical": "vlrl", "coco": "COCO, LVIS, Objects365", "label_studio": "Label Studio", "lisa": "LISA, ReasonSeg",
-    "alphadrive": "AlphaDrive", "chosen_rejected": "RLAIF-V, LLaMA-Factory, TRL", "r1_reward": "R1-Reward",
+    "statement": "VSR, NLVR2", "hallusion": "HallusionBench", "natural_bench": "NaturalBench", "visual7w": "Visual7W",
+    "ocr_vqa": "OCR-VQA", "figure_qa": "FigureQA, PlotQA", "visual_genome": "Visual Genome",
+    "elements": "OS-Atlas, SeeClick, ShowUI", "ego4d_nlq": "Ego4D NLQ", "alphadrive": "AlphaDrive",
+    "chosen_rejected": "RLAIF-V, LLaMA-Factory, TRL", "r1_reward": "R1-Reward",
     "response_pair": "VL-RewardBench", "captions": "ActivityNet Captions, Charades-STA", "got10k": "GOT-10k",
     "seed_bench_r1": "SEED-Bench-R1", "next_gqa": "NExT-GQA, VideoChat-R1", "videochat_span": "VideoChat-R1",
     "video_r1": "Video-R1", "tvgbench": "TVGBench", "time_r1": "Time-R1, QVHighlights", "clip_class": "VideoChat-R1",
@@ -18,7 +21,7 @@ PROJECTS = {
     "gui_g2": "GUI-G2", "gui_g1": "GUI-G1", "screenspot_pro": "ScreenSpot-Pro",
     "screenspot": "ScreenSpot, ScreenSpot-v2",
     "problem_box": "VLM-R1", "refcoco": "RefCOCO, RefCOCO+, RefCOCOg", "problem_text": "R1-V, Open-R1-Multimodal",
-    "box_list": "datasets of detection", "qa": "VQA sets of many projects", "mathvista": "MathVista",
+    "box_list": "datasets of detection", "qa": "VQA sets of many projects", "mathvista": "MathVista, OlympiadBench",
     "table": "tables of boxes", "labelled": "ImageFolder, CoOp", "unlabelled": "GUI-RCPO",
 }
 """Format -> whose it is."""
