@@ -6,7 +6,7 @@ import pytest
 
 from tests.data.test_formats import one
 from vlrl.data import FIELDS, sample_from_row
-from vlrl.data.formats import canonical
+from vlrl.data.formats import canonical, rows_in
 from vlrl.errors import DataError
 from vlrl.task import Task, load
 from vlrl.tools.rowcheck import field_problems
@@ -43,6 +43,7 @@ TOLD = {
     "no speaker": ([{"value": "a?"}], "a turn of None"),
     "a part of another kind": ([{"role": "user", "content": [{"type": "file", "file": "x"}]}], "is no text, image"),
     "a file of OpenAI's": ([{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}], "OpenAI keeps"),
+    "a box that ms-swift fills in": (turns("<image>Find <ref-object>.", "<bbox>"), "holds <ref-object>, which"),
     "an image of the system": ([{"role": "system", "content": "<image>"}, *turns("a?", "b")], "which only turns show"),
 }
 
@@ -208,3 +209,27 @@ def test_content_parts_may_hold_the_media():
         {"type": "text", "text": "red?"}]}, {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}]
     row = one({"messages": json.dumps(talk)})
     assert row["image"] == "x/a.png" and row["question"] == "Is<image>red?" and row["answer"] == "yes"
+
+
+@pytest.mark.parametrize(("record", "words", "column", "wanted"), [
+    ({"question": "Who?", "problem": "Where?", "answer": "here"}, "'question' says 'Who?' and 'problem' says 'Where?'",
+     {"question": "problem"}, {"question": "Where?"}),
+    ({"question": "Who?", "answer": "a cat", "ground_truth": "a dog"}, "'answer' says 'a cat' and 'ground_truth' says",
+     {"answer": "ground_truth"}, {"answer": "a dog"}),
+    ({"question": "Who?", "answer": "x", "image": "a.png", "images": ["a.png", "b.png"]}, "'image' and 'images', 2 of",
+     {"images": "images"}, {"images": ["a.png", "b.png"]}),
+    ({"messages": turns_of("Who?", "x"), "prompt": turns_of("Where?"), "answer": "x"}, "each hold a conversation",
+     {"messages": "prompt"}, {"question": "Where?"}),
+    ({"prompt": turns_of("Who?"), "problem": "Where?", "answer": "here"}, "the field 'problem' asks",
+     {"question": "problem"}, {"question": "Where?"}),
+])
+def test_two_fields_that_differ_are_asked_about_and_columns_decide(record, words, column, wanted, tmp_path):
+    (row,) = canonical(record)
+    assert isinstance(row, DataError) and words in str(row)
+    (tmp_path / "rows.jsonl").write_text(json.dumps(record))
+    ((_, row),) = rows_in(tmp_path / "rows.jsonl", columns=column)
+    assert not isinstance(row, DataError), row
+    assert {k: row[k] for k in wanted} == wanted
+    same = {"question": "Who?", "problem": "<image>Who?", "answer": "B", "correct_answer": "a dog", "image": "a.png",
+            "options": ["a cat", "a dog"], "images": ["a.png"]}
+    assert one(same)["answer"] == "B" and one(same)["question"] == "Who?"

@@ -28,7 +28,7 @@ __all__ = ["FORMATS", "Format", "Source", "canonical", "check_format", "format_o
 Row = dict[str, Any]
 _QUESTIONS = ("qa", "problem_text", "mathvista", "vlm_r1", "video_r1")
 """Formats that read whatever asks and answers, also where a more particular one would know the words of an answer."""
-_RIVALS = {**a.ROLES, "question": (*qa.QUESTION, *talk.FIELDS), "answer": qa.ANSWER,
+_RIVALS = {**a.ROLES, "images": a.ROLES["image"], "question": (*qa.QUESTION, *talk.FIELDS), "answer": qa.ANSWER,
            **dict.fromkeys(talk.LISTS, talk.LISTS)}
 """What a field may be named to stand for -> the fields that could stand for the same."""
 _CONTENT = frozenset(("image", "images", "video", "question"))
@@ -113,6 +113,9 @@ FORMATS: dict[str, Format] = {
 takes the one that most records of a file are of."""
 
 
+_ASKING = [FORMATS[name] for name in _QUESTIONS]
+
+
 def rows_in(path: Path, format: str = "auto", root: Path | None = None,
             columns: Mapping[str, str] | None = None,
             roots: tuple[Path, ...] = (), taken: set[str] | None = None,
@@ -187,6 +190,8 @@ def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
     found = FORMATS[format if format != "auto" else recognised(record) or "canonical"]
     try:
         beside = {} if found is FORMATS["canonical"] else carried(record)
+        if found in _ASKING:
+            qa.refuse_two_readings(record)
         rows = found.rows({k: v for k, v in record.items() if k not in beside}, source or Source())
         return [{**row, **beside} for row in rows] or [DataError(
             f"it holds nothing to ask: one of its lists ({short([k for k, v in record.items() if v == []])}) is empty")]

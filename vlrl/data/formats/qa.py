@@ -8,7 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlrl.data.formats.asked import asked, heard, plain, shown, system_prompt, with_media
-from vlrl.data.formats.choices import INDICES, LETTERED, OPTIONS, answered, of_clip, options_of, placed_letter, untagged
+from vlrl.data.formats.choices import (
+    INDICES,
+    LETTERED,
+    OPTIONS,
+    answered,
+    letter,
+    of_clip,
+    options_of,
+    placed_letter,
+    untagged,
+)
 from vlrl.data.formats.fields import IMAGE, VIDEO, Source, begin, has, meta, named, number, pick, short, size_of, text
 from vlrl.data.formats.talk import FIELDS, Talk
 from vlrl.errors import DataError
@@ -31,6 +41,8 @@ _KEPT = ("id", "question", "answer", "answer_type", "options", "tolerance", "dif
          "environment")
 
 
+_PLAIN_ANSWERS = ("answer", "final_answer", "ground_truth", "gt_answer", "gt", "correct_answer")
+"""Fields that hold an answer alone; a `solution` may be worked out."""
 _SHORT = 60
 """Characters up to which the words of an assistant are an answer, and no worked solution."""
 _NUMBERS = {"duration": 1e6, "fps": 1e4, "difficulty": 1, "weight": 1e9}
@@ -108,6 +120,27 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
     row = of_clip(row) if "video" in media else row
     return [{**_of_part(_numeric(kept), media), "id": named(record, source, *PLACES), **media, **_told_size(record),
              **row, **asked(question, media, options, said.turns), **worked, **system_prompt(record, said)}]
+
+
+def refuse_two_readings(record: Record) -> None:
+    """Raises DataError where two fields may ask, answer or be the images, and differ: --columns says which counts."""
+    asks = {n: plain(record[n]) for n in ("question", "problem", "query") if isinstance(record.get(n), str)}
+    says = {n: str(record[n]).strip() for n in _PLAIN_ANSWERS if isinstance(record.get(n), (str, int, float))
+            and not isinstance(record[n], bool) and 0 < len(str(record[n]).strip()) <= _SHORT}
+    options = options_of(record) if len(says) > 1 else []
+    if options:
+        says = {name: letter(text, options) for name, text in says.items()}
+    for role, found in (("question", asks), ("answer", says)):
+        (first, *others), texts = list(found) or [""], [text.lower() for text in found.values()]
+        other = next((n for n, text in zip(others, texts[1:], strict=True)
+                      if text not in texts[0] and texts[0] not in text), None)
+        if other:
+            raise DataError(f"{first!r} says {short(found[first])} and {other!r} says {short(found[other])}: which is "
+                            f"the {role}? Say it with --columns {role}={first} or --columns {role}={other}")
+    one, several = pick(record, "image"), pick(record, "images")
+    if one is not None and isinstance(several, list) and several and several != [one]:
+        raise DataError(f"'image' and 'images', {len(several)} of them, are both given: which are shown? Say it with "
+                        "--columns images=image or --columns images=images")
 
 
 def right(said: Talk, record: Record, options: Sequence[str], question: str) -> tuple[Any, dict[str, str]]:

@@ -45,6 +45,7 @@ _OPTIONS = ("detail", "fps", "max_pixels", "min_pixels", "nframes", "resized_hei
 _MARK = re.compile(r"<(?:image|video)>")
 _QWEN = re.compile(r"<img>([^<>\n]{1,1000})</img>")
 """How Qwen-VL names an image inside a text."""
+_SWIFT = re.compile(r"<(?:bbox|ref-object)>")
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,9 @@ def _turn(turn: Any, named: dict[str, list[Any]]) -> dict[str, Any]:
         raise DataError(f"its conversation has a turn of {short(who)}, where rows hold those of "
                         f"{', '.join(dict.fromkeys(_ROLES))}")
     content = _words(turn, named).strip()
+    if unfilled := _SWIFT.search(content):
+        raise DataError(f"the turn {short(content)} holds {unfilled[0]}, which ms-swift fills in from `objects`: write "
+                        "the name or the box, in pixels, in its place")
     calls = unpacked(content) if role == "call" else pick(turn, "tool_calls")
     if not calls:
         return {"role": role, "content": content}
