@@ -15,6 +15,7 @@ from vlrl.data.formats import canonical
 from vlrl.errors import DataError
 from vlrl.task import Task, load, task_messages
 from vlrl.tools.score_rows import score_row
+from vlrl.tools.shown import words_of
 
 BEFORE = [{"role": "user", "content": "<image>Colour?"}, {"role": "assistant", "content": "red"}]
 ROW = {"id": 1, "images": ["a.png", "b.png"], "turns": BEFORE, "question": "And <image>?", "answer": "blue",
@@ -115,3 +116,11 @@ def test_turns_and_tools_outlive_conversion_and_are_scored(tmp_path, capsys):
     capsys.readouterr()
     scored = score_row(load("qa"), {"sample": row, "completions": ["blue", "red"]}, tmp_path)
     assert [one["parts"]["accuracy"] for one in scored["rewards"]] == [1.0, 0.0]
+
+
+def test_the_words_of_a_prompt_say_whose_they_are_and_where_media_stand():
+    task = plain()
+    assert words_of(task_messages(task, task.sample_from_row(ROW))) == (
+        "system: Be brief.\nuser: <image>Colour?\nassistant: red\nuser: And <image>?")
+    assert words_of(task_messages(task, task.sample_from_row({"id": 1, "image": "a.png", "question": "Who?"}))) == (
+        "<image>Who?")

@@ -79,7 +79,7 @@ def unseen(limits: LimitsSettings, task: Task, sample: Sample) -> Shown:
     oracle = None
     if text is not None:
         oracle = oracle_of(task, text, None, score_group(task, sample, [parse_answer(text)], 0)[0])
-    return Shown(id=sample.id, text=_words(task_messages(task, sample)), tokens=None, coordinates=convention,
+    return Shown(id=sample.id, text=words_of(task_messages(task, sample)), tokens=None, coordinates=convention,
                  media=tuple(MediaFacts(kind=m.kind, original=m.size, frames=len(m.frames)) for m in loaded),
                  target=task_target(task, sample), oracle=oracle)
 
@@ -116,7 +116,7 @@ def convention_of(task: Task, sample: Sample) -> str:
         return _NOT_KNOWN
 
 
-def _words(messages: Sequence[Any]) -> str:
+def words_of(messages: Sequence[Any]) -> str:
     """Returns the texts of messages with marks where media stand; of several, whose each is."""
     said = [(m["role"], [{"type": "text", "text": m["content"]}] if isinstance(m["content"], str) else m["content"])
             for m in messages]
