@@ -13,9 +13,10 @@ from vlrl.data import sample_from_row
 from vlrl.data import turns as row_turns
 from vlrl.data.formats import canonical
 from vlrl.errors import DataError
-from vlrl.task import Task, load, task_messages
+from vlrl.task import Task, builtin_names, load, task_messages
 from vlrl.tools.score_rows import score_row
 from vlrl.tools.shown import words_of
+from vlrl.types import Media, Sample
 
 BEFORE = [{"role": "user", "content": "<image>Colour?"}, {"role": "assistant", "content": "red"}]
 ROW = {"id": 1, "images": ["a.png", "b.png"], "turns": BEFORE, "question": "And <image>?", "answer": "blue",
@@ -44,6 +45,16 @@ def test_turns_come_between_the_system_and_the_question():
     sample = sample_from_row(film)
     assert [m.kind for m in sample.media] == ["image", "video", "image"]  # in the order of the texts
     assert [getattr(m.source, "name", "") for m in sample.media] == ["a.png", "c.mp4", "b.png"]
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_every_task_shows_the_system_the_turns_and_the_media(name):
+    media = tuple(Media(source=Image.new("RGB", (8, 8))) for _ in range(2))
+    task = load(name, {"system": "Think."})
+    found = task.messages(Sample(id="s", row=ROW, media=media, prompt="Say. {question}"))
+    assert [(m["role"], "".join(c.get("text", f"[{c['type']}]") for c in m["content"])) for m in found] == [
+        ("system", "Think.\n\nBe brief."), ("user", "[image]Colour?"), ("assistant", "red"),
+        ("user", "Say. And [image]?")]
 
 
 @pytest.mark.parametrize(("change", "words"), [

@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from qwen_vl_utils import smart_resize
 
-from tests.conftest import SAMPLES, TWO, noise
+from tests.conftest import SAMPLES, TWO, noise, noise_video
 from vlrl.config import validate
 from vlrl.errors import ConfigError, DataError
 from vlrl.models import policy as policies
@@ -147,6 +147,20 @@ def test_media_keep_their_places_or_the_family_says_that_it_cannot(tiny_models, 
         return
     text = encode(Ask(), asked).text
     assert text.find("Is ") < text.find(" like ") - 3 and not text.partition(" like ")[2].startswith("?")
+
+
+def test_images_and_videos_in_any_order_keep_their_own_tokens(parts):
+    policy, encode = parts
+    first, film, last = Media(source=noise(0, 64, 64)), noise_video(9, 4, 64, 128), Media(source=noise(1, 128, 96))
+    alone = [encode(Ask(), Sample(id="s", media=(m,), row={"q": "Hm?"})) for m in (first, film, last)]
+    text = "See <image> then <video> then <image>."
+    together = encode(Ask(), Sample(id="s", media=(first, film, last), row={"q": text, "question": text}))
+    assert together.visual_tokens == tuple(p.visual_tokens[0] for p in alone)
+    assert together.processed_sizes == tuple(p.processed_sizes[0] for p in alone)
+    kinds = together.ids[np.isin(together.ids, [policy.base.config.image_token_id, policy.base.config.video_token_id])]
+    runs = [k for k, before in zip(kinds, [None, *kinds], strict=False) if k != before]
+    assert runs == [policy.base.config.image_token_id, policy.base.config.video_token_id,
+                    policy.base.config.image_token_id]
 
 
 def test_too_long_is_rejected_with_id_and_length(tiny_models):
