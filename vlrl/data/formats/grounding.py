@@ -164,19 +164,20 @@ _REF_NAME = re.compile(r"(COCO_\w+_\d{12})_\d+(?=\.\w+$)")
 
 
 def is_problem_box(record: Record) -> bool:
-    solution = pick(record, "solution")
-    return isinstance(record.get("problem"), str) and has(record, *IMAGE) and _four(solution) is not None
+    given = (pick(record, "solution"), record.get("answer") if isinstance(record.get("answer"), str) else None)
+    return isinstance(record.get("problem"), str) and has(record, *IMAGE) and any(map(_four, given))
 
 
 def problem_box(record: Record, source: Source) -> Rows:
     """`problem` is the expression and `solution` [x1, y1, x2, y2] in original pixels (VLM-R1's rec_jsons_processed,
     refcoco*_val.json and lisa_test.json)."""
-    expression = text(record, "problem")
+    expression = plain(text(record, "problem"))
     expression = (_DESCRIBES.findall(expression) or [expression])[-1]
     row = begin(record, source)
-    box = _in_pixels(numbers(_four(pick(record, "solution")), (4,), "solution"), row)
+    found = _four(pick(record, "solution")) or _four(record.get("answer"))
+    box = _in_pixels(numbers(found, (4,), "solution"), row)
     return [{**row, "expression": expression, "boxes": [{"box": box, "label": expression}],
-             **meta(record, "problem", "solution")}]
+             **meta(record, "problem", "solution", "answer")}]
 
 
 def _four(value: Any) -> list[Any] | None:

@@ -173,10 +173,18 @@ def _right(record: Record, options: Sequence[str]) -> Any:
     elif place is not None and not has(record, *_DIRECT):
         raise DataError(f"it tells the place {short(place)} of the right option, and no field holds the options; "
                         f"known: {', '.join(OPTIONS)}; or a field for each, such as A, B or option_0, option_1")
-    given = pick(record, *_answers(record)) if given is None else given
+    given = _said(record) if given is None else given
     if isinstance(given, list) and all(isinstance(v, Mapping) for v in given):
         given = [v.get("answer") for v in given]
     return ("yes" if given else "no") if isinstance(given, bool) else given
+
+
+def _said(record: Record) -> Any:
+    """Returns the answer of a record; numbers in brackets that are written as a text are one answer, not several."""
+    given = pick(record, *_answers(record))
+    raw = next((v for n in _answers(record) if (v := record.get(n)) is not None and v != ""), None)
+    alone = isinstance(raw, str) and isinstance(given, list) and all(isinstance(v, (int, float)) for v in given)
+    return raw if alone else given
 
 
 def _of_part(kept: dict[str, Any], media: Record) -> dict[str, Any]:

@@ -27,6 +27,8 @@ LISTS = ("conversations", "messages", "conversation", "prompt", "input", "texts"
 """Fields that may hold a list of turns."""
 _REPLIES = {"prompt": "completion", "input": "output"}
 """Fields that hold a prompt alone -> those with the reply to it."""
+_SPOKEN_IN = {"prompt": {"role", "from"}, "input": {"role", "from"}, "texts": {"user", "assistant"}}
+"""Fields that may hold other lists too -> the keys of which a turn has one."""
 _PAIRS = (("query", "response"), ("instruction", "output"), ("instruction", "outputs"))
 FIELDS = (*LISTS, *_REPLIES.values(), *(name for pair in _PAIRS for name in pair), "inputs", "history")
 """Every field that a conversation may come from."""
@@ -92,12 +94,13 @@ def _pairs(record: Record) -> list[tuple[str, str]]:
 
 def _list_under(record: Record, name: str) -> list[Any] | None:
     turns = pick(record, name)
-    if not isinstance(turns, list) or not turns or (name in ("prompt", "input", "texts") and not all(
-            isinstance(turn, Mapping) for turn in turns)):
+    if not isinstance(turns, list) or not turns:
+        return None
+    keys = _SPOKEN_IN.get(name)
+    if keys and not all(isinstance(turn, Mapping) and turn.keys() & keys for turn in turns):
         return None
     if name == "texts":
-        both = [turn for turn in turns if "user" in turn and "assistant" in turn]
-        return [{"role": role, "content": turn[role]} for turn in both for role in ("user", "assistant")] or None
+        return [{"role": role, "content": turn.get(role)} for turn in turns for role in ("user", "assistant")]
     reply = pick(record, _REPLIES[name]) if name in _REPLIES else None
     reply = [{"role": "assistant", "content": reply}] if isinstance(reply, str) else reply
     return [*turns, *(reply or ())]
