@@ -135,3 +135,28 @@ def test_the_words_of_a_prompt_say_whose_they_are_and_where_media_stand():
         "system: Be brief.\nuser: <image>Colour?\nassistant: red\nuser: And <image>?")
     assert words_of(task_messages(task, task.sample_from_row({"id": 1, "image": "a.png", "question": "Who?"}))) == (
         "<image>Who?")
+
+
+PIECES = st.lists(st.sampled_from(["<image>", "red ", "Is it", " two\n", "?"]), min_size=1, max_size=5).filter(
+    lambda pieces: any(piece.strip() for piece in pieces if piece != "<image>"))
+
+
+@given(st.lists(PIECES, min_size=1, max_size=5).filter(lambda turns: len(turns) % 2 == 1), st.booleans())
+def test_whatever_is_interleaved_keeps_its_order(turns, as_parts):
+    """The messages hold the texts and images of all turns as they were given, but for space."""
+    count = sum(pieces.count("<image>") for pieces in turns)
+    paths = [f"{n}.png" for n in range(count)]
+    left = iter(paths)
+
+    def content(pieces):
+        return "".join(pieces) if not as_parts else [
+            {"type": "image", "image": next(left)} if p == "<image>" else {"type": "text", "text": p} for p in pieces]
+    talk = [{"role": ("user", "assistant")[n % 2], "content": content(pieces)} for n, pieces in enumerate(turns)]
+    media = {} if as_parts or not count else {"images": paths}
+    (row,) = canonical({"id": 1, "prompt": talk, "answer": "yes", **media})
+    assert not isinstance(row, DataError), row
+    task = plain()
+    sample = task.sample_from_row(row)
+    found = ["".join(c.get("text", "<image>") for c in m["content"]) for m in task_messages(task, sample)]
+    assert ["".join(text.split()) for text in found] == ["".join("".join(pieces).split()) for pieces in turns]
+    assert [m.source.name for m in sample.media] == paths
