@@ -113,8 +113,8 @@ def test_which_answer_counts_where_two_are_given():
 
 
 @pytest.mark.parametrize(("beside", "words"), [
-    ({"prompt": turns_of("Who else?")}, "'messages' and 'prompt' each hold a conversation.*--columns messages=prompt"),
-    ({"problem": "What else?"}, "the field 'problem' asks 'What else\\?'.*--columns question=problem"),
+    ({"prompt": turns_of("Who else?")}, "'messages' and 'prompt' each hold a conv.*data.columns. messages=messages"),
+    ({"problem": "What else?"}, "the field 'problem' asks 'What else\\?'.*--columns .data.columns. question=problem"),
     ({"system": "Be loud."}, "the system says 'Be brief.' in its conversation and 'Be loud.'"),
     ({"image": None, "images": ["a.png", "b.png"]}, "marks the places of 1 images or videos, and the record has 2"),
 ])

@@ -28,7 +28,7 @@ def heard(record: Record) -> Talk | None:
             break
         if isinstance(own, str) and plain(own) not in plain(said.question):
             raise DataError(f"the field {name!r} asks {short(own)}, and its conversation {short(said.question)}: which "
-                            f"one is meant? Say it with --columns question={name}, or leave the field out")
+                            f"one is meant? Say it with --columns (data.columns) question={name}, or leave it out")
     return said
 
 

@@ -136,11 +136,11 @@ def refuse_two_readings(record: Record) -> None:
                       if text not in texts[0] and texts[0] not in text), None)
         if other:
             raise DataError(f"{first!r} says {short(found[first])} and {other!r} says {short(found[other])}: which is "
-                            f"the {role}? Say it with --columns {role}={first} or --columns {role}={other}")
+                            f"the {role}? Say it with --columns (data.columns) {role}={first} or {role}={other}")
     one, several = pick(record, "image"), pick(record, "images")
     if one is not None and isinstance(several, list) and several and several != [one]:
         raise DataError(f"'image' and 'images', {len(several)} of them, are both given: which are shown? Say it with "
-                        "--columns images=image or --columns images=images")
+                        "--columns (data.columns) images=image or images=images")
 
 
 def right(said: Talk, record: Record, options: Sequence[str], question: str) -> tuple[Any, dict[str, str]]:

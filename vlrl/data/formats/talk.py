@@ -73,7 +73,7 @@ def talk_of(record: Record) -> Talk | None:
     if len(found) > 1 and any(turns != next(iter(found.values())) for turns in found.values()):
         first, other = list(found)[:2]
         raise DataError(f"{first!r} and {other!r} each hold a conversation, and they differ: which one asks? Say it "
-                        f"with --columns {first}={first} or --columns {first}={other}")
+                        f"with --columns (data.columns) {first}={first} or {first}={other}")
     if found:
         name, turns = next(iter(found.items()))
         return talk(turns, prompt=name in _REPLIES and not has(record, _REPLIES[name]))
