@@ -97,7 +97,7 @@ class Encoder:
         places = sum(isinstance(c, dict) and c.get("type") in ("image", "video") for parts in contents for c in parts)
         if places != len(loaded):
             raise DataError(f"sample '{sample.id}': its messages place {places} media, the sample has {len(loaded)}")
-        if not self._reads_order and any(map(_mixed, contents)):
+        if any(map(_mixed, contents)) and not self._reads_order:
             raise DataError(f"sample '{sample.id}': it shows media inside or after a text, and the chat template of a "
                             f"{self.family.model_type} puts those of a turn before its text. Move the marks there, or "
                             "choose a model that keeps their places")
