@@ -89,6 +89,8 @@ def test_the_shape_and_one_row_as_the_model_sees_it_are_shown(folder, capsys):
     assert re.search(r"tokens \d+ = \d+ \+ \d+ visual \+ \d+ text image 160 x 120 pixels -> \d+ x \d+ for", said)
     assert "target yes" in said and "oracle yes" in said and "the maximum" in said
     assert "bad rows by kind of problem: row 2, media 1" in said
+    said = run(capsys, "check", file, "--config", folder / "qa.yaml", "model.name=no/such-model")[1]
+    assert "tokens not known without the model" in " ".join(said.split()) and "Is <image> like it?" in said
     code, out, _ = run(capsys, "check", file, "--json")
     found = json.loads(out)
     assert found["shapes"] == {"prompt as messages, with reward_model (verl)": 4}

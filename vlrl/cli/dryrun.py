@@ -126,6 +126,8 @@ def _sample(sample: Shown) -> Iterator[tuple[str, str]]:
         visual = " + ".join(str(m.tokens) for m in sample.media if m.tokens is not None)
         apart = f" = {visual} visual + {sample.text_tokens} text" if visual else "" if sample.media else ", all text"
         yield "  tokens", f"{sample.tokens}{apart}"
+    elif sample.coordinates:
+        yield "  tokens", "not known without the model, which is not here or cannot be read; sizes are the files'"
     for media in sample.media:
         frames = f", {media.frames} frames" if media.kind == "video" else ""
         resized = f" -> {media.processed[0]} x {media.processed[1]} for the model" if media.processed else ""

@@ -35,7 +35,7 @@ from vlrl.store import checkpoint
 from vlrl.task import Task, task_oracle, task_samples
 from vlrl.task.scoring import Scored
 from vlrl.tools import memory
-from vlrl.tools.shown import MediaFacts, Shown, convention_of, oracle_of, unseen
+from vlrl.tools.shown import NOT_KNOWN, MediaFacts, Shown, convention_of, oracle_of, unseen
 from vlrl.training import inert, preflight
 from vlrl.training.build import check_engine, check_trackers
 from vlrl.training.build_task import make_task, settle_coordinates
@@ -263,7 +263,7 @@ def see(config: Config, task: Task, sample: Sample) -> Shown:
         family_convention(config.model.name)
         return show(config, task, sample, open_model(config, task)[1])
     except (ConfigError, OSError, ImportError):
-        return unseen(config.limits, task, sample)
+        return replace(unseen(config.limits, task, sample), coordinates=NOT_KNOWN)
 
 
 def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> Shown:

@@ -69,7 +69,7 @@ class Shown:
 def unseen(limits: LimitsSettings, task: Task, sample: Sample) -> Shown:
     """Returns what can be said of a sample without a model; boxes in original pixels when its family is not known."""
     convention = convention_of(task, sample)
-    if convention == _NOT_KNOWN:
+    if convention == NOT_KNOWN:
         task.coordinates = Coordinates()
     loaded = [media.load(m, limits) for m in sample.media]
     if loaded:
@@ -106,14 +106,14 @@ def oracle_of(task: Task, text: str, tokens: int | None, scored: Scored) -> Orac
                   error=scored.error)
 
 
-_NOT_KNOWN = "auto: the model family's, not known without the model"
+NOT_KNOWN = "auto: the model family's, not known without the model"
 
 
 def convention_of(task: Task, sample: Sample) -> str:
     try:
         return sample.get("coordinates") or task.coordinates.convention
     except TaskError:
-        return _NOT_KNOWN
+        return NOT_KNOWN
 
 
 def words_of(messages: Sequence[Any]) -> str:
