@@ -20,6 +20,7 @@ from vlrl.data.video_sampling import VideoSampling
 from vlrl.store import plain
 from vlrl.task import Task, builtin_names, load_class, task_messages, task_samples, task_target
 from vlrl.task.combine import COMBINE
+from vlrl.tools.shown import words_of
 from vlrl.training import build_task
 from vlrl.types import LoadedMedia, Media, Sample
 
@@ -200,7 +201,7 @@ class Tasks:
         own = config.model
         frames = VideoSampling(own.video_fps, own.video_max_frames, own.video_min_frames)
         loaded = tuple(media.load(m, config.limits, frames) for m in sample.media)
-        words = "\n\n".join(_words(m["content"]) for m in task_messages(task, sample))
+        words = words_of(task_messages(task, sample))
         return Shown(place, len(samples), sample, words, loaded, task_target(task, sample))
 
     def messages(self, config: Config, ask: Ask) -> tuple[Task, Sample, list[dict[str, Any]]]:
@@ -284,9 +285,3 @@ def _some(tree: Mapping[str, Any], section: str, keys: Sequence[str]) -> dict[st
     """Returns those settings of a section that are set."""
     settings = tree.get(section)
     return {k: settings[k] for k in keys if settings.get(k) is not None} if isinstance(settings, Mapping) else {}
-
-
-def _words(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(str(part["text"]) for part in content if part.get("type") == "text")

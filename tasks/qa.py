@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vlrl.config.base import Positive, Rate
-from vlrl.data import MEDIA_FIELDS
 from vlrl.errors import DataError
 from vlrl.task.recipes import RecipeTask
 from vlrl.types import Sample
@@ -65,7 +64,8 @@ class Qa(RecipeTask):
         return super().sample_from_row(row, root)
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
-        return kinds.problem(self, row) or _marks_problem(row)
+        marked = IMAGE in "".join(map(str, row.get("options") or ()))
+        return kinds.problem(self, row) or (f"an option shows {IMAGE}, and options are texts" if marked else None)
 
     def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
         options = zip(kinds.LETTERS, kinds.options_of(row), strict=False)
@@ -93,13 +93,3 @@ class Qa(RecipeTask):
                       "a list with it": f"{right}, 1{right}, 2{right}"}
         say = getattr(self.used, "say", str)  # a Recipe of one's own may have none
         return {name: say(text) for name, text in texts.items()}
-
-
-def _marks_problem(row: Mapping[str, Any]) -> str | None:
-    marks, given = row["question"].count(IMAGE), [row.get(key) for key in MEDIA_FIELDS]
-    shown = sum(len(v) if isinstance(v, (list, tuple)) else 1 for v in given if v)
-    options = "".join(map(str, row.get("options") or ()))
-    if IMAGE in options or marks not in (0, shown):
-        return (f"the question has {marks} {IMAGE}, the row {shown} images: as many marks as images are needed, all in "
-                "the question, or none")
-    return None

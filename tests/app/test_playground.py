@@ -180,7 +180,7 @@ def test_a_task_from_a_file_needs_trust(play):
 def test_samples_by_place_and_by_id(play):
     shown = play.sample(ask())
     assert (shown.place, shown.count, shown.sample.id) == (3, 64, "heldout-000003")
-    assert shown.question.startswith("Locate the ") and len(shown.target) == 4 and len(shown.media) == 1
+    assert shown.question.startswith("<image>Locate the ") and len(shown.target) == 4 and len(shown.media) == 1
     assert play.sample(ask(sample="heldout-000005")).place == 5
     assert play.sample(ask(sample="#1", split="train")).sample.id == "train-000001"
     for changes, message in (({"sample": "#64"}, "#0 to #63"), ({"sample": "nope"}, "no.*'nope'.*heldout-000000"),

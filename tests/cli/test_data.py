@@ -75,6 +75,30 @@ def test_a_sound_file(folder, capsys):
     assert sorted(folder.rglob("*")) == before  # nothing was written
 
 
+def test_the_shape_and_one_row_as_the_model_sees_it_are_shown(folder, capsys):
+    talk = [{"role": "user", "content": "<image>Colour?"}, {"role": "assistant", "content": "red"},
+            {"role": "user", "content": "Is <image> like it?"}]
+    record = {"prompt": talk, "images": ["img/0.png", "img/1.png"], "reward_model": {"ground_truth": "yes"}}
+    lost = [{**record, "images": images} for images in (["img/0.png"], ["img/0.png"], ["img/0.png", "img/gone.png"])]
+    file = write(folder / "rows.jsonl", record, *lost)
+    (folder / "qa.yaml").write_text("task: qa\nmodel: {name: embedded/tiny-qwen3-vl}\n")
+    code, out, _ = run(capsys, "check", file, "--config", folder / "qa.yaml")
+    said = " ".join(out.split())
+    assert code == 1 and "recognised as: prompt as messages, with reward_model (verl) 4" in said
+    assert "Is <|vision_start|><|image_pad|><|vision_end|> like it? Answer with yes or no only.<|im_end|>" in said
+    assert re.search(r"tokens \d+ = \d+ \+ \d+ visual \+ \d+ text image 160 x 120 pixels -> \d+ x \d+ for", said)
+    assert "target yes" in said and "oracle yes" in said and "the maximum" in said
+    assert "bad rows by kind of problem: row 2, media 1" in said
+    said = run(capsys, "check", file, "--config", folder / "qa.yaml", "model.name=no/such-model")[1]
+    assert "tokens not known without the model" in " ".join(said.split()) and "Is <image> like it?" in said
+    code, out, _ = run(capsys, "check", file, "--json")
+    found = json.loads(out)
+    assert found["shapes"] == {"prompt as messages, with reward_model (verl)": 4}
+    assert found["example"]["text"] == "user: <image>Colour?\nassistant: red\nuser: Is <image> like it?"
+    assert found["example"]["target"] == "yes" and found["example"]["tokens"] is None
+    assert "Colour?" not in run(capsys, "check", file, "--no-show")[1]
+
+
 def test_what_all_rows_have_in_common_is_said_once(folder, capsys):
     file = folder / "wrong.csv"
     file.write_text("picture,mark\n" + "".join(f"img/{n}.png,cup\n" for n in range(5)) + "a,b,c\n")

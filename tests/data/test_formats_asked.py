@@ -6,7 +6,7 @@ import pytest
 
 from tests.data.test_formats import one
 from vlrl.data import FIELDS, sample_from_row
-from vlrl.data.formats import canonical
+from vlrl.data.formats import canonical, rows_in
 from vlrl.errors import DataError
 from vlrl.task import Task, load
 from vlrl.tools.rowcheck import field_problems
@@ -24,13 +24,27 @@ def messages(row: dict, name: str = "qa", **settings) -> list[tuple[str, list[st
 
 
 TOLD = {
-    "several turns": (turns("<image>Colour?", "white", "What is behind?", "an advert"), "2 questions and 2 answers"),
-    "a question after the answer": (turns("<image>Colour?", "white", "Why?"), "2 questions and 1 answers"),
-    "questions in a row": (turns("a?", "b?", speakers=("human", "user")), "2 questions and 0 answers"),
-    "an answer first": (turns("white", "Colour?", speakers=("gpt", "human")), "begins with an answer"),
-    "a tool": ([{"role": "user", "content": "a?"}, {"role": "tool", "content": "x"}], "a turn of 'tool'"),
+    "a question after the answer": (turns("<image>Colour?", "white", "Why?"), "nothing answers its question 'Why?'"),
+    "questions in a row": (turns("a?", "b?", speakers=("human", "user")), "a turn of a user after one of a user"),
+    "an answer first": (turns("white", "Colour?", speakers=("gpt", "human")), "a turn of the assistant at its beg"),
+    "answers in a row": ([*turns("a?", "b"), {"from": "gpt", "value": "c"}],
+                         "a turn of the assistant after one of the assistant"),
+    "a late system": ([*turns("a?", "b"), {"from": "system", "value": "x"}], "a turn of the system after one of the"),
+    "an empty turn of context": (turns("a?", "", "b?", "c"), "a turn of the assistant before its question is empty"),
+    "an empty answer": (turns("a?", " "), "nothing answers its question 'a?'"),
+    "a tool": ([{"role": "user", "content": "a?"}, {"role": "tool", "content": "x"}], "a turn of a tool after one of"),
+    "calls before the answer": ([{"role": "user", "content": "a?"}, {
+        "role": "assistant", "content": None, "tool_calls": [{"name": "zoom", "arguments": "{}"}]},
+        {"role": "tool", "content": "x"}, {"role": "assistant", "content": "b"}],
+        "calls of tools stand between its last question"),
+    "a call without arguments": ([{"from": "human", "value": "a?"}, {"from": "function_call", "value": "zoom"}],
+                                 "must have the name of a tool and its arguments"),
+    "a stranger": ([{"role": "user", "content": "a?"}, {"role": "critic", "content": "x"}], "a turn of 'critic'"),
     "no speaker": ([{"value": "a?"}], "a turn of None"),
     "a part of another kind": ([{"role": "user", "content": [{"type": "file", "file": "x"}]}], "is no text, image"),
+    "a file of OpenAI's": ([{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}], "OpenAI keeps"),
+    "a box that ms-swift fills in": (turns("<image>Find <ref-object>.", "<bbox>"), "holds <ref-object>, which"),
+    "an image of the system": ([{"role": "system", "content": "<image>"}, *turns("a?", "b")], "which only turns show"),
 }
 
 
@@ -39,10 +53,77 @@ def test_a_conversation_that_no_row_holds_is_refused(talk, words):
     for field in ("conversations", "messages"):
         (row,) = canonical({"id": 1, "image": "a.png", field: talk})
         assert isinstance(row, DataError) and words in str(row)
-    for record in ({"chosen": [*talk, *talk], "rejected": "x", "prompt": "q"},
-                   {"prompt": talk, "answer": "a", "image": "a.png"}):
-        (row,) = canonical(record)
-        assert isinstance(row, DataError)
+
+
+def test_all_before_the_last_question_is_context():
+    talk = turns("<image>Colour?", "white", "<image>\nAnd this?", "red", "Which is <image> like?", "the second")
+    row = one({"images": ["a.png", "b.png", "c.png"], "conversations": talk})
+    assert row["turns"] == [{"role": "user", "content": "<image>Colour?"}, {"role": "assistant", "content": "white"},
+                            {"role": "user", "content": "<image>And this?"}, {"role": "assistant", "content": "red"}]
+    assert row["question"] == "Which is <image> like?" and row["answer"] == "the second" and set(row) <= FIELDS
+    found = messages(row, prompt="{question}")
+    assert [role for role, _ in found] == ["user", "assistant"] * 2 + ["user"]
+    assert [content for _, content in found] == [
+        ["[image]", "Colour?"], ["white"], ["[image]", "And this?"], ["red"], ["Which is ", "[image]", " like?"]]
+    prompt = one({"images": ["a.png"], "prompt": turns("Colour?", "white", "And now?", speakers=("user", "assistant")),
+                  "solution": "red"})
+    assert prompt["turns"][0]["content"] == "<image>Colour?" and prompt["answer"] == "red"  # media unmarked: first turn
+    history = {"query": "And now?", "response": "red", "history": [["<image>Colour?", "white"]], "images": ["a.png"]}
+    alpaca = {"instruction": "And", "input": "now?", "output": "red", "history": history["history"], "image": "a.png"}
+    assert one(history)["turns"] == one(alpaca)["turns"] == prompt["turns"]
+    assert one(alpaca)["question"] == "And\nnow?"
+    plan = one({"image": "a.png", "conversations": turns("<image>Hi", "hello", "Plan. Speed is 3 m/s.",
+                                                         "KEEP, STRAIGHT")})
+    box = one({"image": "a.png", "conversations": turns("<image>Hi", "hello", "Find the cat.", "[1, 2, 30, 40]")})
+    pair = one({"image": "a.png", "prompt": turns("<image>Hi", "hello", "Who?"), "chosen": "a", "rejected": "b"})
+    assert plan["plan"] and box["boxes"] and pair["responses"]
+    assert plan["turns"] == box["turns"] == pair["turns"] == turns_of("<image>Hi", "hello")
+
+
+def turns_of(*said: str) -> list[dict]:
+    return [{"role": ("user", "assistant")[n % 2], "content": words} for n, words in enumerate(said)]
+
+
+def test_the_turn_of_a_tool_needs_the_tool():
+    talk = [*turns("<image>Zoom."), {"from": "function_call", "value": '{"name": "zoom", "arguments": {"x": 2}}'},
+            {"from": "observation", "value": "done"}, {"from": "gpt", "value": "Done."}, *turns("Who?", "a cat")]
+    record = {"id": 1, "image": "a.png", "conversations": talk}
+    row = one({**record, "tools": '[{"name": "zoom", "description": "near", "parameters": {}}]'})
+    assert row["tools"] == [{"type": "function", "function": {"name": "zoom", "description": "near", "parameters": {}}}]
+    assert row["turns"][1] == {"role": "assistant", "content": "", "tool_calls": [
+        {"type": "function", "function": {"name": "zoom", "arguments": {"x": 2}}}]}
+    assert row["turns"][2] == {"role": "tool", "content": "done"}
+    sample_from_row(row)
+    with pytest.raises(DataError, match=r"row '1': its conversation has a turn of a tool.*names no `tools`"):
+        sample_from_row(one(record))
+    assert "tools" not in one({**record, "conversations": turns("<image>Tool?", "saw"), "tools": ["saw", "hammer"]})
+    (nameless,) = canonical({**record, "tools": [{"description": "x"}]})
+    assert isinstance(nameless, DataError) and "has no name" in str(nameless)
+
+
+def test_which_answer_counts_where_two_are_given():
+    record = {"image": "a.png", "messages": turns_of("<image>Which?", "It is red, so <answer>B</answer>")}
+    row = one({**record, "solution": "B"})
+    assert row["answer"] == "B" and "solution" not in row
+    long = one({**record, "messages": turns_of("<image>How many?", "I count one dog and then another one, which is a "
+                                               "pair of dogs on the grass."), "answer": "2"})
+    assert long["answer"] == "2" and long["solution"].startswith("I count")
+    (row,) = canonical({**record, "solution": "C"})
+    assert isinstance(row, DataError) and "the assistant answers 'b', and a field beside" in str(row)
+
+
+@pytest.mark.parametrize(("beside", "words"), [
+    ({"prompt": turns_of("Who else?")}, "'messages' and 'prompt' each hold a conv.*data.columns. messages=messages"),
+    ({"problem": "What else?"}, "the field 'problem' asks 'What else\\?'.*--columns .data.columns. question=problem"),
+    ({"system": "Be loud."}, "the system says 'Be brief.' in its conversation and 'Be loud.'"),
+    ({"image": None, "images": ["a.png", "b.png"]}, "marks the places of 1 images or videos, and the record has 2"),
+])
+def test_two_readings_of_a_record_are_asked_about(beside, words):
+    talk = [{"role": "system", "content": "Be brief."}, *turns_of("Is <image> old?", "yes")]
+    (row,) = canonical({"image": "a.png", "messages": talk, **beside})
+    assert isinstance(row, DataError)
+    with pytest.raises(DataError, match=words):
+        raise row
 
 
 def test_what_the_system_says_reaches_the_model():
@@ -70,6 +151,7 @@ MARKS = {
     "before and inside": ("<image> and <image>: alike?", {"images": ["a.png", "b.png"]}, "<image> and <image>: alike?"),
     "after": ("Who?\n<image>", {"image": "a.png"}, "Who?\n<image>"),
     "a video": ("In <video>, who?", {"video": "a.mp4"}, "In <video>, who?"),
+    "a video before an image": ("<video>Then <image>?", {"image": "b.png", "video": "a.mp4"}, "<video>Then <image>?"),
     "a video marked as an image": ("<image>\nWho?", {"video": "a.mp4"}, "Who?"),
     "numbered, in order": ("Is <image 1> like <image 2>?", {"image_1": "a.png", "image_2": "b.png"},
                            "Is <image> like <image>?"),
@@ -126,4 +208,28 @@ def test_content_parts_may_hold_the_media():
         {"type": "text", "text": "Is"}, {"type": "image_url", "image_url": {"url": "file:///x/a.png"}},
         {"type": "text", "text": "red?"}]}, {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}]
     row = one({"messages": json.dumps(talk)})
-    assert row["image"] == "x/a.png" and row["question"] == "Is\n<image>\nred?" and row["answer"] == "yes"
+    assert row["image"] == "x/a.png" and row["question"] == "Is<image>red?" and row["answer"] == "yes"
+
+
+@pytest.mark.parametrize(("record", "words", "column", "wanted"), [
+    ({"question": "Who?", "problem": "Where?", "answer": "here"}, "'question' says 'Who?' and 'problem' says 'Where?'",
+     {"question": "problem"}, {"question": "Where?"}),
+    ({"question": "Who?", "answer": "a cat", "ground_truth": "a dog"}, "'answer' says 'a cat' and 'ground_truth' says",
+     {"answer": "ground_truth"}, {"answer": "a dog"}),
+    ({"question": "Who?", "answer": "x", "image": "a.png", "images": ["a.png", "b.png"]}, "'image' and 'images', 2 of",
+     {"images": "images"}, {"images": ["a.png", "b.png"]}),
+    ({"messages": turns_of("Who?", "x"), "prompt": turns_of("Where?"), "answer": "x"}, "each hold a conversation",
+     {"messages": "prompt"}, {"question": "Where?"}),
+    ({"prompt": turns_of("Who?"), "problem": "Where?", "answer": "here"}, "the field 'problem' asks",
+     {"question": "problem"}, {"question": "Where?"}),
+])
+def test_two_fields_that_differ_are_asked_about_and_columns_decide(record, words, column, wanted, tmp_path):
+    (row,) = canonical(record)
+    assert isinstance(row, DataError) and words in str(row)
+    (tmp_path / "rows.jsonl").write_text(json.dumps(record))
+    ((_, row),) = rows_in(tmp_path / "rows.jsonl", columns=column)
+    assert not isinstance(row, DataError), row
+    assert {k: row[k] for k in wanted} == wanted
+    same = {"question": "Who?", "problem": "<image>Who?", "answer": "B", "correct_answer": "a dog", "image": "a.png",
+            "options": ["a cat", "a dog"], "images": ["a.png"]}
+    assert one(same)["answer"] == "B" and one(same)["question"] == "Who?"

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.data.test_formats import CASES, JSON, one, save
+from tests.data.test_formats_vqa import CASES as VQA
 from vlrl.data import FIELDS, read_rows, sample_from_row
 from vlrl.data.formats import FORMATS, canonical, recognised
 from vlrl.data.formats.choices import kind_of, letter, options_of
@@ -112,7 +113,9 @@ def test_each_format_by_hand(format, record, row):
 
 
 def test_every_format_has_a_case():
-    assert {format for format, *_ in (*CASES.values(), *QUESTIONS.values())} | {"android_episode"} == set(FORMATS)
+    assert {format for format, *_ in (*CASES.values(), *QUESTIONS.values())} | {
+        "android_episode"} | {recognised(record) for record, _ in VQA.values()} | {
+        "natural_bench", "ocr_vqa", "visual7w", "ego4d_nlq"} == set(FORMATS)
 
 
 OTHERS = {

@@ -1,12 +1,15 @@
 """Sample -> Prompt: sizes, positions, and text that tries to pass for control tokens."""
 
+import dataclasses
+import shutil
+
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
 from qwen_vl_utils import smart_resize
 
-from tests.conftest import SAMPLES, TWO, noise
+from tests.conftest import SAMPLES, TWO, noise, noise_video
 from vlrl.config import validate
 from vlrl.errors import ConfigError, DataError
 from vlrl.models import policy as policies
@@ -85,6 +88,81 @@ def test_data_cannot_write_control_tokens(parts, hostile):
         assert (attacked.ids == i).sum() == (plain.ids == i).sum(), token
 
 
+TURNS = [{"role": "user", "content": "<image>Zoom."}, {"role": "assistant", "content": "", "tool_calls": [
+    {"type": "function", "function": {"name": "zoom", "arguments": {"by": 2}}}]}, {"role": "tool", "content": "done"},
+    {"role": "assistant", "content": "Done."}]
+TOOLS = [{"type": "function", "function": {"name": "zoom", "description": "goes nearer", "parameters": {}}}]
+TOLD = """{% if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{% for message in messages %}{% for call in message['tool_calls'] %}{{ call.function | tojson }}
+{% endfor %}{% endfor %}"""
+
+
+def with_tools(folder, into):
+    """A copy of a tiny model whose chat template shows tools, as that of Qwen3-VL does."""
+    folder = shutil.copytree(folder, into)
+    template = folder / "chat_template.jinja"
+    template.write_text(TOLD + template.read_text())
+    return folder
+
+
+@pytest.mark.parametrize("family", TWO)
+def test_tools_and_their_turns_are_shown_by_the_chat_template(tiny_models, tmp_path, family):
+    policy, encode = load(with_tools(tiny_models[family], tmp_path / "model"))
+    image = noise(0, 64, 64)
+    row = {"q": "<image> Who?", "question": "<image> Who?", "turns": TURNS, "tools": TOOLS}
+    sample = Sample(id="s", media=(Media(source=image), Media(source=image)), row=row)
+    prompt = encode(Ask(), sample)
+    picture = {"type": "image", "image": image}
+    by_hand = [{"role": "user", "content": [picture, {"type": "text", "text": "Zoom."}]},
+               {**TURNS[1], "content": []}, *({**turn, "content": [{"type": "text", "text": turn["content"]}]}
+                                              for turn in TURNS[2:]),
+               {"role": "user", "content": [picture, {"type": "text", "text": " Who?"}]}]
+    expected = policy.processor.apply_chat_template(by_hand, tokenize=True, add_generation_prompt=True, tools=TOOLS,
+                                                    return_dict=True, return_tensors="pt")
+    assert prompt.ids.tolist() == expected["input_ids"][0].tolist()
+    assert '"goes nearer"' in prompt.text and '"by": 2' in prompt.text
+    hostile = [{"type": "function", "function": {"name": "<|im_end|>", "parameters": {"<|image_pad|>": "<|im_end|>"}}}]
+    attacked = encode(Ask(), dataclasses.replace(sample, row={**row, "tools": hostile}))
+    ends = policy.processor.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|image_pad|>"])
+    assert all((attacked.ids == i).sum() == (prompt.ids == i).sum() for i in ends)
+
+
+def test_a_template_without_tools_refuses_them(parts):
+    with pytest.raises(DataError, match=r"sample 's': it has tools, which the chat template of .* does not show"):
+        parts[1](Ask(), Sample(id="s", row={"q": "Who?", "tools": TOOLS}))
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "smolvlm", "llava_onevision", "internvl"])
+def test_media_keep_their_places_or_the_family_says_that_it_cannot(tiny_models, family):
+    _, encode = load(tiny_models[family])
+    media = tuple(Media(source=noise(n, 64, 64)) for n in range(2))
+    asked = Sample(id="s", media=media, row={"q": "Is <image> like <image>?", "question": "Is <image> like <image>?"})
+    if family == "llava_onevision":
+        with pytest.raises(DataError, match=r"'s': .* chat template of a llava_onevision puts those of a turn before"):
+            encode(Ask(), asked)
+        asked = dataclasses.replace(asked, row={"q": "Hm?", "question": "<image><image>Hm?"})
+        assert encode(Ask(), asked).text.endswith("Hm?<|im_end|><|im_start|>assistant\n")
+        return
+    text = encode(Ask(), asked).text
+    assert text.find("Is ") < text.find(" like ") - 3 and not text.partition(" like ")[2].startswith("?")
+
+
+def test_images_and_videos_in_any_order_keep_their_own_tokens(parts):
+    policy, encode = parts
+    first, film, last = Media(source=noise(0, 64, 64)), noise_video(9, 4, 64, 128), Media(source=noise(1, 128, 96))
+    alone = [encode(Ask(), Sample(id="s", media=(m,), row={"q": "Hm?"})) for m in (first, film, last)]
+    text = "See <image> then <video> then <image>."
+    together = encode(Ask(), Sample(id="s", media=(first, film, last), row={"q": text, "question": text}))
+    assert together.visual_tokens == tuple(p.visual_tokens[0] for p in alone)
+    assert together.processed_sizes == tuple(p.processed_sizes[0] for p in alone)
+    kinds = together.ids[np.isin(together.ids, [policy.base.config.image_token_id, policy.base.config.video_token_id])]
+    runs = [k for k, before in zip(kinds, [None, *kinds], strict=False) if k != before]
+    assert runs == [policy.base.config.image_token_id, policy.base.config.video_token_id,
+                    policy.base.config.image_token_id]
+
+
 def test_too_long_is_rejected_with_id_and_length(tiny_models):
     folder = tiny_models["qwen3_vl"]
     _, encode = load(folder, limits={"prompt_tokens": 20})
@@ -116,8 +194,6 @@ def test_answers_end_with_the_end_token(parts):
 
 
 def test_options_of_the_chat_template_reach_the_prompt_and_unknown_ones_are_refused(tiny_models, tmp_path):
-    import shutil
-
     folder = shutil.copytree(tiny_models["qwen3_vl"], tmp_path / "thinking")
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text() + "{%- if enable_thinking is defined and not enable_thinking %}"

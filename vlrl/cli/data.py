@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,9 +16,13 @@ from vlrl.cli.common import AsJson, emit, examples, load
 from vlrl.cli.terminal import bars
 
 if TYPE_CHECKING:
+    from vlrl.config.schema import Config
+    from vlrl.task import Task
     from vlrl.tools.datacheck import Findings
     from vlrl.tools.datasplit import Split
     from vlrl.tools.pixelbudget import PixelBudget
+    from vlrl.tools.shown import Shown
+    from vlrl.types import Sample
 
 app = typer.Typer(name="data", no_args_is_help=True, help="Look at data files, convert them, split them.")
 
@@ -69,11 +74,14 @@ def check(
         "--allow-missing", help="Media files need not exist; those that do are looked at.")] = False,
     most: Annotated[int, typer.Option("--max", min=0, help="Most problems that are printed, e.g. 20; 0 = all. "
                                       "--json has all.")] = 100,
+    show: Annotated[bool, typer.Option(help="Show the first sound row as the model will see it; with --config in the "
+                                            "task's words and the model's tokens.")] = True,
     json: AsJson = False,
 ) -> None:
     """Check data: every row as the task reads it, every image and video, boxes, the task's own perfect answer.
 
-    Lists every problem with its line and id, then what the files hold. Several files, or a folder, are looked through
+    Lists every problem with its line and id, then what the files hold, the shape that was recognised with the projects
+    that it comes from, and one row as the model will see it. Several files, or a folder, are looked through
     together: what is in a held-out file and in a train file is a problem of the former. Changes nothing. Exits with 1
     if a row is bad.
     """
@@ -96,13 +104,27 @@ def check(
     own_root = root or (Path(settled.data.root) if settled and settled.data.root else None)
     with bars() as tell:
         findings = run(files, task, limits, own_root, format or (settled.data.format if settled else "auto"),
-                       media=media, allow_missing=allow_missing, columns=_pairs(columns), scale=scale, tell=tell)
+                       media=media, allow_missing=allow_missing, columns=_pairs(columns), scale=scale, tell=tell,
+                       see=_view(settled, task) if show else None)
     if json:
         emit({"file": ", ".join(map(str, files)), **asdict(findings)})
     else:
         _show_findings(", ".join(map(str, files)), findings, most, labels=task is not None)
     if findings.bad or not findings.rows:
         raise typer.Exit(1)
+
+
+def _view(config: Config | None, task: Task | None) -> Callable[[Sample], Shown]:
+    """Returns what shows a sample: as the config's model sees it, or without one in the row's own words."""
+    from vlrl.config.schema import LimitsSettings
+
+    if config is None or task is None:
+        from vlrl.tools.shown import outline
+
+        return lambda sample: outline(LimitsSettings(), sample)
+    from vlrl.tools.dryrun import see
+
+    return lambda sample: see(config, task, sample)
 
 
 @app.command(epilog=examples(
@@ -300,6 +322,15 @@ def _show_findings(file: str, findings: Findings, most: int, labels: bool) -> No
     if len(findings.copies) > _VALUES:
         typer.echo(f"... and {len(findings.copies) - _VALUES:,} more contents under several names (--json lists all)")
     _show_fields(findings)
+    if findings.shapes:
+        typer.echo("recognised as: " + printable("; ".join(f"{shape} {n:,}" for shape, n in findings.shapes.items())))
+    if findings.example:
+        from vlrl.cli.dryrun import print_sample
+
+        print_sample(findings.example)
+    if findings.bad:
+        kinds = Counter(kind for _, kind in {(p.where, p.kind) for p in findings.problems})
+        typer.echo("bad rows by kind of problem: " + ", ".join(f"{kind} {n:,}" for kind, n in kinds.most_common()))
     for name, values in findings.counts.items():
         _show_counts(name, values)
     if findings.pixels:

@@ -13,8 +13,11 @@ from vlrl.cli.common import emit
 from vlrl.cli.terminal import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from vlrl.config.schema import Config
-    from vlrl.tools.dryrun import DryRun, Oracle, Shown
+    from vlrl.tools.dryrun import DryRun
+    from vlrl.tools.shown import Oracle, Shown
 
 _MOST = 4000  # characters of one text that are printed
 
@@ -52,16 +55,10 @@ def _plain(report: DryRun) -> dict[str, Any]:
 
 def _print(report: DryRun) -> None:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in _rows(report):
-        table.add_row(name, Text(_clean(value.rstrip(), console.encoding)))
-    console.print(table)
+    _print_rows(console, _rows(report))
     for line in report.inert:
         console.print(Text(_clean(line, console.encoding), "yellow"), soft_wrap=True)
     for warning in report.warnings:
@@ -70,6 +67,25 @@ def _print(report: DryRun) -> None:
         console.print(Text(f"problem: {_clean(problem, console.encoding)}", "red"), soft_wrap=True)
     console.print("nothing was written, no weights were read" if not report.problems else
                   f"{len(report.problems)} problem{'s' * (len(report.problems) > 1)}; nothing was written")
+
+
+def print_sample(sample: Shown) -> None:
+    """Prints a sample as the model sees it."""
+    from rich.console import Console
+
+    _print_rows(Console(highlight=False), _sample(sample))
+
+
+def _print_rows(console: Console, rows: Iterator[tuple[str, str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(_clean(value.rstrip(), console.encoding)))
+    console.print(table)
 
 
 def _rows(report: DryRun) -> Iterator[tuple[str, str]]:
@@ -110,14 +126,19 @@ def _sample(sample: Shown) -> Iterator[tuple[str, str]]:
         visual = " + ".join(str(m.tokens) for m in sample.media if m.tokens is not None)
         apart = f" = {visual} visual + {sample.text_tokens} text" if visual else "" if sample.media else ", all text"
         yield "  tokens", f"{sample.tokens}{apart}"
+    elif sample.coordinates:
+        yield "  tokens", "not known without the model, which is not here or cannot be read; sizes are the files'"
     for media in sample.media:
         frames = f", {media.frames} frames" if media.kind == "video" else ""
         resized = f" -> {media.processed[0]} x {media.processed[1]} for the model" if media.processed else ""
         yield f"  {media.kind}", f"{media.original[0]} x {media.original[1]} pixels{frames}{resized}"
-    yield "  boxes in", sample.coordinates
+    if sample.coordinates:
+        yield "  boxes in", sample.coordinates
     yield "  target", str(sample.target)
     if sample.oracle:
         yield from _oracle(sample.oracle)
+    elif not sample.coordinates:
+        yield "", "in the row's own words; --config shows those of the task, and the model's sizes and tokens"
     else:
         yield "  oracle", "none: the task names no perfect answer for this sample"
 

@@ -17,6 +17,7 @@ from vlrl.data.coordinates import CONVENTIONS
 from vlrl.data.formats.fields import short
 from vlrl.data.media import CLOSED, Access, missing, source
 from vlrl.data.row_media import unshown_problem
+from vlrl.data.turns import check_carried, check_turns, in_order
 from vlrl.errors import DataError, TaskError, VlrlError, did_you_mean
 from vlrl.rewards.boxes import is_number
 from vlrl.types import Media, Sample
@@ -31,7 +32,7 @@ _FIELDS = (
     "instruction box action history platform element_type "
     "question answer_type answer options spans tracks tolerance "
     "label synonyms multi plan speed_mps navigation trajectory obstacles responses "
-    "cameras drivable ego_size to_pixels outcomes system_prompt original_id"
+    "cameras drivable ego_size to_pixels outcomes system_prompt original_id turns tools environment"
 )
 FIELDS = frozenset(_FIELDS.split())
 """The canonical fields of all tasks. Others are kept where they are and gathered in `meta` as well."""
@@ -58,7 +59,10 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Ac
     try:
         _check_text(row)
         _check_values(row)
-        return Sample(id=sample_id, row=_weighted(clean), media=_media(row, root or Path.cwd(), access))
+        media = _media(row, root or Path.cwd(), access)
+        check_turns(row, [m.kind for m in media])
+        check_carried(row)
+        return Sample(id=sample_id, row=_weighted(clean), media=in_order(media, row))
     except DataError as error:
         raise DataError(f"row {sample_id!r}: {error}") from None
 

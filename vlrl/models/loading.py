@@ -80,20 +80,25 @@ def check_processor(processor: Any, name: str, family: Family) -> None:
 
 def _check_template_options(processor: Any, settings: ModelSettings) -> None:
     """Raises ConfigError for an option that the chat template does not read: it would change nothing."""
-    from jinja2 import Environment, meta
-
     if not settings.chat_template_kwargs:
         return
-    template = processor.chat_template
-    text = template if isinstance(template, str) else template["default"]
-    plain = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)  # tags that transformers adds to Jinja's
-    syntax = Environment(extensions=["jinja2.ext.loopcontrols"])
-    read = meta.find_undeclared_variables(syntax.parse(plain)) - _GIVEN
+    read = template_variables(processor) - _GIVEN
     for option in settings.chat_template_kwargs:
         if option not in read:
             raise ConfigError(f"model.chat_template_kwargs.{option}: the chat template of {settings.name} does not "
                               f"read it, so it would change nothing.{did_you_mean(option, read)} It reads: "
                               f"{', '.join(sorted(read)) or 'no options'}")
+
+
+def template_variables(processor: Any) -> set[str]:
+    """Returns the names of everything that the chat template of a processor is told."""
+    from jinja2 import Environment, meta
+
+    template = processor.chat_template
+    text = template if isinstance(template, str) else template["default"]
+    plain = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)  # tags that transformers adds to Jinja's
+    syntax = Environment(extensions=["jinja2.ext.loopcontrols"])
+    return meta.find_undeclared_variables(syntax.parse(plain))
 
 
 def resolve(name: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from vlrl.data.clip_cache import ClipCache
 from vlrl.data.video_sampling import VideoSampling, clock
 from vlrl.errors import DataError
 from vlrl.models.families import Family
+from vlrl.models.loading import template_variables
 from vlrl.models.vision_cache import processor_hash, visuals_of
 from vlrl.task import Task, task_messages
 from vlrl.types import LoadedMedia, Prompt, Sample
@@ -60,7 +62,7 @@ class Encoder:
     def prompt(self, sample: Sample, messages: list[dict[str, Any]]) -> Prompt:
         """Returns the prompt of a sample whose chat messages are known; none of the task's code runs."""
         loaded = [media.load(m, self.config.limits, self._video, self._clips) for m in sample.media]
-        text = self._render(messages, loaded, sample.id)
+        text = self._render(messages, loaded, sample)
         try:
             batch = self._process(text, loaded)
         except (ValueError, RuntimeError) as error:  # such as an image of extreme aspect ratio
@@ -90,14 +92,45 @@ class Encoder:
         ids = self.processor.tokenizer(_broken_up(text, self._vision), add_special_tokens=False)["input_ids"]
         return np.asarray([*ids, self._end], dtype=np.int64)
 
-    def _render(self, messages: list[dict[str, Any]], loaded: Sequence[LoadedMedia], sample_id: str) -> str:
-        places = sum(isinstance(c, dict) and c.get("type") in ("image", "video")
-                     for m in messages for c in m["content"])
+    def _render(self, messages: list[dict[str, Any]], loaded: Sequence[LoadedMedia], sample: Sample) -> str:
+        contents = [m["content"] for m in messages]
+        places = sum(isinstance(c, dict) and c.get("type") in ("image", "video") for parts in contents for c in parts)
         if places != len(loaded):
-            raise DataError(f"sample '{sample_id}': its messages place {places} media, the sample has {len(loaded)}")
-        safe = [{**m, "content": self._safe(m["content"])} for m in messages]
-        return self.processor.apply_chat_template(safe, tokenize=False, add_generation_prompt=True,
+            raise DataError(f"sample '{sample.id}': its messages place {places} media, the sample has {len(loaded)}")
+        if any(map(_mixed, contents)) and not self._reads_order:
+            raise DataError(f"sample '{sample.id}': it shows media inside or after a text, and the chat template of a "
+                            f"{self.family.model_type} puts those of a turn before its text. Move the marks there, or "
+                            "choose a model that keeps their places")
+        tools = sample.get("tools")
+        if tools and not self._reads_tools:
+            raise DataError(f"sample '{sample.id}': it has tools, which the chat template of {self.config.model.name} "
+                            "does not show. Leave them out, or choose a model whose template does")
+        safe = [{**self._plain({k: v for k, v in m.items() if k != "content"}), "content": self._safe(m["content"])}
+                for m in messages]
+        return self._template(safe, **({"tools": self._plain(tools)} if tools else {}))
+
+    def _template(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        return self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options,
                                                   **self.family.template, **self.config.model.chat_template_kwargs)
+
+    @cached_property
+    def _reads_tools(self) -> bool:
+        return "tools" in template_variables(self.processor)
+
+    @cached_property
+    def _reads_order(self) -> bool:
+        """Whether the chat template shows an image where it stands between two texts."""
+        parts = [{"type": "text", "text": "before"}, {"type": "image"}, {"type": "text", "text": "after"}]
+        between = self._template([{"role": "user", "content": parts}]).partition("before")[2].partition("after")[0]
+        return bool(between.strip())
+
+    def _plain(self, value: Any) -> Any:
+        """Returns JSON whose texts hold no control tokens."""
+        if isinstance(value, Mapping):
+            return {self._plain(key): self._plain(inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._plain(inner) for inner in value]
+        return _broken_up(value, self._reserved) if isinstance(value, str) else value
 
     def _safe(self, content: Any) -> Any:
         """Returns the content whose text cannot open a turn or claim an image: control tokens written in data are
@@ -155,6 +188,13 @@ def _broken_up(text: str, tokens: Sequence[str]) -> str:
     for token in tokens:
         text = text.replace(token, f"{token[0]} {token[1:]}")
     return text
+
+
+def _mixed(content: Any) -> bool:
+    """Returns whether an image or a video stands after a text, or an image after a video."""
+    ranks = {"image": 0, "video": 1}
+    order = [ranks.get(c["type"], 2) for c in content if isinstance(c, dict)]
+    return order != sorted(order)
 
 
 def _special(tokenizer: Any) -> set[str]:

@@ -132,11 +132,13 @@ class Task:
         """Chat messages; `{"type": "image"}` and `{"type": "video"}` stand for the sample's media in order, before the
         text, or where the row's `question` has `<image>` or `<video>` for each.
 
-        A `system_prompt` of the row follows the task's own."""
-        content = content_of(sample, fill(sample.prompt or self.templates[0], sample.row))
+        A `system_prompt` of the row follows the task's own; its `turns` come before the question."""
+        text = fill(sample.prompt or self.templates[0], sample.row)
         told = "\n\n".join(filter(None, (self.system, sample.get("system_prompt"))))
         system = [{"role": "system", "content": [{"type": "text", "text": told}]}] if told else []
-        return [*system, {"role": "user", "content": content}]
+        kinds = [media.kind for media in sample.media]
+        turns = [{**turn, "content": _marked(turn["content"], kinds)} for turn in sample.get("turns") or ()]
+        return [*system, *turns, {"role": "user", "content": content_of(sample, text, kinds)}]
 
     def parse(self, sample: Sample, answer: Answer) -> Any:
         """Returns the answer as JSON-able data, for the viewer and the logs; None when there is none."""
@@ -261,18 +263,24 @@ def fill(template: str, row: Mapping[str, Any]) -> str:
     return re.sub(r"\{([^{}]*)\}", lambda found: str(row.get(found[1], found[0])), template)
 
 
-def content_of(sample: Sample, text: str) -> list[dict[str, Any]]:
-    """Returns the content parts of a prompt: its text, and its media where the row's question marks them, else
-    before.
+def content_of(sample: Sample, text: str, kinds: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the content parts of a prompt: its text, and media of these kinds where the row's question marks them,
+    else before.
     """
     marks = len(_MEDIA_MARK.findall(str(sample.get("question") or "")))
-    pieces = _MEDIA_MARK.split(text)
-    if not marks or not len(pieces) - 1 == marks == len(sample.media):
-        return [*({"type": m.kind} for m in sample.media), {"type": "text", "text": text}]
-    first, *rest = pieces
-    content = [{"type": "text", "text": first}]
-    for media, piece in zip(sample.media, rest, strict=True):
-        content += [{"type": media.kind}, {"type": "text", "text": piece}]
+    if marks and len(_MEDIA_MARK.findall(text)) == marks == len(kinds):
+        return _marked(text, list(kinds))
+    return [*({"type": kind} for kind in kinds), {"type": "text", "text": text}]
+
+
+def _marked(text: str, kinds: list[str]) -> list[dict[str, Any]]:
+    """Returns the content parts of a text; media, of which it takes the first from `kinds`, stand where it marks
+    them.
+    """
+    first, *rest = _MEDIA_MARK.split(text)
+    content: list[dict[str, Any]] = [{"type": "text", "text": first}]
+    for piece in rest:
+        content += [{"type": kinds.pop(0)}, {"type": "text", "text": piece}]
     return [part for part in content if part.get("text") != ""]
 
 

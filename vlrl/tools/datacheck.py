@@ -30,6 +30,7 @@ from vlrl.rewards.text import parse_answer
 from vlrl.task import Task, task_oracle
 from vlrl.tools.pixelbudget import PixelBudget, Scale, pixel_budget
 from vlrl.tools.rowcheck import field_problems, leaks, length_problem, side, unseen_problem
+from vlrl.tools.shown import Shown
 from vlrl.types import Coordinates, Media, Sample
 
 COUNTED = ("category", "split", "answer_type")
@@ -75,6 +76,10 @@ class Findings:
     """Files of the same content under several names."""
     unlabelled: int
     """Rows for which the task knows no perfect answer."""
+    shapes: Mapping[str, int] = field(default_factory=dict)
+    """What was recognised, with the projects that it comes from -> records."""
+    example: Shown | None = None
+    """The first sound row as the model sees it."""
     pixels: PixelBudget | None = None
     """How large targets are after the processor's resize; None when no row has one, or the resize is not known."""
 
@@ -119,7 +124,8 @@ class _Opened:
 @prints_aside()
 def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings, root: Path | None = None,
           format: str = "auto", *, media: bool = True, allow_missing: bool = False,
-          columns: Mapping[str, str] | None = None, scale: Scale | None = None, tell: Tell | None = None) -> Findings:
+          columns: Mapping[str, str] | None = None, scale: Scale | None = None, tell: Tell | None = None,
+          see: Callable[[Sample], Shown] | None = None) -> Findings:
     """Reads every row through `task.sample_from_row` (None: the canonical fields alone) and lists every problem.
 
     Of a folder every file of rows is read, see `files_of`. Rows of held-out files (named val, test, heldout ..., or by
@@ -127,8 +133,8 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
 
     Media lie under `root` (default: each file's folder) and are opened under `limits`; with `media=False` they need
     only exist, and with `allow_missing` not even that. `columns` says which field stands for a canonical one, `scale`
-    by how much the model's processor shrinks an image. The oracle is scored in original pixels, so rounding to a
-    model's convention does not count against a row.
+    by how much the model's processor shrinks an image, `see` how a sample looks to the model. The oracle is scored in
+    original pixels, so rounding to a model's convention does not count against a row.
 
     Raises DataError when the only file cannot be read, TaskError when the task breaks the Task contract.
     """
@@ -136,7 +142,8 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
     reader = task or Task()
     reader.coordinates = Coordinates()
     known = type(reader).__module__.partition(".")[0] == "vlrl"
-    rows = _rows([path] if isinstance(path, Path) else path, format, root, columns)
+    shapes: Counter[str] = Counter()
+    rows = _rows([path] if isinstance(path, Path) else path, format, root, columns, shapes)
     first: dict[tuple[Path, str], str] = {}
     unlabelled = 0
     for done, row in enumerate(rows):
@@ -153,7 +160,8 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
         _check_media(row, opened)
     _check_leaks(rows, opened)
     pixels = pixel_budget([row.row for row in rows if isinstance(row.row, dict)], scale)
-    return _summary(rows, opened, unlabelled, pixels)
+    return replace(_summary(rows, opened, unlabelled, pixels), shapes=dict(shapes.most_common()),
+                   example=_example(rows, see) if see else None)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -175,12 +183,25 @@ def printable(text: str) -> str:
 # --- one row ----------------------------------------------------------------------------------------------------------
 
 
-def _rows(paths: Sequence[Path], format: str, root: Path | None, columns: Mapping[str, str] | None) -> list[_Row]:
+def _example(rows: Sequence[_Row], see: Callable[[Sample], Shown]) -> Shown | None:
+    """Returns the first row without a problem, as it is seen; a problem that seeing it shows is one of the row."""
+    row = next((row for row in rows if row.sample and not row.problems), None)
+    if row is None or row.sample is None:
+        return None
+    try:
+        return see(row.sample)
+    except (DataError, TaskError) as error:
+        return Shown(id=row.sample.id, text=f"it cannot be shown: {error}", tokens=None, media=(), coordinates="")
+
+
+def _rows(paths: Sequence[Path], format: str, root: Path | None, columns: Mapping[str, str] | None,
+          shapes: Counter[str]) -> list[_Row]:
     """Returns the rows of all files; a file that cannot be read is a row of its own, unless it is the only one."""
     files, rows = [file for path in paths for file in files_of(path)], []
     for file in files:
         try:
-            rows += [_Row(file, where, row) for where, row in rows_in(file, format, root, columns)]
+            found = rows_in(file, format, root, columns, shapes=shapes)
+            rows += [_Row(file, where, row) for where, row in found]
         except DataError as error:
             if len(files) == 1:
                 raise

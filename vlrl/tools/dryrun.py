@@ -8,6 +8,7 @@ nothing is written. What goes wrong is collected in `DryRun.problems`; all that 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,24 +26,23 @@ from vlrl.algo.named import bind
 from vlrl.algo.objective import Objective
 from vlrl.config.registry import failure, prints_aside
 from vlrl.config.schema import Config
-from vlrl.data import media
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
 from vlrl.models import loading, packing
+from vlrl.models.model_config import family_convention
 from vlrl.models.processing import Encoder, PromptTooLong
-from vlrl.rewards.text import parse_answer
 from vlrl.rollout.generate import make_group
 from vlrl.store import checkpoint
-from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
-from vlrl.task.scoring import Scored, score_group
+from vlrl.task import Task, task_oracle, task_samples
+from vlrl.task.scoring import Scored
 from vlrl.tools import memory
+from vlrl.tools.shown import NOT_KNOWN, MediaFacts, Shown, convention_of, oracle_of, unseen
 from vlrl.training import inert, preflight
 from vlrl.training.build import check_engine, check_trackers
 from vlrl.training.build_task import make_task, settle_coordinates
-from vlrl.types import Completion, Coordinates, Parts, Prompt, Sample
+from vlrl.types import Completion, Prompt, Sample
 
 SAMPLES = 32
 """Prompts that are encoded to measure their lengths."""
-_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,54 +53,6 @@ class Split:
     samples: int
     first: str
     """Id of its first sample."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MediaFacts:
-    """One image or video of a sample; sizes are (width, height) in pixels."""
-
-    kind: str
-    original: tuple[int, int]
-    frames: int = 1
-    processed: tuple[int, int] | None = None
-    tokens: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Oracle:
-    """The task's perfect answer, scored as the model's answers are."""
-
-    answer: str
-    tokens: int | None
-    """With the end token."""
-    parts: Parts
-    weights: dict[str, float]
-    reward: float | None
-    best: float
-    """The sum of the positive weights: the reward of parts in [0, 1]."""
-    error: str | None = None
-
-    @property
-    def is_best(self) -> bool:
-        return self.reward is not None and self.reward >= self.best - _ROUNDING
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shown:
-    """One sample on its way to the model. Without a model only what the task itself says is known."""
-
-    id: str
-    text: str
-    """The rendered prompt; without a model the text of the messages."""
-    tokens: int | None
-    media: tuple[MediaFacts, ...]
-    coordinates: str
-    target: Any = None
-    oracle: Oracle | None = None
-
-    @property
-    def text_tokens(self) -> int | None:
-        return None if self.tokens is None else self.tokens - sum(m.tokens or 0 for m in self.media)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +141,7 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
     tell("reading the model's config and processor")
     encode, skeleton = None, None
     with report.noting():
-        skeleton, encode = _open_model(config, task, report)
+        skeleton, encode = open_model(config, task, report)
     train = splits.get("train", ())
     if train:
         tell("checking the first samples")
@@ -198,7 +150,7 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
         tell("encoding prompts")
         for i in range(len(task.members)):  # a mixture begins with a sample of each task
             with report.noting(), _task_code(task.of(train[i])):
-                shown = _show(config, task.of(train[i]), train[i], encode)
+                shown = show(config, task.of(train[i]), train[i], encode)
                 report.sample = report.sample or shown
         if encode:
             with report.noting(), _task_code(task):
@@ -288,24 +240,37 @@ def _task_code(task: Task) -> Iterator[None]:
 # --- with the model's config and processor ----------------------------------------------------------------------------
 
 
-def _open_model(config: Config, task: Task, report: DryRun) -> tuple[Any, Encoder]:
+def open_model(config: Config, task: Task, report: DryRun | None = None) -> tuple[Any, Encoder]:
     """Returns the model without weights, and an encoder that numbers positions by it. Settles the task's
-    coordinates.
+    coordinates, and tells a report the number of parameters.
     """
     model, family = loading.skeleton(config.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    report.parameters = trained, sum(p.numel() for p in model.parameters())
+    if report:
+        report.parameters = trained, sum(p.numel() for p in model.parameters())
     settle_coordinates(task, config, family.coordinates)
     processor = loading.load_processor(config.model, family)
     return base, Encoder(processor, family, lambda ids, types, mm: family.positions(base, ids, types, mm), config)
 
 
-def _show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> Shown:
+def see(config: Config, task: Task, sample: Sample) -> Shown:
+    """Returns a sample as the model of the config sees it; where that model is not on this machine, what can be said
+    without it. Nothing is fetched.
+    """
+    task = copy.copy(task)
+    try:
+        family_convention(config.model.name)
+        return show(config, task, sample, open_model(config, task)[1])
+    except (ConfigError, OSError, ImportError):
+        return replace(unseen(config.limits, task, sample), coordinates=NOT_KNOWN)
+
+
+def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> Shown:
     """Returns one sample as the model sees it, and the oracle's answer to it with its reward."""
     sample = replace(sample, prompt=task.templates[0])
     if encode is None:
-        return _show_unseen(config, task, sample)
+        return unseen(config.limits, task, sample)
     prompt = encode(task, sample)
     group = make_group(task, sample, prompt, [], group_id="0", split="train", step=0)
     text = task_oracle(task, group.sample)
@@ -316,50 +281,13 @@ def _show(config: Config, task: Task, sample: Sample, encode: Encoder | None) ->
                            loss_mask=np.ones(len(tokens), bool), text=text, finish_reason="stop")
         (rollout,) = make_group(task, group.sample, prompt, [given], group_id="0", split="train", step=0).rollouts
         scored = Scored(rollout.parts, rollout.reward, rollout.parsed, rollout.error)
-        oracle = _oracle(task, text, len(tokens), scored)
+        oracle = oracle_of(task, text, len(tokens), scored)
     sizes, tokens = dict(enumerate(prompt.processed_sizes)), dict(enumerate(prompt.visual_tokens))
     described = [MediaFacts(kind=m.kind, original=m.size, frames=len(m.frames), processed=sizes.get(i),
                             tokens=tokens.get(i))
                  for i, m in enumerate(prompt.media)]
     return Shown(id=sample.id, text=prompt.text, tokens=len(prompt), media=tuple(described),
-                 coordinates=_convention(task, sample), target=group.target, oracle=oracle)
-
-
-def _show_unseen(config: Config, task: Task, sample: Sample) -> Shown:
-    """Returns what can be said of a sample without a model; boxes in original pixels when its family is not known."""
-    convention = _convention(task, sample)
-    if convention == _NOT_KNOWN:
-        task.coordinates = Coordinates()
-    loaded = [media.load(m, config.limits) for m in sample.media]
-    if loaded:
-        width, height = loaded[0].size
-        sample = replace(sample, row={"width": width, "height": height, **sample.row})
-    text = task_oracle(task, sample)
-    oracle = None
-    if text is not None:
-        oracle = _oracle(task, text, None, score_group(task, sample, [parse_answer(text)], 0)[0])
-    words = [c.get("text", f"<{c['type']}>") for m in task_messages(task, sample)
-             for c in ([{"type": "text", "text": m["content"]}] if isinstance(m["content"], str) else m["content"])]
-    return Shown(id=sample.id, text="\n".join(words), tokens=None, coordinates=convention,
-                 media=tuple(MediaFacts(kind=m.kind, original=m.size, frames=len(m.frames)) for m in loaded),
-                 target=task_target(task, sample), oracle=oracle)
-
-
-def _oracle(task: Task, text: str, tokens: int | None, scored: Scored) -> Oracle:
-    weights = {part: weight for part, weight in task.weights_at(0).items() if part in scored.parts}
-    best = task.combine({part: (w > 0) * task.best_parts.get(part, 1.0) for part, w in weights.items()}, weights)
-    return Oracle(answer=text, tokens=tokens, parts=scored.parts, weights=weights, reward=scored.reward, best=best,
-                  error=scored.error)
-
-
-_NOT_KNOWN = "auto: the model family's, not known without the model"
-
-
-def _convention(task: Task, sample: Sample) -> str:
-    try:
-        return sample.get("coordinates") or task.coordinates.convention
-    except TaskError:
-        return _NOT_KNOWN
+                 coordinates=convention_of(task, sample), target=group.target, oracle=oracle)
 
 
 def _measure(config: Config, task: Task, train: Sequence[Sample], encode: Encoder, count: int, report: DryRun) -> None:

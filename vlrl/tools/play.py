@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from vlrl.rewards.text import parse_answer
 from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
 from vlrl.task.scoring import Scored, score_group
 from vlrl.task.services import Services, without_absent
+from vlrl.tools.shown import words_of
 from vlrl.types import LoadedMedia, Media, Sample
 
 
@@ -89,7 +90,7 @@ def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Que
     size = next((s.size for s in shown if s.size), None)
     if size:
         sample = replace(sample, row={"width": size[0], "height": size[1], "processed_size": list(size), **sample.row})
-    return Question(sample, _prompt(task, sample), shown)
+    return Question(sample, words_of(task_messages(task, sample)), shown)
 
 
 @prints_aside()
@@ -157,15 +158,3 @@ def _shown(item: Media, limits: LimitsSettings, file: Path) -> Shown:
     if not path:
         loaded.frames[0].save(file)
     return Shown(item.kind, path or str(file), loaded.size, loaded.frames[0])
-
-
-def _prompt(task: Task, sample: Sample) -> str:
-    """Returns the text of all messages; `<image>` and `<video>` stand for media."""
-    return "\n\n".join(_content(message) for message in task_messages(task, sample))
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    content = message["content"]
-    if isinstance(content, str):
-        return content
-    return "\n".join(part["text"] if part.get("type") == "text" else f"<{part.get('type')}>" for part in content)

@@ -14,18 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.data.formats import annotated as a
-from vlrl.data.formats import driving, gui, labelled, pairs, qa, video
+from vlrl.data.formats import driving, gui, labelled, pairs, qa, talk, video, vqa
 from vlrl.data.formats import grounding as g
 from vlrl.data.formats.fields import Source, short
 from vlrl.data.formats.files import Found
 from vlrl.data.formats.records import records
+from vlrl.data.formats.shapes import shape_of
 from vlrl.data.formats.whole import unique_ids
+from vlrl.data.turns import carried
 from vlrl.errors import ConfigError, DataError, did_you_mean
 
 __all__ = ["FORMATS", "Format", "Source", "canonical", "check_format", "format_of", "recognised", "rows_as", "rows_in"]
 Row = dict[str, Any]
 _QUESTIONS = ("qa", "problem_text", "mathvista", "vlm_r1", "video_r1")
 """Formats that read whatever asks and answers, also where a more particular one would know the words of an answer."""
+_RIVALS = {**a.ROLES, "images": a.ROLES["image"], "question": (*qa.QUESTION, *talk.FIELDS), "answer": qa.ANSWER,
+           **dict.fromkeys(talk.LISTS, talk.LISTS)}
+"""What a field may be named to stand for -> the fields that could stand for the same."""
 _CONTENT = frozenset(("image", "images", "video", "question"))
 """Canonical fields of which a line of a table has at least one."""
 
@@ -65,6 +70,15 @@ FORMATS: dict[str, Format] = {
     "coco": Format(g.is_coco, g.coco, several=True),
     "label_studio": Format(a.is_label_studio, a.label_studio, a.ask_for_all),
     "lisa": Format(g.is_lisa, g.lisa, several=True),
+    "statement": Format(vqa.is_statement, vqa.statement),
+    "hallusion": Format(vqa.is_hallusion, vqa.hallusion),
+    "natural_bench": Format(vqa.is_natural_bench, vqa.natural_bench, several=True),
+    "visual7w": Format(vqa.is_visual7w, vqa.visual7w, several=True),
+    "ocr_vqa": Format(vqa.is_ocr_vqa, vqa.ocr_vqa, several=True),
+    "figure_qa": Format(vqa.is_figure_qa, vqa.figure_qa),
+    "visual_genome": Format(vqa.is_visual_genome, vqa.visual_genome, several=True),
+    "elements": Format(vqa.is_elements, vqa.elements, several=True),
+    "ego4d_nlq": Format(vqa.is_ego4d_nlq, vqa.ego4d_nlq, several=True),
     "alphadrive": Format(driving.is_alphadrive, driving.alphadrive),
     "chosen_rejected": Format(pairs.is_chosen_rejected, pairs.chosen_rejected),
     "r1_reward": Format(pairs.is_r1_reward, pairs.r1_reward),
@@ -99,16 +113,21 @@ FORMATS: dict[str, Format] = {
 takes the one that most records of a file are of."""
 
 
+_ASKING = [FORMATS[name] for name in _QUESTIONS]
+
+
 def rows_in(path: Path, format: str = "auto", root: Path | None = None,
             columns: Mapping[str, str] | None = None,
-            roots: tuple[Path, ...] = (), taken: set[str] | None = None) -> list[tuple[str, Row | DataError]]:
+            roots: tuple[Path, ...] = (), taken: set[str] | None = None,
+            shapes: Counter[str] | None = None) -> list[tuple[str, Row | DataError]]:
     """(place, canonical row) of every row of a file; what is no row of a known format gives its DataError instead.
 
     Ids that other people's records repeat become unique, among those `taken` by files before too; canonical rows keep
     theirs.
 
     Media lie under `root` (default: the file's folder) or `roots`; sizes that a format leaves out are read from their
-    headers. `columns` says which field of the records stands for a canonical one.
+    headers. `columns` says which field of the records stands for a canonical one. `shapes` counts what each record is
+    recognised as.
 
     Raises DataError when the file as a whole cannot be read, ConfigError for an unknown format.
     """
@@ -122,6 +141,8 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
     name = format if format != "auto" else format_of([f.record for f in found])
     placed: g.Placed = []
     for where, id, record in found:
+        if shapes is not None and not isinstance(record, DataError):
+            shapes[shape_of(record, name if format != "auto" else recognised(record) or name)] += 1
         if name == "canonical" and path.suffix.lower() in (".csv", ".tsv") and not isinstance(record, DataError):
             record = {"id": id, **record} if record.keys() & _CONTENT else _unknown(record)
         made = rows_as(record, name, Source(id, root or path.parent, roots), sure=format != "auto")
@@ -168,7 +189,11 @@ def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
         return [record]
     found = FORMATS[format if format != "auto" else recognised(record) or "canonical"]
     try:
-        return found.rows(record, source or Source()) or [DataError(
+        beside = {} if found is FORMATS["canonical"] else carried(record)
+        if found in _ASKING:
+            qa.refuse_two_readings(record)
+        rows = found.rows({k: v for k, v in record.items() if k not in beside}, source or Source())
+        return [{**row, **beside} for row in rows] or [DataError(
             f"it holds nothing to ask: one of its lists ({short([k for k, v in record.items() if v == []])}) is empty")]
     except DataError as error:
         return [error]
@@ -217,5 +242,5 @@ def _renamed(record: dict[str, Any] | DataError, columns: Mapping[str, str]) -> 
     if isinstance(record, DataError):
         return record
     given = {name: record[field] for name, field in columns.items() if field in record}
-    rivals = {n for name in given for n in a.ROLES.get(name, (name,))} | set(columns.values())
+    rivals = {n for name in given for n in _RIVALS.get(name, (name,))} | set(columns.values())
     return {**{k: v for k, v in record.items() if k not in rivals}, **given}

@@ -1,91 +1,71 @@
-"""What a record asks and shows: conversations, marks that say where media stand in a text, and the media themselves."""
+"""What a record asks and shows: marks that say where media stand in a text, and the media themselves."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlrl.data.formats.fields import IMAGE, VIDEO, Source, has, media, pick, picture, short
+from vlrl.data.formats.talk import Talk, talk_of
 from vlrl.data.formats.times import clip
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]
-_SPEAKERS = {"human": "question", "user": "question", "gpt": "answer", "assistant": "answer", "model": "answer",
-             "system": "system"}
 _MARK = re.compile(r"<(image|video|audio)(?:[ _]?(\d{1,2}))?>")
 _LEADING = re.compile(rf"(?:\s*{_MARK.pattern})+\s*")
-_PARTS = ("image", "image_url", "video", "video_url")
-"""Types of content parts that are media."""
 
 
-# --- conversations ----------------------------------------------------------------------------------------------------
+# --- what stands beside a conversation --------------------------------------------------------------------------------
 
 
-def spoken(turns: Any) -> dict[str, str]:
-    """Returns the question, the answer and the system prompt of a conversation, as far as it has them.
+def heard(record: Record) -> Talk | None:
+    """Returns the conversation of a record. Raises DataError where a field beside it asks something else."""
+    said = talk_of(record)
+    for name in ("question", "problem", "query"):
+        own = record.get(name)
+        if said is None or not said.question:
+            break
+        if isinstance(own, str) and plain(own) not in plain(said.question):
+            raise DataError(f"the field {name!r} asks {short(own)}, and its conversation {short(said.question)}: which "
+                            f"one is meant? Say it with --columns (data.columns) question={name}, or leave it out")
+    return said
 
-    Raises DataError where a row cannot hold it: several questions or answers, an answer before the question, or turns
-    of anyone else.
+
+def system_prompt(record: Record, said: Talk | None) -> dict[str, str]:
+    """Returns the row's `system_prompt`: that of the conversation, or of the field that stands beside it. Raises
+    DataError where both speak and differ.
     """
-    said: dict[str, list[str]] = {"question": [], "answer": [], "system": []}
-    for turn in turns if isinstance(turns, (list, tuple)) else ():
-        if not isinstance(turn, Mapping):
-            raise DataError(f"the turn {short(turn)} of its conversation must be an object")
-        who = turn.get("from") or turn.get("role")
-        if str(who) not in _SPEAKERS:
-            raise DataError(f"its conversation has a turn of {short(who)}, where rows hold those of a user, an "
-                            "assistant and the system")
-        role = _SPEAKERS[str(who)]
-        if role == "question" and said["answer"] and not said["question"]:
-            raise DataError("its conversation begins with an answer")
-        said[role].append(_words(turn))
-    questions, answers = len(said["question"]), len(said["answer"])
-    if questions > 1 or answers > 1:
-        raise DataError(f"its conversation has {questions} questions and {answers} answers, where a row holds one of "
-                        "each: write a record for each question, with all of it that the question refers to")
-    return {role: "\n\n".join(words) for role, words in said.items() if words}
+    own, beside = said.system if said else "", record.get("system")
+    beside = beside.strip() if isinstance(beside, str) else ""
+    if own and beside and own != beside:
+        raise DataError(f"the system says {short(own)} in its conversation and {short(beside)} in the field 'system': "
+                        "leave one out")
+    return {"system_prompt": own or beside} if own or beside else {}
 
 
-def system_prompt(record: Record, said: Mapping[str, str]) -> dict[str, str]:
-    """Returns the row's `system_prompt`: that of the conversation, or of the field that stands beside it."""
-    told = said.get("system") or record.get("system") or ""
-    return {"system_prompt": told.strip()} if isinstance(told, str) and told.strip() else {}
+def context(said: Talk | None, media: Record) -> dict[str, Any]:
+    """Returns the row's `turns` before the question, where its own words are not the question's."""
+    return {"turns": asked(said.question, media, (), said.turns)["turns"]} if said and said.turns else {}
 
 
-def media_said(turns: Any) -> dict[str, list[Any]]:
-    """Returns paths of media that stand in the content parts of a conversation, under `images` and `videos`."""
-    parts = [part for turn in turns if isinstance(turn, Mapping) and isinstance(turn.get("content"), list)
-             for part in turn["content"] if isinstance(part, Mapping)] if isinstance(turns, list) else []
-    found = {"images": [_path(part) for part in parts if part.get("type") in _PARTS[:2]],
-             "videos": [_path(part) for part in parts if part.get("type") in _PARTS[2:]]}
-    return {kind: paths for kind, paths in found.items() if paths and None not in paths}
+def with_media(record: Record, said: Talk) -> Record:
+    """Returns the record with the media that its conversation names. Raises DataError where fields name others."""
+    if not said.media:
+        return record
+    given = pick(record, *IMAGE) if has(record, *IMAGE) else pick(record, *VIDEO)
+    several = list(given) if isinstance(given, (list, tuple)) else [given]
+    named = [local(picture(path)) for paths in said.media.values() for path in paths]
+    if given is not None and [local(picture(one)) for one in several] != named:
+        raise DataError(f"its conversation names {short(named)} and a field beside it {short(given)}: which are shown? "
+                        "Leave one out")
+    rest = {k: v for k, v in record.items() if k not in (*IMAGE, *VIDEO)}
+    return {**rest, **said.media}
 
 
-def _path(part: Record) -> Any:
-    found = pick(part, *_PARTS, "path")
-    found = pick(found, "url", "path") if isinstance(found, Mapping) and "bytes" not in found else found
-    return found.removeprefix("file://") if isinstance(found, str) else found
-
-
-def _words(turn: Record) -> str:
-    """Returns the text of a turn; of content parts those of media are marks."""
-    words = turn.get("value") if turn.get("value") is not None else turn.get("content")
-    if isinstance(words, list):
-        words = "\n".join(_part(part) for part in words)
-    return json.dumps(words) if isinstance(words, Mapping) else "" if words is None else str(words)
-
-
-def _part(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind in _PARTS:
-        return f"<{kind.removesuffix('_url')}>"
-    if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-        raise DataError(f"the part {short(part)} of its conversation is no text, image or video")
-    return part["text"]
+def local(path: Any) -> Any:
+    """Returns a path without the file:// in front that Qwen's messages have."""
+    return path.removeprefix("file://") if isinstance(path, str) else path
 
 
 # --- marks in a text --------------------------------------------------------------------------------------------------
@@ -96,16 +76,18 @@ def plain(text: str) -> str:
     return re.sub(r"[ \t]{2,}", " ", _MARK.sub(" ", _LEADING.sub("", text, count=1))).strip()
 
 
-def asked(question: str, media: Record, options: Sequence[str] = ()) -> dict[str, Any]:
-    """`question` of a row that shows `media`, and its `options`, if any. Marks before the text are left out: media
-    stand there anyway. Others stay, <image> or <video>, one for each of the media.
+def asked(question: str, media: Record, options: Sequence[str] = (), turns: Sequence[Record] = ()) -> dict[str, Any]:
+    """`question` of a row that shows `media`, its `options` and the `turns` before it, if any. Marks before the text of
+    a question without turns are left out: media stand there anyway. Others stay, <image> or <video>, one for each of
+    the media. Media that no turn marks stand before the first one.
 
     Numbered ones (MMMU's <image 2>) that do not name all images once and in order become words, "image 2".
 
     Raises DataError where the marks and the media do not fit together.
     """
-    kinds = [*["image"] * len(_several(media)), *["video"] * ("video" in media)]
-    marks = _MARK.findall("\n".join([question, *options]))
+    kinds = [*["image"] * len(_several(media)), *["video"] * len(_clips(media))]
+    texts = [*(str(turn["content"]) for turn in turns), question]
+    marks = _MARK.findall("\n".join([*texts, *options]))
     told = {"options": list(options)} if options else {}
     if any(kind == "audio" for kind, _ in marks):
         raise DataError(f"its question {short(question)} is about sound, which no row holds")
@@ -116,20 +98,39 @@ def asked(question: str, media: Record, options: Sequence[str] = ()) -> dict[str
         raise DataError(f"its text names the image {max(numbers)}, and the record has {len(kinds)}")
     in_order = numbers == list(range(1, len(kinds) + 1)) == list(range(1, len(marks) + 1))
     if numbers and (not in_order or _MARK.search("\n".join(options))):
-        return {"question": _in_words(question), **{k: [_in_words(v) for v in texts] for k, texts in told.items()}}
-    return {"question": _placed(question, kinds, len(marks)), **told}
+        texts = [_in_words(text) for text in texts]
+        told = {k: [_in_words(v) for v in values] for k, values in told.items()}
+    *before, question = _placed(texts, kinds)
+    said = {"turns": [{**turn, "content": text} for turn, text in zip(turns, before, strict=True)]} if turns else {}
+    return {**said, "question": question, **told}
 
 
-def _placed(question: str, kinds: Sequence[str], marks: int) -> str:
-    """Returns the question with a mark for each of the media, or none where all stand before the text."""
-    bare = _LEADING.sub("", question, count=1) if _LEADING.match(question) else question
-    if not _MARK.search(bare) and marks <= len(kinds):
-        return bare.strip()
-    if marks != len(kinds):
-        raise DataError(f"its text marks the places of {marks} images or videos, and the record has {len(kinds)}: "
-                        f"{short(question)}")
-    left = iter(kinds)
-    return _MARK.sub(lambda _: f"<{next(left)}>", question).strip()
+def _placed(texts: Sequence[str], kinds: Sequence[str]) -> list[str]:
+    """Returns the texts with a mark for each of the media; a single one without, where all stand before it."""
+    marks = [mark[1] for text in texts for mark in _MARK.finditer(text)]
+    first = _LEADING.match(texts[0])
+    leading = [mark[1] for mark in _MARK.finditer(first[0])] if first else []
+    if len(marks) < len(kinds) and marks == leading:  # fewer than there are stand for all
+        marks = leading = list(kinds)
+        texts = ["".join(f"<{kind}>" for kind in kinds) + _LEADING.sub("", texts[0], count=1), *texts[1:]]
+    if len(marks) != len(kinds):
+        raise DataError(f"its text marks the places of {len(marks)} images or videos, and the record has {len(kinds)}: "
+                        f"{short(texts[-1])}")
+    if sorted(marks) != sorted(kinds):
+        if len(set(kinds)) > 1:
+            raise DataError(f"its text marks {', '.join(marks)}, and the record has {', '.join(kinds)}")
+        texts, marks = [_MARK.sub(f"<{kinds[0]}>", text) for text in texts], list(kinds)
+    if len(texts) == 1 and len(leading) == len(kinds) and marks == list(kinds):
+        return [_LEADING.sub("", texts[0], count=1).strip()]
+    return [_trimmed(_MARK.sub(r"<\1>", text)) for text in texts]
+
+
+def _trimmed(text: str) -> str:
+    """Returns a text without space at its ends, and after its marks where all stand before it."""
+    found = _LEADING.match(text)
+    if not found or _MARK.search(text[found.end():]):
+        return text.strip()
+    return "".join(found[0].split()) + text[found.end():].strip()
 
 
 def _in_words(text: str) -> str:
@@ -138,6 +139,11 @@ def _in_words(text: str) -> str:
 
 def _several(media: Record) -> Sequence[Any]:
     return media["images"] if "images" in media else [media["image"]] if "image" in media else ()
+
+
+def _clips(media: Record) -> Sequence[Any]:
+    given = media.get("video")
+    return given if isinstance(given, list) else () if given is None else (given,)
 
 
 # --- media ------------------------------------------------------------------------------------------------------------

@@ -39,7 +39,10 @@ _MATH = re.compile(r"[\\$^√π°]|\d\s*[-+*/=]\s*\w|\w\s*[-+*/=]\s*\d")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d{1,9})?")
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|(?:1\d|20)\d\d\s?[-–/]\s?(?:(?:1\d|20)\d\d|\d\d)")
 """A day, or a span of years."""
+_PICTURE = re.compile(r"\S+\.(?:png|jpe?g|webp)", re.IGNORECASE)
 _LONGEST_MATH = 200
+_SPLIT = re.compile(r"\n|;\s*(?=[A-H][.):])")
+"""What stands between options in one text; before letters a semicolon (We-Math)."""
 _CODE = re.compile(r"\"bbox(?:_2d)?\"\s*:|\bpyautogui\.|<box>|<\|box_start\||<point>|<click>|"
                    r"\b(?:left_|double_)?click\(|\bcomputer\.\w+\(")
 _POINT = re.compile(r"[(\[]\s*\d+(?:\.\d+)?\s*,\s*\d+(?:\.\d+)?\s*[)\]]|\d+(?:\.\d+)?,\s+\d+(?:\.\d+)?")
@@ -64,9 +67,9 @@ def options_of(record: Record) -> list[str]:
     if given is None:
         given = _columns(record)
     if isinstance(given, str):
-        lines = [line for line in given.split("\n") if line.strip()]
+        lines = [line for line in _SPLIT.split(given) if line.strip()]
         said = given
-        given = read_literal(given) or (lines if len(lines) > 1 else None)
+        given = read_literal(given) or (lines if len(lines) > 1 else _by_commas(given, record))
         if given is None and said.strip().lower() not in _NO_OPTIONS and not has(record, *_SINGLE):
             raise DataError(f"options={short(said)} must be a list of texts, or a text with a line for each")
     if isinstance(given, Mapping):
@@ -75,7 +78,15 @@ def options_of(record: Record) -> list[str]:
         return []
     if not isinstance(given, list) or not all(isinstance(v, (str, int, float, Mapping)) for v in given):
         raise DataError(f"options={short(given)} must be a list of texts")
+    if image := next((v for v in given if isinstance(v, str) and _PICTURE.fullmatch(v.strip())), None):
+        raise DataError(f"its option {short(image)} is an image, and options are texts")
     return _bare([_option(v) for v in given])
+
+
+def _by_commas(given: str, record: Record) -> list[str] | None:
+    """Returns options with commas between (IconQA), where the answer is one of them."""
+    parts = [part.strip() for part in given.split(",")]
+    return parts if len(parts) > 1 and str(record.get("answer")).strip() in parts else None
 
 
 def _columns(record: Record) -> list[Any] | None:
@@ -111,7 +122,7 @@ def _keyed(given: Mapping[str, Any]) -> list[Any]:
 
 def _option(value: Any) -> str:
     if isinstance(value, Mapping):
-        value = pick(value, "text", "content", "value", "answer", "option")
+        value = pick(value, "text", "content", "value", "answer", "option", "choice")
     if value is None or str(value).strip() == "":
         raise DataError("one of the options is empty")
     return str(value).strip()
@@ -204,6 +215,17 @@ def of_clip(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "answer_type": _OF_CLIP.get(row["answer_type"], row["answer_type"])}
 
 
+def _of_most(answers: list[Any]) -> list[Any]:
+    """Returns what most people answer to a question of yes or no, where they disagree; other answers as they are."""
+    said = [str(v).lower().rstrip(".") for v in answers]
+    yes, no = said.count("yes"), said.count("no")
+    if not yes or not no or yes + no < len(said) / 2:
+        return answers
+    if yes == no:
+        raise DataError(f"{yes} of its answers are yes and as many are no: which is right cannot be told")
+    return ["yes" if yes > no else "no"]
+
+
 def answered(given: Any, options: Sequence[str], question: str, told: Any = None) -> dict[str, Any]:
     """`answer`, `answer_type` and `options` of a row. `told` is what the record calls the type of its answer.
 
@@ -217,6 +239,7 @@ def answered(given: Any, options: Sequence[str], question: str, told: Any = None
         said = several[0] if len(several) == 1 else ", ".join(letter(v, options) for v in several)
         return {"options": list(options), "answer": letter(said, options), "answer_type": "choice"}
     answers = [untagged(v) if isinstance(v, str) else v for v in several]
+    answers = _of_most(answers)
     answers = sorted(dict.fromkeys(answers), key=answers.count, reverse=True)
     if isinstance(answers[0], str) and _is_place(answers[0], question):
         raise DataError(f"its answer {short(answers[0])} is a place or an action, which no rule for questions can "

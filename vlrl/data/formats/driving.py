@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.formats.asked import spoken, system_prompt
+from vlrl.data.formats.asked import context, heard, system_prompt
 from vlrl.data.formats.choices import untagged
 from vlrl.data.formats.fields import IMAGE, Source, begin, has, meta, number, pick, short
 from vlrl.errors import DataError, did_you_mean
@@ -57,20 +57,21 @@ def alphadrive(record: Record, source: Source) -> list[dict[str, Any]]:
         missing = next(name for name, found in heads.items() if not found)
         raise DataError(f"the answer {short(_answer(record))} has no word for {missing}; it needs one of "
                         f"{', '.join(HEADS[missing])}")
-    asked, turns = _asked(record), pick(record, "conversations", "messages")
-    speed, route = _speed(record, asked), pick(record, "navigation", "nav", "command", "navigation_text")
-    route = route if isinstance(route, str) else next(iter(_ROUTE.findall(asked[:_LONGEST_TEXT])), None)
+    text, said = _asked(record), heard(record)
+    speed, route = _speed(record, text), pick(record, "navigation", "nav", "command", "navigation_text")
+    route = route if isinstance(route, str) else next(iter(_ROUTE.findall(text[:_LONGEST_TEXT])), None)
     plan = {head: found[0] if len(found) == 1 else found for head, found in heads.items()}
-    return [{**begin(record, source), "plan": plan, **({"speed_mps": speed} if speed is not None else {}),
+    row = begin(record, source)
+    return [{**row, "plan": plan, **({"speed_mps": speed} if speed is not None else {}),
              **({"navigation": route.strip()} if route else {}),
-             **system_prompt(record, spoken(turns) if turns else {}),
+             **system_prompt(record, said), **context(said, row),
              **meta(record, "conversations", "messages", "system", *_ANSWERS, *"speed_mps ego_speed speed navigation "
                     "nav command navigation_text".split())}]
 
 
 def _asked(record: Record) -> str:
-    turns = pick(record, "conversations", "messages")
-    return spoken(turns).get("question", "") if turns else str(pick(record, "problem", "question", "prompt") or "")
+    said = heard(record)
+    return said.question if said else str(pick(record, "problem", "question", "prompt") or "")
 
 
 def _unknown(words: Sequence[str]) -> str | None:
@@ -78,8 +79,8 @@ def _unknown(words: Sequence[str]) -> str | None:
 
 
 def _answer(record: Record) -> str:
-    turns = pick(record, "conversations", "messages")
-    given = spoken(turns).get("answer") if isinstance(turns, list) else pick(record, *_ANSWERS)
+    said = heard(record)
+    given = (said.answer if said else "") or pick(record, *_ANSWERS)
     return untagged(given) if isinstance(given, str) and len(given) <= 100 * _LONGEST else ""
 
 

@@ -17,10 +17,11 @@ from typing import Any
 from vlrl.errors import DataError
 
 IMAGE = ("image", "image_path", "img_path", "img_filename", "image_filename", "image_file", "file_name", "filename",
-         "img", "image_name", "screenshot", "images", "Image", "imgname", "image_paths", "image_urls")
+         "img", "image_name", "screenshot", "images", "Image", "imgname", "img_name", "image_paths", "image_urls",
+         "image_list", "query_image")
 """Names under which records keep the path of their image."""
 VIDEO = ("video", "video_path", "video_file", "video_name", "videos", "clip", "clip_path", "vid", "videoID",
-         "video_id")
+         "video_id", "video_idx", "vid_name")
 """Names under which records keep the path of their video, or its id."""
 CORNERS = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"),
             ("left", "top", "right", "bottom"), ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"))
@@ -59,6 +60,7 @@ class Source:
         """
         if not isinstance(given, str):
             return given
+        given = given.removeprefix("file://")
         text = given.replace("\\", "/") if "\\" in given and "/" not in given else given
         if not text.startswith("/") and not re.match(r"[A-Za-z]:/", text):
             return text

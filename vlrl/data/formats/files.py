@@ -29,7 +29,8 @@ MOST_LINE = 16 << 20
 MOST_DEPTH = 64
 """Lists and objects inside one another."""
 _LISTS = ("data", "samples", "rows", "records", "examples", "items", "annotations", "train", "val", "test")
-"""Names under which a document keeps its list of records."""
+_ASKED = ("questions", "qa_pairs", "videos", "images")  # CLEVR, FigureQA, Ego4D, Visual7W
+"""Names under which a document keeps its list of records; of these, where they are objects."""
 _SPLITS = ("train", "val", "test")
 _BARE = ("image", "x1", "y1", "x2", "y2", "label")  # columns of a CSV without a header line
 _NUMBERS = frozenset(("width", "height", "difficulty", "weight", "count", "tolerance", "duration", "fps", "speed_mps",
@@ -121,12 +122,16 @@ def _of_object(path: Path, found: Any, is_record: IsRecord) -> Iterable[Found]:
             return _coop(path, found)
         if is_record(found):
             return [Found(str(path), path.stem, found)]
-        for name in _LISTS:
-            if isinstance(found.get(name), list):
+        for name in (*_LISTS, *_ASKED):
+            if _holds_records(name, found.get(name)):
                 return _listed(path, found[name])
         if found and all(isinstance(value, dict) for value in found.values()):
             return [Found(f"{path}, {key!r}", key, value) for key, value in found.items()]
     raise DataError(f"{path} must hold a list of rows, not a {type(found).__name__}")
+
+
+def _holds_records(name: str, listed: Any) -> bool:
+    return isinstance(listed, list) and (name in _LISTS or all(isinstance(entry, dict) for entry in listed))
 
 
 def _is_coop(entries: Any) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.formats.asked import asked, media_said, plain, shown, spoken, system_prompt
+from vlrl.data.formats.asked import asked, context, heard, plain, shown, system_prompt, with_media
 from vlrl.data.formats.choices import OPTIONS, answered, of_clip, options_of, untagged
 from vlrl.data.formats.fields import (
     IMAGE,
@@ -28,6 +29,8 @@ from vlrl.data.formats.fields import (
     unpacked,
     xywh,
 )
+from vlrl.data.formats.qa import ANSWER, PLACES, QUESTION, final, right
+from vlrl.data.formats.talk import FIELDS, Talk, found_in
 from vlrl.errors import DataError
 
 Rows = list[dict[str, Any]]
@@ -51,8 +54,12 @@ _LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
 
 
 def is_vlm_r1(record: Record) -> bool:
-    turns = pick(record, "conversations", "messages")
-    return isinstance(turns, list) and (has(record, *IMAGE, *VIDEO) or bool(media_said(turns)))
+    """Returns whether a record is a conversation; a prompt alone is one where its answer is boxes."""
+    if (found := found_in(record)) != ["prompt"]:
+        return bool(found)
+    answer = pick(record, "solution", "answer", "ground_truth")
+    return has(record, "completion") or (isinstance(answer, (str, list)) and has(record, *IMAGE) and bool(
+        _boxes_said(untagged(json.dumps(answer) if isinstance(answer, list) else answer), "")))
 
 
 def vlm_r1(record: Record, source: Source) -> Rows:
@@ -60,23 +67,25 @@ def vlm_r1(record: Record, source: Source) -> Rows:
 
     Boxes are in original pixels, or shares of the image where no number is above 1.
     """
-    turns = pick(record, "conversations", "messages")
-    record = record if has(record, *IMAGE, *VIDEO) else {**record, **media_said(turns)}
-    said = spoken(turns)
-    question = plain(said.get("question", ""))
+    said = heard(record) or Talk()
+    record = with_media(record, said)
+    question = plain(said.question)
     if not question:
         raise DataError("its conversation asks nothing: no turn of a human or user has a text")
-    answer = said.get("answer", str(pick(record, "solution", "answer") or ""))
-    answer = untagged(answer)
+    options = options_of(record)
+    answer, worked = right(said, record, options, question)
+    answer = json.dumps(answer) if isinstance(answer, list) and answer and not isinstance(answer[0], str) else answer
     method = str(record.get("accu_reward_method") or "").lower()
-    rest = {**system_prompt(record, said), **meta(record, "conversations", "messages", "solution", "answer", "problem",
-                                                  "system", *VIDEO, *OPTIONS)}
-    boxes = _boxes_said(answer, method)
+    rest = {**worked, **system_prompt(record, said), **meta(record, *FIELDS, *ANSWER, *QUESTION, *PLACES, *VIDEO,
+                                                            *OPTIONS, "reward_model", "system")}
+    boxes = _boxes_said(untagged(answer), method) if isinstance(answer, str) else None
+    id = named(record, source, *PLACES)
     if boxes is None:
-        about, options = _about(record, source), options_of(record)
+        about = _about(record, source)
         row = _answered(record, question, answer, options, _ANSWER_TYPES.get(method))
-        return [{"id": named(record, source), **about, **row, **asked(said["question"], about, options), **rest}]
-    row = begin(record, source)
+        return [{"id": id, **about, **row, **asked(said.question, about, options, said.turns), **rest}]
+    row = {**begin(record, source), "id": id}
+    row |= context(said, row)
     boxes = [{**b, "box": _in_pixels(b["box"], row)} for b in boxes]
     if len({"label" in b for b in boxes}) > 1:
         raise DataError(f"of its {len(boxes)} boxes some have a label and some have none")
@@ -91,12 +100,13 @@ def vlm_r1(record: Record, source: Source) -> Rows:
 
 def _about(record: Record, source: Source) -> dict[str, Any]:
     """Media of a question, and the size of its image where it can be known."""
-    if has(record, *VIDEO):
-        return shown(record, source)
+    if has(record, *VIDEO) or not has(record, *IMAGE):
+        return shown(record, source, needed=False)
     return {k: v for k, v in begin(record, source).items() if k != "id"}
 
 
-def _answered(record: Record, question: str, answer: str, options: list[str], kind: str | None) -> dict[str, Any]:
+def _answered(record: Record, question: str, answer: Any, options: list[str], kind: str | None) -> dict[str, Any]:
+    answer = final(answer) if isinstance(answer, str) else answer
     row = {"answer": answer, "answer_type": kind} if kind and not options else answered(answer, options, question)
     return of_clip(row) if has(record, *VIDEO) else row
 
@@ -154,19 +164,20 @@ _REF_NAME = re.compile(r"(COCO_\w+_\d{12})_\d+(?=\.\w+$)")
 
 
 def is_problem_box(record: Record) -> bool:
-    solution = pick(record, "solution")
-    return isinstance(record.get("problem"), str) and has(record, *IMAGE) and _four(solution) is not None
+    given = (pick(record, "solution"), record.get("answer") if isinstance(record.get("answer"), str) else None)
+    return isinstance(record.get("problem"), str) and has(record, *IMAGE) and any(map(_four, given))
 
 
 def problem_box(record: Record, source: Source) -> Rows:
     """`problem` is the expression and `solution` [x1, y1, x2, y2] in original pixels (VLM-R1's rec_jsons_processed,
     refcoco*_val.json and lisa_test.json)."""
-    expression = text(record, "problem")
+    expression = plain(text(record, "problem"))
     expression = (_DESCRIBES.findall(expression) or [expression])[-1]
     row = begin(record, source)
-    box = _in_pixels(numbers(_four(pick(record, "solution")), (4,), "solution"), row)
+    found = _four(pick(record, "solution")) or _four(record.get("answer"))
+    box = _in_pixels(numbers(found, (4,), "solution"), row)
     return [{**row, "expression": expression, "boxes": [{"box": box, "label": expression}],
-             **meta(record, "problem", "solution")}]
+             **meta(record, "problem", "solution", "answer")}]
 
 
 def _four(value: Any) -> list[Any] | None:

@@ -7,9 +7,10 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.formats.asked import asked, shown, spoken, system_prompt
+from vlrl.data.formats.asked import asked, shown, system_prompt, with_media
 from vlrl.data.formats.choices import untagged
 from vlrl.data.formats.fields import IMAGE, VIDEO, Source, has, meta, named, number, pick, short, text
+from vlrl.data.formats.talk import FIELDS, Talk, reply, talk_of
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]
@@ -53,7 +54,7 @@ def _response(record: Record, name: str) -> str:
     if isinstance(given, Mapping):
         given = [given]
     if isinstance(given, list):
-        given = spoken(given).get("answer")
+        given = reply(given).answer
     if not isinstance(given, str) or not given.strip():
         raise DataError(f"{name}={short(record[name])} must be a text")
     return given.strip()
@@ -61,21 +62,21 @@ def _response(record: Record, name: str) -> str:
 
 def _question(record: Record, source: Source) -> dict[str, Any]:
     """Returns the question of a row, what it is about, and the system prompt."""
-    turns = next((record[n] for n in ("conversations", "messages", "prompt", "chosen")
-                  if isinstance(record.get(n), list)), None)
-    said = spoken(turns) if turns and not has(record, "question") else {}
-    asks = {spoken(v)["question"] for n in ("chosen", "rejected") if isinstance(v := record.get(n), list)
-            and "question" in spoken(v)}
-    if len(asks) > 1:
+    ends = [reply(record[name]) for name in ("chosen", "rejected") if isinstance(record.get(name), list)]
+    ends = [said for said in ends if said.question]
+    if len(ends) > 1 and (ends[0].question, ends[0].turns) != (ends[1].question, ends[1].turns):
         raise DataError("chosen and rejected answer different questions")
+    said = (None if has(record, "question") else talk_of(record)) or next(iter(ends), Talk())
+    record = with_media(record, said)
     media = shown(record, source, needed=False)
-    return {**media, **asked(said.get("question") or text(record, *_QUESTION), media), **system_prompt(record, said)}
+    return {**media, **asked(said.question or text(record, *_QUESTION), media, (), said.turns),
+            **system_prompt(record, said)}
 
 
 def _about(record: Record, *used: str) -> dict[str, Any]:
     kind = pick(record, "category", "Category", "task")
     return {**({"category": kind} if isinstance(kind, str) else {}),
-            **meta(record, *used, *_QUESTION, *_PLACES, *VIDEO, "conversations", "messages", "system", "category",
+            **meta(record, *used, *_QUESTION, *_PLACES, *VIDEO, *FIELDS, "system", "category",
                    "Category")}
 
 
@@ -161,7 +162,7 @@ def r1_reward(record: Record, source: Source) -> Rows:
     pictures = [part["image"] for part in parts if isinstance(part.get("image"), str)]
     clips = [part["video"] for part in parts if isinstance(part.get("video"), str)]
     named_ = {**({"images": pictures} if pictures else {}), **({"video": clips[0]} if clips else {})}
-    media = shown(record if has(record, *IMAGE, *VIDEO) else _local(named_), source, needed=False)
+    media = shown(record if has(record, *IMAGE, *VIDEO) else named_, source, needed=False)
     question, *pair = found
     return [{"id": named(record, source, *_PLACES), **media, "question": question, "responses": pair,
              "answer": _better(pick(record, "answer"), pair), **meta(record, "message", "question", "answer", *VIDEO,
@@ -179,9 +180,3 @@ def _compared(asked: str) -> list[str] | None:
     ends = [*places[2:], end if end >= 0 else len(asked)]
     return [asked[start + len(mark):stop].lstrip(":* \n").strip("#* \n")
             for mark, start, stop in zip(_MARKS, places[1:], ends, strict=True)]
-
-
-def _local(media: dict[str, Any]) -> dict[str, Any]:
-    """Media without the file:// in front that Qwen's messages have."""
-    return {k: [v.removeprefix("file://") for v in value] if isinstance(value, list) else value.removeprefix("file://")
-            for k, value in media.items()}

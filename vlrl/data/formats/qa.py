@@ -7,17 +7,28 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.formats.asked import asked, plain, shown, spoken, system_prompt
-from vlrl.data.formats.choices import INDICES, LETTERED, OPTIONS, answered, of_clip, options_of, placed_letter, untagged
+from vlrl.data.formats.asked import asked, heard, plain, shown, system_prompt, with_media
+from vlrl.data.formats.choices import (
+    INDICES,
+    LETTERED,
+    OPTIONS,
+    answered,
+    letter,
+    of_clip,
+    options_of,
+    placed_letter,
+    untagged,
+)
 from vlrl.data.formats.fields import IMAGE, VIDEO, Source, begin, has, meta, named, number, pick, short, size_of, text
+from vlrl.data.formats.talk import FIELDS, Talk
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]
-_QUESTION = ("question", "problem", "query", "Question", "prompt", "text")
-_ANSWER = ("answer", "solution", "ground_truth", "gt_answer", "gt", "correct_answer", "final_answer", "Answer",
-           "direct_answers", "answers", *INDICES)
-_DIRECT = tuple(name for name in _ANSWER if name not in INDICES)
-_PLACES = ("question_id", "sample_id", "pid", "problem_id", "qid", "uid", "ID")
+QUESTION = ("question", "problem", "query", "Question", "prompt", "text", "q")
+ANSWER = ("answer", "final_answer", "solution", "ground_truth", "gt_answer", "gt", "correct_answer", "Answer",
+          "direct_answers", "answers", "multiple_choice_answer", *INDICES)
+_DIRECT = tuple(name for name in ANSWER if name not in INDICES)
+PLACES = ("question_id", "sample_id", "pid", "problem_id", "qid", "uid", "ID")
 _OTHERS = ("boxes", "box", "plan", "responses", "instruction")
 _BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 _HASHES = re.compile(r"####\s*(.+?)\s*$")
@@ -26,9 +37,14 @@ _ASKS_CLASS = re.compile(r"\b(?:what|which)\b[^.?]{0,40}\b(?:type|kind|species|b
                          r"\bidentify the (?:category|class|object|name|type)", re.IGNORECASE)
 _KEPT = ("id", "question", "answer", "answer_type", "options", "tolerance", "difficulty", "category", "source", "split",
          "weight", "hints", "group_key", "meta", "processed_size", "coordinates", "duration", "fps", "frames", "labels",
-         "synonyms", "width", "height", "video_start", "video_end", "label")
+         "synonyms", "width", "height", "video_start", "video_end", "label", "system_prompt", "turns", "tools",
+         "environment")
 
 
+_PLAIN_ANSWERS = ("answer", "final_answer", "ground_truth", "gt_answer", "gt", "correct_answer")
+"""Fields that hold an answer alone; a `solution` may be worked out."""
+_SHORT = 60
+"""Characters up to which the words of an assistant are an answer, and no worked solution."""
 _NUMBERS = {"duration": 1e6, "fps": 1e4, "difficulty": 1, "weight": 1e9}
 """Canonical numbers that others use for other things -> the most that they can be."""
 _YES_NO = ("yes", "no")
@@ -51,7 +67,7 @@ def problem_text(record: Record, source: Source) -> list[dict[str, Any]]:
     if has(record, "answer") and "<answer>" not in str(solution):  # the solution is worked out, and ends in the answer
         return question_answer(record, source)
     options = options_of(record)
-    row = answered(_final(solution), options, question, record.get("problem_type"))
+    row = answered(final(solution), options, question, record.get("problem_type"))
     value = number(row["answer"]) if row["answer_type"] in ("count", "number") else None
     counted = {"count": value} if row["answer_type"] == "count" else {}
     named_ = {"label": row["answer"]} if row["answer_type"] == "text" and _ASKS_CLASS.search(question) else {}
@@ -62,14 +78,16 @@ def problem_text(record: Record, source: Source) -> list[dict[str, Any]]:
 
 
 def is_mathvista(record: Record) -> bool:
-    return has(record, "question_type") and "pid" in record and has(record, "question") and has(record, "answer")
+    """Returns whether a record has a question_type, and an answer_type of its own words (MathVista, OlympiadBench)."""
+    known = has(record, "question_type") and has(record, "question")
+    return known and (("pid" in record and has(record, "answer")) or has(record, "final_answer"))
 
 
 def is_question_answer(record: Record) -> bool:
     """Returns whether a record asks and answers, apart from rows that say so in canonical words alone, or answer in a
     way that only a task of its own understands.
     """
-    asks = has(record, *_QUESTION) and (has(record, *_answers(record)) or _ruled(record) is not None)
+    asks = has(record, *QUESTION) and (has(record, *_answers(record)) or _ruled(record) is not None)
     plain = {"id", "question", "answer"} <= record.keys() and not has(record, *OPTIONS) and record.keys() <= {
         *_KEPT, *IMAGE, *VIDEO, "image_size"}
     own = {"id", "question", "answer"} <= record.keys() and isinstance(record["answer"], (bool, Mapping))
@@ -83,23 +101,67 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
     A worked solution counts by its \\boxed{} or what follows ####; of several answers each is right, the most frequent
     first; verl's `reward_model.ground_truth` is read. Fields that are none of these stay as they are.
     """
-    told = pick(record, *_QUESTION)
-    said = spoken(told) if isinstance(told, list) else {"question": told}
-    question = said.get("question")
+    said = heard(record) or Talk(pick(record, *QUESTION))
+    record, question = with_media(record, said), said.question
     if not isinstance(question, str) or not plain(question):
-        raise DataError(f"question={short(told)} must be a text")
+        raise DataError(f"question={short(question)} must be a text")
     options = options_of(record)
-    given = _right(record, options)
+    given, worked = right(said, record, options, question)
     kind = pick(record, "answer_type", "question_type", "problem_type")
-    row = answered(_final(given) if isinstance(given, str) else given, options, question,
+    row = answered(final(given) if isinstance(given, str) else given, options, question,
                    kind if isinstance(kind, str) else None)
+    if has(record, "sample_token") and not has(record, *IMAGE, *VIDEO):
+        raise DataError("it names a sample of nuScenes, and no image: add `images`, the files of its cameras")
     media = shown(record, source, needed=False) or ({"video": source.id} if _FILM.search(source.id) else {})
-    used = {*_QUESTION, *_answers(record), *_PLACES, *OPTIONS, *IMAGE, *VIDEO, *LETTERED, "reward_model", "answer_type",
-            "image_size", *(f"image_{n}" for n in range(1, 10)), *(("start", "end") if "video" in media else ())}
+    used = {*QUESTION, *_answers(record), *PLACES, *OPTIONS, *IMAGE, *VIDEO, *LETTERED, *FIELDS, "reward_model",
+            "answer_type", "image_size", "system", *(f"image_{n}" for n in range(1, 10)),
+            *(("start", "end") if "video" in media else ())}
     kept = {k: v for k, v in record.items() if k not in used and v is not None and meta({k: v})}
     row = of_clip(row) if "video" in media else row
-    return [{**_of_part(_numeric(kept), media), "id": named(record, source, *_PLACES), **media, **_told_size(record),
-             **row, **asked(question, media, options), **system_prompt({}, said)}]
+    return [{**_of_part(_numeric(kept), media), "id": named(record, source, *PLACES), **media, **_told_size(record),
+             **row, **asked(question, media, options, said.turns), **worked, **system_prompt(record, said)}]
+
+
+def refuse_two_readings(record: Record) -> None:
+    """Raises DataError where two fields may ask, answer or be the images, and differ: --columns says which counts."""
+    asks = {n: plain(record[n]) for n in ("question", "problem", "query") if isinstance(record.get(n), str)}
+    says = {n: str(record[n]).strip() for n in _PLAIN_ANSWERS if isinstance(record.get(n), (str, int, float))
+            and not isinstance(record[n], bool) and 0 < len(str(record[n]).strip()) <= _SHORT}
+    options = options_of(record) if len(says) > 1 else []
+    if options:
+        says = {name: letter(text, options) for name, text in says.items()}
+    for role, found in (("question", asks), ("answer", says)):
+        (first, *others), texts = list(found) or [""], [text.lower() for text in found.values()]
+        other = next((n for n, text in zip(others, texts[1:], strict=True)
+                      if text not in texts[0] and texts[0] not in text), None)
+        if other:
+            raise DataError(f"{first!r} says {short(found[first])} and {other!r} says {short(found[other])}: which is "
+                            f"the {role}? Say it with --columns (data.columns) {role}={first} or {role}={other}")
+    one, several = pick(record, "image"), pick(record, "images")
+    if one is not None and isinstance(several, list) and several and several != [one]:
+        raise DataError(f"'image' and 'images', {len(several)} of them, are both given: which are shown? Say it with "
+                        "--columns (data.columns) images=image or images=images")
+
+
+def right(said: Talk, record: Record, options: Sequence[str], question: str) -> tuple[Any, dict[str, str]]:
+    """Returns the answer that a model's is compared with, and the row's worked `solution`, if any.
+
+    A field beside a conversation is what TRL, ms-swift and verl give to the reward; the last turn of the assistant is
+    then the solution. Without one it is the answer. Raises DataError where both answer, and differently, or none does.
+    """
+    beside = _right(record, options)
+    if beside is None or not said.answer:
+        if beside is None and not said.answer:
+            raise DataError(f"nothing answers its question {short(question)}: its conversation ends there or in an "
+                            f"empty turn, and no field holds the answer; known: {', '.join(ANSWER[:6])} ...")
+        return said.answer if beside is None else beside, {}
+    told = beside[0] if isinstance(beside, list) and beside else beside
+    own, other = (" ".join(final(v).lower().split()) for v in (said.answer, told))
+    marked = own != " ".join(said.answer.lower().split()) or len(own) <= _SHORT
+    if own != other and (marked or not other) and not re.search(rf"(?<!\w){re.escape(other)}(?!\w)", own):
+        raise DataError(f"the assistant answers {short(own)}, and a field beside the conversation says {short(told)}: "
+                        "leave out the one that is not the right answer")
+    return beside, {"solution": said.answer} if own != other else {}
 
 
 def _right(record: Record, options: Sequence[str]) -> Any:
@@ -111,10 +173,18 @@ def _right(record: Record, options: Sequence[str]) -> Any:
     elif place is not None and not has(record, *_DIRECT):
         raise DataError(f"it tells the place {short(place)} of the right option, and no field holds the options; "
                         f"known: {', '.join(OPTIONS)}; or a field for each, such as A, B or option_0, option_1")
-    given = pick(record, *_answers(record)) if given is None else given
+    given = _said(record) if given is None else given
     if isinstance(given, list) and all(isinstance(v, Mapping) for v in given):
         given = [v.get("answer") for v in given]
     return ("yes" if given else "no") if isinstance(given, bool) else given
+
+
+def _said(record: Record) -> Any:
+    """Returns the answer of a record; numbers in brackets that are written as a text are one answer, not several."""
+    given = pick(record, *_answers(record))
+    raw = next((v for n in _answers(record) if (v := record.get(n)) is not None and v != ""), None)
+    alone = isinstance(raw, str) and isinstance(given, list) and all(isinstance(v, (int, float)) for v in given)
+    return raw if alone else given
 
 
 def _of_part(kept: dict[str, Any], media: Record) -> dict[str, Any]:
@@ -135,7 +205,7 @@ def _told_size(record: Record) -> dict[str, float]:
 def _answers(record: Record) -> tuple[str, ...]:
     """Fields that may hold the answer: ChartQA calls it label, beside a query, and POPE, beside a text that asks."""
     asks = isinstance(text := record.get("text"), str) and ("?" in text or str(record.get("label")).lower() in _YES_NO)
-    return (*_ANSWER, "label") if has(record, "query") or asks else _ANSWER
+    return (*ANSWER, "label") if has(record, "query") or asks else ANSWER
 
 
 def _numeric(kept: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +223,7 @@ def _ruled(record: Record) -> Any:
     return pick(rule, "ground_truth") if isinstance(rule, Mapping) else None
 
 
-def _final(answer: Any) -> str:
+def final(answer: Any) -> str:
     """Returns the end of a worked solution; any other answer as it is, out of its tag."""
     said = str(answer)
     if "<answer>" not in said.lower():

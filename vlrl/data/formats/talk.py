@@ -1,0 +1,246 @@
+"""Conversations of other people's records: what was said before the question, the question, and the answer to it.
+
+    talk_of({"messages": [{"role": "user", "content": "<image>Who?"}, {"role": "assistant", "content": "a cat"}]})
+    # Talk(question="<image>Who?", answer="a cat")
+
+`conversations`, `messages`, `prompt` (with or without `completion`), `input` (OpenAI's responses), `texts` (The
+Cauldron), `query` with `response`, and `instruction` with `output`, these two with or without `history`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from vlrl.data.formats.fields import has, pick, short, unpacked
+from vlrl.errors import DataError
+
+log = logging.getLogger(__name__)
+
+Record = Mapping[str, Any]
+LISTS = ("conversations", "messages", "conversation", "prompt", "input", "texts")
+"""Fields that may hold a list of turns."""
+_REPLIES = {"prompt": "completion", "input": "output"}
+"""Fields that hold a prompt alone -> those with the reply to it."""
+_SPOKEN_IN = {"prompt": {"role", "from"}, "input": {"role", "from"}, "texts": {"user", "assistant"}}
+"""Fields that may hold other lists too -> the keys of which a turn has one."""
+_PAIRS = (("query", "response"), ("instruction", "output"), ("instruction", "outputs"))
+FIELDS = (*LISTS, *_REPLIES.values(), *(name for pair in _PAIRS for name in pair), "inputs", "history")
+"""Every field that a conversation may come from."""
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant",
+          "system": "system", "developer": "system", "tool": "tool", "observation": "tool", "function_call": "call"}
+_MEDIA = {"image": "image", "image_url": "image", "input_image": "image", "video": "video", "video_url": "video",
+          "input_video": "video"}
+"""Type of a content part -> the kind of media that it shows."""
+_TEXTS = ("text", "input_text", "output_text")
+_FOLLOWS = {None: ("user",), "user": ("assistant", "call"), "assistant": ("user",), "call": ("tool",),
+            "tool": ("tool", "assistant", "call"), "system": ()}
+"""Whose turn may follow whose."""
+_NAMES = {"user": "a user", "assistant": "the assistant", "call": "the assistant, a call,",
+          "tool": "a tool", "system": "the system"}
+_OPTIONS = ("detail", "fps", "max_pixels", "min_pixels", "nframes", "resized_height", "resized_width")
+_MARK = re.compile(r"<(?:image|video)>")
+_QWEN = re.compile(r"<img>([^<>\n]{1,1000})</img>")
+"""How Qwen-VL names an image inside a text."""
+_SWIFT = re.compile(r"<(?:bbox|ref-object)>")
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A conversation up to the answer that is wanted. Texts hold <image> and <video> where media stand."""
+
+    question: str = ""
+    answer: str = ""
+    """What the assistant says to the question; empty where that is left open."""
+    system: str = ""
+    turns: tuple[dict[str, Any], ...] = ()
+    """Before the question: {"role", "content"} each, and `tool_calls` of a call."""
+    media: Mapping[str, list[Any]] = field(default_factory=dict)
+    """Paths or bytes of the media that its turns name themselves, under `images` and `videos`."""
+
+
+def talk_of(record: Record) -> Talk | None:
+    """Returns the conversation of a record; None where it has none.
+
+    Raises DataError where two fields hold different ones, and as `talk` does.
+    """
+    found = {name: turns for name in found_in(record) if (turns := _list_under(record, name)) is not None}
+    if len(found) > 1 and any(turns != next(iter(found.values())) for turns in found.values()):
+        first, other = list(found)[:2]
+        raise DataError(f"{first!r} and {other!r} each hold a conversation, and they differ: which one asks? Say it "
+                        f"with --columns (data.columns) {first}={first} or {first}={other}")
+    if found:
+        name, turns = next(iter(found.items()))
+        return talk(turns, prompt=name in _REPLIES and not has(record, _REPLIES[name]))
+    return talk(_flat(record)) if found_in(record) else None
+
+
+def found_in(record: Record) -> list[str]:
+    """Returns the fields that hold a conversation: lists of turns, else a question beside its answer (`query` and
+    `response` of ms-swift, `instruction` and `output` of LLaMA-Factory).
+    """
+    lists = [name for name in LISTS if _list_under(record, name) is not None]
+    return lists or [question for question, _ in _pairs(record)]
+
+
+def _pairs(record: Record) -> list[tuple[str, str]]:
+    return [pair for pair in _PAIRS if all(isinstance(record.get(name), str) for name in pair)][:1]
+
+
+def _list_under(record: Record, name: str) -> list[Any] | None:
+    turns = pick(record, name)
+    if not isinstance(turns, list) or not turns:
+        return None
+    keys = _SPOKEN_IN.get(name)
+    if keys and not all(isinstance(turn, Mapping) and turn.keys() & keys for turn in turns):
+        return None
+    if name == "texts":
+        return [{"role": role, "content": turn.get(role)} for turn in turns for role in ("user", "assistant")]
+    reply = pick(record, _REPLIES[name]) if name in _REPLIES else None
+    reply = [{"role": "assistant", "content": reply}] if isinstance(reply, str) else reply
+    return [*turns, *(reply or ())]
+
+
+def _flat(record: Record) -> list[dict[str, Any]]:
+    """Returns the turns of a record that has a field for each side, and earlier ones in `history`."""
+    ((question, answer),) = _pairs(record)
+    asks = [record[question], *(record[name] for name in ("input", "inputs") if isinstance(record.get(name), str))]
+    said = pick(record, "history") or []
+    if not isinstance(said, list) or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in said):
+        raise DataError(f"history={short(said)} must be a list of [question, answer]")
+    pairs = [*said, ("\n".join(filter(None, asks)), record[answer])]
+    return [{"role": role, "content": words} for pair in pairs
+            for role, words in zip(("user", "assistant"), pair, strict=True)]
+
+
+def reply(turns: Any) -> Talk:
+    """Returns what a response says that is written as turns: those of the assistant, or the whole conversation."""
+    first = turns[0] if isinstance(turns, list) and turns else None
+    who = first.get("from") or first.get("role") if isinstance(first, Mapping) else None
+    return talk(turns, before="user" if _ROLES.get(str(who)) == "assistant" else None)
+
+
+def talk(turns: Any, *, prompt: bool = False, before: str | None = None) -> Talk:
+    """Returns what a list of turns says: the last turn of the assistant is the answer, all before the last question is
+    context. A `prompt` ends with its question; `before` is who spoke before the first turn.
+
+    Raises DataError for a turn of anyone unknown, turns out of order or empty, and content that is no text, image or
+    video.
+    """
+    named: dict[str, list[Any]] = {"images": [], "videos": []}
+    said = [_turn(turn, named) for turn in turns] if isinstance(turns, (list, tuple)) else []
+    heads = next((n for n, turn in enumerate(said) if turn["role"] != "system"), len(said))
+    system = "\n\n".join(filter(None, (turn["content"] for turn in said[:heads])))
+    if _MARK.search(system):
+        raise DataError(f"its system prompt {short(system)} marks the place of media, which only turns show")
+    said = said[heads:]
+    for turn in said:
+        if turn["role"] not in _FOLLOWS[before]:
+            after = f"after one of {_NAMES[before]}" if before else "at its beginning"
+            raise DataError(f"its conversation has a turn of {_NAMES[turn['role']]} {after}: "
+                            f"{short(turn['content'])}. After what the system says, turns of a user and of the "
+                            "assistant alternate, the user first")
+        before = turn["role"]
+    if before == "assistant" and prompt:
+        raise DataError("its prompt ends with words of the assistant; a prompt ends with the question")
+    answer = said.pop()["content"] if before == "assistant" else ""
+    if said and said[-1]["role"] != "user":
+        raise DataError("calls of tools stand between its last question and the answer, where a row holds them before "
+                        "the question alone")
+    question = said.pop()["content"] if said else ""
+    for empty in (turn for turn in said if not turn["content"] and turn["role"] in ("user", "assistant")):
+        raise DataError(f"a turn of {_NAMES[empty['role']]} before its question is empty")
+    return Talk(question, answer, system, tuple(_kept(turn) for turn in said), _whole(named))
+
+
+def _kept(turn: dict[str, Any]) -> dict[str, Any]:
+    return {**turn, "role": "assistant"} if turn["role"] == "call" else turn
+
+
+def _whole(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """Returns the media that content parts name; {} where fields beside the conversation do."""
+    given = [path for paths in named.values() for path in paths]
+    if any(path is None for path in given) and any(path is not None for path in given):
+        raise DataError("some images or videos of its conversation have a path and some have none")
+    return {} if None in given else {kind: paths for kind, paths in named.items() if paths}
+
+
+# --- one turn ---------------------------------------------------------------------------------------------------------
+
+
+def _turn(turn: Any, named: dict[str, list[Any]]) -> dict[str, Any]:
+    """Returns role, content and calls of a turn; adds the media that it names."""
+    if not isinstance(turn, Mapping):
+        raise DataError(f"the turn {short(turn)} of its conversation must be an object")
+    who = turn.get("from") or turn.get("role")
+    role = _ROLES.get(str(who))
+    if role is None:
+        raise DataError(f"its conversation has a turn of {short(who)}, where rows hold those of "
+                        f"{', '.join(dict.fromkeys(_ROLES))}")
+    content = _words(turn, named).strip()
+    if unfilled := _SWIFT.search(content):
+        raise DataError(f"the turn {short(content)} holds {unfilled[0]}, which ms-swift fills in from `objects`: write "
+                        "the name or the box, in pixels, in its place")
+    calls = unpacked(content) if role == "call" else pick(turn, "tool_calls")
+    if not calls:
+        return {"role": role, "content": content}
+    several = calls if isinstance(calls, list) else [calls]
+    return {"role": "call", "content": "" if role == "call" else content, "tool_calls": [_call(c) for c in several]}
+
+
+def _call(call: Any) -> dict[str, Any]:
+    """Returns a call of a tool as chat templates take it: arguments as an object."""
+    told = call.get("function", call) if isinstance(call, Mapping) else None
+    arguments = unpacked(told.get("arguments")) if isinstance(told, Mapping) else None
+    if not isinstance(told, Mapping) or not isinstance(told.get("name"), str) or not isinstance(arguments, Mapping):
+        raise DataError(f"the call {short(call)} must have the name of a tool and its arguments, an object")
+    return {"type": "function", "function": {"name": told["name"], "arguments": dict(arguments)}}
+
+
+def _words(turn: Record, named: dict[str, list[Any]]) -> str:
+    """Returns the text of a turn, with a mark for each image or video among its content parts."""
+    words = turn.get("value") if turn.get("value") is not None else turn.get("content")
+    if isinstance(words, list):
+        return "".join(_part(part, named) for part in words)
+    if isinstance(words, str):
+        return _QWEN.sub(lambda mark: _named_in_text(mark[1], named), words)
+    return json.dumps(words) if isinstance(words, Mapping) else "" if words is None else str(words)
+
+
+def _named_in_text(path: str, named: dict[str, list[Any]]) -> str:
+    named["images"].append(path.strip())
+    return "<image>"
+
+
+def _part(part: Any, named: dict[str, list[Any]]) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in _MEDIA:
+        _tell_unread(tuple(sorted(name for name in _OPTIONS if part.get(name) is not None)))
+        named[f"{_MEDIA[kind]}s"].append(_path(part))
+        return f"<{_MEDIA[kind]}>"
+    if kind not in (*_TEXTS, None) or not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+        raise DataError(f"the part {short(part)} of its conversation is no text, image or video")
+    return part["text"]
+
+
+def _path(part: Record) -> Any:
+    """Returns the path, URL or bytes of a part that is an image or video; None where it only marks the place."""
+    found = pick(part, *_MEDIA, "path", "url")
+    found = pick(found, "url", "path") if isinstance(found, Mapping) and not found.get("bytes") else found
+    if found is None and part.get("file_id"):
+        raise DataError(f"the part {short(part)} names a file that OpenAI keeps: give its path")
+    return found
+
+
+@cache
+def _tell_unread(names: tuple[str, ...]) -> None:
+    if names:
+        log.warning("%s of images and videos in conversations are not read: model.max_pixels, model.min_pixels and "
+                    "model.video_* hold for all", ", ".join(names))

@@ -1,0 +1,219 @@
+"""Records of VQA sets that hold several questions, or answer in words and numbers of their own -> canonical rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlrl.data.formats.fields import IMAGE, Source, are_shares, has, meta, named, number, numbers, pick, short, text
+from vlrl.data.formats.gui import screenspot
+from vlrl.data.formats.qa import question_answer
+from vlrl.data.formats.video import time_r1
+from vlrl.errors import DataError
+
+Record = Mapping[str, Any]
+Rows = list[dict[str, Any]]
+_TRUTH = {"1": "yes", "true": "yes", "yes": "yes", "0": "no", "false": "no", "no": "no"}
+
+
+def _yes_or_no(record: Record, *names: str) -> str:
+    given = pick(record, *names)
+    if (said := _TRUTH.get(str(given).strip().lower())) is None:
+        raise DataError(f"{names[0]}={short(given)} must be true or false, 1 or 0")
+    return said
+
+
+def _without(record: Record, *names: str) -> dict[str, Any]:
+    return {k: v for k, v in record.items() if k not in names}
+
+
+def _each(record: Record, source: Source, found: Sequence[Mapping[str, Any]], **of_all: Any) -> Rows:
+    """Returns a row for each question of one image, with ids of their own below that of the record."""
+    id = named(record, source)
+    return [row for n, asks in enumerate(found, 1)
+            for row in question_answer({**of_all, **asks, "id": asks.get("id", f"{id}-{n}")}, source)]
+
+
+def _listed(record: Record, name: str) -> list[Any]:
+    found = pick(record, name)
+    if not isinstance(found, list) or not found:
+        raise DataError(f"{name}={short(found)} must be a list that is not empty")
+    return found
+
+
+# --- statements: VSR (2205.00363), NLVR2 (1811.00491) -----------------------------------------------------------------
+
+
+def is_statement(record: Record) -> bool:
+    spatial = has(record, "caption", "relation") and has(record, "vote_true_validator_id") and "label" in record
+    return spatial or (has(record, "left_image") and has(record, "right_image") and has(record, "question", "sentence"))
+
+
+def statement(record: Record, source: Source) -> Rows:
+    """Returns whether a sentence is true of an image (`caption` and `label` 1 or 0, VSR) or of two (`left_image`,
+    `right_image`, NLVR2) as a yes-no question.
+    """
+    two = has(record, "left_image")
+    said = text(record, "sentence", "question") if two else text(record, "caption")
+    asks = f'Is this statement about the {"two images" if two else "image"} true? "{said}"'
+    media = {"images": [record["left_image"], record["right_image"]]} if two else {}
+    rest = _without(record, *"caption label answer sentence question left_image right_image image_link".split())
+    return question_answer({**rest, **media, "question": asks, "answer": _yes_or_no(record, "label", "answer")}, source)
+
+
+# --- HallusionBench (2310.14566) --------------------------------------------------------------------------------------
+
+
+def is_hallusion(record: Record) -> bool:
+    return has(record, "gt_answer_details") and has(record, "visual_input") and has(record, "question")
+
+
+def hallusion(record: Record, source: Source) -> Rows:
+    """`gt_answer` is 1 for yes and 0 for no. Ids join category, subcategory, set, figure and question, which count anew
+    in each.
+    """
+    parts = ("category", "subcategory", "set_id", "figure_id", "question_id")
+    id = "-".join(str(record[name]) for name in parts if has(record, name))
+    image = record.get("filename")
+    image = {"filename": image.removeprefix("./")} if isinstance(image, str) else {}
+    rest = _without(record, "gt_answer", "filename", *parts[2:])
+    answer = _yes_or_no(record, "gt_answer")
+    return question_answer({**rest, **image, "id": id, "answer": answer, "answer_type": "yes_no"}, source)
+
+
+# --- several questions in a record ------------------------------------------------------------------------------------
+
+
+def is_natural_bench(record: Record) -> bool:
+    return all(has(record, name) for name in ("Image_0", "Image_1", "Question_0", "Question_1", "Image_0_Question_0"))
+
+
+def natural_bench(record: Record, source: Source) -> Rows:
+    """NaturalBench (2410.14669): each of two questions about each of two images; `group_key` keeps the four in one
+    split.
+    """
+    id = pick(record, "Index")
+    id = source.id if id is None else id
+    return _each(record, source, [
+        {"id": f"{id}-{image}{asks}", "image": record[f"Image_{image}"], "question": text(record, f"Question_{asks}"),
+         "answer": text(record, f"Image_{image}_Question_{asks}")} for asks in (0, 1) for image in (0, 1)],
+        group_key=str(id))
+
+
+def is_visual7w(record: Record) -> bool:
+    pairs = pick(record, "qa_pairs")
+    return isinstance(pairs, list) and bool(pairs) and isinstance(pairs[0], Mapping) and "multiple_choices" in pairs[0]
+
+
+def visual7w(record: Record, source: Source) -> Rows:
+    """Visual7W telling (1511.03416): `multiple_choices` are the wrong answers; the order of all four is drawn by the
+    id.
+    """
+    found = []
+    for pair in _listed(record, "qa_pairs"):
+        right, wrong = text(pair, "answer"), [str(v).strip() for v in _listed(pair, "multiple_choices")]
+        options = [right, *(v for v in wrong if v != right)]
+        random.Random(f"vlrl/visual7w/{pair.get('qa_id')}").shuffle(options)
+        found.append({"id": pair.get("qa_id"), "question": text(pair, "question"), "options": options, "answer": right})
+    split = {"split": record["split"]} if isinstance(record.get("split"), str) else {}
+    return _each(record, source, found, image=text(record, *IMAGE), **split)
+
+
+def is_ocr_vqa(record: Record) -> bool:
+    asks, says = pick(record, "questions"), pick(record, "answers")
+    return isinstance(asks, list) and isinstance(says, list) and bool(asks) and all(isinstance(q, str) for q in asks)
+
+
+def ocr_vqa(record: Record, source: Source) -> Rows:
+    """OCR-VQA (ICDAR 2019): `questions` and their `answers`. Its images are kept as <id>.jpg."""
+    asks, says = _listed(record, "questions"), _listed(record, "answers")
+    if len(asks) != len(says):
+        raise DataError(f"{len(asks)} questions and {len(says)} answers: which belongs to which cannot be told")
+    image = pick(record, *IMAGE) or source.image(named(record, source))
+    return _each(record, source, [{"question": q, "answer": a} for q, a in zip(asks, says, strict=True)], image=image)
+
+
+def is_figure_qa(record: Record) -> bool:
+    return has(record, "question_string") and "answer" in record and has(record, "image_index")
+
+
+def figure_qa(record: Record, source: Source) -> Rows:
+    """FigureQA (1710.07300), whose answers 1 and 0 are yes and no, and PlotQA (1909.00997); the image is
+    <image_index>.png.
+    """
+    binary = has(record, "color1_name")
+    answer = _yes_or_no(record, "answer") if binary else record["answer"]
+    id = f"{record['image_index']}-{named(record, source, 'question_id')}"
+    return question_answer({"id": id, "image": f"{record['image_index']}.png", "question": record["question_string"],
+                            "answer": answer, **meta(record, "question_string", "answer", "question_id")}, source)
+
+
+# --- regions and elements ---------------------------------------------------------------------------------------------
+
+
+def is_visual_genome(record: Record) -> bool:
+    regions = pick(record, "regions")
+    return isinstance(regions, list) and bool(regions) and isinstance(regions[0], Mapping) and "phrase" in regions[0]
+
+
+def visual_genome(record: Record, source: Source) -> Rows:
+    """Regions of Visual Genome (1602.07332): a row for each, its phrase the expression; the image is <image_id>.jpg."""
+    rows = []
+    for region in _listed(record, "regions"):
+        sides = [number(region.get(name)) for name in ("x", "y", "width", "height")]
+        if None in sides:
+            raise DataError(f"the region {short(region)} must have x, y, width and height")
+        x, y, width, height = sides
+        image = source.path(f"{pick(region, 'image_id') or record.get('id')}.jpg")
+        phrase, size = text(region, "phrase"), source.size(image)
+        rows.append({"id": str(pick(region, "region_id") or source.id), "image": image, "expression": phrase,
+                     **({"width": size[0], "height": size[1]} if size else {}),
+                     "boxes": [{"box": [x, y, x + width, y + height], "label": phrase}]})  # pyright: ignore
+    return rows
+
+
+def is_elements(record: Record) -> bool:
+    found = pick(record, "elements", "element")
+    return isinstance(found, list) and bool(found) and isinstance(found[0], Mapping) and {
+        "instruction", "bbox"} <= found[0].keys()
+
+
+def elements(record: Record, source: Source) -> Rows:
+    """Screens with several elements (OS-Atlas 2410.23218, SeeClick 2401.10935, ShowUI 2411.17465): a row for each, its
+    `bbox` [left, top, right, bottom] as shares of the image.
+    """
+    found = pick(record, "elements", "element")
+    image = pick(record, "img_filename", "img_url", *IMAGE)
+    size = {"image_size": record["img_size"]} if has(record, "img_size") else {}
+    rows: Rows = []
+    for n, one in enumerate(found, 1):
+        box = pick(one, "bbox")
+        if not are_shares(numbers(box, (4,), "bbox")):
+            raise DataError(f"bbox={short(box)} of an element must be [left, top, right, bottom], shares of the image")
+        kept = {k: v for k, v in one.items() if k in ("instruction", "bbox", "data_type")}
+        rows += screenspot({**kept, **size, "img_filename": image,
+                            "id": f"{named(record, source)}-{n}"}, source)
+    return rows
+
+
+# --- Ego4D's natural language queries (2110.07058) --------------------------------------------------------------------
+
+
+def is_ego4d_nlq(record: Record) -> bool:
+    clips = pick(record, "clips")
+    return has(record, "video_uid") and isinstance(clips, list)
+
+
+def ego4d_nlq(record: Record, source: Source) -> Rows:
+    """Returns a span of the clip for each query; the file is <clip_uid>.mp4. Queries without words, as the release has
+    some, are left out.
+    """
+    rows: Rows = []
+    for clip in _listed(record, "clips"):
+        asks = [(note, n, query) for note in _listed(clip, "annotations")
+                for n, query in enumerate(note.get("language_queries") or []) if has(query, "query")]
+        rows += [{**row, "group_key": text(record, "video_uid")} for note, n, query in asks for row in time_r1({
+            "id": f"{note.get('annotation_uid', text(clip, 'clip_uid'))}-{n}", "video": text(clip, "clip_uid"),
+            "timestamp": [query["clip_start_sec"], query["clip_end_sec"]], "sentence": text(query, "query")}, source)]
+    return rows

@@ -1,0 +1,139 @@
+"""What a canonical row says beside its question: the turns before it, the tools that it names, and where media stand.
+
+    {"id": 1, "images": ["a.png", "b.png"], "turns": [{"role": "user", "content": "<image>Colour?"},
+     {"role": "assistant", "content": "red"}], "question": "<image>And this?", "answer": "blue"}
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from vlrl.data.formats.fields import short, unpacked
+from vlrl.errors import DataError
+
+log = logging.getLogger(__name__)
+
+Row = Mapping[str, Any]
+MARK = re.compile(r"<(image|video)>")
+"""Where an image or a video stands in the text of a turn or of a question."""
+_FOLLOWS = {None: ("user",), "user": ("assistant",), "assistant": ("user",), "call": ("tool",),
+            "tool": ("tool", "assistant")}
+
+
+def marks_of(row: Row) -> list[str]:
+    """Returns the kinds of media whose places the turns and the question of a row mark, in order."""
+    texts = [*(str(turn.get("content") or "") for turn in turns_of(row)), str(row.get("question") or "")]
+    return [kind for text in texts for kind in MARK.findall(text)]
+
+
+def turns_of(row: Row) -> list[Row]:
+    return [turn for turn in row.get("turns") or () if isinstance(turn, Mapping)]
+
+
+def check_turns(row: Row, kinds: Sequence[str]) -> None:
+    """Raises DataError where the turns of a row are no turns or out of order, call tools that it does not name, or
+    where its texts mark other media than the row has, which are of these kinds.
+    """
+    turns, before = row.get("turns") or [], None
+    if not isinstance(turns, list):
+        raise DataError(f'turns={short(turns)} must be a list of {{"role": ..., "content": ...}}')
+    for turn in turns:
+        role = turn.get("role") if isinstance(turn, Mapping) else None
+        if not isinstance(turn, Mapping) or not isinstance(turn.get("content"), str) or role not in _FOLLOWS[before]:
+            raise DataError(f"the turn {short(turn)} must be {{\"role\": {' or '.join(_FOLLOWS[before])}, \"content\": "
+                            "a text}: a user and the assistant in turn, the user first, the assistant last")
+        if role == "tool" or turn.get("tool_calls"):
+            _check_call(row, turn)
+        elif not turn["content"].strip():
+            raise DataError(f"the turn {short(turn)} is empty")
+        before = "call" if turn.get("tool_calls") else role
+    if before not in (None, "assistant"):
+        raise DataError("the last of its turns must be the assistant's; the question that follows is `question`")
+    _check_marks(row, kinds, [kind for turn in turns for kind in MARK.findall(turn["content"])])
+
+
+def _check_marks(row: Row, kinds: Sequence[str], before: Sequence[str]) -> None:
+    """The turns mark their own media; the question marks all others or none, which then stand before it."""
+    marks = marks_of(row)
+    asked, rest = len(marks) - len(before), len(kinds) - len(before)
+    if rest < 0 or asked not in (0, rest):
+        raise DataError(f"its texts mark the places of {len(marks)} images or videos, and the row has {len(kinds)}: as "
+                        "many marks as media are needed; a question without any shows what is left before it")
+    if asked and len(set(kinds)) > 1 and sorted(marks) != sorted(kinds):
+        raise DataError(f"its texts mark {', '.join(marks)}, and the row has {', '.join(kinds)}")
+
+
+def _check_call(row: Row, turn: Row) -> None:
+    if not row.get("tools"):
+        raise DataError(f"its conversation has a turn of a tool, {short(turn)}, and the record names no `tools`")
+    calls = turn.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) and isinstance(
+            call.get("function"), Mapping) and isinstance(call["function"].get("name"), str) for call in calls):
+        raise DataError(f"tool_calls={short(calls)} must be a list of {{\"function\": {{\"name\", \"arguments\"}}}}")
+
+
+def in_order(media: Sequence[Any], row: Row) -> tuple[Any, ...]:
+    """Returns images and videos in the order in which the texts of a row mark them; as they are where it marks none, or
+    only one kind.
+    """
+    left = {kind: iter([m for m in media if m.kind == kind]) for kind in ("image", "video")}
+    marks = marks_of(row)
+    if sorted(marks) != sorted(m.kind for m in media):
+        return tuple(media)
+    return tuple(next(left[kind]) for kind in marks)
+
+
+# --- tools and environments -------------------------------------------------------------------------------------------
+
+
+def carried(record: Row) -> dict[str, Any]:
+    """Returns the `tools` and the `environment` of a record in any format. Raises DataError for a tool without a name.
+
+    Other things under these names (a list of words, a text) are none.
+    """
+    tools, settings = unpacked(record.get("tools")), unpacked(record.get("environment"))
+    found = {"tools": tools_of(tools)} if _are_tools(tools) else {}
+    extra = record.get("extra_info")
+    if not isinstance(settings, Mapping) and isinstance(extra, Mapping):  # verl
+        settings = {k: extra[k] for k in ("tools_kwargs", "interaction_kwargs") if extra.get(k)}
+    return {**found, **({"environment": dict(settings)} if isinstance(settings, Mapping) and settings else {})}
+
+
+def _are_tools(tools: Any) -> bool:
+    return isinstance(tools, list) and bool(tools) and all(isinstance(unpacked(tool), Mapping) for tool in tools)
+
+
+def tools_of(tools: Any) -> list[dict[str, Any]]:
+    """Returns the tools of a row as chat templates take them; bare functions (LLaMA-Factory) and JSON texts of them
+    (TRL) too. Raises DataError for anything else.
+    """
+    if not _are_tools(tools):
+        raise DataError(f'tools={short(tools)} must be a list of {{"type": "function", "function": {{"name", ...}}}}')
+    found = [unpacked(tool) for tool in tools]
+    found = [dict(tool) if "function" in tool else {"type": "function", "function": {
+        k: v for k, v in tool.items() if k != "type"}} for tool in found]
+    nameless = next((tool for tool in found if not isinstance(tool["function"], Mapping) or not isinstance(
+        tool["function"].get("name"), str)), None)
+    if nameless:
+        raise DataError(f"the tool {short(nameless)} has no name")
+    return found
+
+
+def check_carried(row: Row) -> None:
+    """Raises DataError for `tools` or an `environment` of another shape; says once that none reads the latter."""
+    if row.get("tools") is not None:
+        tools_of(row["tools"])
+    if row.get("environment") is not None:
+        if not isinstance(row["environment"], Mapping):
+            raise DataError(f"environment={short(row['environment'])} must be an object of settings")
+        _tell_unread()
+
+
+@cache
+def _tell_unread() -> None:
+    log.warning("rows have an `environment`: it is kept in the sample, and no task reads it yet; each prompt is "
+                "answered once")
