@@ -1,0 +1,28 @@
+"""Environments: what a model acts in over several turns. No torch, no model name.
+
+    class Maze(Task):
+        def environment(self, sample): return MazeEnvironment(sample)
+
+    class MazeEnvironment(Environment):
+        def reset(self, seed): return Observation("Find the door.", [Media(source=self.draw())])
+        def step(self, action): return Step(Observation("A wall."), {"progress": 0.0}, state=self.place)
+"""
+
+from __future__ import annotations
+
+from vlrl.types import Observation, Step
+
+
+class Environment:
+    """One episode's world. It lives in a process of its own, and only what it returns leaves that process."""
+
+    def reset(self, seed: int) -> Observation:
+        """Returns what follows the task's own messages; may be empty. The same for the same sample and seed."""
+        return Observation()
+
+    def step(self, action: str) -> Step:
+        """Returns what an action does. Model text must never make it raise."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Frees what it holds. Called once, also after an error."""
