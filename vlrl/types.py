@@ -233,6 +233,14 @@ class Turn:
     role: Literal["assistant", "observation"] = "assistant"
     media: tuple[str, ...] = ()
     """Hashes of media added by this turn."""
+    text: str = ""
+    parts: Mapping[str, float] | None = None
+    """On an action, as all that follows: what the environment made of it; None where it has not answered."""
+    state: str | None = None
+    done: bool | None = None
+    seconds: float | None = None
+    error: str | None = None
+    info: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -258,6 +266,8 @@ class Completion:
     and the media of all observations in order."""
     error: str | None = None
     """Why its environment could not go on; such an episode is not scored."""
+    seen: tuple[LoadedMedia, ...] = ()
+    """Media of all its observations in order, those after its last action included."""
 
     @property
     def truncated(self) -> bool:
@@ -287,6 +297,22 @@ class Request:
     begun: tuple[Begun, ...] = ()
     """[n] answers to go on with, instead of n others: with the same weights they become what they would have become
     unbroken. Their completions hold all of them, and one turn more."""
+    sample: Sample | None = None
+    """Whose environment answers, where it was opened (`Sample.opening`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Acted:
+    """One action of an episode, and what its environment made of it."""
+
+    action: str
+    observation: str = ""
+    media: tuple[Media, ...] = ()
+    """Of the observation."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    state: str | None = None
+    done: bool = False
+    error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,6 +331,8 @@ class Answer:
     step: int = 0
     variant: str = ""
     """Name of the Variant that it was drawn with; empty for the sample as it is."""
+    turns: tuple[Acted, ...] = ()
+    """All actions of an episode; `text` is the last one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

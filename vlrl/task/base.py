@@ -29,8 +29,8 @@ from vlrl.config.base import refuse_bool
 from vlrl.config.registry import MissingFile, failure, file_module
 from vlrl.errors import ConfigError, TaskError, VlrlError, did_you_mean
 from vlrl.task.combine import Weight, checked_weights, make_combine, weight_at
-from vlrl.task.row_files import refuse_unread, unread
 from vlrl.task.environment import Environment
+from vlrl.task.row_files import refuse_unread, unread
 from vlrl.types import Answer, Coordinates, Observation, Parts, Sample, Variant
 
 _OUTCOMES = ("accuracy", "correct")

@@ -33,6 +33,7 @@ from vlrl.rewards.text import parse_answer
 from vlrl.rollout.generate import make_group
 from vlrl.store import checkpoint
 from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
+from vlrl.task.environment import has_environment
 from vlrl.task.scoring import Scored, score_group
 from vlrl.tools import memory
 from vlrl.training import inert, preflight
@@ -195,6 +196,9 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
         tell("checking the first samples")
         with report.noting():
             report.warnings += preflight.check(task, train, config)
+            if has_environment(task):
+                report.warnings.append("the task has an environment: prompts are shown as they are before its reset, "
+                                       "and tokens and memory are those of one action, not of an episode")
         tell("encoding prompts")
         for i in range(len(task.members)):  # a mixture begins with a sample of each task
             with report.noting(), _task_code(task.of(train[i])):
