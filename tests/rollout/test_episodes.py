@@ -32,7 +32,7 @@ def run(folder, model, *words, **task):
     return RunFolder(train(loaded).folder.path)
 
 
-@pytest.fixture(scope="module", params=TWO)
+@pytest.fixture(scope="module", params=[TWO[0], pytest.param(TWO[1], marks=pytest.mark.slow)])
 def ran(request, tiny_models, tmp_path_factory):
     return run(tmp_path_factory.mktemp(request.param) / "run", tiny_models[request.param])
 
@@ -77,6 +77,7 @@ def test_the_trainer_reads_what_the_engine_wrote(ran):
             assert gaps[own][mask[own]].max() < 1e-5
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_undisturbed_one(tiny_models, tmp_path):
     model, words = tiny_models["qwen3_vl"], ("eval.samples=0", "save.every=1")
     whole, halves = tmp_path / "whole", tmp_path / "halves"
@@ -100,6 +101,7 @@ def test_metrics_and_evaluation(ran):
     assert all(e["vowels"] >= 0 for e in ran.evals()) and len(ran.evals()) >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words, reason, turns", [
     (["episode.max_turns=2"], "turns", 2), (["episode.max_media=1"], "media", 2),
     (["episode.max_tokens=40"], "tokens", None)])
@@ -111,6 +113,7 @@ def test_limits_end_an_episode(tiny_models, tmp_path, words, reason, turns):
     assert reason != "tokens" or all(len(r["token_ids"]) <= 40 for r in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault, message", [
     ("hang", "step: no result within 2 s"), ("die", "step: its process ended"), ("raise", "KeyError: 'lost'"),
     ("long", "a text of 200000 characters"), ("nan", "the part 'vowels' is 'nan'"), ("broken", "no/such.png"),
@@ -126,8 +129,9 @@ def test_a_broken_environment_is_counted_and_not_paid(tiny_models, tmp_path, fau
     assert folder.metrics()[-1]["environment/errors"] == len(broken) >= 2
 
 
+@pytest.mark.slow
 def test_too_many_errors_stop_the_run(tiny_models, tmp_path):
-    with pytest.raises(Exception, match="2 of 4 rollouts ended with an error of their environment, more than"):
+    with pytest.raises(Exception, match="2 of 4 episodes ended with an error of their environment, more than"):
         run(tmp_path / "run", tiny_models["qwen3_vl"], "limits.environment_errors=0.2", "eval.samples=0", fault="raise")
 
 

@@ -27,7 +27,7 @@ from vlrl.rollout.partial import Held
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task, generated, task_samples
 from vlrl.task.variants import has_variants, seen_as, variants_of
-from vlrl.types import Group, Sample, Variant
+from vlrl.types import Group, Rollout, Sample, Variant
 
 Tell = Callable[[str, int, int], None]
 """(what, done, total)"""
@@ -349,28 +349,30 @@ def check_score_errors(groups: Sequence[Group], limit: float, what: str, stored:
 
     `what` and where they are `stored` enter the message.
     """
-    return _share_of_errors(groups, False, f"failed to score, more than limits.score_errors={limit} allows", limit,
-                            what, stored)
-
-
-def check_environment_errors(groups: Sequence[Group], limit: float, what: str, stored: Path | None = None) -> float:
-    """Returns the share of the episodes that their environment ended with an error; as check_score_errors."""
-    return _share_of_errors(groups, True, "ended with an error of their environment, more than "
-                            f"limits.environment_errors={limit} allows", limit, what, stored)
-
-
-def _share_of_errors(groups: Sequence[Group], environment: bool, problem: str, limit: float, what: str,
-                     stored: Path | None) -> float:
-    errors = [f"sample {g.sample.id!r}: {r.error}, at the answer {ascii(r.completion.text)[:80]}"
-              for g in groups for r in g.rollouts if r.error and (r.completion.error is not None) == environment]
-    failed, rollouts = comm.total(len(errors), sum(len(g.rollouts) for g in groups))
-    share = failed / max(rollouts, 1)
-    if share > limit:
-        first = next((e for part in comm.gather(errors[:1]) for e in part), "")
+    failed, rollouts, first = _errors(groups, lambda r: r.error and r.completion.error is None)
+    if failed > limit * max(rollouts, 1):
         where = f" They are in {stored}." if stored else ""
-        raise TrainingError(f"{what}: {int(failed)} of {int(rollouts)} rollouts {problem}. First error: "
-                            f"{first}.{where}")
-    return share
+        raise TrainingError(f"{what}: {failed} of {rollouts} rollouts failed to score, more than "
+                            f"limits.score_errors={limit} allows. First error: {first}.{where}")
+    return failed / max(rollouts, 1)
+
+
+def check_environment_errors(groups: Sequence[Group], limit: float, what: str, stored: Path | None = None) -> None:
+    """Raises TrainingError when more than `limit` of the episodes were ended by an error of their environment."""
+    failed, rollouts, first = _errors(groups, lambda r: r.completion.error is not None)
+    if failed > limit * max(rollouts, 1):
+        where = f" They are in {stored}." if stored else ""
+        raise TrainingError(f"{what}: {failed} of {rollouts} episodes ended with an error of their environment, more "
+                            f"than limits.environment_errors={limit} allows. First error: {first}.{where}")
+
+
+def _errors(groups: Sequence[Group], among: Callable[[Rollout], Any]) -> tuple[int, int, str]:
+    """Returns how many rollouts of all processes have an error, of how many, and the first one."""
+    errors = [f"sample {g.sample.id!r}: {r.error}, at the answer {ascii(r.completion.text)[:80]}"
+              for g in groups for r in g.rollouts if among(r)]
+    failed, rollouts = comm.total(len(errors), sum(len(g.rollouts) for g in groups))
+    first = next((e for part in comm.gather(errors[:1]) for e in part), "") if failed else ""
+    return int(failed), int(rollouts), first
 
 
 def first_samples(task: Task, split: str, count: int) -> list[Sample]:

@@ -10,13 +10,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from vlrl.errors import ConfigError
 from vlrl.types import Observation, Step
-
-if TYPE_CHECKING:
-    from vlrl.task.base import Task
 
 
 class Environment:
@@ -34,13 +31,13 @@ class Environment:
         """Frees what it holds. Called once, also after an error."""
 
 
-def has_environment(task: Task) -> bool:
+def has_environment(task: Any) -> bool:
     """Returns whether the task, or one of a mixture, has environments."""
     return any("environment" in vars(c) for member in task.members for c in type(member).__mro__[:-1]
                if c.__module__ != "vlrl.task.base")
 
 
-def refuse_environment(task: Task, command: str) -> None:
+def refuse_environment(task: Any, command: str) -> None:
     """Raises ConfigError where a command draws or takes single answers only, and the task has an environment."""
     if has_environment(task):
         raise ConfigError(f"task '{task.name}' has an environment, and {command} knows single answers only: train it "
