@@ -93,7 +93,8 @@ class RolloutView:
     finish_reason: str | None
     truncated: bool
     turns: tuple[dict[str, Any], ...]
-    """{"start", "end", "role", "media": hashes}."""
+    """{"start", "end", "role", "media": hashes}; of episodes also "text", and what an action led to."""
+    episode_id: str | None
     variant: str | None
     marks: tuple[Mark, ...] | None
     """None where the file has none."""
@@ -296,6 +297,7 @@ def _rollout_view(key: GroupKey, place: int, row: Mapping[str, Any], notes: list
         reward=finite(row["reward"]), correct=row["correct"], advantage=finite(row["advantage"]),
         parsed=decoded(row["parsed"]), error=row["error"], finish_reason=row["finish_reason"],
         truncated=bool(row["truncated"]), turns=tuple(turn for turn in row["turns"] or () if turn),
+        episode_id=row["episode_id"],
         variant=row["variant"], marks=_marks(row["marks"]))
 
 

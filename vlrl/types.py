@@ -7,6 +7,8 @@ in the field docs: P prompt tokens, T tokens of one episode, G rollouts of a gro
 are numpy, and the model inputs inside a Prompt are typed as Any.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -61,6 +63,32 @@ class LoadedMedia:
         return self.frames[0].size
 
 
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What an environment shows: text, and media before it.
+
+    Example: `Observation("You see a door.", [Media(source=image)])`.
+    """
+
+    text: str = ""
+    media: Sequence[Media] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What an environment makes of an action. Example: `Step(Observation("A wall."), {"progress": 0.0})`."""
+
+    observation: Observation = field(default_factory=Observation)
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Raw reward parts of this turn, named in the task's `rewards`; a part that is not named counts 0."""
+    done: bool = False
+    """Whether the episode has ended; its observation is stored and not shown to the model."""
+    state: Any = None
+    """Hashable: the state after the action."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """JSON-able, for the viewer."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sample:
     """One data row and its media: everything a task needs to ask the question and to score the answer.
@@ -76,6 +104,10 @@ class Sample:
     """The prompt template of this visit, when the task offers several; empty = the task's first."""
     task: str = ""
     """The label of its task in a mixture (`tasks:`); empty outside of one."""
+    opening: Observation | None = None
+    """Of an episode, what its environment showed at the reset; it follows the task's own messages."""
+    environment_seed: int | None = None
+    """Seed of that reset, the same for all episodes of a group."""
 
     def __getitem__(self, key: str) -> Any:
         return self.row[key]
@@ -166,7 +198,7 @@ class Prompt:
         """Position of the first token after the prompt, the same on every row."""
         return int(self.positions.max()) + 1 if self.positions.size else 0
 
-    def followed_by(self, tokens: np.ndarray) -> "Prompt":
+    def followed_by(self, tokens: np.ndarray) -> Prompt:
         """Returns the prompt with the first [T] tokens of an answer to it behind."""
         places = np.arange(self.next_position, self.next_position + len(tokens))
         beside = {name: np.concatenate([ids, np.full(len(tokens), self.aligned_answer.get(name, 0), ids.dtype)])
@@ -201,6 +233,14 @@ class Turn:
     role: Literal["assistant", "observation"] = "assistant"
     media: tuple[str, ...] = ()
     """Hashes of media added by this turn."""
+    text: str = ""
+    parts: Mapping[str, float] | None = None
+    """On an action, as all that follows: what the environment made of it; None where it has not answered."""
+    state: str | None = None
+    done: bool | None = None
+    seconds: float | None = None
+    error: str | None = None
+    info: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -216,14 +256,22 @@ class Completion:
     on also on what was written in earlier steps."""
     text: str
     """The decoded tokens without the end token; a stop string is part of it."""
-    finish_reason: Literal["stop", "length"]
-    """stop: the model wrote an end token or a stop string; length: max_new_tokens were reached."""
+    finish_reason: Literal["stop", "length", "turns", "tokens", "media"]
+    """stop: the model wrote an end token or a stop string; length: max_new_tokens were reached. Of an episode, stop:
+    its environment ended it; else the limit of `episode.*` that did."""
     turns: tuple[Turn, ...] = ()
     episode_id: str = ""
+    shown: Prompt | None = None
+    """The tokens as the model sees them after the prompt, where observations are among them: positions in the episode,
+    and the media of all observations in order."""
+    error: str | None = None
+    """Why its environment could not go on; such an episode is not scored."""
+    seen: tuple[LoadedMedia, ...] = ()
+    """Media of all its observations in order, those after its last action included."""
 
     @property
     def truncated(self) -> bool:
-        return self.finish_reason == "length"
+        return self.finish_reason != "stop"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -249,6 +297,22 @@ class Request:
     begun: tuple[Begun, ...] = ()
     """[n] answers to go on with, instead of n others: with the same weights they become what they would have become
     unbroken. Their completions hold all of them, and one turn more."""
+    sample: Sample | None = None
+    """Whose environment answers, where it was opened (`Sample.opening`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Acted:
+    """One action of an episode, and what its environment made of it."""
+
+    action: str
+    observation: str = ""
+    media: tuple[Media, ...] = ()
+    """Of the observation."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    state: str | None = None
+    done: bool = False
+    error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,6 +331,8 @@ class Answer:
     step: int = 0
     variant: str = ""
     """Name of the Variant that it was drawn with; empty for the sample as it is."""
+    turns: tuple[Acted, ...] = ()
+    """All actions of an episode; `text` is the last one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -34,7 +34,7 @@ def rollout(ids=(5, 6, 7, 8), **more):
               "entropies": np.array([0, 0.6, 1.5, 9], np.float32), "ratio": np.array([1.1, 1, 1, 0.5], np.float32),
               "top_ids": None, "top_logprobs": None, "parts": {}, "weights": {}, "metrics": {}, "reward": 1.0,
               "correct": None, "advantage": -2.0, "parsed": None, "error": None, "finish_reason": "stop",
-              "truncated": False, "turns": (), "variant": None, "marks": None}
+              "truncated": False, "turns": (), "episode_id": None, "variant": None, "marks": None}
     return RolloutView(**(fields | more))
 
 

@@ -14,7 +14,7 @@ def rollout(index=0, marks=None, **more):
               "entropies": None, "ratio": None, "clipped": None, "top_ids": None, "top_logprobs": None,
               "parts": {"iou": 0.5, "format": 1.0}, "weights": {"iou": 1.0, "format": 0.1}, "metrics": {},
               "reward": 0.6, "correct": None, "advantage": 0.25, "parsed": [1, 2], "error": None,
-              "finish_reason": "stop", "truncated": False, "turns": (), "variant": None}
+              "finish_reason": "stop", "truncated": False, "turns": (), "episode_id": None, "variant": None}
     return RolloutView(key=RolloutKey(*KEY, index), marks=None if marks is None else tuple(marks), **(fields | more))
 
 

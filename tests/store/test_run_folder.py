@@ -14,14 +14,14 @@ from PIL import Image
 
 from vlrl.errors import RunError
 from vlrl.store import files
-from vlrl.store.run_folder import SCHEMA, RunFolder
+from vlrl.store.run_folder import SCHEMA, RunFolder, as_schema
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
 
 # contracts.md, "Files of a run", word for word, then the columns that came later
 COLUMNS = """schema, group_id, sample_id, task, index, step, policy_step, split, prompt, completion, token_ids,
 loss_mask, logprobs, trainer_logprobs, entropies, ratio, clipped, parts, weights, reward, advantage, parsed, target,
 sample, category, difficulty, error, finish_reason, truncated, turns, media, variant, marks,
-top_ids, top_logprobs, metrics, correct""".replace("\n", " ").split(", ")
+top_ids, top_logprobs, metrics, correct, episode_id""".replace("\n", " ").split(", ")
 
 
 def picture(color="red", size=(6, 4)):
@@ -77,7 +77,8 @@ def test_rollouts_come_back_as_written(tmp_path):
     assert json.loads(first["sample"])["box"] == [1, 2.5]
     assert json.loads(first["marks"]) == [{**mark, "at": [1, 2, None, 4]}] and second["marks"] is None
     assert (first["category"], first["difficulty"]) == ("animals", 0.25)
-    assert first["turns"] == [{"start": 0, "end": 3, "role": "assistant", "media": ["aa"]}]
+    assert first["turns"] == [{"start": 0, "end": 3, "role": "assistant", "media": ["aa"], **dict.fromkeys(
+        ("text", "parts", "state", "done", "seconds", "error", "info"))}]
     assert first["media"] == [{"hash": "ab12", "kind": "image", "width": 6, "height": 4, "processed_width": 28,
                                "processed_height": 56, "visual_tokens": 2, "path": "media/ab12.png",
                                "timestamps": None}]
@@ -332,3 +333,14 @@ def test_a_folder_that_hosts_do_not_share_is_found_out(tmp_path):
     with pytest.raises(RunError, match="is not the folder in which rank 0 wrote"):
         files.await_shared(tmp_path / "env.json", {**found, "host": "b"}, seconds=0.3)
     writer.join()
+
+
+def test_turns_of_an_older_run_are_read(tmp_path):
+    names = ("start", "end", "role", "media")
+    turn = SCHEMA.field("turns").type.value_type
+    fields = {f.name: f for f in (turn.field(i) for i in range(turn.num_fields))}
+    old = pa.schema([pa.field("turns", pa.list_(pa.struct([fields[name] for name in names])))])
+    row = {"turns": [{"start": 0, "end": 3, "role": "assistant", "media": ["aa"]}]}
+    read = as_schema(pa.Table.from_pylist([row], old), [SCHEMA.field("turns"), SCHEMA.field("episode_id")])
+    (found,) = read.to_pylist()
+    assert found["turns"][0]["media"] == ["aa"] and found["turns"][0]["state"] is found["episode_id"] is None

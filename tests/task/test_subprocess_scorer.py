@@ -168,7 +168,7 @@ from vlrl.task.subprocess_scorer import Scorer
 from vlrl.task.services import Services
 scorer = Scorer(lambda convention: Odd(), 1000)
 scorer(Odd(), SAMPLE, answers("one"), [], 3, Services())
-print(scorer._keeper, scorer.worker.process, flush=True)
+print(scorer.keeper.process, scorer.worker.process, flush=True)
 scorer(Odd(), SAMPLE, answers("loop"), [], 3, Services())
 """
 
@@ -190,13 +190,13 @@ def test_what_asks_the_run_to_end_ends_no_scoring(scorer, tmp_path, number):
     scorer.seconds = 60
     signalled = threading.Thread(target=lambda: (
         wait_for(lambda: (tmp_path / "begun").exists()),
-        [os.kill(pid, number) for pid in (scorer.worker.process, scorer._keeper)], (tmp_path / "go").touch()))
+        [os.kill(pid, number) for pid in (scorer.worker.process, scorer.keeper.process)], (tmp_path / "go").touch()))
     signalled.start()
     found, _ = scored(scorer, "wait", sample=replace(SAMPLE, row={"q": "?", "folder": str(tmp_path)}))
     signalled.join()
     assert [(s.reward, s.error) for s, _ in found] == [(4.0, None)]
     scored(scorer, "exit")  # which asks for another process
-    assert alive(scorer._keeper)
+    assert alive(scorer.keeper.process)
 
 
 def wait_for(there):
@@ -207,7 +207,7 @@ def wait_for(there):
 
 def test_closed(scorer):
     both(scorer, "one")
-    keeper, worker, end = scorer._keeper, scorer.worker.process, time.monotonic() + 60
+    keeper, worker, end = scorer.keeper.process, scorer.worker.process, time.monotonic() + 60
     scorer.close()
     while alive(worker) and time.monotonic() < end:
         time.sleep(0.02)

@@ -11,16 +11,18 @@ from vlrl.config.alerts import AlertSettings
 from vlrl.config.algo import AlgoSettings
 from vlrl.config.base import Beta, Count, Fraction, NonNegative, Positive, Rate, Settings
 from vlrl.config.engine import PLACES, EngineSettings
+from vlrl.config.episodes import EnvironmentSettings, EpisodeSettings
 from vlrl.config.rollout import AsyncSettings, CurriculumSettings, RolloutSettings
 from vlrl.config.tasks import TaskEntry, TaskSettings, label_of
 from vlrl.config.url_entries import parts
 
 __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AsyncSettings", "Config", "CurriculumSettings", "DataSettings",
-           "EngineSettings", "LimitsSettings", "LoraSettings", "ModelSettings", "RolloutSettings", "TaskSettings",
-           "TrainSettings", "label_of", "resumable"]
+           "EngineSettings", "EnvironmentSettings", "EpisodeSettings", "LimitsSettings", "LoraSettings",
+           "ModelSettings", "RolloutSettings", "TaskSettings", "TrainSettings", "label_of", "resumable"]
 
 RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts", "data.cache", "train.sharding",
-             "train.cpu_offload", "limits.collective_s", "limits.nonfinite_steps", "limits.score_s", "limits.stuck_s",
+             "train.cpu_offload", "limits.collective_s", "limits.environment_errors", "limits.nonfinite_steps",
+             "limits.score_s", "limits.stuck_s",
              *(f"engine.{name}" for name in PLACES))
 """Settings, and sections of them, that may differ between a checkpoint and the run that resumes it."""
 SHORT = ("engine", "task", "curriculum")
@@ -271,6 +273,9 @@ class LimitsSettings(Settings):
         default=0.5, description="Stop when more than this share of the drawn prompts is rejected.")
     score_errors: Fraction = Field(
         default=0.1, description="Stop when more than this share of a step's rollouts fails to score.")
+    environment_errors: Fraction = Field(
+        default=0.1, description="Stop when more than this share of a step's episodes ended with an error of their "
+        "environment. Such an episode is not scored, and counts nowhere else.")
     nonfinite_steps: Count = Field(
         default=3, description="An optimizer step whose loss or gradient is NaN or infinite is left out, and the run "
         "stops when that happens in more than so many steps in a row; 0 = at the first one.")
@@ -314,6 +319,8 @@ class Config(Settings):
     rollout: RolloutSettings = RolloutSettings()
     asynchronous: AsyncSettings = Field(default=AsyncSettings(), alias="async")
     algo: AlgoSettings = AlgoSettings()
+    episode: EpisodeSettings = EpisodeSettings()
+    environment: EnvironmentSettings = EnvironmentSettings()
     curriculum: CurriculumSettings = CurriculumSettings()
     train: TrainSettings = TrainSettings()
     eval: EvalSettings = EvalSettings()

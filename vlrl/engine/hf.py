@@ -187,8 +187,8 @@ class HFEngine:
             mask[b, width - len(prompt):] = 1
             positions[:, b, width - len(prompt):] = prompt.positions
         inputs = self.policy.inputs(to_device(
-            {"input_ids": torch.from_numpy(ids), **aligned_inputs(prompts, width, right=True), **media_inputs(prompts)},
-            device))
+            {"input_ids": torch.from_numpy(ids), **aligned_inputs([[p] for p in prompts], width, right=True),
+             **media_inputs(prompts)}, device))
         attention = torch.from_numpy(mask).to(device)
         at = torch.from_numpy(positions if len(positions) > 1 else positions[0]).to(device)
         cache = roomy_cache(self._text_config)

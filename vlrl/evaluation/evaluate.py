@@ -7,6 +7,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from vlrl.config.schema import Config
@@ -15,8 +16,8 @@ from vlrl.engine.base import Engine
 from vlrl.errors import DataError
 from vlrl.evaluation.stats import mean_ci
 from vlrl.models.processing import PromptTooLong
-from vlrl.rewards.text import parse_answer
-from vlrl.rollout.generate import Reference, Score, make_group, sampling_of
+from vlrl.rollout.episodes import opened
+from vlrl.rollout.generate import Reference, Score, answer_of, make_group, sampling_of
 from vlrl.rollout.group_source import first_samples
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task
@@ -57,7 +58,8 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
     stream = zlib.crc32(split.encode())
     groups: list[Group] = []
     rejected = 0
-    chunks = [{(split, number): (lambda sample=sample: sample) for number, sample in samples[start:start + _CHUNK]}
+    chunks = [{(split, number): partial(opened, engine, task, sample, stream, number)
+               for number, sample in samples[start:start + _CHUNK]}
               for start in range(0, len(samples), _CHUNK)]
     for chunk, following in itertools.zip_longest(chunks, chunks[1:], fillvalue={}):
         if tell:
@@ -72,7 +74,8 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
                     raise
                 rejected += 1
         prefetch.begin(following)
-        requests = [Request(prompt=p, n=1, sampling=sampling, key=(1, stream, number)) for number, _, p in prompts]
+        requests = [Request(prompt=p, n=1, sampling=sampling, key=(1, stream, number), sample=sample)
+                    for number, sample, p in prompts]
         completions = engine.generate(requests)
         known = (reference([(p, answers) for (*_, p), answers in zip(prompts, completions, strict=True)]) if reference
                  else [None] * len(prompts))
@@ -85,8 +88,7 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
 def _measured(task: Task, group: Group) -> Group:
     """Returns the group with what Task.metrics says of its answer."""
     rollout, completion = group.rollouts[0], group.rollouts[0].completion
-    answer = parse_answer(completion.text, n_tokens=len(completion.tokens), truncated=completion.truncated,
-                          step=rollout.policy_step)
+    answer = answer_of(completion, rollout.policy_step)
     metrics, error = sample_metrics(task, group.sample, answer, rollout.parts)
     return replace(group, rollouts=(replace(rollout, metrics=metrics, error=rollout.error or error),))
 

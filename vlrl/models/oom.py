@@ -87,5 +87,4 @@ def halves(pieces: Sequence[Piece]) -> list[list[Piece]]:
         raise TrainingError(f"out of memory in the update of one answer alone, of {piece.tokens} tokens with its "
                             "prompt. Set model.gradient_checkpointing=true, or lower model.max_pixels or "
                             "rollout.max_new_tokens.")
-    return [[Piece(piece.prompt, piece.answers[part], piece.rollouts[part])]
-            for part in (slice(middle), slice(middle, None))]
+    return [[piece.take(part)] for part in (range(middle), range(middle, len(piece.answers)))]

@@ -38,10 +38,29 @@ class Piece:
     """Token ids [T] of each answer."""
     rollouts: tuple[int, ...]
     """Number of each answer's rollout within the optimizer step."""
+    shown: tuple[Prompt | None, ...] = ()
+    """Of each answer that holds observations, its tokens as the model sees them (Completion.shown); () = of none."""
 
     @property
     def tokens(self) -> int:
         return len(self.prompt) + sum(map(len, self.answers))
+
+    @property
+    def parts(self) -> list[Prompt]:
+        """The prompt and what its answers show, in the order of a shared row: whose media are read, one by one."""
+        return [self.prompt, *(one for one in self.shown if one is not None)]
+
+    def take(self, places: Sequence[int]) -> Piece:
+        """Returns the piece with those of its answers alone."""
+        return Piece(self.prompt, tuple(self.answers[i] for i in places), tuple(self.rollouts[i] for i in places),
+                     tuple(self.shown[i] for i in places) if self.shown else ())
+
+    def positions(self, place: int) -> np.ndarray:
+        """Returns [R, T] rotary positions of an answer."""
+        if self.shown and (own := self.shown[place]) is not None:
+            return own.positions
+        start, n = self.prompt.next_position, len(self.answers[place])
+        return np.broadcast_to(np.arange(start, start + n), (len(self.prompt.positions), n))
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,23 +79,27 @@ class Batch:
     """[N] number of the rollout within the optimizer step."""
     tokens: int
     """Tokens computed by the language model, padding included."""
+    observed: bool = False
+    """Whether observations are among the answer tokens, which may hold ids that cannot be sampled."""
 
     def to(self, device: torch.device) -> Batch:
         return to_device(self, device)
 
 
-def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: int) -> list[Piece]:
+def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: int,
+              shown: Sequence[Prompt | None] = ()) -> list[Piece]:
     """Returns answers with their prompts, consecutive answers of one prompt together, cut so that a piece has at most
     `limit` tokens where that is possible (a piece holds at least one answer), and all pieces of a prompt are alike.
-    An empty answer is left out."""
+    An empty answer is left out. `shown` is Completion.shown of each answer; () = None of all."""
     rollouts = [i for i, answer in enumerate(answers) if len(answer)]
     out: list[Piece] = []
     for _, run in itertools.groupby(rollouts, key=lambda i: id(prompts[i])):
         own = list(run)
         prompt, lengths = prompts[own[0]], [len(answers[i]) for i in own]
-        for members in balance.bins(lengths, lengths, limit - len(prompt)):
-            taken = [own[i] for i in sorted(members)]
-            out.append(Piece(prompt, tuple(answers[i] for i in taken), tuple(taken)))
+        observed = any(shown[i] is not None for i in own) if shown else False
+        whole = Piece(prompt, tuple(answers[i] for i in own), tuple(own),
+                      tuple(shown[i] for i in own) if observed else ())
+        out += [whole.take(sorted(members)) for members in balance.bins(lengths, lengths, limit - len(prompt))]
     return out
 
 
@@ -111,7 +134,8 @@ def with_idle(parts: Sequence[Sequence[Piece]], count: int, idle: Prompt) -> lis
     every weight that it passes a gradient of zero, and changes no loss, count, metric or stored value.
     """
     filled = [*map(list, parts), *([] for _ in range(count - len(parts)))]
-    return [part if part and (not idle.mm or any(piece.prompt.mm for piece in part)) else [*part, Piece(idle, (), ())]
+    return [part if part and (not idle.mm or any(one.mm for piece in part for one in piece.parts))
+            else [*part, Piece(idle, (), ())]
             for part in filled]
 
 
@@ -129,12 +153,12 @@ def _shared(pieces: Sequence[Piece], attention: str) -> Batch:
     spans: list[Span] = []
     offset = 0
     for piece in pieces:
-        p, start = len(piece.prompt), piece.prompt.next_position
+        p = len(piece.prompt)
         ids += [piece.prompt.ids, *piece.answers]
         positions.append(piece.prompt.positions)
         at, places = offset + p, []
-        for n in map(len, piece.answers):
-            positions.append(np.broadcast_to(np.arange(start, start + n), (len(piece.prompt.positions), n)))
+        for place, n in enumerate(map(len, piece.answers)):
+            positions.append(piece.positions(place))
             # token t is predicted at t - 1; the first one at the prompt's last token
             columns += [np.array([offset + p - 1]), np.arange(at, at + n - 1)]
             places.append((at, n))
@@ -146,7 +170,7 @@ def _shared(pieces: Sequence[Piece], attention: str) -> Batch:
         "position_ids": _position_ids(np.concatenate(positions, axis=1)[:, None]),
         "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: used as given, no mask is built
         "prefix_layout": Layout(spans, offset, attention),
-        **media_inputs([piece.prompt for piece in pieces]),
+        **media_inputs([part for piece in pieces for part in piece.parts]),
     }
     return Batch(inputs=inputs, columns=_joined_ids(columns), select=None, **_answers(pieces), tokens=offset)
 
@@ -154,7 +178,7 @@ def _shared(pieces: Sequence[Piece], attention: str) -> Batch:
 # --- padded ----------------------------------------------------------------------------------------------------------
 
 def _padded_rows(pieces: Sequence[Piece], limit: int) -> list[list[Piece]]:
-    rows = [Piece(p.prompt, (a,), (r,)) for p in pieces for a, r in zip(p.answers, p.rollouts, strict=True)]
+    rows = [piece.take([place]) for piece in pieces for place in range(len(piece.answers))]
     batches: list[list[Piece]] = []
     longest = 0
     for row in rows:
@@ -178,35 +202,39 @@ def _padded(rows: Sequence[Piece]) -> Batch:
         ids[b, :p + n] = np.concatenate([prompt.ids, *row.answers])
         mask[b, :p + n] = 1
         positions[:, b, :p] = prompt.positions
-        positions[:, b, p:p + n] = np.arange(prompt.next_position, prompt.next_position + n)
+        if row.answers:
+            positions[:, b, p:p + n] = row.positions(0)
         select.append(b * (width - 1 - first) + np.arange(p - 1 - first, p - 1 - first + n))
-    prompts = [row.prompt for row in rows]
     inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask),
-              "position_ids": _position_ids(positions), **aligned_inputs(prompts, width), **media_inputs(prompts)}
+              "position_ids": _position_ids(positions), **aligned_inputs([row.parts for row in rows], width),
+              **media_inputs([part for row in rows for part in row.parts])}
     return Batch(inputs=inputs, columns=torch.arange(first, width - 1), select=_joined_ids(select), **_answers(rows),
                  tokens=width * len(rows))
 
 
-def aligned_inputs(prompts: Sequence[Prompt], width: int, right: bool = False) -> dict[str, torch.Tensor]:
-    """Returns [B, width] tensors that go beside the ids. A prompt begins at the left or ends at the right; the rest has
-    the value that tokens of an answer have.
+def aligned_inputs(lines: Sequence[Sequence[Prompt]], width: int, right: bool = False) -> dict[str, torch.Tensor]:
+    """Returns [B, width] tensors that go beside the ids. A line is a prompt and what follows it; it begins at the left
+    or ends at the right, and the rest has the value that tokens of an answer have.
     """
     out: dict[str, torch.Tensor] = {}
-    for name in dict.fromkeys(name for p in prompts for name in p.aligned):
-        rows = np.zeros((len(prompts), width), dtype=np.int64)
-        for row, prompt in zip(rows, prompts, strict=True):
-            row[:] = prompt.aligned_answer.get(name, 0)
-            if name in prompt.aligned:
-                start = width - len(prompt) if right else 0
-                row[start:start + len(prompt)] = prompt.aligned[name]
+    for name in dict.fromkeys(name for line in lines for p in line for name in p.aligned):
+        rows = np.zeros((len(lines), width), dtype=np.int64)
+        for row, line in zip(rows, lines, strict=True):
+            row[:] = line[0].aligned_answer.get(name, 0)
+            start = width - sum(map(len, line)) if right else 0
+            for part in line:
+                if name in part.aligned:
+                    row[start:start + len(part)] = part.aligned[name]
+                start += len(part)
         out[name] = torch.from_numpy(rows)
     return out
 
 
-def _answers(pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
+def _answers(pieces: Sequence[Piece]) -> dict[str, Any]:
     """Returns tokens of the answers, and their rollouts."""
     pairs = [pair for piece in pieces for pair in zip(piece.answers, piece.rollouts, strict=True)]
     return {"targets": _joined_ids([answer for answer, _ in pairs]),
+            "observed": any(one is not None for piece in pieces for one in piece.shown),
             "rollout_id": _joined_ids([np.full(len(answer), rollout) for answer, rollout in pairs])}
 
 
@@ -229,7 +257,24 @@ def media_inputs(prompts: Sequence[Prompt]) -> dict[str, Any]:
     if visuals := tuple(v for p in prompts for v in p.visuals):
         return {"visuals": visuals}
     names = dict.fromkeys(name for p in prompts for name in p.mm)
-    return {name: _joined(name, [p.mm[name] for p in prompts if name in p.mm]) for name in names}
+    return {name: _joined(name, [t for p in prompts if name in p.mm for t in _each(p.mm[name])]) for name in names}
+
+
+def joined(first: Prompt, more: Prompt) -> Prompt:
+    """Returns a prompt that goes on with another one behind it, whose positions count from its own beginning."""
+    names = dict.fromkeys([*first.aligned, *more.aligned])
+    beside = {name: np.concatenate([p.aligned.get(name, np.full(len(p), p.aligned_answer.get(name, 0)))
+                                    for p in (first, more)]) for name in names}
+    media = ("media", "processed_sizes", "visual_tokens", "visuals")
+    return replace(first, text=first.text + more.text, ids=np.concatenate([first.ids, more.ids]),
+                   raw_ids=np.concatenate([first.raw_ids, more.raw_ids]), aligned=beside,
+                   positions=np.concatenate([first.positions, more.positions + first.next_position], axis=1),
+                   mm=media_inputs([replace(p, visuals=()) for p in (first, more)]),
+                   **{name: getattr(first, name) + getattr(more, name) for name in media})
+
+
+def _each(tensor: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return tensor if isinstance(tensor, tuple) else (tensor,)
 
 
 def _joined(name: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...]:

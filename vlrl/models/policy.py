@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +107,12 @@ class Policy:
         return self._operations.of(len(prompt), patches_of(prompt.mm, self.base.config), answers)
 
     def plan(self, prompts: Sequence[Prompt], answers: Sequence[np.ndarray], settings: TrainSettings,
-             limit: int | None = None) -> list[list[Piece]]:
+             limit: int | None = None, shown: Sequence[Prompt | None] = ()) -> list[list[Piece]]:
         """Returns the pieces of each micro-batch of answers to prompts, of at most `limit` tokens
-        (train.tokens_per_batch). Called on every process.
+        (train.tokens_per_batch); `shown` as in pieces_of. Called on every process.
         """
         limit = limit or settings.tokens_per_batch
-        pieces = pieces_of(prompts, answers, limit)
+        pieces = pieces_of(prompts, answers, limit, shown)
         return self.fill(plan(pieces, limit, self.layout(settings.packing), self.cost))
 
     def fill(self, parts: list[list[Piece]]) -> list[list[Piece]]:
@@ -165,7 +166,12 @@ class Policy:
             hidden = hidden.flatten(0, 1)
             if batch.select is not None:
                 hidden = hidden.index_select(0, batch.select)
-            return token_stats(hidden, head, batch.targets, self.banned, temperature, more)
+            if not batch.observed:
+                return token_stats(hidden, head, batch.targets, self.banned, temperature, more)
+            never = torch.isin(batch.targets, self.banned)  # placeholders of media, which have no probability
+            stats = token_stats(hidden, head, batch.targets.masked_fill(never, min(self.eos)), self.banned, temperature,
+                                more)
+            return replace(stats, logprobs=stats.logprobs.masked_fill(never, 0.0))
 
     def backward(self, loss: torch.Tensor) -> None:
         """Adds the gradients of a loss, scaled by `scaler`, to those before."""

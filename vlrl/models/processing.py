@@ -14,13 +14,14 @@ from vlrl.config.schema import Config
 from vlrl.data import media
 from vlrl.data.clip_cache import ClipCache
 from vlrl.data.video_sampling import VideoSampling, clock
-from vlrl.errors import DataError
+from vlrl.errors import ConfigError, DataError
 from vlrl.models.families import Family
 from vlrl.models.loading import template_variables
 from vlrl.models.vision_cache import processor_hash, visuals_of
 from vlrl.task import Task, task_messages
-from vlrl.types import LoadedMedia, Prompt, Sample
+from vlrl.types import LoadedMedia, Media, Observation, Prompt, Sample
 
+_STAND_IN = "vlrl-stands-in-for-an-action"
 _BESIDE = ("input_ids", "attention_mask", "text_replacement_offsets", "labels")
 
 
@@ -61,22 +62,56 @@ class Encoder:
 
     def prompt(self, sample: Sample, messages: list[dict[str, Any]]) -> Prompt:
         """Returns the prompt of a sample whose chat messages are known; none of the task's code runs."""
-        loaded = [media.load(m, self.config.limits, self._video, self._clips) for m in sample.media]
+        shown = [*sample.media, *(sample.opening.media if sample.opening else ())]
+        loaded = self._load(shown)
         text = self._render(messages, loaded, sample)
-        try:
-            batch = self._process(text, loaded)
-        except (ValueError, RuntimeError) as error:  # such as an image of extreme aspect ratio
-            raise DataError(f"sample '{sample.id}': the processor refuses it: {error}") from None
-        ids = batch["input_ids"]
-        if ids.shape[1] > self.config.limits.prompt_tokens:
-            raise PromptTooLong(f"sample '{sample.id}': prompt of {ids.shape[1]} tokens is longer than "
+        found = self._encoded(sample.id, text, loaded, self._adds_special(text))
+        if len(found) > self.config.limits.prompt_tokens:
+            raise PromptTooLong(f"sample '{sample.id}': prompt of {len(found)} tokens is longer than "
                                 f"limits.prompt_tokens={self.config.limits.prompt_tokens}")
+        return found
+
+    def observation(self, observation: Observation, sample_id: str) -> Prompt:
+        """Returns what follows the end token of an action: an observation as the chat template writes it, and the
+        beginning of the next turn. Positions count from its own beginning.
+
+        The template is given a conversation with a stand-in for the action, so what was sampled is never rendered.
+        Raises DataError for media that cannot be read, ConfigError for a template that does not end turns with the
+        model's end token.
+        """
+        loaded = self._load(observation.media)
+        content = [*({"type": m.kind} for m in loaded), {"type": "text", "text": observation.text}]
+        probe = [{"role": "user", "content": [{"type": "text", "text": "x"}]},
+                 {"role": "assistant", "content": [{"type": "text", "text": _STAND_IN}]},
+                 {"role": "user", "content": content}]
+        after = self._render(probe, loaded, Sample(id=sample_id)).rpartition(_STAND_IN)[2]
+        end = self.processor.tokenizer.convert_ids_to_tokens(self._end)
+        if not after.startswith(end):
+            raise ConfigError(f"task with an environment: the chat template of model type '{self.family.model_type}' "
+                              f"does not write {end!r} after a turn, so no observation can follow one")
+        return self._encoded(sample_id, after.removeprefix(end), loaded, special=False)
+
+    @property
+    def end(self) -> int:
+        """Id of the token that ends a turn."""
+        return self._end
+
+    def _load(self, shown: Sequence[Media]) -> list[LoadedMedia]:
+        return [media.load(m, self.config.limits, self._video, self._clips) for m in shown]
+
+    def _encoded(self, name: str, text: str, loaded: Sequence[LoadedMedia], special: bool) -> Prompt:
+        """Returns rendered text as the model sees it; `special`: the tokenizer adds its first token."""
+        try:
+            batch = self._process(text, loaded, special)
+        except (ValueError, RuntimeError) as error:  # such as an image of extreme aspect ratio
+            raise DataError(f"sample '{name}': the processor refuses it: {error}") from None
+        ids = batch["input_ids"]
         tensors = {k: v for k, v in batch.items() if isinstance(v, torch.Tensor) and k not in _BESIDE}
         beside = {k: v[0].numpy() for k, v in tensors.items() if v.shape == ids.shape and k.endswith("type_ids")}
         mm = {k: v for k, v in tensors.items() if k not in beside}
-        raw = self.processor.tokenizer(text, add_special_tokens=self._adds_special(text))["input_ids"]
+        raw = self.processor.tokenizer(text, add_special_tokens=special)["input_ids"]
         return Prompt(
-            sample_id=sample.id, text=text, ids=ids[0].numpy(), mm=mm, media=tuple(loaded),
+            sample_id=name, text=text, ids=ids[0].numpy(), mm=mm, media=tuple(loaded),
             raw_ids=np.asarray(raw, dtype=np.int64), aligned={} if self.family.shared else beside,
             aligned_answer=self.family.answer_types,
             positions=self.positions(ids, batch.get("mm_token_type_ids"), mm),
@@ -140,10 +175,10 @@ class Encoder:
             content = [{"type": "text", "text": content}]
         return [{**c, "text": _broken_up(c["text"], self._reserved)} if c.get("type") == "text" else c for c in content]
 
-    def _process(self, text: str, loaded: Sequence[LoadedMedia]) -> Any:
+    def _process(self, text: str, loaded: Sequence[LoadedMedia], special: bool) -> Any:
         images = [m.frames[0] for m in loaded if m.kind == "image"]
         videos = [m for m in loaded if m.kind == "video"]
-        kwargs: dict[str, Any] = {"add_special_tokens": self._adds_special(text),
+        kwargs: dict[str, Any] = {"add_special_tokens": special,
                                   "return_text_replacement_offsets": True}
         if images:
             kwargs["images"] = images

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vlrl.distributed import comm
-from vlrl.types import Group
+from vlrl.types import Group, Rollout
 
 _watch: Callable[[str], Any] | None = None
 """What makes the context of a phase while a step is being profiled."""
@@ -121,6 +121,7 @@ def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[s
     return out | {
         "completion/length_mean": _mean(lengths), "completion/length_max": float(lengths.max()),
         "completion/truncated_frac": _mean([t for row in rows for t in row["truncated"]]),
+        **_episodes([e for row in rows for e in row["episodes"]]),
         "groups/zero_variance_frac": _mean([row["zero_variance"] for row in rows]), "groups/count": float(len(rows)),
         "tokens/prompt": float(sum(row["prompt"] for row in rows)), "tokens/completion": float(lengths.sum())}
 
@@ -140,7 +141,23 @@ def _facts(group: Group) -> dict:
     return {"task": group.task, "rewards": group.rewards, "lengths": [len(r.completion.tokens) for r in rollouts],
             "truncated": [r.completion.truncated for r in rollouts], "prompt": len(group.prompt),
             "zero_variance": group.zero_variance,
+            "episodes": [_episode(r) for r in rollouts if r.completion.episode_id],
             "parts": {name: [r.parts.get(name) for r in rollouts] for name in names}}
+
+
+def _episode(rollout: Rollout) -> dict[str, Any]:
+    done = rollout.completion
+    return {"turns": sum(t.role == "assistant" for t in done.turns), "success": rollout.correct,
+            "limit": done.finish_reason in ("turns", "tokens", "media"), "error": done.error is not None}
+
+
+def _episodes(episodes: Sequence[dict[str, Any]]) -> dict[str, float]:
+    if not episodes:
+        return {}
+    return {"episode/turns_mean": _mean([e["turns"] for e in episodes]),
+            "episode/success": _mean([e["success"] for e in episodes if e["success"] is not None]),
+            "episode/limit_frac": _mean([e["limit"] for e in episodes]),
+            "environment/errors": float(sum(e["error"] for e in episodes))}
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +19,23 @@ from vlrl.rollout.eepo import Forgetting
 from vlrl.rollout.overlap import Ahead
 from vlrl.rollout.partial import Held, in_one_step, last_part
 from vlrl.task import Task, task_target
-from vlrl.task.scoring import Marked, score_all
+from vlrl.task.scoring import Marked, score_all, unscored
 from vlrl.task.services import Services, looked_up
 from vlrl.task.variants import GREEDY, trained_answers
-from vlrl.types import Answer, Completion, Group, Prompt, Request, Rollout, Sample, Sampling, Variant
+from vlrl.types import (
+    Acted,
+    Answer,
+    Completion,
+    Group,
+    Media,
+    Prompt,
+    Request,
+    Rollout,
+    Sample,
+    Sampling,
+    Turn,
+    Variant,
+)
 
 Reference = Callable[[Sequence[tuple[Prompt, Sequence[Completion]]]], list[list[np.ndarray]]]
 """What reads answers under the reference policy; see models/reference.py."""
@@ -158,7 +172,8 @@ class Answering:
         """
         sampling = [sampling_of(self.config.rollout, self.temperature, a.draw.max_new_tokens) for a in asked]
         requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_answers([v for v, _ in a.variants]),
-                            sampling=s, key=(0, a.number)) for a, s in zip(asked, sampling, strict=True)]
+                            sampling=s, key=(0, a.number), sample=a.sample)
+                    for a, s in zip(asked, sampling, strict=True)]
         return requests, [(i, v, Request(prompt=prompt, n=v.n, sampling=sampling[i], key=_stream(a, v)))
                           for i, a in enumerate(asked) for v, prompt in a.variants]
 
@@ -241,11 +256,12 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
         sample = replace(sample, row={**sizes, **sample.row})
     members = [("", c) for c in completions] + [(v.name, c) for v, made in variants if v.trained for c in made]
     aside = [(v.name, c) for v, made in variants if not v.trained for c in made]
-    answers = [_answer(c, name, step) for name, c in members]
-    others = [_answer(c, name, step) for name, c in aside]
+    answers = [answer_of(c, step, name) for name, c in members]
+    others = [answer_of(c, step, name) for name, c in aside]
     services = Services({v.name: [a for a in others if a.variant == v.name] for v, _ in variants if not v.trained},
                         {} if reference is None else {"reference_logprobs": looked_up(answers, reference)})
     scored, weights = score(task, sample, answers, others, step, services)
+    scored = [(unscored(s, c.error), marks) for (_, c), (s, marks) in zip([*members, *aside], scored, strict=True)]
     rollouts = [Rollout(group_id=group_id, index=i, completion=c, parts=s.parts, reward=s.reward,
                         correct=s.correct, parsed=s.parsed, error=s.error, variant=name,
                         train_prompt=prompt if name else None, marks=marks,
@@ -256,9 +272,24 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
                  weights=weights, target=task_target(task, sample))
 
 
-def _answer(completion: Completion, variant: str, step: int) -> Answer:
-    found = parse_answer(completion.text, n_tokens=len(completion.tokens), truncated=completion.truncated, step=step)
-    return replace(found, variant=variant) if variant else found
+def answer_of(completion: Completion, step: int, variant: str = "") -> Answer:
+    """Returns what a task scores of a completion: of an episode its last action, and all of them as `turns`."""
+    turns = _acted(completion) if completion.episode_id else ()
+    text = turns[-1].action if turns else completion.text
+    found = parse_answer(text, n_tokens=len(completion.tokens), truncated=completion.truncated, step=step)
+    return replace(found, variant=variant, turns=turns) if variant or turns else found
+
+
+def _acted(completion: Completion) -> tuple[Acted, ...]:
+    media = {m.sha256: Media(kind=m.kind, source=m.frames[0] if m.kind == "image" else list(m.frames))
+             for m in completion.seen}
+    out = []
+    for turn, after in itertools.zip_longest(completion.turns, completion.turns[1:]):
+        if turn.role == "assistant":
+            after = after or Turn(start=turn.end, end=turn.end)
+            out.append(Acted(action=turn.text, observation=after.text, media=tuple(media[name] for name in after.media),
+                             parts=turn.parts or {}, state=turn.state, done=bool(turn.done), error=turn.error))
+    return tuple(out)
 
 
 def _stream(asked: Asked, variant: Variant) -> tuple[int, ...]:

@@ -21,12 +21,13 @@ from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.monitoring.metrics import phase
 from vlrl.rollout import fingerprint
+from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import Answering, Asked
 from vlrl.rollout.partial import Held
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task, generated, task_samples
 from vlrl.task.variants import has_variants, seen_as, variants_of
-from vlrl.types import Group, Sample, Variant
+from vlrl.types import Group, Rollout, Sample, Variant
 
 Tell = Callable[[str, int, int], None]
 """(what, done, total)"""
@@ -228,7 +229,8 @@ class GroupSource:
             sample = generated(self.task, draw.index, dict(draw.knobs)) if draw.knobs else self.samples[draw.index]
             template = self.task.of(sample).template(sample, draw.visit)
             row = sample.row if draw.weight == 1 else {**sample.row, "weight": sample.weight * draw.weight}
-            self._made[draw] = replace(sample, prompt=template, row=row)
+            sample = replace(sample, prompt=template, row=row)
+            self._made[draw] = opened(self.engine, self.task, sample, draw.index, draw.visit)
         return self._made[draw]
 
     def _variants(self, draw: Draw, sample: Sample,
@@ -268,7 +270,7 @@ class GroupSource:
         share = {n: Outcome(drawn.draws[n], tuple(g.rewards), tuple(r.correct for r in g.rollouts), _surprise(g))
                  for n, g in groups.items()}
         by_variant = [(r.variant, r.reward) for g in groups.values() for r in (*g.rollouts, *g.aside)]
-        parts = [len(r.completion.turns) for g in groups.values() for r in g.rollouts]
+        parts = [1 if r.completion.episode_id else len(r.completion.turns) for g in groups.values() for r in g.rollouts]
         gathered = comm.gather((parts, share, drawn.refused, by_variant if self._varies else []))
         self._parts += [n for counts, *_ in gathered for n in counts]
         everyone = {k: v for _, part, *_ in gathered for k, v in part.items()}
@@ -347,16 +349,30 @@ def check_score_errors(groups: Sequence[Group], limit: float, what: str, stored:
 
     `what` and where they are `stored` enter the message.
     """
-    errors = [f"sample {g.sample.id!r}: {r.error}, at the answer {ascii(r.completion.text)[:80]}"
-              for g in groups for r in g.rollouts if r.error]
-    failed, rollouts = comm.total(len(errors), sum(len(g.rollouts) for g in groups))
-    share = failed / max(rollouts, 1)
-    if share > limit:
-        first = next((e for part in comm.gather(errors[:1]) for e in part), "")
+    failed, rollouts, first = _errors(groups, lambda r: r.error and r.completion.error is None)
+    if failed > limit * max(rollouts, 1):
         where = f" They are in {stored}." if stored else ""
-        raise TrainingError(f"{what}: {int(failed)} of {int(rollouts)} rollouts failed to score, more than "
+        raise TrainingError(f"{what}: {failed} of {rollouts} rollouts failed to score, more than "
                             f"limits.score_errors={limit} allows. First error: {first}.{where}")
-    return share
+    return failed / max(rollouts, 1)
+
+
+def check_environment_errors(groups: Sequence[Group], limit: float, what: str, stored: Path | None = None) -> None:
+    """Raises TrainingError when more than `limit` of the episodes were ended by an error of their environment."""
+    failed, rollouts, first = _errors(groups, lambda r: r.completion.error is not None)
+    if failed > limit * max(rollouts, 1):
+        where = f" They are in {stored}." if stored else ""
+        raise TrainingError(f"{what}: {failed} of {rollouts} episodes ended with an error of their environment, more "
+                            f"than limits.environment_errors={limit} allows. First error: {first}.{where}")
+
+
+def _errors(groups: Sequence[Group], among: Callable[[Rollout], Any]) -> tuple[int, int, str]:
+    """Returns how many rollouts of all processes have an error, of how many, and the first one."""
+    errors = [f"sample {g.sample.id!r}: {r.error}, at the answer {ascii(r.completion.text)[:80]}"
+              for g in groups for r in g.rollouts if among(r)]
+    failed, rollouts = comm.total(len(errors), sum(len(g.rollouts) for g in groups))
+    first = next((e for part in comm.gather(errors[:1]) for e in part), "") if failed else ""
+    return int(failed), int(rollouts), first
 
 
 def first_samples(task: Task, split: str, count: int) -> list[Sample]:

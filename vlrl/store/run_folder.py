@@ -35,12 +35,14 @@ import pyarrow.parquet as pq
 
 from vlrl.store.files import append_line, environment, read_json, replacing, write_text
 from vlrl.store.lock import Lock, Unlocked, lock
-from vlrl.types import Group, LoadedMedia
+from vlrl.types import Group, LoadedMedia, Prompt, Turn
 
 SCHEMA_VERSION = 1
 _NUMBERS = pa.map_(pa.string(), pa.float64())
 _FLOATS = pa.list_(pa.float32())
-_TURN = {"start": pa.int32(), "end": pa.int32(), "role": pa.string(), "media": pa.list_(pa.string())}
+_TURN = {"start": pa.int32(), "end": pa.int32(), "role": pa.string(), "media": pa.list_(pa.string()),
+         "text": pa.string(), "parts": _NUMBERS, "state": pa.string(), "done": pa.bool_(), "seconds": pa.float64(),
+         "error": pa.string(), "info": pa.string()}
 _MEDIA = {"hash": pa.string(), "kind": pa.string(), "width": pa.int32(), "height": pa.int32(),
           "processed_width": pa.int32(), "processed_height": pa.int32(), "visual_tokens": pa.int32(),
           "path": pa.string(), "timestamps": _FLOATS}
@@ -55,7 +57,7 @@ SCHEMA = pa.schema({
     "finish_reason": pa.string(), "truncated": pa.bool_(), "turns": pa.list_(pa.struct(_TURN)),
     "media": pa.list_(pa.struct(_MEDIA)), "variant": pa.string(), "marks": pa.string(),
     "top_ids": pa.list_(pa.list_(pa.int32())), "top_logprobs": pa.list_(_FLOATS), "metrics": _NUMBERS,
-    "correct": pa.bool_(),
+    "correct": pa.bool_(), "episode_id": pa.string(),
 })
 """The columns of every rollout file. Lists are per token; parsed, target, sample and marks (those of Task.overlay, for
 answer and target) are JSON; any value may be null. `advantage` of a rollout with one advantage per token is the mean
@@ -169,7 +171,7 @@ class RunFolder:
         that are not trained on come after all others.
         """
         self._lock.check()
-        columns = [self._media_column(group) for group in groups]
+        columns = [self._media_columns(group) for group in groups]
         rows = [row for group, media in zip(groups, columns, strict=True) for row in _rows(step, group, media)]
         for key, arrays in (per_token or {}).items():
             _add_per_token(rows, key, arrays)
@@ -207,13 +209,18 @@ class RunFolder:
                 _save_pixels(media, temporary)
         return f"media/{target.name}"
 
-    def _media_column(self, group: Group) -> list[dict[str, Any]]:
-        prompt, column = group.prompt, []
-        for i, media in enumerate(prompt.media):
-            processed = prompt.processed_sizes[i] if i < len(prompt.processed_sizes) else (None, None)
-            tokens = prompt.visual_tokens[i] if i < len(prompt.visual_tokens) else None
-            values = (media.sha256, media.kind, *media.size, *processed, tokens, self.write_media(media),
-                      list(media.timestamps) or None)
+    def _media_columns(self, group: Group) -> dict[int, list[dict[str, Any]]]:
+        """Returns the media of each rollout by its index: those of the prompt, and those that an episode showed."""
+        common = self._media_column(group.prompt.media, group.prompt)
+        return {r.index: [*common, *self._media_column(r.completion.seen, r.completion.shown)]
+                for r in (*group.rollouts, *group.aside)}
+
+    def _media_column(self, shown: Sequence[LoadedMedia], prompt: Prompt | None) -> list[dict[str, Any]]:
+        column, sizes, counts = [], prompt.processed_sizes if prompt else (), prompt.visual_tokens if prompt else ()
+        for i, media in enumerate(shown):
+            processed = sizes[i] if i < len(sizes) else (None, None)
+            values = (media.sha256, media.kind, *media.size, *processed, counts[i] if i < len(counts) else None,
+                      self.write_media(media), list(media.timestamps) or None)
             column.append(dict(zip(_MEDIA, values, strict=True)))
         return column
 
@@ -302,7 +309,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 # --- rollouts and media -----------------------------------------------------------------------------------------------
 
 
-def _rows(step: int, group: Group, media: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
     """Yields one row of SCHEMA per rollout, the per-token columns of the update left out."""
     sample, difficulty = group.sample, group.sample.difficulty
     shared = {
@@ -310,7 +317,7 @@ def _rows(step: int, group: Group, media: list[dict[str, Any]]) -> Iterator[dict
         "task": utf8(group.task), "step": step, "split": utf8(group.split), "prompt": utf8(group.prompt.text),
         "weights": _numbers(group.weights), "target": _json(group.target), "sample": _json(sample.row),
         "category": None if sample.category is None else utf8(str(sample.category)),
-        "difficulty": float(difficulty) if isinstance(difficulty, (int, float)) else None, "media": media,
+        "difficulty": float(difficulty) if isinstance(difficulty, (int, float)) else None,
     }
     for rollout in group.rollouts:
         done = rollout.completion
@@ -318,17 +325,27 @@ def _rows(step: int, group: Group, media: list[dict[str, Any]]) -> Iterator[dict
         per_token = np.ndim(rollout.advantage) > 0
         advantage = np.mean(np.asarray(rollout.advantage)[mask]) if per_token and mask.any() else rollout.advantage
         yield shared | {
-            "index": rollout.index, "policy_step": rollout.policy_step, "completion": utf8(done.text),
+            "index": rollout.index, "policy_step": rollout.policy_step, "media": media[rollout.index],
+            "completion": utf8(done.text),
             "token_ids": np.asarray(done.tokens, np.int32), "loss_mask": mask,
             "logprobs": np.asarray(done.logprobs, np.float32), "parts": _numbers(rollout.parts),
             "metrics": _numbers(rollout.metrics), "reward": rollout.reward, "correct": rollout.correct,
             "advantage": float(advantage) if np.ndim(advantage) == 0 else 0.0,
             "parsed": _json(rollout.parsed), "error": None if rollout.error is None else utf8(rollout.error),
             "finish_reason": done.finish_reason, "truncated": done.truncated,
-            "turns": [{"start": t.start, "end": t.end, "role": t.role, "media": list(t.media)} for t in done.turns],
+            "turns": [_turn(t) for t in done.turns], "episode_id": utf8(done.episode_id) or None,
             "variant": utf8(rollout.variant) or None,
             "marks": None if rollout.marks is None else _json(rollout.marks),
         }
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    """Returns a turn as SCHEMA has it; state and what follows it stand on the action that they answer."""
+    return {"start": turn.start, "end": turn.end, "role": turn.role, "media": list(turn.media),
+            "text": utf8(turn.text) or None, "parts": None if turn.parts is None else _numbers(turn.parts),
+            "state": None if turn.state is None else utf8(turn.state), "done": turn.done, "seconds": turn.seconds,
+            "error": None if turn.error is None else utf8(turn.error),
+            "info": None if turn.info is None else _json(turn.info)}
 
 
 def _numbers(values: Mapping[str, float | None]) -> list[tuple[str, float | None]]:

@@ -29,8 +29,9 @@ from vlrl.config.base import refuse_bool
 from vlrl.config.registry import MissingFile, failure, file_module
 from vlrl.errors import ConfigError, TaskError, VlrlError, did_you_mean
 from vlrl.task.combine import Weight, checked_weights, make_combine, weight_at
+from vlrl.task.environment import Environment
 from vlrl.task.row_files import refuse_unread, unread
-from vlrl.types import Answer, Coordinates, Parts, Sample, Variant
+from vlrl.types import Answer, Coordinates, Observation, Parts, Sample, Variant
 
 _OUTCOMES = ("accuracy", "correct")
 """Reward parts that are a task's outcome by their name, where it says nothing else."""
@@ -100,6 +101,12 @@ class Task:
         """Further answers drawn with other media (shuffled frames, a noisy image), beside or among the `n` of the
         group; () = none. The same for the same arguments. Evaluations draw none."""
         return ()
+
+    def environment(self, sample: Sample) -> Environment | None:
+        """Returns a new environment in which the model acts over several turns; None = one answer.
+
+        Without an own `score` the parts of an episode are the sums of its turns' parts."""
+        return None
 
     best_parts: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Part -> the most that it can be, where that is not 1."""
@@ -331,14 +338,26 @@ def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
 
 
 def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
-    """Returns the chat messages of a sample. Raises TaskError when `messages` fails or gives anything else."""
+    """Returns the chat messages of a sample, and in the last one what its environment showed first.
+
+    Raises TaskError when `messages` fails or gives anything else.
+    """
     task = task.of(sample)
     found = _asked(task, "messages", sample)
     wrong = [m for m in found if not _is_message(m)] if isinstance(found, (list, tuple)) else [found]
     if wrong:
         raise TaskError(f"task '{task.name}': messages of sample '{sample.id}' holds {str(wrong[0])[:80]!r}, expected "
                         '{"role": ..., "content": a text or a list of {"type": ..., "text": ...}}')
-    return list(found)
+    return _opened(list(found), sample.opening)
+
+
+def _opened(messages: list[dict[str, Any]], opening: Observation | None) -> list[dict[str, Any]]:
+    if opening is None or not (opening.text or opening.media) or not messages:
+        return messages
+    *before, last = messages
+    content = [{"type": "text", "text": last["content"]}] if isinstance(last["content"], str) else last["content"]
+    return [*before, {**last, "content": [*content, *({"type": m.kind} for m in opening.media),
+                                          {"type": "text", "text": opening.text}]}]
 
 
 def task_oracle(task: Task, sample: Sample) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 from vlrl.config.registry import place
 from vlrl.errors import TaskError, TrainingError
 from vlrl.task.base import Task, check_parts, check_shape, reaches
+from vlrl.task.environment import has_environment
 from vlrl.task.services import Services, without_absent
 from vlrl.types import Answer, Parts, Sample
 
@@ -64,7 +65,7 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
         services = Services()
         task, _ = without_absent(task, sample, answers, services)
     weights = task.weights_at(step)
-    single = [_guarded(lambda a=a: task.score(sample, a)) for a in answers]
+    single = [_guarded(lambda a=a: _own_parts(task, sample, a)) for a in answers]
     together, group_error = _guarded(lambda: task.score_group(sample, answers, services), len(answers))
     groups = [] if group_error else _checked_groups(task, together, len(answers))
     out = []
@@ -95,11 +96,29 @@ def score_alone(task: Task, sample: Sample, answers: Sequence[Answer], step: int
     weights = task.weights_at(step)
     out = []
     for answer in answers:
-        own, error = _guarded(lambda a=answer: task.score(sample, a))
+        own, error = _guarded(lambda a=answer: _own_parts(task, sample, a))
         if error is None:
             check_shape(task, own, "score")
         out.append(_finish(task, sample, answer, own if error is None else None, error, weights))
     return out
+
+
+def _own_parts(task: Task, sample: Sample, answer: Answer) -> Any:
+    """Returns what `score` says; with an environment, over the sums of the episode's turns, where a part that a turn
+    does not name counts 0.
+    """
+    own = task.score(sample, answer)
+    if not has_environment(task) or not isinstance(own, Mapping):
+        return own
+    names = dict.fromkeys([*task.weights, *(name for turn in answer.turns for name in turn.parts)])
+    return {**{name: sum(turn.parts.get(name, 0.0) for turn in answer.turns) for name in names}, **own}
+
+
+def unscored(scored: Scored, error: str | None) -> Scored:
+    """Returns the scores without a value where the environment failed: its errors are never paid."""
+    if error is None:
+        return scored
+    return Scored(dict.fromkeys(scored.parts), None, scored.parsed, f"environment: {error}")
 
 
 def overlay_marks(task: Task, sample: Sample, parsed: Any) -> list[Any] | None:

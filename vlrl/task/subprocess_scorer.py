@@ -4,33 +4,24 @@
     scorer.settle("norm1000")           # make("norm1000") is the task, called in the process that scores
     scorer(task, sample, answers, others, step, services)       # as scoring.score_all
 
-A process with the threads and locks of torch must not be forked, so one that has none of them yet is kept, asleep, with
-the task and its samples as they were then; it forks the process that scores, and another one when that was ended. The
-task's objects are shared by the fork and never sent. Only what cannot be sent (a sample with objects that cannot be
-pickled, a service) is scored in the training process, as it is without a limit.
+keeper.py forks the process, whose task and samples are those of the start. Only what cannot be sent (a sample with
+objects that cannot be pickled, a service) is scored in the training process, as it is without a limit.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
 import logging
 import mmap
-import os
 import pickle
-import signal
-import socket
 import struct
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
 
-from vlrl.monitoring.signals import STOPS
 from vlrl.rewards.worker import Hung, Killed, Worker
 from vlrl.task.base import Task
+from vlrl.task.keeper import Keeper
 from vlrl.task.scoring import Marked, Scored, score_all, watching
 from vlrl.task.services import Services
 from vlrl.types import Answer, Sample
@@ -58,16 +49,8 @@ class Scorer:
         self.seconds, self._lock = seconds, threading.Lock()
         self._convention, self._told = "", False
         self._place = mmap.mmap(-1, _PLACE.size)
-        self._control, other = socket.socketpair()
-        self.worker = Worker(self._started)
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # what is in its buffer would be written twice
-                stream.flush()
-        parent = os.getpid()
-        self._keeper = os.fork()
-        if not self._keeper:
-            _alone(_keep, self._control, other, make, self._place, parent)
-        other.close()
+        self.keeper = Keeper(lambda connection, convention: _work(connection, make(convention), self._place))
+        self.worker = Worker(lambda: self.keeper.start(self._convention))
 
     def settle(self, convention: str) -> None:
         """How the model writes boxes, which is known once it is loaded."""
@@ -95,12 +78,7 @@ class Scorer:
         """Ends both processes."""
         with self._lock:
             self.worker.kill()
-            if self._keeper:
-                self._control.close()
-                with contextlib.suppress(OSError):
-                    os.kill(self._keeper, signal.SIGKILL)
-                    os.waitpid(self._keeper, 0)
-                self._keeper = 0
+            self.keeper.close()
 
     def _tell(self, why: str) -> None:
         if not self._told:
@@ -135,71 +113,12 @@ class Scorer:
         begun, answers = _PLACE.unpack_from(self._place)
         return (begun, answers), self.seconds * max(answers, 1) + (0 if begun else _START_S)
 
-    def _started(self) -> tuple[Connection, int]:
-        mine, other = socket.socketpair()
-        with other:
-            socket.send_fds(self._control, [self._convention.encode() + b"\n"], [other.fileno()])
-        reply = self._control.recv(8)
-        if len(reply) < 8:
-            raise ChildProcessError("the process that starts the scoring process has gone")
-        return Connection(mine.detach()), int.from_bytes(reply, "little")
+
+# --- the process that scores ------------------------------------------------------------------------------------------
 
 
-# --- the other processes ----------------------------------------------------------------------------------------------
-
-
-def _alone(call: Callable[..., Any], *given: Any) -> None:
-    """All that a forked process does; it runs nothing that the parent has for its own end."""
-    code = 1
-    try:
-        call(*given)
-        code = 0
-    except BaseException:
-        with contextlib.suppress(Exception):
-            import traceback
-
-            traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def _die_with(parent: int) -> None:
-    """Has the kernel end this process with its parent."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _keep(theirs: socket.socket, control: socket.socket, make: Callable[[str], Task], place: mmap.mmap,
-          parent: int) -> None:
-    """Forks a scoring process whenever it is asked, until nobody can ask any more."""
-    theirs.close()
-    _die_with(parent)
-    os.setsid()
-    for number in STOPS:  # what asks a run to end, Slurm each of its processes, is for the training process alone
-        signal.signal(number, lambda *_: None)  # no SIG_IGN, which programs inherit
-    gc.freeze()
-    while True:
-        text, (*handles,), _, _ = socket.recv_fds(control, 4096, 1)
-        if not handles:
-            return
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        me = os.getpid()
-        child = os.fork()
-        if not child:
-            control.close()
-            _alone(_work, Connection(handles[0]), make, text.decode().strip(), place, me)
-        os.close(handles[0])
-        control.send(child.to_bytes(8, "little"))
-
-
-def _work(connection: Connection, make: Callable[[str], Task], convention: str, place: mmap.mmap, parent: int) -> None:
+def _work(connection: Connection, task: Task, place: mmap.mmap) -> None:
     """Scores what it is sent, until nobody sends any more."""
-    _die_with(parent)
-    os.setpgid(0, 0)
-    task = make(convention)
     while True:
         try:
             refused, request = connection.recv()

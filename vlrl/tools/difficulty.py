@@ -28,6 +28,7 @@ from vlrl.rollout.group_source import check_score_errors
 from vlrl.store import plain
 from vlrl.store.files import append_line, write_text
 from vlrl.task import Task, task_samples
+from vlrl.task.environment import refuse_environment
 from vlrl.tools.measure import Chosen, Ready
 from vlrl.tools.prompttable import COLUMNS, Measured, Places, Summary, joined, plot, summary
 from vlrl.types import Group, Request, Sample
@@ -73,6 +74,7 @@ def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], t
     out, and with data.quarantine those whose data are bad. Raises ConfigError when the split is empty or `part` is of
     another measurement, TrainingError when scoring fails too often (limits.score_errors).
     """
+    refuse_environment(ready.task, "vlrl data difficulty")
     samples = task_samples(ready.task, scope.split)
     if len(samples) == 0:
         raise ConfigError(f"task '{ready.task.name}' has no samples in split '{scope.split}'")

@@ -33,6 +33,7 @@ from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rollout.generate import make_group
 from vlrl.store import checkpoint
 from vlrl.task import Task, task_oracle, task_samples
+from vlrl.task.environment import has_environment
 from vlrl.task.scoring import Scored
 from vlrl.tools import memory
 from vlrl.tools.shown import NOT_KNOWN, MediaFacts, Shown, convention_of, oracle_of, unseen
@@ -147,6 +148,9 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
         tell("checking the first samples")
         with report.noting():
             report.warnings += preflight.check(task, train, config)
+            if has_environment(task):
+                report.warnings.append("the task has an environment: prompts are shown as they are before its reset, "
+                                       "and tokens and memory are those of one action, not of an episode")
         tell("encoding prompts")
         for i in range(len(task.members)):  # a mixture begins with a sample of each task
             with report.noting(), _task_code(task.of(train[i])):

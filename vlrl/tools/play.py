@@ -18,6 +18,7 @@ from vlrl.data import media
 from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
+from vlrl.task.environment import refuse_environment
 from vlrl.task.scoring import Scored, score_group
 from vlrl.task.services import Services, without_absent
 from vlrl.tools.shown import words_of
@@ -85,6 +86,7 @@ def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Que
 
     A person answers in pixels of the picture as it is, so without a row's own `processed_size` it is the original one.
     """
+    refuse_environment(task.of(sample), "vlrl play")
     sample = replace(sample, prompt=sample.prompt or task.of(sample).templates[0])
     shown = tuple(_shown(m, limits, folder / f"{i}.png") for i, m in enumerate(sample.media))
     size = next((s.size for s in shown if s.size), None)

@@ -24,12 +24,12 @@ from vlrl.errors import RunError
 from vlrl.rewards.text import parse_answer
 from vlrl.store import RunFolder
 from vlrl.task import Task, fill
-from vlrl.task.scoring import score_group
+from vlrl.task.scoring import score_group, unscored
 from vlrl.task.services import Services, without_absent
-from vlrl.types import Answer, Parts, Sample
+from vlrl.types import Acted, Answer, Parts, Sample
 
 _COLUMNS = ("group_id", "sample_id", "task", "index", "step", "prompt", "completion", "token_ids", "parts", "reward",
-            "sample", "truncated", "error", "variant", "advantage")
+            "sample", "truncated", "error", "variant", "advantage", "turns", "episode_id")
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,8 @@ def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> Rescored:
         others.setdefault(row["variant"], []).append(_answer(row))
     services = Services(others)
     reduced, skipped = without_absent(task, sample, answers, services)
-    scored = score_group(reduced, sample, answers, first["step"], services)
+    scored = [unscored(s, next((turn.error for turn in a.turns if turn.error), None))
+              for a, s in zip(answers, score_group(reduced, sample, answers, first["step"], services), strict=True)]
     return Rescored(
         group_id=first["group_id"], sample_id=sample.id, step=first["step"], texts=[a.text for a in answers],
         old=[row["reward"] for row in rows], new=[s.reward for s in scored],
@@ -209,7 +210,18 @@ def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> Rescored:
 
 def _answer(row: Mapping[str, Any]) -> Answer:
     parsed = parse_answer(row["completion"] or "", row["n_tokens"] or 0, bool(row["truncated"]), row["step"])
-    return replace(parsed, variant=row["variant"] or "")
+    turns = _acted(row["turns"] or ()) if row["episode_id"] else ()
+    if turns:
+        parsed = parse_answer(turns[-1].action, row["n_tokens"] or 0, bool(row["truncated"]), row["step"])
+    return replace(parsed, variant=row["variant"] or "", turns=turns)
+
+
+def _acted(turns: Sequence[Mapping[str, Any]]) -> tuple[Acted, ...]:
+    """Returns the actions of an episode; pictures of their observations are left out."""
+    after = [*(t["text"] or "" for t in turns[1:]), ""]
+    return tuple(Acted(action=t["text"] or "", observation=shown, parts=dict(t["parts"] or ()), state=t["state"],
+                       done=bool(t["done"]), error=t["error"])
+                 for t, shown in zip(turns, after, strict=True) if t["role"] == "assistant")
 
 
 def _groups(run: RunFolder, step: int, split: str | None) -> Iterator[list[dict[str, Any]]]:

@@ -159,6 +159,8 @@ def _facts(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None)
 
 def _written(completion: Completion) -> int:
     """Tokens that the model wrote; of an answer in parts, the masked ones of earlier steps included."""
+    if completion.episode_id:
+        return int(completion.loss_mask.sum())
     start = completion.turns[-1].start if completion.turns else 0
     earlier = sum(t.end - t.start for t in completion.turns[:-1] if t.role == "assistant")
     return earlier + int(completion.loss_mask[start:].sum())

@@ -35,14 +35,17 @@ from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout import async_source, partial
+from vlrl.rollout import async_source, episodes, partial
 from vlrl.rollout.async_source import Pipelined
 from vlrl.rollout.eepo import Forgetting
+from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource, Tell
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.prompt_angle import Angles
 from vlrl.task import Task, task_samples
+from vlrl.task.environment import has_environment
+from vlrl.task.environment_host import Environments
 from vlrl.task.scoring import score_all
 from vlrl.task.services import SERVICES, served
 from vlrl.task.subprocess_scorer import Scorer
@@ -145,14 +148,16 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     sampler = comm.on_main_alone(lambda: curriculum.make(config.curriculum, prompts, config.shares),
                                  "making the sampler")
     comm.on_main(lambda: async_source.check(config, sampler))
+    episodes.check(config, task, algorithm.requires, make_source.generates)
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
-    with closed_on_error(scorer):
+    environments = make_environments(config, task, offered, samples) if make_source.generates else None
+    with closed_on_error(scorer), closed_on_error(environments):
         warnings = comm.on_main(lambda: preflight.check(served(task, offered, samples), samples, config,
                                                         scored=make_source.generates), "checking the first samples")
         model = policy.load(config, accelerator, checkpoint)
         settle_coordinates(task, config, model.family.coordinates)
-        if scorer:
-            scorer.settle(model.family.coordinates)
+        for process in filter(None, (scorer, environments)):
+            process.settle(model.family.coordinates)
         reference = make_reference(config, task, model) if make_source.generates else None
         if algorithm.needs_reference and not reference:
             model.keep_reference(config.model.name)
@@ -167,6 +172,8 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
         if not copies:
             shard(model, encode, config)
         engine = make_engine(config, model, engine_folder(config), apart=apart)
+        if environments:
+            engine = EpisodeEngine(engine, encode, environments, config, clock)
         with closed_on_error(engine):
             if copies:
                 shard(model, encode, config)
@@ -190,6 +197,19 @@ def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Seq
         return served(task, offered, samples)
 
     return Scorer(make, config.limits.score_s)
+
+
+def make_environments(config: Config, task: Task, offered: Sequence[str],
+                      samples: Sequence[Sample]) -> Environments | None:
+    """Returns what runs the environments of a task; None where it has none."""
+    if not has_environment(task):
+        return None
+
+    def make(convention: str) -> Task:
+        settle_coordinates(task, config, convention)
+        return served(task, offered, samples)
+
+    return Environments(make, config.environment)
 
 
 def shard(model: Policy, encode: Encoder, config: Config) -> None:
@@ -267,7 +287,7 @@ def remove_engine_folder(config: Config) -> None:
 
 
 @contextlib.contextmanager
-def closed_on_error(part: Engine | Scorer | None) -> Iterator[None]:
+def closed_on_error(part: Engine | Scorer | Environments | None) -> Iterator[None]:
     """Closes a part of the run, if there is one, when what is done meanwhile fails."""
     try:
         yield

@@ -9,7 +9,7 @@ from vlrl.models.cost import share_out
 from vlrl.models.fsdp import launched
 from vlrl.monitoring.metrics import group_metrics
 from vlrl.rollout.async_source import refuse_stale
-from vlrl.rollout.group_source import GroupSource, check_score_errors
+from vlrl.rollout.group_source import GroupSource, check_environment_errors, check_score_errors
 from vlrl.training.build import assemble, make_accelerator
 from vlrl.training.session import Session
 from vlrl.training.update import update
@@ -42,6 +42,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
             with session.keeping_failed(step, drawn):
                 refuse_stale(groups, step, config)
                 errors = check_score_errors(drawn, config.limits.score_errors, f"step {step}")
+                check_environment_errors(drawn, config.limits.environment_errors, f"step {step}")
                 with clock("train"):
                     stats, per_token = update(policy, parts.optimizer, groups, config, step, algorithm)
                     stats |= parts.credit.metrics()

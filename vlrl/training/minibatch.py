@@ -126,7 +126,7 @@ def make_minibatch(policy: Policy, part: Sequence[Numbered], config: Config, tex
                         r.completion.loss_mask & (r.trained and not (drop and r.completion.truncated)),
                         read([[t] for t in r.completion.tokens.tolist()]) if texts else ()) for i, g, r in part]
     planned = policy.plan([r.train_prompt or g.prompt for _, g, r in part], [r.completion.tokens for _, _, r in part],
-                          config.train, policy.most_tokens)
+                          config.train, policy.most_tokens, [r.completion.shown for _, _, r in part])
     pack = partial(policy.pack, settings=config.train)
     batches = [MicroBatch(pieces, pack(pieces)) for pieces in planned]
     tokens, sequences = comm.total(float(sum(t.mask.sum() for t in rollouts)),

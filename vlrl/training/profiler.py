@@ -215,7 +215,7 @@ class Profiled(Session):
         """PyTorch's own traces of an update and of some generation, and their most expensive operators."""
         parts, path = self.parts, self.folder.path
         sampling = Sampling(max_new_tokens=TRACED_TOKENS, temperature=self.config.rollout.temperature)
-        requests = [Request(prompt=g.prompt, n=len(g.rollouts), sampling=sampling, key=(2, i))
+        requests = [Request(prompt=g.prompt, n=len(g.rollouts), sampling=sampling, key=(2, i), sample=g.sample)
                     for i, g in enumerate(self._groups)]
         works: dict[str, Callable[[], object]] = {
             "update": lambda: update(parts.policy, parts.optimizer, self._groups, self.config, self.done),

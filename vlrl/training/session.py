@@ -21,7 +21,7 @@ from vlrl.models import families
 from vlrl.monitoring.progress import Progress
 from vlrl.monitoring.signals import StopSignals, to_terminal
 from vlrl.monitoring.watchdog import Watchdog
-from vlrl.rollout.group_source import check_score_errors
+from vlrl.rollout.group_source import check_environment_errors, check_score_errors
 from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.lock import Lock, Unlocked
 from vlrl.store.writer import BackgroundWriter
@@ -256,7 +256,9 @@ class Session:
                 record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
                                           self.progress.busy, answering.reference, answering.score)
                 path = self.folder.write_rollouts(done, comm.rank(), groups, split=split)
-            check_score_errors(groups, self.config.limits.score_errors, f"evaluation of {split} at step {done}", path)
+            what = f"evaluation of {split} at step {done}"
+            check_score_errors(groups, self.config.limits.score_errors, what, path)
+            check_environment_errors(groups, self.config.limits.environment_errors, what, path)
             if comm.is_main():
                 self.folder.append_eval(record)
                 self.progress.print(evaluation_line(record))

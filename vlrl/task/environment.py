@@ -1,0 +1,44 @@
+"""Environments: what a model acts in over several turns. No torch, no model name.
+
+    class Maze(Task):
+        def environment(self, sample): return MazeEnvironment(sample)
+
+    class MazeEnvironment(Environment):
+        def reset(self, seed): return Observation("Find the door.", [Media(source=self.draw())])
+        def step(self, action): return Step(Observation("A wall."), {"progress": 0.0}, state=self.place)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlrl.errors import ConfigError
+from vlrl.types import Observation, Step
+
+
+class Environment:
+    """One episode's world. It lives in a process of its own, and only what it returns leaves that process."""
+
+    def reset(self, seed: int) -> Observation:
+        """Returns what follows the task's own messages; may be empty. The same for the same sample and seed."""
+        return Observation()
+
+    def step(self, action: str) -> Step:
+        """Returns what an action does. Model text must never make it raise."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Frees what it holds. Called once, also after an error."""
+
+
+def has_environment(task: Any) -> bool:
+    """Returns whether the task, or one of a mixture, has environments."""
+    return any("environment" in vars(c) for member in task.members for c in type(member).__mro__[:-1]
+               if c.__module__ != "vlrl.task.base")
+
+
+def refuse_environment(task: Any, command: str) -> None:
+    """Raises ConfigError where a command draws or takes single answers only, and the task has an environment."""
+    if has_environment(task):
+        raise ConfigError(f"task '{task.name}' has an environment, and {command} knows single answers only: train it "
+                          "(vlrl train), evaluate it (vlrl eval), and look at its episodes in the app")

@@ -1,0 +1,266 @@
+"""Environments in processes of their own (`environment.workers`), which are ended when a call takes too long.
+
+    host = Environments(make, settings)         # before the model is loaded, as Scorer
+    episode = host.open(sample, seed)
+    host.reset([episode])                       # [Observation], or [Failed] where it hangs, dies or returns nonsense
+    host.step([episode], ["left"])              # [Step], or [Failed]
+
+A process holds many episodes. When one of them ends it, the others are reset and their actions replayed when they are
+next asked for: an environment is the same for the same sample, seed and actions.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from vlrl.config.registry import failure
+from vlrl.config.schema import EnvironmentSettings
+from vlrl.errors import DataError
+from vlrl.rewards.worker import Hung, Killed, Worker
+from vlrl.task.base import Task
+from vlrl.task.environment import Environment
+from vlrl.task.keeper import Keeper
+from vlrl.types import Media, Observation, Sample, Step
+
+MOST_TEXT = 100_000
+"""Characters of an observation, and of an `info` as JSON."""
+_START_S = 60.0
+"""Seconds beyond the limit for the start of a process."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An environment that cannot go on: why."""
+
+    reason: str
+
+
+@dataclass(eq=False)
+class Episode:
+    """An environment in a host, by its number."""
+
+    number: int
+    sample: Sample
+    seed: int
+    actions: list[str] = field(default_factory=list)
+    """Those that it answered."""
+    seconds: float = 0.0
+    """That the last call took."""
+
+
+class Environments:
+    """Opens, resets, steps and closes environments. Calls of one process go one after the other, from any thread."""
+
+    def __init__(self, make: Callable[[str], Task], settings: EnvironmentSettings):
+        self.settings, self.restarts, self.failed = settings, 0, 0
+        self._convention, self._next, self._make = "", 0, make
+        self._lock = threading.Lock()
+        self._keeper = Keeper(lambda c, text: _serve(c, make(text))) if sys.platform == "linux" else None
+        self._workers = [self._worker() for _ in range(settings.workers if self._keeper else 1)]
+        self._locks = [threading.Lock() for _ in self._workers]
+        self._threads = ThreadPoolExecutor(len(self._workers), thread_name_prefix="environments")
+
+    def settle(self, convention: str) -> None:
+        """How the model writes boxes, which is known once it is loaded."""
+        self._convention = convention
+
+    def open(self, sample: Sample, seed: int) -> Episode:
+        """Returns a new episode; nothing of the task runs yet."""
+        with self._lock:
+            self._next += 1
+            return Episode(self._next, sample, seed)
+
+    def opened(self, sample: Sample, seed: int) -> Sample:
+        """Returns the sample with what its environment shows at a reset; as it is where the task has none for it.
+
+        Raises DataError when the reset fails.
+        """
+        episode = self.open(sample, seed)
+        (found,) = self.reset([episode])
+        self.close_episodes([episode])
+        if isinstance(found, Failed):
+            raise DataError(f"sample '{sample.id}': its environment failed: {found.reason}")
+        if found is None:
+            return sample
+        return replace(sample, opening=found, environment_seed=seed)
+
+    def reset(self, episodes: Sequence[Episode]) -> list[Observation | Failed | None]:
+        """Returns what each shows first; None for a sample that has no environment."""
+        return self._all(episodes, lambda e: self._ask(e, "reset", (e.sample, e.seed), self.settings.reset_s))
+
+    def step(self, episodes: Sequence[Episode], actions: Sequence[str]) -> list[Step | Failed]:
+        """Returns what the action of each does."""
+        by_number = dict(zip([e.number for e in episodes], actions, strict=True))
+        return self._all(episodes, lambda e: self._step(e, by_number[e.number]))
+
+    def close_episodes(self, episodes: Sequence[Episode]) -> None:
+        """Closes their environments."""
+        self._all(episodes, lambda e: self._ask(e, "close", None, self.settings.step_s))
+
+    def close(self) -> None:
+        """Ends all processes."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            if isinstance(worker, Worker):
+                worker.kill()
+        if self._keeper:
+            self._keeper.close()
+
+    def _worker(self) -> Worker | _Hosted | None:
+        keeper = self._keeper
+        return Worker(lambda: keeper.start(self._convention)) if keeper else None
+
+    def _all(self, episodes: Sequence[Episode], call: Callable[[Episode], Any]) -> list[Any]:
+        """Returns the call's result for each episode; processes work side by side, each on its own in their order."""
+        found: dict[int, Any] = {}
+
+        def of_worker(number: int) -> None:
+            for episode in episodes:
+                if episode.number % len(self._workers) == number:
+                    with self._locks[number]:
+                        begun = time.monotonic()
+                        found[episode.number] = call(episode)
+                        episode.seconds = time.monotonic() - begun
+
+        list(self._threads.map(of_worker, range(len(self._workers))))
+        return [found[e.number] for e in episodes]
+
+    def _step(self, episode: Episode, action: str) -> Step | Failed:
+        found = self._ask(episode, "step", action, self.settings.step_s)
+        if found is None:  # its process is a new one
+            found = self._replayed(episode) or self._ask(episode, "step", action, self.settings.step_s)
+        if isinstance(found, Step):
+            episode.actions.append(action)
+        return found if isinstance(found, (Step, Failed)) else Failed("its process was lost twice")
+
+    def _replayed(self, episode: Episode) -> Failed | None:
+        """Brings an environment to where it was; returns why it cannot be."""
+        found = self._ask(episode, "reset", (episode.sample, episode.seed), self.settings.reset_s)
+        for action in episode.actions:
+            if isinstance(found, Failed):
+                break
+            found = self._ask(episode, "step", action, self.settings.step_s)
+        return found if isinstance(found, Failed) else None
+
+    def _ask(self, episode: Episode, call: str, given: Any, seconds: float) -> Any:
+        """Returns the reply of its process; None where that does not know the episode."""
+        place = episode.number % len(self._workers)
+        worker = self._workers[place]
+        if worker is None:  # no processes here: in this one, without a limit
+            worker = self._workers[place] = _Hosted(self._make(self._convention))
+        if isinstance(worker, _Hosted):
+            return worker.reply(call, episode.number, given)
+        limit = seconds + (0 if worker.process else _START_S)
+        try:
+            request = pickle.dumps((call, episode.number, given), pickle.HIGHEST_PROTOCOL)
+            return pickle.loads(worker.ask(request, lambda: (0, limit)))  # of this run's own process
+        except Killed as error:
+            with self._lock:
+                self.restarts += 1
+            why = f"no result within {seconds:g} s" if isinstance(error, Hung) else "its process ended"
+            _log.warning("environment of sample %r, %s: %s; the process was started again", episode.sample.id, call,
+                         why)
+            return Failed(f"{call}: {why}")
+        except Exception as error:  # a sample with objects that cannot be sent
+            return Failed(f"{call}: {type(error).__name__}: {error}"[:500])
+
+
+# --- in the process ---------------------------------------------------------------------------------------------------
+
+
+def _serve(connection: Connection, task: Task) -> None:
+    """Answers until nobody asks any more."""
+    hosted = _Hosted(task)
+    while True:
+        try:
+            request = connection.recv_bytes()
+        except EOFError:
+            return
+        reply = hosted.reply(*pickle.loads(request))  # of the training process
+        try:
+            sent = pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # of the task's own objects
+            sent = pickle.dumps(Failed(f"what it returned cannot be sent: {type(error).__name__}: {error}"[:500]))
+        connection.send_bytes(sent)
+
+
+class _Hosted:
+    """The environments of one process, by number."""
+
+    def __init__(self, task: Task):
+        self._task = task
+        self._open: dict[int, Environment] = {}
+
+    def reply(self, call: str, number: int, given: Any) -> Any:
+        """Returns an Observation, a Step or why there is none; None for an unknown number."""
+        try:
+            if call == "reset":
+                sample, seed = given
+                found = self._task.of(sample).environment(sample)
+                if found is None:
+                    return None
+                if not isinstance(found, Environment):
+                    return Failed(f"environment(sample) returned {type(found).__name__}, expected an Environment")
+                self._open[number] = found
+                return _observation(found.reset(seed))
+            if number not in self._open:
+                return None
+            if call == "close":
+                return self._open.pop(number).close()
+            return _step(self._open[number].step(given))
+        except _Wrong as error:
+            return Failed(f"{call}: {error}")
+        except (Exception, SystemExit) as error:  # a task's code may raise anything
+            return Failed(f"{call}: {failure(error)}"[:500])
+
+
+class _Wrong(Exception):
+    """What an environment returned is not what it must be."""
+
+
+def _observation(found: Any) -> Observation:
+    if not isinstance(found, Observation) or not isinstance(found.text, str):
+        raise _Wrong(f"returned {type(found).__name__}, expected an Observation with a text")
+    if len(found.text) > MOST_TEXT:
+        raise _Wrong(f"returned a text of {len(found.text)} characters; at most {MOST_TEXT} are shown")
+    if not isinstance(found.media, (list, tuple)) or not all(isinstance(m, Media) for m in found.media):
+        raise _Wrong("the media of its observation are no list of Media(source=...)")
+    return replace(found, text=found.text.encode("utf-8", "replace").decode(), media=tuple(found.media))
+
+
+def _step(found: Any) -> Step:
+    if not isinstance(found, Step):
+        raise _Wrong(f"returned {type(found).__name__}, expected a Step")
+    if not isinstance(found.parts, Mapping):
+        raise _Wrong(f"parts is {type(found.parts).__name__}, expected {{part: number}}")
+    parts = {}
+    for name, value in found.parts.items():
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise _Wrong(f"the part {name!r} is {str(value)[:60]!r}, no finite number")
+        parts[str(name)] = float(value)
+    state = None if found.state is None else str(found.state)[:MOST_TEXT]
+    return Step(_observation(found.observation), parts, bool(found.done), state, _info(found.info))
+
+
+def _info(info: Any) -> dict[str, Any]:
+    if not isinstance(info, Mapping):
+        raise _Wrong(f"info is {type(info).__name__}, expected {{name: value}}")
+    try:
+        text = json.dumps(dict(info), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _Wrong(f"info cannot be written as JSON: {error}") from None
+    if len(text) > MOST_TEXT:
+        raise _Wrong(f"info has {len(text)} characters as JSON; at most {MOST_TEXT} are kept")
+    return json.loads(text)
