@@ -9,6 +9,7 @@ vlrl's engine `hf` does. A step is everything from reading the images to the new
 
 from __future__ import annotations
 
+import functools
 import json
 import resource
 import statistics
@@ -99,12 +100,16 @@ def prepare(folder: Path, size: bench.Size) -> int:
 
 
 def planned(config: Config, prompt: int, size: bench.Size) -> Plan:
-    """Returns what `vlrl plan` says of a config on this machine's card, whose speed is measured where it is of no data
-    sheet."""
+    """Returns what `vlrl plan` says of a config on this machine's card."""
+    return plan(config, 1, card(), prompt_tokens=prompt, visual_tokens=size.grid[0] * size.grid[1])
+
+
+@functools.cache
+def card() -> Card:
+    """Returns this machine's card; its speed is measured where it is of no data sheet."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    card = card_of(device_name(device)) if device.type == "cuda" else None
-    card = card or Card(device_name(device), peak_of(device, torch.bfloat16).tflops, bench.bandwidth(device) / 1e9, 80)
-    return plan(config, 1, card, prompt_tokens=prompt, visual_tokens=size.grid[0] * size.grid[1])
+    known = card_of(device_name(device)) if device.type == "cuda" else None
+    return known or Card(device_name(device), peak_of(device, torch.bfloat16).tflops, bench.bandwidth(device) / 1e9, 80)
 
 
 def row(step: Step, found: dict[str, Any]) -> dict[str, Any]:
