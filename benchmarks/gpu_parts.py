@@ -180,12 +180,12 @@ def _attended(kind: str, given: list[Any], layout: Any, oracle: list[Any]) -> tu
 
 def updates(result: Result, tiny: bool, size: str, mode: str) -> None:
     """The update and the hf engine's generation, padded and packed, each at its fastest micro-batch."""
+    if tiny and size != "3b":
+        raise Skipped(f"with tiny models the same as update-3b-{mode}")
     import gpu_update as bench
 
     if not tiny:
         _need_cuda()
-    elif size != "3b":
-        raise Skipped(f"with tiny models the same as update-3b-{mode}")
     if mode == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
         raise Skipped("needs bitsandbytes: pip install vlrl[qlora]")
     shape = bench.SIZES["tiny" if tiny else size]
@@ -222,7 +222,7 @@ def _side(run: Any, side: Any, padded: Any) -> dict[str, Any]:
     seconds = statistics.median(side.seconds)
     tokens = sum(len(g.prompt) + sum(len(r.completion.tokens) for r in g.rollouts) for g in run.groups)
     gap = float(np.abs(side.logprobs - padded.logprobs).max()) if padded.config else float("nan")
-    plan = gpu_step.planned(side.config, len(run.groups[0].prompt), run.size)
+    plan = gpu_step.planned(side.config, len(run.groups[0].prompt), run.size, run.peak.tflops)
     memory = {}
     if run.device.type == "cuda":
         peak, expected = run.resident + side.peak, plan.memory.resident + plan.memory.training

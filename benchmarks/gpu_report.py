@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMITS = {"doctor": 60, "tests": 150, "attention": 90, "update-3b-lora": 210, "update-7b-lora": 240,
+LIMITS = {"doctor": 120, "tests": 120, "attention": 90, "update-3b-lora": 210, "update-7b-lora": 240,
           "update-3b-full": 210, "update-3b-qlora": 150, "update-7b-qlora": 150, "vllm": 270, "trl": 360, "plan": 300,
-          "quickstart": 210}
+          "quickstart": 180}
 """Seconds after which a part is ended, in the order in which they run: each below 9 minutes, together 40."""
 _PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "vllm", "trl")
 _TRACEBACK = 4000  # characters of it that a report shows

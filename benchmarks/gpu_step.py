@@ -99,17 +99,18 @@ def prepare(folder: Path, size: bench.Size) -> int:
     return samples[0]["tokens"]
 
 
-def planned(config: Config, prompt: int, size: bench.Size) -> Plan:
+def planned(config: Config, prompt: int, size: bench.Size, tflops: float | None = None) -> Plan:
     """Returns what `vlrl plan` says of a config on this machine's card."""
-    return plan(config, 1, card(), prompt_tokens=prompt, visual_tokens=size.grid[0] * size.grid[1])
+    return plan(config, 1, card(tflops), prompt_tokens=prompt, visual_tokens=size.grid[0] * size.grid[1])
 
 
 @functools.cache
-def card() -> Card:
-    """Returns this machine's card; its speed is measured where it is of no data sheet."""
+def card(tflops: float | None) -> Card:
+    """Returns this machine's card; where it is of no data sheet, by its measured speed (None: measured here)."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = card_of(device_name(device)) if device.type == "cuda" else None
-    return known or Card(device_name(device), peak_of(device, torch.bfloat16).tflops, bench.bandwidth(device) / 1e9, 80)
+    return known or Card(device_name(device), tflops or peak_of(device, torch.bfloat16).tflops,
+                         bench.bandwidth(device) / 1e9, 80)
 
 
 def row(step: Step, found: dict[str, Any]) -> dict[str, Any]:
