@@ -145,6 +145,7 @@ class Laps:
     def __init__(self, path: Path):
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.path, self.times, self.record = path, [], Recorder(self.device)
+        self.before = used(self.device)
 
     def __call__(self) -> None:
         self.times.append(self.record._now())
@@ -154,21 +155,29 @@ class Laps:
             return
         seconds = [b - a for a, b in zip(self.times[1:], self.times[2:], strict=False)]
         generating = sum(s for path, s in self.record.seconds.items() if path.endswith("generate")) / TIMED
-        gib, tensors = memory(self.device)
+        gib, tensors = memory(self.device, self.before)
         self.path.write_text(json.dumps({"seconds": seconds, "generating": generating, "gib": gib / bench.GIB,
                                          "tensors": tensors / bench.GIB}))
         raise SystemExit(0)
 
 
-def memory(device: torch.device) -> tuple[int, int]:
+def memory(device: torch.device, before: int) -> tuple[int, int]:
     """Returns bytes of the device that the process has held at most, and those of tensors among them; on a CPU both
-    are the process's."""
+    are the process's. before: bytes that others held when it began."""
     if device.type == "cpu":
         most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most, most
     free, total = torch.cuda.mem_get_info()
-    outside = total - free - torch.cuda.memory_reserved()  # of CUDA and its libraries
+    outside = total - free - before - torch.cuda.memory_reserved()  # of CUDA and its libraries
     return outside + torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
+
+
+def used(device: torch.device) -> int:
+    """Returns bytes of the device in use, without a CUDA context that would add to them."""
+    if device.type == "cpu":
+        return 0
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return 2**20 * int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
 def vlrl_side(step: Step, turn: Callable[[], None]) -> None:

@@ -100,6 +100,22 @@ def test_a_step_that_hangs_or_ends_is_said(parts, tmp_path):
     assert "FileNotFoundError" in step.measured(60)["error"]
 
 
+def test_memory_of_a_step_is_its_own(parts, tmp_path, monkeypatch):
+    import gpu_step
+
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 600\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    gib = 2**30
+    for name, value in (("mem_get_info", (60 * gib, 80 * gib)), ("memory_reserved", 10 * gib),
+                        ("max_memory_reserved", 15 * gib), ("max_memory_allocated", 12 * gib)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    card = torch.device("cuda")
+    assert gpu_step.used(card) == 600 * 2**20 and gpu_step.used(torch.device("cpu")) == 0
+    assert gpu_step.memory(card, 8 * gib) == (2 * gib + 15 * gib, 12 * gib)
+
+
 @pytest.mark.slow
 def test_a_step_stands_beside_its_plan(parts, tmp_path):
     _, part = run(parts, tmp_path, "plan")
