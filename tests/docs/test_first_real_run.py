@@ -2,8 +2,10 @@
 
 import re
 import shlex
+from typing import Any
 
 import pytest
+import typer
 from PIL import Image
 
 import vlrl
@@ -19,6 +21,10 @@ FIGURE = re.compile(r"^.*\d ?Gi?B\b.*$", re.MULTILINE)
 NO_ESTIMATES = ("first run", "one card of 24 GB", "VLLM_CPU_KVCACHE_SPACE", "84 GB", "0.5 GB",
                 "7B with an adapter on 80 GB")
 """Words of lines with sizes of cards, files and main memory."""
+
+
+def tables_out(text):
+    return re.sub(r"<!-- plan.*?/plan -->", "", text, flags=re.DOTALL)
 
 
 @pytest.fixture
@@ -49,10 +55,21 @@ def test_configs_of_commands_load(words):
     assert all(word.startswith(found.run.dir) for word in named) and found.eval.every and found.save.every
 
 
-def test_commands_exist():
-    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    known |= {group.name or group.typer_instance.info.name for group in app.registered_groups if group.typer_instance}
-    assert {line[1] for line in LINES if line[0] == "vlrl"} <= known and len(LINES) > 12
+@pytest.mark.parametrize("words", [line for line in LINES if line[0] == "vlrl"], ids=" ".join)
+def test_commands_have_these_options(words):
+    command: Any = typer.main.get_command(app)
+    for word in words[1:]:
+        if not hasattr(command, "commands"):
+            break
+        command = command.commands[word]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("-")} <= known
+
+
+def test_settings_and_links_exist():
+    known = {setting for setting, *_ in config.describe()} | {"extends", "engine"}
+    named = re.findall(r"`((?:[a-z_]+\.)?[a-z_]+)=[^`]*`", BLOCK.sub("", tables_out(PAGE)))
+    assert len(named) > 4 and set(named) <= known, set(named) - known
     for target in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", PAGE):
         assert (DOCS / target).exists(), target
 
