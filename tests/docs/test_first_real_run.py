@@ -1,9 +1,11 @@
 """docs/first-real-run.md: its commands and configs work, and every figure of memory is what `vlrl plan` says."""
 
+import json
 import re
 import shlex
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from PIL import Image
@@ -13,7 +15,6 @@ from tests.docs.test_benchmarks import module
 from tests.docs.test_guides import BLOCK, DOCS, ROOT
 from vlrl import config
 from vlrl.cli.main import app, main
-from vlrl.store.files import write_text
 
 PAGE = (DOCS / "first-real-run.md").read_text(encoding="utf-8")
 LINES = [shlex.split(line) for kind, body in BLOCK.findall(PAGE) if kind == "bash" for line in body.splitlines()]
@@ -34,16 +35,17 @@ def tables():
 
 @pytest.fixture
 def rows(tmp_path, monkeypatch):
-    """A folder with the rows that the configs name, as working directory."""
+    """A folder in which the commands of "Bring the data" have been followed, as working directory."""
     monkeypatch.chdir(tmp_path)
-    for split in ("train", "heldout"):
-        lines = []
-        for i in range(2):
-            (tmp_path / "rows").mkdir(exist_ok=True)
-            Image.new("RGB", (96, 64), (200, 30 * i, 30)).save(f"rows/{split}{i}.png")
-            lines.append(f'{{"id": "{split}{i}", "image": "{split}{i}.png", "width": 96, "height": 64, '
-                         '"expression": "mug", "boxes": [{"box": [8, 8, 40, 40]}]}\n')
-        write_text(tmp_path / "rows" / f"{split}.jsonl", "".join(lines))
+    (tmp_path / "rows").mkdir()
+    records, noise = [], np.random.default_rng(0)
+    for i in range(20):
+        Image.fromarray(noise.integers(0, 255, (64, 96, 3), dtype=np.uint8)).save(f"rows/{i}.png")
+        records.append({"id": str(i), "image": f"{i}.png", "width": 96, "height": 64, "expression": "mug",
+                        "boxes": [{"box": [8, 8, 40, 40]}]})
+    (tmp_path / "rows" / "annotations.json").write_text(json.dumps(records))
+    for words in [line[1:] for line in LINES if line[:2] == ["vlrl", "data"]]:
+        assert main([str(ROOT / word) if word.startswith("configs/") else word for word in words]) == 0, words
     return tmp_path
 
 
