@@ -248,6 +248,8 @@ def vllm(result: Result, tiny: bool) -> None:
     if not tiny:
         _need_cuda()
     shape = bench.SIZES["tiny" if tiny else "3b"]
+    result.write(about=f"LoRA, bfloat16, random weights, answers of {shape.answer}; the hf engine's rate is in "
+                       "update-3b-lora.")
     with _model(shape) as folder:
         run = bench.Bench(bench.settings("lora", shape, folder), shape)
         policy = run.parts.policy
