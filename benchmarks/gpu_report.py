@@ -103,6 +103,7 @@ def render(report: Mapping[str, Any]) -> Iterator[str]:
     parts = {name: report["parts"][name] for name in LIMITS if name in report["parts"]}
     if tiny := [name for name, part in parts.items() if part["tiny"]]:
         yield f"\nWith tiny models, which show that it works and nothing about speed: {', '.join(tiny)}."
+    yield f"\nA part is ended at its limit; all limits are {sum(LIMITS.values()) / 60:.0f} minutes."
     yield "\n| part | state | seconds | of at most | |\n|---|---|---|---|---|"
     for name, part in parts.items():
         reason = (part.get("reason") or "").strip().splitlines()

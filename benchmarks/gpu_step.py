@@ -198,16 +198,14 @@ def trl_side(step: Step, turn: Callable[[], None]) -> None:
     from vlrl.models.quantization import adapted_layers
 
     size, lora = bench.SIZES[step.size], step.config(1).model.lora
-    cuda = torch.cuda.is_available()
-    model = AutoModelForImageTextToText.from_pretrained(step.folder, dtype=torch.bfloat16,
-                                                        device_map="cuda" if cuda else None)
+    model = AutoModelForImageTextToText.from_pretrained(step.folder, dtype=torch.bfloat16)
     targets = adapted_layers(model, family_of(model.config), lora.target)
     vs_trl.trl_train(
         step.folder, step.folder, model, turn, LoraConfig(r=lora.rank, lora_alpha=int(lora.alpha),
                                                          target_modules=targets, bias="none"),
-        use_cpu=not cuda, bf16=True, gradient_checkpointing=True, per_device_train_batch_size=step.rows,
-        num_generations=size.group, gradient_accumulation_steps=size.prompts * size.group // step.rows,
-        max_completion_length=size.answer)
+        use_cpu=not torch.cuda.is_available(), bf16=True, gradient_checkpointing=True, num_generations=size.group,
+        per_device_train_batch_size=step.rows, max_completion_length=size.answer,
+        gradient_accumulation_steps=size.prompts * size.group // step.rows)
 
 
 def main(side: str, mode: str, size: str, rows: str, folder: str, result: str) -> int:
