@@ -25,8 +25,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
 Add = Callable[..., None]
-PEER = ("EasyR1 v0.3.2 publishes an actor MFU of 8.1 % for Qwen2.5-VL-3B and of 16 to 23 % for 7B, on 8 H100 with "
-        "Geometry3K: another batch, and counted by its own rule.")
+PEER = {"3b": "8.1 %", "7b": "16 to 23 %"}
+"""The actor MFU that EasyR1 v0.3.2 publishes of Qwen2.5-VL."""
+
+
+_TIMED = ("The first step is not timed; GiB is what a process holds of the card at most, CUDA's own included (on a "
+          "CPU, of main memory).")
 
 
 class Skipped(Exception):
@@ -176,6 +180,8 @@ def _attended(kind: str, given: list[Any], layout: Any, oracle: list[Any]) -> tu
 
 def updates(result: Result, tiny: bool, size: str, mode: str) -> None:
     """The update and the hf engine's generation, padded and packed, each at its fastest micro-batch."""
+    if tiny and size != "3b":
+        raise Skipped(f"with tiny models the same as update-3b-{mode}")
     import gpu_update as bench
 
     if not tiny:
@@ -194,9 +200,11 @@ def updates(result: Result, tiny: bool, size: str, mode: str) -> None:
         run.measure(working, 1 if tiny else 3)
         for side in sides:
             result.add(**_side(run, side, sides[0]))
+        result.add(side="EasyR1, published: full, 8 H100, Geometry3K, its own count", MFU=PEER[size])
         result.write(about=f"{shape.prompts} prompts of {len(run.groups[0].prompt)} tokens x {shape.group} answers of "
-                           f"{shape.answer}; random weights. {PEER}")
-        for count in shape.decode:
+                           f"{shape.answer}; random weights. MFU of useful operations, each prompt once per group. "
+                           "plan: the estimates of `vlrl plan`, memory without CUDA's own.")
+        for count in shape.decode if mode == "lora" else ():
             speed, limit = run.decode(count)
             result.add(side=f"hf engine, {count * shape.prompts} answers at once", **{
                 "tokens/s": round(speed), "share of what memory bandwidth allows": f"{speed / limit:.1%}"})
@@ -206,6 +214,7 @@ def updates(result: Result, tiny: bool, size: str, mode: str) -> None:
 
 
 def _side(run: Any, side: Any, padded: Any) -> dict[str, Any]:
+    import gpu_step
     import numpy as np
 
     if not side.config:
@@ -213,21 +222,15 @@ def _side(run: Any, side: Any, padded: Any) -> dict[str, Any]:
     seconds = statistics.median(side.seconds)
     tokens = sum(len(g.prompt) + sum(len(r.completion.tokens) for r in g.rollouts) for g in run.groups)
     gap = float(np.abs(side.logprobs - padded.logprobs).max()) if padded.config else float("nan")
+    plan = gpu_step.planned(side.config, len(run.groups[0].prompt), run.size, run.peak.tflops)
     memory = {}
     if run.device.type == "cuda":
-        memory = {"peak GiB": (run.resident + side.peak) / GIB, "estimate GiB": _estimate(run, side.config) / GIB}
+        peak, expected = run.resident + side.peak, plan.memory.resident + plan.memory.training
+        memory = {"peak GiB": peak / GIB, "plan: GiB": expected / GIB, "GiB / plan": peak / expected}
     return {"side": side.name, "tokens per micro-batch": side.config.train.tokens_per_batch, "seconds": seconds,
+            "plan: s": plan.seconds["updating"], "s / plan": seconds / plan.seconds["updating"],
             "tokens/s": round(tokens / seconds), "MFU": f"{run.useful() / seconds / run.peak.tflops / 1e12:.1%}",
             "log-probability against padded, at most": gap, **memory}
-
-
-def _estimate(run: Any, config: Any) -> int:
-    """Bytes that `vlrl plan` expects of the update."""
-    from vlrl.tools import memory
-
-    visual = run.size.grid[0] * run.size.grid[1]
-    need = memory.estimate(config, run.parts.policy.base.config, len(run.groups[0].prompt), visual, "cuda")
-    return need.resident + need.training
 
 
 def vllm(result: Result, tiny: bool) -> None:
@@ -245,6 +248,8 @@ def vllm(result: Result, tiny: bool) -> None:
     if not tiny:
         _need_cuda()
     shape = bench.SIZES["tiny" if tiny else "3b"]
+    result.write(about=f"LoRA, bfloat16, random weights, answers of {shape.answer}; the hf engine's rate is in "
+                       "update-3b-lora.")
     with _model(shape) as folder:
         run = bench.Bench(bench.settings("lora", shape, folder), shape)
         policy = run.parts.policy
@@ -270,6 +275,66 @@ def vllm(result: Result, tiny: bool) -> None:
         gap = np.abs(own - completion.logprobs)
         result.add(what="log-probabilities against the trainer's", mean=float(gap.mean()), largest=float(gap.max()))
         engine.close()
+
+
+def trl(result: Result, tiny: bool) -> None:
+    """A whole step of TRL's GRPOTrainer against one of vlrl: LoRA, TRL at the faster of two micro-batches."""
+    if importlib.util.find_spec("trl") is None:
+        raise Skipped("TRL is not installed: pip install vlrl[bench]")
+    import gpu_step
+    import gpu_update as bench
+
+    if not tiny:
+        _need_cuda()
+    size = "tiny" if tiny else "3b"
+    shape = bench.SIZES[size]
+    rows = shape.prompts * shape.group
+    result.write(about="One step from images to new weights, one process after another on one device; LoRA, bfloat16, "
+                       f"gradient checkpointing, {shape.prompts} prompts x {shape.group} answers of {shape.answer}, "
+                       f"random weights; TRL generates with transformers, vlrl with engine hf. {_TIMED}")
+    best: dict[str, tuple[float, float]] = {}
+    wrong = []
+    with _model(shape) as folder:
+        gpu_step.prepare(folder, shape)
+        runs = (("vlrl", rows, 75), ("trl", rows, 125), ("trl", shape.group, 125))
+        for side, count, limit in runs[:2] if tiny else runs:
+            step = gpu_step.Step(side, "lora", size, count, folder)
+            found = step.measured(limit)
+            result.add(**gpu_step.row(step, found))
+            if "error" not in found:
+                best[side] = min(best.get(side, (float("inf"), 0)), (statistics.median(found["seconds"]), found["gib"]))
+            elif side == "vlrl" or "OutOfMemory" not in found["error"]:  # TRL may need more than there is
+                wrong.append(f"{side}, {count} answers per micro-batch: {found['error']}")
+    if len(best) == 2:
+        result.add(side="TRL / vlrl", **{"s a step": best["trl"][0] / best["vlrl"][0],
+                                         "GiB": best["trl"][1] / best["vlrl"][1]})
+    if wrong:
+        raise Wrong("; ".join(wrong))
+
+
+def plan(result: Result, tiny: bool) -> None:
+    """A whole step with engine hf against the estimates of `vlrl plan`."""
+    import gpu_step
+    import gpu_update as bench
+
+    if not tiny:
+        _need_cuda()
+    result.write(about=f"Engine hf, micro-batches of one group. {_TIMED} The estimates are arithmetic at assumed "
+                       "shares of the card's promise; `the rest` is the update with media, encoding and scores.")
+    wrong = []
+    for size, modes in (("tiny", ("lora",)),) if tiny else (("3b", ("lora", "full")), ("7b", ("lora",))):
+        shape = bench.SIZES[size]
+        with _model(shape) as folder:
+            prompt = gpu_step.prepare(folder, shape)
+            for mode in modes:
+                step = gpu_step.Step("vlrl", mode, size, shape.group, folder)
+                found, expected = step.measured(100), gpu_step.planned(step.config(prompt), prompt, shape)
+                more = gpu_step.beside(found, expected) if "error" not in found else {
+                    "plan: s": expected.step, "plan: GiB": expected.peak / GIB}
+                result.add(**{**gpu_step.row(step, found), "side": f"{size}, {mode}"}, **more)
+                wrong += [f"{size}, {mode}: {found['error']}"] if "error" in found else []
+    if wrong:
+        raise Wrong("; ".join(wrong))
 
 
 def quickstart(result: Result, tiny: bool) -> None:
@@ -330,7 +395,8 @@ def _model(shape: Any) -> Iterator[Path]:
 
 
 PARTS: dict[str, Callable[[Result, bool], None]] = {
-    "doctor": doctor, "tests": tests, "attention": attention, "vllm": vllm, "quickstart": quickstart,
+    "doctor": doctor, "tests": tests, "attention": attention, "vllm": vllm, "trl": trl, "plan": plan,
+    "quickstart": quickstart,
     **{f"update-{size}-{mode}": functools.partial(updates, size=size, mode=mode)
        for size, mode in (("3b", "lora"), ("3b", "full"), ("3b", "qlora"), ("7b", "lora"), ("7b", "qlora"))}}
 

@@ -61,7 +61,7 @@ GIB = 2**30
 ROOT = Path(__file__).resolve().parents[1]
 SIDE = 28
 """Side of the square of pixels that becomes one visual token."""
-PATIENCE = 75.0
+PATIENCE = 40.0
 """Seconds after which a side tries no further micro-batch size."""
 
 
@@ -445,14 +445,14 @@ def reported(what: str) -> Iterator[list[str]]:
         lines.append(f"\n{what} failed: {type(error).__name__}: {error}\n"[:600])
 
 
-def settings(mode: str, size: Size, folder: Path) -> Config:
-    """lr is so small that no weight changes."""
+def settings(mode: str, size: Size, folder: Path, **more: Any) -> Config:
+    """lr is so small that no weight changes. more: sections in place of these."""
     return config.validate({
         "task": {"name": f"{__file__}:Pictures"}, "steps": 10**6,
         "model": {"name": str(folder), "dtype": "bfloat16", "gradient_checkpointing": True, **MODES[mode]},
         "rollout": {"prompts_per_step": size.prompts, "group_size": size.group, "max_new_tokens": size.answer},
         "engine": {"batch_rollouts": max(size.decode) * size.prompts},
-        "train": {"lr": 1e-12, "weight_decay": 0.0}, "algo": {"kl_coef": 0.0}, "limits": {"score_s": 0}})
+        "train": {"lr": 1e-12, "weight_decay": 0.0}, "algo": {"kl_coef": 0.0}, "limits": {"score_s": 0}, **more})
 
 
 def header(which: str) -> str:

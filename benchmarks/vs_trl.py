@@ -108,9 +108,21 @@ def reward(text: str) -> float:
 
 
 def trl_side(job: Job, turn: Callable[[], None]) -> None:
-    """TRL's GRPOTrainer as its documentation sets it up; `turn` is called by its own training loop."""
+    """TRL on this CPU, all parameters in float32."""
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(f"{job.folder}/model", dtype="float32")
+    trl_train(Path(job.folder), Path(job.folder, "model"), model, turn, use_cpu=True, bf16=False,
+              gradient_checkpointing=False, per_device_train_batch_size=job.rows, num_generations=GROUP,
+              gradient_accumulation_steps=PROMPTS * GROUP // job.rows, max_completion_length=job.setting.answer)
+
+
+def trl_train(folder: Path, name: Path, model: Any, turn: Callable[[], None], peft: Any = None,
+              **settings: Any) -> None:
+    """TRL's GRPOTrainer as its documentation sets it up; `turn` is called by its own training loop. `name` is the
+    folder with the processor, `folder` that with samples.json."""
     from datasets import Dataset, Image  # pyright: ignore[reportMissingImports]
-    from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback
+    from transformers import AutoProcessor, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
     class Turns(TrainerCallback):
@@ -123,32 +135,35 @@ def trl_side(job: Job, turn: Callable[[], None]) -> None:
     def rewards(completions: list[Any], **columns: Any) -> list[float | None]:
         return [reward(c[0]["content"]) for c in completions]
 
-    model = AutoModelForImageTextToText.from_pretrained(f"{job.folder}/model", dtype="float32")
-    processor = AutoProcessor.from_pretrained(f"{job.folder}/model")
+    processor = AutoProcessor.from_pretrained(name)
     config = GRPOConfig(
-        output_dir=f"{job.folder}/trl", use_cpu=True, bf16=False, gradient_checkpointing=False, max_steps=1_000_000,
-        per_device_train_batch_size=job.rows, gradient_accumulation_steps=PROMPTS * GROUP // job.rows,
-        num_generations=GROUP, max_completion_length=job.setting.answer, beta=0.0, temperature=1.0, learning_rate=1e-6,
+        output_dir=f"{folder}/trl", max_steps=1_000_000, beta=0.0, temperature=1.0, learning_rate=1e-6,
         generation_kwargs={"suppress_tokens": banned_ids(processor)}, report_to="none", logging_strategy="no",
-        save_strategy="no", disable_tqdm=True)
-    samples = json.loads(Path(job.folder, "samples.json").read_text(encoding="utf-8"))
+        save_strategy="no", disable_tqdm=True, **settings)
+    samples = json.loads(Path(folder, "samples.json").read_text(encoding="utf-8"))
     rows = [{"prompt": [{"role": "user", "content": s["question"]}], "image": s["image"]} for s in samples]
     GRPOTrainer(model=model, reward_funcs=rewards, args=config, processing_class=processor, callbacks=[Turns()],
-                train_dataset=Dataset.from_list(rows).cast_column("image", Image())).train()
+                train_dataset=Dataset.from_list(rows).cast_column("image", Image()), peft_config=peft).train()
 
 
 def vlrl_side(job: Job, turn: Callable[[], None]) -> None:
+    vlrl_train(vlrl_parts(job), turn)
+
+
+def vlrl_train(parts: Any, turn: Callable[[], None]) -> None:
     """vlrl's loop without logging and saving."""
     from vlrl.algo.advantage import grpo
+    from vlrl.monitoring.metrics import phase
     from vlrl.training.advantages import credit
     from vlrl.training.update import update
 
-    parts = vlrl_parts(job)
     for step in range(1_000_000):
         turn()
-        parts.engine.sync(parts.policy, step)
-        groups = parts.source.next_groups(PROMPTS, step)
-        update(parts.policy, parts.optimizer, credit(groups, grpo), parts.config, step)
+        with phase("rollout"):
+            parts.engine.sync(parts.policy, step)
+            groups = parts.source.next_groups(parts.config.rollout.prompts_per_step, step)
+        with phase("update"):
+            update(parts.policy, parts.optimizer, credit(groups, grpo), parts.config, step)
 
 
 def update_side(job: Job, turn: Callable[[], None]) -> None:
@@ -166,9 +181,7 @@ SIDES = {"trl": trl_side, "vlrl": vlrl_side, "packed": update_side, "padded": up
 
 
 def vlrl_parts(job: Job) -> Any:
-    """What a run of this config works with, its end token banned so that every answer runs to the full length."""
-    import torch
-
+    """What a run of this config works with, its end token banned."""
     from vlrl import config
     from vlrl.training import build
 
@@ -180,8 +193,15 @@ def vlrl_parts(job: Job) -> Any:
         "train": {"lr": 1e-6, "tokens_per_batch": job.tokens_per_batch,
                   "packing": "padded" if job.side == "padded" else "shared"}})
     parts = build.assemble(settings, build.make_accelerator(settings))
-    parts.policy.banned = torch.tensor(sorted({*parts.policy.banned.tolist(), *parts.policy.eos}))
+    ban_the_end(parts.policy)
     return parts
+
+
+def ban_the_end(policy: Any) -> None:
+    """Lets every answer run to the full length."""
+    import torch
+
+    policy.banned = torch.tensor(sorted({*policy.banned.tolist(), *policy.eos}), device=policy.device)
 
 
 class Benchmark(Task):

@@ -232,36 +232,6 @@ def test_where_nothing_helps_it_says_so():
     assert "smaller model" in planadvice.render_changes([])[0]
 
 
-# --- docs/scaling.md ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_table_of_the_page_is_what_the_command_says():
-    page = (CONFIGS.parent / "docs" / "scaling.md").read_text()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()
-            if line.startswith(("| 3B", "| 7B", "| 32B"))]
-    ways = {"adapter": (), "the same": ("model.lora.quantize=nf4",), "everything": ("model.lora.rank=0",)}
-    shards = ((1, ()), (8, ("train.sharding=fsdp2",)), (16, ("train.sharding=fsdp2", "train.gather=compute")))
-    assert len(rows) == 9
-    for size, way, *said in rows:
-        for (gpus, more), cell in zip(shards, said, strict=True):
-            if cell != "-":
-                words = (f"model.name=Qwen/Qwen2.5-VL-{size}-Instruct", "engine=vllm_server", *more,
-                         *next(words for name, words in ways.items() if way.startswith(name)))
-                assert f"{made(THREE if size == '3B' else SEVEN, words, gpus=gpus).peak / GIB:.0f}" == cell, (size, way)
-
-
-def test_the_figures_for_deepspeed_are_what_the_command_says():
-    page = " ".join((CONFIGS.parent / "docs" / "scaling.md").read_text().split())
-    said = re.search(r": (\d+) GiB with `zero2`.* written (\d+) at a time: (\d+) GiB with `zero3`, (\d+) with `fsdp2`",
-                     page)
-    assert said
-    found = [made(SEVEN, ("model.lora.rank=0", *more), gpus=8) for more in (
-        ("train.sharding=zero2", "engine=vllm_server"), ("train.sharding=zero3",), ("train.sharding=fsdp2",))]
-    two, three, fsdp = (f"{one.peak / GIB:.0f}" for one in found)
-    assert said.groups() == (two, str(found[1].side_by_side), three, fsdp)
-
-
 @pytest.mark.parametrize("path", sorted((CONFIGS / "accelerate").glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_files_of_the_launcher_are_its_own(path):
     found = load_config_from_file(str(path))

@@ -115,6 +115,7 @@ def _rows(report: DryRun) -> Iterator[tuple[str, str]]:
                             "answer has rollout.max_new_tokens")
     if report.memory:
         yield "memory", "\n".join(memory.table(report.memory))
+        yield "", "on a GPU CUDA's own comes on top, and vLLM's share: `vlrl plan` counts both"
     if report.engine:
         yield "engine", report.engine
 

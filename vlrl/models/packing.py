@@ -57,10 +57,7 @@ class Piece:
 
     def positions(self, place: int) -> np.ndarray:
         """Returns [R, T] rotary positions of an answer."""
-        if self.shown and (own := self.shown[place]) is not None:
-            return own.positions
-        start, n = self.prompt.next_position, len(self.answers[place])
-        return np.broadcast_to(np.arange(start, start + n), (len(self.prompt.positions), n))
+        return _placed(self.prompt, len(self.answers[place]), self.shown[place] if self.shown else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,8 +199,8 @@ def _padded(rows: Sequence[Piece]) -> Batch:
         ids[b, :p + n] = np.concatenate([prompt.ids, *row.answers])
         mask[b, :p + n] = 1
         positions[:, b, :p] = prompt.positions
-        if row.answers:
-            positions[:, b, p:p + n] = row.positions(0)
+        if n:
+            positions[:, b, p:p + n] = _placed(prompt, n, row.shown[0] if row.shown else None)
         select.append(b * (width - 1 - first) + np.arange(p - 1 - first, p - 1 - first + n))
     inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask),
               "position_ids": _position_ids(positions), **aligned_inputs([row.parts for row in rows], width),
@@ -240,6 +237,14 @@ def _answers(pieces: Sequence[Piece]) -> dict[str, Any]:
 
 def _joined_ids(arrays: Sequence[np.ndarray]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *arrays]))
+
+
+def _placed(prompt: Prompt, n: int, shown: Prompt | None) -> np.ndarray:
+    """Returns [R, n] rotary positions of tokens after a prompt: counted on, or those of an episode."""
+    if shown is not None:
+        return shown.positions
+    start = prompt.next_position
+    return np.broadcast_to(np.arange(start, start + n), (len(prompt.positions), n))
 
 
 def _position_ids(positions: np.ndarray) -> torch.Tensor:

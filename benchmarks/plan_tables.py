@@ -1,0 +1,98 @@
+"""Writes the tables of memory and seconds in docs/: what `vlrl plan` says. No other place has figures of memory.
+
+    python benchmarks/plan_tables.py
+
+A table stands between `<!-- plan: NAME -->` and `<!-- /plan -->`, where NAME is one of TABLES.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlrl.cli.main import main as vlrl
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (ROOT / "docs" / "scaling.md", ROOT / "docs" / "first-real-run.md")
+GIB = 2**30
+BLOCK = re.compile(r"(?<=<!-- plan: )([\w-]+) -->\n[^<]*(?=<!-- /plan -->)")
+PRESETS = sorted(path.name for path in (ROOT / "configs" / "models").glob("*.yaml"))
+SIZES = [*((f"`{name}`", f"configs/models/{name}") for name in PRESETS),
+         ("Qwen2.5-VL 32B, settings of the 7B",
+          "configs/models/qwen2_5_vl_7b.yaml model.name=Qwen/Qwen2.5-VL-32B-Instruct")]
+LEARNS = {"adapter": "", "adapter over 4-bit weights": "model.lora.quantize=nf4",
+          "language model": "model.lora.rank=0"}
+WAYS = {"one GPU, `engine=hf`": "", "one GPU, `engine=vllm_server`": "engine=vllm_server",
+        "8 GPUs, `fsdp2`": "--gpus 8 engine=vllm_server train.sharding=fsdp2",
+        "16 GPUs, `fsdp2`, `train.gather=compute`":
+            "--gpus 16 engine=vllm_server train.sharding=fsdp2 train.gather=compute"}
+SEVEN = "configs/models/qwen2_5_vl_7b.yaml task=grounding model.lora.rank=0 --gpus 8"
+ZERO = {"`zero2`, servers generate": f"{SEVEN} train.sharding=zero2 engine=vllm_server",
+        "`zero3`, `engine=hf`": f"{SEVEN} train.sharding=zero3",
+        "`fsdp2`, `engine=hf`": f"{SEVEN} train.sharding=fsdp2"}
+SMALL, LARGE = "configs/first_run/qwen2_5_vl_3b_24gb.yaml", "configs/first_run/qwen2_5_vl_7b_8x80gb.yaml"
+FIRST = {"3B, one card, `engine=hf`": f"{SMALL} --card 'RTX 4090'",
+         "3B, one card, 4-bit weights": f"{SMALL} --card 'RTX 4090' model.lora.quantize=nf4",
+         "3B, one card, vLLM on it too": f"{SMALL} --card 'RTX 4090' engine=vllm engine.memory=0.4",
+         "7B, eight cards, an adapter, vLLM on each": f"{LARGE} --gpus 8",
+         "7B, eight cards, an adapter, `engine=hf`": f"{LARGE} --gpus 8 engine=hf engine.batch_rollouts=64",
+         "7B, eight cards, the language model, sharded":
+             f"{LARGE} --gpus 8 model.lora.rank=0 train.lr=1e-6 train.sharding=fsdp2 engine.memory=0.3"}
+
+
+def told(command: str) -> dict[str, Any]:
+    """Returns what `vlrl plan` of these words answers."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        vlrl(["plan", *shlex.split(command), "--json"])
+    return json.loads(out.getvalue())
+
+
+def matrix() -> Iterator[Sequence[str]]:
+    """Yields the rows of presets by what learns; GiB a process takes at its worst moment."""
+    yield "", "what learns", *WAYS
+    for name, size in SIZES:
+        for learns, words in LEARNS.items():
+            cells = ["-" if "sharding" in way and "nf4" in words else
+                     gib(told(f"{size} task=grounding {words} {way}")) for way in WAYS.values()]
+            yield name, learns, *cells
+
+
+def commands(rows: dict[str, str]) -> Iterator[Sequence[str]]:
+    """Yields a row for each command."""
+    yield "", "command", "GiB at the worst moment", "seconds of a step"
+    for name, words in rows.items():
+        plan = told(words)
+        yield name, f"`vlrl plan {words}`", f"{gib(plan)} of {plan['gib']:g}", f"{plan['step_s']:.3g}"
+
+
+def gib(plan: dict[str, Any]) -> str:
+    return f"{plan['peak'] / GIB:.1f}"
+
+
+TABLES: dict[str, Callable[[], Iterator[Sequence[str]]]] = {
+    "presets": matrix, "deepspeed": lambda: commands(ZERO), "first-run": lambda: commands(FIRST)}
+
+
+def page(text: str) -> str:
+    """Returns a page with its tables written anew."""
+    def table(name: str) -> str:
+        head, *rows = TABLES[name]()
+        lines = [head, ["---"] * len(head), *rows]
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+    return BLOCK.sub(lambda found: f"{found[1]} -->\n\n{table(found[1])}\n", text)
+
+
+def main() -> None:
+    for path in PAGES:
+        path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
