@@ -96,7 +96,8 @@ def check(
     own_root = root or (Path(settled.data.root) if settled and settled.data.root else None)
     with bars() as tell:
         findings = run(files, task, limits, own_root, format or (settled.data.format if settled else "auto"),
-                       media=media, allow_missing=allow_missing, columns=_pairs(columns), scale=scale, tell=tell)
+                       media=media, allow_missing=allow_missing,
+                       columns=_pairs(columns) or (settled.data.columns if settled else None), scale=scale, tell=tell)
     if json:
         emit({"file": ", ".join(map(str, files)), **asdict(findings)})
     else:

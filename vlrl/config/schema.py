@@ -60,6 +60,9 @@ class DataSettings(Settings):
     root: str = Field(
         default="", description="Folder that media paths are relative to; empty = the data file's folder.")
     format: str = Field(default="auto", description="Format of the rows; auto recognises it by their fields.")
+    columns: Mapping[str, str] = Field(
+        default_factory=dict, description="Which column of the files stands for a field of the rows: "
+        "{question: problem, answer: solution, images: image}. Known shapes need none.")
     index: Literal["auto", "memory", "lazy"] = Field(
         default="auto", description="memory: all rows are read and checked at the start. lazy: a row is read when it "
         "is drawn, and a bad one is left out then (data.quarantine) or stops the run; for files larger than memory. "

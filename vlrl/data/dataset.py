@@ -164,7 +164,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
     samples: dict[str, Sample] = {}
     bad: list[BadRow] = []
     taken: set[str] = set()
-    rows = [found for path in files for found in rows_in(path, data.format, root, roots=roots, taken=taken)]
+    rows = [found for path in files for found in rows_in(path, data.format, root, data.columns, roots, taken)]
     for where, row in of_side(rows, split):
         try:
             sample = checked_sample(task, row, root)

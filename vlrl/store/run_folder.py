@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlrl.store.files import append_line, environment, read_json, replacing, write_text
+from vlrl.store.files import append_line, environment, read_json, replacing, suffix_of, write_text
 from vlrl.store.lock import Lock, Unlocked, lock
 from vlrl.types import Group, LoadedMedia
 
@@ -185,8 +185,9 @@ class RunFolder:
     def write_media(self, media: LoadedMedia) -> str | None:
         """Puts an image or video into media/ once, by its hash; returns its path inside the run folder.
 
-        A file is copied or linked as it is; media without a file, or whose file has changed since it was loaded, is
-        written from its pixels, lossless: PNG, for a video animated WebP. None when `store.media=none`.
+        A file is copied or linked as it is, and so are the bytes that a row holds of one; media without a file, or
+        whose file has changed since it was loaded, is written from its pixels, lossless: PNG, for a video animated
+        WebP. None when `store.media=none`.
         """
         if self.media == "none":
             return None
@@ -201,10 +202,12 @@ class RunFolder:
             target = folder / (media.sha256 + suffix)
             if target.exists() or _take(media.path, target, media.sha256, self.media == "link"):
                 return f"media/{target.name}"
-        target = folder / (media.sha256 + (".png" if media.kind == "image" else ".webp"))
+        held = suffix_of(media.data[:16]) if media.data else ""
+        whole = held in _SUFFIXES[media.kind]
+        target = folder / (media.sha256 + (held if whole else ".png" if media.kind == "image" else ".webp"))
         if not target.exists():
             with replacing(target) as temporary:
-                _save_pixels(media, temporary)
+                temporary.write_bytes(media.data) if whole and media.data else _save_pixels(media, temporary)
         return f"media/{target.name}"
 
     def _media_column(self, group: Group) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from vlrl import task as tasks
 from vlrl.config.registry import prints_aside
 from vlrl.config.schema import Config, DataSettings, TaskSettings
 from vlrl.data import coordinates, make_sample
-from vlrl.data.formats import Source, canonical
+from vlrl.data.formats import Source, canonical, renamed
 from vlrl.errors import DataError, VlrlError
 from vlrl.models.model_config import FamilyConvention
 from vlrl.task import Task
@@ -65,7 +65,8 @@ def sample_from(task: Task, row: Mapping[str, Any], root: Path) -> Sample:
 
     A row whose media paths lead out of `root` gives a sample without media. Raises DataError naming the row.
     """
-    rows = canonical(dict(row), task.data.format if task.data else "auto", Source(root=root))
+    data = task.data or DataSettings()
+    rows = canonical(renamed(dict(row), data.columns), data.format, Source(root=root))
     if len(rows) != 1:
         raise DataError(f"the sample stands for {len(rows)} rows; give one, as `vlrl data convert` writes them")
     try:
