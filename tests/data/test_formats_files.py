@@ -13,7 +13,7 @@ from tests.data.test_formats import BASE, CASES, make_video, one, save
 from vlrl.cli.main import main
 from vlrl.config.schema import DataSettings
 from vlrl.data import read_rows, read_samples, sample_from_row
-from vlrl.data.formats import Source, canonical, files, rows_in
+from vlrl.data.formats import Source, canonical, json_text, rows_in
 from vlrl.errors import DataError
 from vlrl.task import Task
 from vlrl.tools.dataconvert import convert
@@ -132,7 +132,7 @@ def test_parquet_and_arrow(tmp_path):
 HOSTILE = {
     "deep": ('{"id": 1, "meta": ' + "[" * 300 + "]" * 300 + "}", "more than 64 deep"),
     "deeper": ('{"id": 1, "meta": ' + "[" * 10**5, "not JSON"),
-    "long": ('{"id": "' + "x" * (files.MOST_LINE + 1) + '"}', "characters, more than the 16777216 that one row may "),
+    "long": ('{"id": "' + "x" * (json_text.MOST_LINE + 1) + '"}', "characters, more than the 16777216 that one row"),
     "digits": ('{"id": 1, "width": 1' + "0" * 5000 + "}", "not JSON"),
 }
 
@@ -149,7 +149,7 @@ def test_hostile_lines_are_refused_alone(tmp_path, line, words):
     ("a.csv", "image,label\na.png,b,c\n", r"a\.csv:2: the line has more values"),
     ("a.csv", "1,2,3,4\n", "the first line names no columns"),
     ("a.csv", 'image,label\n"a.png,b\n', r"a\.csv:\d: not CSV"),
-    ("a.xml", "<a/>", r"\.csv, \.tsv, \.parquet or \.arrow")])
+    ("a.xml", "<a/>", r"\.csv, \.tsv, \.parquet, \.arrow or \.tar")])
 def test_files_that_hold_no_rows(tmp_path, name, text, words):
     with pytest.raises(DataError, match=words):
         read_rows(save(tmp_path / name, text))

@@ -60,7 +60,8 @@ def _located(path: str, folder: Path) -> str:
 
 
 def _is_there(path: Path) -> bool:
-    return os.path.exists(path) or next(_fitting(path), None) is not None
+    folder = str(path).rpartition("@")[0]  # a split of it: folder@train
+    return os.path.exists(path) or (bool(folder) and os.path.isdir(folder)) or next(_fitting(path), None) is not None
 
 
 def _fitting(path: Path) -> Iterator[str]:

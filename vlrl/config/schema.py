@@ -50,8 +50,9 @@ class RunSettings(Settings):
 class DataSettings(Settings):
     """The files of rows that a task reads."""
 
-    train: str = Field(default="", description="Rows to train on (.jsonl, .json, .csv, .parquet); empty when the task "
-                       "draws its own.")
+    train: str = Field(default="", description="Rows to train on: a file, a folder, a pattern (rows-*.parquet), a "
+                       "split of a folder (folder@train), or a data set of the Hugging Face Hub (org/name@train, "
+                       "org/name/config@train, org/name@train#revision); empty when the task draws its own.")
     heldout: str = Field(default="", description="Rows to evaluate on.")
     own_samples: bool = Field(
         default=True, description="false: the rows of data.train, and of data.heldout where it is given, are used in "
@@ -75,8 +76,8 @@ class DataSettings(Settings):
         "in [images.example.org, '*.example.org', 'example.org:8443', 'http://example.org']. Private addresses are "
         "never asked. See docs/security.md.")
     cache: str = Field(
-        default="", description="Folder that keeps what was fetched from URLs, and the places of rows in large files; "
-        "empty = vlrl in the user's cache folder.")
+        default="", description="Folder that keeps what was fetched from URLs and the Hub, and the places of rows in "
+        "large files; empty = vlrl in the user's cache folder.")
     seed: int = Field(default=0, ge=-(2**63), lt=2**63,
                       description="Seed of drawn data and of fixed splits; apart from the training seed.")
     quarantine: bool = Field(default=False, description="Leave bad rows out, count and list them, instead of stopping.")

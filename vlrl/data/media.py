@@ -171,7 +171,7 @@ def _guard(path: Path | str, read: Any) -> Any:
     """`read()` with what the system or a decoder raises turned into a DataError that names the file, or what else a
     text names.
     """
-    name = path if isinstance(path, str) else f"media file {path}"
+    name = path if isinstance(path, str) else f"media file {path}"  # "media inside row ..."
     try:
         return read()
     except DataError:

@@ -13,7 +13,7 @@ from typing import Any
 from vlrl import task as tasks
 from vlrl.config.registry import prints_aside
 from vlrl.config.schema import Config, DataSettings, TaskSettings
-from vlrl.data import coordinates, make_sample
+from vlrl.data import SPLITS, coordinates, hub, make_sample
 from vlrl.data.formats import Source, canonical, renamed
 from vlrl.errors import DataError, VlrlError
 from vlrl.models.model_config import FamilyConvention
@@ -29,11 +29,11 @@ def make_task(config: Config) -> Task:
     model's family when they are used.
     """
     if not config.tasks:
-        return _made(config, config.task, RowFiles.of(config.data))
+        return _made(config, config.task, RowFiles.of(_pinned(config.data, config)))
     made: dict[str, Task] = {}
     for i, entry in enumerate(config.tasks):
         own = entry.data.model_dump(exclude_none=True)
-        data = config.data.model_copy(update=own)
+        data = _pinned(config.data.model_copy(update=own), config)
         try:
             made[entry.label] = _made(config, entry, RowFiles.of(data, own))
         except VlrlError as error:
@@ -41,6 +41,11 @@ def make_task(config: Config) -> Task:
     mixture = Mixture(made)
     mixture.seed, mixture.data = config.data.seed, config.data
     return mixture
+
+
+def _pinned(data: DataSettings, config: Config) -> DataSettings:
+    """Returns the settings with the commits of data sets of the Hub that the run, if there is one, began with."""
+    return data.model_copy(update={split: hub.pinned(getattr(data, split), config.run.dir) for split in SPLITS})
 
 
 def _made(config: Config, settings: TaskSettings, data: DataSettings) -> Task:

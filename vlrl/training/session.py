@@ -14,6 +14,7 @@ from accelerate import Accelerator
 
 from vlrl import config
 from vlrl.config.schema import Config
+from vlrl.data import hub
 from vlrl.distributed import comm
 from vlrl.errors import RunError, TrainingError
 from vlrl.evaluation.evaluate import evaluate, evaluation_line
@@ -92,6 +93,9 @@ class Session:
                 refuse_other_settings(self.folder, self.config)
             # without a checkpoint nothing says that an earlier evaluation was of this model and these settings
             self.folder.truncate(found.step, evaluated=found.path is not None)
+            rows = [self.config.data, *(entry.data for entry in self.config.tasks)]
+            hub.pin(hub.names_of(rows), self.folder.path, files.cache_folder(self.config.data.cache),
+                    goes_on=found.path is not None)
             self.folder.create(config.dump(self.config), self.config.seed)
             return found.path, found.warnings, files.read_json(self.folder.path / "env.json")
 
