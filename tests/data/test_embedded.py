@@ -202,3 +202,31 @@ def test_any_value_of_a_row_becomes_plain(value):
     except DataError:
         return
     assert isinstance(found, Embedded) or found is value or isinstance(found, str)
+
+
+ASKED, HELD = "How many dogs are there?", [{"bytes": encoded(), "path": None}]
+SHAPES = {
+    "trl text": {"prompt": ASKED, "image": HELD[0], "solution": "3"},
+    "trl messages": {"prompt": [{"role": "user", "content": ASKED}], "image": HELD[0], "solution": "3"},
+    "trl parts": {"prompt": [{"role": "user", "content": [{"type": "image", "text": None},
+                                                          {"type": "text", "text": ASKED}]}],
+                  "images": HELD, "solution": "3"},
+    "easyr1": {"images": HELD, "problem": f"<image>{ASKED}", "answer": "3"},
+    "verl": {"data_source": "x", "prompt": [{"role": "user", "content": f"<image>{ASKED}"}], "images": HELD,
+             "reward_model": {"ground_truth": "3", "style": "rule"}},
+    "ms-swift": {"messages": [{"role": "user", "content": f"<image>{ASKED}"}, {"role": "assistant", "content": "3"}],
+                 "images": HELD},
+    "llama-factory": {"conversations": [{"from": "human", "value": f"<image>{ASKED}"}, {"from": "gpt", "value": "3"}],
+                      "images": HELD},
+}
+
+
+@pytest.mark.parametrize("index", ["memory", "lazy"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_of_other_programs_are_read_as_they_are(tmp_path, shape, index):
+    pq.write_table(pa.Table.from_pylist([SHAPES[shape]] * 3), tmp_path / "rows.parquet")
+    task = Task()
+    task.data = DataSettings(train=str(tmp_path / "rows.parquet"), index=index, cache=str(tmp_path / "cache"))
+    for sample in read_samples(task, "train"):
+        assert sample["question"] == ASKED and str(sample["answer"]) == "3"
+        assert [load(m, LIMITS).data for m in sample.media] == [encoded()]

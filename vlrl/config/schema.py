@@ -68,6 +68,14 @@ class DataSettings(Settings):
         default="auto", description="memory: all rows are read and checked at the start. lazy: a row is read when it "
         "is drawn, and a bad one is left out then (data.quarantine) or stops the run; for files larger than memory. "
         "auto = lazy for a large file (from 64 MiB) of a format that has one row per record.")
+    stream: bool = Field(
+        default=False, description="Read rows nearly in the order in which they lie on the disk, as slow disks and "
+        "network file systems need: rows are read when they are drawn (data.index=lazy), and curriculum.name=uniform "
+        "draws runs of 1000 neighbours in a shuffled order, mixed by data.shuffle_buffer.")
+    shuffle_buffer: Positive = Field(
+        default=1000, description="With data.stream: so many rows that follow one another are shuffled; 1 = none, more "
+        "than 1000 mix rows from several places of the disk. What is shuffled are places: no row is held in memory."
+    )
     media_roots: tuple[str, ...] = Field(
         default=(), description="Further folders that media paths may lead into, absolute or by '..' and links. A row "
         "whose media lie elsewhere is a bad row.")
@@ -90,6 +98,13 @@ class DataSettings(Settings):
     workers: Annotated[int, Field(ge=0, le=64)] = Field(
         default=2, description="Threads per process that read and process the media of the next prompts while a step "
         "computes; 0 = none.")
+
+    @model_validator(mode="after")
+    def _streams(self) -> DataSettings:
+        if self.stream and self.index == "memory":
+            raise ValueError("data.stream=true reads rows when they are drawn, and data.index=memory all of them at "
+                             "the start: leave one of them out")
+        return self
 
     @field_validator("media_roots", "urls", mode="before")
     @classmethod

@@ -19,6 +19,7 @@ from vlrl.errors import DataError
 
 _BASE64 = re.compile(r"(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR)[\w+/=\s]{40}")
 """How JPEG, PNG, GIF and WebP begin in base64."""
+_BEGINS = ("/9j/", "ivbo", "r0lg", "uklg", "data")  # the first four characters of these and of data URLs
 _DATA_URL = re.compile(r"data:(?:image|video)/[\w.+-]{1,80};base64,", re.IGNORECASE)
 HASHED = re.compile(r"sha256:[0-9a-f]{64}")
 """What stands in a row in place of media that it held."""
@@ -114,24 +115,26 @@ def is_pixels(value: Any) -> bool:
 
 def without_bytes(value: Any) -> Any:
     """Returns a value of a row with the hash of media in their place, and the number of other bytes."""
-    if isinstance(value, (Embedded, Mapping)):
-        return str(value) if isinstance(value, Embedded) else {k: without_bytes(v) for k, v in value.items()}
+    if isinstance(value, str):
+        return _short(value) if value[:4].lower() in _BEGINS and len(value) > 40 else value
+    if value is None or isinstance(value, (int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {k: without_bytes(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_bytes(v) for v in value]
     if isinstance(value, (bytes, bytearray)):
         known = value.startswith(_MAGIC) or value[4:8] == b"ftyp"
         return str(Embedded(bytes(value))) if known else f"<{len(value)} bytes>"
-    if isinstance(value, (list, tuple)):
-        return [without_bytes(v) for v in value] if any(_may_hold(v) for v in value) else value
-    if isinstance(value, str) and len(value) > 40 and (_DATA_URL.match(value) or _BASE64.match(value)):
-        try:
-            data = inline(value)
-        except DataError:
-            data = b""
-        return value if data is None else str(Embedded(data))
-    return value
+    return str(value) if isinstance(value, Embedded) else value
 
 
-def _may_hold(value: Any) -> bool:
-    return isinstance(value, (bytes, bytearray, Embedded, Mapping, list, tuple, str))
+def _short(text: str) -> str:
+    try:
+        data = inline(text)
+    except DataError:
+        data = b""
+    return text if data is None else str(Embedded(data))
 
 
 def _is_still(item: Any) -> bool:

@@ -64,16 +64,17 @@ def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> La
     """
     data = task.data
     check_format(data.format)
-    if data.index == "memory" or (data.index == "auto" and sum(map(bytes_of, files)) < LARGE):
+    asked = "data.stream=true" if data.stream else "data.index=lazy" if data.index == "lazy" else ""
+    if data.index == "memory" or (not asked and sum(map(bytes_of, files)) < LARGE):
         return None
     rows = opened(files, cache_folder(data.cache))
     if rows is not None:
         check_columns(_looked_at(rows), data.columns, files[0])
     why = _unfit(rows, data)
     if rows is None or why:
-        if data.index == "lazy":
-            raise ConfigError(f"data.index=lazy: {files[0]}: {why}. Set data.index=memory, or write it anew: vlrl data "
-                              f"convert {files[0].name} -o rows.jsonl")
+        if asked:
+            raise ConfigError(f"{asked}: {files[0]}: {why}. Leave it out (data.index=memory reads all rows), or write "
+                              f"the file anew: vlrl data convert {files[0].name} -o rows.jsonl")
         return None
     found = LazySamples(task, rows, split, root, files)
     if not len(found):
