@@ -80,6 +80,11 @@ def test_the_card_tells_configurations_and_files(here, tmp_path):
         read(tmp_path, "org/two/hart@train")
     with pytest.raises(ConfigError, match=r"no split 'test'.* There are: train"):
         read(tmp_path, "org/two/easy@test")
+    here.put("org/script", {f"{config}/{split}/0000.parquet": parquet(config + split) for config in ("a", "b")
+                            for split in ("train", "test")}, revision="refs/convert/parquet")
+    assert answers(read(tmp_path, "org/script/b@test#refs/convert/parquet", "heldout")) == ["btest"]
+    with pytest.raises(ConfigError, match=r"one must be named.*a, b"):
+        read(tmp_path, "org/script@test#refs/convert/parquet", "heldout")
     here.put("org/default", files, {"configs": [*card["configs"][:1], {**card["configs"][1], "default": True}]})
     assert answers(read(tmp_path, "org/default@train")) == ["b"]
 

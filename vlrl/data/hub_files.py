@@ -23,6 +23,7 @@ _NO_ROWS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "sta
 _ALIASES = {"training": "train", "testing": "test", "eval": "test", "evaluation": "test", "valid": "validation",
             "val": "validation", "dev": "validation"}
 _SPLITS = ("train", "test", "validation", *_ALIASES)
+_UNNAMED = "default configuration, so one must be named (org/name/config@split), not"
 _SHARD = re.compile(r"(?:^|/)(\w[\w.]*?)-\d{5}-of-\d{5}[^/]*$")
 
 
@@ -62,6 +63,8 @@ def selected(files: Sequence[str], configs: Sequence[Any], config: str, split: s
     inside = str((entry or {}).get("data_dir") or ("" if entry else config)).strip("/")
     files = [file for file in files if not inside or file.startswith(f"{inside}/")]
     told = _told((entry or {}).get("data_files"), files, inside)
+    if not entry and not config:
+        _one_configuration(files)
     splits = told or _by_name(files)
     name = split if split in splits else _ALIASES.get(split, split)
     if not splits.get(name):
@@ -73,8 +76,15 @@ def _default(entries: Mapping[str, Any]) -> Any:
     """Returns the configuration that is meant where none is named."""
     marked = [one for name, one in entries.items() if one.get("default") is True or name == "default"]
     if not marked and len(entries) > 1:
-        raise NoSuchSplit("default configuration, so one must be named (org/name/config@split), not", "", [*entries])
+        raise NoSuchSplit(_UNNAMED, "", [*entries])
     return (marked or list(entries.values()))[0]
+
+
+def _one_configuration(files: Sequence[str]) -> None:
+    """Refuses to mix what refs/convert/parquet keeps apart: <configuration>/<split>/0000.parquet."""
+    found = sorted({file.split("/")[0] for file in files if re.fullmatch(r"[^/]+/[^/]+/\d{4}\.parquet", file)})
+    if len(found) > 1:
+        raise NoSuchSplit(_UNNAMED, "", found)
 
 
 def _told(data_files: Any, files: Sequence[str], inside: str) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """The run folder: written while training, read at any time, also in mid-run. Imports no torch.
 
     config.yaml  env.json  run.lock  heartbeat.json  metrics.jsonl  eval.jsonl  alerts.jsonl  reward.png
+    data_sources.json                                 commits of data sets of the Hub, where it reads some
     prompts.parquet                                   each prompt drawn so far, see curriculum/visited.py
     tokenizer.json                                    reads the token ids of the rollouts (tokenizers.Tokenizer)
     rollouts/step-000012-rank-00000.parquet           one row a rollout, SCHEMA below
