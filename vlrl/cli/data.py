@@ -194,12 +194,11 @@ def _located(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
     """Returns the files of names that stand for some (a pattern, folder@split, a data set of the Hub), and the folder
     of their media where it is not that of each file.
     """
-    from vlrl.data import located
+    from vlrl.data import located, several
 
     found, root = [], None
     for name in names:
-        many = not os.path.exists(name) and any(mark in str(name) for mark in "@*?[")
-        files, own = located(str(name), cache) if many else ([name], None)
+        files, own = located(str(name), cache) if several(str(name)) else ([name], None)
         found, root = [*found, *files], root or own
     return found, root
 

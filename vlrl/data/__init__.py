@@ -18,6 +18,7 @@ from vlrl.data.dataset import (
     read_samples,
     readable,
     rows_told_once,
+    several,
     told_once,
     write_rows,
 )
@@ -25,4 +26,4 @@ from vlrl.data.row_samples import FIELDS, MEDIA_FIELDS, box_problems, make_sampl
 
 __all__ = ["FIELDS", "MEDIA_FIELDS", "SPLITS", "BadRow", "Drawn", "Samples", "box_problems", "check_suffix",
            "json_line", "located", "make_sample", "read_rows", "read_samples", "readable", "rows_told_once",
-           "sample_from_row", "told_once", "write_rows"]
+           "sample_from_row", "several", "told_once", "write_rows"]

@@ -209,6 +209,12 @@ def _split_files(task: Any, split: str) -> tuple[list[Path], Path]:
     return files, Path(data.root) if data.root else root or files[0].parent
 
 
+def several(name: str) -> bool:
+    """Returns whether a name is no path but stands for files: a pattern, a split of a folder, a data set of the Hub."""
+    folder = name.rpartition("@")[0]
+    return not os.path.exists(name) and (glob.has_magic(name) or os.path.isdir(folder) or bool(hub.parsed(name)))
+
+
 def located(name: str, cache: str = "") -> tuple[list[Path], Path | None]:
     """Returns what a name of rows stands for, and the folder of their media where that is not the folder of the first:
     a file or folder; the files that a pattern fits (`rows-*.jsonl`), by name; a split of a folder (`folder@train`); a

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 
 from vlrl.config.schema import Config
 from vlrl.curriculum.report import BINS, bins
-from vlrl.data import SPLITS, json_line
+from vlrl.data import SPLITS, json_line, several
 from vlrl.data.formats import rows_in
 from vlrl.data.formats.folders import of_side
 from vlrl.errors import DataError
@@ -137,9 +138,11 @@ class Places:
 
 
 def data_file(config: Config, split: str) -> Path | None:
-    """Returns the file of `data.<split>`; None where the task makes its samples."""
+    """Returns the file of `data.<split>`; None where the task makes its samples, or where they are not those of one
+    file: of a pattern, a split of a folder, a data set of the Hub.
+    """
     name = getattr(config.data, split) if split in SPLITS else ""
-    return Path(name) if name else None
+    return Path(name) if name and (os.path.exists(name) or not several(name)) else None
 
 
 def default_out(config: Config, split: str) -> Path:
