@@ -100,6 +100,9 @@ def test_lines_with_pictures_beside_them_and_folders_of_images(here, tmp_path):
     here.put("org/meta", {"train/metadata.jsonl": meta, "train/1.png": picture()})
     (sample,) = read(tmp_path, "org/meta@train")
     assert sample["answer"] == "cat" and sample.media[0].source.read_bytes() == picture()
+    here.put("org/flat", {"metadata.jsonl": meta, "1.png": picture(7)})
+    (sample,) = read(tmp_path, "org/flat@train")
+    assert sample.media[0].source.read_bytes() == picture(7)
 
 
 def test_revisions_and_commits(here, tmp_path):

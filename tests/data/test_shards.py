@@ -159,3 +159,18 @@ def test_a_split_of_a_folder_of_files(tmp_path):
     assert len(read(tmp_path / "set@train")) == 3 and len(read(tmp_path / "set@val", "memory", "heldout")) == 2
     with pytest.raises(ConfigError, match=r"no split 'trai'\. Did you mean 'train'.*There are: train, validation"):
         read(tmp_path / "set@trai")
+
+
+def test_a_split_of_a_folder_of_images(tmp_path):
+    for side in ("train", "test"):
+        for kind in ("cat", "dog"):
+            (tmp_path / f"pets/{side}/{kind}").mkdir(parents=True)
+            (tmp_path / f"pets/{side}/{kind}/1.png").write_bytes(picture())
+    samples = read(tmp_path / "pets@test", "memory")
+    assert sorted(s["label"] for s in samples) == ["cat", "dog"]
+    assert {s.media[0].source for s in samples} == {tmp_path / f"pets/test/{kind}/1.png" for kind in ("cat", "dog")}
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat/1.png").write_bytes(picture())
+    (tmp_path / "flat/metadata.jsonl").write_text('{"file_name": "1.png", "question": "What?", "answer": "cat"}')
+    (sample,) = read(tmp_path / "flat@train", "memory")
+    assert sample.media[0].source == tmp_path / "flat/1.png"

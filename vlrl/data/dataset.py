@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlrl.config.paths import tried
+from vlrl.config.paths import split_of_folder, tried
 from vlrl.config.registry import failure
 from vlrl.data import hub
 from vlrl.data.formats import rows_in
@@ -211,8 +211,8 @@ def _split_files(task: Any, split: str) -> tuple[list[Path], Path]:
 
 def several(name: str) -> bool:
     """Returns whether a name is no path but stands for files: a pattern, a split of a folder, a data set of the Hub."""
-    folder = name.rpartition("@")[0]
-    return not os.path.exists(name) and (glob.has_magic(name) or os.path.isdir(folder) or bool(hub.parsed(name)))
+    many = glob.has_magic(name) or split_of_folder(name) or hub.parsed(name)
+    return not os.path.exists(name) and bool(many)
 
 
 def located(name: str, cache: str = "") -> tuple[list[Path], Path | None]:
@@ -227,9 +227,9 @@ def located(name: str, cache: str = "") -> tuple[list[Path], Path | None]:
         log.info("%s: what lies here under this name is read, not the data set of the Hub", name)
     if os.path.exists(name):
         return [Path(name)], None
-    folder, _, split = name.rpartition("@")
-    if folder and os.path.isdir(folder):
-        return split_files(Path(folder), split), Path(folder)
+    if part := split_of_folder(name):
+        folder, files = Path(part[0]), split_files(Path(part[0]), part[1])
+        return files, folder if files != [folder] else None
     if glob.has_magic(name) and (found := sorted(map(Path, glob.glob(name)))):
         return found, None
     if hub_name:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vlrl.config.paths import split_of_folder
 from vlrl.data.hub_files import NoSuchSplit, Selection, is_data, selected
 from vlrl.errors import ConfigError, RunError, did_you_mean
 from vlrl.store.files import read_json, write_text
@@ -59,7 +60,7 @@ def parsed(text: str) -> HubName | None:
 
 def is_local(text: str) -> bool:
     """Returns whether a Hub name is that of a local file, or of a split of a local folder, which is read then."""
-    return os.path.exists(text) or os.path.isdir(text.rpartition("@")[0])
+    return os.path.exists(text) or split_of_folder(text) is not None
 
 
 def fetched(name: HubName, cache: Path) -> tuple[list[Path], Path]:
@@ -77,7 +78,7 @@ def fetched(name: HubName, cache: Path) -> tuple[list[Path], Path]:
                           f"{', '.join(error.known) or 'none'}") from None
     folder = _folder(name, cache) / commit
     _fetch(name, commit, folder, found)
-    return [folder / file for file in found.read], folder
+    return [folder / file for file in found.read], folder if found.read != (".",) else folder.parent
 
 
 def commit_of(name: HubName, cache: Path) -> str:
