@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vlrl.data.embedded import HASHED, Embedded
+from vlrl.data.embedded import HASHED, Embedded, without_bytes
 from vlrl.types import Media, Sample
 
 _SUFFIX = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?|heic|avif|mp4|m4v|avi|mov|mkv|webm|mpe?g|ts)(\?[^\s/]*)?$", re.I)
+_INLINE = re.compile(r"data:(image|video)/", re.I)
 _CALLED = re.compile(r"image|img|photo|pic|frame|screenshot|video|clip|scan", re.I)
 """Columns whose values are media also where the name of the file has no suffix."""
 _LONGEST = 1024
@@ -61,12 +62,12 @@ def media_in(column: str, value: Any, root: Path | None = None) -> Iterator[Any]
     elif isinstance(value, (list, tuple)):
         for one in value:
             yield from media_in(column, one, root)
-    elif isinstance(value, str) and _names_media(column, value, root):
-        yield value
+    elif isinstance(name := without_bytes(value), str) and _names_media(column, name, root):
+        yield name
 
 
 def _names_media(column: str, value: str, root: Path | None) -> bool:
-    if HASHED.fullmatch(value):
+    if HASHED.fullmatch(value) or _INLINE.match(value):
         return True
     if not value or len(value) > _LONGEST or "\n" in value or "\0" in value:
         return False
