@@ -29,7 +29,7 @@ class Media:
     """
 
     source: Any
-    """A path, a PIL image drawn by code, or for a video a sequence of PIL frames."""
+    """A path, a PIL image drawn by code, the bytes of a file, or for a video a sequence of frames of these kinds."""
     kind: Literal["image", "video"] = "image"
     start: float | None = None
     """Seconds; a video is read from here ..."""
@@ -51,6 +51,8 @@ class LoadedMedia:
     sha256: str
     """Of the file's bytes, or of the pixels when the media was drawn by code."""
     path: Path | None = None
+    data: bytes | None = field(default=None, repr=False)
+    """The file's bytes, of media that a row holds itself."""
     timestamps: tuple[float, ...] = ()
     """[frames] seconds at which each frame is shown, from the start of the clip; empty for an image."""
     metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -4,7 +4,7 @@ import pytest
 
 from vlrl import task
 from vlrl.config import loading
-from vlrl.config.paths import tried
+from vlrl.config.paths import split_of_folder, tried
 from vlrl.errors import ConfigError, RunError
 from vlrl.store import checkpoint
 
@@ -43,6 +43,17 @@ def test_the_folder_of_the_file_comes_first(project):
     assert loaded.data.heldout == str(project / "more-*.jsonl")
     assert loaded.algo.loss.name == f"{project / 'mine.py'}:Mine"
     assert task.load(loaded.task.name).weights == {"right": 2.5}  # which its neighbour says
+
+
+def test_a_split_of_a_folder_is_a_path_too(project, tmp_path):
+    (project / "shards").mkdir()
+    loaded = load(project, "task: mine.py:Mine\ndata: {train: shards@train, heldout: 'org/name@test'}")
+    assert (loaded.data.train, loaded.data.heldout) == (str(project / "shards@train"), "org/name@test")
+    (tmp_path / "a@b").mkdir()
+    (tmp_path / "a").mkdir()
+    assert split_of_folder(str(tmp_path / "a@b/rows.jsonl")) is None
+    assert split_of_folder(str(tmp_path / "a@b.jsonl")) is None
+    assert split_of_folder(str(tmp_path / "a@b")) == (str(tmp_path / "a"), "b")
 
 
 def test_then_the_working_directory_which_is_all_for_a_command_line(project):

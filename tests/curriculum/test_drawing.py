@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from vlrl.curriculum.base import Prompts
 from vlrl.curriculum.drawing import _BLOCK, _reached, stream, weighted
+from vlrl.curriculum.plain import Uniform
 
 SIZES = (1, _BLOCK - 1, _BLOCK, _BLOCK + 1, 20 * _BLOCK + 7)
 
@@ -48,3 +52,43 @@ def test_no_place_comes_twice_while_others_are_left(size):
 def test_weights_that_cannot_be_are_refused(weights):
     with pytest.raises(ValueError, match="the weights must be finite"):
         weighted(np.array(weights, dtype=np.float64), 2, stream(8))
+
+
+# --- near the order of the disk ---------------------------------------------------------------------------------------
+
+
+def streamed(size, buffer, seed=0, epoch=0):
+    prompts = Prompts(size, seed)
+    prompts.buffer = buffer
+    return Uniform(prompts).order(epoch)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5000), st.integers(1, 6000), st.integers(0, 3))
+def test_a_streamed_order_has_every_row_once(size, buffer, epoch):
+    order = streamed(size, buffer, epoch=epoch)
+    assert np.array_equal(np.sort(order), np.arange(size))
+    assert np.array_equal(order, streamed(size, buffer, epoch=epoch))
+
+
+def test_a_streamed_order_stays_near_the_disk():
+    size = 20_500
+    assert np.count_nonzero(np.diff(streamed(size, 1)) != 1) <= 20  # runs, each as it lies there
+    for buffer in (10, 1000, 3000):
+        order = streamed(size, buffer)
+        for begin in range(0, size, buffer):
+            near = np.unique(order[begin:begin + buffer] // 1000)
+            assert len(near) <= -(-buffer // 1000) + 1
+    assert [*streamed(50, 50, epoch=0)] != [*streamed(50, 50, epoch=1)] != sorted(streamed(50, 50, epoch=1))
+
+
+def test_a_stream_goes_on_in_its_middle():
+    prompts = Prompts(2500, 7)
+    prompts.buffer = 300
+    whole = Uniform(prompts)
+    every = [draw.index for _ in range(600) for draw in whole.next(7, 0)]
+    begun = Uniform(prompts)
+    first = [draw.index for draw in begun.next(1234, 0)]
+    after = Uniform(prompts)
+    after.load_state_dict(begun.state_dict())
+    assert first + [d.index for d in after.next(2966, 0)] == every

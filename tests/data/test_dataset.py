@@ -235,3 +235,16 @@ def test_drawn():
         drawn[3]
     with pytest.raises(TaskError, match=r"sample 0 cannot be drawn: .*test_dataset.py:\d+: IndexError"):
         list(Drawn(3, lambda i: [][i]))
+
+
+@pytest.mark.parametrize("index", ["memory", "lazy"])
+def test_columns_of_other_names(tmp_path, index):
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
+    rows = [{"riddle": f"Which {i}?", "truth": str(i), "shot": "a.png", "n": i} for i in range(3)]
+    file = write(tmp_path / "rows.jsonl", rows)
+    columns = {"question": "riddle", "answer": "truth", "images": "shot"}
+    found = read_samples(task(train=str(file), columns=columns, index=index, cache=str(tmp_path / "c")), "train")
+    assert [(s["question"], s["answer"], len(s.media), s["n"]) for s in found] == [
+        (f"Which {i}?", str(i), 1, i) for i in range(3)]
+    with pytest.raises(DataError, match=r"has a column 'trut', which .*Did you mean 'truth'.*riddle, truth"):
+        read_samples(task(train=str(file), columns={"answer": "trut"}, index=index, cache=str(tmp_path / "c")), "train")

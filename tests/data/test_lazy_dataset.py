@@ -358,3 +358,13 @@ def test_slices_and_ends(tmp_path):
     assert [s.id for s in found[2:5]] == ["r2", "r3", "r4"] and found[-1].id == "r49" and len(list(found)) == 50
     with pytest.raises(IndexError):
         found[50]
+
+
+def test_data_stream_reads_rows_when_they_are_drawn(tmp_path):
+    path = lines(tmp_path / "r.jsonl", rows())
+    assert isinstance(read(path, "auto", stream=True), LazySamples)
+    with pytest.raises(ValueError, match=r"data\.stream=true .* data\.index=memory"):
+        DataSettings(stream=True, index="memory")
+    path = lines(tmp_path / "c.json", [{"id": "1"}])
+    with pytest.raises(ConfigError, match=r"data\.stream=true: .*c\.json.*read as a whole"):
+        read(path, "auto", stream=True)

@@ -1,12 +1,13 @@
 """Runs whose rows are read one at a time: the same run as with all rows in memory, and each process reads its own."""
 
 import json
+import shutil
 import signal
 
 import pytest
 from PIL import Image
 
-from tests.e2e.runs import ENV, kill_after, metrics, run, weights
+from tests.e2e.runs import ENV, assert_same_run, kill_after, metrics, run, weights
 from vlrl.store import RunFolder
 from vlrl.training.preflight import FIRST
 
@@ -90,3 +91,29 @@ def test_a_process_reads_its_own_rows_alone(made, tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     assert {*reads(tmp_path, "two-", 1)} == {f"r{i}" for i in range(1, 16, 2)}
     assert {f"r{i}" for i in range(0, 16, 2)} <= {*reads(tmp_path, "two-", 0)} <= {f"r{i}" for i in range(16)}
+
+
+def drawn(folder):
+    return {(row["step"], row["group_id"], row["sample_id"]) for row in RunFolder(folder).rollouts(
+        columns=["step", "group_id", "sample_id"]).to_pylist()}
+
+
+def test_a_stream_of_shards_goes_on_in_the_middle_of_one(made, tmp_path, monkeypatch):
+    monkeypatch.setitem(ENV, "READS", str(tmp_path / "stream-"))
+    config, whole, broken = made(), tmp_path / "whole", tmp_path / "broken"
+    every = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
+    for n in range(3):
+        (tmp_path / f"rows-{n}.jsonl").write_text("".join(every[20 * n:20 * n + 20]))
+    words = (f"data.train={tmp_path}/rows-?.jsonl", "data.index=auto", "data.stream=true", "data.shuffle_buffer=7")
+    done = run(config, whole, *words, timeout=900)
+    assert done.returncode == 0, done.stderr
+    order = [int(id[1:]) for id in dict.fromkeys(row["sample_id"] for row in RunFolder(whole).rollouts().to_pylist())]
+    assert order != sorted(order) and set(order) <= {*range(21)}  # near the beginning of the disk, in 3 buffers of 7
+    assert kill_after(config, broken, 3, *words, timeout=900) == -signal.SIGKILL
+    shutil.copytree(broken, tmp_path / "two")
+    done = run(config, broken, *words, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(broken, whole)
+    done = run(config, tmp_path / "two", *words, processes=2, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert drawn(tmp_path / "two") == drawn(whole)

@@ -217,3 +217,9 @@ def test_terms_with_a_credit_of_their_own_read_no_advantage(name):
         x = random_step(5)
         return run(bound(LOSSES, name), replace(x, advantages=factor * x.advantages))[0]
     assert torch.equal(values(1.0), values(-2.0)) == (name in inert.OWN_CREDIT)
+
+
+def test_a_buffer_without_a_stream():
+    assert settings("data.shuffle_buffer=50") == {"data.shuffle_buffer"}
+    assert settings("data.shuffle_buffer=50", "data.stream=true") == set()
+    assert settings("data.stream=true", "curriculum=sequential") == {"data.shuffle_buffer"}

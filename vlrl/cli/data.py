@@ -56,6 +56,7 @@ def _root() -> None:
     "vlrl data check annotations.json --allow-missing                           annotations without their pictures",
     "vlrl data check data/                                                      all files of rows in a folder",
     "vlrl data check train.jsonl heldout.jsonl --config my.yaml                 and what leaks from one to the other",
+    "vlrl data check org/name@train                                             a data set of the Hugging Face Hub",
     "vlrl data check rows.jsonl --json | jq .problems                           canonical fields alone, for a script"))
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="Rows, e.g. rows.jsonl, or a folder "
@@ -102,9 +103,12 @@ def check(
         task, scale = one_task(make_task(settled), "vlrl data check"), scale_of(settled)
     limits = settled.limits if settled else LimitsSettings()
     own_root = root or (Path(settled.data.root) if settled and settled.data.root else None)
+    files, held = _located(files, settled.data.cache if settled else "")
+    own_root = own_root or held
     with bars() as tell:
         findings = run(files, task, limits, own_root, format or (settled.data.format if settled else "auto"),
-                       media=media, allow_missing=allow_missing, columns=_pairs(columns), scale=scale, tell=tell,
+                       media=media, allow_missing=allow_missing,
+                       columns=_pairs(columns) or (settled.data.columns if settled else None), scale=scale, tell=tell,
                        see=_view(settled, task) if show else None)
     if json:
         emit({"file": ", ".join(map(str, files)), **asdict(findings)})
@@ -206,6 +210,19 @@ def split(
               "categories": {k: {"train": a, "heldout": b} for k, (a, b) in result.shares().items()}})
     else:
         _show_split(out, result, near_duplicates)
+
+
+def _located(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
+    """Returns the files of names that stand for some (a pattern, folder@split, a data set of the Hub), and the folder
+    of their media where it is not that of each file.
+    """
+    from vlrl.data import located, several
+
+    found, root = [], None
+    for name in names:
+        files, own = located(str(name), cache) if several(str(name)) else ([name], None)
+        found, root = [*found, *files], root or own
+    return found, root
 
 
 def _pairs(columns: list[str] | None) -> dict[str, str]:

@@ -60,7 +60,13 @@ def _located(path: str, folder: Path) -> str:
 
 
 def _is_there(path: Path) -> bool:
-    return os.path.exists(path) or next(_fitting(path), None) is not None
+    return os.path.exists(path) or split_of_folder(str(path)) is not None or next(_fitting(path), None) is not None
+
+
+def split_of_folder(name: str) -> tuple[str, str] | None:
+    """Returns an existing folder and the split of it that a name means, as folder@train; None for other names."""
+    found = re.fullmatch(r"(?s)(.+)@(\w[\w-]*)", name)
+    return (found[1], found[2]) if found and os.path.isdir(found[1]) else None
 
 
 def _fitting(path: Path) -> Iterator[str]:

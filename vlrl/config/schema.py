@@ -52,8 +52,9 @@ class RunSettings(Settings):
 class DataSettings(Settings):
     """The files of rows that a task reads."""
 
-    train: str = Field(default="", description="Rows to train on (.jsonl, .json, .csv, .parquet); empty when the task "
-                       "draws its own.")
+    train: str = Field(default="", description="Rows to train on: a file, a folder, a pattern (rows-*.parquet), a "
+                       "split of a folder (folder@train), or a data set of the Hugging Face Hub (org/name@train, "
+                       "org/name/config@train, org/name@train#revision); empty when the task draws its own.")
     heldout: str = Field(default="", description="Rows to evaluate on.")
     own_samples: bool = Field(
         default=True, description="false: the rows of data.train, and of data.heldout where it is given, are used in "
@@ -62,10 +63,21 @@ class DataSettings(Settings):
     root: str = Field(
         default="", description="Folder that media paths are relative to; empty = the data file's folder.")
     format: str = Field(default="auto", description="Format of the rows; auto recognises it by their fields.")
+    columns: Mapping[str, str] = Field(
+        default_factory=dict, description="Which column of the files stands for a field of the rows: "
+        "{question: problem, answer: solution, images: image}. Known shapes need none.")
     index: Literal["auto", "memory", "lazy"] = Field(
         default="auto", description="memory: all rows are read and checked at the start. lazy: a row is read when it "
         "is drawn, and a bad one is left out then (data.quarantine) or stops the run; for files larger than memory. "
         "auto = lazy for a large file (from 64 MiB) of a format that has one row per record.")
+    stream: bool = Field(
+        default=False, description="Read rows nearly in the order in which they lie on the disk, as slow disks and "
+        "network file systems need: rows are read when they are drawn (data.index=lazy), and curriculum.name=uniform "
+        "draws runs of 1000 neighbours in a shuffled order, mixed by data.shuffle_buffer.")
+    shuffle_buffer: Positive = Field(
+        default=1000, description="With data.stream: so many rows that follow one another are shuffled; 1 = none, more "
+        "than 1000 mix rows from several places of the disk. What is shuffled are places: no row is held in memory."
+    )
     media_roots: tuple[str, ...] = Field(
         default=(), description="Further folders that media paths may lead into, absolute or by '..' and links. A row "
         "whose media lie elsewhere is a bad row.")
@@ -74,8 +86,8 @@ class DataSettings(Settings):
         "in [images.example.org, '*.example.org', 'example.org:8443', 'http://example.org']. Private addresses are "
         "never asked. See docs/security.md.")
     cache: str = Field(
-        default="", description="Folder that keeps what was fetched from URLs, and the places of rows in large files; "
-        "empty = vlrl in the user's cache folder.")
+        default="", description="Folder that keeps what was fetched from URLs and the Hub, and the places of rows in "
+        "large files; empty = vlrl in the user's cache folder.")
     seed: int = Field(default=0, ge=-(2**63), lt=2**63,
                       description="Seed of drawn data and of fixed splits; apart from the training seed.")
     quarantine: bool = Field(default=False, description="Leave bad rows out, count and list them, instead of stopping.")
@@ -88,6 +100,13 @@ class DataSettings(Settings):
     workers: Annotated[int, Field(ge=0, le=64)] = Field(
         default=2, description="Threads per process that read and process the media of the next prompts while a step "
         "computes; 0 = none.")
+
+    @model_validator(mode="after")
+    def _streams(self) -> DataSettings:
+        if self.stream and self.index == "memory":
+            raise ValueError("data.stream=true reads rows when they are drawn, and data.index=memory all of them at "
+                             "the start: leave one of them out")
+        return self
 
     @field_validator("media_roots", "urls", mode="before")
     @classmethod

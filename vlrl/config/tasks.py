@@ -34,6 +34,7 @@ class TaskData(Settings):
     heldout: str | None = Field(default=None, description="Instead of data.heldout.")
     root: str | None = Field(default=None, description="Instead of data.root.")
     format: str | None = Field(default=None, description="Instead of data.format.")
+    columns: Mapping[str, str] | None = Field(default=None, description="Instead of data.columns.")
 
 
 class TaskEntry(TaskSettings):

@@ -62,6 +62,8 @@ class Prompts:
         self.size, self.seed = size, seed
         rollout = rollout or RolloutSettings()
         self.per_step, self.group_size = rollout.prompts_per_step, rollout.group_size
+        self.buffer: int | None = None
+        """data.shuffle_buffer, with data.stream."""
         self.knobs = dict(knobs or {})
         """Of the task, if it makes samples at any difficulty: name -> (lowest, highest)."""
         self._read = read or (lambda name: [None] * size)

@@ -11,6 +11,9 @@ from vlrl.curriculum.base import Prompts
 from vlrl.curriculum.drawing import stream
 from vlrl.curriculum.types import Draw, Outcome
 
+_RUN = 1000
+"""Neighbours that are read together; about a row group of a parquet file."""
+
 
 class Sequential:
     """In the order of the data, over and over."""
@@ -52,7 +55,10 @@ class Sequential:
 
 
 class Uniform(Sequential):
-    """Every sample once per epoch, in an order of (seed, epoch)."""
+    """Every sample once per epoch, in an order of (seed, epoch).
+
+    With data.stream (`prompts.buffer`) it is near that of the disk. Where a run stands in it is the number of draws.
+    """
 
     def __init__(self, prompts: Prompts):
         super().__init__(prompts)
@@ -60,6 +66,16 @@ class Uniform(Sequential):
 
     def order(self, epoch: int) -> np.ndarray:
         if self._epoch[0] != epoch:
-            order = stream(self.prompts.seed, 2, epoch).permutation(self.prompts.size)
+            draw, size, buffer = stream(self.prompts.seed, 2, epoch), self.prompts.size, self.prompts.buffer
+            order = draw.permutation(size) if buffer is None else _streamed(draw, size, buffer)
             self._epoch = (epoch, order.astype(np.int32))
         return self._epoch[1]
+
+
+def _streamed(draw: np.random.Generator, size: int, buffer: int) -> np.ndarray:
+    """Returns [size] places: runs of _RUN neighbours in a drawn order, and in it each `buffer` that follow one another
+    shuffled.
+    """
+    runs = draw.permutation(-(-size // _RUN))
+    places = np.concatenate([np.arange(run * _RUN, min((run + 1) * _RUN, size)) for run in runs.tolist()])
+    return places if buffer == 1 else places[np.argsort(np.arange(size) // buffer + draw.random(size))]

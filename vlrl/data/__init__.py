@@ -13,15 +13,17 @@ from vlrl.data.dataset import (
     Samples,
     check_suffix,
     json_line,
+    located,
     read_rows,
     read_samples,
     readable,
     rows_told_once,
+    several,
     told_once,
     write_rows,
 )
 from vlrl.data.row_samples import FIELDS, MEDIA_FIELDS, box_problems, make_sample, sample_from_row
 
 __all__ = ["FIELDS", "MEDIA_FIELDS", "SPLITS", "BadRow", "Drawn", "Samples", "box_problems", "check_suffix",
-           "json_line", "make_sample", "read_rows", "read_samples", "readable", "rows_told_once", "sample_from_row",
-           "told_once", "write_rows"]
+           "json_line", "located", "make_sample", "read_rows", "read_samples", "readable", "rows_told_once",
+           "sample_from_row", "several", "told_once", "write_rows"]

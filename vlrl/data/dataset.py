@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlrl.config.paths import tried
+from vlrl.config.paths import split_of_folder, tried
 from vlrl.config.registry import failure
+from vlrl.data import hub
 from vlrl.data.formats import rows_in
-from vlrl.data.formats.files import MOST_LINE
-from vlrl.data.formats.folders import of_side
+from vlrl.data.formats.folders import of_side, split_files
+from vlrl.data.formats.json_text import MOST_LINE
 from vlrl.data.lazy_dataset import lazy_samples
 from vlrl.data.media import Access
 from vlrl.data.row_samples import checked_sample
 from vlrl.errors import ConfigError, DataError, RunError, TaskError, VlrlError
-from vlrl.store.files import write_text
+from vlrl.store.files import cache_folder, write_text
 from vlrl.types import Sample, SampleSequence
 
 log = logging.getLogger(__name__)
@@ -153,9 +154,7 @@ def read_samples(task: Any, split: str) -> Sequence[Sample]:
 
     Raises ConfigError when the split has no file, DataError naming file, line and row.
     """
-    files = _split_files(task, split)
-    data = task.data
-    root = Path(data.root) if data.root else files[0].parent
+    files, root = _split_files(task, split)
     return lazy_samples(task, split, files, root) or _all_samples(task, split, files, root)
 
 
@@ -164,7 +163,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
     samples: dict[str, Sample] = {}
     bad: list[BadRow] = []
     taken: set[str] = set()
-    rows = [found for path in files for found in rows_in(path, data.format, root, roots=roots, taken=taken)]
+    rows = [found for path in files for found in rows_in(path, data.format, root, data.columns, roots, taken)]
     for where, row in of_side(rows, split):
         try:
             sample = checked_sample(task, row, root)
@@ -192,21 +191,47 @@ def readable(samples: Sequence[Sample], index: int) -> Sample | None:
         return None
 
 
-def _split_files(task: Any, split: str) -> list[Path]:
-    """Returns the file, or folder, of a split; or the files that its pattern (`rows-*.jsonl`) fits, by name."""
+def _split_files(task: Any, split: str) -> tuple[list[Path], Path]:
+    """Returns the files, or the folder, of a split, and the folder that its media lie under."""
     if split not in SPLITS:
         raise ConfigError(f"split {split!r}: rows are read from files for {' and '.join(SPLITS)} only")
-    name = getattr(task.data, split, "")
+    data, name = task.data, getattr(task.data, split, "")
     if not name:
         raise ConfigError(f"data.{split} is not set: task '{task.name}' reads its rows from a file, e.g. "
                           f"data.{split}=rows.jsonl")
-    path = Path(name)
-    if os.path.exists(path):
-        return [path]
-    found = sorted(map(Path, glob.glob(name))) if glob.has_magic(name) else []
-    if not found:
-        raise ConfigError(f"data.{split}={name!r}: this file does not exist{tried(name)}")
-    if len({file.parent for file in found}) > 1 and not task.data.root:
+    try:
+        files, root = located(name, data.cache)
+    except ConfigError as error:
+        raise ConfigError(f"data.{split}={name!r}: {error}") from None
+    if root is None and len({file.parent for file in files}) > 1 and not data.root:
         raise ConfigError(f"data.{split}={name!r} fits files of several folders: set data.root to the folder that "
                           "their media lie under")
-    return found
+    return files, Path(data.root) if data.root else root or files[0].parent
+
+
+def several(name: str) -> bool:
+    """Returns whether a name is no path but stands for files: a pattern, a split of a folder, a data set of the Hub."""
+    many = glob.has_magic(name) or split_of_folder(name) or hub.parsed(name)
+    return not os.path.exists(name) and bool(many)
+
+
+def located(name: str, cache: str = "") -> tuple[list[Path], Path | None]:
+    """Returns what a name of rows stands for, and the folder of their media where that is not the folder of the first:
+    a file or folder; the files that a pattern fits (`rows-*.jsonl`), by name; a split of a folder (`folder@train`); a
+    data set of the Hub, which is fetched into the cache.
+
+    Raises ConfigError, without the setting, where there is none.
+    """
+    hub_name = hub.parsed(name)
+    if hub_name and hub.is_local(name):
+        log.info("%s: what lies here under this name is read, not the data set of the Hub", name)
+    if os.path.exists(name):
+        return [Path(name)], None
+    if part := split_of_folder(name):
+        folder, files = Path(part[0]), split_files(Path(part[0]), part[1])
+        return files, folder if files != [folder] else None
+    if glob.has_magic(name) and (found := sorted(map(Path, glob.glob(name)))):
+        return found, None
+    if hub_name:
+        return hub.fetched(hub_name, cache_folder(cache))
+    raise ConfigError(f"this file does not exist{tried(name)}")

@@ -32,7 +32,7 @@ from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from vlrl.config.url_entries import PORTS, parts, plain_host
 from vlrl.errors import DataError, RunError
-from vlrl.store.files import file_sha256, read_json, write_text
+from vlrl.store.files import file_sha256, read_json, suffix_of, write_text
 
 if TYPE_CHECKING:
     import httpx
@@ -48,9 +48,6 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _AGAIN = (429, 500, 502, 503, 504)
 _BROKEN = re.compile(r"closed connection|disconnected")  # what h11 and httpcore say then
 _EMBEDDED = (("64:ff9b::/96", 0), ("2002::/16", 80))  # networks of IPv6 that hold an IPv4 address, this many bits up
-_HEADS = ((b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"GIF8", ".gif"), (b"BM", ".bmp"), (b"II*\0", ".tiff"),
-          (b"MM\0*", ".tiff"), (b"\x1aE\xdf\xa3", ".mkv"))
-_INNER = {b"WEBP": ".webp", b"AVI ": ".avi", b"avif": ".avif"}  # at byte 8
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -344,7 +341,7 @@ async def _kept(remote: Remote, response: httpx.Response, most: int, entry: Path
         if not size:
             raise DataError(f"media URL {shown(remote.url)} is empty")
         file.flush()
-        path = folder / (digest.hexdigest() + _suffix(head))
+        path = folder / (digest.hexdigest() + suffix_of(head))
         os.replace(file.name, path)
         write_text(entry, json.dumps({"sha256": digest.hexdigest(), "file": path.name}), sync=False)
     return path
@@ -362,10 +359,3 @@ def _on_disk(cache: Path) -> Iterator[None]:
 
 def _too_large(url: str, most: int) -> DataError:
     return DataError(f"media URL {shown(url)} has more bytes than limits.media_bytes={most}")
-
-
-def _suffix(head: bytes) -> str:
-    """Returns what a file of this beginning is usually called; decoders do not rely on it."""
-    if head[4:8] == b"ftyp" and head[8:12] not in _INNER:
-        return ".mp4"
-    return _INNER.get(head[8:12]) or next((suffix for start, suffix in _HEADS if head.startswith(start)), ".bin")

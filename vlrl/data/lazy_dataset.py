@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.data.formats import FORMATS, Source, check_format, format_of, rows_as
+from vlrl.config.schema import DataSettings
+from vlrl.data.formats import FORMATS, Source, check_columns, check_format, format_of, renamed, rows_as
 from vlrl.data.media import Access
 from vlrl.data.row_index import Found, Rows, bytes_of, opened
 from vlrl.data.row_samples import checked_sample
@@ -32,7 +33,8 @@ class LazySamples(SampleSequence):
     def __init__(self, task: Any, rows: Rows, split: str, root: Path, files: Sequence[Path] = ()):
         self.files = tuple(files)
         self._task, self._rows, self._root = task, rows, root
-        self._format = _format(rows, task.data.format)
+        self._columns = task.data.columns
+        self._format = _format(rows, task.data)
         self._roots = Access.of(task.data).roots
         self._places = _of_side(rows.sides, split)
 
@@ -47,7 +49,8 @@ class LazySamples(SampleSequence):
         where, id, record = self.record(index)
         data = self._task.data
         try:
-            (row,) = rows_as(record, self._format, Source(id, self._root, self._roots), sure=data.format != "auto")
+            source = Source(id, self._root, self._roots)
+            (row,) = rows_as(renamed(record, self._columns), self._format, source, sure=data.format != "auto")
             return checked_sample(self._task, row, self._root)
         except DataError as error:
             way = "" if data.quarantine else " (data.quarantine=true leaves bad rows out)"
@@ -61,14 +64,17 @@ def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> La
     """
     data = task.data
     check_format(data.format)
-    if data.index == "memory" or (data.index == "auto" and sum(map(bytes_of, files)) < LARGE):
+    asked = "data.stream=true" if data.stream else "data.index=lazy" if data.index == "lazy" else ""
+    if data.index == "memory" or (not asked and sum(map(bytes_of, files)) < LARGE):
         return None
     rows = opened(files, cache_folder(data.cache))
-    why = _unfit(rows, data.format)
+    if rows is not None:
+        check_columns(_looked_at(rows), data.columns, files[0])
+    why = _unfit(rows, data)
     if rows is None or why:
-        if data.index == "lazy":
-            raise ConfigError(f"data.index=lazy: {files[0]}: {why}. Set data.index=memory, or write it anew: vlrl data "
-                              f"convert {files[0].name} -o rows.jsonl")
+        if asked:
+            raise ConfigError(f"{asked}: {files[0]}: {why}. Leave it out (data.index=memory reads all rows), or write "
+                              f"the file anew: vlrl data convert {files[0].name} -o rows.jsonl")
         return None
     found = LazySamples(task, rows, split, root, files)
     if not len(found):
@@ -77,19 +83,23 @@ def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> La
     return found
 
 
-def _unfit(rows: Rows | None, format: str) -> str:
+def _unfit(rows: Rows | None, data: DataSettings) -> str:
     """Returns why rows cannot be read one at a time; "" where they can, as far as the first tells."""
     if rows is None:
         return "files of this kind are read as a whole; .jsonl, .jsonl.gz, .parquet and .arrow are not"
-    name = _format(rows, format)
+    name = _format(rows, data)
     return "" if FORMATS[name].alone else (
         f"rows of format {name} are made of several records, or several of one, so they cannot be read one at a time")
 
 
-def _format(rows: Rows, format: str) -> str:
-    """Returns the format of all rows, as _LOOKED_AT of them tell, which lie at even distances."""
-    places = range(0, len(rows), max(1, len(rows) // _LOOKED_AT))
-    return format if format != "auto" else format_of([rows[i].record for i in places])
+def _format(rows: Rows, data: DataSettings) -> str:
+    """Returns the format of all rows, as some of them tell."""
+    return data.format if data.format != "auto" else format_of([renamed(r, data.columns) for r in _looked_at(rows)])
+
+
+def _looked_at(rows: Rows) -> list[Any]:
+    """Returns _LOOKED_AT records, which lie at even distances."""
+    return [rows[i].record for i in range(0, len(rows), max(1, len(rows) // _LOOKED_AT))]
 
 
 def _of_side(sides: np.ndarray | None, split: str) -> np.ndarray | None:

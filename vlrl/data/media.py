@@ -1,4 +1,4 @@
-"""Safe loading of images and videos: from a file, or from pictures drawn by code.
+"""Safe loading of images and videos: from a file, from the bytes that a row holds, or from pictures drawn by code.
 
     load(Media(source=Path("cat.jpg")), config.limits)        # one RGB frame, EXIF orientation applied
     load(Media(kind="video", source=Path("clip.mp4")), config.limits, VideoSampling(fps=1, max_frames=16))
@@ -15,7 +15,7 @@ import os
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.data.clip_cache import NO_CACHE, ClipCache
 from vlrl.data.download import Policy, Remote, checked, fetched, shown
+from vlrl.data.embedded import Embedded
 from vlrl.data.media_edits import edited
 from vlrl.data.video_sampling import Clip, VideoSampling, choose, decode
 from vlrl.errors import DataError
@@ -84,13 +85,23 @@ def _load(media: Media, limits: LimitsSettings, video: VideoSampling, cache: Cli
     if isinstance(media.source, Image.Image):
         image = _rgb(media.source, "drawn image", limits)
         return LoadedMedia(kind="image", frames=(image,), sha256=_pixel_hash([image]))
+    if isinstance(media.source, (bytes, Embedded)):
+        own = _checked_bytes(media.source, limits)
+        return LoadedMedia(kind="image", frames=(_decode(own.data, own.name, limits),), sha256=own.sha256,
+                           data=own.data)
     path = _checked_file(media.source, limits)
     data = _guard(path, path.read_bytes)
     return LoadedMedia(kind="image", frames=(_decode(data, path, limits),), sha256=_sha256(data), path=path)
 
 
-def source(path: str, root: Path, access: Access = CLOSED) -> Path | Remote:
-    """Returns what a row names: a file, see `resolve`, or a URL that data.urls allows. Raises DataError."""
+def source(path: Any, root: Path, access: Access = CLOSED) -> Any:
+    """Returns what a row names: a file, see `resolve`, or a URL that data.urls allows; media that it holds, and a list
+    of frames, likewise. Raises DataError.
+    """
+    if isinstance(path, Embedded):
+        return path
+    if isinstance(path, list):
+        return [source(frame, root, access) for frame in path]
     if access.urls and isinstance(path, str) and _URL.match(path):
         return checked(path, access.urls)
     return resolve(path, root, access.roots)
@@ -135,6 +146,15 @@ def _checked_file(source: Any, limits: LimitsSettings) -> Path:
     return path
 
 
+def _checked_bytes(source: bytes | Embedded, limits: LimitsSettings) -> Embedded:
+    own = Embedded(source) if isinstance(source, bytes) else source
+    if len(own.data) > limits.media_bytes:
+        raise DataError(f"{own.name}: more bytes than limits.media_bytes={limits.media_bytes}")
+    if not own.data:
+        raise DataError(f"{own.name} is empty")
+    return own
+
+
 def missing(path: Path) -> str:
     """Returns what is wrong with a path that is no file."""
     kind = "a folder" if os.path.isdir(path) else "no regular file"
@@ -147,16 +167,20 @@ def _refuse_url(path: str) -> None:
                         "download it and name the file, or set data.urls to the hosts that may be asked")
 
 
-def _guard(path: Path, read: Any) -> Any:
-    """`read()` with what the system or a decoder raises turned into a DataError that names the file."""
+def _guard(path: Path | str, read: Any) -> Any:
+    """`read()` with what the system or a decoder raises turned into a DataError that names the file, or what else a
+    text names.
+    """
+    name = path if isinstance(path, str) else f"media file {path}"  # "media inside row ..."
     try:
         return read()
     except DataError:
         raise
     except UnidentifiedImageError:
-        raise DataError(f"media file {path} is no image of a known kind ({', '.join(IMAGE_FORMATS)})") from None
+        raise DataError(f"{name} is no image of a known kind ({', '.join(IMAGE_FORMATS)})") from None
     except Exception as error:  # decoders raise anything on broken bytes: OSError, SyntaxError, struct.error, ...
-        raise DataError(f"media file {path} cannot be read: {type(error).__name__}: {error}") from error
+        why = str(error).partition(" <_io.")[0]  # Pillow names a buffer by its address
+        raise DataError(f"{name} cannot be read: {type(error).__name__}: {why}") from error
 
 
 def _sha256(data: bytes) -> str:
@@ -174,7 +198,7 @@ def _pixel_hash(frames: Sequence[Image.Image]) -> str:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def _decode(data: bytes, path: Path, limits: LimitsSettings) -> Image.Image:
+def _decode(data: bytes, path: Path | str, limits: LimitsSettings) -> Image.Image:
     def read() -> Image.Image:
         try:
             opened = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
@@ -225,11 +249,22 @@ def _check_pixels(size: tuple[int, int], name: str, limits: LimitsSettings) -> N
 def _load_video(media: Media, limits: LimitsSettings, sampling: VideoSampling, cache: ClipCache) -> LoadedMedia:
     if isinstance(media.source, Sequence) and not isinstance(media.source, (str, bytes)):
         return _load_frames(media, limits, sampling)
+
+    def read(path: Path) -> Clip:
+        return decode(path, sampling, media.start, media.end,
+                      lambda size, count: _check_frames(size, count, path, limits))
+
+    def read_held() -> Clip:
+        with own.file() as path:
+            return read(path)
+
+    if isinstance(media.source, (bytes, Embedded)):
+        own = _checked_bytes(media.source, limits)
+        clip = cache.clip((own.sha256, sampling, media.start, media.end), read_held)
+        return replace(_video(clip, own.sha256, None), data=own.data)
     path = _checked_file(media.source, limits)
     sha256 = _guard(path, lambda: cache.sha256(path))
-    clip = cache.clip((sha256, sampling, media.start, media.end), lambda: decode(
-        path, sampling, media.start, media.end, lambda size, count: _check_frames(size, count, path, limits)))
-    return _video(clip, sha256, path)
+    return _video(cache.clip((sha256, sampling, media.start, media.end), lambda: read(path)), sha256, path)
 
 
 def _check_frames(size: tuple[int, int], count: int, path: Path, limits: LimitsSettings) -> None:

@@ -79,4 +79,4 @@ def edited(loaded: LoadedMedia, edits: Sequence[Sequence[Any]]) -> LoadedMedia:
         except (TypeError, ValueError) as error:
             raise DataError(f"edit {(name, *arguments)!r}: {error}") from None
     digest = hashlib.sha256(f"{loaded.sha256} {[list(edit) for edit in edits]!r}".encode()).hexdigest()
-    return replace(loaded, frames=frames, sha256=digest, path=None)  # the file shows other pixels
+    return replace(loaded, frames=frames, sha256=digest, path=None, data=None)  # the file shows other pixels

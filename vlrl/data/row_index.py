@@ -4,8 +4,8 @@
     len(rows), rows[123_456].record
 
 JSON lines are found by their line ends, nothing is parsed; places are mapped into memory, not read. Arrow files are
-mapped. Parquet is read by row groups, and unpacked once into a mapped file where the groups are large. A folder of
-shards, and several files, follow one another.
+mapped. Parquet is read by row groups, and unpacked once into a mapped file where the groups are large. Of a .tar the
+places of the members are kept. A folder of shards, and several files, follow one another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import weakref
 import zlib
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,8 +28,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from vlrl.data.derived_cache import check_room, kept
-from vlrl.data.formats.files import MOST_LINE, Found, class_names, named_classes, parsed_line, record_of
+from vlrl.data.formats.files import Found, class_names, named_classes, record_of
 from vlrl.data.formats.folders import shards_of, side_of, split_of
+from vlrl.data.formats.json_text import MOST_LINE, parsed_line
+from vlrl.data.formats.tar_shards import row_at, scanned
 from vlrl.errors import DataError, RunError
 
 log = logging.getLogger(__name__)
@@ -87,6 +89,8 @@ def _of_file(path: Path, cache: Path) -> list[Rows] | None:
             return [Batches(path, path)]
         if suffix == ".parquet":
             return [_parquet(path, cache)]
+        if suffix == ".tar":
+            return [Members(path, cache)]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, NotImplementedError, EOFError) as error:  # pyarrow's errors are of these
@@ -124,6 +128,7 @@ class Shard:
     def __init__(self, shard: str, rows: Rows):
         self._rows, self._told, self._stem = rows, split_of(shard), os.path.splitext(shard)[0]
         side = _SIDES[side_of(self._told.get("split"))]
+        self._keyed = isinstance(rows, Members)
         own = rows.sides
         self.sides = own if own is not None else np.full(len(rows), side, np.int8) if side else None
 
@@ -131,8 +136,8 @@ class Shard:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Found:
-        where, _, record = self._rows[index]
-        return Found(where, f"{self._stem}-{index + 1}",
+        where, id, record = self._rows[index]
+        return Found(where, id if self._keyed else f"{self._stem}-{index + 1}",
                      record if isinstance(record, DataError) else {**self._told, **record})
 
 
@@ -188,22 +193,27 @@ class Lines:
 
 def _places(path: Path, cache: Path) -> np.ndarray:
     """Returns [N, 3] int64 of the lines that are not blank: byte at which it begins, number of the line, side."""
+    return _kept_places(path, cache, "places.npy", _scanned, 3)
+
+
+def _kept_places(path: Path, cache: Path, name: str, scan: Callable[[Path], np.ndarray], width: int) -> np.ndarray:
+    """Returns what `scan` finds in a file, [N, width] int64, mapped from the cache."""
     def write(source: Path, target: Path) -> None:
         with open(target, "wb") as file:
-            np.save(file, _scanned(source), allow_pickle=False)
+            np.save(file, scan(source), allow_pickle=False)
 
     try:
         for _ in range(2):
-            place = kept(path, cache, "places.npy", write)
+            place = kept(path, cache, name, write)
             with contextlib.suppress(ValueError, EOFError, FileNotFoundError):  # spoiled, or gone meanwhile
                 found = np.load(place, mmap_mode="r", allow_pickle=False)
-                if found.dtype == np.int64 and found.ndim == 2 and found.shape[1] == 3:
+                if found.dtype == np.int64 and found.ndim == 2 and found.shape[1] == width:
                     return found
             place.unlink(missing_ok=True)
     except (RunError, OSError) as error:
         log.warning("the places of the rows of %s are looked for at each start, for they cannot be kept: %s", path,
                     error)
-    return _scanned(path)
+    return scan(path)
 
 
 def _scanned(path: Path) -> np.ndarray:
@@ -257,6 +267,29 @@ def _gunzip(source: Path, target: Path) -> None:
         for chunk in pieces():
             check_room(source, target)
             file.write(chunk)
+
+
+# --- tar --------------------------------------------------------------------------------------------------------------
+
+
+class Members:
+    """A WebDataset shard: the places of its rows are kept, a row is read by its members."""
+
+    sides = None
+
+    def __init__(self, path: Path, cache: Path):
+        self._path = path
+        self._places = _kept_places(path, cache, "members.npy", scanned, 2)
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> Found:
+        begin, end = map(int, self._places[index])
+        key, record = row_at(self._path, self._file, begin, end)
+        return Found(f"{self._path}, row {index + 1}", key, record)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

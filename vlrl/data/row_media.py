@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vlrl.types import Sample
+from vlrl.data.embedded import HASHED, Embedded, without_bytes
+from vlrl.types import Media, Sample
 
 _SUFFIX = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?|heic|avif|mp4|m4v|avi|mov|mkv|webm|mpe?g|ts)(\?[^\s/]*)?$", re.I)
 _INLINE = re.compile(r"data:(image|video)/", re.I)
 _CALLED = re.compile(r"image|img|photo|pic|frame|screenshot|video|clip|scan", re.I)
 """Columns whose values are media also where the name of the file has no suffix."""
-_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
 _LONGEST = 1024
 
 
@@ -24,10 +24,10 @@ def unshown(sample: Sample, known: Collection[str], fields: Collection[str], roo
     `fields` are the canonical columns of media; other `known` columns, `meta` among them, may hold anything. Of a
     sample that shows media drawn or edited by its task nobody can say which they are: [] then.
     """
-    shown = [source for media in sample.media for source in _each(media.source)]
-    if not all(isinstance(source, (str, os.PathLike)) for source in shown):
+    shown = [source for media in sample.media for source in each_source(media)]
+    if not all(isinstance(source, (str, os.PathLike, Embedded)) for source in shown):
         return []
-    names = [os.fspath(source) for source in shown]  # pyright: ignore[reportArgumentType]
+    names = [str(source) for source in shown]
     return [str(column) for column, value in sample.row.items() if (column in fields or column not in known)
             and any(not _is_among(one, names) for one in media_in(str(column), value, root))]
 
@@ -55,20 +55,19 @@ def way_out(column: str, fields: Collection[str]) -> str:
 
 
 def media_in(column: str, value: Any, root: Path | None = None) -> Iterator[Any]:
-    """Yields each image or video in a value of a row: paths, URLs, inline data, bytes; also in lists and objects."""
+    """Yields each image or video in a value of a row: paths, URLs, hashes of what it held; in lists and objects too."""
     if isinstance(value, Mapping):
         for key in ("bytes", "path", "url"):
             yield from media_in(column, value.get(key), root)
     elif isinstance(value, (list, tuple)):
         for one in value:
             yield from media_in(column, one, root)
-    elif (isinstance(value, bytes) and value.startswith(_MAGIC)) or (isinstance(value, str) and
-                                                                     _names_media(column, value, root)):
-        yield value
+    elif isinstance(name := without_bytes(value), str) and _names_media(column, name, root):
+        yield name
 
 
 def _names_media(column: str, value: str, root: Path | None) -> bool:
-    if _INLINE.match(value):
+    if HASHED.fullmatch(value) or _INLINE.match(value):
         return True
     if not value or len(value) > _LONGEST or "\n" in value or "\0" in value:
         return False
@@ -85,5 +84,6 @@ def _is_among(value: Any, names: Collection[str]) -> bool:
     return any(name.replace(os.sep, "/").endswith(own) for name in names)
 
 
-def _each(source: Any) -> list[Any]:
-    return list(source) if isinstance(source, (list, tuple)) else [source]
+def each_source(media: Media) -> list[Any]:
+    """Returns the source of an image or video, or those of its frames."""
+    return list(media.source) if isinstance(media.source, (list, tuple)) else [media.source]

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.data.coordinates import CONVENTIONS
+from vlrl.data.embedded import image_items, video_items, without_bytes
 from vlrl.data.formats.fields import short
 from vlrl.data.media import CLOSED, Access, missing, source
-from vlrl.data.row_media import unshown_problem
+from vlrl.data.row_media import each_source, unshown_problem
 from vlrl.data.turns import check_carried, check_turns, in_order
 from vlrl.errors import DataError, TaskError, VlrlError, did_you_mean
 from vlrl.rewards.boxes import is_number
@@ -42,7 +43,8 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Ac
     """Returns a sample from a canonical row. Media come from `image`, `images` or `video`, unread: they lie under
     `root`, or where else `access` allows.
 
-    Fields that are not canonical stay in the row and are gathered in its `meta` too; a weight of null becomes 1.
+    Fields that are not canonical stay in the row and are gathered in its `meta` too; a weight of null becomes 1. Media
+    that the row holds itself become media of the sample, and their hash takes their place in the row.
 
     Raises DataError naming the row for a missing id, a media path that cannot be used, a difficulty outside [0, 1], a
     number that is negative or not finite, unknown `coordinates`, or text that is not Unicode.
@@ -52,17 +54,19 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Ac
         near = "" if "id" in row else f" Its fields are those of no known format: {short(', '.join(map(str, row)))}"
         raise DataError(f"the row has id={sample_id!r}; every row needs an 'id', a text or a whole number.{near}")
     sample_id = str(sample_id)
-    unknown = {k: v for k, v in row.items() if k not in FIELDS}
-    clean = {**row, "id": sample_id}
-    if unknown:
-        clean["meta"] = {**unknown, **(row.get("meta") or {})}
     try:
+        media = media_items(row)
+        row = _held_aside(row, media)
+        unknown = {k: v for k, v in row.items() if k not in FIELDS}
+        clean = {**row, "id": sample_id}
+        if unknown:
+            clean["meta"] = {**unknown, **(row.get("meta") or {})}
         _check_text(row)
         _check_values(row)
-        media = _media(row, root or Path.cwd(), access)
-        check_turns(row, [m.kind for m in media])
+        shown = _media(row, media, root or Path.cwd(), access)
+        check_turns(row, [m.kind for m in shown])
         check_carried(row)
-        return Sample(id=sample_id, row=_weighted(clean), media=in_order(media, row))
+        return Sample(id=sample_id, row=_weighted(clean), media=in_order(shown, row))
     except DataError as error:
         raise DataError(f"row {sample_id!r}: {error}") from None
 
@@ -86,7 +90,7 @@ def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sa
         _check_values(sample.row)  # a task may make its samples without the function above
     except DataError as error:
         raise DataError(f"row '{sample.id}': {error}") from None
-    return replace(sample, row=_weighted(sample.row))
+    return replace(sample, row=_weighted({k: without_bytes(v) for k, v in sample.row.items()}))
 
 
 def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
@@ -96,10 +100,9 @@ def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) ->
     sample = make_sample(task, row, root)
     if problem := unshown_problem(sample, FIELDS, MEDIA_FIELDS, root):
         raise DataError(f"row '{sample.id}': {problem}")
-    for media in sample.media:
-        if isinstance(media.source, Path) and not os.path.isfile(media.source):  # Path.is_file raises for long names
-            raise DataError(f"row '{sample.id}': media file {short(media.source)} {missing(media.source)}; check it "
-                            "and data.root")
+    for path in (one for media in sample.media for one in each_source(media)):
+        if isinstance(path, Path) and not os.path.isfile(path):  # Path.is_file raises for long names
+            raise DataError(f"row '{sample.id}': media file {short(path)} {missing(path)}; check it and data.root")
     for problem in box_problems(sample.row, (sample.get("width"), sample.get("height"))):
         raise DataError(f"row '{sample.id}': {problem}")
     return sample
@@ -139,22 +142,28 @@ def _outside(values: Any, size: Sequence[Any]) -> bool:
     return any(not -OUTSIDE <= v <= size[i % 2] + OUTSIDE for i, v in enumerate(values))
 
 
-def _media(row: Mapping[str, Any], root: Path, access: Access) -> tuple[Media, ...]:
-    images = [*_paths(row, "image"), *_paths(row, "images")]
-    if any(isinstance(image, bytes) for image in images):
-        raise DataError("its image lies in the file of rows itself; `vlrl data convert` writes it as a file of its own")
-    media = [Media(source=source(path, root, access)) for path in images]
+def _held_aside(row: Mapping[str, Any], items: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Returns the row with the hash of media that it holds in their place: it is stored, logged and compared."""
+    flat = {field: value if isinstance(row[field], (list, tuple)) else value[0] for field, value in items.items()}
+    return {field: without_bytes(value) for field, value in {**row, **flat}.items()}
+
+
+def media_items(row: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Returns field -> what stands for each of its images or videos: a path, Embedded, or a list of frames.
+
+    Raises DataError for what cannot be either.
+    """
+    return {field: (video_items if field == "video" else image_items)(row[field], str(row.get("id", "")))
+            for field in MEDIA_FIELDS if row.get(field) is not None}
+
+
+def _media(row: Mapping[str, Any], items: Mapping[str, list[Any]], root: Path, access: Access) -> tuple[Media, ...]:
+    images = [Media(source=source(path, root, access)) for field in ("image", "images")
+              for path in items.get(field, ())]
     start, end = row.get("video_start"), row.get("video_end")
-    media += [Media(kind="video", source=source(path, root, access), start=start, end=end)
-              for path in _paths(row, "video")]
-    return tuple(media)
-
-
-def _paths(row: Mapping[str, Any], field: str) -> list[str]:
-    value = row.get(field)
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+    videos = [Media(kind="video", source=source(path, root, access), start=start, end=end,
+                    fps=row.get("fps") if isinstance(path, list) else None) for path in items.get("video", ())]
+    return (*images, *videos)
 
 
 def _weighted(row: Mapping[str, Any]) -> Mapping[str, Any]:

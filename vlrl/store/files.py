@@ -30,6 +30,9 @@ import psutil
 
 from vlrl.errors import RunError
 
+_HEADS = ((b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"GIF8", ".gif"), (b"BM", ".bmp"), (b"II*\0", ".tiff"),
+          (b"MM\0*", ".tiff"), (b"\x1aE\xdf\xa3", ".mkv"))
+_INNER = {b"WEBP": ".webp", b"AVI ": ".avi", b"avif": ".avif"}  # at byte 8
 _PACKAGES = ("vlrl", "torch", "torchvision", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy",
              "pyarrow", "pillow", "qwen-vl-utils", "vllm")
 
@@ -117,6 +120,13 @@ def file_sha256(path: Path) -> str:
     """Returns the hash of a file's bytes, which are read in blocks."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def suffix_of(head: bytes) -> str:
+    """Returns what a media file of this beginning is usually called; decoders do not rely on it."""
+    if head[4:8] == b"ftyp" and head[8:12] not in _INNER:
+        return ".mp4"
+    return _INNER.get(head[8:12]) or next((suffix for start, suffix in _HEADS if head.startswith(start)), ".bin")
 
 
 def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float = 60) -> None:

@@ -1,6 +1,7 @@
 """The run folder: written while training, read at any time, also in mid-run. Imports no torch.
 
     config.yaml  env.json  run.lock  heartbeat.json  metrics.jsonl  eval.jsonl  alerts.jsonl  reward.png
+    data_sources.json                                 commits of data sets of the Hub, where it reads some
     prompts.parquet                                   each prompt drawn so far, see curriculum/visited.py
     tokenizer.json                                    reads the token ids of the rollouts (tokenizers.Tokenizer)
     rollouts/step-000012-rank-00000.parquet           one row a rollout, SCHEMA below
@@ -33,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlrl.store.files import append_line, environment, read_json, replacing, write_text
+from vlrl.store.files import append_line, environment, read_json, replacing, suffix_of, write_text
 from vlrl.store.lock import Lock, Unlocked, lock
 from vlrl.types import Group, LoadedMedia, Prompt, Turn
 
@@ -187,8 +188,9 @@ class RunFolder:
     def write_media(self, media: LoadedMedia) -> str | None:
         """Puts an image or video into media/ once, by its hash; returns its path inside the run folder.
 
-        A file is copied or linked as it is; media without a file, or whose file has changed since it was loaded, is
-        written from its pixels, lossless: PNG, for a video animated WebP. None when `store.media=none`.
+        A file is copied or linked as it is, and so are the bytes that a row holds of one; media without a file, or
+        whose file has changed since it was loaded, is written from its pixels, lossless: PNG, for a video animated
+        WebP. None when `store.media=none`.
         """
         if self.media == "none":
             return None
@@ -203,10 +205,12 @@ class RunFolder:
             target = folder / (media.sha256 + suffix)
             if target.exists() or _take(media.path, target, media.sha256, self.media == "link"):
                 return f"media/{target.name}"
-        target = folder / (media.sha256 + (".png" if media.kind == "image" else ".webp"))
+        held = suffix_of(media.data[:16]) if media.data else ""
+        whole = held in _SUFFIXES[media.kind]
+        target = folder / (media.sha256 + (held if whole else ".png" if media.kind == "image" else ".webp"))
         if not target.exists():
             with replacing(target) as temporary:
-                _save_pixels(media, temporary)
+                temporary.write_bytes(media.data) if whole and media.data else _save_pixels(media, temporary)
         return f"media/{target.name}"
 
     def _media_columns(self, group: Group) -> dict[int, list[dict[str, Any]]]:

@@ -18,11 +18,12 @@ from typing import Any
 from vlrl.config.registry import failure, prints_aside
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import FIELDS, MEDIA_FIELDS, box_problems, make_sample, sample_from_row
+from vlrl.data.embedded import Embedded
 from vlrl.data.formats import rows_in
 from vlrl.data.formats.fields import number
 from vlrl.data.formats.files import READERS
 from vlrl.data.media import load, missing
-from vlrl.data.row_media import unshown_problem
+from vlrl.data.row_media import each_source, unshown_problem
 from vlrl.data.video_sampling import VideoSampling
 from vlrl.errors import DataError, TaskError
 from vlrl.rewards.boxes import is_number
@@ -107,7 +108,7 @@ class _Row:
         self.problems.append(Problem(self.where, printable(self.id), kind, printable(text)))
 
 
-_Key = tuple[Path, str, float | None, float | None]
+_Key = tuple[Path | Embedded, str, float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,8 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
             _check_fields(row)
         if task and row.sample and not any(p.kind == "field" for p in row.problems):
             unlabelled += not _check_oracle(row, task)
-    there = [key for key in _keys(rows) if not allow_missing or os.path.isfile(key[0])]
+    named = dict.fromkeys(key for row in rows for media in row.media for key in _keys(media))
+    there = [key for key in named if not allow_missing or isinstance(key[0], Embedded) or os.path.isfile(key[0])]
     opened = _open_all(there, limits, tell) if media else _exist(there)
     for row in rows:
         _check_media(row, opened)
@@ -223,7 +225,7 @@ def _check_leaks(rows: Sequence[_Row], opened: Mapping[_Key, _Opened]) -> None:
     entries = []
     for row in rows:
         plain = {} if isinstance(row.row, DataError) else row.row
-        keys = [key for media in row.media if (key := _key(media))]
+        keys = [key for media in row.media for key in _keys(media)]
         shown = [opened[key].sha256 if key in opened and opened[key].sha256 else str(key[0]) for key in keys]
         entries.append((side(row.path, plain), row.where, plain, shown))
     for n, problem in leaks(entries).items():
@@ -260,7 +262,7 @@ def _sized(row: Mapping[str, Any] | DataError, root: Path) -> Mapping[str, Any] 
     The missing image is a problem of its own; the rest of the row is checked as if it were there.
     """
     image = None if isinstance(row, DataError) else row.get("image")
-    if isinstance(row, DataError) or row.get("width") is not None or not isinstance(image, str):
+    if isinstance(row, DataError) or row.get("width") is not None or not isinstance(image, str) or image[:5] == "data:":
         return row
     if os.path.isfile(root / image.replace("\0", "")):
         return row
@@ -324,7 +326,7 @@ def _whole(value: Any, field: str = "") -> Any:
 
 
 def _check_media(row: _Row, opened: Mapping[_Key, _Opened]) -> None:
-    files = [opened[key] for media in row.media if (key := _key(media)) in opened and key]
+    files = [opened[key] for media in row.media for key in _keys(media) if key in opened]
     for item in files:
         if item.problem and not any("video_end=" in p.reason for p in row.problems):  # a cut that holds no frame
             row.add("media", item.problem)
@@ -343,9 +345,9 @@ def _check_media(row: _Row, opened: Mapping[_Key, _Opened]) -> None:
 
 def _check_length(row: _Row, opened: Mapping[_Key, _Opened]) -> None:
     assert not isinstance(row.row, DataError)
-    for key in map(_key, row.media):
-        lasts = opened[key].seconds if key in opened and key else None
-        if key and lasts and not any(p.kind in ("row", "field") for p in row.problems):
+    for key in (key for media in row.media for key in _keys(media)):
+        lasts = opened[key].seconds if key in opened else None
+        if lasts and not any(p.kind in ("row", "field") for p in row.problems):
             problem = length_problem(row.row, lasts, key[0].name, *key[2:])
             if problem:
                 row.add("size", problem)
@@ -354,13 +356,14 @@ def _check_length(row: _Row, opened: Mapping[_Key, _Opened]) -> None:
 # --- media ------------------------------------------------------------------------------------------------------------
 
 
-def _key(media: Media) -> _Key | None:
-    """Returns what is opened once; None for media that a task has drawn."""
-    return (media.source, media.kind, media.start, media.end) if isinstance(media.source, Path) else None
-
-
-def _keys(rows: Sequence[_Row]) -> list[_Key]:
-    return list(dict.fromkeys(key for row in rows for media in row.media if (key := _key(media))))
+def _keys(media: Media) -> list[_Key]:
+    """Returns what is opened once: the file, or each frame of a video given as pictures; [] for what a task has
+    drawn.
+    """
+    one = [(media.source, media.kind, media.start, media.end)]
+    frames = [(frame, "image", None, None) for frame in each_source(media)]
+    return [key for key in (frames if isinstance(media.source, (list, tuple)) else one)
+            if isinstance(key[0], (Path, Embedded))]
 
 
 def _open_all(keys: Sequence[_Key], limits: LimitsSettings, tell: Tell) -> dict[_Key, _Opened]:
@@ -387,8 +390,8 @@ def _open(key: _Key, limits: LimitsSettings) -> _Opened:
 
 
 def _exist(keys: Sequence[_Key]) -> dict[_Key, _Opened]:
-    return {key: _Opened(problem="" if os.path.isfile(key[0]) else f"media file {key[0]} {missing(Path(key[0]))}")
-            for key in keys}
+    return {key: _Opened(problem=f"media file {key[0]} {missing(key[0])}"
+                         if isinstance(key[0], Path) and not os.path.isfile(key[0]) else "") for key in keys}
 
 
 # --- all rows ---------------------------------------------------------------------------------------------------------

@@ -12,10 +12,12 @@ from typing import Any
 
 from vlrl.config.registry import prints_aside
 from vlrl.data import MEDIA_FIELDS, BadRow, box_problems, check_suffix, json_line, make_sample, write_rows
+from vlrl.data.embedded import Embedded
 from vlrl.data.formats import rows_in
 from vlrl.data.media import IMAGE_FORMATS, resolve
+from vlrl.data.row_samples import media_items
 from vlrl.errors import DataError
-from vlrl.store.files import replacing
+from vlrl.store.files import replacing, suffix_of
 from vlrl.task import Task
 from vlrl.types import Media
 
@@ -39,7 +41,7 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
 
     Media paths of the new rows are relative to `root` when it is given, else to the folder of `out`; those of the old
     ones to `root`, else to the folder of `path`. With a task its own `sample_from_row` decides what a usable row is.
-    Media need not exist. Pictures that lie in the file itself (parquet) are written to the folder `<out>_media`.
+    Media need not exist. Those that rows hold themselves (parquet, base64) are written to the folder `<out>_media`.
     `columns` says which field stands for a canonical one, e.g. {"image": "photo"}.
 
     Raises DataError at the first bad row unless `keep_going`, for a row that cannot be moved, when no row is usable,
@@ -49,8 +51,8 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
     refuse_existing([out], force)
     target, pictures = root or out.parent, dict[Path, bytes]()
 
-    def keep(data: bytes) -> str:
-        file = out.with_name(f"{out.stem}_media") / f"{hashlib.sha256(data).hexdigest()[:16]}.{_suffix(data)}"
+    def keep(data: bytes, field: str) -> str:
+        file = out.with_name(f"{out.stem}_media") / f"{hashlib.sha256(data).hexdigest()[:16]}{_suffix(data, field)}"
         pictures[file] = data
         name = os.path.relpath(file, target)
         if name.startswith(".."):
@@ -87,14 +89,16 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
     """Returns the rows that the task can read (without one: whose canonical fields are sound), and the others with
     reasons.
 
-    `keep` is called with a row that holds pictures as bytes; it gives the row with paths instead, and their root.
+    `keep` is called with a row that holds media itself; it gives the row with paths instead, and their root.
     """
     reader, good, bad = task or Task(), [], []
     first: dict[str, str] = {}
     for where, row in rows_in(path, format, root, columns):
         try:
             own = None
-            if keep and not isinstance(row, DataError) and _pictures(row):
+            if not isinstance(row, DataError) and holds_media(row):
+                if not keep:
+                    raise DataError("its media lie in the row itself; `vlrl data convert` writes them as files")
                 row, own = keep(row)
             sample = make_sample(reader, row, own or root or path.parent)
             assert not isinstance(row, DataError)
@@ -140,29 +144,34 @@ def _moved(row: UsableRow, path: str, before: Path, after: Path) -> str:
     return relative
 
 
-def _pictures(row: Mapping[str, Any]) -> list[bytes]:
-    """Returns the pictures that a row holds as bytes."""
-    images = row.get("images")
-    several = images if isinstance(images, list) else []
-    return [image for image in (row.get("image"), *several) if isinstance(image, bytes)]
+def holds_media(row: Mapping[str, Any]) -> bool:
+    """Returns whether a row holds images or videos itself. Raises DataError for what is neither these nor a path."""
+    return any(isinstance(one, Embedded) for items in media_items(row).values() for item in items
+               for one in (item if isinstance(item, list) else [item]))
 
 
-def _saved(row: Mapping[str, Any], keep: Callable[[bytes], str]) -> dict[str, Any]:
+def _saved(row: Mapping[str, Any], keep: Callable[[bytes, str], str]) -> dict[str, Any]:
     new = dict(row)
-    if isinstance(row.get("image"), bytes):
-        new["image"] = keep(row["image"])
-    if isinstance(row.get("images"), list):
-        new["images"] = [keep(image) if isinstance(image, bytes) else image for image in row["images"]]
+    for field, items in media_items(row).items():
+        def name(item: Any, field: str = field) -> Any:
+            if isinstance(item, list):
+                return [name(frame) for frame in item]
+            return keep(item.data, field) if isinstance(item, Embedded) else item
+
+        names = [name(item) for item in items]
+        new[field] = names if isinstance(row[field], (list, tuple)) else names[0]
     return new
 
 
-def _suffix(data: bytes) -> str:
-    """Returns the end of the file name for a picture; DataError when it is none."""
+def _suffix(data: bytes, field: str) -> str:
+    """Returns the end of the file name for a picture, or a video; DataError for a picture that is none."""
     from PIL import Image
 
+    if field == "video" and suffix_of(data) not in (".png", ".jpg", ".bmp"):
+        return suffix_of(data)
     try:
         with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
-            return str(image.format).lower()
+            return f".{str(image.format).lower()}"
     except Exception as error:  # decoders raise anything on broken bytes
         why = str(error).partition(" <")[0]  # Pillow names the buffer by its address
         raise DataError(f"the picture of {len(data)} bytes in the row cannot be read: {why}. Write it anew, or leave "

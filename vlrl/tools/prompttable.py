@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,12 +21,12 @@ import numpy as np
 
 from vlrl.config.schema import Config
 from vlrl.curriculum.report import BINS, bins
-from vlrl.data import SPLITS, json_line
+from vlrl.data import SPLITS, json_line, several
 from vlrl.data.formats import rows_in
 from vlrl.data.formats.folders import of_side
 from vlrl.errors import DataError
 from vlrl.store.files import replacing
-from vlrl.tools.dataconvert import UsableRow, moved
+from vlrl.tools.dataconvert import UsableRow, holds_media, moved
 
 COLUMNS = {"pass_at_k": "share of the k answers that are right, in [0, 1]", "difficulty": "1 - pass_at_k",
            "reward_mean": "mean reward of an answer", "answers_scored": "answers that could be scored, at most k",
@@ -137,9 +138,11 @@ class Places:
 
 
 def data_file(config: Config, split: str) -> Path | None:
-    """Returns the file of `data.<split>`; None where the task makes its samples."""
+    """Returns the file of `data.<split>`; None where the task makes its samples, or where they are not those of one
+    file: of a pattern, a split of a folder, a data set of the Hub.
+    """
     name = getattr(config.data, split) if split in SPLITS else ""
-    return Path(name) if name else None
+    return Path(name) if name and (os.path.exists(name) or not several(name)) else None
 
 
 def default_out(config: Config, split: str) -> Path:
@@ -152,19 +155,20 @@ def default_out(config: Config, split: str) -> Path:
 def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
     """Returns the canonical rows of `data.<split>` as they can stand in `out`; [] without a file.
 
-    Rows that cannot be read are left out. Raises DataError when a media path would lead out of the new file's folder.
+    [] too where rows hold media themselves. Rows that cannot be read are left out.
+
+    Raises DataError when a media path would lead out of the new file's folder.
     """
     file = data_file(config, split)
     if file is None or not file.exists():
         return []
     root = Path(config.data.root) if config.data.root else file.parent
     target = root if config.data.root else out.parent
-    read = [(where, row) for where, row in of_side(rows_in(file, config.data.format, root), split)
+    read = [(where, row) for where, row in of_side(rows_in(file, config.data.format, root, config.data.columns),
+                                                split)
             if not isinstance(row, DataError) and "id" in row]
-    pictured = next((where for where, row in read if isinstance(row.get("image"), bytes)), None)
-    if pictured:
-        raise DataError(f"{pictured}: its picture lies in the file of rows itself; `vlrl data convert` writes it as a "
-                        "file of its own")
+    if any(holds_media(row) for _, row in read):  # a line of JSON holds no media: columns by id instead
+        return []
     rows = [moved(UsableRow(where, str(row["id"]), row, ()), root, target) for where, row in read]
     for row in rows:
         json_line(row)

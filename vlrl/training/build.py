@@ -145,6 +145,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     served(task, offered, samples)  # raises before anything is loaded
     curriculum.check(config.curriculum, task)
     prompts = curriculum.Prompts.of(samples, config.seed, config.data.difficulty, config.rollout, task.knobs)
+    prompts.buffer = config.data.shuffle_buffer if config.data.stream else None
     sampler = comm.on_main_alone(lambda: curriculum.make(config.curriculum, prompts, config.shares),
                                  "making the sampler")
     comm.on_main(lambda: async_source.check(config, sampler))

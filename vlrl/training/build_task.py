@@ -13,8 +13,8 @@ from typing import Any
 from vlrl import task as tasks
 from vlrl.config.registry import prints_aside
 from vlrl.config.schema import Config, DataSettings, TaskSettings
-from vlrl.data import coordinates, make_sample
-from vlrl.data.formats import Source, canonical
+from vlrl.data import SPLITS, coordinates, hub, make_sample
+from vlrl.data.formats import Source, canonical, renamed
 from vlrl.errors import DataError, VlrlError
 from vlrl.models.model_config import FamilyConvention
 from vlrl.task import Task
@@ -29,11 +29,11 @@ def make_task(config: Config) -> Task:
     model's family when they are used.
     """
     if not config.tasks:
-        return _made(config, config.task, RowFiles.of(config.data))
+        return _made(config, config.task, RowFiles.of(_pinned(config.data, config)))
     made: dict[str, Task] = {}
     for i, entry in enumerate(config.tasks):
         own = entry.data.model_dump(exclude_none=True)
-        data = config.data.model_copy(update=own)
+        data = _pinned(config.data.model_copy(update=own), config)
         try:
             made[entry.label] = _made(config, entry, RowFiles.of(data, own))
         except VlrlError as error:
@@ -41,6 +41,11 @@ def make_task(config: Config) -> Task:
     mixture = Mixture(made)
     mixture.seed, mixture.data = config.data.seed, config.data
     return mixture
+
+
+def _pinned(data: DataSettings, config: Config) -> DataSettings:
+    """Returns the settings with the commits of data sets of the Hub that the run, if there is one, began with."""
+    return data.model_copy(update={split: hub.pinned(getattr(data, split), config.run.dir) for split in SPLITS})
 
 
 def _made(config: Config, settings: TaskSettings, data: DataSettings) -> Task:
@@ -65,7 +70,8 @@ def sample_from(task: Task, row: Mapping[str, Any], root: Path) -> Sample:
 
     A row whose media paths lead out of `root` gives a sample without media. Raises DataError naming the row.
     """
-    rows = canonical(dict(row), task.data.format if task.data else "auto", Source(root=root))
+    data = task.data or DataSettings()
+    rows = canonical(renamed(dict(row), data.columns), data.format, Source(root=root))
     if len(rows) != 1:
         raise DataError(f"the sample stands for {len(rows)} rows; give one, as `vlrl data convert` writes them")
     try:

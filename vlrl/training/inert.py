@@ -21,7 +21,7 @@ from vlrl.algo.weights import WEIGHTS
 from vlrl.config.algo import CLIPS, AlgoSettings
 from vlrl.config.base import Named
 from vlrl.config.rollout import CurriculumSettings
-from vlrl.config.schema import Config
+from vlrl.config.schema import Config, DataSettings
 from vlrl.task import Task
 from vlrl.task.combine import weight_at
 
@@ -419,6 +419,16 @@ def sampler(run: Run) -> Iterator[Inert]:
         yield Inert("curriculum.name", curriculum.name, f"{why}: it draws as uniform does")
 
 
+def streaming(run: Run) -> Iterator[Inert]:
+    """Yields a buffer in which nothing is shuffled."""
+    data, curriculum = run.config.data, run.config.curriculum
+    if data.stream and curriculum.name != "uniform":
+        yield Inert("data.shuffle_buffer", data.shuffle_buffer, f"curriculum.name={curriculum.name} draws the prompts "
+                    "in its own order, and rows are read there")
+    elif not data.stream and data.shuffle_buffer != DataSettings().shuffle_buffer:
+        yield Inert("data.shuffle_buffer", data.shuffle_buffer, "data.stream=false shuffles all rows")
+
+
 def _values(setting: str, named: Named, table: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a function, defaults included; those that are given of a user's own."""
     known = {} if ":" in named.name else options_of(setting, named.name, table)
@@ -434,4 +444,4 @@ def _short(value: Any) -> Any:
 
 RULES: Sequence[Callable[[Run], Iterator[Inert]]] = (
     ratio, unreached_bound, unread_credit, kl, kl_to_itself, reference, entropy, weights, correction, shaping, replaced,
-    batch, reward_parts, filters, sampler)
+    batch, reward_parts, filters, sampler, streaming)

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 
 from vlrl import config
 from vlrl.config.schema import Config
+from vlrl.data import hub
 from vlrl.distributed import comm
 from vlrl.errors import RunError, TrainingError
 from vlrl.evaluation.evaluate import evaluate, evaluation_line
@@ -65,9 +66,10 @@ class Session:
     # --- beginning and end ---------------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
-        path, warnings, environment = comm.on_main(self._open, "opening the run folder")
+        path, warnings, shared = comm.on_main(self._open, "opening the run folder")
         with self._closing_on_error():
-            comm.together(lambda: files.await_shared(self.folder.path / "env.json", environment))
+            for name, content in shared.items():
+                comm.together(partial(files.await_shared, self.folder.path / name, content))
         self._stack.callback(remove_engine_folder, self.config)
         self._stack.enter_context(Watchdog(self.config.limits.stuck_s, self.folder.path))
         self.checkpoint = path
@@ -78,8 +80,8 @@ class Session:
         self._stack.enter_context(self._signals)
         return self
 
-    def _open(self) -> tuple[Path | None, tuple[str, ...], Any]:
-        """Locks the folder and decides where to go on, on rank 0; also returns what env.json says."""
+    def _open(self) -> tuple[Path | None, tuple[str, ...], dict[str, Any]]:
+        """Locks the folder and decides where to go on, on rank 0; also returns what its files say that all must see."""
         self._lock = self._stack.enter_context(self.folder.lock(self.config.run.steal_lock))
         with self._closing_on_error():
             if self.config.resume == "never":
@@ -92,8 +94,12 @@ class Session:
                 refuse_other_settings(self.folder, self.config)
             # without a checkpoint nothing says that an earlier evaluation was of this model and these settings
             self.folder.truncate(found.step, evaluated=found.path is not None)
+            rows = [self.config.data, *(entry.data for entry in self.config.tasks)]
+            hub.pin(hub.names_of(rows), self.folder.path, files.cache_folder(self.config.data.cache),
+                    goes_on=found.path is not None)
             self.folder.create(config.dump(self.config), self.config.seed)
-            return found.path, found.warnings, files.read_json(self.folder.path / "env.json")
+            shared = {name: files.read_json(self.folder.path / name) for name in (hub.PINS, "env.json")}
+            return found.path, found.warnings, shared
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Any:

@@ -17,14 +17,14 @@ from vlrl.data.formats import annotated as a
 from vlrl.data.formats import driving, gui, labelled, pairs, qa, talk, video, vqa
 from vlrl.data.formats import grounding as g
 from vlrl.data.formats.fields import Source, short
-from vlrl.data.formats.files import Found
 from vlrl.data.formats.records import records
 from vlrl.data.formats.shapes import shape_of
 from vlrl.data.formats.whole import unique_ids
 from vlrl.data.turns import carried
 from vlrl.errors import ConfigError, DataError, did_you_mean
 
-__all__ = ["FORMATS", "Format", "Source", "canonical", "check_format", "format_of", "recognised", "rows_as", "rows_in"]
+__all__ = ["FORMATS", "Format", "Source", "canonical", "check_columns", "check_format", "format_of", "recognised",
+           "renamed", "rows_as", "rows_in"]
 Row = dict[str, Any]
 _QUESTIONS = ("qa", "problem_text", "mathvista", "vlm_r1", "video_r1")
 """Formats that read whatever asks and answers, also where a more particular one would know the words of an answer."""
@@ -135,9 +135,8 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
     path = Path(path)
     found = records(path, recognised)
     if columns:
-        found, missing = [f._replace(record=_renamed(f.record, columns)) for f in found], _missing(found, columns)
-        if missing:
-            raise DataError(f"{path}: no row has a field {missing!r}, which --columns names")
+        check_columns([f.record for f in found], columns, path)
+        found = [f._replace(record=renamed(f.record, columns)) for f in found]
     name = format if format != "auto" else format_of([f.record for f in found])
     placed: g.Placed = []
     for where, id, record in found:
@@ -229,17 +228,21 @@ def _recognises(format: Format, record: Mapping[str, Any]) -> bool:
         return False
 
 
-def _missing(found: Sequence[Found], columns: Mapping[str, str]) -> str | None:
-    """Returns a field that `columns` names and no record has; None where there is no record at all."""
-    named = [f.record.keys() for f in found if not isinstance(f.record, DataError)]
-    return next((c for c in sorted(columns.values()) if not any(c in keys for keys in named)), None) if found else None
+def check_columns(records: Sequence[Mapping[str, Any] | DataError], columns: Mapping[str, str], path: Path) -> None:
+    """Raises DataError for a column that `columns` names and none of the records has."""
+    there = list(dict.fromkeys(str(name) for record in records if not isinstance(record, DataError) for name in record))
+    for name, column in sorted(columns.items()) if records else ():
+        if column not in there:
+            raise DataError(f"{path}: none of {len(records)} rows looked at has a column {column!r}, which "
+                            f"data.columns (--columns) names for {name!r}.{did_you_mean(column, there)} There are: "
+                            f"{short(', '.join(there))}")
 
 
-def _renamed(record: dict[str, Any] | DataError, columns: Mapping[str, str]) -> dict[str, Any] | DataError:
+def renamed(record: dict[str, Any] | DataError, columns: Mapping[str, str]) -> dict[str, Any] | DataError:
     """Returns the record with fields under the names that they stand for, without others that could stand for the
     same.
     """
-    if isinstance(record, DataError):
+    if isinstance(record, DataError) or not columns:
         return record
     given = {name: record[field] for name, field in columns.items() if field in record}
     rivals = {n for name in given for n in _RIVALS.get(name, (name,))} | set(columns.values())

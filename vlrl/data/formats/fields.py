@@ -3,7 +3,6 @@ that names the field and its value."""
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import math
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlrl.data.embedded import Embedded, inline, is_pixels
 from vlrl.errors import DataError
 
 IMAGE = ("image", "image_path", "img_path", "img_filename", "image_filename", "image_file", "file_name", "filename",
@@ -38,8 +38,6 @@ _PARTS = 32  # folders of an absolute path that are looked for under the root
 _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}$")
 _VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 _IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".webp")
-_BASE64 = re.compile(r"(data:image/\w+;base64,|)(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR)[\w+/=\s]{40}")
-"""How JPEG, PNG, GIF and WebP begin in base64."""
 _NEARLY = 1e-3  # by which rounding may put a share of the image outside of it
 
 
@@ -100,6 +98,9 @@ class Source:
         from vlrl.data.media import resolve
         from vlrl.data.video_decoders import told_duration
 
+        if isinstance(video, bytes):
+            with Embedded(video).file() as file:
+                return told_duration(file)
         try:
             file = resolve(video, self.root or Path.cwd(), self.roots)
         except DataError:
@@ -288,7 +289,7 @@ def media(record: Mapping[str, Any], source: Source) -> dict[str, Any]:
     A picture that lies in the record itself (the `{"bytes": ...}` of parquet files) stays bytes.
     """
     given = pick(record, *IMAGE)
-    several = given if isinstance(given, (list, tuple)) else [given]
+    several = given if isinstance(given, (list, tuple)) and not is_pixels(given) else [given]
     paths = [source.path(picture(item)) for item in several]
     if not paths or None in paths:
         raise DataError(f"no field with the path of an image; known: {', '.join(IMAGE)}")
@@ -320,14 +321,11 @@ def picture(item: Any) -> Any:
     """Returns a path or bytes out of what stands for one image; also base64, as in the tables of MMBench and in data
     URIs.
     """
-    if isinstance(item, str) and (found := _BASE64.match(item)):
-        try:
-            return base64.b64decode("".join(item[found.end(1):].split()), validate=True)
-        except ValueError:
-            return item
+    if isinstance(item, str) and (data := inline(item)) is not None:
+        return data
     if isinstance(item, Mapping):
         data = item.get("bytes")
-        return data if isinstance(data, bytes) and data else item.get("path") or item.get("url")
+        return data if isinstance(data, bytes) and data else picture(item.get("path") or item.get("url"))
     return item
 
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlrl.data.formats.fields import PLACES, number, short, unpacked
+from vlrl.data.formats.json_text import parsed_line
+from vlrl.data.formats.tar_shards import row_at, scanned
 from vlrl.errors import DataError
 
 MOST_BYTES = 2 << 30
 """Of a text file: it is read as a whole."""
-MOST_LINE = 16 << 20
-"""Characters of one line of a .jsonl file."""
 MOST_DEPTH = 64
 """Lists and objects inside one another."""
 _LISTS = ("data", "samples", "rows", "records", "examples", "items", "annotations", "train", "val", "test")
@@ -35,7 +35,9 @@ _SPLITS = ("train", "val", "test")
 _BARE = ("image", "x1", "y1", "x2", "y2", "label")  # columns of a CSV without a header line
 _NUMBERS = frozenset(("width", "height", "difficulty", "weight", "count", "tolerance", "duration", "fps", "speed_mps",
                       "video_start", "video_end"))  # canonical fields that are numbers
-_ROW_SUFFIXES = ".jsonl or .jsonl.gz (one object a line), .json (a list of objects), .csv, .tsv, .parquet or .arrow"
+_ROW_SUFFIXES = (".jsonl or .jsonl.gz (one object a line), .json (a list of objects), .csv, .tsv, .parquet, .arrow or "
+                 ".tar (WebDataset)")
+
 
 
 IsRecord = Callable[[Mapping[str, Any]], Any]
@@ -182,24 +184,6 @@ def _images(path: Path, document: Mapping[str, Any]) -> Iterator[Found]:
             f"image_id={key} of {len(entries)} annotations is the id of no entry of 'images'"))
 
 
-def parsed_line(text: str, most: int = MOST_LINE) -> Any:
-    """Returns what a line of JSON says, or a DataError."""
-    if len(text) > most:
-        return DataError(f"a line of {len(text)} characters, more than the {most} that one row may have")
-    try:
-        return json.loads(text, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        return DataError(f"not JSON: {error}")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {short(name)} occurs twice in one object")
-    return found
-
-
 def record_of(row: Any) -> dict[str, Any] | DataError:
     """Returns the row, if it is an object, else why it is none."""
     if isinstance(row, (dict, DataError)):
@@ -309,6 +293,16 @@ def _arrow(path: Path) -> Iterator[Found]:
     return _batches(path, read)
 
 
+def _tar(path: Path) -> Iterator[Found]:
+    try:
+        with open(path, "rb") as file:
+            for n, (begin, end) in enumerate(scanned(path).tolist(), 1):
+                key, record = row_at(path, file.fileno(), begin, end)
+                yield Found(f"{path}, row {n}", key, record)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
 def _batches(path: Path, read: Callable[[], Iterable[Any]]) -> Iterator[Found]:
     n = 0
     try:
@@ -358,6 +352,6 @@ def _named(value: Any, names: Sequence[str]) -> Any:
 
 READERS: dict[str, Callable[[Path], Iterable[Found]]] = {
     ".jsonl": _lines, ".ndjson": _lines, ".json": _document, ".csv": _table, ".tsv": _table, ".txt": _lines_of_text,
-    ".parquet": _parquet, ".arrow": _arrow, ".feather": _arrow,
+    ".parquet": _parquet, ".arrow": _arrow, ".feather": _arrow, ".tar": _tar,
 }
 """By the end of the file's name."""

@@ -12,13 +12,15 @@ from typing import Any
 
 from vlrl.data.formats.fields import IMAGE, VIDEO
 from vlrl.data.formats.files import READERS, Found
-from vlrl.errors import DataError
+from vlrl.data.hub_files import NoSuchSplit, selected
+from vlrl.errors import ConfigError, DataError, did_you_mean
 
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "heldout", "valid": "heldout", "validation": "heldout",
                "dev": "heldout", "test": "heldout", "testing": "heldout", "eval": "heldout", "heldout": "heldout"}
 """What folders, files and `split` fields call a side -> the side."""
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
-_SHARDS = (".parquet", ".arrow")
+_SHARDS = (".parquet", ".arrow", ".tar", ".jsonl", ".ndjson")
+"""Kinds of shards; of several kinds in a folder the first is read."""
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _MOST = 5_000_000
 """Files of a folder."""
@@ -28,7 +30,7 @@ def folder_records(path: Path) -> Iterator[Found]:
     """Yields the records of a folder. Raises DataError when it holds none."""
     files = sorted(_files(path))
     kinds = (("metadata beside the images", [f for f in files if os.path.basename(f) in _METADATA], _beside),
-             ("shards", [f for f in files if _is_shard(f)], _shard),
+             ("shards", _shards(files), _shard),
              ("sequences", [f for f in files if os.path.basename(f) == "groundtruth.txt"], _beside),
              ("classes", [f for f in files if f.lower().endswith(_PICTURES) and f.count("/") >= 1], _picture))
     found = next(((chosen, read) for _, chosen, read in kinds if chosen), None)
@@ -72,14 +74,31 @@ def shards_of(path: Path) -> list[str]:
     """
     files = sorted(_files(path))
     beside = any(os.path.basename(f) in _METADATA for f in files)
-    return [] if beside else [f for f in files if _is_shard(f)]
+    return [] if beside else _shards(files)
 
 
-def _is_shard(file: str) -> bool:
-    """Returns whether a file holds rows: `datasets` keeps results of map and filter beside them, which hold some once
-    more.
+def _shards(files: list[str]) -> list[str]:
+    """Returns the files of rows of the first kind that there is. `datasets` keeps results of map and filter beside them
+    (cache-*), which hold some once more; lines beside pictures are not taken for shards.
     """
-    return file.endswith(_SHARDS) and not os.path.basename(file).startswith("cache-")
+    pictured = any(file.lower().endswith(_PICTURES) for file in files)
+    for kind in _SHARDS[:3 if pictured else None]:
+        if found := [f for f in files if f.endswith(kind) and not os.path.basename(f).startswith("cache-")]:
+            return found
+    return []
+
+
+def split_files(path: Path, split: str) -> list[Path]:
+    """Returns the files of a split of a folder, or the folder that it is. Raises ConfigError naming those there are."""
+    if os.path.isfile(path / "dataset_dict.json") and os.path.isdir(path / split):
+        return [path / split]
+    try:
+        files = [file for file in sorted(_files(path)) if not os.path.basename(file).startswith("cache-")]
+        found = selected(files, (), "", split)
+    except NoSuchSplit as error:
+        raise ConfigError(f"the folder {path} has no split {split!r}.{did_you_mean(split, error.known)} There are: "
+                          f"{', '.join(error.known) or 'none'}") from None
+    return [path / file for file in found.read]
 
 
 def split_of(file: str) -> dict[str, str]:
@@ -100,8 +119,8 @@ def _picture(path: Path, file: str) -> Iterator[Found]:
 
 def _shard(path: Path, file: str) -> Iterator[Found]:
     """Yields a parquet or arrow file of `datasets`."""
-    for n, (where, _, record) in enumerate(READERS[os.path.splitext(file)[1]](path / file), 1):
-        yield Found(where, f"{os.path.splitext(file)[0]}-{n}",
+    for n, (where, id, record) in enumerate(READERS[os.path.splitext(file)[1]](path / file), 1):
+        yield Found(where, id if file.endswith(".tar") else f"{os.path.splitext(file)[0]}-{n}",
                     record if isinstance(record, DataError) else {**split_of(file), **record})
 
 

@@ -33,6 +33,7 @@ from vlrl.data.formats.fields import (
     number,
     numbers,
     pick,
+    picture,
     scaled,
     short,
     text,
@@ -54,9 +55,11 @@ _CLEAR = re.compile(r"[.:]\d")  # "3.1-7.5" are times; "2-5" may be a score, unl
 _ONE_OF = re.compile(r"(?:from|of|among|between|:)\s*(\[[^\[\]]{3,2000}\])")
 
 
-def _video(record: Record, source: Source, *names: str) -> str:
-    """Returns the path of the video that one of these fields names."""
-    given = pick(record, *names)
+def _video(record: Record, source: Source, *names: str) -> Any:
+    """Returns the path of the video that one of these fields names, or the bytes that it holds."""
+    given = picture(pick(record, *names))
+    if isinstance(given, bytes):
+        return given
     if not isinstance(given, str):
         raise DataError(f"no field {' or '.join(repr(n) for n in names)} with the path of a video")
     path = source.video(given)

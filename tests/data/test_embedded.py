@@ -1,0 +1,233 @@
+"""Media inside rows: bytes of a table, base64, frames and numbers are read in place, as files of the same bytes are."""
+
+import base64
+import hashlib
+import io
+import json
+import struct
+import zlib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from typer.testing import CliRunner
+
+from tests.data.test_video import CONSTANT, films
+from vlrl.cli.main import app
+from vlrl.config.schema import DataSettings, LimitsSettings
+from vlrl.data import Samples, read_samples, sample_from_row
+from vlrl.data.clip_cache import ClipCache
+from vlrl.data.embedded import Embedded, media_item, without_bytes
+from vlrl.data.lazy_dataset import LazySamples
+from vlrl.data.media import load
+from vlrl.data.video_sampling import VideoSampling
+from vlrl.errors import DataError
+from vlrl.rollout import fingerprint
+from vlrl.task import Task
+from vlrl.tools.datacheck import check
+from vlrl.tools.dataconvert import convert
+
+LIMITS = LimitsSettings()
+
+
+def encoded(color="red", size=(8, 6), format="PNG") -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, color).save(file, format)
+    return file.getvalue()
+
+
+def clip(path):
+    return films.make(path, films.FILES[CONSTANT])
+
+
+def bomb() -> bytes:
+    """A PNG that says it has 50,000 x 50,000 pixels."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head)) + encoded()[33:]
+
+
+def url(data: bytes, kind="image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def loaded(row, **limits):
+    sample = sample_from_row({"id": "r", **row})
+    return [load(media, LimitsSettings(**limits), VideoSampling()) for media in sample.media]
+
+
+@pytest.mark.parametrize("value", [
+    encoded(), {"bytes": encoded(), "path": "x/not-there.png"}, url(encoded()), {"path": url(encoded())},
+    {"bytes": base64.b64encode(encoded("red", (40, 40))).decode()}])
+def test_an_image_in_a_row_is_that_of_a_file(tmp_path, value):
+    data = encoded("red", (40, 40)) if isinstance(value, dict) and isinstance(value.get("bytes"), str) else encoded()
+    (tmp_path / "a.png").write_bytes(data)
+    (here,) = loaded({"image": value})
+    file = load(sample_from_row({"id": "r", "image": "a.png"}, tmp_path).media[0], LIMITS)
+    assert here.frames[0].tobytes() == file.frames[0].tobytes()
+    assert here.sha256 == file.sha256 == hashlib.sha256(data).hexdigest() and here.data == data
+
+
+def test_a_path_beside_no_bytes_is_a_path(tmp_path):
+    (tmp_path / "a.png").write_bytes(encoded())
+    sample = sample_from_row({"id": "r", "images": [{"bytes": None, "path": "a.png"}, {"bytes": b"", "path": "a.png"}]},
+                             tmp_path)
+    assert [m.source for m in sample.media] == [tmp_path / "a.png"] * 2 and sample.row["images"] == ["a.png", "a.png"]
+    with pytest.raises(DataError, match=r"row 'r'.*leads out of"):
+        sample_from_row({"id": "r", "image": {"bytes": None, "path": "../../etc/passwd"}}, tmp_path)
+
+
+def test_the_row_keeps_a_hash_alone():
+    data = encoded("blue")
+    named = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    sample = sample_from_row({"id": "r", "image": {"bytes": data, "path": "x.png"}, "thumb": [data, b"\0" * 99],
+                              "seen": url(data), "question": "what?"})
+    assert sample.row["image"] == named and sample.row["thumb"] == [named, "<99 bytes>"] and sample.row["seen"] == named
+    assert sample.row["meta"] == {"thumb": [named, "<99 bytes>"], "seen": named}
+    assert len(json.dumps(sample.row)) < 600
+
+
+@pytest.mark.parametrize(("value", "words"), [
+    (b"no picture", "no image of a known kind"), (encoded("red", (99, 99))[:-30], "cannot be read"), (bomb(), "pixels"),
+    (url(b"no picture"), "no image of a known kind"), (encoded("red", (900, 900), "BMP"), "limits.media_bytes=9999"),
+    (b"%!PS-Adobe-3.0 EPSF-3.0", "no image of a known kind")])
+def test_hostile_bytes_name_the_row(value, words):
+    with pytest.raises(DataError, match=f"row 'r' .*{words}") as raised:
+        loaded({"image": value}, media_bytes=9999)
+    assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize(("row", "words"), [
+    ({"image": {"bytes": None, "path": None}}, "needs 'bytes', or 'path'"), ({"image": {}}, "needs 'bytes'"),
+    ({"image": "data:image/png;base64,###"}, "holds no base64"), ({"image": "data:text/html,<b>"}, "is a URL"),
+    ({"image": [[[1, 2, 300]]]}, "whole numbers from 0 to 255"), ({"image": [[1, 2], [3]]}, "whole numbers"),
+    ({"image": [[[1, 2, 3, 4]]]}, r"1 or 3")])
+def test_what_is_no_media(row, words):
+    with pytest.raises(DataError, match=f"row 'r'.*{words}"):
+        sample_from_row({"id": "r", **row})
+
+
+def test_pixels_as_numbers():
+    pixels = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
+    (color,), (grey,) = loaded({"image": pixels.tolist()}), loaded({"image": pixels[..., 0].tolist()})
+    assert np.array_equal(np.asarray(color.frames[0]), pixels)
+    assert np.array_equal(np.asarray(grey.frames[0])[..., 1], pixels[..., 0])
+    (several,) = [sample_from_row({"id": "r", "images": [pixels.tolist(), encoded()]}).media]
+    assert len(several) == 2
+
+
+def test_videos_as_bytes_and_as_frames(tmp_path):
+    path = clip(tmp_path / "a.mp4")
+    sampling, cache = VideoSampling(fps=2, max_frames=4), ClipCache(8)
+    row = {"id": "r", "video": path.read_bytes(), "video_start": 1.0, "video_end": 2.5}
+    ours, file = (load(sample_from_row(one, tmp_path).media[0], LIMITS, sampling, cache)
+                  for one in (row, {**row, "video": "a.mp4"}))
+    assert ours.sha256 == file.sha256 and ours.timestamps == file.timestamps and len(ours.frames) == len(file.frames)
+    assert all(a is b for a, b in zip(ours.frames, file.frames, strict=True))  # one entry of the clip cache
+    with pytest.raises(DataError, match=r"^media inside row 'r' .* cannot be read as a video"):
+        loaded({"video": b"RIFF" + bytes(99)})
+
+    frames = [encoded(c) for c in ("red", "green", "blue", "white")]
+    for name, video in (("bytes", frames), ("structs", [{"bytes": f, "path": None} for f in frames]),
+                        ("nested", [[{"bytes": f, "path": None} for f in frames]]), ("urls", list(map(url, frames)))):
+        (found,) = loaded({"video": video, "fps": 2})
+        assert [f.getpixel((0, 0)) for f in found.frames] == [(255, 0, 0), (0, 128, 0), (0, 0, 255),
+                                                              (255, 255, 255)], name
+    with pytest.raises(DataError, match="needs their rate"):
+        loaded({"video": frames})
+    (tmp_path / "0.png").write_bytes(frames[0])
+    named = sample_from_row({"id": "r", "video": ["0.png", "0.png"], "fps": 1}, tmp_path)
+    assert named.media[0].source == [tmp_path / "0.png"] * 2
+    two = sample_from_row({"id": "r", "video": ["a.mp4", "a.mp4"]}, tmp_path)
+    assert [m.kind for m in two.media] == ["video", "video"]
+
+
+EASY = [{"images": [{"bytes": encoded(c), "path": None}], "problem": f"<image>Which colour is number {i}?",
+         "answer": c} for i, c in enumerate(("red", "green", "blue"))]
+
+
+def easy(path):
+    pq.write_table(pa.Table.from_pylist(EASY), path)
+    return path
+
+
+@pytest.mark.parametrize("index", ["memory", "lazy"])
+def test_an_easyr1_parquet_is_read_in_place(tmp_path, index):
+    task = Task()
+    task.data = DataSettings(train=str(easy(tmp_path / "rows.parquet")), index=index, cache=str(tmp_path / "cache"))
+    samples = read_samples(task, "train")
+    assert isinstance(samples, LazySamples if index == "lazy" else Samples) and len(samples) == 3
+    for sample, row in zip(samples, EASY, strict=True):
+        assert sample["answer"] == row["answer"]
+        assert load(sample.media[0], LIMITS).sha256 == hashlib.sha256(row["images"][0]["bytes"]).hexdigest()
+        assert len(json.dumps(dict(sample.row))) < 1000
+    assert len(fingerprint.of(samples).ids) == 3
+
+
+def test_data_check_opens_what_rows_hold(tmp_path):
+    found = check(easy(tmp_path / "rows.parquet"), None, LIMITS)
+    assert found.bad == 0 and found.media == {"images": 3, "videos": 0, "unusable": 0}
+    rows = [*EASY, {**EASY[0], "images": [{"bytes": b"junk" * 9, "path": "c.png"}]}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "bad.parquet")
+    found = check(tmp_path / "bad.parquet", None, LIMITS)
+    assert found.bad == 1 and found.problems[0].kind == "media" and found.problems[0].where.endswith("row 4")
+    assert "no image of a known kind" in found.problems[0].reason
+    answer = CliRunner().invoke(app, ["data", "check", str(tmp_path / "bad.parquet")])
+    assert answer.exit_code == 1 and "row 4" in answer.output
+
+
+def test_data_convert_writes_all_kinds_as_files(tmp_path):
+    video = clip(tmp_path / "a.mp4").read_bytes()
+    rows = [{"id": "a", "image": url(encoded())}, {"id": "b", "video": {"bytes": video, "path": None}},
+            {"id": "c", "video": [{"bytes": encoded("green"), "path": None}] * 2, "fps": 1}]
+    for row in rows:
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / "one.parquet")
+        out = tmp_path / f"{row['id']}.jsonl"
+        convert(tmp_path / "one.parquet", out)
+        (written,) = [json.loads(line) for line in out.read_text().splitlines()]
+        before, after = sample_from_row(row), sample_from_row(written, tmp_path)
+        assert [load(m, LIMITS, VideoSampling()).sha256 for m in before.media] == [
+            load(m, LIMITS, VideoSampling()).sha256 for m in after.media]
+
+
+@settings(deadline=None)
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text() | st.binary(max_size=60),
+                    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4)))
+def test_any_value_of_a_row_becomes_plain(value):
+    json.dumps(without_bytes(value))
+    try:
+        found = media_item(value)
+    except DataError:
+        return
+    assert isinstance(found, Embedded) or found is value or isinstance(found, str)
+
+
+ASKED, HELD = "How many dogs are there?", [{"bytes": encoded(), "path": None}]
+SHAPES = {
+    "trl text": {"prompt": ASKED, "image": HELD[0], "solution": "3"},
+    "trl messages": {"prompt": [{"role": "user", "content": ASKED}], "image": HELD[0], "solution": "3"},
+    "trl parts": {"prompt": [{"role": "user", "content": [{"type": "image", "text": None},
+                                                          {"type": "text", "text": ASKED}]}],
+                  "images": HELD, "solution": "3"},
+    "easyr1": {"images": HELD, "problem": f"<image>{ASKED}", "answer": "3"},
+    "verl": {"data_source": "x", "prompt": [{"role": "user", "content": f"<image>{ASKED}"}], "images": HELD,
+             "reward_model": {"ground_truth": "3", "style": "rule"}},
+    "ms-swift": {"messages": [{"role": "user", "content": f"<image>{ASKED}"}, {"role": "assistant", "content": "3"}],
+                 "images": HELD},
+    "llama-factory": {"conversations": [{"from": "human", "value": f"<image>{ASKED}"}, {"from": "gpt", "value": "3"}],
+                      "images": HELD},
+}
+
+
+@pytest.mark.parametrize("index", ["memory", "lazy"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_of_other_programs_are_read_as_they_are(tmp_path, shape, index):
+    pq.write_table(pa.Table.from_pylist([SHAPES[shape]] * 3), tmp_path / "rows.parquet")
+    task = Task()
+    task.data = DataSettings(train=str(tmp_path / "rows.parquet"), index=index, cache=str(tmp_path / "cache"))
+    for sample in read_samples(task, "train"):
+        assert sample["question"] == ASKED and str(sample["answer"]) == "3"
+        assert [load(m, LIMITS).data for m in sample.media] == [encoded()]

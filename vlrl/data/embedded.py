@@ -1,0 +1,163 @@
+"""Media inside a row: the bytes of a table, base64, numbers of pixels; and the row without them. Imports no torch."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlrl.errors import DataError
+
+_BASE64 = re.compile(r"(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR)[\w+/=\s]{40}")
+"""How JPEG, PNG, GIF and WebP begin in base64."""
+_BEGINS = ("/9j/", "ivbo", "r0lg", "uklg", "data")  # the first four characters of these and of data URLs
+_DATA_URL = re.compile(r"data:(?:image|video)/[\w.+-]{1,80};base64,", re.IGNORECASE)
+HASHED = re.compile(r"sha256:[0-9a-f]{64}")
+"""What stands in a row in place of media that it held."""
+_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*", b"\x1aE\xdf\xa3")
+_STILL = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"II*\0", b"MM\0*")  # formats that hold one picture
+_STILL_NAME = re.compile(r"\.(?:png|jpe?g|bmp|tiff?|ppm)$|^data:image/(?:png|jpe?g|bmp|tiff?);", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """An image or video that a row holds itself; the source of a Media. Equal bytes are the same media."""
+
+    data: bytes = field(repr=False)
+    row: str = field(default="", compare=False)
+    """Id of the row, for messages."""
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+    def __str__(self) -> str:
+        return f"sha256:{self.sha256}"
+
+    @property
+    def name(self) -> str:
+        """What a message calls it."""
+        whose = f"row {self.row!r}" if self.row else "the row"
+        return f"media inside {whose} ({len(self.data)} bytes, {str(self)[:23]}...)"
+
+    @contextmanager
+    def file(self) -> Iterator[Path]:
+        """Yields the path of a temporary file for decoders of videos, which read files; errors name the row's media."""
+        with tempfile.NamedTemporaryFile(prefix="vlrl-") as file:
+            file.write(self.data)
+            file.flush()
+            try:
+                yield Path(file.name)
+            except DataError as error:
+                raise DataError(re.sub(rf"(?:media file )?{re.escape(file.name)}", self.name, str(error))) from None
+
+
+def inline(text: str) -> bytes | None:
+    """Returns what base64 holds, of a data URL or bare; None for any other text. Raises DataError for a data URL of
+    media that is broken.
+    """
+    head = _DATA_URL.match(text)
+    if not head and not _BASE64.match(text):
+        return None
+    try:
+        return base64.b64decode("".join(text[head.end() if head else 0:].split()), validate=True)
+    except ValueError as error:
+        if not head:
+            return None
+        raise DataError(f"{text[:head.end()]}... holds no base64: {error}") from None
+
+
+def media_item(value: Any, row: str = "") -> Any:
+    """Returns what stands for one image or video: Embedded, or the text of a path. Raises DataError for neither."""
+    if isinstance(value, Mapping):
+        data, path = value.get("bytes"), value.get("path") or value.get("url")
+        if not data and not path:
+            raise DataError(f"an object with {', '.join(map(str, value)) or 'nothing'} holds no media: it needs "
+                            "'bytes', or 'path'")
+        value = data or path
+    if is_pixels(value):
+        return Embedded(_netpbm(value), row)
+    data = inline(value) if isinstance(value, str) else value
+    return Embedded(bytes(data), row) if isinstance(data, (bytes, bytearray)) else value
+
+
+def video_items(value: Any, row: str = "") -> list[Any]:
+    """Returns the videos that a value of a row stands for: each an item, or the list of its frames."""
+    several = value if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, (list, tuple)) and several and all(map(_is_still, several)):
+        return [[media_item(frame, row) for frame in several]]
+    return [[media_item(frame, row) for frame in one] if isinstance(one, (list, tuple)) else media_item(one, row)
+            for one in several]
+
+
+def image_items(value: Any, row: str = "") -> list[Any]:
+    """Returns the images that a value of a row stands for."""
+    several = isinstance(value, (list, tuple)) and not is_pixels(value)
+    return [media_item(one, row) for one in (value if several else [value])]
+
+
+def is_pixels(value: Any) -> bool:
+    """Returns whether a list holds rows of pixels, [height][width] or [height][width][channels]."""
+    for _ in range(2):
+        value = value[0] if isinstance(value, (list, tuple)) and value else None
+    value = value[0] if isinstance(value, (list, tuple)) and value else value
+    return isinstance(value, int)
+
+
+def without_bytes(value: Any) -> Any:
+    """Returns a value of a row with the hash of media in their place, and the number of other bytes."""
+    if isinstance(value, str):
+        return _short(value) if value[:4].lower() in _BEGINS and len(value) > 40 else value
+    if value is None or isinstance(value, (int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {k: without_bytes(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_bytes(v) for v in value]
+    if isinstance(value, (bytes, bytearray)):
+        known = value.startswith(_MAGIC) or value[4:8] == b"ftyp"
+        return str(Embedded(bytes(value))) if known else f"<{len(value)} bytes>"
+    return str(value) if isinstance(value, Embedded) else value
+
+
+def _short(text: str) -> str:
+    try:
+        data = inline(text)
+    except DataError:
+        data = b""
+    return text if data is None else str(Embedded(data))
+
+
+def _is_still(item: Any) -> bool:
+    """Returns whether one of several items is a picture, so that all are the frames of one video."""
+    if isinstance(item, Mapping):
+        item = item.get("bytes") or item.get("path")
+    if isinstance(item, (bytes, bytearray)):
+        return item.startswith(_STILL)
+    return bool(_STILL_NAME.search(item[:200] if item[:5] == "data:" else item)) if isinstance(
+        item, str) else is_pixels(item)
+
+
+def _netpbm(rows: Any) -> bytes:
+    """Returns pixels as a file of PGM or PPM. Raises DataError for other numbers than bytes, or another shape."""
+    try:
+        pixels = np.array(rows)
+    except (ValueError, OverflowError):  # rows of different lengths, numbers beyond 64 bits
+        pixels = np.zeros(0)
+    if pixels.ndim == 3 and pixels.shape[-1] == 1:
+        pixels = pixels[..., 0]
+    shape, whole = list(pixels.shape), pixels.dtype.kind in "iu" and pixels.size > 0
+    if not (len(shape) == 2 or shape[2:] == [3]) or not whole or not 0 <= pixels.min() <= pixels.max() <= 255:
+        raise DataError("an image given as numbers must be [height][width], or [height][width][1 or 3], of whole "
+                        "numbers from 0 to 255")
+    head = f"{'P5' if len(shape) == 2 else 'P6'} {shape[1]} {shape[0]} 255\n"
+    return head.encode() + pixels.astype(np.uint8).tobytes()

@@ -1,0 +1,31 @@
+"""One line of JSON -> what it says, within limits, each key once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from vlrl.data.formats.fields import short
+from vlrl.errors import DataError
+
+MOST_LINE = 16 << 20
+"""Characters of one line of a .jsonl file."""
+
+
+def parsed_line(text: str, most: int = MOST_LINE) -> Any:
+    """Returns what a line of JSON says, or a DataError."""
+    if len(text) > most:
+        return DataError(f"a line of {len(text)} characters, more than the {most} that one row may have")
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        return DataError(f"not JSON: {error}")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {short(name)} occurs twice in one object")
+    return found

@@ -1,0 +1,165 @@
+"""WebDataset shards: `.tar` files whose consecutive members of one name are a row: 007.jpg, 007.json, 007.question.txt.
+
+Only headers are read to find the rows; a row is read by its place. Members are never written to disk, and nothing but
+plain files is read of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vlrl.data.formats.fields import short
+from vlrl.data.formats.json_text import MOST_LINE, parsed_line
+from vlrl.errors import DataError
+
+IMAGES = ("png", "jpg", "jpeg", "webp", "avif", "gif", "bmp", "tif", "tiff", "ppm")
+VIDEOS = ("mp4", "mkv", "webm", "mov", "avi", "m4v")
+_FIELDS = {"txt": "text", "cls": "label"}
+_BLOCK = 512
+_MOST_HEADER = 64 << 10
+"""Bytes of a header with a long name."""
+_MOST_MEMBER = 2 << 30
+_KEY = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
+
+
+class _Member(NamedTuple):
+    name: str
+    begin: int
+    """Byte of its first header."""
+    data: int
+    size: int
+
+
+def scanned(path: Path) -> np.ndarray:
+    """Returns [N, 2] int64: the bytes between which each row lies. Raises DataError naming the shard and the member."""
+    rows: list[list[int]] = []
+    last = None
+    with open(path, "rb") as file:
+        for member in _members(path, file.fileno(), 0, os.fstat(file.fileno()).st_size):
+            key = _parts(member.name)[0]
+            if key is None:
+                last = None
+            elif key == last:
+                rows[-1][1] = member.data + member.size
+            else:
+                rows.append([member.begin, member.data + member.size])
+                last = key
+    return np.array(rows, np.int64).reshape(-1, 2)
+
+
+def row_at(path: Path, file: int, begin: int, end: int) -> tuple[str, dict[str, Any] | DataError]:
+    """Returns the name and the record of the row between two bytes of an open shard, or why it has none."""
+    key, record, seen = "", {}, set[str]()
+    try:
+        for member in _members(path, file, begin, end):
+            own, suffix = _parts(member.name)
+            key, found = own or key, own or key
+            if suffix in seen:
+                return key, DataError(f"{path}: the member {short(member.name)} occurs twice in one row")
+            seen.add(suffix)
+            if found != key:
+                return key, DataError(f"{path} is not what it was when it was indexed")
+            _add(record, suffix, os.pread(file, member.size, member.data), f"{path}: the member {short(member.name)}")
+    except DataError as error:
+        return key, error
+    return key, {"id": key, **record, "__key__": key}
+
+
+def _add(record: dict[str, Any], suffix: str, data: bytes, name: str) -> None:
+    """Adds a member to the record: media, the fields of JSON, or a text under the name before `.txt`."""
+    field, _, kind = suffix.rpartition(".")
+    if kind in IMAGES:
+        several = [*record.pop("images", []), *([record.pop("image")] if "image" in record else []), data]
+        record |= {"image": data} if len(several) == 1 else {"images": several}
+        return
+    if kind in VIDEOS:
+        record["video"] = data
+        return
+    try:
+        text = data.decode("utf-8-sig") if len(data) <= MOST_LINE else None
+    except UnicodeDecodeError:
+        text = None
+    if kind == "json":
+        found = parsed_line(text) if text is not None else DataError("no UTF-8 text of a row")
+        if isinstance(found, DataError):
+            raise DataError(f"{name}: {found}")
+        if isinstance(found, dict) and not field:
+            record |= {k: v for k, v in found.items() if k not in ("image", "images", "video") or k not in record}
+        else:
+            record[field or kind] = found
+    elif text is not None:
+        record[field or _FIELDS.get(kind, kind)] = text.strip()
+    else:
+        record[suffix] = f"<{len(data)} bytes>"
+
+
+def _parts(name: str) -> tuple[str | None, str]:
+    """Returns the name of a row and what follows the first dot, in small letters; None for members of none."""
+    found = _KEY.fullmatch(name)
+    return (found[1], found[2].lower()) if found else (None, "")
+
+
+def _members(path: Path, file: int, begin: int, end: int) -> Iterator[_Member]:
+    """Yields the plain files between two bytes. Raises DataError for anything else but folders."""
+    size, at, first, told = os.fstat(file).st_size, begin, begin, dict[str, str]()
+    while at < end:
+        head = os.pread(file, _BLOCK, at)
+        if head.strip(b"\0") == b"":  # the end, or padding after it
+            return
+        try:
+            info = tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+        except (tarfile.HeaderError, ValueError) as error:
+            raise DataError(f"{path}: at byte {at} is no header of a tar file ({error}); write it anew, and unpack "
+                            "what is packed (.tar.gz)") from None
+        name, length = told.get("path", info.name), int(told.get("size", info.size))
+        where, data = f"{path}: the member {short(name)}", at + _BLOCK
+        if info.type in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE):
+            if not 0 <= info.size <= _MOST_HEADER:
+                raise DataError(f"{where} has a header of {info.size} bytes, more than the {_MOST_HEADER} that are "
+                                "read")
+            told |= _long(info.type, os.pread(file, info.size, data), where)
+            at = data + -(-info.size // _BLOCK) * _BLOCK
+            continue
+        if not 0 <= length <= _MOST_MEMBER or data + length > size:
+            raise DataError(f"{where} says it has {length} bytes, and the shard ends {size - data} bytes after its "
+                            f"header, or that is above {_MOST_MEMBER}: it was cut off, or is broken")
+        if not info.isdir():
+            _refuse(info, name, where)
+            yield _Member(name.removeprefix("./"), first, data, length)
+        at = first = data + -(-length // _BLOCK) * _BLOCK
+        told = {}
+
+
+def _refuse(info: tarfile.TarInfo, name: str, where: str) -> None:
+    if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+        raise DataError(f"{where} is no plain file but a link, a device or the like (type {info.type!r}), which is not "
+                        "followed: write the shard anew without it")
+    if name.startswith("/") or "\0" in name or ".." in name.split("/") or "\\" in name or not _is_text(name):
+        raise DataError(f"{where} has a name that leads out of a folder, or is no text: write the shard anew")
+
+
+def _is_text(name: str) -> bool:
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _long(kind: bytes, data: bytes, where: str) -> dict[str, str]:
+    """Returns the path and the size that a header of its own tells of the next member."""
+    text = data.decode("utf-8", "surrogateescape")
+    if kind == tarfile.GNUTYPE_LONGNAME:
+        return {"path": text.rstrip("\0")}
+    if kind == tarfile.XGLTYPE:
+        return {}
+    found = dict(re.findall(r"(?:\A|\n)\d{1,6} (path|size)=([^\n]*)(?=\n)", text))
+    if not re.fullmatch(r"\d{1,15}", found.get("size", "0")):
+        raise DataError(f"{where}: its header tells the size {short(found['size'])}")
+    return found

@@ -1,0 +1,217 @@
+"""Data sets of the Hugging Face Hub by name: `org/name@split`, `org/name/config@split`, `org/name@split#revision`.
+
+    files, root = fetched(parsed("org/name@train"), cache_folder())     # local files of one commit
+
+What is fetched are files of rows and media, never code; which of them a split holds is told by the card of the data
+set, else by their names. The revision becomes a commit, which a run keeps (`pin`), so that it goes on with the same
+files. No network without such a name; HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE are those of `huggingface_hub`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vlrl.config.paths import split_of_folder
+from vlrl.data.hub_files import NoSuchSplit, Selection, is_data, selected
+from vlrl.errors import ConfigError, RunError, did_you_mean
+from vlrl.store.files import read_json, write_text
+
+log = logging.getLogger(__name__)
+
+PINS = "data_sources.json"
+"""In a run folder: Hub name as the config has it -> commit."""
+_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:/(?P<config>[\w.-]{1,96}))?"
+                   r"@(?P<split>\w[\w-]{0,95})(?:#(?P<revision>\w[\w./-]{0,199}))?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_TOGETHER = 8
+"""Files that are fetched at the same time."""
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A split of a data set."""
+
+    repo: str
+    config: str
+    """"" = the only one, or the default one."""
+    split: str
+    revision: str
+    """A branch, tag or commit; "" = main."""
+
+    def __str__(self) -> str:
+        return (f"{self.repo}{f'/{self.config}' if self.config else ''}@{self.split}"
+                f"{f'#{self.revision}' if self.revision else ''}")
+
+
+def parsed(text: str) -> HubName | None:
+    """Returns the parts of a Hub name; None where a text is none."""
+    found = _NAME.fullmatch(text)
+    return HubName(found["repo"], found["config"] or "", found["split"], found["revision"] or "") if found else None
+
+
+def is_local(text: str) -> bool:
+    """Returns whether a Hub name is that of a local file, or of a split of a local folder, which is read then."""
+    return os.path.exists(text) or split_of_folder(text) is not None
+
+
+def fetched(name: HubName, cache: Path) -> tuple[list[Path], Path]:
+    """Returns the local files of a split, or the folder of its images, and the folder that its media lie under.
+
+    Raises ConfigError, without the setting, where there is no such data set, revision, configuration or split, or where
+    it may not be read; RunError when the network or the cache fail.
+    """
+    commit, listing = _listing(name, cache)
+    try:
+        found = selected(listing["files"], listing["configs"], name.config, name.split)
+    except NoSuchSplit as error:
+        near = did_you_mean(error.given, error.known)
+        raise ConfigError(f"the data set {name.repo} has no {error.kind} {error.given!r}.{near} There are: "
+                          f"{', '.join(error.known) or 'none'}") from None
+    folder = _folder(name, cache) / commit
+    _fetch(name, commit, folder, found)
+    return [folder / file for file in found.read], folder if found.read != (".",) else folder.parent
+
+
+def commit_of(name: HubName, cache: Path) -> str:
+    """Returns the commit that a name stands for now. Raises as `fetched`."""
+    return name.revision if _COMMIT.fullmatch(name.revision) else _listing(name, cache)[0]
+
+
+# --- the commit of a run ----------------------------------------------------------------------------------------------
+
+
+def pin(names: Iterable[str], run: Path, cache: Path, goes_on: bool) -> None:
+    """Writes which commit each Hub name of a run stands for; a run that goes on keeps those it has."""
+    before, found = (read_json(run / PINS) or {}) if goes_on else {}, {}
+    for text in names:
+        name = parsed(text)
+        try:
+            if name and not is_local(text):
+                found[text] = str(before.get(text) or commit_of(name, cache))
+        except ConfigError as error:
+            raise ConfigError(f"data.train or data.heldout={text!r}: {error}") from None
+    if found:
+        write_text(run / PINS, json.dumps(found, indent=1) + "\n")
+    else:
+        (run / PINS).unlink(missing_ok=True)
+
+
+def pinned(text: str, run: str | Path) -> str:
+    """Returns a name with the commit that the run in this folder has for it; any other text as it is."""
+    name = parsed(text) if run else None
+    commit = (read_json(Path(run) / PINS) or {}).get(text) if name else None
+    return str(replace(name, revision=commit)) if name and isinstance(commit, str) else text
+
+
+# --- the Hub ----------------------------------------------------------------------------------------------------------
+
+
+def _folder(name: HubName, cache: Path) -> Path:
+    return cache / "hub" / name.repo.replace("/", "--")
+
+
+def _listing(name: HubName, cache: Path) -> tuple[str, Mapping[str, Any]]:
+    """Returns the commit of a name and what the data set holds there: asked for, or kept where there is no network."""
+    folder, revision = _folder(name, cache), name.revision or "main"
+    kept = read_json(folder / "revisions.json") or {}
+    known = revision if _COMMIT.fullmatch(revision) else kept.get(revision)
+    listing = read_json(folder / f"{known}.json") if known else None
+    if listing and _COMMIT.fullmatch(revision):
+        return revision, listing
+    try:
+        with _failures(name):
+            from huggingface_hub import HfApi
+
+            info = HfApi(library_name="vlrl").dataset_info(name.repo, revision=revision)
+    except _NoNetwork as error:
+        if not known or not listing:
+            raise RunError(f"{error} It is not in {folder} either; fetch it once with a network, or name local "
+                           "files.") from None
+        log.warning("%s The files of commit %s in %s are used.", error, known[:12], folder)
+        return known, listing
+    card = info.card_data.to_dict() if info.card_data else {}
+    files = [one.rfilename for one in info.siblings or () if is_data(one.rfilename)]
+    configs = card.get("configs") if isinstance(card.get("configs"), list) else []
+    listing, commit = {"files": files, "configs": configs}, str(info.sha)
+    if not _COMMIT.fullmatch(commit):
+        raise ConfigError(f"the Hub gives no commit for {name.repo} at {revision!r}")
+    write_text(folder / f"{commit}.json", json.dumps(listing, default=str), sync=False)
+    write_text(folder / "revisions.json", json.dumps({**kept, revision: commit}), sync=False)
+    return commit, listing
+
+
+def _fetch(name: HubName, commit: str, folder: Path, found: Selection) -> None:
+    def get(file: str) -> None:
+        with _failures(name):
+            from huggingface_hub import hf_hub_download
+
+            hf_hub_download(name.repo, file, repo_type="dataset", revision=commit, local_dir=folder,
+                            library_name="vlrl")
+
+    missing = [file for file in found.fetch if not _is_whole(folder, file)]
+    if not missing:
+        return
+    log.info("fetching %d files of the data set %s at commit %s", len(missing), name.repo, commit[:12])
+    try:
+        with ThreadPoolExecutor(_TOGETHER) as pool:
+            list(pool.map(get, missing))
+    except _NoNetwork as error:
+        raise RunError(f"{error} {len(missing)} of its files are not in {folder}.") from None
+
+
+def _is_whole(folder: Path, file: str) -> bool:
+    """Returns whether the library has moved a file to its place: it writes beside it, and notes what it has done."""
+    return (folder / file).is_file() and (folder / ".cache/huggingface/download" / f"{file}.metadata").is_file()
+
+
+class _NoNetwork(Exception):
+    """The Hub cannot be asked, or asks are switched off."""
+
+
+@contextmanager
+def _failures(name: HubName) -> Iterator[None]:
+    """Says what to do about what the Hub, the network or the library raise."""
+    from huggingface_hub import constants, errors
+
+    where = f"the data set {name.repo} at {constants.ENDPOINT}"
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise ConfigError(f"{where} asks for consent: accept its terms on its page, and set HF_TOKEN to your "
+                          "token") from None
+    except errors.RepositoryNotFoundError:
+        raise ConfigError(f"{where} does not exist, or is private: check the name, or set HF_TOKEN to a token that may "
+                          "read it; a local file or folder of this name does not exist either") from None
+    except errors.RevisionNotFoundError:
+        raise ConfigError(f"{where} has no revision {name.revision or 'main'!r}: name a branch, tag or commit after "
+                          "'#'") from None
+    except errors.HFValidationError as error:
+        raise ConfigError(f"{name.repo!r} is no name of a data set: {error}") from None
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError):
+        offline = "HF_HUB_OFFLINE is set, so nothing is asked for" if constants.HF_HUB_OFFLINE else "no network"
+        raise _NoNetwork(f"{where}: {offline}.") from None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        if status == 401:
+            raise ConfigError(f"{where} is not for everyone: set HF_TOKEN to a token that may read it") from None
+        raise _NoNetwork(f"{where} cannot be asked: status {status}.") from None
+    except (errors.HTTPError, ConnectionError, TimeoutError) as error:  # of the HTTP client that the library has
+        raise _NoNetwork(f"{where} cannot be asked: {type(error).__name__}.") from None
+    except OSError as error:
+        raise RunError(f"{where} cannot be fetched: {error}. Free space, or name another place with "
+                       "data.cache.") from None
+
+
+def names_of(data: Sequence[Any]) -> list[str]:
+    """Returns the Hub names among data.train and data.heldout of some settings."""
+    texts = [getattr(one, split, None) or "" for one in data if one for split in ("train", "heldout")]
+    return [text for text in dict.fromkeys(texts) if parsed(text)]
