@@ -101,7 +101,7 @@ def test_dry_run_without_the_model_shows_what_needs_none(lora, tmp_path, capsys)
     for text in ("train-0", "How bright is picture 0?", "64 x 64 pixels", "1.100, the maximum",
                  "problem: model.name='no/such-model' cannot be loaded"):
         assert text in out
-    assert "tokens" not in out and not (tmp_path / "run").exists()
+    assert "not known without the model" in out and "tokens a" not in out and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("word, says", [

@@ -35,7 +35,7 @@ PACKING = [
     Mutant("vlrl/models/packing.py", "[i for i, answer in enumerate(answers) if len(answer)]",
            "[*range(len(answers))]", (f"{_PACKING}::test_an_empty_answer_takes_no_place",),
            "an empty answer shifts every token behind it"),
-    Mutant("vlrl/models/packing.py", "limit - len(prompt)):", "limit):", _CUT,
+    Mutant("vlrl/models/packing.py", "limit - len(prompt))]", "limit)]", _CUT,
            "micro-batches are larger than train.micro_batch_tokens by a prompt, and memory runs out"),
     Mutant("vlrl/models/packing.py", "positions if len(positions) > 1 else positions[0]", "positions[0]", _OWN,
            "M-RoPE sees the positions of time alone"),
