@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -12,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+import yaml
 
 _INFO = re.compile(r"/api/datasets/([^/]+/[^/]+)(?:/revision/([^?]+))?")
 _FILE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
@@ -27,6 +29,8 @@ class Hub:
         self.revisions: dict[str, dict[str, str]] = {}
         self.refusals: dict[str, tuple[int, str]] = {}
         """Name -> status and X-Error-Code."""
+        self.private: dict[str, bool] = {}
+        """Of those that were made here."""
 
     def put(self, name: str, files: Mapping[str, bytes], card: Any = None, revision: str = "main") -> str:
         """Commits files; returns the commit."""
@@ -34,6 +38,31 @@ class Hub:
         self.commits.setdefault(name, {})[commit] = (files, card)
         self.revisions.setdefault(name, {})[revision] = commit
         return commit
+
+    def take(self, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        """What the library sends to make a data set and to commit files; status and answer."""
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked['organization']}/{asked['name']}"
+            self.private[name] = asked.get("visibility") == "private" or bool(asked.get("private"))
+            if name in self.refusals:
+                return self.refusals[name][0], {"error": "no"}
+            return 200, {"url": f"{self.url}/datasets/{name}", "name": name}
+        if path == "/api/validate-yaml":
+            return 200, {"errors": [], "warnings": []}
+        found = re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/(preupload|commit)/main.*", path)
+        if not found:
+            return 404, {}
+        if found[2] == "preupload":
+            files = json.loads(body)["files"]
+            return 200, {"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files]}
+        lines = [json.loads(line) for line in body.splitlines()]
+        files = {one["value"]["path"]: base64.b64decode(one["value"]["content"])
+                 for one in lines if one["key"] == "file"}
+        card = yaml.safe_load(files["README.md"].decode().split("---")[1]) if "README.md" in files else None
+        commit = self.put(found[1], files, card)
+        url = f"{self.url}/datasets/{found[1]}/commit/{commit}"
+        return 200, {"commitOid": commit, "commitUrl": url, "success": True}
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body."""
@@ -75,6 +104,15 @@ def hub() -> Iterator[Hub]:
                 self.wfile.write(body)
 
         do_HEAD = do_GET
+
+        def do_POST(self) -> None:
+            served.asked.append(f"{self.command} {self.path}")
+            status, found = served.take(self.path, self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+            body = json.dumps(found).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

@@ -1,4 +1,4 @@
-"""`vlrl data check`, `convert`, `split` and `make`; `vlrl data difficulty` is in difficulty.py."""
+"""`vlrl data check`, `convert`, `split` and `make`; difficulty.py and publishing.py have the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlrl.cli import difficulty
+from vlrl.cli import difficulty, publishing
 from vlrl.cli.common import AsJson, emit, examples, load
 from vlrl.cli.terminal import bars
 
@@ -42,6 +42,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace what exists alread
 make = typer.Typer(name="make", no_args_is_help=True, help="Make data without a download.")
 app.add_typer(make)
 difficulty.register(app)
+publishing.register(app)
 _VALUES = 12  # values of a field that are printed
 
 

@@ -79,7 +79,7 @@ def score(
         raise typer.BadParameter("--run reads the rollouts of a run: leave out the input file, -o and --keep-going")
     if run is None and (step is not None or steps is not None or split is not None or as_json):
         raise typer.BadParameter("--step, --steps, --split and --json go with --run")
-    wanted = _range(step, steps)
+    wanted = step_range(step, steps)
     loaded = load(config, settings)
     if run is not None:
         _rescore(loaded, run, wanted, split, show, as_json)
@@ -149,7 +149,7 @@ def _writer(output: str) -> Iterator[IO[str]]:
 # --- rollouts ---------------------------------------------------------------------------------------------------------
 
 
-def _range(step: int | None, steps: str | None) -> range | None:
+def step_range(step: int | None, steps: str | None) -> range | None:
     if step is not None:
         if steps is not None:
             raise typer.BadParameter("give --step or --steps, not both")

@@ -1,0 +1,107 @@
+"""A run's rollouts as a data set: what `datasets` reads of it, and what the Hub gets."""
+
+import io
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from tests.data.hub_server import hub, use
+from vlrl.cli.main import main
+from vlrl.data import hub as hubs
+from vlrl.errors import ConfigError, RunError
+from vlrl.store import RunFolder
+from vlrl.tools.publish import export, push
+from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
+
+
+def group(number, split="train"):
+    picture = Image.new("RGB", (8, 6 + number), (0, number, 9))
+    media = LoadedMedia(kind="image", frames=(picture,), sha256=f"{number:064x}")
+    clip = LoadedMedia(kind="video", frames=(picture, picture), sha256=f"{number + 99:064x}", timestamps=(0.0, 1.0))
+    shown = (media, clip) if number == 2 else (media,)
+    prompt = Prompt(sample_id=f"s{number}", text="What?", ids=np.arange(3), raw_ids=np.arange(3),
+                    positions=np.arange(3)[None], media=shown)
+    done = Completion(tokens=np.arange(2), logprobs=np.zeros(2, np.float32), loss_mask=np.ones(2, bool),
+                      text=f"answer {number} \u2028 ---", finish_reason="stop", turns=(Turn(start=0, end=2),))
+    rollouts = [Rollout(group_id=f"{number:08d}", index=i, completion=done, policy_step=number, reward=float(i),
+                        parts={"iou": 0.5 * i}, correct=bool(i)) for i in range(2)]
+    return Group(id=f"{number:08d}", task="t", split=split, sample=Sample(id=f"s{number}", row={"label": "cat"}),
+                 prompt=prompt, rollouts=tuple(rollouts), weights={"iou": 1.0})
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "a")
+    folder.create("model: {name: /secret/place/tiny}\ntask: {name: grounding}\n", 0)
+    for step in range(3):
+        folder.write_rollouts(step, 0, [group(step)])
+    folder.write_rollouts(3, 0, [group(5, "heldout")], split="heldout")
+    return folder
+
+
+def noted(run):
+    from vlrl.app.notes import Notes
+    from vlrl.app.queries import RolloutKey
+
+    Notes(run.path.parent).put(RolloutKey("a", "train", "train", 1, "00000001", 0), flag="good", comment="clear")
+
+
+def test_datasets_reads_what_is_exported(run, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    noted(run)
+    assert main(["data", "export", str(run.path), "-o", str(tmp_path / "set")]) in (0, None)
+    found = datasets.load_dataset(str(tmp_path / "set"), cache_dir=str(tmp_path / "cache"), split="train")
+    assert len(found) == 6 and isinstance(found.features["images"].feature, datasets.Image)
+    row = found[2]
+    assert (row["sample_id"], row["flag"], row["comment"], row["step"]) == ("s1", "good", "clear", 1)
+    assert row["images"][0].size == (8, 7) and json.loads(row["parts"]) == {"iou": 0.0}
+    assert json.loads(row["sample"]) == {"label": "cat"} and row["completion"].startswith("answer 1")
+    card = (tmp_path / "set" / "README.md").read_text()
+    assert "| model | `tiny` |" in card and "/secret" not in card and "6 rollouts" in card
+    assert "| notes | 1 |" in card and "2 videos left out" in card
+
+
+def test_steps_and_evaluations(run, tmp_path):
+    made = export(run, tmp_path / "late", steps=range(1, 2))
+    assert (made.rows, made.images, made.left_out) == (2, 2, {})
+    made = export(run, tmp_path / "held", split="heldout")
+    assert made.rows == 2 and pq.read_table(tmp_path / "held/data/heldout-00000-of-00001.parquet").num_rows == 2
+    with pytest.raises(RunError, match="holds no rollouts of these steps"):
+        export(run, tmp_path / "none", steps=range(7, 9))
+    with pytest.raises(ConfigError, match="holds something already"):
+        export(run, tmp_path / "late")
+
+
+def test_pictures_lie_in_the_run_alone(run, tmp_path):
+    for file in (run.path / "media").iterdir():
+        file.unlink()
+    made = export(run, tmp_path / "set", steps=range(1))
+    assert (made.images, made.left_out) == (0, {"pictures whose file is gone": 2})
+    outside = run.path / "media" / f"{1:064x}.png"
+    outside.symlink_to("/etc/hostname")
+    made = export(run, tmp_path / "other", steps=range(1, 2))
+    assert made.left_out == {"pictures that the run did not keep (store.media)": 2}
+
+
+def test_what_is_pushed_is_read_by_its_name(run, tmp_path, monkeypatch):
+    with hub() as served:
+        use(monkeypatch, served.url)
+        monkeypatch.setenv("HF_TOKEN", "hf_test")
+        main(["data", "push", str(run.path), "org/rollouts"])
+        assert served.private == {"org/rollouts": True}
+        (file,), _ = hubs.fetched(hubs.parsed("org/rollouts@train"), tmp_path / "cache")
+        rows = pq.read_table(file).to_pylist()
+        assert len(rows) == 6 and Image.open(io.BytesIO(rows[0]["images"][0]["bytes"])).size == (8, 6)
+        served.refusals["org/closed"] = (403, "")
+        with pytest.raises(RunError, match=r"org/closed: the Hub refuses it with status 403\. Set HF_TOKEN"):
+            push(file.parent, "org/closed")
+        with pytest.raises(ConfigError, match="is no name of a data set"):
+            push(file.parent, "a b/c d")
+    with pytest.raises(RunError, match="the Hub cannot be reached"):
+        push(file.parent, "org/rollouts")
+    use(monkeypatch, served.url, offline=True)
+    with pytest.raises(RunError, match="HF_HUB_OFFLINE is set, so nothing is sent"):
+        push(file.parent, "org/rollouts")

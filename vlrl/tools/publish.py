@@ -1,0 +1,176 @@
+"""A run's rollouts, with their pictures and the notes on them, as a data set: parquet and a card.
+
+    made = export(RunFolder("runs/a"), Path("a-rollouts"), steps=range(0, 100))
+    push(Path("a-rollouts"), "org/a-rollouts", private=True)
+
+The folder is what the `datasets` library and the Hub read as it is: `data/*.parquet` with the features of its columns
+(pictures as images), and README.md, a card that says what made it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlrl.errors import ConfigError, RunError
+from vlrl.store import RunFolder
+from vlrl.store.files import write_text
+from vlrl.tools.rescore import stored_steps
+
+Notes = Mapping[tuple[str, str, int, str, int], tuple[str, str]]
+"""(source, split, step, group, index) -> flag and comment."""
+_TEXTS = ("sample_id", "task", "group_id", "split", "prompt", "completion", "sample", "target", "parsed", "error",
+          "finish_reason", "variant", "category")
+_NUMBERS = {"step": "int32", "index": "int32", "policy_step": "int32", "reward": "float64", "advantage": "float64",
+            "difficulty": "float64", "correct": "bool", "truncated": "bool"}
+_ADDED = ("parts", "weights", "turns", "flag", "comment")
+"""Texts that are made here: the first three are JSON."""
+_IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+_KINDS = {"int32": pa.int32(), "float64": pa.float64(), "bool": pa.bool_()}
+SCHEMA = pa.schema({**dict.fromkeys((*_TEXTS, *_ADDED), pa.string()), **{n: _KINDS[k] for n, k in _NUMBERS.items()},
+                    "images": pa.list_(_IMAGE)})
+_FEATURES = {**{name: {"dtype": "string", "_type": "Value"} for name in (*_TEXTS, *_ADDED)},
+             **{name: {"dtype": kind, "_type": "Value"} for name, kind in _NUMBERS.items()},
+             "images": {"feature": {"_type": "Image"}, "_type": "List"}}
+_TOGETHER = 500
+"""Rollouts of a row group."""
+_CARD = """---
+pretty_name: {title}
+tags: [vlrl, reinforcement-learning, vision-language]
+configs:
+- config_name: default
+  data_files:
+{files}
+---
+
+# {title}
+
+{rows} rollouts of a run of vlrl: what the model wrote, every part of its reward, and what was asked and shown.
+
+| | |
+|---|---|
+| model | `{model}` |
+| task | `{task}` |
+| steps | {steps} |
+| notes | {notes} |
+| pictures | {pictures} |
+
+Columns: `prompt` (with the chat template), `completion`, `reward`, `parts` and `weights` (JSON, by part), `correct`,
+`advantage`, `sample` and `target` (JSON), `images` (as the model was given them, before resizing), `turns` (JSON; of an
+episode each action and observation), `flag` and `comment` of people who read it, `error` (why it could not be scored),
+`group_id` and `index` (answers to one prompt share the group).
+
+The texts are a model's and may be wrong. The data set that the pictures and questions come from has its own licence.
+"""
+
+
+@dataclass
+class Exported:
+    """What was written."""
+
+    folder: Path
+    rows: int = 0
+    images: int = 0
+    notes: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    """What is not in it -> how often."""
+
+    def miss(self, what: str) -> None:
+        """Counts something that is left out."""
+        self.left_out[what] = self.left_out.get(what, 0) + 1
+
+
+def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: str | None = None,
+           notes: Notes | None = None, tell: Callable[[str, int, int], None] | None = None) -> Exported:
+    """Writes the training rollouts of a run in `steps` (None: all), or with `split` those of its evaluations.
+
+    Raises RunError when there are none, ConfigError for a folder that holds something already.
+    """
+    wanted = [step for step in stored_steps(run, split) if steps is None or step in steps]
+    if not wanted:
+        raise RunError(f"{run.path} holds no {f'evaluations of {split!r}' if split else 'rollouts'} of these steps")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} holds something already: name a new folder with -o")
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    out, name = Exported(folder), f"{split or 'train'}-00000-of-00001.parquet"
+    metadata = {"huggingface": json.dumps({"info": {"features": _FEATURES}})}
+    with pq.ParquetWriter(folder / "data" / name, SCHEMA.with_metadata(metadata), compression="zstd") as writer:
+        for number, step in enumerate(wanted):
+            if tell:
+                tell("writing rollouts", number, len(wanted))
+            rows = run.rollouts(step, split=split).to_pylist()
+            made = [_row(run, row, "eval" if split else "train", notes or {}, out) for row in rows]
+            for start in range(0, len(made), _TOGETHER):
+                writer.write_table(pa.Table.from_pylist(made[start:start + _TOGETHER], SCHEMA))
+    write_text(folder / "README.md", _card(run, out, name, split or "train", wanted))
+    return out
+
+
+def push(folder: Path, repo: str, *, private: bool = True) -> str:
+    """Uploads an exported folder as a data set of the Hub; returns its address. HF_TOKEN and HF_ENDPOINT count.
+
+    Raises ConfigError for a name that is none, RunError when the Hub refuses or cannot be reached.
+    """
+    from huggingface_hub import HfApi, constants, errors
+
+    if constants.HF_HUB_OFFLINE:
+        raise RunError(f"{repo}: HF_HUB_OFFLINE is set, so nothing is sent. The folder {folder} is written.")
+    api = HfApi(library_name="vlrl")
+    try:
+        url = api.create_repo(repo, repo_type="dataset", private=private, exist_ok=True)
+        api.upload_folder(repo_id=repo, repo_type="dataset", folder_path=folder, commit_message="Rollouts of vlrl")
+    except errors.HFValidationError as error:
+        raise ConfigError(f"{repo!r} is no name of a data set: {error}") from None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        way = " Set HF_TOKEN to a token that may write there." if status in (401, 403) else ""
+        raise RunError(f"{repo}: the Hub refuses it with status {status}.{way}") from None
+    except (errors.HTTPError, errors.LocalTokenNotFoundError, OSError) as error:
+        raise RunError(f"{repo}: the Hub cannot be reached: {type(error).__name__}. The folder {folder} is "
+                       "written.") from None
+    return str(url)
+
+
+def _row(run: RunFolder, row: Mapping[str, Any], source: str, notes: Notes, out: Exported) -> dict[str, Any]:
+    key = source, row["split"] or "", row["step"], row["group_id"] or "", row["index"] or 0
+    flag, comment = notes.get(key, ("", ""))
+    out.rows, out.notes = out.rows + 1, out.notes + bool(flag or comment)
+    turns = row["turns"] if row["episode_id"] else None
+    return {**{name: row[name] for name in (*_TEXTS, *_NUMBERS)}, "flag": flag or None, "comment": comment or None,
+            **{name: json.dumps(dict(row[name] or ())) for name in ("parts", "weights")},
+            "turns": None if turns is None else json.dumps(turns, ensure_ascii=False),
+            "images": [image for media in row["media"] or () if (image := _image(run, media, out))]}
+
+
+def _image(run: RunFolder, media: Mapping[str, Any], out: Exported) -> dict[str, Any] | None:
+    """Returns a picture as `datasets` keeps it; None, and counted, for a video and for what is not there."""
+    if media["kind"] != "image":
+        return out.miss("videos")
+    path = run.path / str(media["path"] or "")
+    try:
+        if not media["path"] or not path.resolve().is_relative_to(run.path.resolve() / "media"):
+            return out.miss("pictures that the run did not keep (store.media)")
+        data = path.read_bytes()
+    except OSError:
+        return out.miss("pictures whose file is gone")
+    out.images += 1
+    return {"bytes": data, "path": path.name}
+
+
+def _card(run: RunFolder, out: Exported, file: str, split: str, steps: Sequence[int]) -> str:
+    import yaml
+
+    config = run.path / "config.yaml"
+    settings = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    model, task = ((settings.get(part) or {}).get("name", "") for part in ("model", "task"))
+    missing = "".join(f", {count} {what} left out" for what, count in out.left_out.items())
+    files = f"  - split: {json.dumps(split)}\n    path: {json.dumps(f'data/{file}')}"
+    return _CARD.format(title=json.dumps(f"Rollouts of {run.path.resolve().name}")[1:-1], files=files, rows=out.rows,
+                        model=Path(str(model)).name if str(model).startswith("/") else model, task=task,
+                        steps=f"{steps[0]} to {steps[-1]}", notes=out.notes, pictures=f"{out.images}{missing}")
