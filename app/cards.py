@@ -167,17 +167,19 @@ def _advantage(rollout: RolloutView) -> Html:
 
 
 def _chips(rollout: RolloutView) -> list[Html]:
-    reasons = {"stop": "ended by itself", "length": "token limit"}
+    reasons = {"stop": "ended by itself", "length": "token limit", "turns": "limit of turns",
+               "tokens": "limit of the episode's tokens", "media": "limit of the episode's media"}
     chips = [chip(f"{len(rollout.token_ids):,} tokens")]
     if rollout.finish_reason:
         chips.append(chip(reasons.get(rollout.finish_reason, rollout.finish_reason),
-                          "bad" if rollout.finish_reason == "length" else "", "why the answer ended"))
+                          "" if rollout.finish_reason == "stop" else "bad", "why the answer ended"))
     if rollout.policy_step is not None:
         chips.append(chip(f"policy {rollout.policy_step}", title="steps completed by the weights that sampled it"))
     if rollout.variant:
         chips.append(chip(f"variant {rollout.variant}", "warn", "drawn with other media"))
-    if len(rollout.turns) > 1:
-        chips.append(chip(f"{len(rollout.turns)} turns"))
+    turns = sum(turn["role"] != "observation" for turn in rollout.turns)
+    if turns > 1:
+        chips.append(chip(f"{turns} turns"))
     chips += [chip(f"{name} {number(value)}", title="a metric of the task") for name, value in rollout.metrics.items()]
     return chips
 

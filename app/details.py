@@ -278,7 +278,7 @@ def _group_view(key: GroupKey, rows: Sequence[Mapping[str, Any]], notes: Sequenc
     return GroupView(
         key, first["task"] or "", first["sample_id"] or "", first["category"], finite(first["difficulty"]),
         first["prompt"] or "", _parts(first["weights"]), decoded(first["target"]),
-        sample if isinstance(sample, dict) else {} if sample is None else {"sample": sample}, _media(first["media"]),
+        sample if isinstance(sample, dict) else {} if sample is None else {"sample": sample}, _of_prompt(first),
         tuple(rollouts), float(np.mean(rewards)) if rewards else None, _std(rewards), max(rewards, default=None),
         min(rewards, default=None), len(set(rewards)) < 2, tuple(dict.fromkeys(remarks)))
 
@@ -312,6 +312,13 @@ def _std(rewards: Sequence[float]) -> float | None:
 
 def _parts(parts: Any) -> dict[str, float | None]:
     return {str(name): finite(value) for name, value in parts or ()}
+
+
+def _of_prompt(row: Mapping[str, Any]) -> tuple[MediaView, ...]:
+    """Returns the media of a row's prompt, without those that an episode showed later."""
+    later = sum(len(turn["media"] or ()) for turn in row["turns"] or () if turn) if row["episode_id"] else 0
+    media = _media(row["media"])
+    return media[:len(media) - later]
 
 
 def _media(media: Any) -> tuple[MediaView, ...]:

@@ -178,6 +178,8 @@ def _sft(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Pa
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # media are compressed already
         for note, record in _records(library, chosen, left_out):
             try:
+                if record["episode_id"]:
+                    raise AppError("an episode is no single answer: its actions have no form in supervised rows")
                 files = [_media_file(media, note.key.run, entry) for entry in record["media"] or ()]
                 line = json_line(_row(note, record, files, ids))
                 _keep(archive, sizes, files)

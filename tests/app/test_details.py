@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.app import made_runs
-from vlrl.app import AppError, details
+from vlrl.app import AppError, cards, details
 from vlrl.app.details import MediaView, decoded, group, with_marks
 from vlrl.app.library import Library
 from vlrl.store import SCHEMA, RunFolder
+from vlrl.types import Turn
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +221,18 @@ def test_code_named_in_a_config_runs_only_when_trusted(tmp_path):
     assert with_marks(library, view, trust=True).rollouts[0].marks == ({"kind": "point", "at": [1, None]},)
     (run.path / "config.yaml").write_text("task: {name: 'no.such.module:Own'}\n")
     assert "draws no marks" in with_marks(Library(tmp_path), view, trust=True).notes[-1]
+
+
+def test_an_episode_shows_the_media_of_its_prompt_and_counts_its_actions(tmp_path):
+    made = made_runs.made_group("boxes", 1, 0)
+    picture, later = made.prompt.media[0], replace(made.prompt.media[0], sha256="b" * 64)
+    turns = (Turn(start=0, end=2, text="left", parts={"iou": 1.0}),
+             Turn(start=2, end=4, role="observation", text="A wall.", media=(later.sha256,)), Turn(start=4, end=5))
+    first, *others = made.rollouts
+    done = replace(first.completion, turns=turns, episode_id="0-0-0", seen=(later,), finish_reason="turns")
+    made = replace(made, rollouts=(replace(first, completion=done), *others))
+    library, _ = one(tmp_path, made)
+    view = group(library, "a", "train", 0, made.id)
+    assert [m.hash for m in view.media] == [picture.sha256] and view.rollouts[0].turns[1]["text"] == "A wall."
+    shown = str(cards.card(view, view.rollouts[0]))
+    assert "2 turns" in shown and "limit of turns" in shown
