@@ -6,6 +6,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import random
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -24,12 +25,28 @@ FAST = {*TWO, "smolvlm"}
 """Families whose cases are in the fast suite; those of the others are `slow`."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         case = getattr(item, "callspec", None)
         params = case.params.values() if case else ()
         if any(isinstance(p, str) and p in FAMILIES and p not in FAST for p in params):
             item.add_marker(pytest.mark.slow)
+    yield  # -m leaves some out
+    items[:] = _long_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def _long_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """The items with the long ones at the beginning of each worker's share, so that none of them is left at the end."""
+    long = [item for item in items if item.get_closest_marker("long")]
+    rest = [item for item in items if not item.get_closest_marker("long")]
+    out: list[pytest.Item] = []
+    for worker in range(workers):
+        mine = long[worker::workers]
+        left = (len(items) * (worker + 1)) // workers - len(out) - len(mine)
+        out += [*mine, *rest[:left]]
+        rest = rest[left:]
+    return [*out, *rest]
 
 
 def pytest_collection_finish() -> None:

@@ -12,6 +12,7 @@ def test_mutants_are_mistakes_that_can_be_made():
     assert all(mutants.mutated(*row) for row in mutants.MUTANTS)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_mutant_dies():
     done = subprocess.run([sys.executable, "-m", "tests.algo.mutants"], capture_output=True, text=True,

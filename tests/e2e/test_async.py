@@ -132,6 +132,7 @@ def test_an_error_in_the_thread_of_one_process_ends_all(tiny_models, tmp_path):
     assert "closed by peer" not in done.stderr and "gloo" not in done.stderr
 
 
+@pytest.mark.long
 def test_held_out_iou_rises(tmp_path):
     done = run(ROOT / "configs" / "quickstart.yaml", tmp_path / "run", "steps=30", "eval.samples=128",
                "async.max_staleness=1", "extends=algorithms/decoupled_ppo.yaml", "rollout.minibatches=1",

@@ -222,6 +222,7 @@ def test_two_runs_on_one_folder(scene, tmp_path):
     same(folder, whole)
 
 
+@pytest.mark.long
 def test_stuck(scene, tmp_path):
     config, whole = scene
     words = ("limits.score_s=0", "rollout.score_ahead=false")

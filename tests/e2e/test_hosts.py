@@ -34,6 +34,7 @@ def test_a_run_on_two_hosts_is_that_of_two_processes(pair, launcher):
     assert_same_run(folder, pair.whole)
 
 
+@pytest.mark.long
 def test_a_cut_cable_ends_both_hosts_with_a_message_and_the_run_goes_on(pair):
     folder = pair.config.parent / "cut"
     with Hosts() as hosts:

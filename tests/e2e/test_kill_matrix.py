@@ -10,6 +10,7 @@ from tests.e2e.runs import ENV, ROOT
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_four_kills(tmp_path):
     command = [sys.executable, str(ROOT / "benchmarks" / "kill_matrix.py"), "--kills", "4", "--seed", "8",
                "--out", str(tmp_path / "table.md")]

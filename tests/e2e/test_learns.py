@@ -15,6 +15,7 @@ def gain(folder, metric):
     return row.gain
 
 
+@pytest.mark.long
 def test_held_out_iou_rises(tmp_path):
     done = run(QUICKSTART, tmp_path / "run", "steps=30", "eval.samples=128", timeout=900)
     assert done.returncode == 0, done.stderr

@@ -49,6 +49,7 @@ def test_what_rank_0_does_alone_may_take_longer_than_the_limit():
     assert said[0][2] == said[1][2]  # both are at the same place, else a later message would name the wrong rank
 
 
+@pytest.mark.long
 def test_a_run_whose_ranks_are_killed_and_stopped_goes_on_exactly(pair):
     """Rank 0 holds the lock and writes; a rank that is stopped hangs with open connections."""
     folder, limit = pair.config.parent / "struck", "limits.collective_s=20"

@@ -73,6 +73,7 @@ def test_pictures_in_rows_are_those_of_files(easy, tmp_path):
     assert_same_run(tmp_path / "killed", tmp_path / "rows")
 
 
+@pytest.mark.long
 def test_a_data_set_of_the_hub_keeps_its_commit(easy, tmp_path):
     with serving() as hub:
         first = hub.put("org/easy", {"data/train-00000-of-00001.parquet": table(), "easy.py": b"raise SystemExit(9)"})

@@ -35,6 +35,7 @@ def correct(run_folder: Path) -> list[float]:
     return [json.loads(line)["correct"] for line in (run_folder / "eval.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_from_nothing_to_a_trained_model(tmp_path):
     sections = re.split(r"^## \d\. ", PAGE, flags=re.MULTILINE)[1:]
     said: dict[str, str] = {}
