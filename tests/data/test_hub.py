@@ -126,6 +126,7 @@ def test_revisions_and_commits(here, tmp_path):
         read(tmp_path, "org/geo@train#v9")
 
 
+@pytest.mark.slow
 def test_without_a_network_what_is_kept_is_used(here, tmp_path, monkeypatch, caplog):
     here.put("org/geo", {"train.parquet": parquet("a"), "test.parquet": parquet("b")})
     assert answers(read(tmp_path, "org/geo@train")) == ["a"]
