@@ -71,6 +71,13 @@ def test_own_samples_false_puts_the_rows_in_their_place(split, rows):
     assert ids(split, own_samples=False, **{split: rows}) == ["a"]
 
 
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_rows_stay_in_their_place_however_often_they_are_asked_for(split, rows):
+    data = {"own_samples": False, split: rows}
+    task = make_task(validate({"task": name_of("Made"), "model": {"name": "x"}, "data": data}))
+    assert [[s.id for s in task_samples(task, split)] for _ in range(3)] == [["a"]] * 3
+
+
 def test_held_out_samples_stay_the_tasks_own_where_no_rows_are_given(rows):
     assert ids("heldout", train=rows, own_samples=False) == [f"heldout-{n}" for n in range(3)]
 

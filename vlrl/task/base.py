@@ -30,7 +30,7 @@ from vlrl.config.registry import MissingFile, failure, file_module
 from vlrl.errors import ConfigError, TaskError, VlrlError, did_you_mean
 from vlrl.task.combine import Weight, checked_weights, make_combine, weight_at
 from vlrl.task.environment import Environment
-from vlrl.task.row_files import refuse_unread, unread
+from vlrl.task.row_files import forget, refuse_unread, unread
 from vlrl.types import Answer, Coordinates, Observation, Parts, Sample, Variant
 
 _OUTCOMES = ("accuracy", "correct")
@@ -298,6 +298,8 @@ def task_samples(task: Task, split: str) -> Sequence[Sample]:
     Raises TaskError when `samples` fails or gives anything else, ConfigError when it leaves a file of rows unread.
     """
     replaced = task.data is not None and not task.data.own_samples and not task.labels
+    if replaced:
+        forget(task, split)
     try:
         found = _sequence(Task.samples(task, split) if replaced and split == "train" else task.samples(split))
         if replaced and unread(task, split):

@@ -34,6 +34,10 @@ class RowFiles(DataSettings):
             self._asked.add(name)
         return super().__getattribute__(name)
 
+    def forget(self, split: str) -> None:
+        """Forgets that the file of a split was asked for: what an earlier call read says nothing of the next."""
+        self._asked.discard(split)
+
     def unread(self, split: str) -> str:
         """Returns the file of a split that no one has asked for; "" where there is none."""
         return vars(self).get(split, "") if split in _FILES and split not in self._asked else ""
@@ -44,6 +48,12 @@ def unread(task: Any, split: str) -> str:
     none.
     """
     return task.data.unread(split) if isinstance(task.data, RowFiles) else ""
+
+
+def forget(task: Any, split: str) -> None:
+    """Has `unread` count from now on."""
+    if isinstance(task.data, RowFiles):
+        task.data.forget(split)
 
 
 def refuse_unread(task: Any, split: str) -> None:
