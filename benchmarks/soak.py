@@ -97,6 +97,11 @@ def seconds(metrics: Sequence[dict[str, float]]) -> list[float]:
     return [m["time/total_s"] - m.get("time/eval_s", 0.0) - m.get("time/save_s", 0.0) for m in metrics[FIRST:]]
 
 
+def tenths(values: Sequence[Any]) -> list[np.ndarray]:
+    """The values in ten parts, in fewer where there are fewer."""
+    return np.array_split(np.array(values), min(10, len(values))) if values else []
+
+
 def table(args: argparse.Namespace, found: Sequence[dict[str, float]], metrics: Sequence[dict[str, float]]) -> str:
     """The page."""
     kept = [s for s in found if s["at_s"] >= found[-1]["at_s"] / 10]
@@ -107,9 +112,9 @@ def table(args: argparse.Namespace, found: Sequence[dict[str, float]], metrics: 
                     f"{min(s[name] for s in kept):.0f} to {max(s[name] for s in kept):.0f} | {fit.slope:+.2f} "
                     f"(± {1.96 * fit.stderr:.2f}) |")
     each = seconds(metrics)
-    peaks = [float(part[-1]) * 1024 for part in np.array_split(np.array([m["memory/peak_gib"] for m in metrics]), 10)]
-    wall = [statistics.median(part) for part in np.array_split(np.array(each), 10)]
-    parts = np.array_split(np.array([(s["cpu_s"], s["steps"]) for s in found]), 10)
+    peaks = [float(part[-1]) * 1024 for part in tenths([m["memory/peak_gib"] for m in metrics])]
+    wall = [statistics.median(part) for part in tenths(each)]
+    parts = tenths([(s["cpu_s"], s["steps"]) for s in found])
     busy = [float((p[-1, 0] - p[0, 0]) / max(p[-1, 1] - p[0, 1], 1)) for p in parts]
     words = " ".join(args.settings)
     return "\n".join([

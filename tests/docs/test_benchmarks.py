@@ -142,7 +142,8 @@ def test_a_soak_shows_what_grows(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(soak, "FIRST", 2)
     out = tmp_path / "soak.md"
     monkeypatch.setattr(sys, "argv", ["soak.py", str(FOLDER.parent / "configs/quickstart.yaml"), "eval.samples=4",
-                                      "--hours", "0.01", "--folder", str(tmp_path / "run"), "--out", str(out)])
+                                      "rollout.prompts_per_step=4", "--hours", "0.01", "--folder",
+                                      str(tmp_path / "run"), "--out", str(out)])
     soak.main()
     page = out.read_text()
     assert all(f"| {name}" in page for name in ("memory, MiB", "file handles", "threads", "processes"))
