@@ -64,7 +64,7 @@ class Environments:
     """Opens, resets, steps and closes environments. Calls of one process go one after the other, from any thread."""
 
     def __init__(self, make: Callable[[str], Task], settings: EnvironmentSettings):
-        self.settings, self.restarts, self.failed = settings, 0, 0
+        self.settings, self.restarts = settings, 0
         self._convention, self._next, self._make = "", 0, make
         self._lock = threading.Lock()
         self._keeper = Keeper(lambda c, text: _serve(c, make(text))) if sys.platform == "linux" else None
@@ -106,8 +106,11 @@ class Environments:
         return self._all(episodes, lambda e: self._step(e, by_number[e.number]))
 
     def close_episodes(self, episodes: Sequence[Episode]) -> None:
-        """Closes their environments."""
-        self._all(episodes, lambda e: self._ask(e, "close", None, self.settings.step_s))
+        """Closes their environments; one that cannot close is told."""
+        for episode, found in zip(episodes, self._all(
+                episodes, lambda e: self._ask(e, "close", None, self.settings.step_s)), strict=True):
+            if isinstance(found, Failed):
+                _log.warning("environment of sample %r: %s", episode.sample.id, found.reason)
 
     def close(self) -> None:
         """Ends all processes."""
