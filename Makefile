@@ -22,6 +22,7 @@ PIP   := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-che
 # one thread a test worker; tests never reach for a model hub
 TESTS  := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(JOBS)
 PYTEST := $(TESTS) --dist worksteal
+BY_FILE := --dist loadfile --no-loadscope-reorder
 FAST   := -m "not slow and not vllm and not browser and not gpu"
 # vLLM's own threads are not pinned to cores; it reports no usage, and an engine takes 1 GiB for its keys and values
 VLLM   := VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
@@ -35,7 +36,8 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo app install test test-rest test-vllm test-zero test-all test-newest check clean gpu-setup gpu-report
+.PHONY: help demo app install compiled test test-rest test-vllm test-zero test-all test-newest check clean
+.PHONY: gpu-setup gpu-report
 
 help:
 	@echo 'make demo      set up, then train the quickstart on this machine: 5 minutes on 2 CPU cores'
@@ -81,21 +83,26 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	say 'installing the rest of pyproject.toml ...' && $(PIP) -e '.[dev]' && \
 	touch $(STAMP) && say 'done; the next call skips this'
 
+# What tests import, and the tests, compiled once rather than by each worker at the same time
+compiled: $(STAMP)
+	$(TESTS) -n 0 --collect-only -qq > /dev/null
+
 test: $(STAMP)
 	$(PYTEST) $(FAST) $(ARGS)
 
-# More workers than cores, as these tests often wait: for a time-out, a killed process, a page. pytest leaves with 5
-# when nothing is selected, e.g. before the first test of a kind exists
+# More workers than cores, as these tests often wait: for a time-out, a killed process, a page. A file at a time, as
+# tests of one file share trained runs. pytest leaves with 5 when nothing is selected, e.g. before the first test of a
+# kind exists
 test-rest: $(STAMP)
-	$(PYTEST) -n $$(( $(JOBS) * 2 )) -m "(slow or browser) and not vllm and not gpu" $(ARGS) || test $$? -eq 5
+	$(TESTS) -n $$(( $(JOBS) * 2 )) $(BY_FILE) -m "(slow or browser) and not vllm and not gpu" $(ARGS) || test $$? -eq 5
 
 # A file at a time, as tests of one file share their engines, and those first that take longest. They wait half the time
 test-vllm: $(VLLM_STAMP)
-	$(VLLM) $(TESTS) -n $$(( ($(JOBS) * 3 + 1) / 2 )) --dist loadfile --no-loadscope-reorder -m "vllm and not gpu" $(ARGS) \
+	$(VLLM) $(TESTS) -n $$(( ($(JOBS) * 3 + 1) / 2 )) $(BY_FILE) -m "vllm and not gpu" $(ARGS) \
 	  $(addprefix tests/vllm/test_,faults.py processes.py server.py) tests/vllm || test $$? -eq 5
 
 test-zero: $(ZERO_STAMP)
-	$(PYTEST) -m "not gpu" -k zero $(ARGS) tests/e2e/test_zero.py tests/e2e/test_sharding.py tests/e2e/test_last_save.py
+	$(TESTS) $(BY_FILE) -m "not gpu" -k zero $(ARGS) $(addprefix tests/e2e/test_,zero.py sharding.py last_save.py)
 
 $(ZERO_STAMP): constraints.txt $(STAMP)
 	@echo 'installing DeepSpeed ...' && $(PIP) -e '.[dev,deepspeed]' && touch $(ZERO_STAMP)

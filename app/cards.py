@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from . import draw, forms
+from . import draw, forms, turns
 from .details import GroupView, RolloutView
 from .html import Html, as_json, chip, el, finite, folded, join, link, note, number
 from .marks import COLORS, color
@@ -135,19 +135,20 @@ def _largest(view: GroupView) -> dict[str, float]:
 def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None = None, chosen: bool = False,
          links: Links = True) -> Html:
     """Returns one answer: reward and its parts, advantage, form, reasoning, answer, what was read from it, error."""
-    others = forms.usual([r.completion for r in view.rollouts])
-    form = forms.read(rollout.completion, view.prompt, rollout.truncated, others)
+    form = None if turns.is_episode(rollout) else forms.read(
+        rollout.completion, view.prompt, rollout.truncated, forms.usual([r.completion for r in view.rollouts]))
     title = _link(links, where(view, rollout=rollout.index), f"#{rollout.index}", "its tokens")
     given = any(r.advantage is not None or r.aside for r in view.rollouts)  # evaluations and the playground give none
     advantage = _advantage(rollout) if given and view.key.source == "train" else ""
     top = el("div", el("i", class_="v-swatch", style=f"background:{color(rollout.index)}"), title,
              el("b", number(rollout.reward), class_="v-reward", title="reward"), _outcome(rollout), advantage,
              class_="v-top")
-    broken = [chip(problem, "bad") for problem in form.problems]
+    broken = [chip(problem, "bad") for problem in form.problems] if form else []
     error = note("Scorer: ", rollout.error, kind="bad") if rollout.error else ""
     return el("article", top, el("div", *_chips(rollout), class_="v-chips"),
               _parts(rollout, most or _largest(view)), el("div", *broken, class_="v-chips") if broken else "", error,
-              _text(form), _parsed(view, rollout), class_=f"v-card{' v-chosen' if chosen else ''}", role="listitem",
+              _text(form) if form else turns.lines(rollout), _parsed(view, rollout),
+              class_=f"v-card{' v-chosen' if chosen else ''}", role="listitem",
               id=f"v-answer-{rollout.index}", style=f"--v-c:{color(rollout.index)}",
               aria_current="true" if chosen else None)
 
@@ -167,8 +168,8 @@ def _advantage(rollout: RolloutView) -> Html:
 
 
 def _chips(rollout: RolloutView) -> list[Html]:
-    reasons = {"stop": "ended by itself", "length": "token limit", "turns": "limit of turns",
-               "tokens": "limit of the episode's tokens", "media": "limit of the episode's media"}
+    ended = "ended by its environment" if rollout.episode_id else "ended by itself"
+    reasons = {"stop": ended, "length": "token limit", **turns.ENDS}
     chips = [chip(f"{len(rollout.token_ids):,} tokens")]
     if rollout.finish_reason:
         chips.append(chip(reasons.get(rollout.finish_reason, rollout.finish_reason),
@@ -177,9 +178,9 @@ def _chips(rollout: RolloutView) -> list[Html]:
         chips.append(chip(f"policy {rollout.policy_step}", title="steps completed by the weights that sampled it"))
     if rollout.variant:
         chips.append(chip(f"variant {rollout.variant}", "warn", "drawn with other media"))
-    turns = sum(turn["role"] != "observation" for turn in rollout.turns)
-    if turns > 1:
-        chips.append(chip(f"{turns} turns"))
+    count = sum(turn["role"] != "observation" for turn in rollout.turns)
+    if count > 1:
+        chips.append(chip(f"{count} turns"))
     chips += [chip(f"{name} {number(value)}", title="a metric of the task") for name, value in rollout.metrics.items()]
     return chips
 

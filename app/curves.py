@@ -117,7 +117,11 @@ def _thin(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 # --- of a run ---------------------------------------------------------------------------------------------------------
 
 _SHOWN = {"reward/mean": "Reward", "completion/length_mean": "Answer length (tokens)",
-          "completion/truncated_frac": "Share cut off", "groups/zero_variance_frac": "Groups without variance",
+          "completion/truncated_frac": "Share cut off", "episode/success": "Episodes that succeed (share)",
+          "episode/turns_mean": "Turns of an episode", "episode/limit_frac": "Episodes that a limit ended (share)",
+          "episode/tool_calls_mean": "Tool calls of an episode", "episode/tool_errors_frac": "Tool calls that failed "
+          "(share)", "environment/errors": "Episodes whose environment failed",
+          "groups/zero_variance_frac": "Groups without variance",
           "entropy": "Entropy (nats)", "kl": "KL to the reference", "mismatch/kl": "KL sampler to trainer",
           "loss": "Loss", "grad_norm": "Gradient norm", "tokens_per_s": "Tokens per second",
           "time/total_s": "Seconds per step"}

@@ -13,6 +13,9 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
+from vlrl.data.coordinates import CONVENTIONS
+from vlrl.errors import VlrlError
+from vlrl.models.model_config import family_convention
 from vlrl.store import SCHEMA, as_schema, plain
 from vlrl.task import builtin_names, load_class
 from vlrl.task.scoring import overlay_marks
@@ -98,6 +101,10 @@ class RolloutView:
     variant: str | None
     marks: tuple[Mark, ...] | None
     """None where the file has none."""
+    media: tuple[MediaView, ...] = ()
+    """Those that an episode showed after its prompt."""
+    turn_advantages: np.ndarray | None = None
+    """[actions] float32 of an episode; None where it has one for all."""
 
     @property
     def index(self) -> int:
@@ -173,7 +180,7 @@ def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupV
     """
     if all(rollout.marks is not None for rollout in view.rollouts):
         return view
-    name = _task_name(library.settings(view.key.run), view.task)
+    name = _of_task(library.settings(view.key.run), view.task, "name")
     if not isinstance(name, str) or not (trust or name in builtin_names()):
         return view
     try:
@@ -189,13 +196,27 @@ def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupV
     return replace(view, rollouts=tuple(map(drawn, view.rollouts)))
 
 
-def _task_name(settings: Mapping[str, Any], label: str) -> Any:
-    """Returns what config.yaml names as the task that is called `label` among several, or as the only one."""
+def box_convention(library: Library, view: GroupView) -> str:
+    """Returns how the model of a group writes boxes: as config.yaml says, or its family; "original" where neither is
+    known.
+    """
+    settings = library.settings(view.key.run)
+    set_to, model = _of_task(settings, view.task, "coordinates"), settings.get("model.name")
+    if set_to in CONVENTIONS:
+        return set_to
+    try:
+        return family_convention(model) if isinstance(model, str) else "original"
+    except VlrlError:
+        return "original"
+
+
+def _of_task(settings: Mapping[str, Any], label: str, setting: str) -> Any:
+    """Returns a setting of the task that is called `label` among several in config.yaml, or of the only one."""
     several = settings.get("tasks")
     for task in several if isinstance(several, list) else ():
         if isinstance(task, Mapping) and task.get("label") == label:
-            return task.get("name")
-    return settings.get("task.name")
+            return task.get(setting)
+    return settings.get(f"task.{setting}")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -278,7 +299,7 @@ def _group_view(key: GroupKey, rows: Sequence[Mapping[str, Any]], notes: Sequenc
     return GroupView(
         key, first["task"] or "", first["sample_id"] or "", first["category"], finite(first["difficulty"]),
         first["prompt"] or "", _parts(first["weights"]), decoded(first["target"]),
-        sample if isinstance(sample, dict) else {} if sample is None else {"sample": sample}, _of_prompt(first),
+        sample if isinstance(sample, dict) else {} if sample is None else {"sample": sample}, _shown(first)[0],
         tuple(rollouts), float(np.mean(rewards)) if rewards else None, _std(rewards), max(rewards, default=None),
         min(rewards, default=None), len(set(rewards)) < 2, tuple(dict.fromkeys(remarks)))
 
@@ -297,8 +318,8 @@ def _rollout_view(key: GroupKey, place: int, row: Mapping[str, Any], notes: list
         reward=finite(row["reward"]), correct=row["correct"], advantage=finite(row["advantage"]),
         parsed=decoded(row["parsed"]), error=row["error"], finish_reason=row["finish_reason"],
         truncated=bool(row["truncated"]), turns=tuple(turn for turn in row["turns"] or () if turn),
-        episode_id=row["episode_id"],
-        variant=row["variant"], marks=_marks(row["marks"]))
+        episode_id=row["episode_id"], variant=row["variant"], marks=_marks(row["marks"]), media=_shown(row)[1],
+        turn_advantages=row["turn_advantages"])
 
 
 _PER_TOKEN = ("loss_mask", "logprobs", "trainer_logprobs", "entropies", "ratio", "clipped", "top_ids", "top_logprobs")
@@ -314,11 +335,12 @@ def _parts(parts: Any) -> dict[str, float | None]:
     return {str(name): finite(value) for name, value in parts or ()}
 
 
-def _of_prompt(row: Mapping[str, Any]) -> tuple[MediaView, ...]:
-    """Returns the media of a row's prompt, without those that an episode showed later."""
+def _shown(row: Mapping[str, Any]) -> tuple[tuple[MediaView, ...], tuple[MediaView, ...]]:
+    """Returns the media of a row's prompt, and those that its episode showed later."""
     later = sum(len(turn["media"] or ()) for turn in row["turns"] or () if turn) if row["episode_id"] else 0
     media = _media(row["media"])
-    return media[:len(media) - later]
+    place = max(0, len(media) - later)
+    return media[:place], media[place:]
 
 
 def _media(media: Any) -> tuple[MediaView, ...]:

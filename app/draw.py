@@ -89,10 +89,15 @@ def _one(view: GroupView, place: int, all_shapes: Sequence[Shape], addresses: Ad
     if one.kind == "video":
         shown = frames(view, one, all_shapes, addresses, chosen, most_frames)
         return _video(view, one, all_shapes, addresses, el("figcaption", caption), shown)
-    size = _size(view, one, all_shapes)
-    source = _source(view.key.run, one, addresses)
-    return el("figure", _framed(source, size, all_shapes, chosen, f"image {place + 1} of the prompt"),
-              el("figcaption", caption), class_="v-pic")
+    return picture(view, one, all_shapes, addresses, f"image {place + 1} of the prompt", chosen, caption)
+
+
+def picture(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], addresses: Addresses, alt: str,
+            chosen: int | None = None, caption: Any = "") -> Html:
+    """Returns an image under its marks, large after a click."""
+    size, source = _size(view, one, all_shapes), _source(view.key.run, one, addresses)
+    return el("figure", _framed(source, size, all_shapes, chosen, alt), el("figcaption", caption) if caption else "",
+              class_="v-pic")
 
 
 def _facts(one: MediaView) -> list[str]:

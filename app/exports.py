@@ -34,7 +34,8 @@ from .queries import RolloutKey
 MOST_ROWS = 20_000
 MOST_BYTES = 4 << 30
 """Of the media in one set."""
-_HEAVY = {"token_ids", "loss_mask", "logprobs", "turns", "schema", "top_ids", "top_logprobs", *PER_TOKEN}
+_HEAVY = {"token_ids", "loss_mask", "logprobs", "turns", "turn_advantages", "schema", "top_ids", "top_logprobs",
+          *PER_TOKEN}
 _JSON = ("parsed", "target", "sample", "marks")
 _MAPS = ("parts", "weights")
 _ADDED = ("run", "source", "flag", "comment")
@@ -174,7 +175,7 @@ def _sft(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Pa
     """Returns a zip of canonical rows with the chosen answers as their `solution`, of their media, and of how to use
     it.
     """
-    path, lines, sizes, ids = folder / "sft.zip", [], {}, set()
+    path, lines, sizes, ids, tasks = folder / "sft.zip", [], {}, set(), set()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # media are compressed already
         for note, record in _records(library, chosen, left_out):
             try:
@@ -184,10 +185,14 @@ def _sft(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Pa
                 line = json_line(_row(note, record, files, ids))
                 _keep(archive, sizes, files)
                 lines.append(line)
+                tasks.add(str(record["task"]))
             except (VlrlError, OSError, ValueError, TypeError) as error:
                 left_out.append(f"{_name(note.key)}: {error}")
         archive.writestr("rows.jsonl", "".join(f"{line}\n" for line in lines))
         archive.writestr("README.txt", _README)
+    if len(tasks) > 1:
+        left_out.append(f"Beware: these are answers to several tasks ({', '.join(sorted(tasks))}), and `vlrl sft` asks "
+                        "as one of them does: make a set of each")
     evaluated = sorted({note.key.split for note in chosen if note.key.source == "eval"})
     if evaluated:
         left_out.append(f"Beware: some answers come from evaluations of {', '.join(evaluated)}. A model that learns "

@@ -13,9 +13,11 @@ from typing import Any
 from .controls import decimal, field, pick
 from .html import Html, el
 from .index import ORDERS, SORTS, Facets, GroupKey, Query, RolloutKey
+from .queries import LIMITS
 
 RANGES = {"steps": ("from", "to"), "reward": ("rmin", "rmax"), "part_range": ("pmin", "pmax"),
-          "advantage": ("amin", "amax"), "length": ("lmin", "lmax"), "difficulty": ("dmin", "dmax")}
+          "advantage": ("amin", "amax"), "length": ("lmin", "lmax"), "difficulty": ("dmin", "dmax"),
+          "turns": ("tmin", "tmax")}
 """Field of Query -> its names in a location."""
 _YES = {"yes": True, "no": False}
 _OPENED = ("source", "split", "step", "group", "rollout", "in")
@@ -38,8 +40,10 @@ def query_of(where: Mapping[str, str], flagged: Sequence[RolloutKey] | None = No
     return Query(
         runs=runs, source=kind if kind in ("train", "eval") else None,
         split=where.get("set") or (None if open_group else where.get("split")), part=where.get("part"), **ranges,
+        ended=where.get("end"), tool_errors=_YES.get(where.get("tool", "")),
         truncated=_YES.get(where.get("cut", "")), error=_YES.get(where.get("err", "")), category=where.get("cat"),
-        sample_id=where.get("sample"), text=where.get("text"), flagged=tuple(flagged) if flagged is not None else None,
+        alike=_YES.get(where.get("alike", "")), sample_id=where.get("sample"), text=where.get("text"),
+        flagged=tuple(flagged) if flagged is not None else None,
         order=order if order in ORDERS else "step", sort=sort if sort in SORTS else "step",
         descending=where.get("dir") != "up")
 
@@ -62,7 +66,8 @@ def opened(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) 
 
 def set_filters(where: Mapping[str, str]) -> int:
     """Returns how many filters are set."""
-    names = ["set", "part", "cut", "err", "cat", "sample", "text", "flag", *sum(RANGES.values(), ())]
+    names = ["set", "part", "cut", "end", "tool", "err", "cat", "alike", "sample", "text", "flag",
+             *sum(RANGES.values(), ())]
     return sum(bool(where.get(name)) for name in names)
 
 
@@ -91,7 +96,12 @@ def _fields(facets: Facets) -> list[Html]:
         pick("set", "Split", "", [("", "any"), *((s, s) for s in facets.splits)]),
         pick("cat", "Category", "", [("", "any"), *((c, c) for c in facets.categories)]),
         pick("cut", "Cut off", "", [("", "any"), ("yes", "cut off"), ("no", "whole")]),
+        _range("Turns of an episode", "turns", 1),
+        pick("end", "Ended by", "", [("", "any"), ("limit", "a limit of the episode"), *(
+            (name, f"{name} (episode.max_{name})") for name in LIMITS)]),
+        pick("tool", "Tool errors", "", [("", "any"), ("yes", "with one"), ("no", "an episode without")]),
         pick("err", "Scoring error", "", [("", "any"), ("yes", "with an error"), ("no", "without")]),
+        pick("alike", "Rewards of a group", "", [("", "any"), ("yes", "all equal"), ("no", "different")]),
         pick("flag", "Notes", "", [("", "any"), ("yes", "flagged or commented")]),
         field("sample", "Sample id", "", "search"),
     ]

@@ -83,6 +83,8 @@ def _pieces(text: str, opened: str, expected: list[str]) -> tuple[list[Piece], l
         if fits:
             inside, before = ("" if closing else name), max(before, expected.index(name))
     _add(pieces, text[at:], inside)
+    if inside and 0 < text.count(f"<{inside}>") <= text.count(f"</{inside}>"):  # so that no count tells it
+        wrong.append(f"<{inside}> is not closed")
     return pieces, wrong
 
 

@@ -1,5 +1,8 @@
 """Who may ask the inspector for what: address, origin, password, routes and the headers of every answer.
 
+Behind a proxy the host is the one that the browser named (X-Forwarded-Host where the proxy says it): no page can write
+that header without being asked for its origin first. The path of a proxy (`Address.root_path`) may come or be cut off.
+
 The Content-Security-Policy names the page's own inline scripts by their hash, so a script that got into the page with a
 rollout's text would not run. Gradio compiles its templates, which needs 'unsafe-eval'; no text of a run is in them.
 """
@@ -11,7 +14,6 @@ import base64
 import hashlib
 import hmac
 import html
-import ipaddress
 import re
 import secrets
 from http.cookies import CookieError, SimpleCookie
@@ -22,18 +24,20 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .address import Address
+
 LOGIN = "/vlrl/login"
-_EVERYWHERE = ("0.0.0.0", "::")
 _EXACT = {"/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/robots.txt"}
 _FOLDERS = ("/assets/", "/static/", "/vlrl/")
+_OWN = re.compile(r"/vlrl/(login|media|static/[\w-]+\.\w+)")
 _GRADIO = re.compile(r"/gradio_api/(queue/(join|data)|run/predict|cancel|reset|component_server|startup-events|upload|"
                      r"upload_progress|heartbeat/\w+|app_id|theme\.css|stream/[\w./-]+|file=/[^:]*)/?")
 _INLINE = re.compile(rb"<script(?:\s+[\w-]+)*\s*>(.*?)</script>", re.S)
 _POLICY = ("default-src 'none'; script-src 'self' 'unsafe-eval'{hashes}; style-src 'self' 'unsafe-inline'; "
            "img-src 'self' data: blob:; media-src 'self' blob:; font-src 'self' data:; connect-src 'self'; "
            "worker-src 'self' blob:; manifest-src 'self'; base-uri 'self'; form-action 'self'; "
-           "frame-ancestors 'none'; object-src 'none'")
-_HEADERS = {"Referrer-Policy": "same-origin", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
+           "frame-ancestors {frames}; object-src 'none'")
+_HEADERS = {"Referrer-Policy": "same-origin", "X-Content-Type-Options": "nosniff",
             "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin"}
 _FORM = """<!doctype html><html lang="en"><meta charset="utf-8"><title>vlrl</title>
 <link rel="icon" href="data:,">
@@ -47,13 +51,12 @@ p {{color: #c33; margin: 0}}</style>
 
 
 class Guard:
-    """ASGI middleware. `host` is the address the app is served under; `head` is HTML for the head of the page."""
+    """ASGI middleware. `address` is where the app is reached; `head` is HTML for the head of the page."""
 
-    def __init__(self, app: ASGIApp, host: str, password: str | None, head: str):
-        self.app = app
+    def __init__(self, app: ASGIApp, address: Address, password: str | None, head: str):
+        self.app, self.address = app, address
         self.password = password.encode() if password else None
         self.token = secrets.token_urlsafe(32)
-        self._hosts = None if host in _EVERYWHERE else {"127.0.0.1", "localhost", "::1", host.lower()}
         self._head = f"{head}</head>".encode()
         self._trying = asyncio.Lock()
 
@@ -62,38 +65,50 @@ class Guard:
             return await self.app(scope, receive, send)
         if scope["type"] != "http":  # no page opens a websocket
             return await send({"type": "websocket.close", "code": 1000})
+        scope = self._below_root(scope)
         refusal = await self._refusal(scope, receive)
         if refusal is not None:
-            return await refusal(scope, receive, _with_headers(send))
+            return await refusal(scope, receive, self._with_headers(send))
         if scope["path"] == "/":  # to Gradio, `page` and `deep_link` would mean something else
             return await self.app({**scope, "query_string": b""}, receive, self._page(send))
-        await self.app(scope, receive, _with_headers(send))
+        await self.app(scope, receive, self._with_headers(send))
+
+    def _below_root(self, scope: Scope) -> Scope:
+        """Returns the scope without the proxy's path, where the proxy left it in. (The path may be /vlrl, too.)"""
+        root, path = self.address.root_path, scope["path"]
+        if not root or not path.startswith(f"{root}/") or _OWN.fullmatch(path):
+            return scope
+        raw = scope.get("raw_path") or b""
+        return {**scope, "path": path[len(root):],
+                "raw_path": raw[len(root):] if raw.startswith(f"{root}/".encode()) else raw}
 
     async def _refusal(self, scope: Scope, receive: Receive) -> Response | None:
         """Returns what is answered instead of passing a request on; None lets it through."""
         headers, path = Headers(scope=scope), scope["path"]
-        host = headers.get("host", "")
-        if not self._known(host):
-            return PlainTextResponse(f"This inspector is not served as {host[:200]!r}.", 421)
+        host, forwarded = headers.get("host", ""), headers.get("x-forwarded-host")
+        named = host if forwarded is None else forwarded.partition(",")[0].strip()
+        for name in (host, named):
+            if not self.address.knows(name):
+                return PlainTextResponse(f"This inspector is not served as {name[:200]!r}. Where a proxy of yours is "
+                                         "called so, start it with `vlrl app --allow-host NAME`.", 421)
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            return PlainTextResponse("Requests of other sites are refused.", 403)
+        if origin is not None and _netloc(origin) != named.lower():
+            return PlainTextResponse("Requests of other sites are refused. A proxy has to pass on the Host that the "
+                                     "browser named, or to name it in X-Forwarded-Host.", 403)
+        if self.address.root_path and path == self.address.root_path:
+            return self._redirect("/", scope)
         if path == LOGIN:
             return await self._login(Request(scope, receive))
         if not (path in _EXACT or path.startswith(_FOLDERS) or _GRADIO.fullmatch(path)):
             return PlainTextResponse("Not found", 404)
         if self.password is None or self._let_in(scope, headers):
             return None
-        query = scope["query_string"].decode("latin-1")
-        return RedirectResponse(f"{LOGIN}?{query}", 303) if path == "/" else PlainTextResponse("Log in first.", 401)
+        return self._redirect(LOGIN, scope) if path == "/" else PlainTextResponse("Log in first.", 401)
 
-    def _known(self, host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        # served to everybody, a machine has many names; a rebound one comes without the cookie of the password
-        return bool(name) and (self._hosts is None or name in self._hosts or _same_address(name, self._hosts))
+    def _redirect(self, path: str, scope: Scope) -> RedirectResponse:
+        """Returns the way to a path of the inspector, with the query as it is."""
+        query = scope["query_string"].decode("latin-1")
+        return RedirectResponse(f"{self.address.root_path}{path}{f'?{query}' if query else ''}", 303)
 
     def _let_in(self, scope: Scope, headers: Headers) -> bool:
         try:
@@ -105,17 +120,28 @@ class Guard:
     async def _login(self, request: Request) -> Response:
         query, wrong = request.scope["query_string"].decode("latin-1"), ""
         if self.password is None:
-            return RedirectResponse("/", 303)
+            return RedirectResponse(f"{self.address.root_path}/", 303)
         if request.method == "POST":
             async with self._trying:  # one guess at a time
                 password = parse_qs((await _body(request)).decode("utf-8", "replace")).get("password", [""])[0]
                 if hmac.compare_digest(password.encode(), self.password):
-                    answer = RedirectResponse(f"/?{query}" if query else "/", 303)
-                    answer.set_cookie(_cookie(request.scope), self.token, httponly=True, samesite="lax", path="/")
+                    answer = self._redirect("/", request.scope)
+                    answer.headers["Set-Cookie"] = self._cookie_text(request)
                     return answer
                 await asyncio.sleep(0.5)
             wrong = '<p role="alert">That is not the password.</p>'
-        return HTMLResponse(_FORM.format(action=html.escape(f"{LOGIN}?{query}" if query else LOGIN), wrong=wrong))
+        action = f"{self.address.root_path}{LOGIN}{f'?{query}' if query else ''}"
+        return HTMLResponse(_FORM.format(action=html.escape(action), wrong=wrong))
+
+    def _cookie_text(self, request: Request) -> str:
+        """In a frame of another site a browser sends no cookie that is Lax; one that is not, over TLS alone, and
+        Partitioned keeps it to that site's frames. The origin is checked in any case.
+        """
+        said = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip() or request.url.scheme
+        secure = "; Secure" if said == "https" else ""
+        site = "None; Partitioned" if secure and self.address.frames else "Lax"
+        return (f"{_cookie(request.scope)}={self.token}; HttpOnly; Path={self.address.root_path}/; "
+                f"SameSite={site}{secure}")
 
     def _page(self, send: Send) -> Send:
         """Adds to the head of the page and, to its policy, the hashes of its inline scripts."""
@@ -132,14 +158,30 @@ class Guard:
             if message.get("more_body"):
                 return
             body = b"".join(parts).replace(b"</head>", self._head, 1)
+            body = body.replace(b'href="/manifest.json"', b'href="./manifest.json"', 1)  # it is not at the proxy's top
             headers = MutableHeaders(scope=start[0])
             if "content-length" in headers and headers["content-length"] != "0":
                 headers["content-length"] = str(len(body))
             headers["Cache-Control"] = "no-store"
-            await _with_headers(send, _hashes(body))(start[0])
+            await self._with_headers(send, _hashes(body))(start[0])
             await send({"type": "http.response.body", "body": body})
 
         return changed
+
+    def _with_headers(self, send: Send, hashes: str = "") -> Send:
+        frames = " ".join(self.address.frames)
+        fixed = _HEADERS if frames else _HEADERS | {"X-Frame-Options": "DENY"}  # it cannot name an origin
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in fixed.items():
+                    headers[name] = value
+                headers.setdefault("Content-Security-Policy",
+                                   _POLICY.format(hashes=hashes, frames=frames or "'none'"))
+            await send(message)
+
+        return sending
 
 
 def _hashes(body: bytes) -> str:
@@ -147,24 +189,11 @@ def _hashes(body: bytes) -> str:
     return "".join(f" 'sha256-{digest}'" for digest in digests)
 
 
-def _with_headers(send: Send, hashes: str = "") -> Send:
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in _HEADERS.items():
-                headers[name] = value
-            headers.setdefault("Content-Security-Policy", _POLICY.format(hashes=hashes))
-        await send(message)
-
-    return sending
-
-
-def _same_address(name: str, hosts: set[str]) -> bool:
-    """Returns whether a name is one of the addresses, written otherwise."""
+def _netloc(origin: str) -> str:
     try:
-        return str(ipaddress.ip_address(name)) in hosts
+        return urlsplit(origin).netloc.lower()
     except ValueError:
-        return False
+        return ""
 
 
 def _cookie(scope: Scope) -> str:

@@ -133,15 +133,17 @@ def as_json(value: Any, width: int = 100) -> str:
         return str(esc(value))
 
 
-def folded(text: Any, limit: int = LONG, tag: str = "div", class_: str = "v-text") -> Html:
-    """Returns a text with its line breaks; one longer than `limit` shows its beginning and opens to the whole."""
+def folded(text: Any, limit: int = LONG, tag: str = "div", class_: str = "v-text", most: int = MOST) -> Html:
+    """Returns a text with its line breaks; one longer than `limit` shows its beginning and opens to the whole, of which
+    `most` characters are shown.
+    """
     words = text if isinstance(text, str) else as_json(text)
     if len(words) <= limit:
         return el(tag, words, class_=class_)
-    more = f" … {len(words):,} characters" + (f", the first {MOST:,} here" if len(words) > MOST else "")
+    more = f" … {len(words):,} characters" + (f", the first {most:,} here" if len(words) > most else "")
     head = words[:min(limit, 600)]
     summary = el("summary", el("span", head, class_="v-head"), el("span", more, class_="v-dim"))
-    return el("details", summary, el(tag, words[:MOST], class_=class_), class_="v-fold")
+    return el("details", summary, el(tag, words[:most], class_=class_), class_="v-fold")
 
 
 def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], numeric: Iterable[int] = (), class_: str = "") -> Html:

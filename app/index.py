@@ -107,6 +107,10 @@ class RolloutRow:
     text: str
     """First characters of the answer."""
     media: str | None = None
+    turns: int | None = None
+    """Actions of an episode; None for another answer."""
+    tool_errors: int | None = None
+    """Tool calls of an episode that failed."""
 
     @property
     def group(self) -> GroupKey:
@@ -279,4 +283,5 @@ def _rollout_row(row: dict[str, Any]) -> RolloutRow:
     parts: dict[str, float | None] = dict(zip(row["part_names"] or (), row["part_values"] or (), strict=True))
     return RolloutRow(RolloutKey(*_group_key(row), row["idx"]), row["task"] or "", row["sample_id"], row["category"],
                       row["difficulty"], row["reward"], row["advantage"], parts, row["length"], row["truncated"],
-                      row["error"], row["policy_step"], row["completion"], row["media"])
+                      row["error"], row["policy_step"], row["completion"], row["media"],
+                      row["turns"], row["tool_errors"])

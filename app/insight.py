@@ -7,7 +7,6 @@ seen in the run, over training and evaluations, or the largest itself when it is
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_right
 from collections import Counter
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from vlrl.evaluation.pairs import Item, pair
 from vlrl.evaluation.stats import Interval, mean_ci, paired_gain
 
 from . import AppError
@@ -30,6 +30,11 @@ _RUNS = "(SELECT unnest(?::VARCHAR[]))"
 _VALUE = ("CASE WHEN ?::BOOLEAN AND correct IS NOT NULL THEN correct::DOUBLE "
           "WHEN ?::VARCHAR IS NULL THEN reward ELSE part_values[list_position(part_names, ?::VARCHAR)] END")
 """What an answer passes by: whether it is correct, its reward, or the part that is named."""
+CONTENT = ("first(sample_id) AS sample_id, coalesce(first(shown), first(media)) AS shown, first(target) AS target, "
+           "min(prompt) AS prompt, bool_or(turns IS NOT NULL) AS episode")
+"""What a group or sample shows and asks, of which `item` makes one to be paired."""
+SAMPLE = "sample_id, coalesce(shown, media), target"
+"""Answers that agree in these are of one sample."""
 _EQUAL = 1e-9  # rewards that are as near are a tie
 _MOST_CATEGORIES = 40
 
@@ -170,8 +175,7 @@ def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str
     rows = index.table.fetch(f"""
         SELECT {_KEY}, count(*) AS n, avg(reward) AS mean, round(stddev_samp(reward), 12) AS std, max(reward) AS best,
                min(reward) AS worst, list({_VALUE}) AS scored,
-               {{'media': first(media), 'target': first(target),
-                 'prompt': CASE WHEN first(media) IS NULL THEN first(left(prompt, 240)) END}} AS content
+               {CONTENT}
         FROM rollouts WHERE sample_id = ? AND run IN {_RUNS} AND NOT aside GROUP BY {_KEY}
         ORDER BY run, step, source DESC, split, group_id""", [*_value(part, threshold), sample_id, scope.runs])
     rows, notes = _of_one_sample(rows)
@@ -204,7 +208,7 @@ def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Compari
     pairs = [Pair(one["sample_id"], one["category"], one["mean"], other["mean"], _eval_key(a, split, one),
                   _eval_key(b, split, other)) for one, other in both]
     return comparison(a, b, split, pairs, (len(first), len(second)),
-                      (*scope.notes, *([others] if others else ())))
+                      (*([others] if others else ()), *scope.notes))
 
 
 def comparison(a: Side, b: Side, split: str, pairs: Sequence[Pair], samples: tuple[int, int],
@@ -283,18 +287,27 @@ def _pass_rate(values: Sequence[float | None], threshold: float | None) -> float
 # --- history ----------------------------------------------------------------------------------------------------------
 
 
-def _of_one_sample(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns the rows with the content (media and target; the prompt of a text alone) of most of them, and what is to
-    be said of the others: an id that runs share may stand for other pictures.
+def _of_one_sample(rows: Sequence[_Row]) -> tuple[list[_Row], list[str]]:
+    """Returns the rows of the sample that most of them are of, and what is to be said of the others: an id that runs
+    share may stand for another picture, and what was shown may have been asked in other words.
     """
-    counts = Counter(json.dumps(row["content"]) for row in rows)
+    counts = Counter(item(row)._replace(value=None) for row in rows)
     if len(counts) < 2:
         return list(rows), []
     usual = max(counts, key=lambda content: counts[content])
-    same = [row for row in rows if json.dumps(row["content"]) == usual]
-    others = sorted({row["run"] for row in rows if json.dumps(row["content"]) != usual})
-    return same, [f"{len(rows) - len(same):,} groups of this id have other media or another target (another data.seed, "
-                  f"or other rows) and are left out, of {', '.join(others[:5])}."]
+    pairings = {content: pair([usual], [content]) for content in counts}
+    same = [row for row in rows if pairings[item(row)._replace(value=None)].pairs]
+    notes, kept = [], {id(row) for row in same}
+    if len(same) < len(rows):
+        others = sorted({row["run"] for row in rows if id(row) not in kept})
+        differs = sorted({word for pairing in pairings.values() for left in pairing.second for word in left.differs})
+        notes.append(f"{len(rows) - len(same):,} groups of this id are of another sample (other "
+                     f"{', '.join(differs) or 'content'}: another data.seed, or other rows) and are left out, of "
+                     f"{', '.join(others[:5])}.")
+    if any(pairing.reworded for pairing in pairings.values()):
+        notes.append("Some of its groups were asked in other words (another task.prompt, or a model with another chat "
+                     "template).")
+    return same, notes
 
 
 def _drawn(index: Index, run: str) -> Callable[[int], float]:
@@ -333,28 +346,20 @@ def _common_split(index: Index, a: Side, b: Side) -> str:
 _Row = dict[str, Any]
 
 
-def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_Row, _Row]], str]:
-    """Returns rows of the same sample on both sides, and what is to be said of those left out.
+def item(row: _Row) -> Item:
+    """Returns a row with the columns of CONTENT as an item to be paired; its value is the row."""
+    return Item(row["sample_id"], (row["shown"],) if row["shown"] else (), row["prompt"] or "", str(row["target"]),
+                episode=bool(row["episode"]), value=row)
 
-    The same are rows of one id with equal media, target and prompt; of those left that show something, rows of one id
-    with equal media and target, which were asked in other words, and rows of other ids with all three equal. An id
-    alone says nothing: with another data.seed it is another picture.
+
+def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_Row, _Row]], str]:
+    """Returns rows of the same sample on both sides, and what is to be said of those left out and why.
+
+    The same are those of which the media, the prompt and the target are (vlrl.evaluation.pairs).
     """
-    pairs: list[tuple[_Row, _Row]] = []
-    for names, shown in ((("sample_id", "media", "target", "prompt"), False), (("sample_id", "media", "target"), True),
-                         (("media", "target", "prompt"), True)):
-        waiting: dict[Any, list[_Row]] = {}
-        for row in second:
-            if row["media"] or not shown:
-                waiting.setdefault(tuple(row[name] for name in names), []).append(row)
-        for row in first:
-            if others := waiting.get(tuple(row[name] for name in names)):
-                pairs.append((row, others.pop(0)))
-        used = {id(row) for pair in pairs for row in pair}
-        first, second = ([row for row in rows if id(row) not in used] for rows in (first, second))
-    ids = {row["sample_id"] for row in first} & {row["sample_id"] for row in second}
-    return pairs, (f"{len(ids):,} samples have one id on both sides and other media, another target or another prompt "
-                   "(another data.seed, or other rows): they are left out." if ids else "")
+    found = pair([item(row) for row in first], [item(row) for row in second])
+    return [(one.value, other.value) for one, other in found.pairs], " ".join(
+        f"{words.rstrip('.')}." for words in found.said("A", "B"))
 
 
 def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, list[_Row]]:
@@ -367,11 +372,10 @@ def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, list[_Row]]:
         available = f"it was evaluated at steps {', '.join(map(str, steps[-20:]))}" if steps else "it has none"
         raise AppError(f"run {side.run!r} has no evaluation of {split!r}"
                        f"{'' if step is None else f' at step {step}'}: {available}")
-    rows = index.table.fetch("""
-        SELECT sample_id, avg(reward) AS mean, first(category) AS category, min(group_id) AS group_id,
-               first(media) AS media, first(target) AS target, first(left(prompt, 240)) AS prompt FROM rollouts
+    rows = index.table.fetch(f"""
+        SELECT avg(reward) AS mean, first(category) AS category, min(group_id) AS group_id, {CONTENT} FROM rollouts
         WHERE source = 'eval' AND run = ? AND split = ? AND step = ? AND NOT aside AND reward IS NOT NULL
-        GROUP BY sample_id ORDER BY sample_id""", [side.run, split, step])
+        GROUP BY {SAMPLE} ORDER BY first(sample_id), min(group_id)""", [side.run, split, step])
     return Side(side.run, step), rows
 
 

@@ -125,6 +125,10 @@ class Library:
         """Returns the lines of eval.jsonl, oldest first; each has `step` (int) and `split` (str)."""
         return [record for record in self._read_lines(id, "eval.jsonl") if isinstance(record.get("split"), str)]
 
+    def alerts(self, id: str) -> list[dict[str, Any]]:
+        """Returns the lines of alerts.jsonl, oldest first: what the run told of while it went on."""
+        return self._read_lines(id, "alerts.jsonl")
+
     def settings(self, id: str) -> dict[str, Any]:
         """Returns the settings in config.yaml by flat name, e.g. "train.lr"; {} when it cannot be read."""
         return dict(self._config(id, self.path(id))[0])
@@ -142,8 +146,8 @@ class Library:
     def notes(self, id: str) -> tuple[str, ...]:
         """Returns what of the run's files could not be read, in words."""
         info = self.run(id)
-        self.metrics(id)
-        self.evals(id)
+        for name in ("metrics.jsonl", "eval.jsonl", "alerts.jsonl"):
+            self._read_lines(id, name)
         with self._lock:
             remarks = [note for (run, _), lines in self._lines.items() if run == id for note in lines.notes]
         return tuple(dict.fromkeys((*info.notes, *remarks)))

@@ -72,7 +72,7 @@ def shapes(view: GroupView) -> tuple[list[Shape], int]:
 def _shape(mark: Any, index: int) -> Shape | None:
     if not isinstance(mark, Mapping):
         return None
-    at = _place(mark.get("kind"), mark.get("at"))
+    at = place_of(mark.get("kind"), mark.get("at"))
     media = mark.get("media", 0)
     if at is None or not isinstance(media, int) or not 0 <= media < 1000:
         return None
@@ -81,7 +81,7 @@ def _shape(mark: Any, index: int) -> Shape | None:
                  rollout=None if mark.get("role") == "target" else index)
 
 
-def _place(kind: Any, at: Any) -> tuple[Any, ...] | None:
+def place_of(kind: Any, at: Any) -> tuple[Any, ...] | None:
     """Returns `at` in the form of Shape.at; None when it has another one."""
     if not isinstance(at, (list, tuple)) or not isinstance(kind, str):
         return None

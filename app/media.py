@@ -129,9 +129,10 @@ class _Cache:
 
 
 def url(run: str, name: str, size: int | None = None) -> str:
-    """Returns the address that the app's server answers with the file, or with a picture of `size` pixels."""
+    """Returns the address that the app's server answers with the file, or with a picture of `size` pixels; it goes from
+    the page, which may lie below the path of a proxy."""
     words = {"run": run, "name": name} | ({"size": size} if size else {})
-    return "/vlrl/media?" + urlencode(words, errors="backslashreplace")
+    return "vlrl/media?" + urlencode(words, errors="backslashreplace")
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------

@@ -34,8 +34,9 @@ from .models import Chosen
 if TYPE_CHECKING:
     from vlrl.models.policy import Policy
 
-_LOOK_S = 0.05
-"""Least seconds between two looks at the texts; they take at most a fifth of the time."""
+_LOOK_S = 0.3
+"""Least seconds between two looks at the texts, as a page on a busy machine has to draw each; they take at most a fifth
+of the time."""
 _STREAM = 5
 """First number of the random streams' keys; those of training and evaluations are smaller."""
 

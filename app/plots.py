@@ -20,6 +20,10 @@ _TITLES = {
     _REWARD: "Reward", "completion/length_mean": "Answer length (tokens)", "entropy": "Entropy (nats a token)",
     "kl": "KL to the reference", "mismatch/kl": "Mismatch of sampler and trainer (KL)",
     "groups/zero_variance_frac": "Share of groups without variance",
+    "episode/success": "Share of episodes that succeed", "episode/turns_mean": "Turns of an episode",
+    "episode/limit_frac": "Share of episodes that a limit ended", "episode/tool_calls_mean": "Tool calls of an episode",
+    "episode/tool_errors_frac": "Share of tool calls that failed",
+    "environment/errors": "Episodes whose environment failed",
     "completion/truncated_frac": "Share of answers cut off", "clip_frac": "Share of tokens clipped",
     "grad_norm": "Gradient norm", "loss": "Loss", "lr": "Learning rate", "time/total_s": "Seconds a step",
     "time/rollout_s": "Seconds generating", "time/train_s": "Seconds learning", "time/score_s": "Seconds scoring",
@@ -73,7 +77,13 @@ def _title(name: str) -> str:
 
 
 def _figure(id: str, title: str, traces: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"id": id, "title": title, "data": traces, "layout": {"xaxis": {"title": {"text": "step"}}}}
+    layout: dict[str, Any] = {"xaxis": {"title": {"text": "step"}}}
+    values = [value for trace in traces for value in trace["y"]]
+    bars = any(length for trace in traces for length in trace.get("error_y", {}).get("array", ()))
+    low, high = min(values), max(values)
+    if high - low <= 1e-9 * abs(high) and high and not bars:  # plotly would draw it between -1 and 1, as if it were 0
+        layout["yaxis"] = {"range": sorted((0.5 * high, 1.5 * high))}
+    return {"id": id, "title": title, "data": traces, "layout": layout}
 
 
 def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:

@@ -21,6 +21,8 @@ SOURCES = {"train": "rollouts", "eval": "eval-rollouts"}
 """Source of a query -> folder of a run."""
 ORDERS = ("step", "best", "worst", "mixed")
 SORTS = ("step", "reward", "advantage", "length", "index", "difficulty", "sample_id", "category", "part")
+LIMITS = ("turns", "tokens", "media")
+"""Finish reasons of episodes that a limit ended."""
 _LONGEST = 1000  # characters of a regular expression
 
 _KEY = "run, source, split, step, group_id"
@@ -71,11 +73,19 @@ class Query:
     advantage: Range = ANY
     length: Range = ANY
     """In tokens."""
+    turns: Range = ANY
+    """Actions of an episode; other answers have none."""
+    ended: str | None = None
+    """A finish reason, or "limit" for any limit of an episode."""
+    tool_errors: bool | None = None
+    """True: only episodes with a tool call that failed; False: only those without."""
     truncated: bool | None = None
     error: bool | None = None
     """True: only answers with a scoring error; False: only those without."""
     category: str | None = None
     difficulty: Range = ANY
+    alike: bool | None = None
+    """True: only groups in which all rewards are equal; False: only others."""
     sample_id: str | None = None
     """Exactly this sample."""
     text: str | None = None
@@ -123,6 +133,9 @@ def of_groups(query: Query, runs: list[str]) -> Where:
         where.equal(column, getattr(query, column))
     where.within("step", "steps", query.steps)
     where.within("difficulty", "difficulty", query.difficulty)
+    if query.alike is not None:
+        where.add(f"({_KEY}) IN (SELECT ({_KEY}) FROM rollouts WHERE run IN (SELECT unnest(?::VARCHAR[])) GROUP BY "
+                  f"{_KEY} HAVING count(DISTINCT reward) FILTER (NOT aside) {'<' if query.alike else '>='} 2)", runs)
     return where
 
 
@@ -132,10 +145,16 @@ def of_rollouts(query: Query) -> Where:
     Flagged rollouts are looked up in a table "flagged", see flagged_table.
     """
     where = Where()
-    for column in ("reward", "advantage", "length"):
+    for column in ("reward", "advantage", "length", "turns"):
         where.within(column, column, getattr(query, column))
     if query.part is not None:
         where.within(_PART, "part_range", query.part_range, utf8(str(query.part)))
+    if query.ended == "limit":
+        where.add("finish_reason IN (SELECT unnest(?::VARCHAR[]))", list(LIMITS))
+    else:
+        where.equal("finish_reason", query.ended)
+    if query.tool_errors is not None:
+        where.add(f"tool_errors {'> 0' if query.tool_errors else '= 0'}")
     if query.truncated is not None:
         where.add("truncated = ?", bool(query.truncated))
     if query.error is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,8 +20,8 @@ from vlrl.monitoring.progress import duration
 from vlrl.store import RunFolder
 from vlrl.store.files import read_json, write_text
 
-from . import cards, curves, telling
-from .details import GroupView, group, with_marks
+from . import cards, curves, telling, turns
+from .details import GroupView, box_convention, group, with_marks
 from .html import STYLE, Html, as_json, el, folded, note, number, table
 from .library import Library, RunInfo
 from .media import MediaStore
@@ -28,6 +29,7 @@ from .textfiles import flat
 
 _PIXELS, _FRAME_PIXELS = 512, 200  # of the longest side of a picture
 _FRAMES = 10  # of a video
+_TURNS = 8  # of an episode
 _MOST_NOTES = 50
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _RUN = "."  # the id of the run in the library of its own folder
@@ -166,9 +168,20 @@ def _groups(library: Library, run: RunFolder, notes: list[str]) -> Html:
         view = _attempted(lambda one=one: _view(library, one), None, f"group {one.group} of step {one.step}", notes)
         if view:
             shown.append(el("article", el("h3", one.why, class_="v-why"),
-                            cards.group(view, addresses, links=False, most_frames=_FRAMES), class_="v-telling"))
+                            cards.group(view, addresses, links=False, most_frames=_FRAMES),
+                            _turns(library, view, addresses), class_="v-telling"))
     return _section(f"{len(shown)} telling groups" if shown else "Telling groups", shown, "",
                     "No rollouts yet: they appear with the first step, unless store.rollouts is off.")
+
+
+def _turns(library: Library, view: GroupView, addresses: Inlined) -> Html:
+    """Returns the first turns of the group's best episode; empty where it has none."""
+    episodes = [r for r in view.rollouts if turns.is_episode(r)]
+    if not episodes:
+        return Html("")
+    best = max(episodes, key=lambda r: -math.inf if r.reward is None else r.reward)
+    shown = turns.read(view, best, box_convention(library, view))[:_TURNS + 1]
+    return el("section", el("h4", f"Turns of #{best.index}"), turns.strip(view, best, shown, addresses))
 
 
 def _view(library: Library, one: telling.Telling) -> GroupView:

@@ -8,7 +8,7 @@ from vlrl.evaluation.stats import Interval, paired_gain
 
 from . import AppError
 from .index import Index, RolloutRow
-from .insight import Comparison, Pair, Side, comparison, matched
+from .insight import CONTENT, SAMPLE, Comparison, Pair, Side, comparison, matched
 from .queries import GroupKey, Query
 
 _PAGE = 500  # rows at a time, the most that an index gives
@@ -58,17 +58,16 @@ def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
                  f"({len(side):,} samples)" for span, side in ((a, first), (b, second))]
         raise AppError(f"No sample is in both: {sides[0]} and {sides[1]}.{f' {others}' if others else ''}")
     return comparison(Side(a.run, a.first), Side(b.run, b.first), "train", [_pair(*rows) for rows in both],
-                      (len(first), len(second)), (*scope.notes, *([others] if others else ())))
+                      (len(first), len(second)), (*([others] if others else ()), *scope.notes))
 
 
 def _samples(index: Index, span: Span) -> list[dict[str, Any]]:
     """Returns the mean reward, category, last group and content of each sample of a span."""
     where, values = span.filter
     return index.table.fetch(f"""
-        SELECT sample_id, avg(reward) AS mean, first(category) AS category, first(media) AS media,
-               first(target) AS target, min(left(prompt, 240)) AS prompt,
+        SELECT avg(reward) AS mean, first(category) AS category, {CONTENT},
                arg_max((run, source, split, step, group_id), step) AS place
-        FROM rollouts WHERE {where} AND reward IS NOT NULL GROUP BY sample_id ORDER BY sample_id""", values)
+        FROM rollouts WHERE {where} AND reward IS NOT NULL GROUP BY {SAMPLE} ORDER BY first(sample_id)""", values)
 
 
 def _pair(before: dict[str, Any], after: dict[str, Any]) -> Pair:
@@ -93,7 +92,7 @@ def part_gains(index: Index, a: Span, b: Span) -> list[PartGain]:
     its mean.
     """
     pairs, _ = matched(*(_samples(index, span) for span in (a, b)))
-    ids = [(one["sample_id"], other["sample_id"]) for one, other in pairs]
+    ids = [(_place(one), _place(other)) for one, other in pairs]
     first, second = (_parts(index, span) for span in (a, b))
     gains = []
     for part in sorted(first.keys() & second.keys()):
@@ -105,14 +104,23 @@ def part_gains(index: Index, a: Span, b: Span) -> list[PartGain]:
     return gains
 
 
-def _parts(index: Index, span: Span) -> dict[str, dict[str, float]]:
+_Sample = tuple[str, str | None, int | None]
+
+
+def _place(row: dict[str, Any]) -> _Sample:
+    """Returns what tells samples apart, as SAMPLE does."""
+    return row["sample_id"], row["shown"], row["target"]
+
+
+def _parts(index: Index, span: Span) -> dict[str, dict[_Sample, float]]:
     """Part -> sample -> mean over its answers with a number for it."""
     where, values = span.filter
     rows = index.table.fetch(f"""
-        SELECT part, sample_id, avg(value) AS mean FROM (
-            SELECT sample_id, unnest(part_names) AS part, unnest(part_values) AS value FROM rollouts WHERE {where})
-        WHERE value IS NOT NULL GROUP BY part, sample_id""", values)
-    means: dict[str, dict[str, float]] = {}
+        SELECT part, sample_id, shown, target, avg(value) AS mean FROM (
+            SELECT sample_id, coalesce(shown, media) AS shown, target, unnest(part_names) AS part,
+                   unnest(part_values) AS value FROM rollouts WHERE {where})
+        WHERE value IS NOT NULL GROUP BY part, sample_id, shown, target""", values)
+    means: dict[str, dict[_Sample, float]] = {}
     for row in rows:
-        means.setdefault(row["part"], {})[row["sample_id"]] = row["mean"]
+        means.setdefault(row["part"], {})[_place(row)] = row["mean"]
     return means

@@ -15,7 +15,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +28,7 @@ from fastapi.responses import FileResponse, Response
 from vlrl.errors import ConfigError, RunError
 
 from . import AppError
+from .address import Address, lets_others_in, parsed
 from .guard import Guard
 from .html import STYLE
 from .main import blocks
@@ -35,7 +36,6 @@ from .site import PAGES, Site
 
 HERE = Path(__file__).parent
 PORT = 7860
-LOCAL = ("127.0.0.1", "localhost", "::1")
 _PORTS = 50  # are tried before giving up
 _FONT = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"]
 _MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
@@ -45,19 +45,20 @@ TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".web
 """Suffix -> media type; a file with another suffix is not served."""
 _STATIC = {"app.js": (HERE / "static" / "app.js", "text/javascript"),
            "app.css": (HERE / "static" / "app.css", "text/css"), "style.css": (STYLE, "text/css")}
-_HEAD = "".join(f'<link rel="stylesheet" href="/vlrl/static/{name}">' for name in ("style.css", "app.css")
-                ) + f'<script src="/vlrl/static/app.js" data-pages="{" ".join(PAGES)}"></script>'
+_HEAD = "".join(('<link rel="icon" href="favicon.ico">',  # from the page, which may lie below the path of a proxy
+                 *(f'<link rel="stylesheet" href="vlrl/static/{name}">' for name in ("style.css", "app.css")),
+                 f'<script src="vlrl/static/app.js" data-pages="{" ".join(PAGES)}"></script>'))
 _MEDIA_HEADERS = {"Cache-Control": "private, max-age=3600", "Content-Security-Policy": "default-src 'none'; sandbox"}
 _ABSENT = ('<svg xmlns="http://www.w3.org/2000/svg" width="320" height="200" viewBox="0 0 320 200"><rect width="320" '
            'height="200" fill="#8884"/><text x="160" y="105" text-anchor="middle" font-family="sans-serif" '
            'font-size="16" fill="#888">no picture stored</text></svg>')
 
 
-def create(root: str | Path, *, host: str = "127.0.0.1", password: str | None = None, trust_tasks: bool = False
-           ) -> tuple[FastAPI, gr.Blocks]:
+def create(root: str | Path, *, address: Address | None = None, password: str | None = None,
+           trust_tasks: bool = False) -> tuple[FastAPI, gr.Blocks]:
     """Returns the app over a folder of runs, to be served by any ASGI server, and its Gradio part.
 
-    `host` is the address it is reached under. Raises RunError when the folder is missing.
+    `address` is where it is reached; this machine alone by default. Raises RunError when the folder is missing.
     """
     from .index import Index
     from .library import Library
@@ -69,43 +70,46 @@ def create(root: str | Path, *, host: str = "127.0.0.1", password: str | None = 
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     library = Library(root)
     site = Site(library, Index(library), MediaStore(library), Notes(root), trust_tasks)
+    address = address or Address()
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     _add_files(app, site)
     with ThreadPoolExecutor(1) as pool:  # this thread may have a running event loop already
-        interface = pool.submit(asyncio.run, _mounted(app, site)).result()
-    app.add_middleware(Guard, host=host, password=password, head=_HEAD + _in_view())
+        interface = pool.submit(asyncio.run, _mounted(app, site, address.root_path)).result()
+    app.add_middleware(Guard, address=address, password=password, head=_HEAD + _in_view())
     return app, interface
 
 
 def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None, password: str | None = None,
-          trust_tasks: bool = False, started: Callable[[str, int], None] | None = None) -> None:
+          trust_tasks: bool = False, root_path: str = "", allow_hosts: Sequence[str] = (),
+          allow_frames: Sequence[str] = (), started: Callable[[str, int], None] | None = None) -> None:
     """Serves until Ctrl-C. `started(url, port)` is called once it listens; without a `port`, on the first free one
-    from 7860 on.
+    from 7860 on. `root_path`, `allow_hosts` and `allow_frames` are those of `address.parsed`.
 
-    Raises ConfigError for a host of others without a password or one that is not this machine's, RunError when no port
-    is free, and KeyboardInterrupt at the end.
+    Raises ConfigError for an address that is none or not this machine's, or one that lets others in without a password,
+    RunError when no port is free, and KeyboardInterrupt at the end.
     """
-    if host not in LOCAL and not password:
-        raise ConfigError(f"--host {host} lets others in: set a password in the environment variable VLRL_APP_PASSWORD "
-                          "or with --password, or leave --host out")
+    address = parsed(host, root_path, tuple(allow_hosts), tuple(allow_frames))
+    if (option := lets_others_in(address)) and not password:
+        raise ConfigError(f"{option} lets others in: set a password in the environment variable VLRL_APP_PASSWORD "
+                          f"or with --password, or leave {option.split()[0]} out")
     with _uploads(), _listening(host, port) as listener:
-        app, _ = create(root, host=host, password=password, trust_tasks=trust_tasks)
+        app, _ = create(root, address=address, password=password, trust_tasks=trust_tasks)
         taken = listener.getsockname()[1]
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False,
                                                timeout_graceful_shutdown=1))
         if started:
             name = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-            started(f"http://{name}:{taken}/", taken)
+            started(f"http://{name}:{taken}{address.root_path}/", taken)
         server.run(sockets=[listener])
 
 
-async def _mounted(app: FastAPI, site: Site) -> gr.Blocks:
+async def _mounted(app: FastAPI, site: Site, root_path: str) -> gr.Blocks:
     """Returns the Gradio part; without a running event loop Gradio would leave some of its own behind."""
     interface = blocks(site)
     interface.queue(max_size=32, default_concurrency_limit=4, api_open=False)
-    gr.mount_gradio_app(app, interface, path="/", footer_links=[], run_history=False, show_error=False, ssr_mode=False,
-                        pwa=False, mcp_server=False, max_file_size="500mb", enable_monitoring=False,
-                        theme=gr.themes.Base(font=_FONT, font_mono=_MONO))
+    gr.mount_gradio_app(app, interface, path="/", root_path=root_path or None, footer_links=[], run_history=False,
+                        show_error=False, ssr_mode=False, pwa=False, mcp_server=False, max_file_size="500mb",
+                        enable_monitoring=False, theme=gr.themes.Base(font=_FONT, font_mono=_MONO))
     return interface
 
 

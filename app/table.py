@@ -30,23 +30,29 @@ import pyarrow.parquet as pq
 from vlrl.store import ROLLOUT_FILE, SCHEMA, as_schema, read_rollouts
 
 from . import AppError
+from .details import decoded
 from .library import Library, inside, inside_folder
 from .queries import SOURCES, pattern_error
 from .textfiles import first_line
+from .turns import calls_of
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported, where no type checker sees them
 SEARCHED = {"completion": 20_000, "prompt": 4_000, "error": 1_000}
 """Characters of each text that can be searched and shown in lists; less in files of more than _LONG_FILE bytes."""
 _COLUMNS = ("schema", "group_id", "sample_id", "task", "index", "step", "policy_step", "split", "prompt", "completion",
             "loss_mask", "parts", "reward", "advantage", "category", "difficulty", "error", "truncated", "variant",
-            "media", "correct", "target")
+            "media", "correct", "target", "finish_reason", "episode_id")
 _FIELDS = [SCHEMA.field(name) for name in _COLUMNS]
+_OF_TURNS = [pa.field("turns", pa.int32()), pa.field("tool_errors", pa.int32())]
+_TURN_PATHS = [f"turns.list.{item}.{name}" for item in ("element", "item") for name in ("role", "info")]
+"""What is read of turns; older files call an element item."""
 _TABLE = {"run": "VARCHAR", "source": "VARCHAR", "split": "VARCHAR", "step": "BIGINT", "group_id": "VARCHAR",
           "idx": "INTEGER", "file": "BIGINT", "task": "VARCHAR", "sample_id": "VARCHAR", "policy_step": "INTEGER",
           "reward": "DOUBLE", "advantage": "DOUBLE", "length": "INTEGER", "truncated": "BOOLEAN", "error": "VARCHAR",
           "category": "VARCHAR", "difficulty": "DOUBLE", "aside": "BOOLEAN", "part_names": "VARCHAR[]",
-          "part_values": "DOUBLE[]", "media": "VARCHAR", "completion": "VARCHAR", "prompt": "VARCHAR",
-          "correct": "BOOLEAN", "target": "BIGINT"}
+          "part_values": "DOUBLE[]", "media": "VARCHAR", "shown": "VARCHAR", "completion": "VARCHAR",
+          "prompt": "VARCHAR", "correct": "BOOLEAN", "target": "BIGINT", "finish_reason": "VARCHAR", "turns": "INTEGER",
+          "tool_errors": "INTEGER"}
 _SETTINGS: dict[str, Any] = {
     "memory_limit": "448MB", "threads": 2, "enable_external_access": False, "autoinstall_known_extensions": False,
     "autoload_known_extensions": False, "preserve_insertion_order": False}
@@ -305,7 +311,7 @@ def _read_light(path: Path) -> pa.Table:
     with pq.ParquetFile(path) as reader:
         if reader.metadata.num_rows > _MOST_IN_FILE:
             raise ValueError(f"{reader.metadata.num_rows} rows, more than {_MOST_IN_FILE}")
-        names = [name for name in reader.schema_arrow.names if name in _COLUMNS]
+        names = [name for name in reader.schema_arrow.names if name in _COLUMNS] + _TURN_PATHS
         tables, size = list[pa.Table](), 0
         for batch in reader.iter_batches(_ROWS_AT_ONCE, columns=names, use_threads=False):
             long = size > _LONG_FILE
@@ -313,17 +319,37 @@ def _read_light(path: Path) -> pa.Table:
             size += tables[-1].nbytes
             if size > 4 * _LONG_FILE:  # compressed, a few kilobytes can stand for any amount of data
                 raise ValueError(f"its columns have more than {4 * _LONG_FILE >> 20} MiB")
-    return pa.concat_tables(tables) if tables else pa.schema(_FIELDS).empty_table()
+    return pa.concat_tables(tables) if tables else pa.schema([*_FIELDS, *_OF_TURNS]).empty_table()
 
 
 def _searchable(table: pa.Table, most: int | None = None) -> pa.Table:
     """Returns the columns of _FIELDS, of texts the part that can be searched, at most `most` characters."""
+    turns = _of_turns(table)
     table = as_schema(table, _FIELDS)
     table.validate(full=True)  # e.g. that texts are UTF-8
+    for column, values in zip(_OF_TURNS, turns, strict=True):
+        table = table.append_column(column, values)
     for name, length in SEARCHED.items():
         place = table.column_names.index(name)
         table = table.set_column(place, table.field(place), pc.utf8_slice_codeunits(table[name], 0, most or length))
     return table
+
+
+def _of_turns(table: pa.Table) -> tuple[Any, Any]:
+    """Returns [N] actions of episodes, and those of their tool calls that failed; null for other answers."""
+    if not {"turns", "episode_id"} <= set(table.column_names):
+        return pa.nulls(len(table), pa.int32()), pa.nulls(len(table), pa.int32())
+    counts, errors = [], []
+    for episode, turns in zip(table["episode_id"].to_pylist(), table["turns"].to_pylist(), strict=True):
+        acted = [turn for turn in turns or () if turn and turn.get("role") != "observation"] if episode else []
+        counts.append(len(acted) if acted else None)
+        errors.append(sum(map(_failed_calls, acted)) if acted else None)
+    return pa.array(counts, pa.int32()), pa.array(errors, pa.int32())
+
+
+def _failed_calls(turn: Mapping[str, Any]) -> int:
+    info = turn.get("info")
+    return sum(bool(call.error) for call in calls_of(decoded(info))) if info and '"calls"' in info else 0
 
 
 def _is_full(batch: _Batch) -> bool:
@@ -358,8 +384,10 @@ def _light(batch: _Batch) -> pa.Table:
         "error": column("error"), "category": column("category"), "difficulty": _finite(column("difficulty")),
         "aside": pc.and_(pc.is_valid(column("variant")), pc.is_null(column("advantage"))),
         "part_names": names, "part_values": values, "media": _first_path(column("media")),
-        "completion": pc.fill_null(column("completion"), ""), "prompt": pc.fill_null(column("prompt"), ""),
-        "correct": column("correct"), "target": _digests(column("target"))})
+        "shown": _hashes(column("media")), "completion": pc.fill_null(column("completion"), ""),
+        "prompt": pc.fill_null(column("prompt"), ""),
+        "correct": column("correct"), "target": _digests(column("target")),
+        "finish_reason": column("finish_reason"), "turns": column("turns"), "tool_errors": column("tool_errors")})
 
 
 def _finite(values: Any) -> Any:
@@ -392,6 +420,14 @@ def _first_path(media: Any) -> Any:
     offsets = np.asarray(media.offsets)
     first = pa.array(offsets[:-1], mask=offsets[1:] == offsets[:-1])
     return pc.struct_field(media.values, "path").take(first)
+
+
+def _hashes(media: Any) -> Any:
+    """Returns [N] the hashes of all images and videos of each row, joined; null without one, or where one is null."""
+    offsets = np.asarray(media.offsets)
+    hashes = pc.struct_field(media.values, "hash").cast(pa.string())
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), hashes), ",")
+    return pc.if_else(pa.array(offsets[1:] > offsets[:-1]), joined, None)
 
 
 def _skipped(place: _Place, error: Exception) -> str:

@@ -126,14 +126,14 @@ def attention(result: Result, tiny: bool) -> None:
 def _layout(groups: list[tuple[int, tuple[int, ...]]]) -> Any:
     from vlrl.models.attention import Layout
 
-    spans, at = [], 0
+    runs, at = [], 0
     for prompt, answers in groups:
-        start, at, places = at, at + prompt, []
+        runs.append((at, prompt, at + prompt + sum(answers)))
+        at += prompt
         for n in answers:
-            places.append((at, n))
+            runs.append((at, n, at + n))
             at += n
-        spans.append((start, prompt, places))
-    return Layout(spans, at)
+    return Layout(runs, at)
 
 
 def _oracle(given: list[Any], layout: Any) -> list[Any]:
@@ -144,13 +144,11 @@ def _oracle(given: list[Any], layout: Any) -> list[Any]:
     q, k, v = (x.float().requires_grad_() for x in given[:3])
     out = torch.zeros(layout.length, q.shape[1], v.shape[2], device=q.device)
     repeat = q.shape[1] // k.shape[1]
-    for start, prompt, places in layout.spans:
-        for at, n in [(start, 0), *places]:
-            rows = torch.cat([torch.arange(start, start + prompt), torch.arange(at, at + n)]).to(q.device)
-            run = [x[rows].transpose(0, 1) for x in (q, k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1))]
-            part = F.scaled_dot_product_attention(*run, is_causal=True).transpose(0, 1)
-            own = rows if not n else rows[prompt:]
-            out = out.index_copy(0, own, part[-len(own):])
+    for own, over in zip(layout.row, layout.above, strict=True):
+        rows = torch.cat([torch.arange(start, start + n) for start, n, _ in (*over, own)]).to(q.device)
+        run = [x[rows].transpose(0, 1) for x in (q, k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1))]
+        part = F.scaled_dot_product_attention(*run, is_causal=True).transpose(0, 1)
+        out = out.index_copy(0, rows[-own[1]:], part[-own[1]:])
     out.backward(given[3].float())
     return [out.detach(), q.grad, k.grad, v.grad]
 

@@ -2,7 +2,10 @@
 
     python benchmarks/learning.py configs/quickstart.yaml --metric iou --control RandomGrounding
     python benchmarks/learning.py configs/classification/digits.yaml --metric accuracy --control RandomDigits
+    python benchmarks/learning.py configs/zoom.yaml --metric accuracy --kinds rl --variant "no tool:task.tool=false"
 
+A variant is RL with other settings, KIND:key=value,key=value. --lowest adds the least value of a metric at any
+evaluation.
 Every number is from held-out samples, greedy; a run's interval is a paired bootstrap over the samples. Runs are kept in
 --runs and not repeated when they are there.
 """
@@ -12,6 +15,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -30,12 +34,17 @@ ROOT = Path(__file__).resolve().parent.parent
 def commands(args: argparse.Namespace) -> dict[tuple[str, int], list[str]]:
     """(kind, seed) -> command line."""
     control = f"task.name={ROOT / 'benchmarks' / 'random_reward.py'}:{args.control}"
+    if "control" in args.kinds and not args.control:
+        raise SystemExit("--kinds control needs --control, a class of benchmarks/random_reward.py")
     kinds = {"rl": ["train.py", args.config], "control": ["train.py", args.config, control],
              "sft": ["-m", "vlrl", "sft", args.config], "sft lr x 5": ["-m", "vlrl", "sft", args.config,
                                                                   f"train.lr={5 * config.load(args.config).train.lr}"]}
+    kinds = {kind: words for kind, words in kinds.items() if kind in args.kinds}
+    for kind, _, settings in (variant.partition(":") for variant in args.variant):
+        kinds[kind] = ["train.py", args.config, *settings.split(",")]
     return {(kind, seed): [sys.executable, *words, f"seed={seed}", *args.settings, "log.samples_every=0",
                            f"run.dir={args.runs / Path(args.config).stem / kind.replace(' ', '-')}-{seed}"]
-            for kind, words in kinds.items() if kind in args.kinds for seed in range(args.seeds)}
+            for kind, words in kinds.items() for seed in range(args.seeds)}
 
 
 def run(command: list[str], threads: int) -> tuple[Path, float]:
@@ -56,7 +65,9 @@ def main() -> None:
     parser.add_argument("config")
     parser.add_argument("settings", nargs="*", metavar="key=value")
     parser.add_argument("--metric", required=True, nargs="+", help="of eval.jsonl, e.g. iou")
-    parser.add_argument("--control", required=True, help="class of benchmarks/random_reward.py")
+    parser.add_argument("--lowest", nargs="*", default=(), help="metrics whose least value of all evaluations is shown")
+    parser.add_argument("--variant", action="append", default=[], help="KIND:key=value,key=value; may be repeated")
+    parser.add_argument("--control", help="class of benchmarks/random_reward.py")
     parser.add_argument("--kinds", nargs="*", default=["rl", "control", "sft", "sft lr x 5"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
@@ -81,9 +92,13 @@ def table(args: argparse.Namespace, folders: dict) -> str:
     for metric in args.metric:
         for (kind, seed), (folder, wall) in folders.items():
             lines.append(f"| {kind} | {seed} | {metric} | {changed(RunFolder(folder), metric)} | {wall:.0f} |")
+    for metric in args.lowest:
+        lines += ["", f"Least {metric} of all evaluations: " + ", ".join(
+            f"{kind} {seed}: {min(line[metric] for line in RunFolder(folder).evals() if metric in line):.3f}"
+            for (kind, seed), (folder, _) in folders.items()) + "."]
     settings = config.load(args.config, args.settings)
     weights = Path(resolve(settings.model.name)) / "model.safetensors"
-    return "\n".join([*lines, "", f"- command: `python benchmarks/learning.py {' '.join(_shown())}`",
+    return "\n".join([*lines, "", f"- command: `python benchmarks/learning.py {shlex.join(_shown())}`",
                       f"- start: `{settings.model.name}`, sha256 {sha256(weights.read_bytes()).hexdigest()}",
                       f"- {settings.steps} steps of {settings.rollout.prompts_per_step} prompts x "
                       f"{settings.rollout.group_size} answers (SFT: the same prompts, one given answer each)",

@@ -24,6 +24,7 @@ import torch
 from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config.schema import Config
+from vlrl.models.critic import make_critic
 from vlrl.models.policy import Policy
 from vlrl.training.advantages import Credit
 from vlrl.training.build import assemble, make_accelerator
@@ -48,6 +49,7 @@ NOTES = (
     "phrases: the answers here are all of one length and one paragraph, without any.",
     "- siren and skywork_or1: their entropy term as in the middle of a run; length_bonus: for answers of 1 to 20 "
     "tokens.",
+    "- ppo, archer and vagen: the policy's term with a critic of 0 everywhere, as in the first step.",
     "- tis, icepop, mis and decoupled_ppo weigh what the engine computed otherwise, and without a gap do nothing.")
 ROUNDING = 1e-5
 """Of the gradient in float32, relative to its norm: a smaller difference is none."""
@@ -117,6 +119,7 @@ def gradient(made: Scene, config: Config, off_policy: bool, gap: float = 0.3) ->
     if entropy and entropy.name in BEGUN:
         entropy.load_state_dict(BEGUN[entropy.name])
     use(policy, made.sampled)
+    policy.critic = make_critic(config.algo.critic, policy.base, policy.device)
     groups = with_gap(made.groups, gap) if off_policy else made.groups
     groups = Credit(algorithm, config, policy)(groups, STEP)
     part = make_minibatch(policy, split(groups, 1)[0], config, "texts" in algorithm.objective.requires)

@@ -11,6 +11,7 @@ Grounding: type[Task] = load_class("grounding")
 Digits: type[Task] = load_class("digits")
 Driving: type[Task] = load_class("driving")
 Video: type[Task] = load_class("video")
+Recall: type[Task] = load_class("recall")
 
 
 class _Random:
@@ -34,4 +35,8 @@ class RandomDriving(_Random, Driving):
 
 
 class RandomVideo(_Random, Video):
+    rewards = {"accuracy": 0.0, "format": 0.0, "random": 1.0}
+
+
+class RandomRecall(_Random, Recall):
     rewards = {"accuracy": 0.0, "format": 0.0, "random": 1.0}

@@ -87,8 +87,12 @@ def soak(folder: Path, config: str, hours: float, threads: int, words: Sequence[
 
 
 def line(found: Sequence[dict[str, float]], name: str) -> Any:
-    """The fitted line of a quantity by hours, without the first tenth of the time."""
+    """The fitted line of a quantity by hours, without the first tenth of the time. Raises RuntimeError where fewer than
+    two samples are left.
+    """
     kept = [(s["at_s"] / 3600, s[name]) for s in found if s["at_s"] >= found[-1]["at_s"] / 10]
+    if len(kept) < 2:
+        raise RuntimeError(f"{len(found)} samples, one in {EVERY_S:g} s, show no change: let it run for more --hours")
     return stats.linregress(*np.array(kept).T)
 
 
@@ -134,8 +138,9 @@ def table(args: argparse.Namespace, found: Sequence[dict[str, float]], metrics: 
 
 def by_tenths(title: str, parts: Sequence[float]) -> str:
     """A line of the page."""
-    return (f"{title}, by tenths of the run: {', '.join(f'{p:.3f}' for p in parts)}; the last one is "
-            f"{100 * (parts[-1] / parts[0] - 1):+.1f} % beside the first.\n")
+    change = f"{100 * (parts[-1] / parts[0] - 1):+.1f} %" if parts[0] else f"{parts[-1] - parts[0]:+.3f}"
+    return (f"{title}, by tenths of the run: {', '.join(f'{p:.3f}' for p in parts)}; the last one is {change} beside "
+            "the first.\n")
 
 
 def plot_name(args: argparse.Namespace) -> str:

@@ -28,7 +28,7 @@ RECIPES = {
     "ui_r1": actions.UI_R1, "gui_r1": actions.GUI_R1, "infigui_r1": actions.INFIGUI_R1,
     "glm_v_androidworld": actions.GLM_V_ANDROIDWORLD,
 }
-_BY = ("platform", "element_type")
+_BY = ("platform", "element_type", "category")
 
 
 class Gui(RecipeTask):
@@ -64,13 +64,25 @@ class Gui(RecipeTask):
         return actions.step_metrics(self, sample, given)
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Returns each metric by platform and by kind of element, e.g. `click_acc/web` and `click_acc/icon`."""
+        """Returns each metric by platform, by kind of element and by category (ScreenSpot-Pro's group), e.g.
+        `click_acc/web` and `click_acc/icon`; by both, `click_acc/web/icon`; and the mean of these cells,
+        `click_acc/macro`, SeeClick's average on ScreenSpot (2401.10935).
+        """
         columns: dict[str, list[float]] = {}
+        cells: dict[str, set[str]] = {}
         for record in records:
-            kinds = {str(v) for v in (record["sample"].get(key) for key in _BY) if v}
-            for name in (f"{metric}/{kind}" for metric in record["metrics"] for kind in kinds):
-                columns.setdefault(name, []).append(record["metrics"][name.rpartition("/")[0]])
-        return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
+            row = record["sample"]
+            kinds = {str(v) for v in (row.get(key) for key in _BY) if v}
+            cell = (row.get("category") or row.get("platform"), row.get("element_type"))
+            both = "/".join(map(str, cell)) if all(cell) else ""
+            for metric, value in record["metrics"].items():
+                for kind in (*kinds, *([both] if both else [])):
+                    columns.setdefault(f"{metric}/{kind}", []).append(value)
+                if both:
+                    cells.setdefault(metric, set()).add(f"{metric}/{both}")
+        means = {name: sum(values) / len(values) for name, values in sorted(columns.items())}
+        return means | {f"{metric}/macro": sum(means[name] for name in names) / len(names)
+                        for metric, names in cells.items() if len(names) > 1}
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
         target = self.target(sample)

@@ -18,14 +18,14 @@ from typing import Any
 from vlrl import _torchvision
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Environment", "Media", "Observation", "Run", "Sample", "Step", "Task", "Variant", "VlrlError",
-           "evaluate", "load_config", "load_run", "train"]
+__all__ = ["Config", "Environment", "Media", "Observation", "Run", "Sample", "Step", "Task", "Tool", "Variant",
+           "VlrlError", "evaluate", "load_config", "load_run", "train"]
 # __init__.pyi tells type checkers where these come from
 # pyright: reportUnsupportedDunderAll=false
 
 _PUBLIC = {"Config": "config.schema", "Environment": "task.environment", "Media": "types", "Observation": "types",
-           "Run": "evaluation.run", "Sample": "types", "Step": "types", "Task": "task.base", "Variant": "types",
-           "VlrlError": "errors", "evaluate": "tools.evaluate", "load_config": "config.loading",
+           "Run": "evaluation.run", "Sample": "types", "Step": "types", "Task": "task.base", "Tool": "task.tools",
+           "Variant": "types", "VlrlError": "errors", "evaluate": "tools.evaluate", "load_config": "config.loading",
            "load_run": "evaluation.run", "train": "training.run"}
 """Public name -> the module below vlrl that it comes from; __init__.pyi says the same to type checkers."""
 

@@ -7,6 +7,7 @@ from vlrl.evaluation.run import Run as Run
 from vlrl.evaluation.run import load_run as load_run
 from vlrl.task.base import Task as Task
 from vlrl.task.environment import Environment as Environment
+from vlrl.task.tools import Tool as Tool
 from vlrl.tools.evaluate import evaluate as evaluate
 from vlrl.training.run import train as train
 from vlrl.types import Media as Media
@@ -18,5 +19,5 @@ from vlrl.types import Variant as Variant
 __version__: str
 HOME: Path
 
-__all__ = ["Config", "Environment", "Media", "Observation", "Run", "Sample", "Step", "Task", "Variant", "VlrlError",
-           "evaluate", "load_config", "load_run", "train"]
+__all__ = ["Config", "Environment", "Media", "Observation", "Run", "Sample", "Step", "Task", "Tool", "Variant",
+           "VlrlError", "evaluate", "load_config", "load_run", "train"]

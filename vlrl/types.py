@@ -74,6 +74,14 @@ class Observation:
 
     text: str = ""
     media: Sequence[Media] = ()
+    results: Sequence[Observation] = ()
+    """Of tools, what each call returned; `text` and `media` are then theirs together, see `of_results`."""
+
+    @classmethod
+    def of_results(cls, results: Sequence[Observation]) -> Observation:
+        """Returns the results of calls as one observation."""
+        return cls("\n".join(r.text for r in results if r.text), tuple(m for r in results for m in r.media),
+                   tuple(results))
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +173,18 @@ class Variant:
     `Task.score_group` as `services.variants[name]`."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inserted:
+    """Where an observation with media stands among tokens, start..stop, and what it adds to their media."""
+
+    start: int
+    stop: int
+    rows: Mapping[str, int]
+    """Rows of each of the tensors of `Prompt.mm`."""
+    visuals: int
+    """How many of `Prompt.visuals`."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prompt:
     """A sample as the model sees it. Made once per sample by models/processing.py and shared by engine and trainer."""
@@ -191,6 +211,8 @@ class Prompt:
     """Visual tokens of each media; empty where the processor does not tell."""
     visuals: tuple[Any, ...] = ()
     """The same media as units of the feature cache (models/vision_cache.py); empty without one."""
+    inserted: tuple[Inserted, ...] = ()
+    """Observations with media that were joined to it, in order."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -217,6 +239,8 @@ class Sampling:
     max_new_tokens: int
     temperature: float = 1.0
     """0 = greedy; log-probabilities of a greedy answer are those at temperature 1."""
+    top_p: float | None = None
+    """Drawn from the most probable tokens that hold this much probability, 1 = from all; None = as the engine does."""
     stop: tuple[str, ...] = ()
     """An answer ends with the token that completes one of these texts; its finish_reason is then "stop"."""
     thinking_budget: int | None = None
@@ -243,6 +267,14 @@ class Turn:
     seconds: float | None = None
     error: str | None = None
     info: Mapping[str, Any] | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    """Ids that it was sampled under, where `episode.history` leaves some of the episode out."""
+
+    @property
+    def calls(self) -> list[Mapping[str, Any]] | None:
+        """Name, arguments and error of each call of a tool, as task/tools.py notes them; None where none were read."""
+        found = (self.info or {}).get("calls")
+        return found if isinstance(found, list) and all(isinstance(call, Mapping) for call in found) else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -270,10 +302,43 @@ class Completion:
     """Why its environment could not go on; such an episode is not scored."""
     seen: tuple[LoadedMedia, ...] = ()
     """Media of all its observations in order, those after its last action included."""
+    windows: tuple[Prompt, ...] = ()
+    """With `episode.history=last:k`: of each action what follows the prompt as the model saw it in that turn, the
+    action itself at the end; `shown` is None then."""
 
     @property
     def truncated(self) -> bool:
         return self.finish_reason != "stop"
+
+    @property
+    def actions(self) -> tuple[Turn, ...]:
+        """The actions of an episode; () for a plain answer, whose turns are the steps it was written in."""
+        return tuple(t for t in self.turns if t.role == "assistant") if self.episode_id else ()
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each training row."""
+        return [*map(len, self.windows)] or [len(self.tokens)]
+
+    def behind(self, prompt: Prompt, other: Prompt) -> Completion:
+        """Returns what was written behind one prompt with its positions behind another one."""
+        by = other.next_position - prompt.next_position
+        shown, *windows = (p and replace(p, positions=p.positions + by) for p in (self.shown, *self.windows))
+        return replace(self, shown=shown, windows=tuple(windows))
+
+    def rows(self) -> list[tuple[slice, Completion]]:
+        """Returns the training rows, each with the place of its last tokens in this completion: itself, or one row for
+        each window, in which only the action is trained.
+        """
+        if not self.windows:
+            return [(slice(0, len(self.tokens)), self)]
+        actions = [slice(t.start, t.end) for t in self.turns if t.role == "assistant"]
+        return [(place, self._row(place, window)) for place, window in zip(actions, self.windows, strict=True)]
+
+    def _row(self, place: slice, window: Prompt) -> Completion:
+        before = len(window) - (place.stop - place.start)
+        return replace(self, tokens=window.ids, logprobs=np.pad(self.logprobs[place], (before, 0)),
+                       loss_mask=np.pad(self.loss_mask[place], (before, 0)), shown=window, windows=(), turns=())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -284,6 +349,16 @@ class Begun:
     """Its place in the group: rollout `index` of the stream."""
     written: Completion
     """All of it so far; without an end token or a stop string."""
+
+
+@dataclass(eq=False)
+class Continued:
+    """What an engine may keep of an answer, for a request whose prompt is the answered one, the answer and more."""
+
+    cache: Any = None
+    """The engine's own."""
+    observed: Prompt | None = None
+    """The end of that prompt, with the media that it adds."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -301,6 +376,12 @@ class Request:
     unbroken. Their completions hold all of them, and one turn more."""
     sample: Sample | None = None
     """Whose environment answers, where it was opened (`Sample.opening`)."""
+    max_turns: int | None = None
+    """Most actions of its episodes; None = episode.max_turns."""
+    continues: tuple[Continued, ...] = ()
+    """[n] of the answers, where further requests will go on from them; an engine may ignore it."""
+    turns: tuple[Turn, ...] = ()
+    """Of an episode, those that the prompt ends with; they count from the end of the prompt that it began with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -360,6 +441,12 @@ class Rollout:
     """Why it could not be scored."""
     advantage: float | np.ndarray = 0.0
     """A scalar, or [T]."""
+    values: np.ndarray | None = None
+    """[T] of the critic (algo.critic) before the update, of the state before each token."""
+    targets: np.ndarray | None = None
+    """[T] what the critic is trained towards; NaN where it is not."""
+    old_logprobs: np.ndarray | None = None
+    """[T] of the trainer before the update, where the pass that read the values has found them too."""
     train_prompt: Prompt | None = None
     """Trained under this prompt instead of the sampled one."""
     variant: str = ""

@@ -147,12 +147,9 @@ def _facts(result: Comparison, request: Request) -> Html:
     bar = el("div", *(el("i", class_=f"v-{name}", style=f"width:{100 * count / max(result.n, 1):.2f}%")
                       for count, name in shares), class_="v-wlt", role="img",
              aria_label=f"{result.wins} wins, {result.ties} ties, {result.losses} losses of B")
-    alone = [f"{count:,} samples are only on side {name}"
-             for name, count in (("A", result.only_a), ("B", result.only_b)) if count]
-    left = el("p", "; ".join(alone), " and are left out.", class_="v-dim") if alone else ""
     return el("section", el("p", "A: ", el("b", a), ". B: ", el("b", b), "."), el("div", *(
         el("div", el("span", name), el("b", value), class_="v-tile") for name, value in tiles), class_="v-tiles"),
-        bar, el("p", el("b", verdict(result.gain))), left)
+        bar, el("p", el("b", verdict(result.gain))))
 
 
 def verdict(gain: Interval) -> str:

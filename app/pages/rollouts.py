@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from .. import AppError, cards, details, filters, tokens
+from .. import AppError, cards, details, filters, tokens, turns
 from ..controls import place, whole
 from ..details import GroupView, RolloutView
 from ..html import Html, chip, el, empty, join, link, note, number, visible
@@ -118,6 +118,8 @@ def _group_row(row: GroupRow, where: Mapping[str, str], open_key: GroupKey | Non
 def _rollout_row(row: RolloutRow, where: Mapping[str, str], open_key: GroupKey | None) -> Html:
     part = where.get("part")
     chips = [chip(f"{part} {number(row.parts.get(part))}") if part else "", chip(f"{row.length:,} tokens"),
+             chip(f"{row.turns} turns") if row.turns is not None else "",
+             chip(f"tool errors: {row.tool_errors}", "bad") if row.tool_errors else "",
              chip("cut off", "bad") if row.truncated else "",
              chip("error", "bad", (row.error or "")[:300]) if row.error else ""]
     advantage = el("span", "A ", number(row.advantage, sign=True), class_="v-dim", title="advantage")
@@ -189,7 +191,7 @@ def group(site: Site, where: Mapping[str, str]) -> Html:
     present = [r.index for r in view.rollouts]
     chosen = chosen if chosen in present else None
     return el("div", _bar(site, view, chosen, where), cards.group(view, Served(), chosen, filters.keeps(where)),
-              _tokens(site, view, chosen, where), class_="v")
+              _turns(site, view, chosen), _tokens(site, view, chosen, where), class_="v")
 
 
 def _same(key: GroupKey, opened: GroupKey | None) -> bool:
@@ -237,6 +239,17 @@ def _neighbours(site: Site, key: GroupKey, where: Mapping[str, str]) -> tuple[Gr
         return site.index.neighbours(query, key)
     except AppError:
         return None, None
+
+
+def _turns(site: Site, view: GroupView, chosen: int | None) -> Html:
+    """Returns the turns of the chosen answer, else of the first, where it is an episode."""
+    rollout = next((r for r in view.rollouts if chosen is None or r.index == chosen), None)
+    if rollout is None or not turns.is_episode(rollout):
+        return Html("")
+    shown = turns.read(view, rollout, details.box_convention(site.library, view))
+    keys = el("span", " ", el("kbd", "t"), " and then the arrow keys move through them", class_="v-dim")
+    return el("section", el("h3", f"Turns of #{rollout.index}", keys), turns.strip(view, rollout, shown, Served()),
+              id="v-turns")
 
 
 def _tokenizer(site: Site, run: str) -> Path | None:

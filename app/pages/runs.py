@@ -1,4 +1,5 @@
-"""The runs: how each stands, the curves of those chosen, and what two of them were set to differently."""
+"""The runs: what is wrong with those chosen, how each stands, their curves, and what two of them were set to
+differently."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from vlrl.monitoring.progress import duration
 
 from .. import plots
 from ..controls import field
+from ..diagnosis import Finding, diagnose
+from ..evidence import Reader
 from ..html import Html, as_json, chip, el, empty, join, link, note, number, table
 from ..library import RunInfo
 from ..marks import color
@@ -19,6 +22,7 @@ from ..site import Site, chart_value, charts, packed, same, unpacked
 
 MOST_RUNS = 300
 MOST_CHOSEN = 8
+MOST_JUDGED = 3
 _SMOOTH = 0.6
 _KINDS = {"running": "good", "failed": "bad", "stale": "warn", "interrupted": "warn"}
 _NUMBERS = ("step", "reward", "duration")
@@ -27,24 +31,25 @@ _HEAD = ("", "run", "state", "task", "model", "step", "reward", "duration", "sta
 
 def build(site: Site) -> None:
     """Builds the page, inside its column."""
+    wrong = gr.HTML(elem_id="v-wrong", apply_default_css=False)
     listed = gr.HTML(elem_id="v-runs", apply_default_css=False)
     gr.HTML(_form(), elem_id="v-runs-form", apply_default_css=False, js_on_load="vlrl.form(watch)")
     plots = charts("v-curves")
     below = gr.HTML(elem_id="v-diff", apply_default_css=False)
-    digests = site.digests(3)
+    digests, reader = site.digests(4), Reader(site.library)
 
     def show(where: dict[str, str], *before: str) -> tuple[Any, ...]:
-        return same(before, shown(site, where))
+        return same(before, shown(site, reader, where))
 
-    site.on_location(show, [listed, plots, below, *digests], digests)
-    site.on_tick(show, [listed, plots, below, *digests], digests)
+    site.on_location(show, [wrong, listed, plots, below, *digests], digests)
+    site.on_tick(show, [wrong, listed, plots, below, *digests], digests)
 
 
-def shown(site: Site, where: Mapping[str, str]) -> tuple[str, str, str]:
-    """Returns what a location shows: the list, the value of the plots, and what stands below them."""
+def shown(site: Site, reader: Reader, where: Mapping[str, str]) -> tuple[str, str, str, str]:
+    """Returns what a location shows: what is wrong, the list, the value of the plots, and what stands below them."""
     runs = site.library.runs()
     if not runs:
-        return _nothing(site), "", ""
+        return "", _nothing(site), "", ""
     known = [run.id for run in runs]
     requested = unpacked(where.get("runs"))
     chosen = [run for run in dict.fromkeys(requested) if run in known][:MOST_CHOSEN] or ([] if requested else known[:1])
@@ -53,13 +58,37 @@ def shown(site: Site, where: Mapping[str, str]) -> tuple[str, str, str]:
     except ValueError:
         smooth = _SMOOTH
     figures = plots.over_steps(site.library, chosen, smooth, where.get("others") == "yes")
-    return _list(runs, chosen, where), chart_value(figures), _below(site, chosen, bool(figures))
+    return _wrong(reader, chosen), _list(runs, chosen, where), chart_value(figures), _below(site, chosen, bool(figures))
 
 
 def _nothing(site: Site) -> Html:
     return empty(join([f"There is no run in {site.library.root} yet. Make one in a minute, on a CPU:",
                        el("pre", "vlrl train configs/quickstart.yaml")]),
                  "It appears here by itself once it has started.")
+
+
+# --- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+def _wrong(reader: Reader, chosen: Sequence[str]) -> Html:
+    """Returns what is to be said of the first of the chosen runs."""
+    left = chosen[MOST_JUDGED:]
+    more = el("p", f"Of {', '.join(left)} nothing is said here: choose {MOST_JUDGED} runs at most.", class_="v v-dim")
+    return join([*(_findings(run, diagnose(reader.of(run))) for run in chosen[:MOST_JUDGED]), more if left else ""])
+
+
+def _findings(run: str, found: Sequence[Finding]) -> Html:
+    """Returns the findings on a run, each with what to do and the way to its groups."""
+    lines = []
+    for finding in found:
+        to = link(finding.where, "compare them" if finding.where["page"] == "compare" else "its groups"
+                  ) if finding.where else ""
+        lines.append(el("li", join([finding.words, el("span", finding.do, class_="v-dim") if finding.do else "", to],
+                                   " "), class_=f"v-finding {finding.kind}".strip()))
+    said = el("ul", *lines, class_="v-findings") if lines else el(
+        "p", "Nothing stands out in what it wrote so far.", class_="v-dim")
+    return el("section", el("h3", "What is wrong here? ", el("span", run, class_="v-dim")), said, class_="v",
+              aria_label=f"What is wrong with {run}")
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------

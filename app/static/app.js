@@ -161,12 +161,19 @@ window.vlrl = (() => {
     return false;
   }
 
-  function alongTokens(event) {
-    const token = event.target.closest && event.target.closest(".v-tokens .v-tok");
+  function along(event) {  // tokens, and turns of an episode
+    const one = event.target.closest && event.target.closest(".v-tokens .v-tok, .v-turns .v-turn");
     const by = {ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling"}[event.key];
-    if (!token || !by) return false;
-    if (token[by]) token.tabIndex = -1, token[by].tabIndex = 0, token[by].focus();
+    if (!one || !by) return false;
+    const next = one[by];
+    if (next && next.hasAttribute("tabindex")) one.tabIndex = -1, next.tabIndex = 0, next.focus();
     return true;
+  }
+
+  function toTurns() {
+    const turn = [...root().querySelectorAll(".v-turns .v-turn[tabindex='0']")].find(seen);
+    if (turn) turn.focus(), turn.scrollIntoView({block: "nearest", inline: "nearest"});
+    return Boolean(turn);
   }
 
   addEventListener("keydown", event => {
@@ -177,10 +184,11 @@ window.vlrl = (() => {
       if (event.key === "Escape") event.target.blur();
       return;
     }
-    if (alongTokens(event)) return event.preventDefault();
+    if (along(event)) return event.preventDefault();
     const inGroup = here().has("group");
     if (inGroup && (event.key === "ArrowUp" || event.key === "ArrowDown")) return;  // they scroll
     if (event.key === "?" && help) help.showModal();
+    else if (event.key === "t" && toTurns()) event.preventDefault();
     else if (event.key === "/" && root().querySelector("input[type=search]")) root().querySelector("input[type=search]").focus();
     else if (!pressed(KEYS[event.key] || event.key)) return;
     event.preventDefault();
@@ -199,7 +207,7 @@ window.vlrl = (() => {
   function library() {
     plotly = plotly || new Promise((resolve, reject) => {
       const script = document.createElement("script");
-      Object.assign(script, {src: "/vlrl/static/plotly.js", onload: resolve, onerror: reject});
+      Object.assign(script, {src: "vlrl/static/plotly.js", onload: resolve, onerror: reject});
       document.head.append(script);
     });
     return plotly;

@@ -70,7 +70,8 @@ def random_step(seed: int, groups: int = 3, size: int = 4, longest: int = 6, gap
     rewards = torch.randint(0, 2, (len(lengths),), generator=g).double()
     adv = (rewards - 0.4 + normal(0.1, len(lengths)))[rollout]
     top = torch.stack([logp + 0.1, logp - 0.2, logp - 1], -1).clamp(max=-1e-3)
-    return flat(logp, old=logp + normal(gap), adv=adv, rollout=rollout,
+    turns = torch.tensor([int(i >= length // 2) for length in lengths for i in range(length)])
+    return flat(logp, old=logp + normal(gap), adv=adv, rollout=rollout, turns=turns,
                 mask=(torch.rand(n, generator=g) > 0.15).double().tolist(), rewards=rewards,
                 group=torch.arange(groups).repeat_interleave(size), entropy=normal().abs(),
                 identity=torch.arange(len(lengths)) * 7 + 3, difficulty=torch.rand(len(lengths), generator=g).double(),

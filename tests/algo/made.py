@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from vlrl.algo.inputs import Scores
+from vlrl.algo.inputs import ActionCredit, Scores
 
 NAN = float("nan")
 
@@ -23,6 +23,7 @@ def scores(groups, **more):
     if "tokens" in more:
         more["tokens"] = [np.array(t) for t in more["tokens"]]
         more.setdefault("masks", [np.ones(len(t), bool) for t in more["tokens"]])
+        more.setdefault("turns", [[ActionCredit(0, len(t))] for t in more["tokens"]])
     group = torch.tensor([i for i, g in enumerate(groups) for _ in g], dtype=torch.int64)
     made = {"rewards": rewards, "group": group, "lengths": torch.full((count,), 4.0, dtype=torch.float64),
             "task": torch.zeros(count, dtype=torch.int64), "task_names": ["x"], "max_length": 10}

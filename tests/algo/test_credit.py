@@ -181,7 +181,7 @@ def test_a_log_probability_that_the_engine_does_not_know_has_no_kl_in_the_reward
         return replace(c, logprobs=np.array([first, *c.logprobs[1:]], np.float32))
 
     credit, first = Credit(Algorithm(config), config, policy), groups[0].rollouts[0]
-    reference = credit.reference.logprobs([groups[0].prompt], [first.completion.tokens], 1.0)[0][0]
+    reference = credit.reference.logprobs([groups[0].prompt], [first.completion], 1.0)[0][0]
     found = []
     for value in (math.nan, reference):
         changed = replace(first, completion=known(first.completion, value))
@@ -209,8 +209,8 @@ def test_kl_in_the_reward_is_that_of_rloo(tiny_models):
     found = [credit(groups, 0), credit(elsewhere, 0)]
     assert credit.metrics()["kl"] > 1e-3
     for i, (g, mine, moved) in enumerate(zip(groups, *found, strict=True)):
-        prompts, tokens = [g.prompt] * 3, [r.completion.tokens for r in g.rollouts]
-        own, reference = (credit.reference.logprobs(prompts, tokens, 0.7, own=o) for o in (True, False))
+        prompts, answers = [g.prompt] * 3, [r.completion for r in g.rollouts]
+        own, reference = (credit.reference.logprobs(prompts, answers, 0.7, own=o) for o in (True, False))
         sampled = [r.completion.logprobs for r in g.rollouts]
         for group, values in ((mine, sampled), (moved, sampled if i else own)):
             paid = np.array([r.reward - 0.5 * float((a - b)[r.completion.loss_mask].sum())

@@ -25,7 +25,7 @@ def made(tiny_models):
 
 def likelihood(config, policy, answers):
     found = Reference(policy, config).logprobs([p for p, made in answers for _ in made],
-                                               [c.tokens for _, made in answers for c in made], 1.0, own=True)
+                                               [c for _, made in answers for c in made], 1.0, own=True)
     return sum(float(f.sum()) for f in found)
 
 

@@ -53,6 +53,7 @@ def paid():
                   tokens=[draw.integers(0, 3, int(own.sum())) for own in runs], max_length=8,
                   masks=[(x.mask[own] > 0).numpy() for own in runs],
                   kl=[draw.normal(size=int(own.sum())) for own in runs], kl_coef=0.1,
+                  values=[np.full(int(own.sum()), 0.3) for own in runs],
                   texts=["\n\n".join(["so then"] * int(n)) + "<answer>1</answer>" for n in draw.integers(1, 6, count)])
 
 
@@ -63,6 +64,7 @@ def credited(found: Config, algorithm: Algorithm):
     for shape in algorithm.shaping:
         s = replace(s, rewards=shape(s))
     given = algorithm.advantage(s)
+    given = getattr(given, "advantages", given)  # with a critic there are targets too
     advantages = given[x.rollout_id] if torch.is_tensor(given) else torch.cat(
         [x.mask.new_zeros(0), *(torch.as_tensor(a, dtype=torch.float64) for a in given)])
     mask = x.mask * algorithm.batch(s)[x.rollout_id]

@@ -14,7 +14,8 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 SMALL = ("rollout.prompts_per_step=4", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.samples=0", "steps=2",
          "log.samples_every=0", "curriculum.max_refills=1", "data.workers=0", "save.every=0")
 """Answers of 24 tokens hold a box, so rewards differ; one step of most presets takes the embedded model .3 s."""
-OUTSIDE = {"rollout": {"temperature", "group_size", "forget", "updates", "minibatches"}, "curriculum": {"keep"}}
+OUTSIDE = {"rollout": {"temperature", "group_size", "forget", "branch", "updates", "minibatches"},
+           "curriculum": {"keep"}}
 """What a preset may set besides the objective."""
 
 

@@ -203,7 +203,7 @@ def test_all_masked_short_and_extreme_stay_finite(name):
     term = bound(LOSSES, name)
     for old, mask in (([-900.0, 0.0, -0.1], [1, 1, 1]), ([-1.0, -1.0, -1.0], [0, 0, 0]), (OLD, [1, 0, 0])):
         x = flat([0.0, -900.0, -0.1], old, [1.0, -1.0, 0.0], IDS, mask=mask, rewards=[1.0, math.nan], group=[0, 0],
-                 entropy=[1.0, 1.0, 1.0], sampler_logprobs=[0.0, -5.0, 0.0],
+                 entropy=[1.0, 1.0, 1.0], sampler_logprobs=[0.0, -5.0, 0.0], turns=torch.zeros(3, dtype=torch.int64),
                  stats={"mean_logprob": torch.zeros(3).double(), "top:3": torch.zeros(3, 3).double()})
         per_token, _ = run(term, x)
         loss = (per_token * x.mask).sum()

@@ -17,6 +17,8 @@ from vlrl.tools import makegui
 
 UPLOADING = "warning: Method not implemented."
 """Gradio says so whenever a file was uploaded."""
+WAIT_MS = 180_000
+"""For an event in the page: a first page takes a minute where many tests share the cores."""
 HAS_CHROMIUM = any(map(shutil.which, makegui.BROWSERS))
 
 
@@ -30,22 +32,28 @@ def pytest_collection_modifyitems(items) -> None:
 @contextlib.contextmanager
 def serving(root: Path, **options) -> Iterator[str]:
     """The app over a folder of runs on a free port; its address, ending in "/"."""
-    import uvicorn
-
     from vlrl.app import server
 
     with ThreadPoolExecutor(1) as aside:  # playwright's loop runs in this thread
         app, _ = aside.submit(server.create, root, **options).result()
+    with listening(app) as port:
+        yield f"http://127.0.0.1:{port}/"
+
+
+@contextlib.contextmanager
+def listening(app) -> Iterator[int]:
+    """An ASGI app, served on a free port."""
+    import uvicorn
+
     running = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not running.started:
             assert thread.is_alive(), "the server ended"
             time.sleep(0.02)
-        yield f"http://127.0.0.1:{port}/"
+        yield listener.getsockname()[1]
         running.should_exit = True
         thread.join(10)
 
@@ -68,11 +76,12 @@ def served(runs) -> Iterator[str]:
 # --- the browser ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium():
+    """One browser for the tests of this folder alone: while it is open, this thread has a running event loop."""
     from playwright.sync_api import expect, sync_playwright
 
-    expect.set_options(timeout=60_000)  # of every test: the machine may be busy
+    expect.set_options(timeout=WAIT_MS)  # of every test: the machine may be busy
     program = next(filter(None, map(shutil.which, makegui.BROWSERS)), None)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=[*makegui.FLAGS])
@@ -81,10 +90,10 @@ def chromium():
 
 
 @contextlib.contextmanager
-def opened(chromium, **options):
-    """A page; at its end nothing stands in its console and nothing was asked of another host."""
+def opened(chromium, host="127.0.0.1", **options):
+    """A page; at its end nothing stands in its console and nothing was asked of another host than `host`."""
     context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(WAIT_MS)
     said, asked = [], []
     page = context.new_page()
     page.on("console", lambda message: said.append(f"{message.type}: {message.text}")
@@ -95,7 +104,7 @@ def opened(chromium, **options):
     try:
         yield page
         foreign = [url for url in asked if urlsplit(url).scheme not in ("data", "blob", "file")
-                   and urlsplit(url).hostname != "127.0.0.1"]
+                   and urlsplit(url).hostname != host]
         assert foreign == []
         assert [line for line in said if line != UPLOADING] == []
     finally:

@@ -280,6 +280,30 @@ def made_group(kind: str, number: int, step: int, *, split: str = "train", skill
                  target=scene.target)
 
 
+def zoomed(number: int, *, turns: int = 3, text: str = "look", calls: Any = None, size: int = 2) -> Group:
+    """A group of episodes: actions that call zoom(box), each answered with a picture; one ends at a limit."""
+    group = made_group("boxes", number, 0, size=size)
+    calls = calls or [{"name": "zoom", "arguments": {"box": [250, 250, 500, 750]}, "error": None}]
+
+    def episode(rollout: Rollout) -> Rollout:
+        shown = [_media(_picture(100 * number + 10 * rollout.index + t, {"red": [t, 20.0, t + 40.0, 60.0]}))
+                 for t in range(turns)]
+        made = completion("up " * 2 * turns, np.random.default_rng(number))
+        done: list[Turn] = []
+        for t in range(turns):
+            failed = rollout.index == 1 and t == turns - 1
+            called = [{**c, "error": "no such box"} if failed else c for c in calls]
+            done += [Turn(start=2 * t, end=2 * t + 1, text=f"{text} {t}", parts={"nearer": t - 1.0}, state=f"s{t}",
+                          done=t == turns - 1, seconds=0.25, info={"calls": called, "level": t}),
+                     Turn(start=2 * t + 1, end=2 * t + 2, role="observation", text=f"{text} shown {t}",
+                          media=(shown[t].sha256,))]
+        reason: Any = "turns" if rollout.index == 1 else "stop"
+        return replace(rollout, completion=replace(made, turns=tuple(done), seen=tuple(shown), finish_reason=reason,
+                                                   episode_id=f"e-{rollout.index}"), error=None)
+
+    return replace(group, id=f"zoomed-{number}", rollouts=tuple(map(episode, group.rollouts)))
+
+
 def _per_token(groups: list[Group], seed: int) -> dict[str, list[np.ndarray | None]]:
     rng = np.random.default_rng(seed)
     out: dict[str, list[np.ndarray | None]] = {name: [] for name in PER_TOKEN}

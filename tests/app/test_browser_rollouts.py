@@ -7,6 +7,7 @@ from PIL import Image
 
 pytest.importorskip("gradio")
 pytest.importorskip("duckdb")
+from tests.app import made_runs
 from vlrl.app.index import Index, Query
 from vlrl.app.library import Library
 
@@ -210,3 +211,26 @@ def test_narrow_and_dark(phone, served):
     assert phone.evaluate("document.documentElement.scrollWidth") <= 400
     phone.get_by_role("link", name="‹ list").click()
     counted(phone, "28 groups")
+
+
+def test_an_episode_is_walked_with_the_arrow_keys(page, tmp_path):
+    from tests.app.conftest import serving
+
+    hostile = "<img src=x onerror=alert(1)>\u202e</article>"
+    made = made_runs.zoomed(1, turns=64, text=hostile * 100)
+    made_runs.RunFolder(tmp_path / "a").write_rollouts(0, 0, [made])
+    with serving(tmp_path) as address:
+        page.goto(f"{address}?page=rollouts&run=a&step=0&group={made.id}&rollout=1")
+        turns = page.locator(".v-turns .v-turn")
+        expect(turns).to_have_count(65)
+        page.keyboard.press("t")
+        for _ in range(3):
+            page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowLeft")
+        expect(turns.nth(2)).to_be_focused()
+        expect(turns.nth(2).locator("img")).to_have_js_property("complete", True)
+        expect(page.locator(".v-chosen")).to_have_id("v-answer-1")  # the keys did not leave the answer
+        page.goto(f"{address}?page=rollouts&run=a&view=rollouts&tool=yes&tmin=64&end=limit")
+        counted(page, "1 rollout")
+        expect(page.locator(".v-row")).to_contain_text("tool errors: 1")
+        expect(page.get_by_role("link", name="take 3 filters away")).to_be_visible()

@@ -13,6 +13,9 @@ from tests.app.conftest import opened, serving
 
 pytest.importorskip("gradio")
 pytest.importorskip("duckdb")
+from vlrl.app.index import Index, Query
+from vlrl.app.library import Library
+
 expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 PLOTTED = "#v-curves .v-plot .main-svg"
@@ -54,6 +57,51 @@ def test_smoothing(page, served):
     page.locator("input[name=smooth]").fill("0")
     page.wait_for_function("document.querySelector('.v-plot').data.filter(t => !t.error_y).length === 1")
     assert page.evaluate("document.querySelector('.v-plot').data.filter(t => !t.error_y)[0].y.length") == 4
+
+
+def test_a_learning_rate_that_stays_is_a_level_line_at_its_value(chromium, tmp_path):
+    run = made_runs.RunFolder(tmp_path / "one")
+    for step in range(200):
+        run.append_metrics({"step": step, "lr": 2e-4, "kl": 1e-7 * step})
+    with serving(tmp_path) as address, opened(chromium) as page:
+        page.goto(f"{address}?page=runs&runs=one")
+        plot = "document.querySelector('.v-chart[data-id=lr] .v-plot')"
+        page.wait_for_function(f"{plot}?.querySelector('.ytick')")
+        drawn = page.evaluate(f"{plot}.data.map(t => [...new Set(t.y)])")
+        assert drawn == [[2e-4], [2e-4]]  # raw and smoothed
+        ticks = page.evaluate(f"[...{plot}.querySelectorAll('.ytick')].map(tick => tick.textContent)")
+        ticks = [text.replace("\u200b", "") for text in ticks]
+        assert "2×10−4" in ticks and not [text for text in ticks if "μ" in text or "n" in text or len(text) > 9]
+        low, high = page.evaluate(f"{plot}._fullLayout.yaxis.range")
+        assert low < 2e-4 < high < 1e-3
+
+
+def test_alerts_and_what_is_wrong_come_first_and_lead_to_the_groups(chromium, tmp_path):
+    run = made_runs.write(tmp_path / "one", steps=3)
+    record = {"alert": "zero_variance_above", "step": 1, "value": 0.95, "limit": 0.9,
+              "text": f"at step 1: 95% of the groups have equal rewards {made_runs.SCRIPT}"}
+    (run.path / "alerts.jsonl").write_text(json.dumps(record) + "\n")
+    with serving(tmp_path) as address, opened(chromium) as page:
+        page.goto(address)
+        first = page.locator("#v-wrong .v-finding").first
+        expect(first).to_contain_text("Alert at step 1: 95% of the groups have equal rewards <script>")
+        expect(first).to_contain_text("curriculum.keep=mixed")
+        expect(page.locator("#v-wrong")).to_contain_text("Held-out reward (heldout)")
+        above = page.evaluate("document.querySelector('#v-wrong').getBoundingClientRect().bottom <= "
+                              "document.querySelector('#v-runs').getBoundingClientRect().top + 1")
+        assert above and page.evaluate("window.hacked") is None
+        first.get_by_role("link").click()
+        equal = sum(row.zero_variance for row in made_groups(tmp_path))
+        expect(page.locator("#v-list .v-count")).to_contain_text(f"{equal} group")
+        assert "alike=yes" in page.url and "from=1" in page.url
+
+
+def made_groups(root):
+    """The training groups of step 1 of the run "one"."""
+    index = Index(Library(root), budget_s=60)
+    rows = index.groups(Query(runs=("one",), source="train", steps=(1, 1))).rows
+    index.close()
+    return rows
 
 
 def test_a_point_opens_the_rollouts_of_its_step(page, served):

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.app.made_runs import made_group
@@ -43,6 +43,7 @@ def test_tags_that_the_other_answers_have_are_expected():
 
 
 @settings(deadline=None, max_examples=60)
+@example("</think><think>a")
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "<glue>", "</glue>", "a", " ", "\n"]),
                 max_size=9).map("".join))
 def test_pieces_make_the_text_again(text):

@@ -10,7 +10,9 @@ pytest.importorskip("httpx")
 from starlette.responses import HTMLResponse
 from starlette.testclient import TestClient
 
+from vlrl.app.address import Address, parsed
 from vlrl.app.guard import Guard
+from vlrl.errors import ConfigError
 
 PAGE = "<html><head><script>one()</script><script src='/a.js'></script></head><body>page</body></html>"
 
@@ -20,9 +22,10 @@ async def app(scope, receive, send):
     await HTMLResponse(f"{PAGE}<i>{scope['query_string'].decode()}</i>")(scope, receive, send)
 
 
-def client_of(host="127.0.0.1", password=None, at="http://127.0.0.1:7860"):
-    return TestClient(Guard(app, host=host, password=password, head="<script src='/vlrl/static/app.js'></script>"),
-                      base_url=at)
+def client_of(host="127.0.0.1", password=None, at="http://127.0.0.1:7860", **reach):
+    guard = Guard(app, address=parsed(host, **reach), password=password,
+                  head="<script src='vlrl/static/app.js'></script>")
+    return TestClient(guard, base_url=at)
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +35,14 @@ def client():
 
 def test_the_page_allows_no_script_but_its_own(client):
     answer = client.get("/?page=rollouts&deep_link=/etc/passwd")  # both mean something else to Gradio
-    assert "/vlrl/static/app.js" in answer.text and "<i></i>" in answer.text
+    assert "vlrl/static/app.js" in answer.text and "<i></i>" in answer.text
     policy = answer.headers["content-security-policy"]
     script = re.search(r"script-src ([^;]*);", policy)[1].split()
     # echo -n 'one()' | openssl dgst -sha256 -binary | base64
     assert script == ["'self'", "'unsafe-eval'", "'sha256-HR7iaask9daLMRRskMI++QeJtjWDOjyPA6lGzYGzKW4='"]
     assert "default-src 'none'" in policy and "connect-src 'self'" in policy and "frame-ancestors 'none'" in policy
     for name, value in (("referrer-policy", "same-origin"), ("x-content-type-options", "nosniff"),
-                        ("cross-origin-resource-policy", "same-origin")):
+                        ("cross-origin-resource-policy", "same-origin"), ("x-frame-options", "DENY")):
         assert answer.headers[name] == client.get("/theme.css").headers[name] == value
 
 
@@ -70,6 +73,95 @@ def test_another_sites_form_is_refused(client):
     assert client.get("/", headers={"Origin": "http://evil.example"}).status_code == 403
     assert client.post("/gradio_api/run/predict", json={}, headers={"Origin": "null"}).status_code == 403
     assert client.get("/", headers={"Origin": "http://127.0.0.1:7860"}).status_code == 200
+
+
+@pytest.mark.parametrize(("host", "hosts", "asked", "right"), [
+    ("127.0.0.1", ("box.example",), "box.example", True), ("127.0.0.1", ("box.example",), "BOX.example:443", True),
+    ("127.0.0.1", ("box.example",), "127.0.0.1:7860", True), ("127.0.0.1", ("box.example",), "a.box.example", False),
+    ("127.0.0.1", ("*.box.example",), "a.b.box.example", True), ("127.0.0.1", ("*.box.example",), "box.example", False),
+    ("127.0.0.1", ("*.box.example",), "evilbox.example", False), ("127.0.0.1", ("Box.Example",), "box.example", True),
+    ("0.0.0.0", (), "any.example", True), ("0.0.0.0", ("box.example",), "any.example", False),
+    ("0.0.0.0", ("box.example",), "box.example", True), ("127.0.0.1", ("[::2]",), "[::2]:80", True)])
+def test_names_of_proxies_are_answered_where_they_are_allowed(host, hosts, asked, right):
+    answer = client_of(host, hosts=hosts).get("/config", headers={"Host": asked})
+    assert answer.status_code == (200 if right else 421)
+    assert right or "--allow-host NAME" in answer.text
+
+
+def test_what_a_proxy_says_of_the_host_counts_and_is_checked():
+    client = client_of(hosts=("box.example",))
+    asked = {"X-Forwarded-Host": "box.example, inner", "Origin": "https://box.example"}
+    assert client.get("/config", headers=asked).status_code == 200
+    assert client.get("/config", headers=asked | {"Origin": "http://evil.example"}).status_code == 403
+    assert client.get("/config", headers=asked | {"Origin": "http://["}).status_code == 403
+    assert client.get("/config", headers=asked | {"X-Forwarded-Host": "evil.example"}).status_code == 421
+    assert client.get("/config", headers=asked | {"Host": "evil.example"}).status_code == 421
+    assert client_of().get("/config", headers={"X-Forwarded-Host": "box.example"}).status_code == 421
+
+
+def test_the_path_of_a_proxy_may_come_or_be_cut_off():
+    client = client_of(root_path="user/me/")
+    for path in ("/user/me/config", "/config", "/user/me/", "/", "/user/me/vlrl/media"):
+        assert client.get(path).status_code == 200
+    for path in ("/user/me/user/me/config", "/user/meconfig", "/user/me/docs", "/user"):
+        assert client.get(path).status_code == 404
+    moved = client.get("/user/me?run=a", follow_redirects=False)
+    assert (moved.status_code, moved.headers["location"]) == (303, "/user/me/?run=a")
+
+
+def test_a_path_may_be_called_as_the_inspectors_own():
+    client = client_of(root_path="/vlrl", password="x")
+    for path in ("/vlrl/login", "/vlrl/vlrl/login"):
+        assert 'action="/vlrl/vlrl/login"' in client.get(path).text
+    client = client_of(root_path="/vlrl")
+    for path in ("/vlrl/static/app.js", "/vlrl/vlrl/static/app.js", "/vlrl/media", "/vlrl/vlrl/media",
+                 "/vlrl/static/js/iframeResizer.js", "/vlrl/config", "/vlrl/gradio_api/queue/join", "/vlrl/"):
+        assert client.get(path).status_code == 200
+
+
+def test_a_password_below_a_path_and_behind_tls():
+    client = client_of(password="x", root_path="/p", hosts=("box.example",), at="http://127.0.0.1:7860")
+    asked = client.get("/p/?run=a", follow_redirects=False)
+    assert asked.headers["location"] == "/p/vlrl/login?run=a"
+    assert 'action="/p/vlrl/login?run=a"' in client.get("/p/vlrl/login?run=a").text
+    right = client.post("/p/vlrl/login?run=a", data={"password": "x"}, follow_redirects=False)
+    assert right.headers["location"] == "/p/?run=a"
+    assert re.search(r"=[\w-]{43}; HttpOnly; Path=/p/; SameSite=Lax$", right.headers["set-cookie"])
+    said = {"X-Forwarded-Proto": "https"}
+    right = client.post("/p/vlrl/login", data={"password": "x"}, headers=said, follow_redirects=False)
+    assert right.headers["set-cookie"].endswith("; SameSite=Lax; Secure")
+    framed = client_of(password="x", frames=("https://huggingface.co",))
+    right = framed.post("/vlrl/login", data={"password": "x"}, headers=said, follow_redirects=False)
+    assert right.headers["set-cookie"].endswith("; Path=/; SameSite=None; Partitioned; Secure")
+    right = framed.post("/vlrl/login", data={"password": "x"}, follow_redirects=False)
+    assert right.headers["set-cookie"].endswith("; SameSite=Lax")
+
+
+def test_pages_that_are_allowed_may_hold_it_in_a_frame():
+    framed = client_of(frames=("http://localhost:8888", "https://*.hf.space/"))
+    for path in ("/", "/config", "/vlrl/login", "/no"):
+        answer = framed.get(path, follow_redirects=False)
+        assert "frame-ancestors http://localhost:8888 https://*.hf.space;" in answer.headers["content-security-policy"]
+        assert "x-frame-options" not in answer.headers
+    assert framed.get("/config", headers={"Origin": "http://localhost:8888"}).status_code == 403  # it may hold, not ask
+
+
+@pytest.mark.parametrize("wrong", [
+    {"root_path": "https://box.example/x"}, {"root_path": "/a b"}, {"root_path": "/a/../b"}, {"root_path": "/a//b"},
+    {"root_path": '/"><b>'}, {"root_path": "/assets"}, {"root_path": "/a\r\nSet-Cookie: x"}, {"hosts": ("https://box.example",)},
+    {"hosts": ("*",)}, {"hosts": ("box.example:80",)}, {"hosts": ("",)}, {"hosts": ("a..b",)}, {"frames": ("*",)},
+    {"frames": ("box",)}, {"frames": ("https://box.example/x",)}, {"frames": ("https://a; script-src *",)}, {"frames": ("javascript://a",)},
+    {"frames": ("https://a b",)}, {"frames": ("https://a:99999",)}, {"frames": ("https://a\n:1",)}])
+def test_what_is_no_path_name_or_origin_is_refused(wrong):
+    option = {"root_path": "--root-path", "hosts": "--allow-host", "frames": "--allow-frame"}[next(iter(wrong))]
+    with pytest.raises(ConfigError, match=option):
+        parsed("127.0.0.1", **wrong)
+
+
+def test_an_address_as_it_is_kept():
+    found = parsed("127.0.0.1", "/a/b/", ("Box.Example",), ("HTTP://[::1]:8888/",))
+    assert found == Address("127.0.0.1", "/a/b", ("box.example",), ("http://[::1]:8888",))
+    assert parsed("127.0.0.1", "/") == Address()
 
 
 def test_with_a_password_nothing_is_served_before_it():

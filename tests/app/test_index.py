@@ -100,6 +100,20 @@ def test_filters(index, everything, query, keep):
     assert len(groups.rows) == len({(r["run"], r["source"], r["step"], r["group_id"]) for r in expected})
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_groups_in_which_all_rewards_are_equal(index, everything, alike):
+    rewards = {}
+    for row in everything:
+        rewards.setdefault((row["run"], row["source"], row["split"], row["step"], row["group_id"]), set()).add(
+            row["reward"])
+    expected = {key for key, values in rewards.items() if (len(values - {None}) < 2) is alike}
+    found = index.groups(Query(alike=alike), size=500)
+    assert {tuple(row.key) for row in found.rows} == expected and 0 < len(expected) < len(rewards)
+    assert {row.zero_variance for row in found.rows} == {alike}
+    assert {row.group for row in index.rollouts(Query(alike=alike), size=500).rows} <= {row.key for row in found.rows}
+    assert index.groups(Query(alike=alike, reward=(0.9, None)), size=500).total < found.total
+
+
 def test_flagged_rollouts_alone(index):
     keys = [row.key for row in index.rollouts(Query(), size=7).rows[::3]]
     asked = Query(flagged=(*keys, RolloutKey("boxes", "train", "x", 0, "'; --", 0)))

@@ -18,13 +18,13 @@ from vlrl.store import RunFolder
 
 
 def group(sample, step, rewards, *, split="train", category=None, parts=None, number=1):
-    """A group of a sample with these rewards."""
+    """A group of a sample with these rewards; its target makes it another one than those of other ids."""
     made = made_runs.made_group("boxes", number, step, split=split, size=len(rewards))
     rollouts = tuple(replace(r, reward=reward, parts={"iou": part}, error=None) for r, reward, part
                      in zip(made.rollouts, rewards, parts or rewards, strict=True))
     row = {**made.sample.row, "category": category}
     sample_of = replace(made.sample, id=sample, row=row)
-    return replace(made, id=f"{split}-{step}-{sample}", rollouts=rollouts, sample=sample_of)
+    return replace(made, id=f"{split}-{step}-{sample}", rollouts=rollouts, sample=sample_of, target=sample)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,9 @@ def test_only_the_same_pictures_are_compared(seeds):
     assert [(p.sample_id, p.key_b.group) for p in found.pairs] == [
         ("q", "held-0-q"), ("r", "held-0-t"), ("s", "held-0-s")]
     assert found.gain.mean == 1 and (found.only_a, found.only_b) == (1, 1)
-    assert any("1 samples have one id on both sides and other media" in text for text in found.notes)
+    [said] = found.notes
+    assert "1 of A left out: of one id with a sample of the other side, but of other content (media 1" in said
+    assert "another data.seed" in said and "1 pairs were asked in other words" in said
 
 
 def test_spans_and_reward_parts_are_of_the_same_pictures(seeds):
@@ -167,7 +169,7 @@ def test_spans_and_reward_parts_are_of_the_same_pictures(seeds):
     found = compare_spans(seeds, *sides)
     assert [(p.sample_id, p.key_b.group) for p in found.pairs] == [
         ("q", "held-0-q"), ("r", "held-0-t"), ("s", "held-0-s")]
-    assert (found.only_a, found.only_b) == (1, 1) and any("1 samples have one id" in text for text in found.notes)
+    assert (found.only_a, found.only_b) == (1, 1) and "1 of B left out: of one id" in found.notes[0]
     assert {gain.part: gain.n for gain in part_gains(seeds, *sides)} == {"iou": 3}
 
 
@@ -182,7 +184,38 @@ def test_the_page_of_a_history_draws_answers_to_one_picture(seeds, monkeypatch, 
 def test_a_history_is_of_one_picture(seeds):
     assert [v.key.run for v in history(seeds, "q").visits] == ["a", "b"] and history(seeds, "q").notes == ()
     found = history(seeds, "p")
-    assert len(found.visits) == 1 and "1 groups of this id have other media or another target" in found.notes[0]
+    assert len(found.visits) == 1 and "1 groups of this id are of another sample (other media, target" in found.notes[0]
+
+
+def test_a_history_says_when_it_was_asked_in_other_words(seeds):
+    found = history(seeds, "s")
+    assert [v.key.run for v in found.visits] == ["a", "b"] and "asked in other words" in found.notes[0]
+
+
+def test_text_alone_is_one_sample_where_it_asks_the_same(tmp_path):
+    for run, words in (("a", "2 + 2?"), ("b", "3 + 1?"), ("c", "2 + 2?")):
+        made = group("p", 0, [1.0], split="held")
+        prompt = replace(made.prompt, media=(), text=words)
+        RunFolder(tmp_path / run).write_rollouts(0, 0, [replace(made, prompt=prompt, target=4)], split="held")
+    index = Index(Library(tmp_path), budget_s=60)
+    assert compare(index, Side("a"), Side("c")).n == 1
+    with pytest.raises(AppError, match=r"no sample in common.*prompt 1\)"):
+        compare(index, Side("a"), Side("b"))
+    assert [v.key.run for v in history(index, "p").visits] == ["a", "c"]
+    index.close()
+
+
+def test_a_second_picture_makes_another_sample(tmp_path):
+    """The first one alone would be the same."""
+    for run, second in (("a", "cc"), ("b", "dd")):
+        made = group("p", 0, [1.0], split="held")
+        media = tuple(replace(made.prompt.media[0], sha256=name * 32) for name in ("bb", second))
+        made = replace(made, prompt=replace(made.prompt, media=media))
+        RunFolder(tmp_path / run).write_rollouts(0, 0, [made], split="held")
+    index = Index(Library(tmp_path), budget_s=60)
+    with pytest.raises(AppError, match=r"no sample in common.*media 1\)"):
+        compare(index, Side("a"), Side("b"))
+    index.close()
 
 
 def test_an_answer_passes_when_the_run_says_that_it_is_correct(tmp_path):

@@ -267,6 +267,21 @@ def test_what_is_flagged_bad_is_no_lesson(runs):
         export("sft", library, media, wanted[1:], out)
 
 
+def test_answers_to_several_tasks_are_said_to_be_no_one_set(tmp_path):
+    for name, task in (("a", "grounding"), ("b", "digits")):
+        run = answered(tmp_path / name, ANSWERS)
+        file = next((run.path / "rollouts").iterdir())
+        table = pq.read_table(file)
+        place = table.column_names.index("task")
+        pq.write_table(table.set_column(place, "task", pa.array([task] * len(table))), file)
+    library = Library(tmp_path)
+    wanted = [*chosen((0, 0)), *chosen((1, 0), run="b")]
+    made = export("sft", library, MediaStore(library), wanted, tmp_path)
+    assert made.rows == 2 and made.left_out == ("Beware: these are answers to several tasks (digits, grounding), and "
+                                                "`vlrl sft` asks as one of them does: make a set of each",)
+    assert export("sft", library, MediaStore(library), wanted[:1], tmp_path).left_out == ()
+
+
 @pytest.mark.slow
 def test_the_commands_of_a_set_run_where_the_task_draws_its_samples(runs, monkeypatch):
     library, media, out = runs

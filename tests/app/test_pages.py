@@ -48,7 +48,8 @@ def _row(step, group, sample, category, index, reward, split):
     return {"schema": 1, "group_id": group, "sample_id": sample, "task": "grounding", "index": index, "step": step,
             "split": split, "prompt": "Where?", "completion": text, "token_ids": [1, 2], "reward": reward,
             "parts": [("iou", reward), ("format", 1.0 if index else None)], "weights": [], "advantage": 0.0,
-            "sample": json.dumps({"id": sample}), "category": category, "truncated": False}
+            "sample": json.dumps({"id": sample}), "target": json.dumps(sample), "category": category,
+            "truncated": False}
 
 
 def _table(path, rows):
@@ -162,7 +163,7 @@ def test_compare_takes_first_against_last_of_a_run_and_last_against_last_of_two(
     assert "B wins 1 B loses 0 ties 1" in words(above) and json.loads(plots)[0]["data"][0]["x"] == [0.0, 1.0]
     assert "Biggest gains sample category A B gain h1 cat 0 1 +1.000" in words(below)
     above = words(compare.show(site, {"a": "a", "b": "b"})[0])
-    assert "B: b, heldout after step 0" in above and "1 samples are only on side A" in above
+    assert "B: b, heldout after step 0" in above and "1 of A left out: not on the other side" in above
 
 
 @pytest.mark.parametrize(("where", "said"), [
@@ -240,6 +241,14 @@ def test_a_curve_that_stays_is_drawn_as_one_value():
     assert len(curve.steps) < 700 and set(curve.values) == {2e-4}
     rising = plots.smoothed([0.0, 1.0, 1.0], 0.5)  # means with the weights 1; 1, 2; 1, 2, 4
     assert rising == pytest.approx([0, 2 / 3, 6 / 7])
+
+
+def test_the_axis_of_a_curve_that_stays_lies_around_it(tmp_path):
+    run = RunFolder(tmp_path / "one")
+    for step in range(5):
+        run.append_metrics({"step": step, "lr": 1e-6, "loss": 0.0, "kl": 1e-6 * (step + 1), "grad_norm": -2.0})
+    made = {figure["id"]: figure["layout"].get("yaxis") for figure in plots.over_steps(Library(tmp_path), ["one"])}
+    assert made == {"lr": {"range": [0.5e-6, 1.5e-6]}, "loss": None, "kl": None, "grad_norm": {"range": [-3.0, -1.0]}}
 
 
 def test_the_filters_of_the_rollouts_page_choose_what_is_exported(site, tmp_path, monkeypatch):

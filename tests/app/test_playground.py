@@ -32,6 +32,7 @@ from vlrl.rewards.boxes import iou
 from vlrl.store import checkpoint
 
 TINY = "embedded/tiny-qwen3-vl"
+EMBEDDED = [TINY, f"{TINY}-episodes"]
 
 
 def write_run(root: Path, name: str, *overrides: str) -> Path:
@@ -81,7 +82,7 @@ def end(play: Playground, asked: Ask) -> jobs.Progress:
 
 def test_models_and_tasks_that_can_be_chosen(play):
     values = [value for _, value in models.listed(play.library)]
-    assert values == [TINY, "quickstart/checkpoints/step-000012", "quickstart/checkpoints/step-000009"]
+    assert values == [*EMBEDDED, "quickstart/checkpoints/step-000012", "quickstart/checkpoints/step-000009"]
     tasks = [value for _, value in play.tasks.listed()]
     assert len([t for t in tasks if t.startswith("run:")]) == 2  # two runs ask the same
     assert {"run:digits", "grounding", "digits", "qa"} <= {*tasks}
@@ -108,7 +109,7 @@ def test_a_checkpoints_folder_that_leads_out_is_not_read(tmp_path):
     write_run(tmp_path / "runs", "a")
     (tmp_path / "runs/a/checkpoints").symlink_to(tmp_path / "elsewhere/checkpoints")
     library = Library(tmp_path / "runs")
-    assert [value for _, value in models.listed(library)] == [TINY]
+    assert [value for _, value in models.listed(library)] == EMBEDDED
     with pytest.raises(AppError, match="outside"):
         models.choose(library, "a/checkpoints/step-000003")
 

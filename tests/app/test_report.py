@@ -178,3 +178,17 @@ def test_opens_from_disk(run, hostile, width, chromium):
     assert page.locator(".v-draw").first.locator("g.v-of-t").first.is_hidden()
     assert wrong == []
     page.close()
+
+
+def test_episodes_in_a_report(tmp_path):
+    run = made_runs.write(tmp_path / "a", steps=1, evaluate=False)
+    run.write_rollouts(1, 0, [made_runs.zoomed(1, turns=12)])
+    names = ("episode/turns_mean", "episode/success", "episode/limit_frac", "episode/tool_calls_mean")
+    for step in range(3):
+        run.append_metrics({"step": step, "reward/mean": 0.5, **dict.fromkeys(names, step / 2)})
+    made = read(report.write(run.path))
+    for words in ("Turns of an episode last 1", "Episodes that succeed", "a limit ended", "Tool calls of an episode",
+                  "look shown 7", "4 more turns, too many to show"):
+        assert words in made.text, words
+    assert "Tool calls that failed" not in made.text and "look shown 8" not in made.text
+    assert len([a for a in made.all("article") if a.get("class") == "v-turn"]) == 9

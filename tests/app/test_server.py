@@ -31,7 +31,7 @@ def picture(runs):
 
 def test_the_page_and_what_it_needs(client):
     answer = client.get("/?page=rollouts&deep_link=/etc/passwd")  # which Gradio would read otherwise
-    assert answer.status_code == 200 and "/vlrl/static/app.js" in answer.text
+    assert answer.status_code == 200 and '"vlrl/static/app.js"' in answer.text
     assert client.get("/vlrl/static/x").status_code == client.get("/vlrl/static/..%2fserver.py").status_code == 404
     policy = answer.headers["content-security-policy"]
     script = re.search(r"script-src ([^;]*);", policy)[1].split()
@@ -102,6 +102,17 @@ def test_others_are_let_in_with_a_password_alone(runs, capsys, monkeypatch):
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
+def test_a_proxys_name_lets_others_in_with_a_password_alone(runs, capsys, monkeypatch):
+    monkeypatch.delenv("VLRL_APP_PASSWORD", raising=False)
+    assert main(["app", str(runs), "--allow-host", "box.example"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--allow-host box.example lets others in" in said and "VLRL_APP_PASSWORD" in said
+    assert main(["app", str(runs), "--root-path", "https://box.example/x"]) == 1
+    assert "--root-path https://box.example/x: write the path alone" in " ".join(capsys.readouterr().err.split())
+    assert main(["app", str(runs), "--allow-frame", "box"]) == 1
+    assert "--allow-frame box" in " ".join(capsys.readouterr().err.split())
+
+
 def test_what_is_missing_is_named(tmp_path, capsys, monkeypatch):
     assert main(["app", str(tmp_path / "none"), "--no-open"]) == 1
     assert str(tmp_path / "none") in "".join(capsys.readouterr().err.split())
@@ -115,14 +126,16 @@ def test_what_is_missing_is_named(tmp_path, capsys, monkeypatch):
 
 
 def test_an_empty_folder_says_what_to_do(tmp_path):
+    from vlrl.app.evidence import Reader
     from vlrl.app.index import Index
     from vlrl.app.library import Library
     from vlrl.app.pages import runs as page
     from vlrl.app.site import Site
 
     library = Library(tmp_path)
-    listed, plots, below = page.shown(Site(library, Index(library), None), {"page": "runs"})
-    assert "vlrl train configs/quickstart.yaml" in listed and plots == below == ""
+    site = Site(library, Index(library), None)
+    wrong, listed, plots, below = page.shown(site, Reader(library), {"page": "runs"})
+    assert "vlrl train configs/quickstart.yaml" in listed and wrong == plots == below == ""
 
 
 def test_the_command_takes_its_port_or_none_and_ends_with_ctrl_c(tmp_path):

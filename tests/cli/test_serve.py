@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.helpers import settings
+from vlrl.cli.serve import _episodes
 from vlrl.engine.vllm_launch import further_arguments, prepare, write_key
 from vlrl.errors import ConfigError
 from vlrl.training.build import check_engine
@@ -60,3 +61,16 @@ def test_an_engine_is_not_spread_over_training_processes(tiny_models):
             check_engine(config)
     finally:
         dist.destroy_process_group()
+
+
+def test_servers_have_room_for_what_the_task_needs(tiny_models, capsys):
+    """Also on a host that has neither the task nor its data: it says what it counts with."""
+    def of(task, **engine):
+        return _episodes(settings(tiny_models["qwen3_vl"], task=task, engine={"name": "vllm_server", **engine}))
+
+    assert of({"name": "recall"}) and not of({"name": "digits"})
+    assert capsys.readouterr().out == ""
+    assert not of({"name": "elsewhere.py:Task"})
+    said = capsys.readouterr().out
+    assert "elsewhere.py" in said and "engine.max_model_len" in said
+    assert not of({"name": "elsewhere.py:Task"}, max_model_len=256) and capsys.readouterr().out == ""

@@ -51,19 +51,21 @@ def test_list_shows_every_task_with_parts_settings_and_configs(capsys):
 # --- new --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [False, True], ids=["drawn", "rows"])
-def test_a_new_task_is_whole(capsys, folder, rows):
-    code, out, _ = run(capsys, "new", "my_task", "--dir", "mine", *["--rows"] * rows)
-    assert code == 0 and "cd mine\n" in out
-    for line in ("vlrl train my_task.yaml --dry-run", "vlrl train my_task.yaml\n", "vlrl score my_task.yaml"):
+@pytest.mark.parametrize("kind", ["task", "rows", "environment"])
+def test_a_new_task_is_whole(capsys, folder, kind):
+    rows, acts = kind == "rows", kind == "environment"
+    code, out, _ = run(capsys, "new", "my_task", "--dir", "mine", *[f"--{kind}"] * (kind != "task"))
+    assert code == 0 and "cd mine\n" in out and ("vlrl score my_task.yaml" in out) != acts
+    for line in ("vlrl train my_task.yaml --dry-run", "vlrl train my_task.yaml\n"):
         assert line in out
     check = re.search("vlrl tasks (check my_task.py.*)", out)[1].split()
     os.chdir("mine")
-    assert len(Path("my_task.py").read_text().splitlines()) <= 40
+    assert len(Path("my_task.py").read_text().splitlines()) <= (70 if acts else 40)
     ruff = [sys.executable, "-m", "ruff", "check", "-q", "--no-cache"]
     subprocess.run([*ruff, "--config", str(ROOT / "pyproject.toml"), "."], check=True)
     code, out, _ = run(capsys, *check, "--samples", 5, "--processes", 0)
     assert code == 0 and "task 'my_task' keeps the contract" in out, out
+    assert ("note: perfect episodes earn 1.2 in the mean of 5 samples, hostile actions at most 0\n" in out) == acts, out
     loaded = config.load("my_task.yaml")
     assert loaded.task.name == "my_task.py:MyTask" and loaded.model.name == "embedded/tiny-qwen3-vl"
     if rows:
@@ -73,9 +75,9 @@ def test_a_new_task_is_whole(capsys, folder, rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [False, True], ids=["drawn", "rows"])
-def test_a_new_task_trains_and_its_test_passes(folder, rows):
-    scaffold.create("foo", folder, rows)
+@pytest.mark.parametrize("kind", ["task", "rows", "environment"])
+def test_a_new_task_trains_and_its_test_passes(folder, kind):
+    scaffold.create("foo", folder, kind)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_foo.py"], check=True, env=env)
     words = ["steps=2", "rollout.prompts_per_step=4", "eval.samples=4", "log.samples_every=1"]
@@ -173,7 +175,7 @@ def write(path, *rows):
 
 
 def test_errors_of_the_verifier_are_listed_with_rates(capsys, folder):
-    scaffold.create("foo", folder, rows=True)
+    scaffold.create("foo", folder, "rows")
     row = {"id": "new", "question": "Which shape is this?", "answer": "square"}
     answers = write(folder / "judged.jsonl",
                     {"id": "0", "answer": "Circle", "correct": True},
@@ -201,7 +203,7 @@ def test_errors_of_the_verifier_are_listed_with_rates(capsys, folder):
     ({"id": "0", "answer": "x", "correct": True, "part": "corect"}, "part='corect'.*Did you mean 'correct'"),
 ])
 def test_bad_judged_answers_are_named(capsys, folder, row, says):
-    scaffold.create("foo", folder, rows=True)
+    scaffold.create("foo", folder, "rows")
     write(folder / "judged.jsonl", row)
     code, _, err = run(capsys, "check", "foo.py", "--config", "foo.yaml", "--answers", "judged.jsonl")
     assert code == 1 and err.startswith("error: ") and re.search(says, err) and "Traceback" not in err

@@ -102,6 +102,10 @@ def test_anchors_and_merges_are_no_duplicates(file):
     file.write_text(BASE + "train: &a {lr: 1.0, warmup: 0.5}\neval: {samples: 1}\ncurriculum: {}\n")
     assert loading.load(file).train.lr == 1
     assert loading._parse("a: &a {x: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, y: 3}")["c"] == {"x": 2, "y": 3}
+    two = loading._parse("a: &a {x: 1, z: 1}\nb: &b {x: 2, y: 2}\nc: {y: 3, <<: [*a, *b]}")
+    assert two["c"] == {"x": 1, "y": 3, "z": 1}  # the first of several wins, and a mapping's own over all
+    with pytest.raises(ValueError, match=r"line 1: a merge key \(<<\) takes a mapping or a list"):
+        loading._parse("a: {<<: [1]}")
 
 
 def test_extends_reaches_the_configs_that_come_with_vlrl(tmp_path, monkeypatch):
@@ -180,7 +184,7 @@ def test_a_supervised_run_and_an_rl_run_are_told_apart(file):
 
 def test_merge_keys_bring_so_many_settings_at_most(tmp_path):
     levels = "\n".join(f"m{i}: &m{i} {{{', '.join(['<<: [' + ', '.join([f'*m{i - 1}'] * 10) + ']', f'k{i}: 1'])}}}"
-                       for i in range(1, 8))
+                       for i in range(1, 50))
     file = tmp_path / "many.yaml"
     file.write_text(f"m0: &m0 {{k0: 1, j0: 1}}\n{levels}\n")
     with pytest.raises(ConfigError, match=r"many\.yaml: its merge keys \(<<\) bring more than 10,000 settings"):

@@ -1,5 +1,6 @@
 """What docs/curriculum.md says is so: samplers and their options, metrics, settings, and the sampler of one's own."""
 
+import inspect
 import math
 import re
 import shlex
@@ -12,8 +13,10 @@ import yaml
 from tests.curriculum.drives import drive, resumed, steps
 from vlrl import config, curriculum
 from vlrl.algo.named import parameters
+from vlrl.config.episodes import EpisodeSettings
 from vlrl.config.registry import resolve
 from vlrl.curriculum import SAMPLERS, Prompts
+from vlrl.curriculum.horizon import HORIZONS, Horizon
 from vlrl.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +67,20 @@ def test_every_metric_of_a_sampler_is_there(name):
     mine = {key for key, of in told.items() if name in re.split(r"\W+", of)}
     assert mine <= said, "a key that this sampler does not have"
     assert {*said} - {"curriculum/epoch"} <= mine and all(map(math.isfinite, sampler.metrics().values()))
+
+
+def test_every_horizon_is_there_with_its_options():
+    rows = table("How many turns")
+    given = [yaml.safe_load(row[0].strip("`")) for row in rows]
+    assert [one["name"] for one in given] == [*HORIZONS]
+    for one, row in zip(given, rows, strict=True):
+        known = parameters(HORIZONS[one["name"]], 0 if isinstance(HORIZONS[one["name"]], type) else 1)
+        options = dict(option.partition("=")[::2] for option in re.findall(r"`([^`]+)`", row[2]))
+        assert options.keys() == known.keys() >= one.keys() - {"name"}
+        for option, value in options.items():
+            default = known[option][1]
+            assert yaml.safe_load(value) == default if value else default is inspect.Parameter.empty and option in one
+        Horizon(EpisodeSettings(horizon=one))
 
 
 def test_settings_and_commands_are_allowed(tmp_path, monkeypatch):

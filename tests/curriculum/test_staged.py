@@ -24,7 +24,7 @@ CARRYING = [{"where": {"form": ["yes_no", "choice"]}, "pass_rate": 0.4, "steps":
 
 
 def prompts(seed=0):
-    return Prompts(6, seed, lambda name: ROWS.get(name, [None] * 6))
+    return Prompts(6, seed, lambda name: ROWS.get(name, [None] * 6), stage_fields=("told", "level"))
 
 
 def made(stages, seed=0, **options) -> Any:
@@ -33,6 +33,14 @@ def made(stages, seed=0, **options) -> Any:
 
 def drawn(sampler, count, step):
     return sorted(draw.index for draw in sampler.next(count, step))
+
+
+def test_a_stage_sets_fields_of_its_samples():
+    sampler = made([{"fields": {"told": True, "level": 2}, "steps": 1}, {}])
+    assert isinstance(sampler, Foreseeing)
+    assert {d.fields for d in sampler.upcoming(3, 0)} == {d.fields for d in sampler.next(3, 0)} == {
+        (("level", 2), ("told", True))}
+    assert {d.fields for d in sampler.upcoming(3, 1)} == {d.fields for d in sampler.next(3, 1)} == {()}
 
 
 # --- which prompts ----------------------------------------------------------------------------------------------------
@@ -56,6 +64,8 @@ def test_a_stage_has_the_prompts_that_meet_its_conditions(where, expected):
     ([{"where": {"length": {"least": 3}}}], "stage 1: where=.*length=.*a range has min or max"),
     ([{"where": {"length": {"min": "3"}}}], "stage 1: where=.*a range has min or max"),
     ([{"where": {"length": None}}], "stage 1: where=.*give a text"),
+    ([{"fields": {"tld": True}}], r"stage 1: fields=.*no stage set the field 'tld'. Did you mean 'told'.*told, level"),
+    ([{"fields": {"told": [1]}}], "stage 1: fields.told"),
     ([{}, {}], "stage 1 never ends: give it steps, reward or pass_rate"),
     ([{"steps": 3}], "stage 1 is the last one"),
     ([{"carry": 0.5}], "stage 1: carry=0.5: there is no earlier stage"),

@@ -218,6 +218,8 @@ def test_content_parts_may_hold_the_media():
      {"answer": "ground_truth"}, {"answer": "a dog"}),
     ({"question": "Who?", "answer": "x", "image": "a.png", "images": ["a.png", "b.png"]}, "'image' and 'images', 2 of",
      {"images": "images"}, {"images": ["a.png", "b.png"]}),
+    ({"question": "Who?", "answer": "B", "options": ["x", "y"], "choices": ["A. a cat", "B. a dog"]},
+     "'options' and 'choices' offer different options", {"options": "choices"}, {"options": ["a cat", "a dog"]}),
     ({"messages": turns_of("Who?", "x"), "prompt": turns_of("Where?"), "answer": "x"}, "each hold a conversation",
      {"messages": "prompt"}, {"question": "Where?"}),
     ({"prompt": turns_of("Who?"), "problem": "Where?", "answer": "here"}, "the field 'problem' asks",
@@ -231,5 +233,5 @@ def test_two_fields_that_differ_are_asked_about_and_columns_decide(record, words
     assert not isinstance(row, DataError), row
     assert {k: row[k] for k in wanted} == wanted
     same = {"question": "Who?", "problem": "<image>Who?", "answer": "B", "correct_answer": "a dog", "image": "a.png",
-            "options": ["a cat", "a dog"], "images": ["a.png"]}
+            "options": ["a cat", "a dog"], "choices": ["A. a cat", "B. a dog"], "images": ["a.png"]}
     assert one(same)["answer"] == "B" and one(same)["question"] == "Who?"

@@ -30,7 +30,7 @@ def test_a_record_is_read_as_the_others_of_its_file(tmp_path, usual, other, want
 @pytest.mark.parametrize(("usual", "other", "words"), [
     (FOUND, {**ASK, "answer": "KEEP, STRAIGHT"}, "of format alphadrive, and most of the file's rows are of format tab"),
     (ASK, {"image": "a.png", "label": "cat"}, "of format labelled, and most of the file's rows are of format qa"),
-    (ASK, {"image": "a.png", "caption": "a cat"}, "of no known format, and most of the file's rows are of format qa"),
+    (ASK, {"image": "a.png", "caption": "a cat"}, "of no known format ('image, caption'), and most of the file's"),
     ({"image": "a.png", "label": "cat"}, ASK, "are those of format qa, and"),
 ])
 def test_a_record_of_another_format_is_refused(tmp_path, usual, other, words):

@@ -5,10 +5,12 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -66,6 +68,31 @@ def test_scaling_writes_its_report(scaling, tmp_path):
     scaling.run(scaling.series((2, 3), (64, 80), (2, 3), (2, 4)), 1, tmp_path / "out.md")
     text = (tmp_path / "out.md").read_text()
     assert text.count("| step |") == 6 and "--rounds 1" in text and torch.__version__ in text
+
+
+def test_the_true_value_of_every_state_leaves_the_least_noise():
+    """Of all rules of credit on the chain; and it is right wherever the turn that decides is paid."""
+    chain = module("turn_credit")
+    for world in ("outcome", "step"):
+        noise = {name: chain.noise(rule, chain.WORLDS[world], 0.5, seed=0, groups=60)
+                 for name, rule in chain.RULES.items()}
+        least, cosine = noise.pop("gae, lambda 0")
+        assert least < min(variance for variance, _ in noise.values()) and cosine > 0.98
+
+
+def test_the_credit_of_the_chain_is_known():
+    """[right] - p on the turn that decides, 0 on all others; a policy learns from it, and the page has a row a rule."""
+    chain = module("turn_credit")
+    for world in ("outcome", "step"):
+        played = chain.play(chain.start(0.5), 3, [np.random.default_rng(0)], chain.WORLDS[world])
+        found = torch.stack(chain.gae(played, played.scores())).numpy()[:, 1::2]
+        assert found == pytest.approx(np.outer(played.right - 0.5, np.arange(5) == 2), abs=1e-12)
+    rewards = chain.play(chain.start(0.5), 3, [np.random.default_rng(0)], chain.WORLDS["gated"]).scores().rewards
+    assert set(rewards[rewards < 1].tolist()) == {0.0}
+    needed = chain.answers_needed(chain.gae, chain.WORLDS["outcome"], [1.0, 16.0], range(3))
+    assert needed.shape == (2, 3) and (needed[1] < needed[0]).all() and (needed[0] < chain.MOST).all()
+    page = (FOLDER / "results" / "turn_credit.md").read_text()
+    assert [page.count(f"| {name} |") for name in chain.RULES] == [4] * 6 + [3] * 2
 
 
 def test_a_missing_gpu_is_said(gpu_update, monkeypatch, capsys):
@@ -180,3 +207,23 @@ def test_gradients_of_presets(tmp_path, monkeypatch, capsys):
     assert cells["gspo"][:2] == ["4", "1.0000"] and float(cells["gspo"][3]) < 0.99
     assert float(cells["dr_grpo"][2]) < 0.5
     assert cells["hold_entropy"] == ["1", "1.0000", "1", "1.0000", "1"]
+
+
+@pytest.mark.slow
+def test_planted_faults_of_environments_are_counted(tmp_path):
+    """200 episodes of which 2 hang and 2 end their process: no group is lost, and no process is left."""
+    episodes = module("episodes")
+    page = "\n".join(episodes.faults(Namespace(folder=str(tmp_path), episodes=200, step_s=10.0)))
+    rows = [[cell.strip() for cell in line.split("|")[2:4]] for line in page.splitlines() if line.startswith("|")][2:]
+    assert rows == [["25"] * 2, ["2"] * 2, ["2"] * 2, ["196"] * 2, ["0"] * 2, ["4"] * 2, ["0"] * 2]
+
+
+@pytest.mark.slow
+def test_episodes_are_measured_into_sections_of_a_page(tmp_path):
+    episodes, out = module("episodes"), tmp_path / "page.md"
+    words = ["cache", "arrival", "--waiting", "4", "--wait-s", "0.02", "--rounds", "1", "--sizes", "1"]
+    subprocess.run([sys.executable, FOLDER / "episodes.py", *words, "--words", "4", "--out", out], check=True)
+    page = out.read_text()
+    places = [page.index(f"## {episodes.TITLES[name]}\n") for name in ("arrival", "cache")]
+    assert places == sorted(places) and "32 of 32 episodes are alike" in page
+    assert episodes.put(page, "arrival", "## x\n\nnew\n").count("\n## ") == 2

@@ -14,7 +14,7 @@ from scipy.sparse.csgraph import connected_components
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_THE_ROOT = {"__init__", "__main__", "_torchcodec", "_torchvision", "errors", "types"}
-UNDER_VLRL = {"tasks": {"vlrl/tools/cold_start.py"},
+UNDER_VLRL = {"tasks": {"vlrl/tools/cold_start.py", "vlrl/tools/episode_start.py"},
               "app": {"vlrl/cli/inspecting.py", "vlrl/cli/looking.py", "vlrl/cli/publishing.py"}}
 """Files that import vlrl.tasks or vlrl.app by these names, which import-linter does not take for tasks and app."""
 

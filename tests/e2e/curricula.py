@@ -25,6 +25,7 @@ CASES = {
     "gain_rl": f"curriculum.name=gain_rl {FILTERS}",
     "adcl": f"curriculum.name=adcl curriculum.probe_size=2 rollout.step_tokens=3 rollout.stop=[e] {FILTERS}",
     "shares": f"curriculum.name=gvm curriculum.probe=2 rollout.step_tokens=3 rollout.stop=[e] {FILTERS}",
+    "branch": "rollout.branch.roots=1 rollout.branch.tokens=20 rollout.group_size=5 algo.advantage=treerl",
 }
 WORDS = ("steps=5", "save.every=2", "eval.samples=0", "log.samples_every=0", "rollout.group_size=3",
          "rollout.prompts_per_step=4", "data.quarantine=true", "limits.rejected=0.6", "curriculum.pass_at=0.15")

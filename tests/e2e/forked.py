@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import IO
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "transformers", "vlrl.cli.main", "vlrl.cli.training", "vlrl.training.loop",
+_CONTEXT.set_forkserver_preload(["torch", "transformers", "vlrl.cli.main", "vlrl.cli.training", "vlrl.cli.evaluating",
+                                 "vlrl.training.loop",
                                  "vlrl.training.session", "vlrl.training.build", "vlrl.engine.hf", "vlrl.evaluation",
                                  "tests.e2e.forked"])
 

@@ -8,9 +8,12 @@ import torch
 from PIL import Image
 
 from tests.helpers import Vowels, credited_groups, load, settings
+from tests.rollout.acting import played
 from tests.training.test_update import Recorder
+from vlrl.algo.advantage import grpo
 from vlrl.distributed import comm
 from vlrl.models import cost, fsdp
+from vlrl.training.advantages import credit
 from vlrl.training.update import update
 from vlrl.types import Group, Media, Sample
 
@@ -27,6 +30,7 @@ def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:
 
     unequal: rank 0 has all groups with media, the other those of text. truncated: these, and every answer of rank 1 was
     cut off. idle: rank 1 has no group. balanced: as unequal, after some have moved. sharded: as unequal, by FSDP.
+    episodes: of several turns, the first one by rank 0, the others by rank 1; sharded episodes: by FSDP.
     objectives: `more` is a list of algo settings, and each has its gradient, of one model.
     """
     torch.manual_seed(0)  # fresh adapters
@@ -34,18 +38,19 @@ def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:
         return objectives(folder, out, json.loads(more))
     config = settings(folder, **json.loads(more))
     policy, encode = load(config)
-    groups = mine = credited_groups(policy, encode, config)
+    groups = mine = (credit(played(policy, encode, config, 3), grpo) if "episodes" in how
+                     else credited_groups(policy, encode, config))
     if how == "truncated":
         groups = mine = [g if g.prompt.mm else cut_off(g) for g in groups]
     if comm.world() > 1:
         unequal = [[g for g in groups if g.prompt.mm], [g for g in groups if not g.prompt.mm]]
         mine = {"dealt": groups[comm.rank()::comm.world()], "idle": [groups, []][comm.rank()]}.get(
-            how, unequal[comm.rank()])
+            how, [groups[:1], groups[1:]][comm.rank()] if "episodes" in how else unequal[comm.rank()])
     before = comm.gather(sum(cost.group_cost(g, policy.cost) for g in mine))
     loads = {}
     if how == "balanced":
         mine, loads = cost.share_out(mine, policy.cost, config)
-    if how == "sharded" and comm.world() > 1:
+    if "sharded" in how and comm.world() > 1:
         picture = Media(source=Image.new("RGB", (32, 32)))
         fsdp.shard(policy, encode(Vowels(), Sample(id="idle", row={"q": ""}, media=(picture,))))
     recorder = Whole(policy)

@@ -1,5 +1,6 @@
-"""Runs with samplers that probe or measure, filters, shares and answers that go on in later steps: killed and resumed
-they are the same run, two processes do what one does, and prompts.parquet says what the stored rollouts say.
+"""Runs with samplers that probe or measure, filters, shares, answers that go on in later steps or from each other:
+killed and resumed they are the same run, two processes do what one does, and prompts.parquet says what the stored
+rollouts say.
 """
 
 import json
@@ -53,6 +54,21 @@ def test_what_is_trained_is_what_the_last_step_wrote(folder, case):
     assert any(m["partial/held"] for m in metrics(folder / f"{case}-whole"))
 
 
+def test_answers_branch_until_the_budget_is_spent(folder):
+    groups = {}
+    for r in sorted(rollouts(folder / "branch-whole"), key=lambda r: r["index"]):
+        groups.setdefault((r["step"], r["group_id"]), []).append(r)
+    assert {len(group) for group in groups.values()} > {5} or len({len(group) for group in groups.values()}) > 1
+    for group in groups.values():
+        ids = [r["token_ids"] for r in group]
+        assert all(any(own[0] == other[0] for other in ids[:k]) or len(ids[0]) == 1
+                   for k, own in enumerate(ids) if k)
+        assert all(all(r["loss_mask"]) for r in group)
+    assert any(len({tuple(r["advantage"]) if isinstance(r["advantage"], list) else r["advantage"] for r in group}) > 1
+               for group in groups.values())
+    assert all(m["branch/reused_frac"] > 0 for m in metrics(folder / "branch-whole"))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_prompts_are_those_of_the_rollouts(folder, case):
     """Visits that are no rollouts: groups held over at the end, and rejected ones; probes of gvm are no visits."""
@@ -91,7 +107,7 @@ def test_two_processes_do_what_one_does(two, case):
 
     assert told("two") == told("whole")
     one, both = (metrics(two / f"{case}-{name}")[0] for name in ("whole", "two"))
-    same = [k for k in one if k.startswith(("curriculum/", "groups/", "rollouts/", "partial/", "prompts/"))]
+    same = [k for k in one if k.startswith(("curriculum/", "groups/", "rollouts/", "partial/", "prompts/", "branch/"))]
     assert [both[k] for k in same] == [pytest.approx(one[k], rel=1e-4, abs=1e-6) for k in same]
 
 

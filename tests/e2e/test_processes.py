@@ -38,6 +38,13 @@ def test_gradient_of_one_and_two_processes(tiny_models, tmp_path, family):
     assert_equal(*replayed(tiny_models[family], tmp_path, "dealt"))
 
 
+@pytest.mark.parametrize("how, history", [("episodes", "last:1"), ("sharded episodes", "full")])
+def test_gradient_of_episodes(tiny_models, tmp_path, how, history):
+    assert_equal(*replayed(tiny_models["qwen3_vl"], tmp_path, how, json.dumps({
+        "episode": {"history": history}, "limits": {"environment_errors": 1.0}, "train": {
+            "tokens_per_batch": 300, "max_grad_norm": 1e9}})))
+
+
 UNEVEN = {
     "a rank without a group": ("idle", {}),
     "images on one rank, text on the other": ("unequal", {"train": {"tokens_per_batch": 120, "max_grad_norm": 1e9}}),

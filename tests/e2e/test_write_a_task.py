@@ -1,14 +1,15 @@
 """docs/write-a-task.md, followed to the letter in an empty folder: its files, edits and commands in their order."""
 
 import json
-import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT
 
 pytestmark = pytest.mark.slow
@@ -18,9 +19,14 @@ NEW_PART = r'^(    rewards = [^\n]*short[^\n]*)$.*?`("short": [^`]*)`'
 
 
 def run(command: str, folder: Path) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{ENV['PATH']}"
-    done = subprocess.run(command, shell=True, cwd=folder, env={**ENV, "PATH": path}, capture_output=True, text=True,
-                          timeout=600)
+    """What a command of the page prints; those of vlrl and the page's own files start where torch is imported."""
+    program, *words = shlex.split(command)
+    if program == "vlrl" or words[0].endswith(".py"):
+        done = forked.run(["-m", "vlrl", *words] if program == "vlrl" else words, ENV, folder, 600)
+    else:
+        assert program == "python", command
+        done = subprocess.run([sys.executable, *words], cwd=folder, env=ENV, capture_output=True, text=True,
+                              timeout=600)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout
 

@@ -154,6 +154,18 @@ def test_pick_follows_the_distribution():
     assert edge.tolist() == [0, 3]
 
 
+def test_top_p_keeps_the_smallest_set_that_holds_so_much():
+    logits, draws = torch.log(torch.tensor([0.5, 0.0, 0.3, 0.2])), torch.arange(1000) / 1000 + 5e-4
+    none = torch.tensor([], dtype=torch.long)
+    for top_p, kept in ((1.0, [0.5, 0, 0.3, 0.2]), (0.81, [0.5, 0, 0.3, 0.2]), (0.7, [0.625, 0, 0.375, 0]),
+                        (0.4, [1, 0, 0, 0]), (1e-6, [1, 0, 0, 0])):
+        token, logp = pick(logits.expand(1000, 4), torch.ones(1000), draws, none, None, torch.full((1000,), top_p))
+        assert torch.bincount(token, minlength=4).tolist() == pytest.approx([1000 * p for p in kept], abs=1)
+        assert logp[0].item() == pytest.approx(np.log(kept[0]), abs=1e-6)
+    mixed, _ = pick(logits.expand(2, 4), torch.ones(2), torch.full((2,), 0.99), none, None, torch.tensor([0.4, 1.0]))
+    assert mixed.tolist() == [0, 3]
+
+
 def test_a_draw_of_0_picks_no_token_that_cannot_be():
     logits = torch.log(torch.tensor([[0.5, 0.0, 0.3, 0.2]]))
     token, logp = pick(logits, torch.ones(1), torch.zeros(1), torch.tensor([0]))  # the first is banned

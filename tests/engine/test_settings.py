@@ -125,7 +125,7 @@ def test_engines_are_made_by_name(monkeypatch, tmp_path, caplog):
     model: Any = SimpleNamespace(device=SimpleNamespace(type="cpu"))
     (tmp_path / "f" / "rest").mkdir(parents=True)  # of a killed run
     settings = load("engine=vllm")
-    assert build.make_engine(settings, model, tmp_path / "f") == ("VLLMEngine", model, settings, tmp_path / "f")
+    assert build.make_engine(settings, model, tmp_path / "f") == ("VLLMEngine", model, settings, tmp_path / "f", False)
     assert [*tmp_path.rglob("*")] == [tmp_path / "f"] and not caplog.records
     settings = load("engine=vllm_server", "engine.top_p=0.9")
     with caplog.at_level(logging.WARNING):

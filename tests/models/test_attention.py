@@ -18,27 +18,41 @@ from vlrl.models.attention import DEVICES, IMPLEMENTATIONS, Layout, Merged, Prom
 RAGGED = ((5, (2, 7, 1)), (20, (3,)), (6, (9, 9)))
 EVEN = ((8, (4, 4)), (8, (4, 4)))
 IDLE = ((6, ()), (5, (2, 3)), (4, ()))
+TREES = ((5, (4, (3, (2,), (6,)), (1,)), (7,)), (6,), (9, (3, (8,))), (4, (5,), (2, (2, (2, (2,), (3,))), (130,))))
+"""Prompts whose answers have beginnings in common, down to four levels."""
 
 
 def layout_of(groups):
     """Layout of (prompt tokens, tokens of each answer) side by side."""
-    spans, at = [], 0
-    for prompt, answers in groups:
-        start, at, places = at, at + prompt, []
-        for n in answers:
-            places.append((at, n))
-            at += n
-        spans.append((start, prompt, places))
-    return Layout(spans, at)
+    return layout_of_trees([(prompt, *((n,) for n in answers)) for prompt, answers in groups])
+
+
+def layout_of_trees(trees):
+    """Layout of runs (tokens, *runs that go on from it) side by side."""
+    row = []
+
+    def add(tree, at):
+        n, *below = tree
+        place = len(row)
+        row.append(None)
+        end = at + n
+        for one in below:
+            end = add(one, end)
+        row[place] = (at, n, end)
+        return end
+
+    at = 0
+    for tree in trees:
+        at = add(tree, at)
+    return Layout(row, at)
 
 
 def dense(q, k, v, layout, scale=None):
     """By a T x T mask."""
     mask = torch.zeros(layout.length, layout.length, dtype=torch.bool)
-    for start, prompt, places in layout.spans:
-        for at, n in [(start, prompt), *places]:
-            mask[at:at + n, start:start + prompt] = True
-            mask[at:at + n, at:at + n] = torch.ones(n, n, dtype=torch.bool).tril()
+    for start, n, end in layout.row:
+        mask[start + n:end, start:start + n] = True
+        mask[start:start + n, start:start + n] = torch.ones(n, n, dtype=torch.bool).tril()
     return F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v)), attn_mask=mask,
                                           scale=scale).transpose(0, 1)
 
@@ -87,18 +101,18 @@ def kernels(monkeypatch):
     monkeypatch.setattr(attention_kernels, "_flash_backward", flash_of_runs_backward)
 
 
-LAYOUTS = pytest.mark.parametrize("groups", [RAGGED, EVEN, RAGGED[:1], IDLE, IDLE[:1]],
-                                  ids=["ragged", "even", "one group", "some idle", "all idle"])
+LAYOUTS = pytest.mark.parametrize("layout", [*map(layout_of, [RAGGED, EVEN, RAGGED[:1], IDLE, IDLE[:1]]),
+                                             layout_of_trees(TREES)],
+                                  ids=["ragged", "even", "one group", "some idle", "all idle", "trees"])
 
 
 @LAYOUTS
 @pytest.mark.parametrize("kind", ["merged", "masked", "varlen"])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("kv_heads", [1, 2])
-def test_training_equals_dense_attention(kernels, groups, kind, dtype, tolerance, kv_heads):
+def test_training_equals_dense_attention(kernels, layout, kind, dtype, tolerance, kv_heads):
     if kind == "varlen" and dtype == torch.float64:
         tolerance = 2e-6  # its log-sum-exp is float32
-    layout = layout_of(groups)
     q, _, _ = inputs(layout.length, dtype)
     _, k, v = inputs(layout.length, dtype, heads=kv_heads)
     weight = torch.randn(layout.length, 2, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -114,13 +128,13 @@ def test_training_equals_dense_attention(kernels, groups, kind, dtype, tolerance
 LONG = ((130, (200, 64)), (256, (128,)), (40, ()), (17, (1, 300)))
 
 
-@pytest.mark.parametrize("groups", [
-    RAGGED, pytest.param(LONG, marks=pytest.mark.slow), pytest.param(IDLE, marks=pytest.mark.slow)],
-    ids=["ragged", "several blocks", "some idle"])
+@pytest.mark.parametrize("layout", [
+    layout_of(RAGGED), layout_of_trees(TREES), pytest.param(layout_of(LONG), marks=pytest.mark.slow),
+    pytest.param(layout_of(IDLE), marks=pytest.mark.slow)],
+    ids=["ragged", "trees", "several blocks", "some idle"])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @torch.no_grad()
-def test_flex_equals_dense_attention(groups):
-    layout = layout_of(groups)
+def test_flex_equals_dense_attention(layout):
     q, _, _ = (x.detach() for x in inputs(layout.length, torch.float32))
     _, k, v = (x.detach() for x in inputs(layout.length, torch.float32, heads=1))
     out = IMPLEMENTATIONS["flex"](q, k, v, layout, 0.3)
@@ -128,9 +142,9 @@ def test_flex_equals_dense_attention(groups):
     assert (out - expected).abs().max() <= 2e-6 * expected.abs().max()
 
 
-@pytest.mark.parametrize("groups", [RAGGED, LONG, IDLE], ids=["ragged", "several blocks", "some idle"])
-def test_blocks_of_flex_are_those_of_its_own_function(groups):
-    layout = layout_of(groups)
+@pytest.mark.parametrize("layout", [*map(layout_of, [RAGGED, LONG, IDLE]), layout_of_trees(TREES)],
+                         ids=["ragged", "several blocks", "some idle", "trees"])
+def test_blocks_of_flex_are_those_of_its_own_function(layout):
     found = layout.blocks(torch.device("cpu")).mask
     right = create_block_mask(found.mask_mod, None, None, layout.length, layout.length, device="cpu")
     assert torch.equal(found.to_dense(), right.to_dense())
@@ -163,12 +177,12 @@ def test_what_is_derived_from_a_row_is_derived_once():
 
 def test_answers_of_similar_length_lie_side_by_side():
     layout = layout_of(((4, (3, 10, 7)), (5, (8,))))  # 8 is at least three quarters of 10, and 7 is not
-    assert [grid.shape for grid in layout.answers] == [(2, 10), (1, 7), (1, 3)]
+    assert [grid.shape for grid in layout.ends] == [(2, 10), (1, 7), (1, 3)]
 
 
 @pytest.mark.slow
 def test_gradients_by_finite_differences():
-    layout = layout_of(((3, (1, 2)), (2, (2,))))
+    layout = layout_of_trees(((3, (1, (2,), (1,)), (2,)), (2, (2,))))
     assert torch.autograd.gradcheck(lambda *x: Merged.apply(*x, layout, 0.3), inputs(layout.length, torch.float64))
 
 

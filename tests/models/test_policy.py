@@ -178,6 +178,9 @@ def test_saved_files_hold_nothing_of_vlrl(tiny_models, tmp_path, lora):
     texts = {f.name: f.read_text() for f in tmp_path.iterdir() if f.suffix in (".json", ".jinja")}
     assert ("adapter_config.json" if lora else "config.json") in texts
     assert not [n for n, text in texts.items() if "vlrl" in text]
+    if lora:  # of a set each process would write its own order
+        targets = json.loads(texts["adapter_config.json"])["target_modules"]
+        assert targets == sorted(targets) and len(targets) > 5
 
 
 # --- the reference ----------------------------------------------------------------------------------------------------

@@ -13,17 +13,16 @@ _DENSE = (f"{_ATTENTION}::test_training_equals_dense_attention",)
 _DECODING = (f"{_ATTENTION}::test_a_new_token_over_its_prompt_and_its_answer",)
 
 PACKING = [
-    Mutant("vlrl/models/packing.py", "np.array([offset + p - 1])", "np.array([offset + p])", _SAME,
+    Mutant("vlrl/models/packing.py", "np.array([behind - 1])", "np.array([behind])", _SAME,
            "the first token of each answer is trained on the logits behind it"),
-    Mutant("vlrl/models/packing.py", "np.arange(at, at + n - 1)]", "np.arange(at + 1, at + n)]", _SAME,
+    Mutant("vlrl/models/packing.py", "behind + places[:-1]]", "behind + places[1:]]", _SAME,
            "every token but the first is trained on its own logits instead of those before it"),
-    Mutant("vlrl/models/packing.py", "positions.append(piece.positions(place))",
-           "positions.append(piece.positions(place) + at - offset - p)", _SAME,
+    Mutant("vlrl/models/packing.py", "[:, node.start:node.stop])", "[:, node.start:node.stop] + node.place)", _SAME,
            "positions of an answer go on from the answer before it"),
     Mutant("vlrl/models/packing.py", "start = prompt.next_position", "start = len(prompt)",
            ("tests/rollout/test_episodes.py::test_the_trainer_reads_what_the_engine_wrote", "tests/engine/test_hf.py"),
            "under M-RoPE answers to images stand at other positions than while they were sampled"),
-    Mutant("vlrl/models/packing.py", "at, places = offset + p, []", "at, places = p, []", _MIXED,
+    Mutant("vlrl/models/packing.py", "behind = offset + p", "behind = p", _MIXED,
            "answers of every group but the first attend to tokens of the first"),
     Mutant("vlrl/models/packing.py", "mask[b, :p + n] = 1", "mask[b, p:p + n] = 1", _SAME,
            "with padded rows answers do not see their prompt"),
@@ -41,7 +40,7 @@ PACKING = [
            "M-RoPE sees the positions of time alone"),
     Mutant("vlrl/models/packing.py", "len(part) * max(part) if layout", "sum(part) if layout", _PADDED,
            "the memory and work of padded rows are reckoned without their padding"),
-    Mutant("vlrl/models/packing.py", "longest * (len(batches[-1]) + 1) <= limit",
+    Mutant("vlrl/models/packing.py", "longest * (len(batches[-1]) + len(rows)) <= limit",
            "longest * len(batches[-1]) <= limit", _PADDED, "padded micro-batches have a row more than fits"),
     Mutant("vlrl/models/packing.py", "range(count - len(parts))", "range(count)", _IDLE,
            "sharded processes make different numbers of passes and wait for each other for ever"),
@@ -49,7 +48,7 @@ PACKING = [
            "a sharded process without images leaves the vision tower out, and all others wait for it"),
     Mutant("vlrl/models/attention.py", "device=device).tril()", "device=device)", _DENSE,
            "on a GPU tokens of an answer see those behind them"),
-    Mutant("vlrl/models/attention.py", "if prompts.valid is None else", "if True else", _DENSE,
+    Mutant("vlrl/models/attention.py", "visible[:, None].expand", "(visible | True)[:, None].expand", _DENSE,
            "on a GPU the padding of short prompts is attended to"),
     Mutant("vlrl/models/attention.py", "torch.sigmoid(a_lse - b_lse)", "torch.sigmoid(b_lse - a_lse)", _DENSE,
            "prompt and answer get each other's share of the attention"),
@@ -168,7 +167,7 @@ ENGINE = [
 _CURRICULUM = "tests/curriculum/test_"
 _BANDITS, _ONLINE, _GVM = (f"{_CURRICULUM}{name}.py" for name in ("bandits", "online", "gvm"))
 _OUTCOMES, _HISTORY = (f"{_CURRICULUM}filters.py",), (f"{_CURRICULUM}history.py",)
-_MIXTURE = "tests/task/test_mixture.py"
+_MIXTURE, _HORIZON = "tests/task/test_mixture.py", f"{_CURRICULUM}horizon.py"
 _UNIFORM = (f"{_SOURCE}::test_uniform_visits_everything_once_an_epoch",)
 
 CURRICULUM = [
@@ -251,6 +250,24 @@ CURRICULUM = [
     Mutant("vlrl/curriculum/staged.py", "step - self.began >= self.stage.steps",
            "step - self.began > self.stage.steps", (f"{_CURRICULUM}staged.py",),
            "a stage lasts a step longer than its steps"),
+    Mutant("vlrl/curriculum/staged.py", '"fields": tuple(sorted(stage.fields.items()))', '"fields": ()',
+           (f"{_CURRICULUM}staged.py::test_a_stage_sets_fields_of_its_samples",), "a stage sets none of its fields"),
+    Mutant("vlrl/rollout/group_source.py", "if name in task.stage_fields", "",
+           (f"{_SOURCE}::test_a_stage_sets_fields_that_the_task_lets_it_set",),
+           "in a mixture a stage changes the rows of tasks that know nothing of it"),
+    Mutant("vlrl/rollout/group_source.py", "draws = self.horizon.within(draws, self.step)", "pass",
+           (f"{_SOURCE}::test_a_step_asks_for_episodes_of_its_horizon",), "episodes of training never are shorter"),
+    Mutant("vlrl/curriculum/horizon.py", "min(max(int(found), 1), self.most)", "max(int(found), 1)",
+           (f"{_HORIZON}::test_episodes_of_a_step_have_as_many_turns_and_never_more_than_all",),
+           "the horizon grows beyond episode.max_turns"),
+    Mutant("vlrl/curriculum/horizon.py", "if o.draw.max_turns == self.turns", "",
+           (f"{_HORIZON}::test_it_grows_with_the_success_of_episodes_of_that_length",),
+           "short episodes that were begun before let the horizon grow again"),
+    Mutant("vlrl/curriculum/horizon.py", "acted = [o for o in outcomes if o.acted]", "acted = [*outcomes]",
+           (f"{_HORIZON}::test_it_grows_with_the_success_of_episodes_of_that_length",),
+           "single answers of a mixture let the horizon grow"),
+    Mutant("vlrl/curriculum/horizon.py", "self.recent.extend(map(float, state[\"recent\"]))", "pass",
+           (f"{_HORIZON}::test_it_goes_on_exactly",), "a resumed run grows its horizon later"),
 ]
 
 _CHECKPOINTING, _CKPT = "tests/training/test_checkpointing.py", "tests/store/test_checkpoint.py"
@@ -445,4 +462,33 @@ STORE = [
            "a resumed run differs from the undisturbed one in the last bits"),
 ]
 
-AREAS = {"packing": PACKING, "engine": ENGINE, "curriculum": CURRICULUM, "resume": RESUME, "store": STORE}
+_COMBINE, _LEVELS = ("tests/task/test_combine.py",), ("tests/algo/test_turn_levels.py",)
+_TOOLS = ("tests/task/test_tools.py::test_a_task_whose_rewards_name_it_is_told_whether_calls_succeeded",)
+_HELD = ("tests/rewards/test_constraints.py",)
+
+CREDIT = [
+    Mutant("vlrl/task/combine.py", "parts[part] >= least", "parts[part] > least", _COMBINE,
+           "an outcome at the threshold shuts the gate"),
+    Mutant("vlrl/task/combine.py", "return -weights.get(form, 0.0)", "return 0.0", _COMBINE,
+           "a wrong format costs nothing"),
+    Mutant("vlrl/task/combine.py", "- min(paid.get(tools, 0.0), 0.0)", "", _COMBINE,
+           "a penalty on tools makes right answers worse than wrong ones"),
+    Mutant("vlrl/task/combine.py", "if name != form}", "}", _COMBINE, "the format is paid on top of the answer"),
+    Mutant("vlrl/task/combine.py", '"tool_star": 2}', '"tool_star": 1}', _COMBINE,
+           "turns of wrong answers are paid under tool_star"),
+    Mutant("vlrl/training/advantages.py", "group.weights\n    return {}", "group.weights\n    return group.weights",
+           _LEVELS, "turns are paid behind a shut gate, and the last one gives it back"),
+    Mutant("vlrl/training/advantages.py", "(t.start + begin, t.start + end) for", "(begin, end) for", _LEVELS,
+           "the plans of all turns lie in the first one"),
+    Mutant("vlrl/task/tools.py", 'all(call["error"] is None', 'any(call["error"] is None', _TOOLS,
+           "a turn with one failed call counts as a success"),
+    Mutant("vlrl/task/tools.py", "if self.success and calls else {}", "if self.success else {}", _TOOLS,
+           "the answer itself counts as a tool call that succeeded"),
+    Mutant("vlrl/rewards/constraints.py", "value - before.get(name, 0.0)", "value", _HELD,
+           "what holds is paid again in every turn"),
+    Mutant("vlrl/rewards/constraints.py", "float(all(each))", "float(any(each))", _HELD,
+           "one constraint of a kind passes for all"),
+]
+
+AREAS = {"packing": PACKING, "engine": ENGINE, "curriculum": CURRICULUM, "resume": RESUME, "store": STORE,
+         "credit": CREDIT}

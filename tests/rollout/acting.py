@@ -1,18 +1,29 @@
 """A task whose model acts over several turns: each shows one picture more; faults on demand."""
 
+import contextlib
+import dataclasses
 import os
+import pathlib
 import time
 
 from PIL import Image
 
 from vlrl import Environment, Media, Observation, Sample, Step, Task
+from vlrl.algo.algorithm import Algorithm
+from vlrl.curriculum import Draw
+from vlrl.engine.hf import HFEngine
+from vlrl.monitoring.metrics import Clock
+from vlrl.rollout.episodes import EpisodeEngine, opened
+from vlrl.rollout.generate import Answering, Asked
+from vlrl.task.environment_host import Environments
+from vlrl.types import Variant
 
 
 class Lamps(Environment):
-    """Shows a lamp, then after each action another; the third action ends it."""
+    """Shows a lamp, then after each action another; the third action ends it. The second touches the file `mark`."""
 
-    def __init__(self, sample, fault):
-        self.sample, self.fault, self.turn = sample, fault, 0
+    def __init__(self, sample, fault, mark="", said=""):
+        self.sample, self.fault, self.mark, self.said, self.turn = sample, fault, mark, said, 0
 
     def picture(self):
         colour = 40 * self.turn % 256, int(self.sample.id.split("-")[1]), self.seed % 256
@@ -22,10 +33,12 @@ class Lamps(Environment):
         self.seed, self.turn = seed, 0
         if self.fault == "unlike":
             self.seed += time.monotonic_ns()
-        return Observation("A lamp.", [self.picture()])
+        return Observation("A lamp." + self.said, [self.picture()])
 
     def step(self, action):
         self.turn += 1
+        if self.mark and self.turn == 2:
+            pathlib.Path(self.mark).touch()
         faulty = self.fault and self.sample.id == "train-1" and self.turn == 2
         if faulty and self.fault == "hang":
             time.sleep(600)
@@ -44,9 +57,70 @@ class Acting(Task):
     prompt = "Switch {id}."
     rewards = {"vowels": 1.0}
     fault: str = ""
+    mark: str = ""
 
     def samples(self, split):
         return [Sample(id=f"{split}-{i}", row={"id": i}) for i in range(6)]
 
     def environment(self, sample):
-        return Lamps(sample, self.fault)
+        return Lamps(sample, self.fault, self.mark)
+
+
+@contextlib.contextmanager
+def engine_of(policy, encode, config, task=None):
+    """The engine of episodes over the policy, and the task."""
+    task = task or Acting(rewards={"vowels": 1.0})
+    environments = Environments(lambda convention: task, config.environment)
+    engine = EpisodeEngine(HFEngine(policy, config.seed, 16), encode, environments, config, Clock())
+    try:
+        yield engine, task
+    finally:
+        engine.close()
+
+
+def played(policy, encode, config, count=2, task=None):
+    """Scored groups of real episodes, one for each of the first samples."""
+    with engine_of(policy, encode, config, task) as (engine, task):
+        samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[:count])]
+        asked = [Asked(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
+        return Answering(config, task, engine, Clock(), Algorithm(config)).groups(asked, 0)
+
+
+class Varied(Acting):
+    """Half of a group sees a noisy picture, in front of an environment that says more at its reset."""
+
+    def samples(self, split):
+        picture = Media(source=Image.linear_gradient("L").convert("RGB").resize((64, 64)))
+        return [Sample(id=s.id, row=s.row, media=(picture,)) for s in super().samples(split)]
+
+    def variants(self, sample, n, step):
+        noisy = dataclasses.replace(sample.media[0], edits=(("noise", 500, 17),))
+        return [Variant(name="noisy", media=(noisy,), n=n // 2, trained=True)]
+
+    def environment(self, sample):
+        return Lamps(sample, self.fault, said=" It flickers." if sample.media[0].edits else "")
+
+
+class Silent(Acting):
+    """No sample has an environment: single answers."""
+
+    def environment(self, sample):
+        return None
+
+    def score(self, sample, answer):
+        return {"vowels": sum(c in "aeiou" for c in answer.text) / 8}
+
+
+class Plain(Task):
+    """The same, of a task that knows no environments."""
+
+    prompt, rewards, samples, score = Acting.prompt, Acting.rewards, Acting.samples, Silent.score
+
+
+class Told(Acting):
+    """The same with what to do in it."""
+
+    actions: tuple[str, ...] = ("a", "eio", "out")
+
+    def oracle_actions(self, sample):
+        return self.actions

@@ -1,20 +1,25 @@
 """Episodes: a real environment in its own process, the real engine, and what the trainer makes of it."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from tests.conftest import TWO
 from tests.e2e.runs import weights
+from tests.rollout.acting import Acting, Lamps
+from tests.rollout.test_history import positions
 from vlrl import config as configs
-from vlrl.algo.algorithm import Algorithm
 from vlrl.errors import ConfigError
 from vlrl.rollout.episodes import check
 from vlrl.store import RunFolder
+from vlrl.tools import difficulty, measure
 from vlrl.tools.rescore import compare
+from vlrl.training import loop
 from vlrl.training.build_task import make_task
 from vlrl.training.loop import train
+from vlrl.training.update import update
 
 TASK = "tests/rollout/acting.py:Acting"
 
@@ -78,15 +83,101 @@ def test_the_trainer_reads_what_the_engine_wrote(ran):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_the_undisturbed_one(tiny_models, tmp_path):
-    model, words = tiny_models["qwen3_vl"], ("eval.samples=0", "save.every=1")
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
+@pytest.mark.parametrize("words", [
+    (), ("async.max_staleness=1", "algo.correction=token_truncate"),
+    ("episode.horizon={name: success, start: 1, at: 1, window: 2}", "episode.max_turns=3", "curriculum.pass_at=0",
+     "async.max_staleness=1", "algo.correction=token_truncate")], ids=str)
+def test_a_resumed_run_is_the_undisturbed_one(tiny_models, tmp_path, words):
+    """With async, the episodes that were played ahead are in the checkpoint by their actions alone."""
+    words = ("eval.samples=0", "save.every=1", "save.keep=9", "steps=3", "episode.history=last:2", *words)
+    model, whole, halves = tiny_models["qwen3_vl"], tmp_path / "whole", tmp_path / "halves"
     run(whole, model, *words)
-    for steps in (1, 2):
-        run(halves, model, *words, f"steps={steps}")
-    assert weights(whole, 2) == weights(halves, 2) != weights(whole, 1)
-    tokens = [[r["token_ids"] for r in RunFolder(f).rollouts().to_pylist()] for f in (whole, halves)]
-    assert tokens[0] == tokens[1]
+    shutil.copytree(whole, halves)
+    for step in (2, 3):
+        shutil.rmtree(halves / "checkpoints" / f"step-{step:06d}")
+    folder = run(halves, model, *words)
+    assert weights(whole, 3) == weights(halves, 3) != weights(whole, 1)
+    rows = [RunFolder(f).rollouts().to_pylist() for f in (whole, halves)]
+    for row in (r for part in rows for r in part):
+        for turn in row["turns"]:
+            turn["seconds"] = None
+    assert rows[0] == rows[1]
+    assert {r["step"] - r["policy_step"] for r in rows[0]} == ({0, 1} if "async.max_staleness=1" in words else {0})
+    assert not any(line["environment/errors"] for line in folder.metrics())
+
+
+@pytest.mark.slow
+def test_without_an_environment_nothing_is_changed(tiny_models, tmp_path):
+    """A task that may have environments and has none for its samples trains as one that knows none, bit for bit."""
+    found = []
+    for name in ("Plain", "Silent"):
+        folder = run(tmp_path / name, tiny_models["qwen3_vl"], f"task.name=tests/rollout/acting.py:{name}")
+        rows = [{**r, "task": "", "turns": []} for r in folder.rollouts().to_pylist()]
+        assert rows and not any(r["episode_id"] for r in rows)
+        evals = [{k: v for k, v in e.items() if not k.startswith("time")} for e in folder.evals()]
+        found.append((weights(folder.path, 2), rows, evals))
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_each_episode_is_compared_with_the_greedy_one(tiny_models, tmp_path):
+    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "eval.samples=0", "steps=1", "algo.advantage=remax")
+    rows = folder.rollouts().to_pylist()
+    greedy = {r["group_id"]: r for r in rows if r["variant"] == "greedy"}
+    assert len(greedy) == 2 and all(len(actions(r)) == 3 and r["episode_id"] for r in greedy.values())
+    for row in (r for r in rows if r["variant"] != "greedy"):
+        assert row["advantage"] == pytest.approx(row["reward"] - greedy[row["group_id"]]["reward"], abs=1e-6)
+        assert row["token_ids"] != greedy[row["group_id"]]["token_ids"]
+
+
+@pytest.mark.slow
+def test_the_second_half_of_a_group_is_played_by_a_policy_that_forgot_the_first(tiny_models, tmp_path):
+    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "eval.samples=0", "steps=1", "rollout.forget.lr=0.002",
+                 "algo.correction=token_truncate")
+    gaps = [[], []]
+    for row in folder.rollouts().to_pylist():
+        gap = np.abs(np.subtract(row["logprobs"], row["trainer_logprobs"]))[row["loss_mask"]]
+        gaps[row["index"]].append(gap.max())
+    assert max(gaps[0]) < 1e-5 and min(gaps[1]) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("history", ["full", "last:1"])
+def test_a_variant_has_an_environment_of_its_own(tiny_models, tmp_path, history, monkeypatch):
+    """Its episodes begin with what its own media make the environment show, and are trained behind the plain prompt."""
+    groups = []
+
+    def watched(policy, optimizer, given, *more):
+        groups.extend((policy, group) for group in given)
+        return update(policy, optimizer, given, *more)
+
+    monkeypatch.setattr(loop, "update", watched)
+    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "eval.samples=0", "steps=1", "task.name=" +
+                 TASK.replace("Acting", "Varied"), f"episode.history={history}")
+    rows = folder.rollouts().to_pylist()
+    assert [r["variant"] for r in rows] == [None, "noisy"] * 2 and all(len(actions(r)) == 3 for r in rows)
+    assert not any(r["error"] for r in rows) and folder.metrics()[0]["grad_norm"] > 0
+    gaps = [np.abs(np.subtract(r["logprobs"], r["trainer_logprobs"]))[r["loss_mask"]].max() for r in rows]
+    assert max(gaps[::2]) < 1e-5 < min(gaps[1::2])
+    for policy, group in groups:
+        for rollout in group.rollouts:
+            for _, row in rollout.completion.rows():
+                assert np.array_equal(row.shown.positions, positions(policy, group.prompt, row.shown))
+
+
+@pytest.mark.slow
+def test_commands_play_episodes_as_the_run_does(ran, tmp_path):
+    """vlrl eval gives the line of the run, vlrl data difficulty whole episodes."""
+    config = configs.load(str(ran.path / "config.yaml"))
+    (result,) = measure.measure(config, measure.choose(config))
+    mean = {k: v for k, v in result.record.items() if k.startswith("vowels")}
+    assert mean == {k: v for k, v in ran.evals()[-1].items() if k in mean} and mean
+    assert [len(g.rollouts[0].completion.turns) for g in result.groups] == [6, 6]
+    chosen, scope = measure.choose(config), difficulty.Scope(answers=2, limit=2)
+    with measure.ready(config, chosen) as ready:
+        found = difficulty.measured(ready, scope, tmp_path / "part", difficulty.facts(config, chosen, scope),
+                                    lambda *told: None)
+    assert [len(m.rewards) for m in found] == [2, 2] and len({r for m in found for r in m.rewards}) > 1
 
 
 def test_stored_episodes_are_scored_again(ran):
@@ -113,6 +204,43 @@ def test_limits_end_an_episode(tiny_models, tmp_path, words, reason, turns):
     assert reason != "tokens" or all(len(r["token_ids"]) <= 40 for r in rows)
 
 
+HORIZON = "episode.horizon={name: success, start: 1, at: 1, window: 2}"
+
+
+@pytest.mark.slow
+def test_episodes_of_training_grow_with_the_horizon_and_those_of_evaluations_are_whole(tiny_models, tmp_path):
+    """Every episode counts as correct here, so each step has a turn more."""
+    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], HORIZON, "episode.max_turns=3", "curriculum.pass_at=0",
+                 "steps=3", "eval.every=1")
+    rows = folder.rollouts().to_pylist()
+    assert {(r["step"], len(actions(r)), r["finish_reason"]) for r in rows} == {
+        (0, 1, "turns"), (1, 2, "turns"), (2, 3, "stop")}
+    assert [line["episode/horizon"] for line in folder.metrics()] == [1, 2, 3]
+    played = folder.rollouts(split="heldout").to_pylist()
+    assert {r["step"] for r in played} >= {0, 3} and {len(actions(r)) for r in played} == {3}
+
+
+class Helped(Acting):
+    """An environment that says more where a stage has `told` set."""
+
+    stage_fields = ("told",)
+
+    def environment(self, sample):
+        return Lamps(sample, self.fault, said=" Say a, e, i." if sample.get("told") else "")
+
+
+@pytest.mark.slow
+def test_an_environment_helps_in_a_stage_and_never_in_evaluations(tiny_models, tmp_path):
+    stages = "[{steps: 1, fields: {told: true}}, {}]"
+    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "task.name=tests/rollout/test_episodes.py:Helped",
+                 "curriculum={name: staged, stages: " + stages + "}", "eval.every=1")
+    rows = folder.rollouts().to_pylist()
+    assert {(r["step"], "Say a, e, i." in r["prompt"], json.loads(r["sample"]).get("told")) for r in rows} == {
+        (0, True, True), (1, False, None)}
+    assert [line["curriculum/stage"] for line in folder.metrics()] == [1, 2]
+    assert not any("Say a" in r["prompt"] for r in folder.rollouts(split="heldout").to_pylist())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault, message", [
     ("hang", "step: no result within 2 s"), ("die", "step: its process ended"), ("raise", "KeyError: 'lost'"),
@@ -136,10 +264,31 @@ def test_too_many_errors_stop_the_run(tiny_models, tmp_path):
 
 
 @pytest.mark.parametrize("settings", [
-    {"rollout": {"step_tokens": 4}}, {"algo": {"advantage": "remax"}}, {"engine": "vllm"},
-    {"async": {"max_staleness": 1}, "algo": {"correction": "token_truncate"}},
-    {"train": {"sharding": "fsdp2"}}, {"rollout": {"forget": {"lr": 1}}, "algo": {"correction": "none"}}], ids=str)
+    {"rollout": {"step_tokens": 4}}], ids=str)
 def test_what_episodes_do_not_go_with_is_refused(settings):
     config = configs.validate({"task": TASK, "model": {"name": "x"}, **settings})
     with pytest.raises(ConfigError, match=r"has an environment.*docs/write-an-environment"):
-        check(config, make_task(config), Algorithm(config).requires, True)
+        check(config, make_task(config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("history", ["full", "last:1"])
+def test_turns_have_credit_of_their_own(tiny_models, tmp_path, history):
+    """The advantage of a turn is its return to go against the same turn of the other episode, in the files and in the
+    update; a turn is one ratio."""
+    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "steps=1", "eval.samples=0", f"episode.history={history}",
+                 "algo.advantage={name: turn_return, normalize: false}", "algo.loss=gspo_turn", "rollout.minibatches=2")
+    rows = folder.rollouts().to_pylist()
+    for number in {r["group_id"] for r in rows}:
+        group = [r for r in rows if r["group_id"] == number]
+        paid = np.array([[dict(t["parts"])["vowels"] for t in actions(r)] for r in group])
+        to_go = paid[:, ::-1].cumsum(1)[:, ::-1]
+        found = np.array([r["turn_advantages"] for r in group])
+        assert found == pytest.approx(to_go - to_go.mean(0), abs=1e-6)
+    assert np.ptp([r["turn_advantages"] for r in rows], axis=1).max() > 1e-3
+    assert folder.metrics()[-1]["grad_norm"] > 1e-6
+    for row in rows:
+        ratios = np.array(row["ratio"], float)
+        for turn in actions(row):
+            own = slice(turn["start"], turn["end"])
+            assert np.ptp(ratios[own][np.array(row["loss_mask"])[own]]) < 1e-6

@@ -67,6 +67,48 @@ def test_the_weight_of_a_draw_is_that_of_its_group_in_the_loss():
     assert [g.sample.weight for g in s.next_groups(2, 0)] == [0.25, 1.25]
 
 
+class Asking(ScriptedEngine):
+    """Keeps how many turns it was asked for."""
+
+    def generate(self, requests, done=None):
+        self.turns = [r.max_turns for r in requests]
+        return super().generate(requests, done)
+
+
+def test_a_step_asks_for_episodes_of_its_horizon():
+    s = source(lambda prompt, i: "x", episode={"max_turns": 4, "horizon": {"name": "add", "start": 2, "every": 2}})
+    s.engine = s.answering.engine = Asking(lambda prompt, i: "x")
+    asked = []
+    for step in (0, 1, 2, 3, 4):
+        s.next_groups(2, step)
+        asked.append({*s.engine.turns})
+    assert asked == [{2}, {2}, {3}, {3}, {None}]  # episode.max_turns
+    assert "episode/horizon" not in s.metrics()  # these are no episodes
+
+
+def test_the_horizon_goes_on_where_it_was():
+    words = {"episode": {"max_turns": 4, "horizon": {"name": "success", "start": 1, "window": 2}}}
+    a, b = (source(lambda prompt, i: "x", **words) for _ in range(2))
+    assert a.horizon.rule is not None
+    a.horizon.rule.function.turns = 3
+    b.load_state_dict(a.state_dict())
+    assert b.horizon.at(0) == 3 and source(lambda prompt, i: "x", **words).horizon.at(0) == 1
+
+
+def test_a_stage_sets_fields_that_the_task_lets_it_set():
+    class Helped(Sequential):
+        def next(self, count, step):
+            return [replace(draw, fields=(("n", 7), ("answer", "help"))) for draw in super().next(count, step)]
+
+    s = source(lambda prompt, i: "help")
+    s.sampler = Helped(s.prompts)
+    vars(s.task)["stage_fields"] = ("answer",)
+    groups = s.next_groups(2, 0)
+    assert [(g.sample["n"], g.sample["answer"], g.rewards) for g in groups] == [
+        (0, "help", [1.0] * 3), (1, "help", [1.0] * 3)]
+    assert [sample["answer"] for sample in s.samples[:2]] == ["0", "1"]  # the rows themselves stay
+
+
 def test_groups_are_scored_and_credited():
     s = source(lambda prompt, i: prompt.text if i else "wrong")
     groups = credit(s.next_groups(4, step=2), dr_grpo)

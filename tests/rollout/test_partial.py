@@ -220,7 +220,7 @@ def test_what_is_held_over_is_in_the_checkpoint(tmp_path):
                     for name in ("tokens", "logprobs", "loss_mask"):
                         x, y = getattr(r.completion, name), getattr(q.completion, name)
                         assert x.dtype == y.dtype and x.tolist() == y.tolist()
-    draw = Draw(3, 1, 5, 99, (("size", 0.5), ("hue", 2.0)))
+    draw = Draw(3, 1, 5, 99, 4, 0.5, (("size", 0.5), ("hue", 2.0)), (("told", True), ("words", "few")))
     assert partial.Held.of(partial.Held(7, draw, (), (), 9).state_dict()).draw == draw
 
 

@@ -41,7 +41,7 @@ class Encode:
     def __call__(self, task, sample):
         return self.prompt(sample, task_messages(task, sample))
 
-    def prompt(self, sample, messages):
+    def prompt(self, sample, messages, tools=()):
         n = sample["n"]
         self.made.append((n, threading.current_thread() is threading.main_thread()))
         if n in self.bad:

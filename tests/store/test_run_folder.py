@@ -21,7 +21,7 @@ from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, 
 COLUMNS = """schema, group_id, sample_id, task, index, step, policy_step, split, prompt, completion, token_ids,
 loss_mask, logprobs, trainer_logprobs, entropies, ratio, clipped, parts, weights, reward, advantage, parsed, target,
 sample, category, difficulty, error, finish_reason, truncated, turns, media, variant, marks,
-top_ids, top_logprobs, metrics, correct, episode_id""".replace("\n", " ").split(", ")
+top_ids, top_logprobs, metrics, correct, episode_id, turn_advantages""".replace("\n", " ").split(", ")
 
 
 def picture(color="red", size=(6, 4)):
@@ -78,7 +78,7 @@ def test_rollouts_come_back_as_written(tmp_path):
     assert json.loads(first["marks"]) == [{**mark, "at": [1, 2, None, 4]}] and second["marks"] is None
     assert (first["category"], first["difficulty"]) == ("animals", 0.25)
     assert first["turns"] == [{"start": 0, "end": 3, "role": "assistant", "media": ["aa"], **dict.fromkeys(
-        ("text", "parts", "state", "done", "seconds", "error", "info"))}]
+        ("text", "parts", "state", "done", "seconds", "error", "info", "prompt_ids"))}]
     assert first["media"] == [{"hash": "ab12", "kind": "image", "width": 6, "height": 4, "processed_width": 28,
                                "processed_height": 56, "visual_tokens": 2, "path": "media/ab12.png",
                                "timestamps": None}]

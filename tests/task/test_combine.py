@@ -1,5 +1,6 @@
 """How parts become the reward: task.combine and the weights."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ class Judged(Task):
         return dict(zip(("rule", "judge", "format"), map(float, answer.text.split()), strict=True))
 
 
+class Levels(Task):
+    rewards = {"rule": 1.0, "judge": 0.1, "format": 1.0, "more": 0.3}
+
+
 class Own(Judged):
     def combine(self, parts, weights):
         return parts["rule"] - parts["judge"]
@@ -37,6 +42,12 @@ def least(parts, weights):
     ("product", "1 1 1", 5, 0.05),
     ("gate:format", "1 1 1", 0, 1.7), ("gate:format", "1 1 0", 0, 0), ("gate:format", "1 1 -1", 0, -0.2),
     ("gate:format", "1 1 0", 10, 0), ("gate:format", "1 1 .5", 10, 1.5), ("gate:rule", "0 1 1", 0, 0),
+    ("gate:rule>=0.5", ".5 1 1", 0, 1.2), ("gate:rule>=0.5", ".4 1 1", 0, 0.4), ("gate: rule >= -1", "-1 1 1", 0, -0.3),
+    ("gate:rule>=1e-1", "0 1 1", 0, 0), ("gate:format>=1", "1 1 .5", 0, 0.1),
+    # -1 by format (weight .2), 0 by rule, else 1 rule + .5 judge, never less than the rule alone
+    ("tool_star:format,rule,judge", "1 1 0", 0, -0.2), ("tool_star:format,rule,judge", "0 1 1", 0, 0),
+    ("tool_star:format,rule,judge", "1 1 1", 0, 1.5), ("tool_star:format,rule,judge", "1 -1 1", 0, 1.0),
+    ("tool_star:format,rule,judge", ".4 0 1", 0, 0.4), ("tool_star:rule,judge,format", "1 1 1", 0, 0.7),
     ("max:rule,judge", ".4 1 1", 0, 0.7), ("max:rule,judge", ".6 1 1", 5, 0.7), ("max: rule, judge", "-1 -1 0", 0, -.5),
     ("max:rule,judge,format", "0 0 1", 0, 0.2), ("max:rule,format", "-1 0 0", 10, -1.0),
     ("tests.task.test_combine:least", "1 1 1", 0, 0.2)])
@@ -51,6 +62,9 @@ def test_ways_to_combine(combine, text, step, reward):
 @pytest.mark.parametrize(("combine", "says"), [
     ("gate:formt", "no part 'formt'. Did you mean 'format'"), ("gate", "names 0 parts: write it as gate:format"),
     ("max:rule", "write it as max:rule,judge"), ("max:rule,rule", "names 2 parts"), ("sum:rule", "write it as sum"),
+    ("gate:rule>=", "no finite number: write it as gate:accuracy>=0.8"), ("gate:rule>=nan", "no finite number"),
+    ("gate:rul>=1", "Did you mean 'rule'"), ("max:rule>=1,judge", "no part 'rule>=1'"),
+    ("tool_star:format,rule", "names 2 parts: write it as tool_star:format,accuracy,tools"),
     ("gate:", "no part ''"), ("prodct", "Did you mean 'product'"),
     ("no.such:thing", "for a file write path/file.py:name"), ("none.py:reward", "the file 'none.py' does not exist"),
     (3, "give a text"), ("tests.task.test_combine:pytest", "not a function")])
@@ -94,3 +108,30 @@ def test_the_setting_reaches_the_task_and_what_it_can_earn():
     assert task.combination == "gate:format" and full_marks(task) == 0  # the perfect answer's format has no weight
     assert task.combine({"iou": 0.5, "format": 1.0}, task.weights_at(0)) == 0.5
     assert full_marks(Judged(combine="max:rule,judge")) == pytest.approx(1.2)
+
+
+def test_gates_and_levels_as_written_down_again():
+    draw = random.Random(0)
+    weights = {"rule": 1.0, "judge": 0.1, "format": 1.0, "more": 0.3}
+    star, gated = Levels(combine="tool_star:format,rule,judge"), Levels(combine="gate:rule>=0.5")
+    for _ in range(200):
+        parts = {name: draw.choice([-1.0, 0.0, 0.25, 0.5, 1.0]) for name in weights if draw.random() < 0.8}
+        have = {name: parts.get(name, 1.0) for name in weights}
+        if have["format"] <= 0:
+            wanted = -1.0
+        elif have["rule"] <= 0:
+            wanted = 0.0
+        else:
+            rule, tools = parts.get("rule", 0.0), 0.1 * parts.get("judge", 0.0)
+            wanted = max(rule + tools, rule) + 0.3 * parts.get("more", 0.0)
+        assert star.combine(parts, weights) == pytest.approx(wanted, abs=1e-6)
+        assert star.turns_count(parts) == (have["format"] > 0 and have["rule"] > 0)
+        paid = parts if have["rule"] >= 0.5 else {"rule": parts["rule"]}
+        assert gated.combine(parts, weights) == pytest.approx(sum(weights[k] * v for k, v in paid.items()), abs=1e-6)
+        assert gated.turns_count(parts) == (have["rule"] >= 0.5)
+
+
+@pytest.mark.parametrize("combine", ["sum", "product", "max:rule,judge", "tests.task.test_combine:least"])
+def test_what_gates_nothing_pays_turns(combine):
+    assert Judged(combine=combine).turns_count({"rule": 0.0, "judge": -1.0, "format": 0.0})
+    assert Own().turns_count({"rule": 0.0})

@@ -354,7 +354,8 @@ def test_click_accuracy_by_platform_and_kind():
             {**ROW, "platform": "mobile"}, BARE]
     single, split = measured("gui_rcpo", rows, ["[20, 10, 60, 50]", "[100, 50]", "", "[1, 1]"])
     assert single == [{"click_acc": 1}, {"click_acc": 0}, {"click_acc": 0}, {}]
-    assert split == {"click_acc/icon": 1, "click_acc/mobile": 0, "click_acc/text": 0, "click_acc/web": 0.5}
+    assert split == {"click_acc/icon": 1, "click_acc/mobile": 0, "click_acc/text": 0, "click_acc/web": 0.5,
+                     "click_acc/web/icon": 1, "click_acc/web/text": 0, "click_acc/macro": 0.5}
 
 
 def test_success_of_steps():

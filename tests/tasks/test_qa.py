@@ -239,7 +239,8 @@ def test_forms_of_an_item():
 
 @pytest.mark.parametrize(("change", "words"), [
     ({"question": " "}, "question= "), ({"question": None}, "question=None"), ({"answer_type": "sum"}, "one of choice"),
-    ({"answer_type": ["count"]}, "one of choice"), ({"answer": {"a": 1}}, "must be a text"),
+    ({"answer_type": None}, "; or set data.format=qa, which"), ({"answer_type": ["count"]}, "one of choice"),
+    ({"answer": {"a": 1}}, "must be a text"),
     ({"answer": "D"}, "answer='D' cannot be read as the letter of the right option of a cat, a dog"),
     ({"answer": None}, "must be a text or a number"), ({"answer": True}, "must be a text or a number"),
     ({"answer": []}, "must be a text or a number"), ({"options": ["x"]}, "1 options"), ({"options": "A B"}, "a list"),

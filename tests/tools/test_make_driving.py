@@ -130,7 +130,7 @@ def test_a_row_is_kept_only_if_its_trajectory_is_safe(obstacles, road, expected)
 
 def test_places_in_the_vehicles_own_frame():
     pytest.importorskip("highway_env")
-    from vlrl.tools.drivingview import Frame, corners, to_pixels
+    from vlrl.environments.roadview import Frame, corners, to_pixels
 
     frame = Frame(10.0, 20.0, np.pi / 2)  # heading down the screen: its left is the screen's right
     assert np.allclose(frame.places(np.array([[10.0, 25.0], [13.0, 20.0]])), [[5, 0], [0, 3]])
@@ -143,12 +143,13 @@ def test_places_in_the_vehicles_own_frame():
 @pytest.mark.parametrize(("lane", "beside", "expected"), [(2, (), 1), (0, (), 1), (1, (0, 2), 1), (1, (2,), 0)])
 def test_the_expert_overtakes_where_a_lane_is_free_and_brakes_where_none_is(lane, beside, expected):
     pytest.importorskip("highway_env")
+    from vlrl.environments import traffic
     from vlrl.tools import drivingscenes as scenes
 
-    road = scenes.Road(scenes.network("highway"), neighbour_vehicles_connected_lanes=True)
-    assert scenes._place(road, ("0", "1", lane), 100, 10.0) and scenes._place(road, ("0", "1", lane), 126, 5.0)
-    assert all(scenes._place(road, ("0", "1", other), 101, 10.0) for other in beside)
-    assert scenes._place(road, ("0", "1", lane), 128, 5.0) is None  # no room there
+    road = traffic.empty_road("highway", 0)
+    assert traffic.place(road, ("0", "1", lane), 100, 10.0) and traffic.place(road, ("0", "1", lane), 126, 5.0)
+    assert all(traffic.place(road, ("0", "1", other), 101, 10.0) for other in beside)
+    assert traffic.place(road, ("0", "1", lane), 128, 5.0) is None  # no room there
     driven = scenes.drive(scenes.Scene(road, "Follow the road.", 10.0, True))
     assert road.vehicles[0].lane_index[2] == expected and not driven.crashed and driven.decisions[0] == 10
     assert (driven.states[40, 0, 3] < 7) == (len(beside) == 2)

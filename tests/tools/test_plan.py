@@ -117,6 +117,10 @@ def test_further_passes_take_more_time():
     base = made(THREE).seconds["updating"]
     assert made(THREE, ("rollout.updates=2",)).seconds["updating"] > 2 * base
     assert made(THREE, ("algo.kl_coef=0.01",)).seconds["updating"] > base
+    critic = ("algo.critic={}", "algo.advantage=gae")  # its pass finds old log-probabilities too
+    assert made(THREE, critic).seconds["updating"] > base
+    several = made(THREE, ("rollout.minibatches=2",)).seconds["updating"]
+    assert made(THREE, (*critic, "rollout.minibatches=2")).seconds["updating"] == several
 
 
 def test_shards_by_hand():

@@ -1,7 +1,7 @@
 """Tiny models: reproducible, real; and the embedded one that is shipped."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from tests.conftest import kinds_of, noise
 from vlrl.config import load
 from vlrl.models.loading import resolve
 from vlrl.task import load as load_task
-from vlrl.tools import cold_start, tiny_models
+from vlrl.tools import cold_start, episode_start, tiny_models
 
 SHIPPED = Path(resolve("embedded/tiny-qwen3-vl"))
 MADE = json.loads((SHIPPED / "made_by.json").read_text())
@@ -113,6 +113,21 @@ def test_shipped_checkpoint_is_the_recorded_one():
     assert tiny_models.weights_sha256(SHIPPED) == MADE["sha256"]
     assert sum(f.stat().st_size for f in SHIPPED.iterdir()) <= 4_000_000
     assert (SHIPPED / "log.jsonl").read_text().count("\n") == sum(s["steps"] for s in MADE["stages"])
+
+
+def test_the_start_for_episodes_is_what_made_by_says():
+    folder = Path(resolve("embedded/tiny-qwen3-vl-episodes"))
+    made = json.loads((folder / "made_by.json").read_text())
+    assert tiny_models.weights_sha256(folder) == made["sha256"] and made["from"] == episode_start.FROM
+    assert made["stages"] == json.loads(json.dumps([asdict(stage) for stage in episode_start.STAGES]))
+    assert sum(f.stat().st_size for f in folder.iterdir()) <= 2_000_000
+
+
+def test_its_tokens_and_template_are_those_of_the_code(tmp_path):
+    episode_start.base(tmp_path, 0)
+    folder = Path(resolve("embedded/tiny-qwen3-vl-episodes"))
+    for name in ("chat_template.jinja", "tokenizer.json"):
+        assert (folder / name).read_text() == (tmp_path / name).read_text()
 
 
 def test_the_tokenizer_was_trained_on_the_tasks_own_prompts():

@@ -18,7 +18,10 @@ PRESETS = [f"{folder}/{path.name}" for folder in ("algorithms", "curricula")
            for path in sorted((CONFIGS / folder).glob("*.yaml"))]
 ASKED_FOR = {"tis": ["engine.name=vllm_server"], "icepop": ["engine.name=vllm_server"],
              "mis": ["engine.name=vllm_server"], "decoupled_ppo": ["async.max_staleness=1"], "drive": ["steps=200"],
-             "grpo_care": ["task.name=video", "task.reference=true"]}
+             "grpo_care": ["task.name=video", "task.reference=true"],
+             "thor": ["task=tests/rollout/test_tool_episodes.py:Looking"],
+             **{name: ["task=tests/rollout/acting.py:Acting"]
+                for name in ("gigpo", "steppo", "mobgrpo", "loop", "hiper", "himac", "g_ra")}}
 """Presets that say in their comment what else they need."""
 
 
@@ -57,6 +60,20 @@ def test_with_one_optimizer_step_what_a_preset_is_about_is_named(name):
 def test_recipes_that_need_several_optimizer_steps_have_them():
     for base in ("qa/kimi_k1_5.yaml", "preference/r1_reward.yaml"):
         assert not any("algo.loss" in line for line in lines(base=base))
+
+
+@pytest.mark.parametrize("name, named", [
+    ("gigpo", {"algo.advantage"}), ("steppo", {"algo.advantage", "algo.loss"}), ("hiper", {"algo.advantage"}),
+    ("himac", set()), ("thor", {"algo.advantage"}), ("g_ra", {"algo.advantage"})])
+def test_what_tells_turns_apart_does_nothing_where_answers_have_one(name, named):
+    assert settings(f"extends=algorithms/{name}.yaml") == named
+
+
+def test_the_step_reward_of_thor_does_nothing_where_no_turn_has_it():
+    (line,) = lines("extends=algorithms/thor.yaml", "task=tests/rollout/acting.py:Acting")
+    assert "no part 'tool_success'" in line
+    assert not lines("extends=algorithms/thor.yaml", "algo.advantage.part=vowels",
+                     "task=tests/rollout/acting.py:Acting")
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from tests.vllm.conftest import trainer_logprobs
+from vlrl.config import validate
 from vlrl.errors import ConfigError, TrainingError
+from vlrl.rollout.branching import Branching
 from vlrl.types import Begun, Request, Sampling
 
 pytestmark = pytest.mark.vllm
@@ -186,6 +188,17 @@ def test_answers_go_on_from_their_own_text(tiny):
         assert [(t.start, t.end) for t in c.turns] == [(0, 4), (4, len(c.tokens))]
     assert close_to_trainer(tiny, [request], [grown])
     assert len({tuple(c.tokens[4:]) for c in grown}) > 1
+
+
+def test_answers_go_on_from_each_other(tiny):
+    """rollout.branch: shared beginnings have one sampler, and the trainer agrees on every token of every answer."""
+    config = validate({"task": "x", "model": {"name": "y"}, "rollout": {"group_size": 6, "branch": {"roots": 2}}})
+    requests = [ask(prompt, 6, (0, i)) for i, prompt in enumerate(tiny.prompts.values())]
+    groups = Branching(config).generate(tiny.vllm, requests)
+    for made in groups:
+        assert len(made) == 6
+        assert all(any(c.tokens[0] == other.tokens[0] for other in made[:k]) for k, c in enumerate(made) if k >= 2)
+    assert close_to_trainer(tiny, requests, groups)
 
 
 def test_whole_requests_are_handed_on_while_others_are_written(tiny):

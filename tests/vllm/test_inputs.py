@@ -1,6 +1,7 @@
 """What is said to vLLM and made of its answers, without vLLM: against what the HF engine gives."""
 
 import dataclasses
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from vlrl.engine.vllm_inputs import (
     seed_of,
 )
 from vlrl.errors import ConfigError, TrainingError
-from vlrl.types import Begun, Request, Sampling
+from vlrl.types import Begun, Request, Sampling, Turn
 
 PLAIN = Sampling(max_new_tokens=24)
 
@@ -61,6 +62,15 @@ def test_other_ids_are_refused(tiny):
                       ([0, *prompt.ids.tolist()[1:]], 0)):
         with pytest.raises(TrainingError, match=f"^sample 'image': .* differ from token {at} on.*engine.name=hf"):
             check_prompt(prompt, wrong)
+    turns = [Turn(start=0, end=2), Turn(start=2, end=5, role="observation", media=("ab" * 32,))]
+    whole = prompt.followed_by(np.arange(5))
+    for at, named in ((3, "turn 1 (observation), token 1 of 3, media abababababab"), (0, "turn 0 (assistant), token 0"),
+                      (-1, "")):
+        ids = whole.ids.copy()
+        ids[len(prompt) + at] += 1
+        said = f"from token {len(prompt) + at} {'(' if named else ''}{named}"
+        with pytest.raises(TrainingError, match=re.escape(said)):
+            check_prompt(whole, ids.tolist(), turns=turns)
 
 
 def test_an_answer_must_have_room(tiny):

@@ -4,7 +4,6 @@ Two processes give what one gives: the same groups under the same ids, the same 
 """
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -20,7 +19,7 @@ import pytest
 
 from tests.e2e.runs import ENV, ROOT, TASK, metrics, weights
 from tests.vllm.noting import Noting
-from tests.vllm.test_server import PATIENT, free_ports, until
+from tests.vllm.test_server import FORKED, PATIENT, free_ports, serving, serving_environment, until
 from vlrl import config as configs
 from vlrl.engine.client import Client
 from vlrl.engine.vllm_server import read_key
@@ -175,11 +174,10 @@ def served(installed, tiny_models, tmp_path_factory):
     root = tmp_path_factory.mktemp("served")
     config = write_config(root, tiny_models["qwen3_vl"], {"name": "vllm_server"})
     port, about = free_ports(), root / "servers" / "servers.json"
-    environment = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
     with (root / "serve.log").open("wb") as log:
-        serve = subprocess.Popen([sys.executable, "-m", "vlrl", "serve", str(config), *LEARNS["lora"], "--replicas",
+        serve = subprocess.Popen([*serving(FORKED), "serve", str(config), *LEARNS["lora"], "--replicas",
                                   "2", "--port", str(port), "--folder", str(root / "servers")],
-                                 stdout=log, stderr=subprocess.STDOUT, env=environment)
+                                 stdout=log, stderr=subprocess.STDOUT, env=serving_environment())
     try:
         until(lambda: about.exists() or serve.poll() is not None, "the servers do not start")
         assert serve.poll() is None, (root / "serve.log").read_text()

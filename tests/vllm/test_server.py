@@ -47,8 +47,8 @@ def until(true, what):
 
 
 def free_ports() -> int:
-    """The first of two free ports."""
-    for port in range(21000 + os.getpid() % 9000, 60000, 2):
+    """The first of two free ports that no other worker takes while servers start, which take them after a minute."""
+    for port in range(21000 + 20 * os.getpid() % 11000, 60000, 2):
         with socket.socket() as a, socket.socket() as b:
             try:
                 a.bind(("127.0.0.1", port))
@@ -59,14 +59,27 @@ def free_ports() -> int:
     raise AssertionError("no free port")
 
 
-KINDS = {"qwen3_vl": ("qwen3_vl", True), "qwen2_5_vl": ("qwen2_5_vl", True), "qwen2_5_vl untied": ("qwen2_5_vl", False)}
-"""Family, and whether embeddings are tied."""
-ENDS = {"qwen3_vl": "SIGTERM", "qwen2_5_vl": "SIGHUP", "qwen2_5_vl untied": "SIGKILL"}
-"""What `vlrl serve` ends by; the last one's server is killed too, and its workers must not be left behind."""
+KINDS = {"qwen3_vl": ("qwen3_vl", True), "qwen2_5_vl untied": ("qwen2_5_vl", False)}
+"""Family, and whether embeddings are tied; test_sync.py has all four in one process."""
+ENDS = {"qwen3_vl": "SIGHUP", "qwen2_5_vl untied": "SIGKILL"}
+"""What `vlrl serve` ends by (test_processes.py: SIGTERM); the last one's server is killed too, and its workers, which
+are spawned as a user's are, must not be left behind."""
 every_kind = pytest.mark.parametrize("served", KINDS, indirect=True)
 one_kind = pytest.mark.parametrize("served", ["qwen3_vl"], indirect=True)
-SERVE = (f"from vlrl.engine import vllm_launch; vllm_launch.EXTENSION = {planted!r}; from vlrl.cli.main import main; "
-         "raise SystemExit(main())")
+PLANTED = f"vllm_launch.EXTENSION = {planted!r}; "
+FORKED = "vllm_launch._PROGRAM = 'tests.vllm.forking'; "
+
+
+def serving(*settings: str) -> list[str]:
+    """The command `vlrl` with something set before."""
+    return [sys.executable, "-c", f"from vlrl.engine import vllm_launch; {''.join(settings)}"
+            "from vlrl.cli.main import main; raise SystemExit(main())"]
+
+
+def serving_environment() -> dict[str, str]:
+    """That of `vlrl serve`: servers find the tests, and their engines are processes of their own."""
+    environment = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    return environment | {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 @pytest.fixture(scope="module")
@@ -80,18 +93,17 @@ def served(request, installed, tiny_models, tmp_path_factory):
                                   "engine": {"name": "vllm_server", "max_model_len": 256, "max_seqs": 32},
                                   "rollout": {"max_new_tokens": 64}, "run": {"dir": str(root / "run")}}))
     port, about = free_ports(), root / "run-servers" / "servers.json"
-    environment = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
-    environment |= {"VLRL_PLANTED": str(root / "planted"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    program = serving(PLANTED, *([FORKED] if ENDS[kind] != "SIGKILL" else []))
     with (root / "serve.log").open("wb") as log:
-        serve = subprocess.Popen([sys.executable, "-c", SERVE, "serve", str(config), "--replicas",
-                                  "2" if kind == "qwen3_vl" else "1", "--port", str(port)], stdout=log,
-                                 stderr=subprocess.STDOUT, env=environment)
+        serve = subprocess.Popen([*program, "serve", str(config), "--replicas", "2" if kind == "qwen3_vl" else "1",
+                                  "--port", str(port)], stdout=log, stderr=subprocess.STDOUT,
+                                 env=serving_environment() | {"VLRL_PLANTED": str(root / "planted")})
     said = lambda: (root / "serve.log").read_text()  # noqa: E731
     try:
         until(lambda: about.exists() or serve.poll() is not None, "the servers do not start")
-        assert serve.poll() is None, said()
         yield SimpleNamespace(root=root, said=said, model=model, **json.loads(about.read_text()))
     finally:
+        assert serve.poll() is None, said()
         of = psutil.Process(serve.pid)
         family = of.children(recursive=True)
         if kind == "qwen2_5_vl untied":

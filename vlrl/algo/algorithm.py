@@ -35,6 +35,7 @@ class Algorithm:
         self.shaping = [bind(f"algo.shaping.{i}", s, SHAPINGS) for i, s in enumerate(algo.shaping)]
         self.batch = bind("algo.batch", algo.batch, BATCHES)
         _refuse_idle(self.advantage, self.shaping, algo)
+        _check_critic(self.advantage, algo)
         self.objective = Objective.of(algo)
         self._entropy: Any = self.objective.entropy and self.objective.entropy.function
         self.reference = bind("algo.reference", algo.reference, REFERENCES)
@@ -104,6 +105,7 @@ class Algorithm:
         """Returns what a resumed run needs, the weights of a reference that moves included."""
         states = {**{place: f.state_dict() for place, f in self._functions.items()}, "kl_coef": self.kl.state_dict(),
                   "reference": dict(policy.moving_reference) if self.moves_reference else {},
+                  "critic": dict(policy.critic.state_dict()) if policy.critic else {},
                   "nonfinite": {"steps": self.nonfinite} if self.nonfinite else {}}
         return {k: v for k, v in states.items() if v}
 
@@ -112,9 +114,23 @@ class Algorithm:
         for place, bound in self._functions.items():
             bound.load_state_dict(state.get(place, {}))
         self.kl.load_state_dict(state.get("kl_coef", {}))
+        if policy.critic:
+            policy.critic.load_state_dict(state["critic"])
         self.nonfinite = int(state.get("nonfinite", {}).get("steps", 0))
         for name, weight in state.get("reference", {}).items():
             comm.fill(policy.moving_reference[name], weight)
+
+
+def _check_critic(advantage: Bound, algo: AlgoSettings) -> None:
+    """Raises ConfigError for an advantage without the critic that it needs, and for a critic that nothing reads."""
+    needed = "values" in advantage.requires
+    if needed and algo.critic is None:
+        raise ConfigError(f"algo.advantage={advantage.name!r} needs the values of a critic, and algo.critic=null: set "
+                          "algo.critic={} (docs/objectives.md), or an advantage without one, such as "
+                          "algo.advantage=grpo")
+    if algo.critic is not None and not needed:
+        raise ConfigError(f"algo.critic is set, and algo.advantage={advantage.name!r} reads no values: set "
+                          "algo.advantage=gae, turn_gae or bilevel_gae, or algo.critic=null")
 
 
 def _refuse_idle(advantage: Bound, shaping: Sequence[Bound], algo: AlgoSettings) -> None:

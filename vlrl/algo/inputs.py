@@ -18,6 +18,23 @@ Metrics = dict[str, torch.Tensor]
 """Sums over the trained tokens of this micro-batch; divided by the token count later."""
 
 
+@dataclass(frozen=True, slots=True)
+class ActionCredit:
+    """What the functions see of one action of an episode."""
+
+    start: int
+    end: int
+    """Its tokens."""
+    reward: float = 0.0
+    """The weighted sum of its reward parts; 0 where task.combine has turns count for nothing."""
+    anchor: str | None = ""
+    """The state that it was taken in, equal texts for equal states; None = not told."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Its raw reward parts."""
+    plan: tuple[int, int] = (0, 0)
+    """Its tokens inside <plan>, tags included, for functions that require "plans"; empty = none."""
+
+
 @dataclass(frozen=True, eq=False)
 class Scores:
     """The rollouts of one step over all processes, in the order of their groups. R rollouts."""
@@ -44,7 +61,9 @@ class Scores:
     tokens: Sequence[np.ndarray] = ()
     """[R][T] token ids, for functions that require "tokens"."""
     masks: Sequence[np.ndarray] = ()
-    """[R][T] bool, the trained tokens, likewise."""
+    """[R][T] bool, the trained tokens, likewise, or for functions that require "turns"."""
+    turns: Sequence[Sequence[ActionCredit]] = ()
+    """[R] the actions of each episode in order, for functions that require "turns"; one for a plain answer."""
     texts: Sequence[str] = ()
     """[R] the answers, for functions that require "texts"."""
     kl: Sequence[np.ndarray] = ()
@@ -52,6 +71,13 @@ class Scores:
     empty. From the rewards of all other functions its sum over the trained tokens of an answer is taken off before."""
     kl_coef: float = 0.0
     """Weight of the KL in the reward."""
+    values: Sequence[np.ndarray] = ()
+    """[R][T] the critic's value of the state before each token, before the update, for functions that require "values";
+    these return gae.Estimates."""
+    gamma: float = 1.0
+    """algo.critic.gamma."""
+    lam: float = 1.0
+    """algo.critic.lam."""
     max_length: int = 0
     """rollout.max_new_tokens."""
     step: int = 0
@@ -93,6 +119,8 @@ class LossInputs:
     """[N] nats of the whole distribution at the sampled temperature, without gradient."""
     tokens: torch.Tensor | None = None
     """[N] token ids."""
+    turns: torch.Tensor | None = None
+    """[N] place of each token's action in its episode, -1 between actions, for functions that require "turns"."""
     texts: Sequence[str] = ()
     """[N] text of each token, for functions that require "texts"."""
     rewards: torch.Tensor | None = None
@@ -109,6 +137,12 @@ class LossInputs:
     """[N, ...] statistics of the logits that a function requires ("stat:<name>"), with gradient."""
     old_stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """The same at the weights that sampled ("old_stat:<name>"); {} where those are the current ones."""
+    old_values: torch.Tensor | None = None
+    """[N] of the critic before the update; None without one, as what follows."""
+    targets: torch.Tensor | None = None
+    """[N] what the critic is trained towards; NaN where it is not."""
+    total_values: float = 0.0
+    """Trained tokens of the optimizer step that have a target, over all processes."""
     prepared: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[N] or numbers: what the function's own `prepare` made of the whole optimizer step; values of rollouts are spread
     over their tokens."""
@@ -172,9 +206,10 @@ def requires(*what: str) -> Callable[[Any], Any]:
     """Says what a function needs beyond the rewards or log-probabilities that are there; braces hold its options.
 
     "reference", "entropy", "stat:<name>", "old_stat:<name>"; before the loss "greedy", "tokens", "texts", "token_kl",
-    "parts" = reads the reward parts instead of the reward, "local" = the groups of its own process suffice; "step" =
-    its `prepare` needs the current log-probabilities (and entropy, statistics) of the whole optimizer step, which costs
-    a pass without gradient before it. A `prepare` without "step" gets zeros for them and costs nothing.
+    "turns", "plans" = the plan of each turn, "values" = those of algo.critic, "parts" = reads the reward parts instead
+    of the reward, "local" = the groups of its own process suffice; "step" = its `prepare` needs the current
+    log-probabilities (and entropy, statistics) of the whole optimizer step, which costs a pass without gradient before
+    it. A `prepare` without "step" gets zeros for them and costs nothing.
     """
     def mark(function: Any) -> Any:
         function.requires = frozenset(what)

@@ -55,6 +55,20 @@ def gspo_token(x: LossInputs, clip_low: Reach = 3e-4, clip_high: Reach = 4e-4) -
     return surrogate(x, (mean + x.logprobs - x.logprobs.detach()).exp(), clip_low, clip_high)
 
 
+@requires("turns")
+def gspo_turn(x: LossInputs, clip_low: Reach = 3e-4, clip_high: Reach = 4e-4) -> tuple[torch.Tensor, Metrics]:
+    """PPO's clipped term with one ratio per action of an episode, the geometric mean of the ratios of its trained
+    tokens, clipped as a whole; the gradient goes through the mean. -> [N].
+
+    GSPO (arXiv 2507.18071) eq. 5 and 7 with turns as sequences, the ratio of StepPO. On answers of one turn it is gspo.
+    """
+    assert x.turns is not None
+    _, action = torch.unique(torch.stack([x.rollout_id, x.turns]), dim=1, return_inverse=True)
+    count = int(action.max()) + 1 if len(action) else 0
+    total, tokens = (v.new_zeros(count).index_add(0, action, v) for v in (x.log_ratio * x.mask, x.mask))
+    return surrogate(x, (total / tokens.clamp(min=1))[action].exp(), clip_low, clip_high)
+
+
 def cispo(x: LossInputs, cap: _AboveZero | None = None, clip_low: Reach | None = None,
           clip_high: Reach | None = None) -> tuple[torch.Tensor, Metrics]:
     """Returns -sg(w) A logp per token, w = the ratio within bounds: a clipped token keeps its gradient. -> [N].
@@ -198,6 +212,6 @@ def _sequence_quantile(x: LossInputs, values: torch.Tensor, q: float) -> torch.T
 
 
 LOSSES: dict[str, Any] = {
-    "ppo_clip": ppo_clip, "gspo": gspo, "gspo_token": gspo_token, "cispo": cispo, "sapo": sapo, "gmpo": gmpo,
-    "vespo": vespo, "reinforce": reinforce, "gpg": reinforce, "kimi": kimi, "dppo_tv": dppo_tv, "rover": rover,
-    "simko": simko, "supervised": supervised, **group_terms.LOSSES}
+    "ppo_clip": ppo_clip, "gspo": gspo, "gspo_token": gspo_token, "gspo_turn": gspo_turn, "cispo": cispo, "sapo": sapo,
+    "gmpo": gmpo, "vespo": vespo, "reinforce": reinforce, "gpg": reinforce, "kimi": kimi, "dppo_tv": dppo_tv,
+    "rover": rover, "simko": simko, "supervised": supervised, **group_terms.LOSSES}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -11,6 +9,7 @@ import torch
 
 from vlrl.algo import grouped
 from vlrl.algo.inputs import Scores, requires
+from vlrl.algo.tree_advantage import members, nodes_of
 from vlrl.config.base import Fraction, NonNegative
 
 
@@ -72,39 +71,13 @@ def tempo(s: Scores, eps: NonNegative = 1e-4) -> list[torch.Tensor]:
     base = grouped.centred(s.rewards, s.group)
     scale, settled = grouped.std(s.rewards, s.group) + eps, grouped.settled(s.rewards, s.group).tolist()
     out = [torch.zeros(len(tokens), dtype=torch.float64) for tokens in s.tokens]
-    members: dict[int, list[int]] = defaultdict(list)
-    for i, number in enumerate(s.group.tolist()):
-        if not s.rewards[i].isnan():
-            members[number].append(i)
-    for rollouts in members.values():
+    for rollouts in members(s):
         if settled[rollouts[0]]:
             continue
-        for i, steps in _branches(rollouts, s.tokens, s.rewards.tolist()).items():
+        for i, nodes in nodes_of(rollouts, s.tokens, s.rewards.tolist()).items():
             mask = torch.from_numpy(np.asarray(s.masks[i], bool))
             values = torch.full((len(mask),), float(base[i]), dtype=torch.float64)
-            for t, change in steps:
-                values[t] += change
+            for node in nodes:
+                values[node.start] += node.value - node.before
             out[i] = torch.where(mask, values / scale[i], 0.0)
     return out
-
-
-def _branches(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Sequence[float]
-              ) -> dict[int, list[tuple[int, float]]]:
-    """V_{t+1} - V_t of each rollout where the tree of their tokens branches: rollout -> [(t, change)]."""
-    branches: dict[int, list[tuple[int, float]]] = {i: [] for i in rollouts}
-    nodes = [(0, list(rollouts))]
-    while nodes:
-        t, through = nodes.pop()
-        value = sum(rewards[i] for i in through) / len(through)
-        children: dict[int, list[int]] = defaultdict(list)
-        for i in through:
-            if t < len(tokens[i]):
-                children[int(tokens[i][t])].append(i)
-        for child in children.values():
-            if len(child) < len(through):
-                change = sum(rewards[i] for i in child) / len(child) - value
-                for i in child:
-                    branches[i].append((t, change))
-            if len(child) > 1:
-                nodes.append((t + 1, child))
-    return branches

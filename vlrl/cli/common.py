@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,6 +40,11 @@ def load(path: str | None, words: Sequence[str] | None) -> Config:
     if not path:
         raise ConfigError("name a config, e.g. configs/quickstart.yaml")
     return config.load(path, words or ())
+
+
+def is_free(folder: Path) -> bool:
+    """Returns whether a folder can be made or filled there."""
+    return not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def emit(value: Any) -> None:

@@ -1,4 +1,6 @@
-"""`vlrl data check`, `convert`, `split` and `make`; difficulty.py and publishing.py have the others."""
+"""`vlrl data check`, `convert`, `split` and `make`; difficulty.py, publishing.py and overlapping.py have the
+others.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlrl.cli import difficulty, publishing
+from vlrl.cli import difficulty, overlapping, publishing
 from vlrl.cli.common import AsJson, emit, examples, load
 from vlrl.cli.terminal import bars
 
@@ -43,6 +45,7 @@ make = typer.Typer(name="make", no_args_is_help=True, help="Make data without a 
 app.add_typer(make)
 difficulty.register(app)
 publishing.register(app)
+overlapping.register(app)
 _VALUES = 12  # values of a field that are printed
 
 

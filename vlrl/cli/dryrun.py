@@ -40,7 +40,8 @@ def run(config: Config, as_json: bool) -> None:
 
 def _plain(report: DryRun) -> dict[str, Any]:
     out = {f.name: getattr(report, f.name) for f in fields(report)}
-    out |= {name: asdict(out[name]) for name in ("sample", "lengths", "step", "memory") if out[name]}
+    parts = ("sample", "lengths", "step", "memory", "observed", "episode")
+    out |= {name: asdict(out[name]) for name in parts if out[name]}
     out["splits"] = [asdict(split) for split in report.splits]
     if report.sample:
         out["sample"]["target"] = json.loads(json.dumps(report.sample.target, default=str))
@@ -107,12 +108,17 @@ def _rows(report: DryRun) -> Iterator[tuple[str, str]]:
                           f"samples; limits.prompt_tokens={lengths.limit}")
         if lengths.rejected:
             yield "  rejected", f"{len(lengths.rejected)}, such as: {lengths.rejected[0]}"
+    if (one := report.episode) and report.observed:
+        yield "episodes", (f"at most {one.tokens:,} tokens in {one.turns} turns, {one.written:,} of them in actions, "
+                           f"{one.visual:,} visual; episode.max_tokens, max_turns and max_media hold")
+        yield "", report.observed.words()
     if step := report.step:
         yield "step", (f"{step.prompts} prompts, {step.answers} answers, {step.optimizer_steps} optimizer "
                        f"step{'s' * (step.optimizer_steps > 1)}, on one process")
+        each = "every answer has rollout.max_new_tokens" if report.episode is None else "every episode is that long"
         several = f"{step.micro_batches} micro-batches" if step.micro_batches > 1 else "1 micro-batch"
-        yield "  at most", (f"{several}, {step.tokens:,} packed tokens, {step.largest:,} in the largest, where every "
-                            "answer has rollout.max_new_tokens")
+        yield "  at most", (f"{several}, {step.tokens:,} packed tokens, {step.largest:,} in the largest, where "
+                            f"{each}")
     if report.memory:
         yield "memory", "\n".join(memory.table(report.memory))
         yield "", "on a GPU CUDA's own comes on top, and vLLM's share: `vlrl plan` counts both"

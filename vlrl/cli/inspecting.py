@@ -21,7 +21,8 @@ def register(app: typer.Typer) -> None:
     app.command("app", epilog=examples(
         "vlrl app                                      the runs under runs/",
         "vlrl app runs/quickstart                      one run",
-        "VLRL_APP_PASSWORD=... vlrl app --host 0.0.0.0   from other machines"))(inspect)
+        "VLRL_APP_PASSWORD=... vlrl app --host 0.0.0.0   from other machines",
+        "vlrl app --root-path /proxy/7860 --allow-frame http://localhost:8888   in Jupyter"))(inspect)
 
 
 def inspect(
@@ -38,6 +39,18 @@ def inspect(
     trust_tasks: Annotated[bool, typer.Option("--trust-tasks", help="Run the task code that a run's config names by "
                                                                     "path or module. It can do whatever you can.")
                            ] = False,
+    root_path: Annotated[str, typer.Option(
+        metavar="PATH", show_default=False,
+        help="Path under which a proxy serves it, such as /user/me/proxy/7860; cut off by the proxy or not.")] = "",
+    allow_host: Annotated[list[str] | None, typer.Option(
+        metavar="NAME", show_default=False,
+        help="Host name of a proxy that it is reached under (*.NAME: all below NAME), beside this machine's own; "
+             "others come in by it, so it needs a password. --host 0.0.0.0 answers any name, but with this option "
+             "only those given. May be repeated.")] = None,
+    allow_frame: Annotated[list[str] | None, typer.Option(
+        metavar="ORIGIN", show_default=False,
+        help="Origin of a page that may hold it in a frame, such as http://localhost:8888 (Jupyter). Default: none. "
+             "May be repeated.")] = None,
     opened: Annotated[bool, typer.Option("--open/--no-open", help="Show it in the browser.")] = False,
 ) -> None:
     """Look into runs in the browser: curves, every answer with pictures and tokens, comparisons, a playground.
@@ -59,6 +72,7 @@ def inspect(
     for number in (signal.SIGINT, signal.SIGTERM):  # nohup and some shells hand down an ignored Ctrl-C
         signal.signal(number, signal.default_int_handler)
     try:
-        server.serve(runs, host=host, port=port, password=password, trust_tasks=trust_tasks, started=started)
+        server.serve(runs, host=host, port=port, password=password, trust_tasks=trust_tasks, root_path=root_path,
+                     allow_hosts=allow_host or (), allow_frames=allow_frame or (), started=started)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

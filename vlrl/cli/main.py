@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from vlrl import __version__
-from vlrl.cli import data, inspecting, looking, planning, scoring, serve, tasks, training
+from vlrl.cli import comparing, data, evaluating, inspecting, looking, planning, scoring, serve, tasks, training
 from vlrl.cli.common import flowing
 from vlrl.cli.terminal import printable
 from vlrl.config.registry import failure, place
@@ -46,7 +46,9 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 
 
 training.register(app)
+evaluating.register(app)
 scoring.register(app)
+comparing.register(app)
 app.add_typer(tasks.app)
 app.add_typer(data.app)
 looking.register(app)

@@ -36,14 +36,16 @@ def plan(
                                                       show_default=False)] = None,
     visual_tokens: Annotated[int | None, typer.Option(min=0, help="Those of its image or video.",
                                                       show_default=False)] = None,
-    answer_tokens: Annotated[int | None, typer.Option(min=1, help="Mean length of an answer, for the seconds; by "
-                                                      "default rollout.max_new_tokens.", show_default=False)] = None,
+    answer_tokens: Annotated[int | None, typer.Option(min=1, help="Mean length of an answer, or of an action "
+                                                      "of an episode, for the seconds; by default "
+                                                      "rollout.max_new_tokens.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Estimate memory, step time and what to change: does a config fit on these GPUs?
 
     Nothing is loaded but the shape of the model; those of common releases are built in. Exit code 0 when it fits, 1
-    when it does not. `vlrl train CONFIG --dry-run` measures the prompts of the data, for --prompt-tokens.
+    when it does not. `vlrl train CONFIG --dry-run` measures the prompts of the data, for --prompt-tokens. A few
+    episodes of a task with an environment are played, to see how much they show.
     """
     from vlrl.monitoring.gpu_specs import CARDS, card_of
     from vlrl.tools import plan as tool
@@ -53,9 +55,11 @@ def plan(
     if chosen is None:
         raise ConfigError(f"--card {card!r} is not known; known are {', '.join(c.name for c in CARDS)}. Take one that "
                           "is as fast, and its memory with --gpu-memory")
-    words, keywords = list(settings or ()), {"prompt_tokens": prompt_tokens, "visual_tokens": visual_tokens,
-                                             "answer_tokens": answer_tokens}
-    result = tool.plan(load(config, words), gpus, chosen, gpu_memory, **keywords)
+    words = list(settings or ())
+    loaded = load(config, words)
+    keywords: dict[str, Any] = {"prompt_tokens": prompt_tokens, "visual_tokens": visual_tokens,
+                                "answer_tokens": answer_tokens, "observed": tool.observe(loaded)}
+    result = tool.plan(loaded, gpus, chosen, gpu_memory, **keywords)
     remedies = [] if result.fits else planadvice.changes(config, words, result, **keywords)
     if as_json:
         emit(_plain(result) | {"changes": [{"settings": c.words, **_plain(c.plan)} for c in remedies]})

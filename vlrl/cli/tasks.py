@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as encoder
 import shlex
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,20 +59,25 @@ def _described(entry: Entry) -> str:
 
 @app.command(epilog=examples(
     "vlrl tasks new count                      count.py, count.yaml, test_count.py; pictures drawn by code",
-    "vlrl tasks new signs --rows --dir signs   the same, and signs_rows/ with 8 rows and their pictures"))
+    "vlrl tasks new signs --rows --dir signs   the same, and signs_rows/ with 8 rows and their pictures",
+    "vlrl tasks new walk --environment         a model that acts over several turns, and its world"))
 def new(
     name: Annotated[str, typer.Argument(help="Name of the task and of its file, e.g. count.", show_default=False)],
     dir: Annotated[Path, typer.Option(help="Folder to write into, e.g. mine; it is made if needed.")] = Path("."),
     rows: Annotated[bool, typer.Option("--rows", help="Read rows and pictures from files instead of drawing.")] = False,
+    environment: Annotated[bool, typer.Option("--environment", help="Have the model act over several turns.")] = False,
 ) -> None:
     """Begin a task of your own: a file that works, its config for a CPU, and its test. Nothing is overwritten."""
+    from vlrl.errors import ConfigError
     from vlrl.tools.scaffold import create
 
-    written = create(name, dir, rows)
+    if rows and environment:
+        raise ConfigError("--rows and --environment: choose one. An environment finds the row in its sample")
+    written = create(name, dir, "rows" if rows else "environment" if environment else "task")
     typer.echo("wrote " + ", ".join(map(str, written)) + (f" and {dir / f'{name}_rows' / 'images'}" if rows else ""))
     target = f"{name}.py --config {name}.yaml" if rows else f"{name}.py"
     lines = [f"vlrl tasks check {target}", f"vlrl train {name}.yaml --dry-run", f"vlrl train {name}.yaml",
-             f"vlrl score {name}.yaml < answers.jsonl", f"python -m pytest test_{name}.py"]
+             *([] if environment else [f"vlrl score {name}.yaml < answers.jsonl"]), f"python -m pytest test_{name}.py"]
     cd = [] if dir.resolve() == Path.cwd() else [f"cd {shlex.quote(str(dir))}"]
     typer.echo("\n".join(["next:", *(f"  {line}" for line in cd + lines)]))
 
@@ -103,16 +109,19 @@ def check(
     """Check that a task keeps its contract, and that answers which are none do not pay.
 
     Samples: unique, the same in every process, train and held-out apart. Scoring: no text makes it raise, stall or pay
-    without bound; the perfect answer earns the most; a list of cheats earns clearly less. Exits with 1 if anything is
-    wrong, naming the sample and the answer that show it.
+    without bound; the perfect answer earns the most; a list of cheats earns clearly less. Of a task with environments
+    or tools: episodes are the same for the same seed, no action breaks them, those of oracle_actions earn the most and
+    nothing is left running. Exits with 1 if anything is wrong, naming the sample and the answer that show it.
     """
     from rich.console import Console
 
+    from vlrl.task.environment import has_environment
     from vlrl.testing import examine
     from vlrl.testing.labelled import judge
 
     task_object = _task(task, config, settings)
-    with Console(stderr=True).status(f"checking {escape(task)}"):
+    acts = has_environment(task_object)  # starts processes, which a thread that draws may leave with a taken lock
+    with nullcontext() if acts else Console(stderr=True).status(f"checking {escape(task)}"):
         verdict = judge(task_object, answers) if answers else None
         report = examine(task_object, samples, processes)
     failed = bool(report.findings) or (verdict is not None and len(verdict.mistakes) > max_errors)

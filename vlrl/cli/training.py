@@ -1,27 +1,24 @@
-"""`vlrl train`, `sft`, `eval`, `export`, `extrapolate` and `tiny`."""
+"""`vlrl train`, `sft`, `export`, `extrapolate` and `tiny`."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load
-from vlrl.cli.terminal import printable, table
+from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, is_free, load
+from vlrl.cli.terminal import printable
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.tools.tiny_families import DEFAULT, FAMILIES
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
     from vlrl.tools.export import Exported
-    from vlrl.tools.measure import Chosen
 
 _TRAIN = ("COMMAND configs/quickstart.yaml",
           "COMMAND configs/quickstart.yaml --dry-run",
@@ -37,11 +34,6 @@ SFT_EXAMPLES = examples(
     "vlrl sft configs/quickstart.yaml train.lr=1e-3 steps=100 run.dir=runs/sft",
     "RL from there:",
     "vlrl train configs/quickstart.yaml model.name=runs/sft")
-EVAL_EXAMPLES = examples(
-    "vlrl eval configs/quickstart.yaml",
-    "vlrl eval configs/quickstart.yaml --model embedded/tiny-qwen3-vl",
-    "vlrl eval configs/quickstart.yaml --checkpoint runs/other --samples 1000",
-    "vlrl eval runs/quickstart/config.yaml --temperature 1 --rollouts /tmp/answers")
 EXPORT_EXAMPLES = examples(
     "vlrl export runs/quickstart -o models/quickstart",
     "vlrl export runs/lora/checkpoints/step-000050 -o models/lora --dtype bfloat16",
@@ -57,14 +49,10 @@ TINY_EXAMPLES = examples(
     "vlrl train configs/quickstart.yaml model.name=models/tiny")
 
 
-_NOT_METRICS = {"step", "n", "rejected", "score_errors"}
-
-
 def register(app: typer.Typer) -> None:
     """Adds the commands to the application."""
     app.command(epilog=examples(*(line.replace("COMMAND", "vlrl train") for line in _TRAIN)))(train)
     app.command(epilog=SFT_EXAMPLES)(sft)
-    app.command("eval", epilog=EVAL_EXAMPLES)(evaluate)
     app.command(epilog=EXPORT_EXAMPLES)(export)
     app.command(epilog=EXTRAPOLATE_EXAMPLES)(extrapolate)
     app.command(epilog=TINY_EXAMPLES)(tiny)
@@ -197,125 +185,6 @@ def _finish(config: Config, run: Callable[[Config], Any]) -> None:
     raise typer.Exit
 
 
-def _is_free(folder: Path) -> bool:
-    """Returns whether a folder can be made or filled there."""
-    return not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
-
-
-# --- eval -------------------------------------------------------------------------------------------------------------
-
-
-def evaluate(
-    config: ConfigPath,
-    settings: Words = None,
-    model: Annotated[str | None, typer.Option(
-        metavar="FOLDER|NAME", show_default=False,
-        help="A model or adapter instead of a checkpoint, e.g. Qwen/Qwen2.5-VL-3B-Instruct.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(
-        metavar="FOLDER", show_default=False,
-        help="A checkpoint, or a run folder for its newest, e.g. runs/a/checkpoints/step-000050. Default: the newest "
-        "of run.dir, or model.name where that has none.")] = None,
-    split: Annotated[list[str] | None, typer.Option(
-        metavar="NAME", show_default=False,
-        help="A split, e.g. heldout; may be repeated. Default: eval.splits.")] = None,
-    samples: Annotated[int | None, typer.Option(
-        metavar="N", min=1, show_default=False, help="Samples per split, e.g. 1000. Default: eval.samples.")] = None,
-    temperature: Annotated[float | None, typer.Option(
-        metavar="T", min=0, show_default=False, help="0 = greedy, e.g. 0.7. Default: eval.temperature.")] = None,
-    out: Annotated[Path | None, typer.Option(
-        "-o", "--out", metavar="OUT.jsonl", show_default=False,
-        help="Write one line a split, as in a run's eval.jsonl, to a new file, e.g. scores.jsonl.")] = None,
-    rollouts: Annotated[Path | None, typer.Option(
-        metavar="FOLDER", show_default=False,
-        help="Keep every answer as parquet, with its media, in a new folder, e.g. /tmp/answers.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Measure a model on a config's task, with 95 % intervals over the samples.
-
-    The run folder is neither locked nor changed, so a run may go on meanwhile.
-    """
-    from vlrl.store.checkpoint import find
-
-    if model is not None and checkpoint is not None:
-        raise typer.BadParameter("name a model or a checkpoint, not both", param_hint="--model")
-    if out is not None and os.path.lexists(out):
-        raise ConfigError(f"{out} exists already, and nothing is overwritten: name another file for --out")
-    if rollouts is not None and not _is_free(rollouts):
-        raise ConfigError(f"{rollouts} is not an empty folder, and nothing is overwritten: name another for --rollouts")
-    given = {"splits": tuple(split) if split else None, "samples": samples, "temperature": temperature}
-    words = [f"eval.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
-    loaded = load(config, [*(settings or ()), *words])
-    if loaded.eval.samples == 0 or not loaded.eval.splits:
-        raise ConfigError("eval.samples or eval.splits is empty, so there is nothing to measure: e.g. --samples 256")
-    if checkpoint is not None:
-        find(checkpoint)  # before what takes time to import
-    from vlrl.tools.measure import choose
-
-    chosen = choose(loaded, model, checkpoint)
-    for warning in chosen.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    records = _measure(loaded, chosen, rollouts)
-    _show(chosen, records, out, as_json)
-
-
-def _measure(config: Config, chosen: Chosen, rollouts: Path | None) -> list[dict[str, Any]]:
-    """Returns one record per split, and its answers in the folder `rollouts`."""
-    from rich.console import Console
-
-    from vlrl.config.registry import prints_aside
-    from vlrl.distributed import comm
-    from vlrl.rollout.group_source import check_score_errors
-    from vlrl.store import RunFolder, plain
-    from vlrl.tools.measure import measure
-
-    records = []
-    with Console(stderr=True).status(f"loading {printable(chosen.name)}") as status, prints_aside():
-        for result in measure(config, chosen, lambda what, done, total: status.update(f"{what} {done}/{total}")):
-            split, stored = result.record["split"], None
-            if rollouts:
-                stored = RunFolder(rollouts, config.store.media).write_rollouts(chosen.step, comm.rank(), result.groups,
-                                                                               split=split)
-            check_score_errors(result.groups, config.limits.score_errors, f"evaluation of {split}", stored)
-            records.append(plain(result.record))
-    return records
-
-
-def _show(chosen: Chosen, records: Sequence[Mapping[str, Any]], out: Path | None, as_json: bool) -> None:
-    """Prints the records, and writes them to `out`; on rank 0."""
-    from vlrl.distributed import comm
-    from vlrl.store.files import write_text
-
-    if not comm.is_main():
-        return
-    if out:
-        write_text(out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-    if as_json:
-        emit({"model": chosen.name, "step": chosen.step, "evaluations": records})
-        return
-    from rich.console import Console
-
-    Console(highlight=False).print(_table(chosen, records))
-
-
-def _table(chosen: Chosen, records: Sequence[Mapping[str, Any]]) -> Any:
-    """Returns every metric of every split with its interval, one row each."""
-    from rich.text import Text
-
-    title = Text(f"{chosen.name} after {chosen.step} steps" if chosen.step else chosen.name)
-    shown = table("split", "metric", "n", "mean", "interval", left=2, title=title, min_width=50,
-                  caption=Text("[low, high] = 95 % interval over the samples", "dim"))
-    for record in records:
-        left_out = f" ({record['rejected']} left out)" if record["rejected"] else ""
-        for name, value in record.items():
-            if name in _NOT_METRICS or "/ci95_" in name or not isinstance(value, (int, float)):
-                continue
-            low, high = (record.get(f"{name}/ci95_{end}") for end in ("low", "high"))
-            interval = "" if low is None or high is None else f"[{low:.3f}, {high:.3f}]"
-            cells = (record["split"], name, f"{record['n']}{left_out}", f"{value:.3f}", interval)
-            shown.add_row(*(Text(str(cell)) for cell in cells))
-    return shown
-
-
 # --- export and tiny --------------------------------------------------------------------------------------------------
 
 
@@ -396,6 +265,8 @@ def tiny(
                                       help="A new or empty folder, e.g. models/tiny.")],
     family: Annotated[str, typer.Option(metavar="NAME", help=f"Architecture: {', '.join(FAMILIES)}.")] = DEFAULT,
     random: Annotated[bool, typer.Option("--random", help="Random float32 weights: nothing is learned.")] = False,
+    episodes: Annotated[bool, typer.Option("--episodes", help="The embedded model, taught to call a tool and to act "
+                                           "over several turns (about five minutes).")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, metavar="N",
                                       help="Of the weights and of the examples, e.g. 1.")] = 0,
     max_pixels: Annotated[int | None, typer.Option(
@@ -412,8 +283,11 @@ def tiny(
     if family not in FAMILIES:
         raise ConfigError(f"--family {family!r} is not known.{did_you_mean(family, FAMILIES)} "
                           f"Known: {', '.join(FAMILIES)}.")
-    if not _is_free(out):
+    if not is_free(out):
         raise ConfigError(f"{out} is not an empty folder, and nothing is overwritten: name another, or remove it first")
+    if episodes and (random or family != DEFAULT):
+        raise typer.BadParameter("goes on from the embedded model: neither --random nor --family goes with it",
+                                 param_hint="--episodes")
     if max_pixels is not None and not random:
         raise typer.BadParameter("goes with --random; a taught model has its family's own limit",
                                  param_hint="--max-pixels")
@@ -421,6 +295,10 @@ def tiny(
 
     if random:
         models.build(family, out, seed=seed, max_pixels=max_pixels)
+    elif episodes:
+        from vlrl.tools import episode_start
+
+        episode_start.run(out, seed)
     else:
         from vlrl.tools import cold_start
 

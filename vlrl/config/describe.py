@@ -23,12 +23,19 @@ def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, st
     order.
     """
     for name, info in ((info.alias or name, info) for name, info in model.model_fields.items()):
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not Named:
-            yield from describe(kind, f"{prefix}{name}.")
-        else:
+        kind, below = info.annotation, _below(info.annotation)
+        if below is None or below is not kind:
             default = info.get_default(call_default_factory=True)
             yield f"{prefix}{name}", spell(kind, info.metadata), default, info.description or ""
+        if below is not None:
+            yield from describe(below, f"{prefix}{name}.")
+
+
+def _below(kind: Any) -> type[BaseModel] | None:
+    """Returns the model of nested settings, also of those that may be null."""
+    args = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return next((one for one in args if isinstance(one, type) and issubclass(one, BaseModel) and one is not Named),
+                None)
 
 
 def spell(kind: Any, bounds: Sequence[Any] = ()) -> str:

@@ -38,8 +38,8 @@ class EngineSettings(Settings):
         "variable VLLM_CPU_KVCACHE_SPACE gives the GiB for the KV cache.")
     max_model_len: Positive | None = Field(
         default=None, description="vllm, vllm_server: most tokens of a prompt and its answer together; null = "
-        "limits.prompt_tokens + rollout.max_new_tokens, as far as the model has positions. Less leaves memory for more "
-        "answers side by side.")
+        "limits.prompt_tokens + rollout.max_new_tokens (episode.max_tokens of a task with an environment), as far as "
+        "the model has positions. Less leaves memory for more answers side by side.")
     tensor_parallel: Positive = Field(
         default=1, description="vllm, vllm_server: GPUs that one engine is spread over.")
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(

@@ -33,6 +33,7 @@ from vlrl.errors import ConfigError, RunError, did_you_mean
 
 MOST_MERGED = 10_000
 """Keys that the merge keys (`<<`) of a config may bring."""
+_MERGE = "tag:yaml.org,2002:merge"
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
 _SHORT.maxstring = _SHORT.maxother = 300  # of a value in a message; of a nested one the first items
@@ -200,16 +201,28 @@ def _parents(folder: Path, parents: Any, origin: str, visited: tuple[Path, ...])
 
 class _Loader(yaml.SafeLoader):
     """YAML in which a mapping has each key once; YAML's own loader lets the last one win. Merged mappings (`<<`) may
-    bring so many keys, as each of a chain of them may bring all of the one before ten times."""
+    bring so many keys, as each of a chain of them brings all of the one before."""
 
     merged = 0
 
     def flatten_mapping(self, node: Any) -> None:
-        before = len(node.value)
+        """Adds merged keys to the mapping's own, which win, as the first of several merged ones does. PyYAML 6.0.4
+        itself lets what a merged mapping has merged win over its own.
+        """
+        merged = next((value for key, value in node.value if key.tag == _MERGE), None)
+        node.value = [pair for pair in node.value if pair[0].tag != _MERGE]
+        named = {str(key.value): (key, value) for key, value in node.value}
+        for source in [] if merged is None else merged.value if isinstance(merged, yaml.SequenceNode) else [merged]:
+            if not isinstance(source, yaml.MappingNode):
+                raise ComposerError(None, None, "a merge key (<<) takes a mapping or a list of them", source.start_mark)
+            self.flatten_mapping(source)
+            self.merged += len(source.value)
+            if self.merged > MOST_MERGED:
+                raise ComposerError(None, None, f"its merge keys (<<) bring more than {MOST_MERGED:,} settings", None)
+            for pair in source.value:
+                named.setdefault(str(pair[0].value), pair)
+        node.value = list(named.values())
         super().flatten_mapping(node)
-        self.merged += max(len(node.value) - before, 0)
-        if self.merged > MOST_MERGED:
-            raise ComposerError(None, None, f"its merge keys (<<) bring more than {MOST_MERGED:,} settings", None)
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)

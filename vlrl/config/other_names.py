@@ -79,8 +79,13 @@ _NAMES = {
     "model.train": "freeze_vision_tower freeze_vision_modules",
     "train.min_lr_ratio": "min_lr_ratio",
     "data.root": "image_folders",
+    "algo.critic.lr": "critic.optim.lr",
+    "algo.critic.clip": "cliprange_value",
+    "algo.critic.warmup": "critic_warmup",
+    "algo.critic.gamma": "gamma",
+    "algo.critic.lam": "lam",
 }
-"""Setting -> its names elsewhere, the last word of each."""
+"""Setting -> its names elsewhere, the last word of each, or the whole where that word alone is another one."""
 
 
 _MOST = 5
@@ -105,8 +110,9 @@ def known_below(name: str, value: Any) -> str:
 
 
 def _here(name: str) -> str:
+    whole = [setting for setting, names in _NAMES.items() if "." in name and name in names.split()]
     word = name.rpartition(".")[2]
-    return " or ".join(setting for setting, names in _NAMES.items() if word in names.split())
+    return " or ".join(whole or (setting for setting, names in _NAMES.items() if word in names.split()))
 
 
 def _leaves(name: str, value: Any) -> Iterator[str]:

@@ -46,6 +46,45 @@ class ForgetSettings(Settings):
                 "learn from them as they are")
 
 
+class BranchSettings(Settings):
+    """Answers of a group that go on from each other's text instead of the prompt."""
+
+    roots: Positive | None = Field(
+        default=None, description="Answers of a group that are written from the prompt; each of the others goes on "
+        "from a point in one that is there, and shares what comes before it. null = all from the prompt. Credit by "
+        "node: algo.advantage=rose, treerl or tempo.")
+    at: str = Field(
+        default="surprise", description="Where an answer parts from another: surprise = at the token with the lowest "
+        "log-probability, then at the next one (TreeRL, 2506.11902); uniform = anywhere; or your own "
+        "path/file.py:name.")
+    tokens: Positive | None = Field(
+        default=None, description="New tokens of a group after which no further answer is begun: a budget in place of "
+        "a number of answers, of which rollout.group_size is then the most.")
+
+    @model_validator(mode="after")
+    def _applies(self) -> BranchSettings:
+        for name in self.model_fields_set - {"roots"}:
+            if self.roots is None and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"rollout.branch.{name}={getattr(self, name)} applies to answers that branch: set "
+                                 "rollout.branch.roots too, or leave it out")
+        return self
+
+    def problem(self, rollout: RolloutSettings, staleness: int) -> str:
+        """Returns why other settings forbid it, and the way out; "" where nothing does."""
+        if self.roots is None:
+            return ""
+        named, off = f"rollout.branch.roots={self.roots}", "set rollout.branch.roots=null"
+        if self.roots >= rollout.group_size:
+            return (f"{named} leaves none of rollout.group_size={rollout.group_size} answers to branch: lower it, or "
+                    f"{off}")
+        if rollout.step_tokens is not None or rollout.forget.lr:
+            other = ("rollout.forget.lr" if rollout.forget.lr else "rollout.step_tokens")
+            return f"{named} and {other} both say how a group is written: {off}, or leave {other} out"
+        if staleness:
+            return f"{named} does not go with async.max_staleness={staleness}: set async.max_staleness=0, or {off}"
+        return ""
+
+
 class RolloutSettings(Settings):
     """How many answers a step draws, how they are sampled, and how often they are learned from."""
 
@@ -69,6 +108,7 @@ class RolloutSettings(Settings):
         default=True, description="Score finished groups in a thread while others are generated; false for a task that "
         "works in the main thread only.")
     forget: ForgetSettings = ForgetSettings()
+    branch: BranchSettings = BranchSettings()
     updates: Positive = Field(default=1, description="Passes over one batch of rollouts.")
     minibatches: Positive = Field(default=1, description="Optimizer steps per pass.")
 

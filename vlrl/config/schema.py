@@ -22,7 +22,7 @@ __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AsyncSettings", "Config", "Cur
 
 RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts", "data.cache", "train.sharding",
              "train.cpu_offload", "limits.collective_s", "limits.environment_errors", "limits.nonfinite_steps",
-             "limits.score_s", "limits.stuck_s",
+             "limits.score_s", "limits.stuck_s", "environment.name",
              *(f"engine.{name}" for name in PLACES))
 """Settings, and sections of them, that may differ between a checkpoint and the run that resumes it."""
 SHORT = ("engine", "task", "curriculum")
@@ -220,8 +220,8 @@ class TrainSettings(Settings):
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this norm.")
     tokens_per_batch: Positive = Field(default=8192, description="Packed tokens per process and micro-batch.")
     packing: Literal["shared", "padded"] = Field(
-        default="shared", description="shared: a group's prompt is computed once; padded: one row per answer (the "
-        "oracle).")
+        default="shared", description="shared: a group's prompt is computed once, and what its answers begin with in "
+        "common, from 32 tokens on; padded: one row per answer (the oracle).")
     attention: Literal["auto", "merged", "masked", "varlen", "flex"] = Field(
         default="auto", description="Attention of shared rows, all equal up to rounding: merged (CPU), varlen (CUDA, "
         "flash attention, 16 bits), flex (CUDA, FlexAttention) or masked (anywhere). auto = merged on a CPU, else "
@@ -392,7 +392,9 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _stale_answers_fit(self) -> Config:
-        if problem := self.asynchronous.problem(self.rollout, self.algo) or self.rollout.forget.problem(self.algo):
+        staleness = self.asynchronous.max_staleness
+        if problem := (self.asynchronous.problem(self.rollout, self.algo) or self.rollout.forget.problem(self.algo)
+                       or self.rollout.branch.problem(self.rollout, staleness)):
             raise ValueError(problem)
         return self
 

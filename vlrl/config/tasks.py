@@ -23,7 +23,8 @@ class TaskSettings(BaseModel):
         default_factory=dict, description="Weight per part: a number, or [[step, weight], ...] joined by lines.")
     combine: str = Field(
         default="auto", description="How parts become the reward: sum, product, gate:<part> (the others count where it "
-        "is above 0), max:<a>,<b> (the larger one, plus the rest), or own file.py:function(parts, weights); auto = the "
+        "is above 0) or gate:<part>>=<least>, max:<a>,<b> (the larger one, plus the rest), "
+        "tool_star:<format>,<accuracy>,<tools>, or own file.py:function(parts, weights); auto = the "
         "task's own way, mostly sum.")
 
 

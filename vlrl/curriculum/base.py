@@ -12,7 +12,7 @@ import copy
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -58,7 +58,8 @@ class Prompts:
     """
 
     def __init__(self, size: int, seed: int, read: Callable[[str], Sequence[Any]] | None = None,
-                 rollout: RolloutSettings | None = None, knobs: Mapping[str, tuple[float, float]] | None = None):
+                 rollout: RolloutSettings | None = None, knobs: Mapping[str, tuple[float, float]] | None = None,
+                 stage_fields: Collection[str] = ()):
         self.size, self.seed = size, seed
         rollout = rollout or RolloutSettings()
         self.per_step, self.group_size = rollout.prompts_per_step, rollout.group_size
@@ -66,6 +67,8 @@ class Prompts:
         """data.shuffle_buffer, with data.stream."""
         self.knobs = dict(knobs or {})
         """Of the task, if it makes samples at any difficulty: name -> (lowest, highest)."""
+        self.stage_fields = tuple(stage_fields)
+        """Fields of samples that the task lets stages set."""
         self._read = read or (lambda name: [None] * size)
         self._fields: dict[str, Sequence[Any]] = {}
         self.history = History(size)
@@ -73,7 +76,7 @@ class Prompts:
 
     @classmethod
     def of(cls, samples: Sequence[Sample], seed: int, columns: str = "", rollout: RolloutSettings | None = None,
-           knobs: Mapping[str, tuple[float, float]] | None = None) -> Prompts:
+           knobs: Mapping[str, tuple[float, float]] | None = None, stage_fields: Collection[str] = ()) -> Prompts:
         """Returns those of a training split; its rows are read when a sampler first asks for a field.
 
         `columns` names a file whose columns come before the rows' own fields: the setting data.difficulty.
@@ -88,7 +91,7 @@ class Prompts:
                 return [_field(sample, name) for sample in drawn]
             return beside.over(name, [(sample.id, _field(sample, name)) for sample in drawn])
 
-        return cls(len(samples), seed, read, rollout, knobs)
+        return cls(len(samples), seed, read, rollout, knobs, stage_fields)
 
     def part(self, name: str, places: np.ndarray, share: float) -> Prompts:
         """Returns some of the prompts [n] by themselves, numbered from 0, with random streams of their own; `share` of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -137,6 +137,8 @@ class Stage(Settings):
     """None = rollout.group_size."""
     carry: Fraction = 0.0
     """The share of its draws that are answered prompts of earlier stages."""
+    fields: dict[str, bool | int | float | str] = {}
+    """Fields of its samples, in place of their own: those that the task names in `stage_fields`."""
 
     @field_validator("where")
     @classmethod
@@ -202,6 +204,7 @@ class Staged(Adaptive):
     def __init__(self, prompts: Prompts, stages: list[dict[str, Any]], window: Positive = 64, lowest: Rate = 0.1):
         super().__init__(prompts)
         self.stages, self.lowest = read_stages(stages), lowest
+        _check_fields(self.stages, prompts.stage_fields)
         self.members = [members(prompts, stage, number) for number, stage in enumerate(self.stages, 1)]
         """The prompts of each stage."""
         self.began = -1
@@ -249,7 +252,7 @@ class Staged(Adaptive):
         return np.concatenate([fresh, old])
 
     def draws(self, indices: np.ndarray | Sequence[int], **more: Any) -> list[Draw]:
-        batch = super().draws(indices, **sizes(self.stage), **more)
+        batch = super().draws(indices, **said(self.stage), **more)
         self._own |= {(d.index, d.visit) for d in batch[:self._fresh]}
         return batch
 
@@ -262,7 +265,7 @@ class Staged(Adaptive):
         at = self.at + self._due(step)
         pool = self.pool if at == self.at else self._pool(at)
         indices = pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1))
-        return foreseen(self.history, indices, **sizes(self.stages[at]))
+        return foreseen(self.history, indices, **said(self.stages[at]))
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         self.pool.note(outcomes)
@@ -289,9 +292,21 @@ class Staged(Adaptive):
         return {"curriculum/stage": self.at + 1.0, **{f"curriculum/stage_{k}": v for k, v in means.items()}}
 
 
-def sizes(stage: Stage) -> dict[str, int | None]:
+def said(stage: Stage) -> dict[str, Any]:
     """Returns what a stage says of each draw."""
-    return {"group_size": stage.group_size, "max_new_tokens": stage.max_new_tokens}
+    return {"group_size": stage.group_size, "max_new_tokens": stage.max_new_tokens,
+            "fields": tuple(sorted(stage.fields.items()))}
+
+
+def _check_fields(stages: Sequence[Stage], known: Collection[str]) -> None:
+    """Raises ConfigError for a field that the task lets no stage set."""
+    for number, stage in enumerate(stages, 1):
+        for name in stage.fields:
+            if name not in known:
+                lists = f"Its stage_fields: {', '.join(known)}" if known else "It has no stage_fields"
+                raise ConfigError(f"curriculum.stages: stage {number}: fields={stage.fields!r}: the task lets no stage "
+                                  f"set the field {name!r}.{did_you_mean(name, known)} {lists} "
+                                  "(docs/write-an-environment.md, \"Help that ends\")")
 
 
 def members(prompts: Prompts, stage: Stage, number: int) -> np.ndarray:

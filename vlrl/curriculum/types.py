@@ -19,10 +19,14 @@ class Draw:
     """Answers; None = rollout.group_size."""
     max_new_tokens: int | None = None
     """Most tokens of an answer; None = rollout.max_new_tokens."""
+    max_turns: int | None = None
+    """Most actions of an episode; None = episode.max_turns."""
     weight: float = 1.0
     """Factor on the loss of its group, beside that of the row."""
     knobs: tuple[tuple[str, float], ...] = ()
     """For a task that makes its samples: the sample is `task.generate(index, knobs)`."""
+    fields: tuple[tuple[str, bool | int | float | str], ...] = ()
+    """Fields of the sample that the stage sets; of those that its task lets stages set (Task.stage_fields)."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Outcome:
     surprise: float = 0.0
     """Mean over the answers of sqrt(sum over tokens of (1 - p(token))^2), p by the sampler: what gvm takes for the norm
     of the gradient."""
+    acted: bool = False
+    """Whether its answers are episodes."""
 
     @cached_property
     def scored(self) -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 
     load(replace(media, edits=(("shuffle", 17),)), limits)          # frames in another order, timestamps of the places
     load(replace(media, edits=(("noise", 500, 17),)), limits)       # diffusion noise of step 500
+    load(replace(media, edits=(("shrink", 50_176),)), limits)       # at most so many pixels
 
 An edit is a name of EDITS and its arguments; the same edit of the same frames gives the same pixels.
 """
@@ -59,8 +60,14 @@ def noise(frames: Frames, t: int, seed: int) -> Frames:
     return tuple(map(noisy, frames)) if t else frames
 
 
-EDITS: dict[str, Callable[..., Frames]] = {"shuffle": shuffle, "noise": noise}
-"""Edits by name: (frames, *arguments) -> frames, as many and of the same sizes."""
+def shrink(frames: Frames, pixels: int) -> Frames:
+    """Returns frames of at most so many pixels each, their sides in proportion."""
+    scale = min(1.0, *((pixels / (frame.width * frame.height)) ** 0.5 for frame in frames))
+    return tuple(f.resize((max(1, int(f.width * scale)), max(1, int(f.height * scale)))) for f in frames)
+
+
+EDITS: dict[str, Callable[..., Frames]] = {"shuffle": shuffle, "noise": noise, "shrink": shrink}
+"""Edits by name: (frames, *arguments) -> frames, as many."""
 
 
 def edited(loaded: LoadedMedia, edits: Sequence[Sequence[Any]]) -> LoadedMedia:

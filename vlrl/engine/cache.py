@@ -8,7 +8,7 @@ that is most of what is held.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, Li
 
 from vlrl.models.attention import PromptCache
 
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values of a layer."""
 ROOM = 64
 """Tokens of free space whenever a layer has to grow."""
 
@@ -148,6 +150,20 @@ class SharedRows:
         """Forward keywords for one more token of every row."""
         return {"past_key_values": self._answers, "attention_mask": self._mask, "prefix_layout": self._prompts}
 
+    def row(self, place: int, own: int) -> list[Pair]:
+        """Returns keys and values [1, H_kv, n, d] of each layer of a row: its prompt, and the first `own` tokens after
+        it.
+        """
+        prompts, answers = self._prompts, cast(list[Any], self._answers.layers)
+        at = prompts.owner[place:place + 1]
+        seen = slice(None) if prompts.bias is None else prompts.bias[at][0, 0, 0] == 0
+        before = [(keys[at][:, :, seen], values[at][:, :, seen]) for keys, values in prompts.layers]
+        if not own:
+            return before
+        after = [(layer.keys[place:place + 1, :, :own], layer.values[place:place + 1, :, :own]) for layer in answers]
+        return [(torch.cat([keys, more.to(keys.dtype)], 2), torch.cat([values, others.to(values.dtype)], 2))
+                for (keys, values), (more, others) in zip(before, after, strict=True)]
+
     def select(self, rows: torch.Tensor) -> None:
         """Keeps rows (ascending)."""
         self._prompts.select(rows)
@@ -160,6 +176,20 @@ def spread(cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, config:
     if shared and all(type(layer) is RoomyLayer for layer in cache.layers):
         return SharedRows(cache, mask, owner, roomy_cache(config))
     return CopiedRows(cache, mask, owner)
+
+
+def revived(kept: Sequence[list[Any]], config: Any) -> DynamicCache:
+    """Returns one cache of rows that were kept, shorter ones padded on the left. Uses the given ones up."""
+    cache = roomy_cache(config)
+    for i, layer in enumerate(cache.layers):
+        assert isinstance(layer, RoomyLayer)
+        pairs = [row[i] for row in kept]
+        layer.lazy_initialization(*pairs[0])
+        layer.hold(*(_padded(side) for side in zip(*pairs, strict=True)))
+        for row in kept:
+            row[i] = None  # its memory is free before the next layer is joined
+        del pairs
+    return cache
 
 
 def _select(cache: DynamicCache, indices: torch.Tensor) -> None:

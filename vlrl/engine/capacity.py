@@ -53,13 +53,13 @@ class Capacity:
     shared: bool = True
     """The answers of a group share one copy of their prompt."""
 
-    def fits(self, prompts: int, widest: int, rows: int, longest: int) -> bool:
+    def fits(self, prompts: int, widest: int, rows: int, longest: int, beside: int = 1) -> bool:
         """Returns whether `rows` answers of up to `longest` tokens to `prompts` prompts of up to `widest` tokens
-        fit.
+        fit into one part in `beside` of the memory.
         """
         copies = prompts if self.shared else prompts + rows  # copied while the prompts' own are still there
         tokens = copies * widest + rows * (longest + ROOM)
-        return rows <= self.rows and tokens * self.token + rows * self.logits <= self.total
+        return rows <= self.rows and tokens * self.token + rows * self.logits <= self.total / beside
 
 
 def automatic(policy: Policy) -> Capacity:

@@ -39,6 +39,7 @@ class CopiedEngine(HFEngine):
     def sync(self, policy: Policy, step: int) -> None:
         """Copies the trainable parameters. Called on every process."""
         self.step = step
+        self.living.clear()
         own = dict(self.policy.model.named_parameters())
         with torch.no_grad():
             for name, weight in policy.trainable():

@@ -3,13 +3,17 @@
 Each prompt (and its images) is computed once, and its cache is kept once for the whole group where the attention
 allows it. Rows that have finished leave the batch. Every rollout draws from a random stream of its own, named by (seed,
 request key, index): its answer does not depend on the batch or process it ran in, beyond the last bits of the logits.
+Of an episode the cache stays alive until the next turn, which reads the observation alone (living.py).
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -17,8 +21,9 @@ import torch
 import torch.nn.functional as F
 
 from vlrl.engine.base import Done, Watch
-from vlrl.engine.cache import CopiedRows, SharedRows, roomy_cache, side_by_side, spread
+from vlrl.engine.cache import CopiedRows, SharedRows, revived, roomy_cache, side_by_side, spread
 from vlrl.engine.capacity import Capacity, Job, automatic, batches, chunks, cut
+from vlrl.engine.living import Kept, LivingCaches
 from vlrl.engine.writing import Writing, Written
 from vlrl.errors import TrainingError
 from vlrl.models.oom import release, short_of_memory
@@ -44,12 +49,16 @@ class HFEngine:
     def __init__(self, policy: Policy, seed: int, batch_rollouts: int | Literal["auto"] = "auto",
                  prefill_tokens: int = 16384):
         self.policy, self.seed, self.prefill_tokens = policy, seed, prefill_tokens
-        self.capacity = automatic(policy) if batch_rollouts == "auto" else Capacity(rows=batch_rollouts)
+        room = automatic(policy)
+        self.capacity = room if batch_rollouts == "auto" else Capacity(rows=batch_rollouts)
+        self.living = LivingCaches(room.total / 2 // room.token)
+        """Of episodes; the other half is for the batch."""
         self._texts = Texts(policy)
 
     def sync(self, policy: Policy, step: int) -> None:
         """Shares the weights; where they are sharded, each process gathers all of them."""
         self.policy = policy
+        self.living.clear()
         policy.gather()
 
     def close(self) -> None:
@@ -64,7 +73,8 @@ class HFEngine:
         """
         out: list[list[Completion]] = [[] for _ in requests]
         with self.policy.evaluating(), self.policy.autocast():
-            for jobs in batches(requests, lambda *size: self.capacity.fits(*size)):
+            beside = 2 if any(r.continues for r in requests) else 1
+            for jobs in batches(requests, lambda *size: self.capacity.fits(*size, beside=beside)):
                 with phase("generate"):
                     written = self._run(requests, jobs, watch)
                 for i, completion in written:
@@ -136,24 +146,41 @@ class HFEngine:
             if not alive:
                 break
             if alive <= _COMPACT * len(rows):
+                self._keep(work, writing, cache_rows, rows, live)
                 keep = live.nonzero()[:, 0]
                 rows, position, token, live = (x[keep] for x in (rows, position, token, live))
                 cache_rows.select(keep)
             logits = self._next(token, position, cache_rows)
             position = position + 1
+        self._keep(work, writing, cache_rows, rows, live)
         return writing.written()
+
+    def _keep(self, work: Sequence[tuple[Request, list[int]]], writing: Writing, cache_rows: CopiedRows | SharedRows,
+              rows: torch.Tensor, live: torch.Tensor) -> None:
+        """Keeps the caches of the rows [R] of a batch that have ended, where they will be continued."""
+        if not isinstance(cache_rows, SharedRows) or not any(request.continues for request, _ in work):
+            return
+        asked = [(request, i) for request, numbers in work for i in numbers]
+        for place, number in enumerate(rows.tolist()):
+            request, i = asked[number]
+            if request.continues and not live[place]:
+                tokens = writing.tokens_of(number)[:-1]  # the last one was not read yet
+                layers = partial(cache_rows.row, place, len(tokens))
+                self.living.keep(request.continues[i], request.prompt, tokens, layers)
 
     def _begin(self, work: Sequence[tuple[Request, list[int]]]
                ) -> tuple[torch.Tensor, CopiedRows | SharedRows, torch.Tensor]:
         """Returns logits [R, V] of each row's first token, its cache, and its position [R]."""
-        prompts: list[Prompt] = []
+        prompts: list[tuple[Prompt, Kept | None]] = []
         owner: list[int] = []
         for request, rows in work:
             if not request.begun:
-                prompts.append(request.prompt)
+                alone = request.continues[0] if request.n == 1 and request.continues else None
+                kept = self.living.take(alone, request.prompt) if alone else None
+                prompts.append(kept or (request.prompt, None))
             for i in rows:
                 if request.begun:  # what an answer wrote before is read as part of a prompt of its own
-                    prompts.append(request.prompt.followed_by(request.begun[i].written.tokens))
+                    prompts.append((request.prompt.followed_by(request.begun[i].written.tokens), None))
                 owner.append(len(prompts) - 1)
         logits, cache, mask, position = self._prefill_all(prompts)
         of = torch.tensor(owner, device=self.policy.device)
@@ -167,9 +194,14 @@ class HFEngine:
         return self.policy.model(input_ids=token[:, None], position_ids=self._at(position), use_cache=True,
                                  logits_to_keep=1, **cache_rows.inputs()).logits[:, -1]
 
-    def _prefill_all(self, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
-        """As `_prefill`, at most `prefill_tokens` at once (a longer prompt by itself)."""
-        parts = [self._prefill(chunk) for chunk in chunks(prompts, self.prefill_tokens)]
+    def _prefill_all(self, prompts: Sequence[tuple[Prompt, Kept | None]]
+                     ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
+        """As `_prefill`, at most `prefill_tokens` at once (a longer prompt by itself); those behind a cache apart."""
+        parts = []
+        for _, run in itertools.groupby(prompts, key=lambda pair: pair[1] is not None):
+            kept = deque(run)
+            for chunk in chunks([prompt for prompt, _ in kept], self.prefill_tokens):
+                parts.append(self._prefill(chunk, [one for _ in chunk if (one := kept.popleft()[1])]))
         if len(parts) == 1:
             return parts[0]
         logits, caches, masks, position = zip(*parts, strict=True)
@@ -177,8 +209,11 @@ class HFEngine:
         mask = torch.cat([F.pad(mask, (width - mask.shape[1], 0)) for mask in masks])
         return torch.cat(logits), side_by_side(caches), mask, torch.cat(position)
 
-    def _prefill(self, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
-        """Returns the last logits [P, V], cache, attention mask [P, L] and next position [P] of left-padded prompts."""
+    def _prefill(self, prompts: Sequence[Prompt], kept: Sequence[Kept]
+                 ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
+        """Returns the last logits [P, V], cache, attention mask [P, L] and next position [P] of left-padded prompts,
+        each behind its kept cache where there are any.
+        """
         device, width = self.policy.device, max(map(len, prompts))
         ids, mask = np.zeros((2, len(prompts), width), dtype=np.int64)
         positions = np.ones((len(prompts[0].positions), len(prompts), width), dtype=np.int64)
@@ -186,12 +221,15 @@ class HFEngine:
             ids[b, width - len(prompt):] = prompt.ids
             mask[b, width - len(prompt):] = 1
             positions[:, b, width - len(prompt):] = prompt.positions
+        past = max((len(k.ids) for k in kept), default=0)
+        before = [np.arange(past) >= past - len(k.ids) for k in kept]
+        mask = np.concatenate([np.array(before, np.int64), mask], axis=1) if kept else mask
         inputs = self.policy.inputs(to_device(
             {"input_ids": torch.from_numpy(ids), **aligned_inputs([[p] for p in prompts], width, right=True),
              **media_inputs(prompts)}, device))
         attention = torch.from_numpy(mask).to(device)
         at = torch.from_numpy(positions if len(positions) > 1 else positions[0]).to(device)
-        cache = roomy_cache(self._text_config)
+        cache = revived([k.layers for k in kept], self._text_config) if kept else roomy_cache(self._text_config)
         out = self.policy.model(**inputs, attention_mask=attention, position_ids=at, past_key_values=cache,
                                 use_cache=True, logits_to_keep=1)
         following = torch.tensor([p.next_position for p in prompts], device=device)

@@ -21,7 +21,7 @@ from vlrl.models import packing
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.task import Task
-from vlrl.types import Media, Prompt, Sample
+from vlrl.types import Media, Observation, Prompt, Sample
 
 Read = Callable[[Prompt, np.ndarray], Sequence[float] | np.ndarray]
 """[T] log-probabilities of an answer's tokens in the engine, at temperature 1 and with no token banned."""
@@ -57,13 +57,18 @@ class Proof:
         self.checks = 0
 
     @classmethod
-    def of(cls, encode: Encoder, tolerance: float | None = None, dtype: torch.dtype | None = None) -> Proof:
-        """With a drawn image and a fixed answer."""
+    def of(cls, encode: Encoder, tolerance: float | None = None, dtype: torch.dtype | None = None,
+           episodes: bool = False) -> Proof:
+        """With a drawn image and a fixed answer; with `episodes` to a second turn, which shows another image."""
         image = Image.new("RGB", (160, 120), "white")
         ImageDraw.Draw(image).ellipse((40, 20, 100, 80), fill="red")
         task = Describe()
-        prompt = encode(task, Sample(id="proof", media=(Media(source=image),)))
-        return cls(prompt, encode.answer_ids(_ANSWER), tolerance, encode(task, Sample(id="proof text")), dtype)
+        prompt, answer = encode(task, Sample(id="proof", media=(Media(source=image),))), encode.answer_ids(_ANSWER)
+        if episodes:
+            later = encode.observation(Observation("And in this one?", [Media(source=image.rotate(90, expand=True))]),
+                                       "proof")
+            prompt = packing.joined(prompt.followed_by(answer), later)
+        return cls(prompt, answer, tolerance, encode(task, Sample(id="proof text")), dtype)
 
     def allowed(self, policy: Policy) -> float:
         """Returns the tolerance."""

@@ -60,13 +60,14 @@ class VLLMEngine:
     """Engine over an in-process vLLM.
 
     policy: whose weights it samples with, after `sync`. folder: of this process; the model's config and processor are
-    written there for vLLM to read. Raises ConfigError when vLLM cannot be started with the settings.
+    written there for vLLM to read. `episodes`: its prompts grow by turns. Raises ConfigError when vLLM cannot be
+    started with the settings.
     """
 
-    def __init__(self, policy: Policy, config: Config, folder: Path):
+    def __init__(self, policy: Policy, config: Config, folder: Path, episodes: bool = False):
         self.policy, self.config, self.seed, self.step = policy, config, config.seed, 0
         settings = config.engine
-        self.max_model_len = model_length(config, policy.base.config)
+        self.max_model_len = model_length(config, policy.base.config, episodes)
         overlaps = config.asynchronous.max_staleness > 0  # it is to be awake while the policy learns
         self.rules = Rules.of(with_own_processor(policy) if overlaps else policy, settings.top_p, settings.top_k,
                               _BANNED)
@@ -79,7 +80,7 @@ class VLLMEngine:
         self._synced = False
         dtype = getattr(torch, settings.dtype) if settings.dtype else None
         encode = Encoder(policy.processor, policy.family, policy.positions, config)
-        self._proof = Proof.of(encode, settings.proof, dtype)
+        self._proof = Proof.of(encode, settings.proof, dtype, episodes)
         with _explained(config, "start"), _bystander(), comm.explained():
             self.llm: Any = start(policy, config, folder / "model", self.max_model_len)
         from vlrl.engine.vllm_sync import Weights
@@ -235,7 +236,7 @@ class Generation:
                                     output_kind=RequestOutputKind.FINAL_ONLY)
 
         def finished(output: Any) -> None:
-            check_prompt(prompt, output.prompt_token_ids, len(written))
+            check_prompt(prompt, output.prompt_token_ids, len(written), self.requests[i].turns)
             self._parts[i] -= 1
             take(output)
 

@@ -15,6 +15,7 @@ import numpy as np
 from vlrl.config.schema import Config
 from vlrl.data.video_sampling import clock
 from vlrl.engine.rules import CLOSING
+from vlrl.engine.turns import place
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.policy import Policy
 from vlrl.models.token_text import Texts
@@ -76,17 +77,21 @@ def _medium(loaded: LoadedMedia) -> Any:
     return frames, {**clock(loaded), "do_sample_frames": False}
 
 
-def check_prompt(prompt: Prompt, ids: Sequence[int], written: int = 0) -> None:
-    """Raises TrainingError when the engine read other ids than Prompt.ids before the last `written` ones."""
+def check_prompt(prompt: Prompt, ids: Sequence[int], written: int = 0, turns: Sequence[Turn] = ()) -> None:
+    """Raises TrainingError when the engine read other ids than Prompt.ids before the last `written` ones; it names the
+    first of the `turns` (Request.turns) with such a token.
+    """
     theirs = np.asarray(ids)[:len(ids) - written]
     if np.array_equal(theirs, prompt.ids):
         return
     at = next((i for i, (a, b) in enumerate(zip(theirs, prompt.ids, strict=False)) if a != b),
               min(len(theirs), len(prompt)))
+    first = at - (len(prompt) - turns[-1].end if turns else 0)
+    named = f" ({place(turns, first)})" if turns and first >= 0 else ""
     raise TrainingError(
         f"sample '{prompt.sample_id}': vLLM's processor makes {len(theirs)} tokens of the prompt, transformers' makes "
-        f"{len(prompt)}, and they differ from token {at} on. The answers would be to another prompt. Install the "
-        "versions that vlrl is tested with (requirements-vllm.txt), or set engine.name=hf.")
+        f"{len(prompt)}, and they differ from token {at}{named} on. The answers would be to another prompt. Install "
+        "the versions that vlrl is tested with (requirements-vllm.txt), or set engine.name=hf.")
 
 
 def sampling_options(sampling: Sampling, n: int, seed: int, rules: Rules, room: int | None = None) -> dict[str, Any]:
@@ -98,8 +103,9 @@ def sampling_options(sampling: Sampling, n: int, seed: int, rules: Rules, room: 
     if sampling.temperature > HOTTEST:
         raise ConfigError(f"the answers' temperature is {sampling.temperature:g}, and vLLM samples at {HOTTEST:g} at "
                           "most: lower rollout.temperature, or set engine.name=hf")
-    return {"n": n, "seed": seed, "temperature": float(sampling.temperature), "top_p": rules.top_p,
-            "top_k": rules.top_k, "max_tokens": sampling.max_new_tokens if room is None else room, "logprobs": 0,
+    return {"n": n, "seed": seed, "temperature": float(sampling.temperature),
+            "top_p": rules.top_p if sampling.top_p is None else sampling.top_p, "top_k": rules.top_k,
+            "max_tokens": sampling.max_new_tokens if room is None else room, "logprobs": 0,
             "stop": list(sampling.stop), "include_stop_str_in_output": True, "skip_special_tokens": False,
             "spaces_between_special_tokens": False, "stop_token_ids": sorted(rules.eos), "ignore_eos": True,
             "logit_bias": dict.fromkeys(rules.banned, rules.bias)}
@@ -110,7 +116,8 @@ def measuring_options(sampling: Sampling, token: int, rules: Rules) -> dict[str,
     place, to be dropped. It is among all tokens: with top_p or top_k a forced one may be none of those that are kept.
     """
     whole = replace(rules, top_p=1.0, top_k=-1)
-    return sampling_options(sampling, 1, 0, whole, 1) | {"logprob_token_ids": [token], "logprobs": None, "stop": []}
+    options = sampling_options(replace(sampling, top_p=None), 1, 0, whole, 1)
+    return options | {"logprob_token_ids": [token], "logprobs": None, "stop": []}
 
 
 def seed_of(seed: int, key: Sequence[int], place: int | None = None, start: int = 0) -> int:
@@ -232,11 +239,12 @@ def checked(drafts: Sequence[Draft], prompt: Prompt) -> list[Completion]:
     return out
 
 
-def model_length(config: Config, model_config: Any) -> int:
-    """Returns the most tokens of a prompt and its answer: engine.max_model_len, or what the limits of the run add up
-    to, as far as the model has positions.
+def model_length(config: Config, model_config: Any, episodes: bool = False) -> int:
+    """Returns the most tokens of a prompt and its answer, or of a whole episode: engine.max_model_len, or what the
+    limits of the run add up to, as far as the model has positions.
     """
-    wanted = config.limits.prompt_tokens + config.rollout.max_new_tokens
+    answer = config.episode.max_tokens if episodes else config.rollout.max_new_tokens
+    wanted = config.limits.prompt_tokens + answer
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None) or wanted
     return config.engine.max_model_len or min(wanted, positions)
 

@@ -36,6 +36,7 @@ from vlrl.models.loading import compute_dtype, load_processor, skeleton
 from vlrl.store import files, lock
 
 MIDDLEWARE = "vlrl.engine.vllm_routes.Routes"
+_PROGRAM = "vlrl.engine.vllm_process"
 _POLL_S = 0.5
 _HEALTH_S = 5.0
 _GRACE_S = 30.0
@@ -167,17 +168,18 @@ class Servers:
 
 
 def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127.0.0.1", port: int = 8000,
-            weights: Sequence[str] = (), further: Sequence[str] = (), say: Callable[[str], None] = print) -> Servers:
+            weights: Sequence[str] = (), further: Sequence[str] = (), say: Callable[[str], None] = print,
+            episodes: bool = False) -> Servers:
     """Returns the servers of a config, not started; their files go to `folder`.
 
-    `further` are arguments of vLLM, NAME=VALUE or NAME. Raises ConfigError for one that vlrl sets itself, for a port
-    that is taken and for too few GPUs, or too little memory for the servers of a CPU.
+    `further` are arguments of vLLM, NAME=VALUE or NAME. `episodes`: prompts grow by turns. Raises ConfigError for one
+    that vlrl sets itself, for a port that is taken and for too few GPUs, or too little memory for the servers of a CPU.
     """
     for i in range(replicas):
         _check_free(host, port + i)
     folder.mkdir(parents=True, exist_ok=True)
     policy = _blueprint(config)
-    arguments = _arguments(policy, config, folder / "model")
+    arguments = _arguments(policy, config, folder / "model", episodes)
     added = further_arguments(further, arguments)
     devices = _devices(policy, config.engine, replicas, added)
     arguments += [word for name, value in added.items() for word in (name, value) if word]
@@ -188,8 +190,7 @@ def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127
                            "VLLM_NO_USAGE_STATS": "1"}
     servers = []
     for i in range(replicas):
-        command = [sys.executable, "-m", "vlrl.engine.vllm_process", *arguments, "--host", host, "--port",
-                   str(port + i)]
+        command = [sys.executable, "-m", _PROGRAM, *arguments, "--host", host, "--port", str(port + i)]
         servers.append(Served(f"http://{_reached(host)}:{port + i}", f"http://{_reached(host, here=True)}:{port + i}",
                               command, shared | devices[i], folder / f"server-{port + i}.log"))
     return Servers(servers, key_file, say, silent_s=max(_SILENT_S, config.engine.timeout_s))
@@ -205,7 +206,7 @@ def _blueprint(config: Config) -> Any:
                            device=torch.device("cuda" if on_gpu else "cpu"))
 
 
-def _arguments(policy: Any, config: Config, folder: Path) -> list[str]:
+def _arguments(policy: Any, config: Config, folder: Path, episodes: bool) -> list[str]:
     """Returns the command line of a server, without its address."""
     from vlrl import _torchcodec
 
@@ -215,7 +216,8 @@ def _arguments(policy: Any, config: Config, folder: Path) -> list[str]:
     from vlrl.engine.vllm_sync import lora_options
 
     vllm.write_config(policy, folder)
-    options = vllm.options(policy, config, folder, model_length(config, policy.base.config)) | lora_options(policy)
+    length = model_length(config, policy.base.config, episodes)
+    options = vllm.options(policy, config, folder, length) | lora_options(policy)
     options.pop("enable_sleep_mode", None)  # of an engine that shares its GPU with the trainer
     options.pop("distributed_executor_backend", None)
     options |= {"load_format": EMPTY, "middleware": MIDDLEWARE, "worker_extension_cls": EXTENSION,

@@ -90,20 +90,20 @@ class Unlike(TrainingError):
 class ServerEngine:
     """Engine over servers.
 
-    folder: of this process; weights on their way to the servers lie there. Waits until a server is there, and raises
-    ConfigError for one that was started with other settings.
+    folder: of this process; weights on their way to the servers lie there. `episodes`: its prompts grow by turns. Waits
+    until a server is there, and raises ConfigError for one that was started with other settings.
     """
 
-    def __init__(self, policy: Policy, config: Config, folder: Path):
+    def __init__(self, policy: Policy, config: Config, folder: Path, episodes: bool = False):
         self.policy, self.config, self.seed, self.step, self.folder = policy, config, config.seed, 0, folder.absolute()
         settings = config.engine
-        self.max_model_len = model_length(config, policy.base.config)
+        self.max_model_len = model_length(config, policy.base.config, episodes)
         overlaps = config.asynchronous.max_staleness > 0
         self.rules = Rules.of(with_own_processor(policy) if overlaps else policy, settings.top_p, settings.top_k,
                               _BANNED)
         self._dtype = settings.dtype or str(policy.dtype).removeprefix("torch.")
         self._proof = Proof.of(Encoder(policy.processor, policy.family, policy.positions, config), settings.proof,
-                               getattr(torch, self._dtype))
+                               getattr(torch, self._dtype), episodes)
         self._target: Target | None = None
         self._run = comm.broadcast(secrets.token_hex(4))  # versions of two runs are never alike
         self._syncs = 0
@@ -148,7 +148,7 @@ class ServerEngine:
             options = sampling_options(sampling, len(drafts), seed_of(self.seed, request.key), self.rules,
                                        drafts[0].room())
             (response,) = yield [self._call(prompt, (), options)]
-            check_prompt(prompt, response["prompt"])
+            check_prompt(prompt, response["prompt"], turns=request.turns)
             for draft, output in zip(drafts, response["outputs"], strict=True):
                 _add(draft, output)
         while True:
@@ -166,7 +166,7 @@ class ServerEngine:
             if not calls:
                 return checked(drafts, prompt)
             for (written, take), response in zip(takes, (yield calls), strict=True):
-                check_prompt(prompt, response["prompt"], written)
+                check_prompt(prompt, response["prompt"], written, request.turns)
                 take(response["outputs"][0])
 
     def _call(self, prompt: Prompt, written: Sequence[int], options: dict[str, Any]) -> Call:

@@ -38,6 +38,8 @@ class Writing:
         self._texts, device = texts, texts.device
         self._limit = torch.tensor([s.max_new_tokens for s in sampling], device=device)
         self._heat = torch.tensor([s.temperature for s in sampling], device=device)
+        kept = [1.0 if s.top_p is None or s.temperature == 0 else s.top_p for s in sampling]
+        self._kept = torch.tensor(kept, device=device) if min(kept, default=1.0) < 1 else None
         self._draws = torch.from_numpy(draws).to(device)
         self._tokens = torch.zeros(draws.shape, dtype=torch.long, device=device)
         self._logprobs = torch.zeros(draws.shape, device=device)
@@ -58,12 +60,17 @@ class Writing:
         """
         rules, t = self._rules, self._length[rows].clamp(max=self._last)
         forced = rules.next(t, rows, live, self._tokens) if rules else None
-        token, logprob = pick(logits, self._heat[rows], self._draws[rows, t], self._texts.banned, forced)
+        token, logprob = pick(logits, self._heat[rows], self._draws[rows, t], self._texts.banned, forced,
+                              None if self._kept is None else self._kept[rows])
         writers, places = rows[live], t[live]
         self._tokens[writers, places], self._logprobs[writers, places] = token[live], logprob[live]
         self._length[writers] = places + 1
         live = live & ~torch.isin(token, self._texts.eos) & (self._limit[rows] > t + 1)
         return token, live & ~rules.stopped(t, rows, live, self._tokens) if rules else live
+
+    def tokens_of(self, row: int) -> np.ndarray:
+        """Returns the [T] tokens that a row has written so far."""
+        return self._tokens[row, :int(self._length[row])].cpu().numpy()
 
     def written(self) -> Written:
         """Returns what all rows have written, in main memory."""
@@ -74,16 +81,21 @@ class Writing:
 
 
 def pick(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.Tensor,
-         banned: torch.Tensor, forced: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+         banned: torch.Tensor, forced: torch.Tensor | None = None,
+         top_p: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the next tokens [n] and their log-probabilities [n] from logits [n, V], by inversion of the distribution
     function.
 
     temperature [n], 0 = greedy (its log-probability is the one at temperature 1); draw [n] uniform in [0, 1); a banned
-    id is never picked. forced [n] are ids to take instead, where they are not -1.
+    id is never picked. forced [n] are ids to take instead, where they are not -1. With top_p [n] in (0, 1] only the
+    most probable tokens that hold so much probability are kept (nucleus sampling, 1904.09751), and probabilities are
+    those among them.
     """
     greedy = temperature == 0
     scores = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
     scores.index_fill_(1, banned, -torch.inf)
+    if top_p is not None:
+        scores = _nucleus(scores, top_p)
     top = scores.amax(-1)
     weights = (scores - top[:, None]).exp_()
     chosen = int(greedy.sum())
@@ -96,3 +108,14 @@ def pick(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.Tensor,
     if forced is not None:
         token = torch.where(forced < 0, token, forced)
     return token, scores.gather(1, token[:, None])[:, 0] - top - weights.sum(-1).log()
+
+
+def _nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Returns scores [n, V] with -inf for the tokens outside of the smallest set that holds top_p [n]; at least one
+    stays.
+    """
+    ordered, places = scores.sort(dim=-1, descending=True)
+    before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+    outside = (before >= top_p[:, None]) & (top_p[:, None] < 1)
+    outside[:, 0] = False
+    return scores.masked_fill(torch.zeros_like(outside).scatter(1, places, outside), -torch.inf)

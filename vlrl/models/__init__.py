@@ -22,6 +22,8 @@ Attention of the shared row [prompt | answer 1 | ... | answer G]
 - Prompt, images and vision tower are computed once per group, forward and backward; several groups may follow one
   another in a row. attention.attention is registered with transformers as `vlrl_prefix_shared`; the row's layout is a
   forward keyword, and the mask a 4-D tensor of one element, so that transformers builds none.
+- Below the prompt the row is a tree (prefix_tree.py): tokens that several answers begin with, their observations and
+  images included, are there once; their log-probabilities are computed once and read once per answer.
 - The gradient of softmax attention needs only the output and the log-sum-exp over all keys of a query, so the flash
   kernel's backward pass, given those of the merged whole, is exact for each part.
 - What has no layout (padded rows) or is not causal (the vision tower) goes to the stock implementation.

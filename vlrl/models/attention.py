@@ -1,15 +1,16 @@
-"""Attention of rows whose answers share one copy of their prompt; exact, and no T x T mask exists.
+"""Attention of rows whose answers share what they begin with; exact, and no T x T mask exists.
 
-Training (`Layout`): prompts are causal among themselves; answers attend to their prompt and to themselves. Generation
-(`PromptCache`): the new tokens of a group attend to the one cached prompt and to their own answers.
+Training (`Layout`): a row is a forest of runs of tokens. A run is causal in itself, and attends to those that it goes
+on from: an answer to its prompt, and to what it has in common with siblings. Generation (`PromptCache`): the new tokens
+of a group attend to the one cached prompt and to their own answers.
 
 Training has several implementations (`IMPLEMENTATIONS`), equal up to rounding:
 
-- `merged` (CPU): an answer's two parts are two calls of PyTorch's flash kernel, merged by their log-sum-exp; a group's
-  answers are so many more queries of one prompt, whose keys are never copied;
-- `varlen` (CUDA, 16 bits): the same three calls for all prompts and answers of a row at once;
+- `merged` (CPU): a run over itself, and all that goes on from a run over it, are calls of PyTorch's flash kernel,
+  merged by their log-sum-exp; a group's answers are so many more queries of one prompt, whose keys are never copied;
+- `varlen` (CUDA, 16 bits): the same, one call for all runs, and one for each depth;
 - `flex` (CUDA): one call of FlexAttention that skips the blocks nothing of which may be seen;
-- `masked` (anywhere): scaled dot-product attention over [prompt | answer] under a mask.
+- `masked` (anywhere): scaled dot-product attention over [what a run goes on from | run] under a mask.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
@@ -26,14 +28,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from vlrl.errors import ConfigError
-from vlrl.models.attention_kernels import Blocks, Runs, Varlen, flex
+from vlrl.models.attention_kernels import Blocks, Run, Runs, Varlen, above, flex
 
 ATTENTION = "vlrl_prefix_shared"
 
 Place = tuple[int, int]
 """(offset, tokens) of a run of tokens in a row."""
-Span = tuple[int, int, Sequence[Place]]
-"""(offset, prompt tokens, place of each answer) of a piece; the answers follow the prompt without gaps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,39 +63,50 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Prompts of similar length and their answers for the masked path."""
+    """Runs that go on from similarly many tokens, for the masked path."""
 
-    prompts: Grid
-    answers: Grid | None
-    """None when the prompts have none."""
-    owner: torch.Tensor
-    """[R] number of the answer's prompt in this bucket."""
-    mask: torch.Tensor
+    runs: Grid
+    before: Grid | None
+    """[R, P] what each goes on from; None when that is nothing."""
+    mask: torch.Tensor | None
     """[R, 1, A, P + A] bool, True = may attend."""
 
 
 class Layout:
     """Where prompts and answers lie in a row of T tokens; travels to the attention as a forward keyword.
 
-    `kind` names the implementation. What an implementation derives from the row is kept for the other layers.
+    runs: all runs of tokens, each before those that go on from it, which follow it without gaps. `kind` names the
+    implementation. What an implementation derives from the row is kept for the other layers.
     """
 
-    def __init__(self, spans: Sequence[Span], length: int, kind: str = "auto"):
-        self.spans, self.length, self.kind = tuple(spans), length, kind
+    def __init__(self, runs: Sequence[Run], length: int, kind: str = "auto"):
+        self.row, self.length, self.kind = tuple(runs), length, kind
         self._memo: dict[tuple[Any, torch.device], Any] = {}
 
     @cached_property
-    def answers(self) -> tuple[Grid, ...]:
-        """All answers, those of similar length together."""
-        runs = [place for _, _, places in self.spans for place in places]
-        return tuple(_grid(alike) for alike in _alike(runs))
+    def above(self) -> tuple[tuple[Run, ...], ...]:
+        """Of each run those that it goes on from, the prompt first."""
+        return above(self.row)
+
+    @cached_property
+    def ends(self) -> tuple[Grid, ...]:
+        """All runs that go on from others and that nothing goes on from, those of similar length together."""
+        last = [(start, n) for (start, n, end), over in zip(self.row, self.above, strict=True)
+                if over and start + n == end]
+        return tuple(_grid(alike) for alike in _alike(last))
+
+    @cached_property
+    def inner(self) -> tuple[Run, ...]:
+        """The other runs."""
+        return tuple(run for run, over in zip(self.row, self.above, strict=True)
+                     if not over or run[0] + run[1] < run[2])
 
     def masked(self, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
         """Buckets on a device, and the place [T] of each row token in their concatenated outputs."""
         return self._keep(_buckets, device)
 
     def runs(self, device: torch.device) -> Runs:
-        """Returns prompts and answers apart, for kernels of many lengths."""
+        """Returns the runs by depth, for kernels of many lengths."""
         return self._keep(Runs.of, device)
 
     def blocks(self, device: torch.device) -> Blocks:
@@ -271,21 +282,22 @@ class Merged(torch.autograd.Function):
                 scale: float | None) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
         lse = torch.empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
-        for grid in layout.answers:
+        for grid in layout.ends:
             own, own_lse = _flash(grid.take(q), grid.take(k), grid.take(v), scale, causal=True)
             out.index_copy_(0, grid.places, grid.flat(own))
             lse.index_copy_(0, grid.places, grid.flat(own_lse))
         views = [_heads(x) for x in (q, k, v, out, lse)]
-        for start, prompt, answers in _places(layout):
-            mine, keys, values, at, at_lse = (x.narrow(2, start, prompt) for x in views)
+        for start, n, _ in layout.inner:
+            mine, keys, values, at, at_lse = (x.narrow(2, start, n) for x in views)
             result, result_lse = _flash(mine, keys, values, scale, causal=True)
             at.copy_(result)
             at_lse.copy_(result_lse)
-            if answers:
-                mine, own, own_lse = (views[i].narrow(2, start + prompt, answers) for i in (0, 3, 4))
-                over, over_lse = _flash(mine, keys, values, scale)
-                own.copy_(_merge(own, own_lse, over, over_lse))
-                torch.logaddexp(own_lse, over_lse, out=own_lse)
+        for start, n, below in _forks(layout):
+            keys, values = (x.narrow(2, start, n) for x in views[1:3])
+            mine, own, own_lse = (views[i].narrow(2, start + n, below) for i in (0, 3, 4))
+            over, over_lse = _flash(mine, keys, values, scale)
+            own.copy_(_merge(own, own_lse, over, over_lse))
+            torch.logaddexp(own_lse, over_lse, out=own_lse)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.layout, ctx.scale = layout, scale
         return out
@@ -295,22 +307,22 @@ class Merged(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         saved, layout, scale = ctx.saved_tensors, ctx.layout, ctx.scale
         grads = [torch.empty_like(x) for x in saved[:3]]
-        for grid in layout.answers:
+        for grid in layout.ends:
             parts = _flash_backward(grid.take(grad, padding=0), [grid.take(x) for x in saved], scale, causal=True)
             for whole, part in zip(grads, parts, strict=True):
                 whole.index_copy_(0, grid.places, grid.flat(part))
         views, sums = [_heads(x) for x in (grad, *saved)], [_heads(x) for x in grads]
-        for start, prompt, answers in _places(layout):
-            above, *parts = (x.narrow(2, start, prompt) for x in views)
-            mine = [x.narrow(2, start, prompt) for x in sums]
-            for whole, part in zip(mine, _flash_backward(above, parts, scale, causal=True), strict=True):
-                whole.copy_(part)
-            if answers:
-                above, q, out, lse = (views[i].narrow(2, start + prompt, answers) for i in (0, 1, 4, 5))
-                over = _flash_backward(above, [q, *parts[1:3], out, lse], scale)
-                mine[0] = sums[0].narrow(2, start + prompt, answers)
-                for whole, part in zip(mine, over, strict=True):
-                    whole.add_(part)
+        for start, n, _ in layout.inner:
+            given, *parts = (x.narrow(2, start, n) for x in views)
+            for whole, part in zip(sums, _flash_backward(given, parts, scale, causal=True), strict=True):
+                whole.narrow(2, start, n).copy_(part)
+        for start, n, below in _forks(layout):
+            keys = [x.narrow(2, start, n) for x in views[2:4]]
+            given, q, out, lse = (views[i].narrow(2, start + n, below) for i in (0, 1, 4, 5))
+            over = _flash_backward(given, [q, *keys, out, lse], scale)
+            mine = [sums[0].narrow(2, start + n, below), *(x.narrow(2, start, n) for x in sums[1:])]
+            for whole, part in zip(mine, over, strict=True):
+                whole.add_(part)
         return *grads, None, None
 
 
@@ -323,54 +335,57 @@ def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], scale: fl
         grad, q, k, v, out, lse, 0.0, causal, scale=scale)
 
 
-def _places(layout: Layout) -> Iterator[tuple[int, int, int]]:
-    """Yields where each piece begins, and the tokens of its prompt and of its answers."""
-    for offset, prompt, places in layout.spans:
-        yield offset, prompt, sum(n for _, n in places)
+def _forks(layout: Layout) -> Iterator[tuple[int, int, int]]:
+    """Yields where each run that others go on from begins, its tokens, and those of the others."""
+    for start, n, end in layout.inner:
+        if start + n < end:
+            yield start, n, end - start - n
 
 
 # --- one masked attention ---------------------------------------------------------------------------------------------
 
 
 def _buckets(layout: Layout, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
-    groups = [[span for span in layout.spans if bool(span[2]) == reads_prompt] for reads_prompt in (True, False)]
-    buckets = [_bucket(alike, device) for spans in groups for alike in _alike(spans)]
-    order = torch.cat([grid.places for b in buckets for grid in (b.prompts, b.answers) if grid])
+    pairs = [*zip(layout.row, layout.above, strict=True)]
+    roots = [run[:2] for run, over in pairs if not over]
+    buckets = [Bucket(_grid(alike, device), None, None) for alike in _alike(roots)]
+    others = [(start, sum(m for _, m, _ in over), n, over) for (start, n, _), over in pairs if over]
+    buckets += [_bucket(alike, device) for alike in _alike(others)]
+    order = torch.cat([b.runs.places for b in buckets])
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(layout.length, device=device)
     return tuple(buckets), inverse
 
 
-def _bucket(spans: Sequence[Span], device: torch.device) -> Bucket:
-    owner = torch.tensor([i for i, (_, _, places) in enumerate(spans) for _ in places], device=device)
-    prompts = _grid([(offset, n) for offset, n, _ in spans], device)
-    if not len(owner):
-        return Bucket(prompts, None, owner, owner)
-    answers = _grid([place for _, _, places in spans for place in places], device)
-    (n, p), (r, a) = prompts.shape, answers.shape
-    visible = torch.ones(n, p, dtype=torch.bool, device=device) if prompts.valid is None else prompts.valid.view(n, p)
+def _bucket(runs: Sequence[tuple[int, int, int, Sequence[Run]]], device: torch.device) -> Bucket:
+    """Of runs (offset, tokens that it goes on from, tokens, runs of these)."""
+    own = _grid([(start, n) for start, _, n, _ in runs], device)
+    (r, a), p = own.shape, max(m for _, m, _, _ in runs)
+    index = np.zeros((r, p), np.int64)
+    for row, (_, m, _, over) in zip(index, runs, strict=True):
+        row[:m] = np.concatenate([np.arange(start, start + n) for start, n, _ in over])
+    places = torch.from_numpy(index).to(device)
+    visible = torch.arange(p, device=device) < torch.tensor([m for _, m, _, _ in runs], device=device)[:, None]
+    before = Grid(places.flatten(), (r, p), None, places.flatten())  # what is padded is masked
     reach = torch.ones(a, a, dtype=torch.bool, device=device).tril()
-    mask = torch.cat([visible[owner][:, None].expand(r, a, p), reach.expand(r, a, a)], -1)[:, None]
-    return Bucket(prompts, answers, owner, mask)
+    return Bucket(own, before, torch.cat([visible[:, None].expand(r, a, p), reach.expand(r, a, a)], -1)[:, None])
 
 
 def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
-    """Returns [T, H, d] by attention of answers over [prompt | answer] under a mask; prompts of similar length side by
-    side.
+    """Returns [T, H, d] by attention over [what a run goes on from | run] under a mask; runs that go on from similarly
+    many tokens side by side.
     """
     buckets, inverse = layout.masked(q.device)
     outputs = []
     for bucket in buckets:
-        prompts, answers = bucket.prompts, bucket.answers
-        k_prompt, v_prompt = prompts.take(k), prompts.take(v)
-        own = F.scaled_dot_product_attention(prompts.take(q), k_prompt, v_prompt, is_causal=True, scale=scale)
-        outputs.append(prompts.flat(own))
-        if answers is None:
-            continue
-        keys = torch.cat([k_prompt.index_select(0, bucket.owner), answers.take(k)], 2)
-        values = torch.cat([v_prompt.index_select(0, bucket.owner), answers.take(v)], 2)
-        over = F.scaled_dot_product_attention(answers.take(q), keys, values, attn_mask=bucket.mask, scale=scale)
-        outputs.append(answers.flat(over))
+        own, before = bucket.runs, bucket.before
+        keys, values = own.take(k), own.take(v)
+        if before is None:
+            out = F.scaled_dot_product_attention(own.take(q), keys, values, is_causal=True, scale=scale)
+        else:
+            keys, values = torch.cat([before.take(k), keys], 2), torch.cat([before.take(v), values], 2)
+            out = F.scaled_dot_product_attention(own.take(q), keys, values, attn_mask=bucket.mask, scale=scale)
+        outputs.append(own.flat(out))
     return torch.cat(outputs).index_select(0, inverse)
 
 

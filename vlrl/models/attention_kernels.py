@@ -23,12 +23,28 @@ BLOCK = 128
 # --- flash attention over many lengths -------------------------------------------------------------------------------
 
 
-class Spans(Protocol):
+Run = tuple[int, int, int]
+"""(offset, tokens, end of those that go on from it) of a run of tokens in a row."""
+
+
+class Rows(Protocol):
     """What the kernels need of a row's layout (attention.Layout)."""
 
-    spans: tuple[tuple[int, int, Sequence[tuple[int, int]]], ...]
-    """Of each prompt: its first place, its length, and (first place, length) of each of its answers."""
+    row: tuple[Run, ...]
+    """Its runs, each before those that go on from it."""
     length: int
+
+
+def above(runs: Sequence[Run]) -> tuple[tuple[Run, ...], ...]:
+    """Returns of each run those that it goes on from, outermost first."""
+    out: list[tuple[Run, ...]] = []
+    open_: list[Run] = []
+    for run in runs:
+        while open_ and open_[-1][2] <= run[0]:
+            open_.pop()
+        out.append(tuple(open_))
+        open_.append(run)
+    return tuple(out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,31 +62,41 @@ class Lengths:
 
 
 @dataclass(frozen=True, eq=False)
-class Runs:
-    """A row taken apart into its prompts and its answers."""
+class Level:
+    """The runs of one depth that others go on from: M tokens, followed by Q tokens."""
 
-    prompts: torch.Tensor
-    """Places of the prompts' tokens in the row."""
-    answers: torch.Tensor
-    """Places of the answers' tokens."""
-    per_prompt: Lengths
-    per_answer: Lengths
-    per_group: Lengths
-    """All answers of a prompt."""
+    keys: torch.Tensor
+    """[M] places of their tokens in the row."""
+    queries: torch.Tensor
+    """[Q] places of all that goes on from them."""
+    per_run: Lengths
+    below: Lengths
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """A row by its runs, which fill it."""
+
+    each: Lengths
+    levels: tuple[Level, ...]
+    """From the prompts down."""
 
     @staticmethod
-    def of(layout: Spans, device: torch.device) -> Runs:
-        edges = [(offset, offset + n, offset + n + sum(m for _, m in places)) for offset, n, places in layout.spans]
-        steps = np.arange(layout.length)
-        prompts, answers = [steps[:0]], [steps[:0]]
-        for start, middle, stop in edges:
-            prompts.append(steps[start:middle])
-            answers.append(steps[middle:stop])
-        return Runs(torch.from_numpy(np.concatenate(prompts)).to(device),
-                    torch.from_numpy(np.concatenate(answers)).to(device),
-                    Lengths.of([n for _, n, _ in layout.spans], device),
-                    Lengths.of([n for _, _, places in layout.spans for _, n in places], device),
-                    Lengths.of([stop - middle for _, middle, stop in edges], device))
+    def of(layout: Rows, device: torch.device) -> Runs:
+        by_depth: dict[int, list[Run]] = {}
+        for run, over in zip(layout.row, above(layout.row), strict=True):
+            if run[0] + run[1] < run[2]:
+                by_depth.setdefault(len(over), []).append(run)
+        return Runs(Lengths.of([n for _, n, _ in layout.row], device),
+                    tuple(_level(by_depth[depth], device) for depth in sorted(by_depth)))
+
+
+def _level(runs: Sequence[Run], device: torch.device) -> Level:
+    keys = np.concatenate([np.arange(start, start + n) for start, n, _ in runs])
+    queries = np.concatenate([np.arange(start + n, end) for start, n, end in runs])
+    return Level(torch.from_numpy(keys).to(device), torch.from_numpy(queries).to(device),
+                 Lengths.of([n for _, n, _ in runs], device),
+                 Lengths.of([end - start - n for start, n, end in runs], device))
 
 
 def _flash(qkv: Sequence[torch.Tensor], of_q: Lengths, of_k: Lengths, scale: float | None,
@@ -95,46 +121,37 @@ def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], of_q: Len
 class Varlen(torch.autograd.Function):
     """Attention of a shared row: (q [T, H, d], k and v [T, H_kv, d], runs, scale) -> [T, H, d].
 
-    Prompts, answers over themselves, and answers over their prompt: three calls for the whole row. The last two are
-    merged as in attention.Merged, and so are their gradients.
+    All runs over themselves in one call, and in one call a depth what goes on from runs over these, merged as in
+    attention.Merged, and so are their gradients.
     """
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, runs: Runs,
                 scale: float | None) -> torch.Tensor:
-        prompts, answers = ([x.index_select(0, places) for x in (q, k, v)] for places in (runs.prompts, runs.answers))
-        p, a, g = runs.per_prompt, runs.per_answer, runs.per_group
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        prompts += _flash(prompts, p, p, scale, causal=True)
-        out.index_copy_(0, runs.prompts, prompts[3])
-        if len(runs.answers):
-            own, own_lse = _flash(answers, a, a, scale, causal=True)
-            over, over_lse = _flash([answers[0], *prompts[1:3]], g, p, scale)
+        out, lse = _flash([q, k, v], runs.each, runs.each, scale, causal=True)
+        for level in runs.levels:
+            keys, values = (x.index_select(0, level.keys) for x in (k, v))
+            over, over_lse = _flash([q.index_select(0, level.queries), keys, values], level.below, level.per_run, scale)
+            own, own_lse = out.index_select(0, level.queries), lse.index_select(1, level.queries)
             share = torch.sigmoid(over_lse - own_lse).T[..., None]
-            answers += [torch.lerp(own.float(), over.float(), share).to(own.dtype), torch.logaddexp(own_lse, over_lse)]
-            out.index_copy_(0, runs.answers, answers[3])
-        ctx.save_for_backward(*prompts, *answers)
+            out.index_copy_(0, level.queries, torch.lerp(own.float(), over.float(), share).to(out.dtype))
+            lse.index_copy_(1, level.queries, torch.logaddexp(own_lse, over_lse))
+        ctx.save_for_backward(q, k, v, out, lse)
         ctx.runs, ctx.scale = runs, scale
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        saved, runs, scale = ctx.saved_tensors, ctx.runs, ctx.scale
-        prompts, answers = saved[:5], saved[5:]
-        p, a, g = runs.per_prompt, runs.per_answer, runs.per_group
-        parts = [_flash_backward(grad.index_select(0, runs.prompts), prompts, p, p, scale, causal=True)]
-        if len(runs.answers):
-            over = grad.index_select(0, runs.answers)
-            own = _flash_backward(over, answers, a, a, scale, causal=True)
-            q, _, _, out, lse = answers
-            across = _flash_backward(over, [q, *prompts[1:3], out, lse], g, p, scale)
-            parts = [(parts[0][0], parts[0][1] + across[1], parts[0][2] + across[2]),
-                     (own[0] + across[0], own[1], own[2])]
-        grads = [x.new_empty(grad.shape[0], *x.shape[1:]) for x in prompts[:3]]
-        for places, part in zip((runs.prompts, runs.answers), parts, strict=False):
-            for whole, value in zip(grads, part, strict=True):
-                whole.index_copy_(0, places, value)
+        (q, k, v, out, lse), runs, scale = ctx.saved_tensors, ctx.runs, ctx.scale
+        grads = [*_flash_backward(grad, [q, k, v, out, lse], runs.each, runs.each, scale, causal=True)]
+        for level in runs.levels:
+            given, q_below, own = (x.index_select(0, level.queries) for x in (grad, q, out))
+            saved = [q_below, *(x.index_select(0, level.keys) for x in (k, v)), own,
+                     lse.index_select(1, level.queries)]
+            parts = _flash_backward(given, saved, level.below, level.per_run, scale)
+            for whole, places, part in zip(grads, (level.queries, level.keys, level.keys), parts, strict=True):
+                whole.index_add_(0, places, part)
         return *grads, None, None
 
 
@@ -148,7 +165,7 @@ class Blocks:
     mask: BlockMask
 
     @staticmethod
-    def of(layout: Spans, device: torch.device) -> Blocks:
+    def of(layout: Rows, device: torch.device) -> Blocks:
         return Blocks(block_mask(layout, device))
 
 
@@ -166,24 +183,21 @@ def _compiled() -> Any:
     return torch.compile(flex_attention, dynamic=True)
 
 
-def block_mask(layout: Spans, device: torch.device) -> BlockMask:
+def block_mask(layout: Rows, device: torch.device) -> BlockMask:
     """Returns the BlockMask of a row, by counting the pairs of positions in each block that see each other.
 
     `create_block_mask` would build a mask of T x T.
     """
-    run, prompt = np.zeros(layout.length, np.int64), np.zeros(layout.length, np.int64)
+    last = np.zeros(layout.length, np.int64)
     count = np.zeros((-(-layout.length // BLOCK),) * 2, np.int64)
-    for offset, n, places in layout.spans:
-        stop = offset + n + sum(m for _, m in places)
-        prompt[offset:stop] = offset
-        for at, m in [(offset, n), *places]:  # a run is named by its first place
-            run[at:at + m] = at
-            _add_causal(count, at, at + m)
-        _add_all(count, (offset + n, stop), (offset, offset + n))
-    runs, prompts = (torch.from_numpy(x).to(device) for x in (run, prompt))
+    for start, n, end in layout.row:
+        last[start:start + n] = end
+        _add_causal(count, start, start + n)
+        _add_all(count, (start + n, end), (start, start + n))
+    ends = torch.from_numpy(last).to(device)
 
     def sees(_: Any, __: Any, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        return (q >= kv) & ((runs[kv] == runs[q]) | (runs[kv] == prompts[q]))
+        return (q >= kv) & (q < ends[kv])
 
     full = count == BLOCK**2
     return BlockMask.from_kv_blocks(*_listed((count > 0) & ~full, device), *_listed(full, device), BLOCK_SIZE=BLOCK,

@@ -37,7 +37,7 @@ def group_cost(group: Group, cost: Cost) -> float:
     by_prompt: dict[int, tuple[Prompt, list[int]]] = {}
     for rollout in group.rollouts:
         prompt = rollout.train_prompt or group.prompt
-        by_prompt.setdefault(id(prompt), (prompt, []))[1].append(len(rollout.completion.tokens))
+        by_prompt.setdefault(id(prompt), (prompt, []))[1].extend(rollout.completion.lengths)
     return sum(cost(prompt, answers) for prompt, answers in by_prompt.values())
 
 

@@ -247,6 +247,10 @@ def _stage(config: Config, environ: Mapping[str, str]) -> str:
 def _check_zero(config: Config, kind: str) -> None:
     """Raises ConfigError for settings that do not go with DeepSpeed."""
     train, reference = config.train, config.algo.reference.name
+    if config.algo.critic is not None:
+        raise ConfigError(f"train.sharding={kind} does not go with algo.critic: DeepSpeed's engine trains the "
+                          "model's own weights alone. Set train.sharding=fsdp2, or algo.critic=null and an advantage "
+                          "without a critic, such as algo.advantage=grpo")
     for wrong, setting, way_out in (
             (train.cpu_offload, "train.cpu_offload=true", "train.cpu_offload=false"),
             (train.gather == "compute", "train.gather=compute", "train.gather=stored"),

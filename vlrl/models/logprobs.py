@@ -38,6 +38,14 @@ class TokenStats:
     """[N] float32 nats, without gradient."""
     more: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[N, ...] by name, of the Statistics asked for; with gradient."""
+    states: torch.Tensor | None = None
+    """[N, H] what enters the output layer, where it is asked for: of each token the state before it; with gradient."""
+
+    def at(self, index: torch.Tensor) -> TokenStats:
+        """Returns those of tokens [M] by number; one may be there several times."""
+        logprobs, entropy = (x.index_select(0, index) for x in (self.logprobs, self.entropy))
+        return TokenStats(logprobs, entropy, {k: v.index_select(0, index) for k, v in self.more.items()},
+                          None if self.states is None else self.states.index_select(0, index))
 
 
 def zero_stats(count: int, vocabulary: int, device: torch.device,

@@ -8,6 +8,7 @@ optimizer step then begins again, from no gradient at all.
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -77,14 +78,15 @@ def _tried(work: Callable[[int], None], b: int) -> str | None:
 
 def halves(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Divides the pieces of a micro-batch in two, in their order; a single piece has its answers divided, with the
-    prompt in both. Raises TrainingError for a single answer."""
+    prompt in both. Raises TrainingError for a single answer, or the turns of a single episode."""
     if len(pieces) > 1:
         middle = len(pieces) // 2
         return [list(pieces[:middle]), list(pieces[middle:])]
     (piece,) = pieces
-    middle = len(piece.answers) // 2
+    units = piece.members
+    middle = len(units) // 2
     if not middle:
         raise TrainingError(f"out of memory in the update of one answer alone, of {piece.tokens} tokens with its "
                             "prompt. Set model.gradient_checkpointing=true, or lower model.max_pixels or "
                             "rollout.max_new_tokens.")
-    return [[piece.take(part)] for part in (range(middle), range(middle, len(piece.answers)))]
+    return [[piece.take([*itertools.chain(*part)])] for part in (units[:middle], units[middle:])]

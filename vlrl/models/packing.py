@@ -4,7 +4,8 @@ Two layouts of the same tokens, equal in every log-probability and gradient:
 
 - **shared**: one row holds [prompt | answer 1 | ... | answer G | next prompt | ...]. Every answer attends to its prompt
   and to itself, and its positions restart at the prompt's end, so the prompt and its images are computed once per
-  group. The attention (attention.py) is exact and no T x T mask exists.
+  group. What answers begin with in common is there once, too, their observations and images included: a tree
+  (prefix_tree.py). The attention (attention.py) is exact and no T x T mask exists.
 - **padded**: one right-padded row per answer with its own copy of the prompt; the oracle.
 
 Both read the hidden states [B, C, H] at `columns`; `select` picks those of the N answer tokens in rollout order.
@@ -12,6 +13,7 @@ Both read the hidden states [B, C, H] at `columns`; `select` picks those of the 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -21,9 +23,11 @@ import numpy as np
 import torch
 
 from vlrl.models import cost as balance
-from vlrl.models.attention import Layout, Span
+from vlrl.models.attention import Layout
+from vlrl.models.attention_kernels import Run
 from vlrl.models.cost import Cost
-from vlrl.types import Prompt
+from vlrl.models.prefix_tree import Tree, cut, tree_of
+from vlrl.types import Inserted, Prompt
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,24 +44,57 @@ class Piece:
     """Number of each answer's rollout within the optimizer step."""
     shown: tuple[Prompt | None, ...] = ()
     """Of each answer that holds observations, its tokens as the model sees them (Completion.shown); () = of none."""
+    units: tuple[int, ...] = ()
+    """Of each answer a number; those with the same one are never separated. () = each by itself."""
+
+    @functools.cached_property
+    def tree(self) -> Tree:
+        """Where the tokens of its answers lie behind the prompt in a shared row."""
+        return tree_of(self.answers, self.shown)
 
     @property
     def tokens(self) -> int:
-        return len(self.prompt) + sum(map(len, self.answers))
+        """Tokens of a shared row; of a single answer, of a padded one too."""
+        return len(self.prompt) + self.tree.tokens
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each run of the tree; of each answer, where nothing is shared."""
+        return [node.stop - node.start for node in self.tree.nodes]
 
     @property
     def parts(self) -> list[Prompt]:
         """The prompt and what its answers show, in the order of a shared row: whose media are read, one by one."""
-        return [self.prompt, *(one for one in self.shown if one is not None)]
+        seen = [(self.shown[node.answer], node) for node in self.tree.nodes] if self.shown else []
+        return [self.prompt, *(cut(one, node.start, node.stop) for one, node in seen if one is not None)]
 
     def take(self, places: Sequence[int]) -> Piece:
         """Returns the piece with those of its answers alone."""
         return Piece(self.prompt, tuple(self.answers[i] for i in places), tuple(self.rollouts[i] for i in places),
-                     tuple(self.shown[i] for i in places) if self.shown else ())
+                     tuple(self.shown[i] for i in places) if self.shown else (),
+                     tuple(self.units[i] for i in places) if self.units else ())
+
+    @property
+    def members(self) -> list[list[int]]:
+        """Places of the answers of each unit, in order."""
+        found: dict[int, list[int]] = {}
+        for place, unit in enumerate(self.units or range(len(self.answers))):
+            found.setdefault(unit, []).append(place)
+        return [*found.values()]
 
     def positions(self, place: int) -> np.ndarray:
         """Returns [R, T] rotary positions of an answer."""
         return _placed(self.prompt, len(self.answers[place]), self.shown[place] if self.shown else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated:
+    """U computed tokens that are N answer tokens, as some are of several answers."""
+
+    targets: torch.Tensor
+    """[U] the tokens."""
+    index: torch.Tensor
+    """[N] number of each answer token among them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,25 +115,33 @@ class Batch:
     """Tokens computed by the language model, padding included."""
     observed: bool = False
     """Whether observations are among the answer tokens, which may hold ids that cannot be sampled."""
+    shared: Repeated | None = None
+    """Where answers share tokens: `columns` and `select` are then those of the U tokens that are computed."""
 
     def to(self, device: torch.device) -> Batch:
         return to_device(self, device)
 
 
 def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: int,
-              shown: Sequence[Prompt | None] = ()) -> list[Piece]:
+              shown: Sequence[Prompt | None] = (), units: Sequence[int] = ()) -> list[Piece]:
     """Returns answers with their prompts, consecutive answers of one prompt together, cut so that a piece has at most
-    `limit` tokens where that is possible (a piece holds at least one answer), and all pieces of a prompt are alike.
-    An empty answer is left out. `shown` is Completion.shown of each answer; () = None of all."""
+    `limit` tokens where that is possible (a piece holds at least one unit), and all pieces of a prompt are alike.
+    An empty answer is left out. `shown` is Completion.shown of each answer; () = None of all. `units` as in Piece."""
     rollouts = [i for i, answer in enumerate(answers) if len(answer)]
     out: list[Piece] = []
     for _, run in itertools.groupby(rollouts, key=lambda i: id(prompts[i])):
         own = list(run)
-        prompt, lengths = prompts[own[0]], [len(answers[i]) for i in own]
+        prompt = prompts[own[0]]
         observed = any(shown[i] is not None for i in own) if shown else False
         whole = Piece(prompt, tuple(answers[i] for i in own), tuple(own),
-                      tuple(shown[i] for i in own) if observed else ())
-        out += [whole.take(sorted(members)) for members in balance.bins(lengths, lengths, limit - len(prompt))]
+                      tuple(shown[i] for i in own) if observed else (), tuple(units[i] for i in own) if units else ())
+        members = whole.members
+        lengths = [sum(len(whole.answers[place]) for place in places) for places in members]
+        if whole.tokens <= limit:
+            out.append(whole)
+            continue
+        out += [whole.take(sorted(place for unit in part for place in members[unit]))
+                for part in balance.bins(lengths, lengths, limit - len(prompt))]
     return out
 
 
@@ -112,7 +157,7 @@ def plan(pieces: Sequence[Piece], limit: int, layout: str = "shared",
     """
     if layout == "padded":
         return _padded_rows(pieces, limit)
-    costs = [cost(piece.prompt, [len(a) for a in piece.answers]) for piece in pieces]
+    costs = [cost(piece.prompt, piece.lengths) for piece in pieces]
     members = balance.bins([piece.tokens for piece in pieces], costs, limit)
     return [[pieces[i] for i in sorted(part)] for part in members]
 
@@ -146,45 +191,51 @@ def make_batch(part: Sequence[Piece], layout: str = "shared", attention: str = "
 
 
 def _shared(pieces: Sequence[Piece], attention: str) -> Batch:
-    ids, positions, columns = [], [], []
-    spans: list[Span] = []
+    ids, positions, before, own = [], [], [], []
+    runs: list[Run] = []
     offset = 0
     for piece in pieces:
-        p = len(piece.prompt)
-        ids += [piece.prompt.ids, *piece.answers]
+        p, tree = len(piece.prompt), piece.tree
+        behind = offset + p
+        ids.append(piece.prompt.ids)
         positions.append(piece.prompt.positions)
-        at, places = offset + p, []
-        for place, n in enumerate(map(len, piece.answers)):
-            positions.append(piece.positions(place))
-            # token t is predicted at t - 1; the first one at the prompt's last token
-            columns += [np.array([offset + p - 1]), np.arange(at, at + n - 1)]
-            places.append((at, n))
-            at += n
-        spans.append((offset, p, places))
-        offset = at
+        runs.append((offset, p, behind + tree.tokens))
+        for node in tree.nodes:
+            ids.append(piece.answers[node.answer][node.start:node.stop])
+            positions.append(piece.positions(node.answer)[:, node.start:node.stop])
+            runs.append((behind + node.place, node.stop - node.start, behind + node.end))
+        for places in tree.places:  # token t is predicted at t - 1; the first one at the prompt's last token
+            before += [np.array([behind - 1]), behind + places[:-1]]
+            own.append(behind + places)
+        offset = behind + tree.tokens
     inputs = {
         "input_ids": torch.from_numpy(np.concatenate(ids))[None],
         "position_ids": _position_ids(np.concatenate(positions, axis=1)[:, None]),
         "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: used as given, no mask is built
-        "prefix_layout": Layout(spans, offset, attention),
+        "prefix_layout": Layout(runs, offset, attention),
         **media_inputs([part for piece in pieces for part in piece.parts]),
     }
-    return Batch(inputs=inputs, columns=_joined_ids(columns), select=None, **_answers(pieces), tokens=offset)
+    answers, columns, shared = _answers(pieces), _joined_ids(before), None
+    if any(piece.tree.shared for piece in pieces):
+        first, index = np.unique(_joined_ids(own).numpy(), return_index=True, return_inverse=True)[1:]
+        columns, shared = columns[first], Repeated(answers["targets"][first], torch.from_numpy(index))
+    return Batch(inputs=inputs, columns=columns, select=None, **answers, tokens=offset, shared=shared)
 
 
 # --- padded ----------------------------------------------------------------------------------------------------------
 
 def _padded_rows(pieces: Sequence[Piece], limit: int) -> list[list[Piece]]:
-    rows = [piece.take([place]) for piece in pieces for place in range(len(piece.answers))]
+    units = [[piece.take([place]) for place in places] for piece in pieces for places in piece.members]
     batches: list[list[Piece]] = []
     longest = 0
-    for row in rows:
-        longest = max(longest, row.tokens)
-        if batches and longest * (len(batches[-1]) + 1) <= limit:
-            batches[-1].append(row)
+    for rows in units:
+        own = max(row.tokens for row in rows)
+        longest = max(longest, own)
+        if batches and longest * (len(batches[-1]) + len(rows)) <= limit:
+            batches[-1] += rows
         else:
-            batches.append([row])
-            longest = row.tokens
+            batches.append(rows)
+            longest = own
     return batches
 
 
@@ -275,7 +326,25 @@ def joined(first: Prompt, more: Prompt) -> Prompt:
                    raw_ids=np.concatenate([first.raw_ids, more.raw_ids]), aligned=beside,
                    positions=np.concatenate([first.positions, more.positions + first.next_position], axis=1),
                    mm=media_inputs([replace(p, visuals=()) for p in (first, more)]),
+                   inserted=first.inserted + _inserted(more, len(first)),
                    **{name: getattr(first, name) + getattr(more, name) for name in media})
+
+
+def behind(whole: Prompt, prompt: Prompt, observations: Sequence[Prompt]) -> Prompt:
+    """Returns what follows a prompt in the whole that began with it, with the media of the observations there."""
+    p = len(prompt)
+    media = functools.reduce(joined, observations) if observations else replace(
+        prompt, mm={}, media=(), processed_sizes=(), visual_tokens=(), visuals=())
+    return replace(media, ids=whole.ids[p:], raw_ids=whole.ids[p:], positions=whole.positions[:, p:],
+                   aligned={name: values[p:] for name, values in whole.aligned.items()},
+                   inserted=tuple(replace(part, start=part.start - p, stop=part.stop - p) for part in whole.inserted
+                                  if part.start >= p))
+
+
+def _inserted(observation: Prompt, start: int) -> tuple[Inserted, ...]:
+    rows = {name: len(tensor) for name, tensor in observation.mm.items() if isinstance(tensor, torch.Tensor)}
+    return (Inserted(start=start, stop=start + len(observation), rows=rows, visuals=len(observation.visuals)),
+            ) if observation.mm else ()
 
 
 def _each(tensor: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -16,8 +16,10 @@ from accelerate import Accelerator
 
 from vlrl.config.schema import Config, TrainSettings
 from vlrl.distributed import comm
+from vlrl.errors import ConfigError
 from vlrl.models import attention
 from vlrl.models import cost as balance
+from vlrl.models.critic import Critic, make_critic
 from vlrl.models.deepspeed_zero import Zero
 from vlrl.models.families import Family, agree, family_of
 from vlrl.models.flops import Cost, cost_model, patches_of
@@ -30,7 +32,7 @@ from vlrl.models.loading import (
     load_processor,
     refuse_second_adapter,
 )
-from vlrl.models.logprobs import Statistic, TokenStats, answer_states, token_stats
+from vlrl.models.logprobs import Head, Statistic, TokenStats, answer_states, token_stats
 from vlrl.models.packing import Batch, Piece, make_batch, pieces_of, plan, with_idle
 from vlrl.models.quantization import Quantization
 from vlrl.models.vision_cache import FeatureCache, make_cache
@@ -45,7 +47,8 @@ class Policy:
     """
 
     def __init__(self, model: Any, processor: Any, family: Family, accelerator: Accelerator, dtype: torch.dtype,
-                 quantized: Quantization | None = None, features: FeatureCache | None = None):
+                 quantized: Quantization | None = None, features: FeatureCache | None = None,
+                 critic: Critic | None = None):
         self.model, self.processor, self.family = model, processor, family
         self.accelerator, self.dtype, self.device = accelerator, dtype, accelerator.device
         base = self.base
@@ -56,7 +59,7 @@ class Policy:
         self.vocabulary = vocabulary
         """Rows of the output layer."""
         self.eos = _eos_ids(base, processor.tokenizer) | {family.end_id(processor)}
-        self.quantized, self.features = quantized, features
+        self.quantized, self.features, self.critic = quantized, features, critic
         self.scaler = _loss_scaler(self.device, dtype)
         self.idle: Prompt | None = None
         """Fills micro-batches under FSDP; see packing.with_idle."""
@@ -107,12 +110,13 @@ class Policy:
         return self._operations.of(len(prompt), patches_of(prompt.mm, self.base.config), answers)
 
     def plan(self, prompts: Sequence[Prompt], answers: Sequence[np.ndarray], settings: TrainSettings,
-             limit: int | None = None, shown: Sequence[Prompt | None] = ()) -> list[list[Piece]]:
+             limit: int | None = None, shown: Sequence[Prompt | None] = (),
+             units: Sequence[int] = ()) -> list[list[Piece]]:
         """Returns the pieces of each micro-batch of answers to prompts, of at most `limit` tokens
-        (train.tokens_per_batch); `shown` as in pieces_of. Called on every process.
+        (train.tokens_per_batch); `shown` and `units` as in pieces_of. Called on every process.
         """
         limit = limit or settings.tokens_per_batch
-        pieces = pieces_of(prompts, answers, limit, shown)
+        pieces = pieces_of(prompts, answers, limit, shown, units)
         return self.fill(plan(pieces, limit, self.layout(settings.packing), self.cost))
 
     def fill(self, parts: list[list[Piece]]) -> list[list[Piece]]:
@@ -147,31 +151,43 @@ class Policy:
         return {**rest, "mm_encoder_outputs": self.features.outputs(self.base, packed["visuals"])}
 
     def logprobs(self, batch: Batch, temperature: float, model: Any = None,
-                 more: Mapping[str, Statistic] | None = None) -> TokenStats:
-        """Log-probability, entropy and further statistics of every answer token under this policy (or another model).
+                 more: Mapping[str, Statistic] | None = None, states: bool = False) -> TokenStats:
+        """Log-probability, entropy and further statistics of every answer token under this policy (or another model);
+        with `states` also what enters its output layer.
         """
         if isinstance(self.shards, Zero) and model is None:
             return self.shards.run(lambda: self._logprobs(batch, temperature, self.model, more))
-        return self._logprobs(batch, temperature, model or self.model, more)
+        return self._logprobs(batch, temperature, model or self.model, more, states)
 
-    def _logprobs(self, batch: Batch, temperature: float, model: Any,
-                  more: Mapping[str, Statistic] | None) -> TokenStats:
+    def _logprobs(self, batch: Batch, temperature: float, model: Any, more: Mapping[str, Statistic] | None,
+                  states: bool = False) -> TokenStats:
         batch = batch.to(self.device)
         with self.autocast():
-            base = _unwrapped(model)
-            inputs = self.inputs(batch.inputs, base)
-            hidden, head = answer_states(model, base, {**inputs, "logits_to_keep": batch.columns, "use_cache": False})
-            if hidden.shape[1] != len(batch.columns):  # a model that knows no logits_to_keep
-                hidden = hidden.index_select(1, batch.columns)
-            hidden = hidden.flatten(0, 1)
-            if batch.select is not None:
-                hidden = hidden.index_select(0, batch.select)
-            if not batch.observed:
-                return token_stats(hidden, head, batch.targets, self.banned, temperature, more)
-            never = torch.isin(batch.targets, self.banned)  # placeholders of media, which have no probability
-            stats = token_stats(hidden, head, batch.targets.masked_fill(never, min(self.eos)), self.banned, temperature,
-                                more)
-            return replace(stats, logprobs=stats.logprobs.masked_fill(never, 0.0))
+            hidden, head = self._states(batch, model)
+            targets = batch.targets if batch.shared is None else batch.shared.targets
+            never = torch.isin(targets, self.banned) if batch.observed else None
+            targets = targets if never is None else targets.masked_fill(never, min(self.eos))
+            stats = token_stats(hidden, head, targets, self.banned, temperature, more)
+        if never is not None:  # placeholders of media, which have no probability
+            stats = replace(stats, logprobs=stats.logprobs.masked_fill(never, 0.0))
+        stats = replace(stats, states=_known(hidden, head, self.base)) if states else stats
+        return stats if batch.shared is None else stats.at(batch.shared.index)
+
+    def states(self, batch: Batch) -> torch.Tensor:
+        """Returns [N, H] what enters the output layer, of each answer token the state before it."""
+        batch = batch.to(self.device)
+        with self.autocast():
+            states = _known(*self._states(batch, self.model), self.base)
+        return states if batch.shared is None else states.index_select(0, batch.shared.index)
+
+    def _states(self, batch: Batch, model: Any) -> tuple[torch.Tensor, Head]:
+        base = _unwrapped(model)
+        inputs = self.inputs(batch.inputs, base)
+        hidden, head = answer_states(model, base, {**inputs, "logits_to_keep": batch.columns, "use_cache": False})
+        if hidden.shape[1] != len(batch.columns):  # a model that knows no logits_to_keep
+            hidden = hidden.index_select(1, batch.columns)
+        hidden = hidden.flatten(0, 1)
+        return hidden if batch.select is None else hidden.index_select(0, batch.select), head
 
     def backward(self, loss: torch.Tensor) -> None:
         """Adds the gradients of a loss, scaled by `scaler`, to those before."""
@@ -345,6 +361,15 @@ def _remembered(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) ->
     return remembered
 
 
+def _known(hidden: torch.Tensor, head: Head, base: Any) -> torch.Tensor:
+    """Returns the hidden states; raises ConfigError where they are logits."""
+    if head.layer is None:
+        raise ConfigError(f"algo.critic: the hidden states of {type(base).__name__} before its output layer cannot be "
+                          "told, and the critic reads them: set algo.critic=null and an advantage without a critic, "
+                          "such as algo.advantage=grpo")
+    return hidden
+
+
 def _unwrapped(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -377,7 +402,8 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
         # not needed without reentrance, and a frozen vision tower would be recomputed and differentiated for it
         _unwrapped(model).disable_input_require_grads()
     model.train()
-    return Policy(model, processor, family, accelerator, dtype, quantized, features)
+    critic = make_critic(config.algo.critic, _unwrapped(model), accelerator.device)
+    return Policy(model, processor, family, accelerator, dtype, quantized, features, critic)
 
 
 def _loss_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:

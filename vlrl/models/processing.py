@@ -13,12 +13,15 @@ import torch
 from vlrl.config.schema import Config
 from vlrl.data import media
 from vlrl.data.clip_cache import ClipCache
+from vlrl.data.media_edits import edited
 from vlrl.data.video_sampling import VideoSampling, clock
 from vlrl.errors import ConfigError, DataError
 from vlrl.models.families import Family
 from vlrl.models.loading import template_variables
+from vlrl.models.tool_prompts import in_system, keeps_results, results, strips_thinking, writes_calls
 from vlrl.models.vision_cache import processor_hash, visuals_of
 from vlrl.task import Task, task_messages
+from vlrl.task.tools import schemas
 from vlrl.types import LoadedMedia, Media, Observation, Prompt, Sample
 
 _STAND_IN = "vlrl-stands-in-for-an-action"
@@ -52,7 +55,7 @@ class Encoder:
 
     def __call__(self, task: Task, sample: Sample) -> Prompt:
         """Returns the prompt of one sample. Raises DataError for unreadable media and PromptTooLong past the limit."""
-        return self.prompt(sample, task_messages(task, sample))
+        return self.prompt(sample, task_messages(task, sample), schemas(task, sample))
 
     def copy(self) -> Encoder:
         """Returns an encoder with a processor of its own, for another thread."""
@@ -60,11 +63,17 @@ class Encoder:
         other.processor = copy.deepcopy(self.processor)
         return other
 
-    def prompt(self, sample: Sample, messages: list[dict[str, Any]]) -> Prompt:
-        """Returns the prompt of a sample whose chat messages are known; none of the task's code runs."""
-        shown = [*sample.media, *(sample.opening.media if sample.opening else ())]
-        loaded = self._load(shown)
-        text = self._render(messages, loaded, sample)
+    def prompt(self, sample: Sample, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+        """Returns the prompt of a sample whose chat messages are known; none of the task's code runs.
+
+        `tools` are the schemas of the task's own, which stand in place of those of the row.
+        """
+        loaded = [*self._load(sample.media), *self._observed(sample.opening.media if sample.opening else ())]
+        if tools and not self._writes_calls:
+            messages, tools = in_system(messages, tools), ()
+        else:
+            tools = tools or sample.get("tools") or ()
+        text = self._render(messages, loaded, sample, tools)
         found = self._encoded(sample.id, text, loaded, self._adds_special(text))
         if len(found) > self.config.limits.prompt_tokens:
             raise PromptTooLong(f"sample '{sample.id}': prompt of {len(found)} tokens is longer than "
@@ -76,14 +85,16 @@ class Encoder:
         beginning of the next turn. Positions count from its own beginning.
 
         The template is given a conversation with a stand-in for the action, so what was sampled is never rendered.
+        Results of tools are turns of a tool where it has these and shows their images, else one of the user.
         Raises DataError for media that cannot be read, ConfigError for a template that does not end turns with the
         model's end token.
         """
-        loaded = self._load(observation.media)
+        loaded = self._observed(observation.media)
         content = [*({"type": m.kind} for m in loaded), {"type": "text", "text": observation.text}]
+        turns = (results(observation, self._keeps_results, self._reads_order) if observation.results
+                 else [{"role": "user", "content": content}])
         probe = [{"role": "user", "content": [{"type": "text", "text": "x"}]},
-                 {"role": "assistant", "content": [{"type": "text", "text": _STAND_IN}]},
-                 {"role": "user", "content": content}]
+                 {"role": "assistant", "content": [{"type": "text", "text": _STAND_IN}]}, *turns]
         after = self._render(probe, loaded, Sample(id=sample_id)).rpartition(_STAND_IN)[2]
         end = self.processor.tokenizer.convert_ids_to_tokens(self._end)
         if not after.startswith(end):
@@ -95,6 +106,11 @@ class Encoder:
     def end(self) -> int:
         """Id of the token that ends a turn."""
         return self._end
+
+    def _observed(self, shown: Sequence[Media]) -> list[LoadedMedia]:
+        """Returns media of an observation, made smaller where they have more than episode.max_pixels."""
+        most, loaded = self.config.episode.max_pixels, self._load(shown)
+        return [edited(m, [("shrink", most)]) if most and m.size[0] * m.size[1] > most else m for m in loaded]
 
     def _load(self, shown: Sequence[Media]) -> list[LoadedMedia]:
         return [media.load(m, self.config.limits, self._video, self._clips) for m in shown]
@@ -127,7 +143,8 @@ class Encoder:
         ids = self.processor.tokenizer(_broken_up(text, self._vision), add_special_tokens=False)["input_ids"]
         return np.asarray([*ids, self._end], dtype=np.int64)
 
-    def _render(self, messages: list[dict[str, Any]], loaded: Sequence[LoadedMedia], sample: Sample) -> str:
+    def _render(self, messages: list[dict[str, Any]], loaded: Sequence[LoadedMedia], sample: Sample,
+                tools: Sequence[Mapping[str, Any]] = ()) -> str:
         contents = [m["content"] for m in messages]
         places = sum(isinstance(c, dict) and c.get("type") in ("image", "video") for parts in contents for c in parts)
         if places != len(loaded):
@@ -136,7 +153,6 @@ class Encoder:
             raise DataError(f"sample '{sample.id}': it shows media inside or after a text, and the chat template of a "
                             f"{self.family.model_type} puts those of a turn before its text. Move the marks there, or "
                             "choose a model that keeps their places")
-        tools = sample.get("tools")
         if tools and not self._reads_tools:
             raise DataError(f"sample '{sample.id}': it has tools, which the chat template of {self.config.model.name} "
                             "does not show. Leave them out, or choose a model whose template does")
@@ -151,6 +167,19 @@ class Encoder:
     @cached_property
     def _reads_tools(self) -> bool:
         return "tools" in template_variables(self.processor)
+
+    @cached_property
+    def _writes_calls(self) -> bool:
+        return self._reads_tools and writes_calls(self._template)
+
+    @cached_property
+    def _keeps_results(self) -> bool:
+        return self._writes_calls and keeps_results(self._template)
+
+    @property
+    def strips_thinking(self) -> bool:
+        """Whether the chat template leaves out earlier thinking when another turn follows."""
+        return strips_thinking(self._template)
 
     @cached_property
     def _reads_order(self) -> bool:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from vlrl.config.schema import Config
+from vlrl.models.packing import Batch
 from vlrl.models.policy import Policy
+from vlrl.models.reading import read_tokens
 from vlrl.models.token_text import Texts
 from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Prompt
@@ -38,9 +41,10 @@ class Reference:
         """
         spans = [self._span(c) for _, answers in groups for c in answers]
         completions = (c for _, answers in groups for c in answers)
-        tokens = [c.tokens[:end] for (_, end), c in zip(spans, completions, strict=True)]
-        values = self.logprobs([prompt for prompt, answers in groups for _ in answers], tokens, 1.0)
-        sliced = iter([v[start:] for v, (start, _) in zip(values, spans, strict=True)])
+        read = [c if c.episode_id else replace(c, tokens=c.tokens[:end])
+                for (_, end), c in zip(spans, completions, strict=True)]
+        values = self.logprobs([prompt for prompt, answers in groups for _ in answers], read, 1.0)
+        sliced = iter([v[start:end] for v, (start, end) in zip(values, spans, strict=True)])
         return [[next(sliced) for _ in answers] for _, answers in groups]
 
     def _span(self, completion: Completion) -> tuple[int, int]:
@@ -48,22 +52,18 @@ class Reference:
         ended = len(tokens) > 0 and int(tokens[-1]) in self.policy.eos
         return answer_span(tokens[:-1] if ended else tokens, self._decode)
 
-    def logprobs(self, prompts: Sequence[Prompt], answers: Sequence[np.ndarray], temperature: float,
+    def logprobs(self, prompts: Sequence[Prompt], answers: Sequence[Completion], temperature: float,
                  own: bool = False) -> list[np.ndarray]:
-        """Returns [answer][T] float32 of all tokens, under the reference or the policy's `own` weights; an empty answer
-        is not computed. Called on every process at the same time.
+        """Returns [answer][T] float32 of all tokens (with windows of actions, 0 elsewhere), under the reference
+        or the policy's `own` weights; an empty answer is not computed. Called on every process at the same time.
         """
-        policy, planned = self.policy, self.policy.plan(prompts, answers, self.config.train)
-        out = [np.zeros(0, np.float32)] * len(answers)
-        with phase("reference"), torch.no_grad(), policy.evaluating():
-            for pieces in planned:
-                batch = policy.pack(pieces, self.config.train)
-                order = torch.unique_consecutive(batch.rollout_id).tolist()
-                values = (policy.logprobs(batch, temperature).logprobs if own
-                          else policy.reference_logprobs(batch, temperature)).float().cpu()
-                for i, piece in zip(order, values.split([len(answers[i]) for i in order]), strict=True):
-                    out[i] = piece.numpy()
-        return out
+        def read(batch: Batch) -> torch.Tensor:
+            if own:
+                return self.policy.logprobs(batch, temperature).logprobs
+            return self.policy.reference_logprobs(batch, temperature)
+
+        with phase("reference"):
+            return read_tokens(self.policy, prompts, answers, self.config.train, read)
 
 
 def answer_span(tokens: np.ndarray, decode: Callable[[Any], str]) -> tuple[int, int]:

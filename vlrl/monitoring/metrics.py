@@ -147,14 +147,19 @@ def _facts(group: Group) -> dict:
 
 def _episode(rollout: Rollout) -> dict[str, Any]:
     done = rollout.completion
-    return {"turns": sum(t.role == "assistant" for t in done.turns), "success": rollout.correct,
+    calls = [t.calls for t in done.turns if t.calls is not None]
+    return {"calls": sum(map(len, calls)) if calls else None,
+            "call_errors": sum(bool(call.get("error")) for own in calls for call in own),
+            "turns": sum(t.role == "assistant" for t in done.turns), "success": rollout.correct,
             "limit": done.finish_reason in ("turns", "tokens", "media"), "error": done.error is not None}
 
 
 def _episodes(episodes: Sequence[dict[str, Any]]) -> dict[str, float]:
     if not episodes:
         return {}
-    return {"episode/turns_mean": _mean([e["turns"] for e in episodes]),
+    calls, errors = [e["calls"] for e in episodes if e["calls"] is not None], sum(e["call_errors"] for e in episodes)
+    tools = {"episode/tool_calls_mean": _mean(calls), "episode/tool_errors_frac": errors / max(sum(calls), 1)}
+    return {**(tools if calls else {}), "episode/turns_mean": _mean([e["turns"] for e in episodes]),
             "episode/success": _mean([e["success"] for e in episodes if e["success"] is not None]),
             "episode/limit_frac": _mean([e["limit"] for e in episodes]),
             "environment/errors": float(sum(e["error"] for e in episodes))}

@@ -20,8 +20,9 @@ _OTHER_WORDS = re.compile(r"\w\w")
 _EMPTY = ("[]", "{}", "```json\n[]\n```", "```json\n{}\n```")
 _NOTHING = re.compile(r"(?<!\w)(?:no|none|not|nothing|nowhere|neither|null|empty|absent|missing|without|cannot)(?!\w)"
                       r"|n['\u2019]t(?!\w)|没有|不存在|无")
-_NUMBER = re.compile(r"(?<![\w.])[-+\u2212]?(?:(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?|\.\d++)(?:[eE][-+]?\d{1,2})?+"
-                     r"(?!\w|\.\d)", re.ASCII)
+# no possessive group: Python before 3.11.5 matches "3e" whole with one
+_NUMBER = re.compile(r"(?<![\w.])[-+\u2212]?(?:(?:\d{1,3}(?:,\d{3})+(?!,\d{3})|\d++)(?:\.\d++)?|\.\d++)"
+                     r"(?:[eE][-+]?\d{1,2})?(?!\w|\.\d)", re.ASCII)
 _DENIES = re.compile(
     r"\W{0,9}(?:(?:it|this|that|these|there|i|we|you|the\s{1,9}\w{1,20})(?:\s{1,9}|['\u2019]s\s{1,9}))?"
     r"(?:(?:is|are|am|was|were|be|do|does|did|should|would|will|can|could|must)\s{1,9}){0,2}"

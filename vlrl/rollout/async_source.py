@@ -9,7 +9,7 @@ on how fast either side is. Draws, encoding, filters and everything else that pr
 thread and in one order; the thread generates and scores. docs/asynchronous.md has the whole picture.
 
 A checkpoint holds the answers that were drawn ahead, by the names of their random streams. A resumed run scores them
-again and goes on as if it had not stopped.
+again and goes on as if it had not stopped. Of episodes it holds the actions, which environments answer again.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from vlrl.distributed import comm
 from vlrl.engine.base import Done, Engine
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.monitoring.metrics import Clock
+from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.group_source import Drawn, GroupSource
 from vlrl.rollout.partial import Held, completion_of, completion_state, draw_of, draw_state
 from vlrl.types import Completion, Group, Request
@@ -162,7 +163,8 @@ class Pipelined(GroupSource):
             self.clock.span("ahead", *drawn.span)
             self._ahead_s = drawn.span[1] - drawn.span[0]
         if groups is None and (drawn.asked or self.answering.collective):
-            scorer = self.answering.apart(Replaying(drawn.made), self.clock, drawn.policy_step)
+            engine = Replaying(drawn.made, None if drawn.work else self.engine)
+            scorer = self.answering.apart(engine, self.clock, drawn.policy_step)
             groups = scorer.groups(drawn.asked, drawn.step)
         return {a.number: group for a, group in zip(drawn.asked, groups or (), strict=True)}
 
@@ -227,16 +229,17 @@ class Recording:
 
 
 class Replaying:
-    """An engine that gives recorded answers."""
+    """An engine that gives recorded answers; episodes of a checkpoint are played again by `engine`."""
 
-    def __init__(self, made: Made):
-        self.made = made
+    def __init__(self, made: Made, engine: Engine | None = None):
+        self.made, self.engine = made, engine
 
     def sync(self, policy: Any, step: int) -> None:
         """There are no weights."""
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        return [[*self.made[request.key]] for request in requests]
+        made = [[*self.made[request.key]] for request in requests]
+        return self.engine.replayed(requests, made) if isinstance(self.engine, EpisodeEngine) else made
 
     def close(self) -> None:
         """Nothing is held."""

@@ -68,11 +68,12 @@ class Forgetting:
                    temperature: float) -> None:
         """Of the mean of -log(1 - p) over all tokens: the surer a token was, the more it is suppressed."""
         policy, train = self.policy, self.config.train
-        rollouts = [(prompt, c) for prompt, completions in answers for c in completions]
+        rollouts = [(prompt, row) for prompt, completions in answers for c in completions for _, row in c.rows()]
         (total,) = comm.total(float(sum(c.loss_mask.sum() for _, c in rollouts)))
         # dropout is keyed by the step, so a resumed run draws the same
         torch.manual_seed(np.random.SeedSequence([self.config.seed, 7, step, comm.rank()]).generate_state(1)[0])
-        for pieces in policy.plan([p for p, _ in rollouts], [c.tokens for _, c in rollouts], train):
+        for pieces in policy.plan([p for p, _ in rollouts], [c.tokens for _, c in rollouts], train,
+                                  shown=[c.shown for _, c in rollouts]):
             batch = policy.pack(pieces, train)
             logprobs = policy.logprobs(batch, temperature).logprobs.float()
             masks = [rollouts[i][1].loss_mask for i in torch.unique_consecutive(batch.rollout_id).tolist()]

@@ -3,30 +3,46 @@
     engine = EpisodeEngine(engine, encode, environments, config, clock)     # answers requests whose sample was opened
 
 An episode is one list of ids that only grows: prompt, action as sampled, observation as the chat template writes it,
-action ... Nothing that was written is tokenised again, and nothing sampled is rendered. All live episodes of a call act
-in turn, in fixed order: what is decoded side by side never depends on the clock. Action t of rollout i of a group draws
-from the stream (seed, key of the group, i, t); all episodes of a group begin at the same reset.
+action ... Nothing that was written is tokenised again, and nothing sampled is rendered. With
+environment.order=fixed all live episodes of a call act in turn: what is decoded side by side never depends on the
+clock. With arrival those go on whose environments have answered. Action t of rollout i of a group draws from the stream
+(seed, key of the group, i, t); all episodes of a group begin at the same reset.
+
+With `episode.history=last:k` the list still grows, and turn t >= k is asked under a window of it: the prompt, an end
+token that closes the empty turn of the model behind it, and the last k observations with the actions between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from vlrl.config.schema import Config
+from vlrl.curriculum import horizon
+from vlrl.distributed import comm
 from vlrl.engine.base import Done, Engine
 from vlrl.errors import ConfigError, DataError
-from vlrl.models.packing import joined
+from vlrl.models.packing import behind, joined
 from vlrl.models.processing import Encoder
 from vlrl.monitoring.metrics import Clock
 from vlrl.task import Task
-from vlrl.task.environment import has_environment
+from vlrl.task.environment import has_environment, same_observation
 from vlrl.task.environment_host import Environments, Episode, Failed
-from vlrl.task.variants import has_variants
-from vlrl.types import Completion, LoadedMedia, Media, Observation, Prompt, Request, Sample, Step, Turn
+from vlrl.task.tools import readable
+from vlrl.types import Completion, Continued, LoadedMedia, Observation, Prompt, Request, Sample, Step, Turn
+
+_log = logging.getLogger(__name__)
+
+
+_ACTION = 7
+"""Begins the keys of all actions after the first."""
 
 
 class EpisodeEngine:
@@ -35,6 +51,17 @@ class EpisodeEngine:
     def __init__(self, engine: Engine, encode: Encoder, environments: Environments, config: Config, clock: Clock):
         self.engine, self.encode, self.environments, self.clock = engine, encode.copy(), environments, clock
         self.limits, self.seed = config.episode, config.seed
+        if self.encode.strips_thinking and comm.is_main():
+            _log.warning("the chat template of %s leaves out earlier thinking when another turn follows; episodes keep "
+                         "all that was written, in training and evaluation alike", config.model.name)
+        order = config.environment.order
+        self.fixed = order == "fixed" or (order == "auto" and config.engine.name == "hf")
+
+    def over(self, engine: Engine) -> EpisodeEngine:
+        """Returns the same over another engine; its environments stay those of this one, which closes them."""
+        other = copy.copy(self)
+        other.engine = engine
+        return other
 
     def sync(self, policy: Any, step: int) -> None:
         self.engine.sync(policy, step)
@@ -50,35 +77,67 @@ class EpisodeEngine:
             return self.engine.generate(requests, done)
         single = [i for i in range(len(requests)) if i not in {*acting}]
         made = dict(zip(single, self.engine.generate([requests[i] for i in single]), strict=True)) if single else {}
-        made |= dict(zip(acting, self._episodes([requests[i] for i in acting]), strict=True))
+        made |= dict(zip(acting, self._episodes([requests[i] for i in acting], self.engine), strict=True))
         return [made[i] for i in range(len(requests))]
 
-    def _episodes(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        groups = [[_Playing(r, i, self.environments.open(*_start(r)), r.prompt) for i in range(r.n)] for r in requests]
-        everyone = [p for group in groups for p in group]
-        try:
-            with self.clock("environment"):
-                shown = self.environments.reset([p.episode for p in everyone])
-            for playing, found in zip(everyone, shown, strict=True):
-                playing.begin(found)
-            most = self.limits.max_tokens
-            first = self.engine.generate([replace(r, sampling=_at_most(r, most)) for r in requests])
-            live = self._acted(everyone, [c for made in first for c in made])
-            while live:
-                made = self.engine.generate([p.request(most) for p in live])
-                live = self._acted(live, [c for (c,) in made])
-        finally:
-            self.environments.close_episodes([p.episode for p in everyone])
-        return [[p.completion(self.encode.end) for p in group] for group in groups]
+    def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
+        """Returns recorded completions; episodes, of which the actions suffice, after their environments have answered
+        again. One that went otherwise has an error.
+        """
+        acting = [i for i, r in enumerate(requests) if r.sample is not None and r.sample.opening is not None]
+        engine = _Recorded({requests[i].key: recorded[i] for i in acting})
+        again = dict(zip(acting, self._episodes([requests[i] for i in acting], engine), strict=True))
+        return [[*map(_unchanged, again[i], own)] if i in again else own for i, own in enumerate(recorded)]
 
-    def _acted(self, playing: Sequence[_Playing], actions: Sequence[Completion]) -> list[_Playing]:
-        """Has environments answer actions; returns the episodes that go on."""
-        for one, action in zip(playing, actions, strict=True):
-            one.act(action)
-        able = [p for p in playing if p.error is None]
-        with self.clock("environment"):
-            steps = self.environments.step([p.episode for p in able], [p.turns[-1].text for p in able])
-        return [p for p, step in zip(able, steps, strict=True) if self._goes_on(p, step)]
+    def abandon(self) -> None:
+        """Ends what another thread generates."""
+        getattr(self.engine, "abandon", lambda: None)()
+
+    def _episodes(self, requests: Sequence[Request], engine: Engine) -> list[list[Completion]]:
+        groups = [[_Playing(r, i, self.environments.open(*_start(r)), r.prompt, self.limits.last, self.encode.end)
+                   for i in range(r.n)] for r in requests]
+        everyone = [p for group in groups for p in group]
+        most = self.limits.max_tokens
+        calls: dict[Future[Any], _Playing] = {self.environments.begin_reset(p.episode): p for p in everyone}
+        try:
+            opening = engine.generate([
+                replace(r, sampling=_at_most(r, most), 
+                        continues=tuple(p.continued for p in group) if self.limits.last is None else ())
+                for r, group in zip(requests, groups, strict=True)])
+            first = dict(zip(everyone, (c for made in opening for c in made), strict=True))
+            while calls:
+                live = []
+                for playing, found in self._arrived(calls):
+                    if action := first.pop(playing, None):
+                        playing.begin(found)
+                        self._act(playing, action, calls)
+                    elif self._goes_on(playing, found):
+                        live.append(playing)
+                    else:
+                        playing.continued.cache = None
+                made = engine.generate([p.request(most) for p in live]) if live else []
+                for playing, (action,) in zip(live, made, strict=True):
+                    self._act(playing, action, calls)
+        finally:
+            for call in calls:
+                call.cancel()
+            self.environments.close_episodes([p.episode for p in everyone])
+        return [[p.completion() for p in group] for group in groups]
+
+    def _act(self, playing: _Playing, action: Completion, calls: dict[Future[Any], _Playing]) -> None:
+        """Adds an action, and has its environment answer it."""
+        playing.act(action)
+        if playing.error is None:
+            calls[self.environments.begin_step(playing.episode, action.text)] = playing
+
+    def _arrived(self, calls: dict[Future[Any], _Playing]) -> list[tuple[_Playing, Any]]:
+        """Waits for environments; returns the episodes whose calls are done, which leave `calls`, and the results."""
+        with self.clock("waiting"):
+            done = wait(calls, return_when=ALL_COMPLETED if self.fixed else FIRST_COMPLETED).done
+        arrived = [(calls.pop(call), call.result()) for call in [*calls] if call in done]
+        spent = sum(playing.episode.seconds for playing, _ in arrived)
+        self.clock.seconds["environment"] = self.clock.seconds.get("environment", 0.0) + spent
+        return arrived
 
     def _goes_on(self, playing: _Playing, step: Step | Failed) -> bool:
         """Adds the environment's answer to an episode; returns whether the model acts again."""
@@ -86,7 +145,7 @@ class EpisodeEngine:
             playing.fail(step.reason)
             return False
         try:
-            shown = self.encode.observation(step.observation, playing.episode.sample.id)
+            step, shown = self._shown(step, playing.episode.sample.id)
         except DataError as error:
             playing.fail(f"its observation: {error}")
             return False
@@ -96,14 +155,56 @@ class EpisodeEngine:
         playing.observe(step.observation.text, shown, closing, ended)
         return not ended
 
+    def _shown(self, step: Step, name: str) -> tuple[Step, Prompt]:
+        """Returns a step and its observation as the model sees it; an error in place of a tool's unreadable result."""
+        try:
+            return step, self.encode.observation(step.observation, name)
+        except DataError:
+            if not step.observation.results:
+                raise
+        step = readable(step, lambda result: self.encode.observation(result, name))
+        return step, self.encode.observation(step.observation, name)
+
     def _limit(self, playing: _Playing, tokens: int, media: int) -> str:
         """Returns the limit that ends an episode before so much more; "" = none."""
         limits = self.limits
-        if sum(turn.role == "assistant" for turn in playing.turns) >= limits.max_turns:
+        most = limits.max_turns if playing.asked.max_turns is None else playing.asked.max_turns
+        if sum(turn.role == "assistant" for turn in playing.turns) >= most:
             return "turns"
         if len(playing.seen) + media > limits.max_media:
             return "media"
         return "tokens" if len(playing.written) + tokens >= limits.max_tokens else ""
+
+
+class _Recorded:
+    """An engine that writes the actions of recorded episodes, by the keys of their requests."""
+
+    def __init__(self, episodes: Mapping[tuple[int, ...], Sequence[Completion]]):
+        self.episodes = episodes
+
+    def sync(self, policy: Any, step: int) -> None:
+        """There are no weights."""
+
+    def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
+        return [[_action(c, 0) for c in self.episodes[r.key]] if r.key in self.episodes
+                else [_action(self.episodes[r.key[1:-2]][r.key[-2]], r.key[-1])] for r in requests]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _action(episode: Completion, turn: int) -> Completion:
+    actions = [t for t in episode.turns if t.role == "assistant"]
+    at = actions[min(turn, len(actions) - 1)]  # one too many is found out by `_unchanged`
+    own = slice(at.start, at.end)
+    return Completion(tokens=episode.tokens[own], logprobs=episode.logprobs[own], loss_mask=episode.loss_mask[own],
+                      text=at.text, finish_reason="stop")
+
+
+def _unchanged(again: Completion, recorded: Completion) -> Completion:
+    if again.error is None and not np.array_equal(again.tokens, recorded.tokens):
+        return replace(again, error="its environment answered the same actions otherwise than before the run stopped")
+    return again
 
 
 @dataclass(eq=False)
@@ -115,6 +216,10 @@ class _Playing:
     episode: Episode
     whole: Prompt
     """The prompt, and all that followed it."""
+    last: int | None
+    """Observations in a window; None = the history is whole."""
+    end: int
+    """Id that ends a turn."""
     logprobs: list[np.ndarray] = field(default_factory=list)
     sampled: list[np.ndarray] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -122,8 +227,25 @@ class _Playing:
     """The observations that the model saw."""
     seen: list[LoadedMedia] = field(default_factory=list)
     """Media of all observations, the last one included."""
+    windows: list[Prompt] = field(default_factory=list)
+    """Of each action what followed the prompt, where the history is cut."""
     ended: str = ""
     error: str | None = None
+    continued: Continued = field(default_factory=Continued)
+
+    @property
+    def before(self) -> Prompt:
+        """What the next action is asked under."""
+        turn, last = len(self.shown), self.last
+        if last is None or turn < last:
+            return self.whole
+        window, written = self.asked.prompt.followed_by(np.array([self.end])), self.written
+        ends = [slice(a.end, b.start) for a, b in itertools.pairwise(t for t in self.turns if t.role == "observation")]
+        for place in range(turn - last, turn):
+            window = joined(window, self.shown[place])
+            if place < turn - 1:
+                window = window.followed_by(written[ends[place]])
+        return window
 
     @property
     def written(self) -> np.ndarray:
@@ -135,20 +257,26 @@ class _Playing:
         opening = self.episode.sample.opening
         if isinstance(found, Failed):
             self.error = found.reason
-        elif opening is None or found is None or not _same(found, opening):
+        elif opening is None or found is None or not same_observation(found, opening):
             self.error = f"reset({self.episode.seed}) showed something else than before: it must be the same for a seed"
 
     def request(self, most: int) -> Request:
         """Returns what is asked of the engine for its next action."""
         turn = sum(t.role == "assistant" for t in self.turns)
-        key = (7, *self.asked.key, self.index, turn)
+        key = (_ACTION, *self.asked.key, self.index, turn)
         sampling = _at_most(self.asked, most - len(self.written))
-        return replace(self.asked, prompt=self.whole, n=1, key=key, sampling=sampling)
+        whole = self.last is None
+        return replace(self.asked, prompt=self.before, n=1, key=key, sampling=sampling,
+                       continues=(self.continued,) if whole else (), turns=tuple(self.turns) if whole else ())
 
     def act(self, action: Completion) -> None:
-        start = len(self.written)
+        start, before = len(self.written), self.before
         self._append(self.whole.followed_by(action.tokens), action.logprobs, action.loss_mask)
-        self.turns.append(Turn(start=start, end=len(self.written), text=action.text, error=self.error))
+        if self.last is not None:
+            self.windows.append(behind(before.followed_by(action.tokens), self.asked.prompt,
+                                       self.shown[-self.last:]))
+        self.turns.append(Turn(start=start, end=len(self.written), text=action.text, error=self.error,
+                               prompt_ids=None if self.last is None else tuple(before.ids.tolist())))
 
     def answered(self, step: Step) -> None:
         """Notes on the action what the environment made of it."""
@@ -169,34 +297,32 @@ class _Playing:
             n = len(shown)
             self._append(joined(self.whole, shown), np.zeros(n, np.float32), np.zeros(n, bool))
             self.shown.append(shown)
+            self.continued.observed = shown
         self.seen += shown.media
         self.turns.append(Turn(start=start, end=len(self.written), role="observation", text=text,
                                media=tuple(m.sha256 for m in shown.media)))
 
-    def completion(self, end: int) -> Completion:
+    def completion(self) -> Completion:
         texts = (t.text + "".join(f"\n<{m.kind}>" for m in self.seen if m.sha256 in t.media) for t in self.turns)
         length = next(t for t in reversed(self.turns) if t.role == "assistant")
-        cut = not self.ended and self.whole.ids[len(self.asked.prompt) + length.end - 1] != end
+        cut = not self.ended and self.whole.ids[len(self.asked.prompt) + length.end - 1] != self.end
         reason: Any = self.ended or ("length" if cut else "stop")
         return Completion(
             tokens=self.written, logprobs=np.concatenate(self.logprobs), loss_mask=np.concatenate(self.sampled),
             text="\n\n".join(texts), finish_reason=reason, turns=tuple(self.turns), error=self.error,
-            episode_id="-".join(map(str, (*self.asked.key, self.index))), shown=self._tail(), seen=tuple(self.seen))
+            episode_id="-".join(map(str, (*self.asked.key, self.index))), seen=tuple(self.seen),
+            shown=behind(self.whole, self.asked.prompt, self.shown) if self.shown and not self.windows else None,
+            windows=tuple(self.windows))
 
     def _append(self, whole: Prompt, logprobs: np.ndarray, sampled: np.ndarray) -> None:
         self.whole = whole
         self.logprobs.append(logprobs)
         self.sampled.append(sampled)
 
-    def _tail(self) -> Prompt | None:
-        """Returns the tokens after the prompt as the model sees them."""
-        if not self.shown:
-            return None
-        media, p = self.shown[0], len(self.asked.prompt)
-        for more in self.shown[1:]:
-            media = joined(media, more)
-        return replace(media, ids=self.whole.ids[p:], raw_ids=self.whole.ids[p:], positions=self.whole.positions[:, p:],
-                       aligned={name: values[p:] for name, values in self.whole.aligned.items()})
+
+def turn_of(request: Request) -> int:
+    """Returns the number of the action that an EpisodeEngine asks for."""
+    return request.key[-1] if request.key[0] == _ACTION else 0
 
 
 def _start(request: Request) -> tuple[Any, int]:
@@ -209,16 +335,6 @@ def _at_most(request: Request, tokens: int) -> Any:
     return replace(request.sampling, max_new_tokens=max(1, min(request.sampling.max_new_tokens, tokens)))
 
 
-def _same(found: Observation, opening: Observation) -> bool:
-    return found.text == opening.text and [*map(_pixels, found.media)] == [*map(_pixels, opening.media)]
-
-
-def _pixels(media: Media) -> Any:
-    source = media.source
-    frames = source if isinstance(source, (list, tuple)) else [source]
-    return media.kind, [(f.size, f.tobytes()) if hasattr(f, "tobytes") else str(f) for f in frames]
-
-
 def opened(engine: Engine, task: Task, sample: Sample, *key: int) -> Sample:
     """Returns the sample with what its environment shows at a reset whose seed is made of `key`; as it is where its
     task has no environment. Raises DataError when the reset fails.
@@ -229,21 +345,24 @@ def opened(engine: Engine, task: Task, sample: Sample, *key: int) -> Sample:
     return engine.environments.opened(sample, seed)
 
 
-def check(config: Config, task: Task, requires: frozenset[str], generates: bool) -> None:
+def reopened(engine: Engine, sample: Sample) -> Sample:
+    """Returns an opened sample whose media were changed with what its environment shows now, at the same seed."""
+    if not isinstance(engine, EpisodeEngine) or sample.environment_seed is None:
+        return sample
+    return engine.environments.opened(replace(sample, opening=None, environment_seed=None), sample.environment_seed)
+
+
+def check(config: Config, task: Task) -> None:
     """Raises ConfigError where a task has environments and the settings cannot go with episodes."""
-    if not has_environment(task) or not generates:
+    horizon.check(config.episode, task)
+    if not has_environment(task):
         return
     refused = {
-        f"engine.name={config.engine.name}": config.engine.name != "hf",
-        f"async.max_staleness={config.asynchronous.max_staleness}": config.asynchronous.max_staleness > 0,
-        f"rollout.step_tokens={config.rollout.step_tokens}": config.rollout.step_tokens is not None,
-        f"rollout.forget.lr={config.rollout.forget.lr:g}": config.rollout.forget.lr > 0,
-        f"algo.advantage={config.algo.advantage.name}": "greedy" in requires,
-        f"train.sharding={config.train.sharding}": config.train.sharding != "none",
+        f"rollout.step_tokens={config.rollout.step_tokens}":
+            "they cannot go on in a later step. Leave it out: episode.max_turns and episode.max_tokens limit them"
+            if config.rollout.step_tokens is not None else "",
     }
-    problem = next((setting for setting, wrong in refused.items() if wrong), None)
-    if problem is None and has_variants(task):
-        raise ConfigError(f"task '{task.name}' has both variants and an environment: an episode has no variants")
-    if problem:
-        raise ConfigError(f"{problem}: task '{task.name}' has an environment, and episodes cannot go with it. Leave it "
-                          "out (docs/write-an-environment.md lists what episodes go with)")
+    for setting, reason in refused.items():
+        if reason:
+            raise ConfigError(f"{setting}: task '{task.name}' has an environment or tools, and episodes cannot go with "
+                              f"it: {reason} (docs/write-an-environment.md lists what episodes go with)")

@@ -15,6 +15,7 @@ from vlrl.curriculum import Draw
 from vlrl.engine.base import Done, Engine
 from vlrl.monitoring.metrics import Clock
 from vlrl.rewards.text import parse_answer
+from vlrl.rollout.branching import Branching
 from vlrl.rollout.eepo import Forgetting
 from vlrl.rollout.overlap import Ahead
 from vlrl.rollout.partial import Held, in_one_step, last_part
@@ -54,7 +55,7 @@ class Asked:
     draw: Draw
     sample: Sample
     prompt: Prompt
-    variants: tuple[tuple[Variant, Prompt], ...] = ()
+    variants: tuple[tuple[Variant, Sample, Prompt], ...] = ()
     held: Held | None = None
     """The group as the step before left it; None for a new one."""
 
@@ -79,6 +80,8 @@ class Answering:
     reference: Reference | None = None
     forget: Forgetting | None = None
     """Suppresses the first half of each group for the second; see rollout.forget."""
+    branch: Branching | None = None
+    """Has answers of a group go on from each other's text; see rollout.branch."""
     policy_step: int | None = None
     """Steps completed by the weights of the engine; None = `step`."""
     fixed_temperature: float | None = None
@@ -100,7 +103,7 @@ class Answering:
     @property
     def collective(self) -> bool:
         """Whether a process without prompts takes part too."""
-        return self.reference is not None or self.forget is not None
+        return self.reference is not None or self.forget is not None or self.branch is not None
 
     def group_size(self, draw: Draw) -> int:
         """Answers to a draw, those of trained variants included."""
@@ -132,17 +135,21 @@ class Answering:
                 return held
             return self._group(asked[i], held, drawn[i], reference[i] if self.reference else None)
 
+        def keep(j: int, made: Sequence[Completion]) -> None:
+            i, variant, request = others[j]
+            drawn[i][variant.name] = [c.behind(request.prompt, asked[i].prompt) if c.episode_id else c for c in made]
+
         def done(j: int, made: Sequence[Completion]) -> None:
-            i, variant, _ = others[j]
-            drawn[i][variant.name] = made
+            i, *_ = others[j]
+            keep(j, made)
             if soon and len(drawn[i]) == len(asked[i].variants):
                 ahead.begin(i, completions[i])
 
         with Ahead(score, self.clock, "score") as ahead:
             completions = self._drawn(requests, ahead.begin if soon and not others else None)
             varied = self.engine.generate([request for *_, request in others], done) if others else []
-            for (i, variant, _), made in zip(others, varied, strict=True):
-                drawn[i][variant.name] = made
+            for j, made in enumerate(varied):
+                keep(j, made)
             if self.reference:
                 held = [so_far(i, made) for i, made in enumerate(completions)]
                 reference += self.reference([
@@ -171,16 +178,19 @@ class Answering:
         place.
         """
         sampling = [sampling_of(self.config.rollout, self.temperature, a.draw.max_new_tokens) for a in asked]
-        requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_answers([v for v, _ in a.variants]),
-                            sampling=s, key=(0, a.number), sample=a.sample)
+        requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_answers([v for v, *_ in a.variants]),
+                            sampling=s, key=(0, a.number), sample=a.sample, max_turns=a.draw.max_turns)
                     for a, s in zip(asked, sampling, strict=True)]
-        return requests, [(i, v, Request(prompt=prompt, n=v.n, sampling=sampling[i], key=_stream(a, v)))
-                          for i, a in enumerate(asked) for v, prompt in a.variants]
+        return requests, [(i, v, Request(prompt=prompt, n=v.n, sampling=sampling[i], key=_stream(a, v), sample=sample,
+                                         max_turns=a.draw.max_turns))
+                          for i, a in enumerate(asked) for v, sample, prompt in a.variants]
 
     def _drawn(self, requests: Sequence[Request], done: Done | None) -> list[list[Completion]]:
         """Returns the answers to each request; with rollout.forget, half of them by a policy that has forgotten the
-        others.
+        others; with rollout.branch, some that go on from others.
         """
+        if self.branch is not None:
+            return self.branch.generate(self.engine, requests, done)
         if self.forget is None:
             return self.engine.generate(requests, done)
         firsts = self.engine.generate([replace(r, n=(r.n + 1) // 2) for r in requests])
@@ -215,11 +225,11 @@ class Answering:
 
     def _greedy(self, asked: Sequence[Asked]) -> list[Request]:
         return [Request(prompt=a.prompt, n=1, sampling=sampling_of(self.config.rollout, 0.0, a.draw.max_new_tokens),
-                        key=(5, a.number)) for a in asked]
+                        key=(5, a.number), sample=a.sample, max_turns=a.draw.max_turns) for a in asked]
 
     def _group(self, asked: Asked, held: Held, drawn: Mapping[str, Sequence[Completion]],
                reference: Sequence[np.ndarray] | None) -> Group:
-        variants = [(v, drawn[v.name]) for v, _ in asked.variants]
+        variants = [(v, drawn[v.name]) for v, *_ in asked.variants]
         answers = [last_part(c) for c in held.answers] if asked.held else held.answers
         group = make_group(self.task, asked.sample, asked.prompt, answers, group_id=f"{asked.number:08d}",
                            split="train", step=self.step, variants=variants, reference=reference,
@@ -297,6 +307,7 @@ def _stream(asked: Asked, variant: Variant) -> tuple[int, ...]:
     return 4, asked.number, zlib.crc32(variant.name.encode())
 
 
-def _joining(variants: Sequence[tuple[Variant, Prompt]], drawn: Mapping[str, Sequence[Completion]]) -> list[Completion]:
+def _joining(variants: Sequence[tuple[Variant, Sample, Prompt]],
+             drawn: Mapping[str, Sequence[Completion]]) -> list[Completion]:
     """Returns the answers of variants that join the group, in its order."""
-    return [c for v, _ in variants if v.trained for c in drawn[v.name]]
+    return [c for v, *_ in variants if v.trained for c in drawn[v.name]]

@@ -13,7 +13,9 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from vlrl.config.episodes import EpisodeSettings
 from vlrl.curriculum import Draw, Filters, Foreseeing, Intake, Measuring, Outcome, Probing, Prompts, Sampler
+from vlrl.curriculum.horizon import Horizon
 from vlrl.curriculum.report import Tally
 from vlrl.data import readable
 from vlrl.distributed import comm
@@ -21,7 +23,7 @@ from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.monitoring.metrics import phase
 from vlrl.rollout import fingerprint
-from vlrl.rollout.episodes import opened
+from vlrl.rollout.episodes import EpisodeEngine, opened, reopened
 from vlrl.rollout.generate import Answering, Asked
 from vlrl.rollout.partial import Held
 from vlrl.rollout.prefetch import Prefetcher
@@ -91,6 +93,7 @@ class GroupSource:
         self.measures, self.tell = measures or {}, tell
         self.fingerprint = fingerprint.of(samples)
         self.filters, self.tally = Filters(self.config.curriculum), Tally()
+        self.horizon = Horizon(self.config.episode if self.generates else EpisodeSettings())
         self._varies = self.generates and has_variants(self.task)
         self.drawn = 0
         """Groups drawn since the run began; numbers the groups and their random streams."""
@@ -127,6 +130,7 @@ class GroupSource:
         chosen = intake.chosen()
         self.dropped = [*probed.values(), *(g for number, g in groups.items() if number not in {*chosen})]
         self.filters.oversample.observe([*intake.outcomes.values()])
+        self.horizon.observe([*intake.outcomes.values()])
         self.tally.note(intake, chosen, [*probes.values()])
         return [groups[number] for number in chosen if number in groups]
 
@@ -189,6 +193,7 @@ class GroupSource:
 
     def _numbered(self, draws: Sequence[Draw], held: Mapping[int, Held] | None = None) -> Drawn:
         """New draws beside groups that go on."""
+        draws = self.horizon.within(draws, self.step)
         first, self.drawn, held = self.drawn, self.drawn + len(draws), held or {}
         return Drawn({**{h.number: h.draw for h in held.values()}, **dict(enumerate(draws, first))}, len(draws), held)
 
@@ -202,7 +207,7 @@ class GroupSource:
                 try:
                     with phase("encode"):
                         sample, prompt = self.prefetch.take(draw, partial(self._sample, draw))
-                        variants = [(v, self.prefetch.take(key, show)[1])
+                        variants = [(v, *self.prefetch.take(key, show))
                                     for v, key, show in self._variants(draw, sample, self.step)]
                     drawn.asked.append(Asked(number, draw, sample, prompt, tuple(variants), drawn.held.get(number)))
                 except DataError as error:
@@ -227,9 +232,10 @@ class GroupSource:
     def _sample(self, draw: Draw) -> Sample:
         if draw not in self._made:
             sample = generated(self.task, draw.index, dict(draw.knobs)) if draw.knobs else self.samples[draw.index]
-            template = self.task.of(sample).template(sample, draw.visit)
-            row = sample.row if draw.weight == 1 else {**sample.row, "weight": sample.weight * draw.weight}
-            sample = replace(sample, prompt=template, row=row)
+            task = self.task.of(sample)
+            more = {name: value for name, value in draw.fields if name in task.stage_fields}
+            more |= {} if draw.weight == 1 else {"weight": sample.weight * draw.weight}
+            sample = replace(sample, prompt=task.template(sample, draw.visit), row={**sample.row, **more})
             self._made[draw] = opened(self.engine, self.task, sample, draw.index, draw.visit)
         return self._made[draw]
 
@@ -239,7 +245,10 @@ class GroupSource:
         if not self._varies:
             return []
         variants = variants_of(self.task.of(sample), sample, self.answering.group_size(draw), step)
-        return [(v, (draw, step, v.name), partial(seen_as, sample, v)) for v in variants]
+        return [(v, (draw, step, v.name), partial(self._seen_as, sample, v)) for v in variants]
+
+    def _seen_as(self, sample: Sample, variant: Variant) -> Sample:
+        return reopened(self.engine, seen_as(sample, variant))
 
     def _look_ahead(self) -> None:
         """Starts on this process's share of the next step, as far as the sampler can tell it."""
@@ -253,7 +262,8 @@ class GroupSource:
 
     def _foreseen(self) -> list[Draw]:
         count = self.filters.oversampled(self.config.rollout.prompts_per_step)
-        return self.sampler.upcoming(count, self.step + 1) if isinstance(self.sampler, Foreseeing) else []
+        foreseen = self.sampler.upcoming(count, self.step + 1) if isinstance(self.sampler, Foreseeing) else []
+        return self.horizon.within(foreseen, self.step + 1)
 
     def _wanted(self, draws: Sequence[Draw], step: int) -> dict[Hashable, Callable[[], Sample]]:
         """Returns what is to be encoded for draws of a step, by key: the samples, and what their variants show."""
@@ -267,7 +277,8 @@ class GroupSource:
 
     def _share_outcomes(self, drawn: Drawn, groups: Mapping[int, Group]) -> dict[int, Outcome]:
         """Returns the outcome of every draw of every process by number, in draw order."""
-        share = {n: Outcome(drawn.draws[n], tuple(g.rewards), tuple(r.correct for r in g.rollouts), _surprise(g))
+        share = {n: Outcome(drawn.draws[n], tuple(g.rewards), tuple(r.correct for r in g.rollouts), _surprise(g),
+                            any(r.completion.episode_id for r in g.rollouts))
                  for n, g in groups.items()}
         by_variant = [(r.variant, r.reward) for g in groups.values() for r in (*g.rollouts, *g.aside)]
         parts = [1 if r.completion.episode_id else len(r.completion.turns) for g in groups.values() for r in g.rollouts]
@@ -293,10 +304,15 @@ class GroupSource:
                                 f"First of this step: {refused[0]}")
 
     def metrics(self) -> dict[str, float]:
-        """Returns what the sampler says, and what was generated or drawn in vain; over all processes."""
-        return {**comm.on_main(lambda: self.sampler.metrics()), **self.tally.metrics(),
-                "groups/wasted": comm.total(len(self.dropped))[0],
-                "prompts/rejected": float(self.rejected.count), **self._variant_metrics(), **self._partial_metrics()}
+        """Returns what the sampler says, what was generated or drawn in vain, and how often a process of environments
+        was started again; over all processes."""
+        restarts: dict[str, float] = {}
+        if isinstance(self.engine, EpisodeEngine):
+            restarts["environment/restarts"] = comm.total(self.engine.environments.restarts)[0]
+        return {**restarts, **self.horizon.metrics(), **comm.on_main(lambda: self.sampler.metrics()),
+                **self.tally.metrics(), "groups/wasted": comm.total(len(self.dropped))[0],
+                "prompts/rejected": float(self.rejected.count), **self._variant_metrics(), **self._partial_metrics(),
+                **(self.answering.branch.metrics() if self.answering.branch else {})}
 
     def _partial_metrics(self) -> dict[str, float]:
         """Groups that go on in the next step, and the steps that an answer of the last one was written in."""
@@ -319,6 +335,7 @@ class GroupSource:
         """Returns what a resumed run needs; of the main process, which alone has the sampler."""
         sampler = self.sampler.state_dict() if comm.is_main() else {}
         return {"drawn": self.drawn, "sampler": sampler, "filters": self.filters.state_dict(),
+                "horizon": self.horizon.state_dict(),
                 "data": self.fingerprint.state_dict(), "history": self.prompts.history.state_dict(),
                 "tally": self.tally.state_dict(), "rejected": self.rejected.count, "offered": self.rejected.drawn,
                 "held": [held.state_dict() for held in self.held.values()]}
@@ -331,6 +348,7 @@ class GroupSource:
         if comm.is_main():
             self.sampler.load_state_dict(state["sampler"])
         self.filters.load_state_dict(state["filters"])
+        self.horizon.load_state_dict(state.get("horizon") or {})
         self.prompts.history.load_state_dict(state["history"])
         self.tally.load_state_dict(state["tally"])
         self.rejected = Rejected(drawn=int(state["offered"]), count=int(state["rejected"]))

@@ -67,23 +67,31 @@ class Held:
 
 def draw_state(draw: Draw) -> dict[str, Any]:
     """Returns a draw as a checkpoint holds it."""
-    return {**vars(draw), "knobs": [list(knob) for knob in draw.knobs]}
+    return {**vars(draw), **{name: [list(pair) for pair in getattr(draw, name)] for name in _PAIRS}}
 
 
 def draw_of(state: Mapping[str, Any]) -> Draw:
     """Returns the draw of a `draw_state`."""
-    return Draw(**{**state, "knobs": tuple((name, value) for name, value in state["knobs"])})
+    return Draw(**{**state, **{name: tuple((key, value) for key, value in state.get(name, ())) for name in _PAIRS}})
+
+
+_PAIRS = ("knobs", "fields")
+"""What a draw has as pairs of a name and a value."""
 
 
 def completion_state(c: Completion) -> dict[str, Any]:
     """Returns an answer as a checkpoint holds it."""
     return {"tokens": c.tokens, "logprobs": c.logprobs, "loss_mask": c.loss_mask, "text": c.text,
-            "finish_reason": c.finish_reason, "ends": [t.end for t in c.turns]}
+            "finish_reason": c.finish_reason, "ends": [t.end for t in c.turns],
+            **({"actions": [[t.start, t.end, t.text] for t in c.turns if t.role == "assistant"],
+                "episode_id": c.episode_id} if c.episode_id else {})}
 
 
-def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int], **more: Any) -> Completion:
-    """Returns the answer of a `completion_state`."""
-    turns = tuple(Turn(start=start, end=end) for start, end in zip([0, *ends], ends, strict=False))
+def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int], actions: Sequence[Any] = (),
+                  **more: Any) -> Completion:
+    """Returns the answer of a `completion_state`; of an episode its actions alone (EpisodeEngine.replayed)."""
+    turns = tuple(Turn(start=start, end=end, text=text) for start, end, text in actions) or tuple(
+        Turn(start=start, end=end) for start, end in zip([0, *ends], ends, strict=False))
     return Completion(tokens=np.asarray(tokens), logprobs=np.asarray(logprobs), loss_mask=np.asarray(loss_mask),
                       turns=turns, **more)
 

@@ -21,6 +21,7 @@ import torch
 
 from vlrl.models.processing import Encoder
 from vlrl.task import Task, task_messages
+from vlrl.task.tools import schemas
 from vlrl.types import Prompt, Sample
 
 
@@ -74,11 +75,11 @@ class Prefetcher:
     def _begin(self, key: Hashable, sample_of: Callable[[], Sample]) -> None:
         try:
             sample = sample_of()
-            messages = task_messages(self.task, sample)
+            shown = task_messages(self.task, sample), schemas(self.task, sample)
         except Exception:  # `take` meets it again, where it belongs
             return
         self._pool = self._pool or self._started()
-        self._begun[key] = sample, self._pool.submit(_encode, sample, messages)
+        self._begun[key] = sample, self._pool.submit(_encode, sample, *shown)
 
     def _started(self) -> ThreadPoolExecutor:
         """Threads with an encoder of their own: a tokenizer cannot be used by two at once."""
@@ -97,5 +98,5 @@ def _settle(encoders: queue.SimpleQueue[Encoder]) -> None:
     _own.encode = encoders.get()
 
 
-def _encode(sample: Sample, messages: list[dict[str, Any]]) -> Prompt:
-    return _own.encode.prompt(sample, messages)
+def _encode(sample: Sample, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Prompt:
+    return _own.encode.prompt(sample, messages, tools)

@@ -36,14 +36,14 @@ import pyarrow.parquet as pq
 
 from vlrl.store.files import append_line, environment, read_json, replacing, suffix_of, write_text
 from vlrl.store.lock import Lock, Unlocked, lock
-from vlrl.types import Group, LoadedMedia, Prompt, Turn
+from vlrl.types import Group, LoadedMedia, Prompt, Rollout, Turn
 
 SCHEMA_VERSION = 1
 _NUMBERS = pa.map_(pa.string(), pa.float64())
 _FLOATS = pa.list_(pa.float32())
 _TURN = {"start": pa.int32(), "end": pa.int32(), "role": pa.string(), "media": pa.list_(pa.string()),
          "text": pa.string(), "parts": _NUMBERS, "state": pa.string(), "done": pa.bool_(), "seconds": pa.float64(),
-         "error": pa.string(), "info": pa.string()}
+         "error": pa.string(), "info": pa.string(), "prompt_ids": pa.list_(pa.int32())}
 _MEDIA = {"hash": pa.string(), "kind": pa.string(), "width": pa.int32(), "height": pa.int32(),
           "processed_width": pa.int32(), "processed_height": pa.int32(), "visual_tokens": pa.int32(),
           "path": pa.string(), "timestamps": _FLOATS}
@@ -58,14 +58,15 @@ SCHEMA = pa.schema({
     "finish_reason": pa.string(), "truncated": pa.bool_(), "turns": pa.list_(pa.struct(_TURN)),
     "media": pa.list_(pa.struct(_MEDIA)), "variant": pa.string(), "marks": pa.string(),
     "top_ids": pa.list_(pa.list_(pa.int32())), "top_logprobs": pa.list_(_FLOATS), "metrics": _NUMBERS,
-    "correct": pa.bool_(), "episode_id": pa.string(),
+    "correct": pa.bool_(), "episode_id": pa.string(), "turn_advantages": _FLOATS,
 })
 """The columns of every rollout file. Lists are per token; parsed, target, sample and marks (those of Task.overlay, for
 answer and target) are JSON; any value may be null. `advantage` of a rollout with one advantage per token is the mean
 over its trained tokens. `variant` names the variant that an answer was drawn with; an answer of one that is not trained
 on has no advantage, and is in no group. `top_ids` and `top_logprobs` are the store.alternatives most probable tokens at
 the place of each token, in falling order. `metrics` is what Task.metrics says of an evaluated answer,
-`correct` what Task.correct says of any; null where that is not known."""
+`correct` what Task.correct says of any; null where that is not known. `turn_advantages` has one for each action of an
+episode; null where all have that of the episode."""
 
 PER_TOKEN = {"trainer_logprobs": np.float32, "entropies": np.float32, "ratio": np.float32, "clipped": np.bool_,
              "top_ids": np.int32, "top_logprobs": np.float32}
@@ -338,9 +339,20 @@ def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) ->
             "parsed": _json(rollout.parsed), "error": None if rollout.error is None else utf8(rollout.error),
             "finish_reason": done.finish_reason, "truncated": done.truncated,
             "turns": [_turn(t) for t in done.turns], "episode_id": utf8(done.episode_id) or None,
+            "turn_advantages": _turn_advantages(rollout),
             "variant": utf8(rollout.variant) or None,
             "marks": None if rollout.marks is None else _json(rollout.marks),
         }
+
+
+def _turn_advantages(rollout: Rollout) -> list[float] | None:
+    """Returns the mean advantage over the trained tokens of each action of an episode; None where all have one."""
+    actions, mask = rollout.completion.actions, np.asarray(rollout.completion.loss_mask, bool)
+    if not actions or np.ndim(rollout.advantage) == 0:
+        return None
+    values = np.asarray(rollout.advantage)
+    return [float(values[t.start:t.end][mask[t.start:t.end]].mean()) if mask[t.start:t.end].any() else 0.0
+            for t in actions]
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
@@ -349,7 +361,8 @@ def _turn(turn: Turn) -> dict[str, Any]:
             "text": utf8(turn.text) or None, "parts": None if turn.parts is None else _numbers(turn.parts),
             "state": None if turn.state is None else utf8(turn.state), "done": turn.done, "seconds": turn.seconds,
             "error": None if turn.error is None else utf8(turn.error),
-            "info": None if turn.info is None else _json(turn.info)}
+            "info": None if turn.info is None else _json(turn.info),
+            "prompt_ids": None if turn.prompt_ids is None else list(turn.prompt_ids)}
 
 
 def _numbers(values: Mapping[str, float | None]) -> list[tuple[str, float | None]]:

@@ -19,10 +19,12 @@ from vlrl.task.base import (
     setting_names,
     task_messages,
     task_oracle,
+    task_oracle_actions,
     task_samples,
     task_target,
 )
 from vlrl.task.combine import Weight
 
 __all__ = ["Task", "Weight", "builtin_names", "check_parts", "check_shape", "fill", "generated", "load", "load_class",
-           "setting_names", "task_messages", "task_oracle", "task_samples", "task_target"]
+           "setting_names", "task_messages", "task_oracle", "task_oracle_actions",
+           "task_samples", "task_target"]

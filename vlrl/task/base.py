@@ -28,9 +28,10 @@ import pydantic
 from vlrl.config.base import refuse_bool
 from vlrl.config.registry import MissingFile, failure, file_module
 from vlrl.errors import ConfigError, TaskError, VlrlError, did_you_mean
-from vlrl.task.combine import Weight, checked_weights, make_combine, weight_at
+from vlrl.task.combine import Weight, checked_weights, make_combine, make_gate, weight_at
 from vlrl.task.environment import Environment
 from vlrl.task.row_files import forget, refuse_unread, unread
+from vlrl.task.tools import Tool
 from vlrl.types import Answer, Coordinates, Observation, Parts, Sample, Variant
 
 _OUTCOMES = ("accuracy", "correct")
@@ -54,6 +55,8 @@ class Task:
     """What makes an answer correct: reward part -> the least raw value; with several, all of them. {} = the part
     named accuracy or correct, else that of the largest default weight (the first of equal ones), from 0.5 on.
     `curriculum.part` and `curriculum.pass_at` override it."""
+    lives_outside: ClassVar[bool] = False
+    """Whether it is nothing without `environment.name`."""
     needs: ClassVar[Collection[str]] = frozenset()
     """Services that score_group is to be given, of services.SERVICES: a set, or {service: the parts that need it}."""
 
@@ -63,10 +66,13 @@ class Task:
         self.coordinates: Coordinates = Coordinates()
         self.data: Any = None
         """The `data.*` settings, for tasks that read files."""
+        self.outside: Any = None
+        """What `environment.name` stands for, a vlrl.environments.Outside; None = the task's own environment."""
         self.weights: dict[str, Weight] = checked_weights(cls.rewards_for(settings), settings.pop("rewards", {}))
         self.combination = self._combination(settings.pop("combine", "auto"), settings)
         """How parts become the reward: a value of `task.combine`, or "own"."""
         self._combine = make_combine("sum" if self.combination == "own" else self.combination, self.weights)
+        self._gate = make_gate(self.combination)
         self.criterion = self._criterion(settings)
         """What makes an answer correct in this run: part -> the least raw value."""
         self.overridden = False
@@ -103,9 +109,22 @@ class Task:
         return ()
 
     def environment(self, sample: Sample) -> Environment | None:
-        """Returns a new environment in which the model acts over several turns; None = one answer.
+        """Returns a new environment in which the model acts over several turns; None = one answer. The default is that
+        of `environment.name`.
 
         Without an own `score` the parts of an episode are the sums of its turns' parts."""
+        return self.outside.environment(self, sample) if self.outside else None
+
+    def tools(self, sample: Sample) -> Sequence[Tool | Callable[..., Any]]:
+        """Functions with typed arguments and a docstring, which the model may call over several turns, see
+        task/tools.py; () = none. They are made anew for each episode, and an answer without a call ends it.
+
+        With an own `environment` they are only shown to the model: its `step` gets the calls as text."""
+        return self.outside.tools() if self.outside else ()
+
+    def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
+        """Returns the actions of a perfect episode, as `vlrl sft` and `vlrl tasks check` play them; None where they are
+        not known."""
         return None
 
     best_parts: ClassVar[Mapping[str, float]] = MappingProxyType({})
@@ -117,6 +136,10 @@ class Task:
     def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
         """Returns a training sample made with these knobs; the same for the same (index, knobs, self.seed)."""
         raise NotImplementedError(f"task '{self.name}' has knobs, but no generate()")
+
+    stage_fields: ClassVar[Collection[str]] = ()
+    """Fields of samples that a stage of curriculum.name=staged may set in training, for what help the environment or
+    the prompt gives. Evaluations see the sample as it is."""
 
     # --- what a task may change ----------------------------------------------------------------------------------
 
@@ -227,6 +250,11 @@ class Task:
         way.
         """
         return self._combine(parts, weights)
+
+    def turns_count(self, parts: Mapping[str, float]) -> bool:
+        """Returns whether the turns of an episode with these raw parts are paid for their own: not where the gate of
+        `task.combine` is shut."""
+        return self._gate(parts)
 
     def override_outcome(self, part: str | None, least: float | None) -> None:
         """Has an answer count as correct from `least` of a part on. None stands for the task's own part, and for its
@@ -373,6 +401,17 @@ def task_oracle(task: Task, sample: Sample) -> str | None:
     return text
 
 
+def task_oracle_actions(task: Task, sample: Sample) -> list[str]:
+    """Returns the actions of a perfect episode; [] = not known. Raises TaskError when `oracle_actions` fails or gives
+    no texts.
+    """
+    actions = _asked(task, "oracle_actions", sample) or ()
+    if not isinstance(actions, (list, tuple)) or not all(isinstance(text, str) for text in actions):
+        raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' gave {str(actions)[:80]!r}, "
+                        "expected a list of texts")
+    return list(actions)
+
+
 def task_target(task: Task, sample: Sample) -> Any:
     """Returns what the parsed answer is compared with. Raises TaskError when `target` fails."""
     return _asked(task, "target", sample)
@@ -479,7 +518,8 @@ def setting_names(cls: type[Task]) -> list[str]:
     """Returns the task's own settings and those of every task: what may stand after `task.`, apart from rewards."""
     names = {n for c in cls.__mro__ if issubclass(c, Task) for n, v in vars(c).items()
              if not n.startswith("_") and not callable(v) and not isinstance(v, (property, classmethod, staticmethod))}
-    return sorted(names - {"name", "rewards", "outcome", "needs", "knobs", "best_parts"})
+    return sorted(names - {"name", "rewards", "outcome", "lives_outside", "needs", "knobs", "best_parts",
+                           "stage_fields"})
 
 
 def _checked(cls: type[Task], key: str, value: Any) -> Any:

@@ -3,11 +3,14 @@
     sum                     the weighted sum of all parts
     product                 the product of the weighted parts
     gate:format             the other parts count only where `format` is above 0
+    gate:accuracy>=0.8      the same from 0.8 on: the gated accumulation of G-RA
+    tool_star:format,accuracy,tools     -1, 0 or the weighted sum: by format, then by accuracy
     max:rule,judge          the larger of the two weighted parts, and the weighted rest
     my_rules.py:reward      anyone's own function (parts, weights) -> float
 
 A part of weight 0 is left out of products and maxima. A part that an answer does not have (a variant's, or one that
-needs an absent service) is left out too; a gate that is not there stands open.
+needs an absent service) is left out too; a gate that is not there stands open. Where a gate is shut, the turns of an
+episode are paid nothing either.
 """
 
 from __future__ import annotations
@@ -50,10 +53,45 @@ def product(parts: Numbers, weights: Numbers) -> float:
     return math.prod(counted) if counted else 0.0
 
 
-def gate(parts: Numbers, weights: Numbers, part: str) -> float:
-    """Returns the weighted sum where `part` is above 0, else what `part` itself pays."""
-    shut = part in parts and not parts[part] > 0
-    return total({part: parts[part]} if shut else parts, weights)
+def gate(parts: Numbers, weights: Numbers, condition: str) -> float:
+    """Returns the weighted sum where the part of a condition is above 0 ("format"), or has at least a value
+    ("accuracy>=0.8"), else what that part itself pays.
+
+    With reward parts of turns it is gated reward accumulation, G-RA (arXiv 2508.10548): they add up only where the
+    outcome reaches a threshold.
+    """
+    part, _ = read_condition(condition)
+    return total(parts if open_gate(parts, condition) else {part: parts[part]}, weights)
+
+
+def open_gate(parts: Numbers, *conditions: str) -> bool:
+    """Returns whether the parts meet every condition; one of a part that is not there is met."""
+    return all(part not in parts or (parts[part] > 0 if least is None else parts[part] >= least)
+               for part, least in map(read_condition, conditions))
+
+
+def read_condition(text: str) -> tuple[str, float | None]:
+    """Returns the part, and the least value that opens a gate; None = anything above 0. Raises ValueError when that is
+    no finite number."""
+    part, mark, least = (piece.strip() for piece in text.partition(">="))
+    if mark and not math.isfinite(float(least)):
+        raise ValueError(f"{least} is no finite number")
+    return part, float(least) if mark else None
+
+
+def tool_star(parts: Numbers, weights: Numbers, form: str, right: str, tools: str) -> float:
+    """Returns -1 times the weight of `form` where that is not above 0; else 0 where `right` is not; else the weighted
+    sum of the others, `tools` never below 0.
+
+    The hierarchical reward of Tool-Star (arXiv 2505.16410) section 3.3, with weights of 1 and 0.1 on `tools`, which is
+    1 where several tools were used: -1, 0, or max(accuracy + 0.1, accuracy).
+    """
+    if not open_gate(parts, form):
+        return -weights.get(form, 0.0)
+    if not open_gate(parts, right):
+        return 0.0
+    paid = {name: value for name, value in weighted(parts, weights).items() if name != form}
+    return sum(paid.values()) - min(paid.get(tools, 0.0), 0.0)
 
 
 def largest(parts: Numbers, weights: Numbers, *names: str) -> float:
@@ -64,27 +102,53 @@ def largest(parts: Numbers, weights: Numbers, *names: str) -> float:
 
 
 COMBINE: dict[str, tuple[Callable[..., float], int, int | None]] = {
-    "sum": (total, 0, 0), "product": (product, 0, 0), "gate": (gate, 1, 1), "max": (largest, 2, None)}
+    "sum": (total, 0, 0), "product": (product, 0, 0), "gate": (gate, 1, 1), "max": (largest, 2, None),
+    "tool_star": (tool_star, 3, 3)}
 """Ways to combine by name, and how many parts they name: at least, at most."""
+GATES = {"gate": 1, "tool_star": 2}
+"""Of those that gate, how many of the parts they name are conditions."""
+_EXAMPLES = {"gate": "gate:format", "max": "max:rule,judge", "tool_star": "tool_star:format,accuracy,tools"}
 
 
 def make_combine(given: str, known: Collection[str]) -> Combine:
     """Returns the function that `task.combine` stands for. Raises ConfigError for a name or a part that is not
     `known`.
     """
-    head, colon, rest = given.partition(":")
+    head = given.partition(":")[0]
     if head not in COMBINE:
         return resolve("task.combine", given, COMBINE)
     function, least, most = COMBINE[head]
-    names = [name.strip() for name in rest.split(",")] if colon else []
+    names = _names(given)
     if not least <= len(names) <= (len(names) if most is None else most) or len({*names}) < len(names):
-        example = {"gate": "gate:format", "max": "max:rule,judge"}.get(head, head)
-        raise ConfigError(f"task.combine={given!r} names {len(names)} parts: write it as {example}")
+        raise ConfigError(f"task.combine={given!r} names {len(names)} parts: write it as {_EXAMPLES.get(head, head)}")
     for name in names:
-        if name not in known:
-            raise ConfigError(f"task.combine={given!r}: the task has no part {name!r}.{did_you_mean(name, known)} "
+        part = _part(given, name) if head == "gate" else name
+        if part not in known:
+            raise ConfigError(f"task.combine={given!r}: the task has no part {part!r}.{did_you_mean(part, known)} "
                               f"Its parts: {', '.join(known)}.")
     return partial(_combined, function, names)
+
+
+def make_gate(given: str) -> Callable[[Numbers], bool]:
+    """Returns whether an answer's parts leave the gate of a `task.combine` open; always, of one that gates nothing."""
+    return partial(_opened, _names(given)[:GATES.get(given.partition(":")[0], 0)])
+
+
+def _names(given: str) -> list[str]:
+    _, colon, rest = given.partition(":")
+    return [name.strip() for name in rest.split(",")] if colon else []
+
+
+def _part(given: str, condition: str) -> str:
+    try:
+        return read_condition(condition)[0]
+    except ValueError:
+        raise ConfigError(f"task.combine={given!r}: what stands behind >= is no finite number: write it as "
+                          "gate:accuracy>=0.8") from None
+
+
+def _opened(conditions: Collection[str], parts: Numbers) -> bool:
+    return open_gate(parts, *conditions)
 
 
 def _combined(function: Callable[..., float], names: Collection[str], parts: Numbers, weights: Numbers) -> float:

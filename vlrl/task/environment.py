@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlrl.errors import ConfigError
-from vlrl.types import Observation, Step
+from vlrl.types import Media, Observation, Step
 
 
 class Environment:
@@ -31,14 +31,31 @@ class Environment:
         """Frees what it holds. Called once, also after an error."""
 
 
+def same_observation(a: Observation, b: Observation) -> bool:
+    """Returns whether text and pixels are the same."""
+    return a.text == b.text and [*map(_pixels, a.media)] == [*map(_pixels, b.media)]
+
+
+def _pixels(media: Media) -> Any:
+    source = media.source
+    frames = source if isinstance(source, (list, tuple)) else [source]
+    return media.kind, [(f.size, f.tobytes()) if hasattr(f, "tobytes") else str(f) for f in frames]
+
+
 def has_environment(task: Any) -> bool:
-    """Returns whether the task, or one of a mixture, has environments."""
-    return any("environment" in vars(c) for member in task.members for c in type(member).__mro__[:-1]
+    """Returns whether the task, or one of a mixture, has environments or tools, its own or those of
+    `environment.name`."""
+    return any(member.outside is not None for member in task.members) or has_own_environment(task)
+
+
+def has_own_environment(task: Any) -> bool:
+    """Returns whether the class of the task, or of one of a mixture, writes environments or tools."""
+    return any({"environment", "tools"} & vars(c).keys() for member in task.members for c in type(member).__mro__[:-1]
                if c.__module__ != "vlrl.task.base")
 
 
 def refuse_environment(task: Any, command: str) -> None:
     """Raises ConfigError where a command draws or takes single answers only, and the task has an environment."""
     if has_environment(task):
-        raise ConfigError(f"task '{task.name}' has an environment, and {command} knows single answers only: train it "
-                          "(vlrl train), evaluate it (vlrl eval), and look at its episodes in the app")
+        raise ConfigError(f"task '{task.name}' has an environment or tools, and {command} knows single answers only: "
+                          "train it (vlrl train), evaluate it (vlrl eval), and look at its episodes in the app")

@@ -4,8 +4,10 @@
     episode = host.open(sample, seed)
     host.reset([episode])                       # [Observation], or [Failed] where it hangs, dies or returns nonsense
     host.step([episode], ["left"])              # [Step], or [Failed]
+    host.begin_step(episode, "left")            # a Future of the same
 
-A process holds many episodes. When one of them ends it, the others are reset and their actions replayed when they are
+A process holds many episodes, and has one call at a time: what an environment waits for holds up the others of its
+process, and of no other. When one of them ends it, the others are reset and their actions replayed when they are
 next asked for: an environment is the same for the same sample, seed and actions.
 """
 
@@ -19,8 +21,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,12 +34,15 @@ from vlrl.rewards.worker import Hung, Killed, Worker
 from vlrl.task.base import Task
 from vlrl.task.environment import Environment
 from vlrl.task.keeper import Keeper
+from vlrl.task.tools import environment_of
 from vlrl.types import Media, Observation, Sample, Step
 
 MOST_TEXT = 100_000
 """Characters of an observation, and of an `info` as JSON."""
 _START_S = 60.0
-"""Seconds beyond the limit for the start of a process."""
+"""Seconds that the start of a process may take."""
+_NOTHING = pickle.dumps(("close", 0, None))
+"""A call that a process answers as soon as it is there; no episode has the number 0."""
 _log = logging.getLogger(__name__)
 
 
@@ -69,8 +75,7 @@ class Environments:
         self._lock = threading.Lock()
         self._keeper = Keeper(lambda c, text: _serve(c, make(text))) if sys.platform == "linux" else None
         self._workers = [self._worker() for _ in range(settings.workers if self._keeper else 1)]
-        self._locks = [threading.Lock() for _ in self._workers]
-        self._threads = ThreadPoolExecutor(len(self._workers), thread_name_prefix="environments")
+        self._queues = [ThreadPoolExecutor(1, thread_name_prefix="environments") for _ in self._workers]
 
     def settle(self, convention: str) -> None:
         """How the model writes boxes, which is known once it is loaded."""
@@ -98,23 +103,39 @@ class Environments:
 
     def reset(self, episodes: Sequence[Episode]) -> list[Observation | Failed | None]:
         """Returns what each shows first; None for a sample that has no environment."""
-        return self._all(episodes, lambda e: self._ask(e, "reset", (e.sample, e.seed), self.settings.reset_s))
+        return [call.result() for call in [self.begin_reset(e) for e in episodes]]
 
     def step(self, episodes: Sequence[Episode], actions: Sequence[str]) -> list[Step | Failed]:
         """Returns what the action of each does."""
-        by_number = dict(zip([e.number for e in episodes], actions, strict=True))
-        return self._all(episodes, lambda e: self._step(e, by_number[e.number]))
+        return [call.result() for call in [*map(self.begin_step, episodes, actions)]]
 
-    def close_episodes(self, episodes: Sequence[Episode]) -> None:
-        """Closes their environments; one that cannot close is told."""
-        for episode, found in zip(episodes, self._all(
-                episodes, lambda e: self._ask(e, "close", None, self.settings.step_s)), strict=True):
+    def begin_reset(self, episode: Episode) -> Future[Observation | Failed | None]:
+        """Returns at once what the episode will show first; calls of one process go on in the order of these."""
+        return self._begin(episode, lambda: self._ask(episode, "reset", (episode.sample, episode.seed),
+                                                      self.settings.reset_s))
+
+    def begin_step(self, episode: Episode, action: str) -> Future[Step | Failed]:
+        """Returns at once what the action will do."""
+        return self._begin(episode, lambda: self._step(episode, action))
+
+    def close_episodes(self, episodes: Sequence[Episode]) -> list[Failed | None]:
+        """Closes their environments; one that cannot close is told, and returned as Failed."""
+        calls = [self._begin(e, partial(self._ask, e, "close", None, self.settings.step_s)) for e in episodes]
+        replies = [call.result() for call in calls]
+        for episode, found in zip(episodes, replies, strict=True):
             if isinstance(found, Failed):
                 _log.warning("environment of sample %r: %s", episode.sample.id, found.reason)
+        return replies
+
+    @property
+    def processes(self) -> list[int]:
+        """Ids of the processes that run."""
+        return [w.process for w in self._workers if isinstance(w, Worker) and isinstance(w.process, int)]
 
     def close(self) -> None:
         """Ends all processes."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for queue in self._queues:
+            queue.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
             if isinstance(worker, Worker):
                 worker.kill()
@@ -125,20 +146,16 @@ class Environments:
         keeper = self._keeper
         return Worker(lambda: keeper.start(self._convention)) if keeper else None
 
-    def _all(self, episodes: Sequence[Episode], call: Callable[[Episode], Any]) -> list[Any]:
-        """Returns the call's result for each episode; processes work side by side, each on its own in their order."""
-        found: dict[int, Any] = {}
+    def _begin(self, episode: Episode, call: Callable[[], Any]) -> Future[Any]:
+        """Has its process do a call after those before."""
+        def timed() -> Any:
+            begun = time.monotonic()
+            try:
+                return call()
+            finally:
+                episode.seconds = time.monotonic() - begun
 
-        def of_worker(number: int) -> None:
-            for episode in episodes:
-                if episode.number % len(self._workers) == number:
-                    with self._locks[number]:
-                        begun = time.monotonic()
-                        found[episode.number] = call(episode)
-                        episode.seconds = time.monotonic() - begun
-
-        list(self._threads.map(of_worker, range(len(self._workers))))
-        return [found[e.number] for e in episodes]
+        return self._queues[episode.number % len(self._queues)].submit(timed)
 
     def _step(self, episode: Episode, action: str) -> Step | Failed:
         found = self._ask(episode, "step", action, self.settings.step_s)
@@ -165,10 +182,11 @@ class Environments:
             worker = self._workers[place] = _Hosted(self._make(self._convention))
         if isinstance(worker, _Hosted):
             return worker.reply(call, episode.number, given)
-        limit = seconds + (0 if worker.process else _START_S)
         try:
             request = pickle.dumps((call, episode.number, given), pickle.HIGHEST_PROTOCOL)
-            return pickle.loads(worker.ask(request, lambda: (0, limit)))  # of this run's own process
+            if not worker.process:  # how long a process takes to start is not the environment's
+                worker.ask(_NOTHING, lambda: (0, _START_S))
+            return pickle.loads(worker.ask(request, lambda: (0, seconds)))  # of this run's own process
         except Killed as error:
             with self._lock:
                 self.restarts += 1
@@ -211,7 +229,7 @@ class _Hosted:
         try:
             if call == "reset":
                 sample, seed = given
-                found = self._task.of(sample).environment(sample)
+                found = environment_of(self._task, sample)
                 if found is None:
                     return None
                 if not isinstance(found, Environment):
@@ -234,6 +252,8 @@ class _Wrong(Exception):
 
 
 def _observation(found: Any) -> Observation:
+    if isinstance(found, Observation) and found.results:
+        return Observation.of_results([_observation(result) for result in found.results])
     if not isinstance(found, Observation) or not isinstance(found.text, str):
         raise _Wrong(f"returned {type(found).__name__}, expected an Observation with a text")
     if len(found.text) > MOST_TEXT:

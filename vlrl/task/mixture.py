@@ -77,7 +77,9 @@ class Mixture(Task):
         super().__init__()
         self.tasks = {label: _called(task, label) for label, task in tasks.items()}
         self._turns: dict[str, Turns] = {}
-        vars(self).update(name=" + ".join(tasks), needs=frozenset(n for t in tasks.values() for n in t.needs), knobs={
+        every = tasks.values()
+        vars(self).update(name=" + ".join(tasks), needs=frozenset(n for t in every for n in t.needs),
+                          stage_fields=frozenset(n for t in every for n in t.stage_fields), knobs={
             f"{label}/{knob}": range for label, t in tasks.items() for knob, range in t.knobs.items()})
 
     @property

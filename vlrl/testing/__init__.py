@@ -11,6 +11,8 @@ those that a task makes with knobs too, anywhere inside their bounds.
 Scoring: never raises, stays finite and bounded and fast whatever the text; the perfect answer earns the most, in every
 coordinate convention; the prompt mentions the tags that it needs; answers that are no answer do not pay
 (`testing.cheats`).
+Episodes, of a task with environments or tools, instead: the same for the same seed and actions; no action breaks them;
+the actions of `oracle_actions` earn the most; nothing is left running.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from itertools import cycle
 
 from vlrl.config.registry import prints_aside
 from vlrl.task import Task
+from vlrl.task.environment import has_environment
 from vlrl.testing.answers import (
     check_best,
     check_format,
@@ -32,6 +35,7 @@ from vlrl.testing.answers import (
     wrapped,
 )
 from vlrl.testing.cheats import CheatRow, check_cheats, with_template
+from vlrl.testing.episodes import check_episodes
 from vlrl.testing.findings import Finding, Findings
 from vlrl.testing.samples import check_samples
 from vlrl.types import Sample
@@ -76,6 +80,9 @@ def examine(task: Task, samples: int = 20, processes: int = 2) -> Report:
     chosen = check_samples(task, findings, samples, processes)
     if chosen:
         visits = [with_template(s, t) for s, t in zip(chosen, cycle(task.templates), strict=False)]
+        if has_environment(task):
+            check_episodes(task, visits, findings)
+            return _report(task, chosen, findings, rows)
         check_texts(task, visits, findings)
         check_oracle(task, visits, findings)
         check_format(task, visits[:max(4, len(task.templates))], findings)
@@ -85,6 +92,10 @@ def examine(task: Task, samples: int = 20, processes: int = 2) -> Report:
         for template in task.templates:
             rows += judge_cheats(task, [with_template(s, template) for s in chosen], findings,
                                  template if len(task.templates) > 1 else "")
+    return _report(task, chosen, findings, rows)
+
+
+def _report(task: Task, chosen: list[Sample], findings: Findings, rows: list[CheatRow]) -> Report:
     return Report(task=task.name, samples=len(chosen), findings=tuple(findings.all()), cheats=tuple(rows),
                   notes=tuple(findings.notes))
 

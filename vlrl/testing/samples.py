@@ -25,6 +25,7 @@ from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.data import media as loader
 from vlrl.errors import ConfigError, TaskError, VlrlError
 from vlrl.task import Task, generated, load, setting_names, task_samples
+from vlrl.task.environment import has_environment
 from vlrl.testing.findings import Findings
 from vlrl.training.preflight import media_problems, placeholder_problems, prompt_text
 from vlrl.types import Media, Sample
@@ -180,7 +181,7 @@ def _check_apart(task: Task, splits: Mapping[str, Sequence[Sample]], generated: 
                 findings.add("ids", f"the id is there {where}; ids must be unique", sample.id)
             owner[sample.id] = split
         keys = {_content(task, sample): sample for sample in wide}
-        if split != "train":
+        if split != "train" and not has_environment(task):  # which shows more than the question does
             for key in filter(content.__contains__, keys):
                 findings.add("leak", f"the same question about the same media is {content[key].id!r} in train: what is "
                              "held out must not be trained on", keys[key].id)
@@ -195,8 +196,13 @@ def _check_apart(task: Task, splits: Mapping[str, Sequence[Sample]], generated: 
 
 
 def _content(task: Task, sample: Sample) -> str:
-    """Returns what the model sees of a sample."""
-    return _digest([task.messages(sample), [_media_key(m) for m in sample.media]])
+    """Returns what the model sees of a sample; with an environment also its row, which makes its world."""
+    world = sample.row if has_environment(task.of(sample)) else {}
+    return _digest([*_asked(task, sample), *([dict(world)] if world else ())])
+
+
+def _asked(task: Task, sample: Sample) -> list[Any]:
+    return [task.messages(sample), [_media_key(m) for m in sample.media]]
 
 
 def _media_key(media: Media) -> list[Any]:
@@ -223,13 +229,14 @@ def _digest(value: Any) -> str:
 
 def fingerprint(task: Task, sample: Sample) -> str:
     """Tells two samples apart: id, row, media and messages."""
-    return _digest([sample.id, sample.row, _content(task, sample)])
+    return _digest([sample.id, sample.row, *_asked(task, sample)])
 
 
 def rebuilt(task: Task) -> Task:
     """Returns a second instance of the task with the same settings."""
     new = type(task)(**_settings(task), rewards=dict(task.weights), combine=task.combination)
     new.seed, new.data, new.coordinates = task.seed, task.data, copy.copy(task.coordinates)
+    new.outside = task.outside
     return new
 
 

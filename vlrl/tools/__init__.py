@@ -4,7 +4,7 @@
   (trials).
 - Tasks: catalogue and scaffold (templates/), score_rows, rescore, play.
 - Data: datacheck (rowcheck: canonical fields, leaks), dataconvert, datasplit, difficulty (prompttable: pass rates as
-  columns), and what makes rows (making): makegui, makedriving (drivingscenes, drivingplan, drivingview), makevideo
+  columns), and what makes rows (making): makegui, makedriving (drivingscenes, drivingplan), makevideo
   (drawnvideo, realvideo).
 - docs writes the tables of docs/configuration.md; tiny_models and tiny_families make tiny models; cold_start makes the
   embedded one, and alone in vlrl/ imports tasks: it learns from grounding and digits, and asks video and driving.

@@ -22,13 +22,14 @@ from vlrl.config.schema import Config
 from vlrl.data import write_rows
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError
+from vlrl.evaluation.rows import changes
 from vlrl.models.processing import PromptTooLong
+from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import make_group, sampling_of
-from vlrl.rollout.group_source import check_score_errors
+from vlrl.rollout.group_source import check_environment_errors, check_score_errors
 from vlrl.store import plain
 from vlrl.store.files import append_line, write_text
-from vlrl.task import Task, task_samples
-from vlrl.task.environment import refuse_environment
+from vlrl.task import task_samples
 from vlrl.tools.measure import Chosen, Ready
 from vlrl.tools.prompttable import COLUMNS, Measured, Places, Summary, joined, plot, summary
 from vlrl.types import Group, Request, Sample
@@ -62,7 +63,7 @@ def facts(config: Config, chosen: Chosen, scope: Scope) -> dict[str, Any]:
                       "checkpoint": str(chosen.checkpoint or "") or None, "step": chosen.step},
             "split": scope.split, "answers": scope.answers, "seed": config.seed, "task": plain(dumped["task"]),
             "tasks": plain(dumped["tasks"]), "data": {k: v for k, v in dumped["data"].items() if k not in _NOT_DATA},
-            "rollout": {name: dumped["rollout"][name] for name in _ROLLOUT},
+            "rollout": {name: dumped["rollout"][name] for name in _ROLLOUT}, "episode": dumped["episode"],
             "curriculum": {name: dumped["curriculum"][name] for name in ("part", "pass_at")}}
 
 
@@ -74,7 +75,6 @@ def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], t
     out, and with data.quarantine those whose data are bad. Raises ConfigError when the split is empty or `part` is of
     another measurement, TrainingError when scoring fails too often (limits.score_errors).
     """
-    refuse_environment(ready.task, "vlrl data difficulty")
     samples = task_samples(ready.task, scope.split)
     if len(samples) == 0:
         raise ConfigError(f"task '{ready.task.name}' has no samples in split '{scope.split}'")
@@ -86,8 +86,9 @@ def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], t
     for i in range(math.ceil(len(left) / comm.world())):  # in step: a reference policy needs all processes at once
         tell(f"answering {scope.split}", sum(number in by_number for number in range(count)), count)
         groups, records = comm.together(partial(_answer_chunk, ready, scope, samples, mine[i], mine[i + 1]))
-        check_score_errors(groups, ready.config.limits.score_errors,
-                           f"prompts from number {left[i * comm.world()].start} on")
+        place, limits = f"prompts from number {left[i * comm.world()].start} on", ready.config.limits
+        check_score_errors(groups, limits.score_errors, place)
+        check_environment_errors(groups, limits.environment_errors, place)
         shares = comm.gather(records)
         comm.on_main(partial(_append, part, shares))
         by_number |= {m.number: m for share in shares for m in share}
@@ -99,7 +100,7 @@ def _answer_chunk(ready: Ready, scope: Scope, samples: Sequence[Sample], numbers
                   following: Sequence[int]) -> tuple[list[Group], list[Measured]]:
     """Returns the groups of some prompts, and how each of the prompts went."""
     config, prefetch = ready.config, ready.prefetch
-    wanted, soon = ({n: partial(_sample, ready.task, samples, n) for n in some} for some in (numbers, following))
+    wanted, soon = ({n: partial(_sample, ready, samples, n) for n in some} for some in (numbers, following))
     prompts, records = [], []
     prefetch.begin(wanted)
     for number, sample_of in wanted.items():
@@ -111,8 +112,8 @@ def _answer_chunk(ready: Ready, scope: Scope, samples: Sequence[Sample], numbers
             records.append(Measured(number=number, id=_id(sample_of), left_out=str(error)))
     prefetch.begin(soon)
     sampling = sampling_of(config.rollout, config.rollout.temperature)
-    requests = [Request(prompt=prompt, n=scope.answers, sampling=sampling, key=(_STREAM, number))
-                for number, _, prompt in prompts]
+    requests = [Request(prompt=prompt, n=scope.answers, sampling=sampling, key=(_STREAM, number), sample=sample)
+                for number, sample, prompt in prompts]
     completions = ready.engine.generate(requests)
     values = (ready.reference([(p, answers) for (*_, p), answers in zip(prompts, completions, strict=True)])
               if ready.reference else [None] * len(prompts))
@@ -123,10 +124,11 @@ def _answer_chunk(ready: Ready, scope: Scope, samples: Sequence[Sample], numbers
     return groups, sorted(records, key=lambda m: m.number)
 
 
-def _sample(task: Task, samples: Sequence[Sample], number: int) -> Sample:
+def _sample(ready: Ready, samples: Sequence[Sample], number: int) -> Sample:
     """Returns a sample as its first visit asks it."""
     sample = samples[number]
-    return replace(sample, prompt=task.of(sample).template(sample, 0))
+    sample = replace(sample, prompt=ready.task.of(sample).template(sample, 0))
+    return opened(ready.engine, ready.task, sample, number, 0)
 
 
 def _id(sample_of: Callable[[], Sample]) -> str:
@@ -158,7 +160,7 @@ def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, Measured]:
             raise ConfigError(f"{part} is no measurement that was begun: remove it, or name another file with --out")
         write_text(part, json.dumps({"facts": known}) + "\n")
         return {}
-    changed = sorted(_changes(before, json.loads(json.dumps(known))))
+    changed = sorted(changes(before, json.loads(json.dumps(known))))
     if changed:
         raise ConfigError(f"{part} holds a measurement begun with other settings:\n  " + "\n  ".join(changed) +
                           "\nSet them back, remove that file to start over, or name another file with --out.")
@@ -186,15 +188,6 @@ def _objects(part: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(value, dict):
             yield value
-
-
-def _changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
-    """Yields `rollout.temperature was 1.0, is 0.5` for each leaf in which two trees differ."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        for key in before.keys() | after.keys():
-            yield from _changes(before.get(key), after.get(key), f"{name}.{key}" if name else key)
-    elif before != after:
-        yield f"{name} was {json.dumps(before)[:200]}, is {json.dumps(after)[:200]}"
 
 
 # --- what is written --------------------------------------------------------------------------------------------------

@@ -1,100 +1,38 @@
 """Traffic scenes simulated by highway-env (Farama Foundation, MIT) and driven by its own expert.
 
 The expert is the Intelligent Driver Model for speed (IDM, cond-mat/0002177) with MOBIL for lane changes, which follows
-a route through junctions, yields, and stops behind what stands. The road networks are those of five environments of
-highway-env; where the vehicles stand and how fast they go is drawn here, so that every manoeuvre comes up.
+a route through junctions, yields, and stops behind what stands. Roads and drivers are those of
+vlrl/environments/traffic.py; where the vehicles stand and how fast they go is drawn here, so that every manoeuvre comes
+up.
 
 World coordinates are highway-env's: metres, y downwards on the screen, headings in radians clockwise from x.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
+from highway_env.road.road import Road
 
-os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # highway-env brings pygame, which would look for a screen
-os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-from highway_env.envs.exit_env import ExitEnv
-from highway_env.envs.highway_env import HighwayEnv
-from highway_env.envs.intersection_env import IntersectionEnv
-from highway_env.envs.merge_env import MergeEnv
-from highway_env.envs.roundabout_env import RoundaboutEnv
-from highway_env.road.regulation import RegulatedRoad
-from highway_env.road.road import Road, RoadNetwork
-from highway_env.vehicle.behavior import IDMVehicle
-from highway_env.vehicle.objects import Obstacle
+from vlrl.environments.traffic import STEP, Driver, Lane, barrier, empty_road, place
 
-STEP = 0.1
-"""Seconds of one simulation step."""
 WARM_UP = 1.0
 """Seconds driven before the first decision: the past that history frames show."""
 HORIZON = 3.0
 """Seconds after a decision that say what was decided."""
-MOST_SPEED = 30.0
-"""Metres per second, as fast as any driver goes."""
 DECISIONS = (0.0, 1.0)
 """Moments of decision in a scene, seconds after the warm-up."""
 _USUAL = 0.6
 """How often a scene is arranged in the way that its plan needs; else it is drawn from all ways."""
-Lane = tuple[str, str, int]
 T = TypeVar("T")
 Aim = tuple[str, str]
 """Speed and path of a plan."""
 _SPEEDS = {"STOP": (0.0, 0.7), "KEEP": (0.96, 1.04), "ACCELERATE": (0.0, 0.8), "DECELERATE": (1.25, 1.7)}
 _LEADS = {"STOP": "standing", "KEEP": "none", "ACCELERATE": "none", "DECELERATE": "slow"}
-_ROADS = {"highway": (HighwayEnv, {"lanes_count": 3, "vehicles_count": 1}), "merge": (MergeEnv, {}),
-          "intersection": (IntersectionEnv, {"initial_vehicle_count": 1}), "roundabout": (RoundaboutEnv, {}),
-          "exit": (ExitEnv, {"lanes_count": 3, "vehicles_count": 1})}
-
-
-class Driver(IDMVehicle):
-    """A vehicle driven by the expert, with lane changes of about three seconds. Once it has yielded, highway-env would
-    let it go on at the lane's speed limit; it goes on at its own."""
-
-    ACC_MAX = 5.0
-    COMFORT_ACC_MAX = 2.5
-    COMFORT_ACC_MIN = -4.0
-    DISTANCE_WANTED = 7.0
-    TIME_WANTED = 1.2
-    KP_LATERAL = 0.7
-    LANE_CHANGE_MIN_ACC_GAIN = 0.5
-    EASE = 1.8
-    wanted = 0.0
-    """Metres per second on a free road."""
-
-    def acceleration(self, ego_vehicle: Any, front_vehicle: Any = None, rear_vehicle: Any = None) -> float:
-        """Returns the IDM's, with gentle braking where it is only for the limit."""
-        whole = float(super().acceleration(ego_vehicle, front_vehicle, rear_vehicle))
-        free = float(super().acceleration(ego_vehicle))
-        yields = getattr(ego_vehicle, "target_speed", 0) <= 0
-        return whole if yields else whole - free + max(free, -self.EASE)
-
-    def act(self, action: Any = None) -> None:
-        self.target_speed = min(self.target_speed, self.wanted)
-        super().act(action)
-
-    def on_state_update(self) -> None:
-        """Its lane is looked for where it can be by now, instead of in the whole network."""
-        lanes = _around(self.road.network, self.lane_index)
-        self.lane_index, self.lane = min(
-            lanes, key=lambda lane: lane[1].distance_with_heading(self.position, self.heading))
-
-    def step(self, dt: float) -> None:
-        super().step(dt)
-        self.speed = max(0.0, self.speed)  # braking ends at a stand
-
-
-@cache
-def _around(roads: Any, lane: Lane) -> list[tuple[Lane, Any]]:
-    """Returns the lanes between the same two nodes, those after them, and those before."""
-    return [(index, other) for index, other in roads.lanes_dict().items()
-            if index[:2] == lane[:2] or index[0] == lane[1] or index[1] == lane[0]]
 
 
 @dataclass(frozen=True)
@@ -127,25 +65,12 @@ class Drive:
                 for thing in self.scene.road.objects]
 
 
-@cache
-def network(scenario: str) -> RoadNetwork:
-    """Returns the lanes of a scenario, those of highway-env's environment."""
-    environment, config = _ROADS[scenario]
-    simulator: Any = environment(config)
-    simulator.reset(seed=0)
-    for lane in simulator.road.network.lanes_list():
-        lane.speed_limit = MOST_SPEED  # each driver keeps to a limit of its own
-    return simulator.road.network
-
-
 def scene(scenario: str, seed: str, aim: Aim) -> Scene:
     """Returns a scene drawn from a text and arranged for a plan, which comes out at times; the same text and plan give
     the same scene.
     """
     rng = random.Random(seed)
-    kind: Any = RegulatedRoad if scenario == "intersection" else Road
-    road = kind(network(scenario), np_random=np.random.default_rng(rng.getrandbits(64)),
-                neighbour_vehicles_connected_lanes=True)
+    road = empty_road(scenario, rng.getrandbits(64))
     return SCENARIOS[scenario](road, rng, aim)
 
 
@@ -183,30 +108,6 @@ def _settled(ego: Driver) -> bool:
 # --- scenes -----------------------------------------------------------------------------------------------------------
 
 
-def _place(road: Road, lane: Lane, at: float, speed: float, wanted: float | None = None) -> Driver | None:
-    """Returns a vehicle on a lane, unless there is no room for it; it keeps its lane. `wanted` is the speed it
-    likes.
-    """
-    where = road.network.get_lane(lane)
-    if not 0 <= at <= where.length:
-        return None
-    position = where.position(at, 0)
-    for other in road.vehicles:
-        along, aside = where.local_coordinates(other.position)
-        if np.hypot(*(other.position - position)) < 8 and abs(along - at) < 8 and abs(aside) < 3:
-            return None
-    vehicle = Driver(road, position, where.heading_at(at), speed, target_lane_index=lane, target_speed=MOST_SPEED,
-                     enable_lane_change=False)
-    vehicle.lane_index, vehicle.lane = lane, where  # at a junction others are as close
-    vehicle.wanted = max(speed if wanted is None else wanted, 0.01)
-    road.vehicles.append(vehicle)
-    return vehicle
-
-
-def _barrier(road: Road, lane: Lane, at: float) -> None:
-    road.objects.append(Obstacle(road, cast(Any, road.network.get_lane(lane).position(at, 0))))
-
-
 def _usual(value: T, others: Sequence[T], rng: random.Random) -> T:
     """Returns `value` most of the time, else any of the others."""
     return value if rng.random() < _USUAL else rng.choice(others)
@@ -221,7 +122,7 @@ def _ego(road: Road, lane: Lane, at: float, limit: float, aim: Aim, rng: random.
     share = rng.uniform(*_SPEEDS[_usual(aim[0], list(_SPEEDS), rng)])
     speed = share * limit if share > 0.1 else 0.0
     at = max(0.0, at - speed * WARM_UP)
-    ego = _place(road, lane, at, speed)
+    ego = place(road, lane, at, speed)
     assert ego is not None
     return ego, at
 
@@ -237,9 +138,9 @@ def _lead(road: Road, ego: Driver, lane: Lane, at: float, limit: float, aim: Aim
     gap = rng.uniform(8, 11) + rng.uniform(0.3, 1.2 if kind == "standing" else 2.2) * ego.speed
     length = road.network.get_lane(lane).length
     if kind == "standing" and rng.random() < 0.3 and at + gap < length:
-        _barrier(road, lane, at + gap)
+        barrier(road, lane, at + gap)
     else:
-        _place(road, lane, at + gap, share * limit)
+        place(road, lane, at + gap, share * limit)
 
 
 def _beside(road: Road, own: Lane, others: Iterable[int], at: float, limit: float, aim: Aim, rng: random.Random
@@ -250,9 +151,9 @@ def _beside(road: Road, own: Lane, others: Iterable[int], at: float, limit: floa
     for number in others:
         lane, wanted = (own[0], own[1], number), number == goal
         if rng.random() < (0.2 if wanted else 0.6):
-            _place(road, lane, at + rng.uniform(-9, 9), limit * rng.uniform(0.7, 1.0))
+            place(road, lane, at + rng.uniform(-9, 9), limit * rng.uniform(0.7, 1.0))
         if rng.random() < (0.15 if wanted else 0.3):
-            _place(road, lane, at + rng.uniform(15, 40), limit * rng.uniform(0.3, 1.0))
+            place(road, lane, at + rng.uniform(15, 40), limit * rng.uniform(0.3, 1.0))
 
 
 def highway(road: Road, rng: random.Random, aim: Aim) -> Scene:
@@ -274,7 +175,7 @@ def merge(road: Road, rng: random.Random, aim: Aim) -> Scene:
         ego.route = [("b", "c", 1), ("c", "d", 1)]
     _lead(road, ego, lane, at, limit, aim, rng)
     _beside(road, lane, sorted({0, 1, 2} - {lane[2]}), at, limit, aim, rng)
-    _barrier(road, ("b", "c", 2), 79)
+    barrier(road, ("b", "c", 2), 79)
     return Scene(road, "Merge left." if ramp else "Follow the road.", limit, True)
 
 
@@ -304,9 +205,9 @@ def intersection(road: Road, rng: random.Random, aim: Aim) -> Scene:
     if rng.random() < (0.9 if aim[0] == "STOP" else 0.4):
         _lead(road, ego, lane, at, limit, aim, rng)
     if rng.random() < (0.6 if aim[0] == "DECELERATE" else 0.3):  # something slow in the way after the turn
-        _place(road, (f"ir{arm}", f"il{to}", 0), rng.uniform(4, 14), limit * rng.uniform(0, 0.4))
+        place(road, (f"ir{arm}", f"il{to}", 0), rng.uniform(4, 14), limit * rng.uniform(0, 0.4))
     for other in rng.sample(sorted({0, 1, 2, 3} - {arm}), rng.randint(0, 2)):
-        crossing = _place(road, (f"o{other}", f"ir{other}", 0), rng.uniform(70, 98), limit * rng.uniform(0.5, 1), limit)
+        crossing = place(road, (f"o{other}", f"ir{other}", 0), rng.uniform(70, 98), limit * rng.uniform(0.5, 1), limit)
         if crossing:
             crossing.plan_route_to(f"o{rng.choice(sorted({0, 1, 2, 3} - {other}))}")
     words = {"left": "Turn left.", "straight": "Go straight.", "right": "Turn right."}[turn]
@@ -319,17 +220,17 @@ def roundabout(road: Road, rng: random.Random, aim: Aim) -> Scene:
     arm = rng.randrange(4)
     here, after = arms[arm], arms[(arm + 1) % 4]
     leave = _usual(aim[1] == "RIGHT_TURN", (True, False), rng)
-    place = _usual("entry" if aim[1] == "STRAIGHT" else "ring", ("entry", "ring"), rng)
+    begin = _usual("entry" if aim[1] == "STRAIGHT" else "ring", ("entry", "ring"), rng)
     out = after if leave else arms[(arm + 2) % 4]
-    lane = (here + "es", here + "e", 0) if place == "entry" else (here + "e", after + "x", rng.randint(0, 1))
+    lane = (here + "es", here + "e", 0) if begin == "entry" else (here + "e", after + "x", rng.randint(0, 1))
     at = rng.uniform(0, road.network.get_lane(lane).length)
     ego, at = _ego(road, lane, at, limit, aim, rng)
     ego.plan_route_to(out + "xr")
     if rng.random() < 0.5:
         ahead = (after + "x", after + ("xs" if leave else "e"), 0 if leave else lane[2])
-        _place(road, ahead, rng.uniform(2, 14), limit * _usual(0.0 if aim[0] == "STOP" else 0.9, (0.0, 0.4, 0.9), rng))
-    if place == "entry" and rng.random() < 0.5:
-        _place(road, (here + "x", here + "e", 1), rng.uniform(2, 14), limit * rng.uniform(0.4, 1.0))
+        place(road, ahead, rng.uniform(2, 14), limit * _usual(0.0 if aim[0] == "STOP" else 0.9, (0.0, 0.4, 0.9), rng))
+    if begin == "entry" and rng.random() < 0.5:
+        place(road, (here + "x", here + "e", 1), rng.uniform(2, 14), limit * rng.uniform(0.4, 1.0))
     return Scene(road, "Take the next exit." if leave else "Stay in the roundabout.", limit, False)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice, pairwise
 from pathlib import Path
@@ -26,6 +26,7 @@ from vlrl.algo.named import bind
 from vlrl.algo.objective import Objective
 from vlrl.config.registry import failure, prints_aside
 from vlrl.config.schema import Config
+from vlrl.curriculum import horizon
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
 from vlrl.models import loading, packing
 from vlrl.models.model_config import family_convention
@@ -33,9 +34,10 @@ from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rollout.generate import make_group
 from vlrl.store import checkpoint
 from vlrl.task import Task, task_oracle, task_samples
-from vlrl.task.environment import has_environment
+from vlrl.task.environment_host import Environments
 from vlrl.task.scoring import Scored
-from vlrl.tools import memory
+from vlrl.tools import acting, memory
+from vlrl.tools.episode_lengths import PLAYED, Length, Observed, counted, measure
 from vlrl.tools.shown import NOT_KNOWN, MediaFacts, Shown, convention_of, oracle_of, unseen
 from vlrl.training import inert, preflight
 from vlrl.training.build import check_engine, check_trackers
@@ -97,6 +99,10 @@ class DryRun:
     sample: Shown | None = None
     lengths: Lengths | None = None
     step: Step | None = None
+    observed: Observed | None = None
+    """What its episodes show; None for a task without an environment."""
+    episode: Length | None = None
+    """The longest episode that the settings allow."""
     parameters: tuple[int, int] | None = None
     """Trained, all (an adapter included)."""
     memory: Any = None
@@ -123,8 +129,14 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
 
     `tell(what)` is called as the work proceeds. Raises ConfigError only where no task can be had at all.
     """
-    report = DryRun(run="", task=config.task_name, model=config.model.name, engine=_engine(config))
     task = make_task(config)
+    with acting.environments(config, task) as host:  # forks, so before the model is built
+        return _checked(config, task, host, samples, tell)
+
+
+def _checked(config: Config, task: Task, host: Environments | None, samples: int,
+             tell: Callable[[str], None]) -> DryRun:
+    report = DryRun(run="", task=config.task_name, model=config.model.name, engine=_engine(config))
     for named in (lambda: bind("algo.advantage", config.algo.advantage, ADVANTAGES),
                   lambda: Objective.of(config.algo), lambda: check_trackers(config), lambda: check_engine(config)):
         with report.noting():
@@ -148,20 +160,25 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
         tell("checking the first samples")
         with report.noting():
             report.warnings += preflight.check(task, train, config)
-            if has_environment(task):
-                report.warnings.append("the task has an environment: prompts are shown as they are before its reset, "
-                                       "and tokens and memory are those of one action, not of an episode")
         tell("encoding prompts")
         for i in range(len(task.members)):  # a mixture begins with a sample of each task
             with report.noting(), _task_code(task.of(train[i])):
-                shown = show(config, task.of(train[i]), train[i], encode)
+                shown = show(config, task.of(train[i]), _opened(config, host, train[i], i), encode)
                 report.sample = report.sample or shown
         if encode:
+            if host:
+                tell("playing episodes")
+                with report.noting(), _task_code(task):
+                    report.observed = measure(config, task, host, counted(encode))
+                    report.episode = report.observed.length(config.episode, config.rollout.max_new_tokens)
+                samples = min(samples, PLAYED)
             with report.noting(), _task_code(task):
-                _measure(config, task, train, encode, samples, report)
+                _measure(config, task, [_opened(config, host, train[i], i) for i in _spread(len(train), samples)],
+                         encode, report)
     if skeleton is not None and report.lengths:
         tell("estimating memory")
-        report.memory = memory.estimate(config, skeleton.config, report.lengths.most, report.lengths.visual)
+        report.memory = memory.estimate(config, skeleton.config, report.lengths.most, report.lengths.visual,
+                                        episode=report.episode)
         if config.engine.name != "hf":  # what vLLM takes is set, or lies on another machine
             report.memory = replace(report.memory, cache=0, prefill=0, token=0)
     return report
@@ -222,10 +239,11 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
             report.splits.append(Split(name=name, samples=len(samples), first=samples[0].id))
     with report.noting():
         curriculum.check(config.curriculum, task)
+        horizon.check(config.episode, task)
     if "train" in out:
         with report.noting():
             curriculum.make(config.curriculum, curriculum.Prompts.of(
-                out["train"], config.seed, config.data.difficulty, config.rollout, task.knobs),
+                out["train"], config.seed, config.data.difficulty, config.rollout, task.knobs, task.stage_fields),
                             config.shares)
     return out
 
@@ -294,13 +312,21 @@ def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> 
                  coordinates=convention_of(task, sample), target=group.target, oracle=oracle)
 
 
-def _measure(config: Config, task: Task, train: Sequence[Sample], encode: Encoder, count: int, report: DryRun) -> None:
-    """Prompt lengths over samples spread through the training split, and what a step of such prompts computes."""
+def _spread(length: int, count: int) -> list[int]:
+    """Returns at most `count` places spread through a split."""
+    return list(dict.fromkeys(np.linspace(0, length - 1, min(count, length)).astype(int).tolist()))
+
+
+def _opened(config: Config, host: Environments | None, sample: Sample, place: int) -> Sample:
+    return acting.opened(config, host, sample, place) if host else sample
+
+
+def _measure(config: Config, task: Task, samples: Iterable[Sample], encode: Encoder, report: DryRun) -> None:
+    """Prompt lengths over samples, and what a step of such prompts computes."""
     prompts, rejected = [], []
-    for i in dict.fromkeys(np.linspace(0, len(train) - 1, min(count, len(train))).astype(int).tolist()):
-        sample = replace(train[i], prompt=task.template(train[i], 0))
+    for sample in samples:
         try:
-            prompts.append(encode(task, sample))
+            prompts.append(encode(task, replace(sample, prompt=task.template(sample, 0))))
         except DataError as error:
             if not isinstance(error, PromptTooLong) and not config.data.quarantine:
                 raise
@@ -311,18 +337,20 @@ def _measure(config: Config, task: Task, train: Sequence[Sample], encode: Encode
     report.lengths = Lengths(samples=len(prompts), least=min(lengths), mean=float(np.mean(lengths)), most=max(lengths),
                              limit=config.limits.prompt_tokens, rejected=tuple(rejected),
                              visual=max(sum(p.visual_tokens) for p in prompts))
-    report.step = _step(config, prompts)
+    report.step = _step(config, prompts, report.episode.tokens if report.episode else config.rollout.max_new_tokens)
 
 
-def _step(config: Config, prompts: Sequence[Prompt]) -> Step:
-    """Returns one step over `prompts`, repeated up to rollout.prompts_per_step, packed as training packs."""
+def _step(config: Config, prompts: Sequence[Prompt], tokens: int) -> Step:
+    """Returns one step over `prompts`, repeated up to rollout.prompts_per_step, packed as training packs, where every
+    answer has `tokens` tokens.
+    """
     rollout, limit = config.rollout, config.train.tokens_per_batch
     drawn = [replace(p) for p in islice(cycle(prompts), rollout.prompts_per_step)]
-    answer = np.zeros(rollout.max_new_tokens, np.int64)
+    answers = [np.full(tokens, i) for i in range(rollout.group_size)]  # they have nothing in common
     edges = [round(i * len(drawn) / rollout.minibatches) for i in range(rollout.minibatches + 1)]
     sizes: list[int] = []
     for start, end in pairwise(edges):
-        each = [p for p in drawn[start:end] for _ in range(rollout.group_size)]
-        sizes += packing.sizes(packing.pieces_of(each, [answer] * len(each), limit), limit, config.train.packing)
+        each = [p for p in drawn[start:end] for _ in answers]
+        sizes += packing.sizes(packing.pieces_of(each, answers * (end - start), limit), limit, config.train.packing)
     return Step(prompts=len(drawn), answers=len(drawn) * rollout.group_size, micro_batches=len(sizes),
                 optimizer_steps=rollout.updates * rollout.minibatches, tokens=sum(sizes), largest=max(sizes))

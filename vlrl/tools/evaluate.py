@@ -39,7 +39,7 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
     for result in measure(config, chosen):
         split = result.record["split"]
         check_score_errors(result.groups, config.limits.score_errors, f"evaluation of {split}", None)
-        by_split[split] = {"n": result.record["n"], "metrics": _metrics(result.record)}
+        by_split[split] = {"n": result.record["n"], "metrics": metrics_of(result.record)}
     return by_split
 
 
@@ -52,8 +52,8 @@ def _config_of(source: Any, settings: Mapping[str, Any]) -> Config:
     return config_of(source, **settings)
 
 
-def _metrics(record: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """name -> mean and bounds, of a line of eval.jsonl."""
+def metrics_of(record: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Returns name -> mean and bounds, of a line of eval.jsonl."""
     names = [name for name, value in record.items() if isinstance(value, (int, float)) and name not in _NOT_METRICS
              and "/ci95_" not in name and not name.endswith("/n")]
     return {name: {"mean": _finite(record[name]), "low": _finite(record.get(f"{name}/ci95_low")),

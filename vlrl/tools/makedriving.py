@@ -25,8 +25,8 @@ from vlrl.tools.drivingplan import Plan, plan_of
 from vlrl.tools.making import Tell, make_rows
 
 if TYPE_CHECKING:
+    from vlrl.environments.roadview import Frame
     from vlrl.tools.drivingscenes import Drive
-    from vlrl.tools.drivingview import Frame
 
 SHARES = {("STOP", "STRAIGHT"): 0.14, ("KEEP", "STRAIGHT"): 0.09, ("ACCELERATE", "STRAIGHT"): 0.08,
           ("DECELERATE", "STRAIGHT"): 0.09,
@@ -120,7 +120,7 @@ def quotas(count: int) -> dict[tuple[str, str], int]:
 
 
 def _frame(driven: Drive, step: int) -> Frame:
-    from vlrl.tools.drivingview import Frame
+    from vlrl.environments.roadview import Frame
 
     x, y, heading = (float(v) for v in driven.states[step, 0, :3])
     return Frame(x, y, heading)
@@ -128,7 +128,8 @@ def _frame(driven: Drive, step: int) -> Frame:
 
 def _plan(driven: Drive, step: int) -> Plan | None:
     """Returns the plan that the expert carried out from a step on."""
-    from vlrl.tools.drivingscenes import HORIZON, STEP
+    from vlrl.environments.traffic import STEP
+    from vlrl.tools.drivingscenes import HORIZON
 
     own, frame = driven.states[step:step + round(HORIZON / STEP) + 1, 0], _frame(driven, step)
     return plan_of(frame.places(own[:, :2]), np.unwrap(frame.headings(own[:, 2])), own[:, 3])
@@ -136,8 +137,8 @@ def _plan(driven: Drive, step: int) -> Plan | None:
 
 def _row(driven: Drive, scenario: str, step: int, plan: Plan) -> dict[str, Any]:
     """Returns what is true of a moment, in the vehicle's own frame."""
-    from vlrl.tools.drivingscenes import STEP
-    from vlrl.tools.drivingview import CAR, drivable
+    from vlrl.environments.roadview import CAR, drivable
+    from vlrl.environments.traffic import STEP
 
     frame = _frame(driven, step)
     steps = [step + round(t / STEP) for t in FUTURE]
@@ -162,7 +163,7 @@ def _difficulty(plan: Plan, navigation: str, speed: float, limit: float) -> floa
 
 def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list[dict[str, Any]]:
     """Returns the other vehicles with their known places, and what stands on the road."""
-    from vlrl.tools.drivingview import CAR, THING
+    from vlrl.environments.roadview import CAR, THING
 
     obstacles = []
     for other in range(1, driven.states.shape[1]):
@@ -197,13 +198,14 @@ def _true(row: Mapping[str, Any]) -> bool:
 
 def _pictures(driven: Drive, scenario: str, step: int, history: int, width: int, name: str) -> dict[str, bytes]:
     """Returns path -> PNG, the oldest first."""
-    from vlrl.tools.drivingscenes import STEP
-    from vlrl.tools.drivingview import draw
+    from vlrl.environments.roadview import draw
+    from vlrl.environments.traffic import STEP
 
     files = {}
     for back in range(history, -1, -1):
         file = io.BytesIO()
-        draw(driven, scenario, step - back * round(PAST / STEP), width).save(file, "PNG")
+        states = driven.states[step - back * round(PAST / STEP)]
+        draw(scenario, states, driven.things, driven.scene.limit, width).save(file, "PNG")
         files[f"images/{name}{f'-{back}' if history else ''}.png"] = file.getvalue()
     return files
 
@@ -216,7 +218,7 @@ def _images(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _sizes(width: int) -> dict[str, Any]:
-    from vlrl.tools.drivingview import to_pixels
+    from vlrl.environments.roadview import to_pixels
 
     return {"width": width, "height": width // 2, "to_pixels": to_pixels(width)}
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib.util
 import random
 import re
-import shutil
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,11 +26,8 @@ from vlrl.data import SPLITS, write_rows
 from vlrl.data.formats.fields import tidy
 from vlrl.errors import ConfigError, DataError
 from vlrl.store.files import replacing
+from vlrl.task.chromium import BROWSERS, FLAGS, not_started, program_of
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-lcd-text", "--font-render-hinting=none",
-         "--force-color-profile=srgb", "--hide-scrollbars")
-"""No sandbox, for containers run as root: the pages are files of this machine. The others keep pixels the same."""
 SCALES = (2, 3, 4)
 """Screen pixels per CSS pixel; one is drawn for each screenshot."""
 PER_PAGE = 3
@@ -43,6 +39,7 @@ _LARGEST = 0.5  # share of the screenshot that an element covers, at most
 _MOVING = {"chase-circle", "moving-items", "simon-says", "stock-market", "terminal"}  # their pictures change with time
 _VARIANT = re.compile(r"-(easy|medium|hard|nodelay|large|soft|transfer|noscroll|nl|turk|all|some|\d+)$")
 Tell = Callable[[str, int, int], None]
+__all__ = ["BROWSERS", "FLAGS", "Shot", "group_of", "make_gui", "rows_of"]
 
 ELEMENTS = """
 () => {
@@ -264,19 +261,14 @@ def _save(path: Path, png: bytes) -> None:
 @contextmanager
 def _chromium(program: str | None) -> Iterator[Callable[[Path, int, int], Shot]]:
     """Yields a function that opens a page with a seed and a scale and takes a screenshot of it."""
-    if importlib.util.find_spec("playwright") is None:
-        raise ConfigError("playwright drives the browser and is not installed: pip install 'vlrl[gui]'")
+    program = program_of(program or "")
     from playwright.sync_api import Error, sync_playwright
 
-    program = program or next(filter(None, map(shutil.which, BROWSERS)), None)
     with sync_playwright() as driver:
         try:
             browser = driver.chromium.launch(executable_path=program, args=list(FLAGS))
         except Error as error:
-            what = program or "Chromium"
-            raise ConfigError(f"{what} cannot be started: {str(error).splitlines()[0][:200]}. Install it (apt-get "
-                              "install chromium, or `playwright install chromium`), or name its program with "
-                              "--browser") from None
+            raise not_started(program, error, "--browser") from None
         try:
             context = cache(lambda scale: _context(browser, scale))
             yield lambda page, seed, scale: _shoot(context(scale), page, seed, scale)

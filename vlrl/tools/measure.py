@@ -19,15 +19,23 @@ from typing import Any
 import transformers
 
 from vlrl.config.schema import Config, LoraSettings
-from vlrl.engine.base import Engine
+from vlrl.evaluation.answers import Ready
 from vlrl.evaluation.evaluate import evaluate
 from vlrl.models import loading, policy
 from vlrl.models.processing import Encoder
-from vlrl.models.reference import Reference
+from vlrl.monitoring.metrics import Clock
+from vlrl.rollout import episodes
+from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import checkpoint
-from vlrl.task import Task
-from vlrl.training.build import check_engine, make_accelerator, make_engine, make_reference, seed_everything
+from vlrl.training.build import (
+    check_engine,
+    make_accelerator,
+    make_engine,
+    make_environments,
+    make_reference,
+    seed_everything,
+)
 from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.types import Group
 
@@ -92,17 +100,6 @@ def _instead(config: Config, name: str) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update=changes)})
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Ready:
-    """What answers and scores, apart from any run."""
-
-    config: Config
-    task: Task
-    prefetch: Prefetcher
-    engine: Engine
-    reference: Reference | None = None
-
-
 def measure(config: Config, chosen: Chosen, tell: Callable[[str, int, int], None] | None = None) -> Iterator[Result]:
     """Evaluates the chosen model on each of `eval.splits` with the sampling of `eval.*`; see evaluate.evaluate."""
     with ready(chosen.config.model_copy(update={"eval": config.eval}), chosen) as r:
@@ -134,13 +131,21 @@ def ready(config: Config, chosen: Chosen) -> Iterator[Ready]:
     transformers.logging.disable_progress_bar()
     seed_everything(settings.seed)
     task = make_task(settings)
-    model = policy.load(settings, accelerator, chosen.checkpoint)
-    settle_coordinates(task, settings, model.family.coordinates)
-    encode = Encoder(model.processor, model.family, model.positions, settings)
-    reference = make_reference(settings, task, model)
+    episodes.check(settings, task)
+    environments = make_environments(settings, task, lambda: task)
     with contextlib.ExitStack() as stack:
+        if environments:
+            stack.enter_context(contextlib.closing(environments))
+        model = policy.load(settings, accelerator, chosen.checkpoint)
+        settle_coordinates(task, settings, model.family.coordinates)
+        if environments:
+            environments.settle(model.family.coordinates)
+        encode = Encoder(model.processor, model.family, model.positions, settings)
+        reference = make_reference(settings, task, model)
         folder = stack.enter_context(TemporaryDirectory(prefix="vlrl-engine-", dir=_scratch(settings)))
         engine = stack.enter_context(contextlib.closing(make_engine(settings, model, Path(folder) / "files")))
+        if environments:
+            engine = EpisodeEngine(engine, encode, environments, settings, Clock())
         engine.sync(model, chosen.step)
         prefetch = stack.enter_context(Prefetcher(encode, task, settings.data.workers))
         yield Ready(config=settings, task=task, prefetch=prefetch, engine=engine, reference=reference)

@@ -27,6 +27,7 @@ from vlrl.models.families import Family, Part, family_of
 from vlrl.models.flops import merge_side, patch_side
 from vlrl.models.logprobs import chunk_rows
 from vlrl.models.quantization import adapted_layers
+from vlrl.tools.episode_lengths import Length, as_answers
 
 GIB = 2**30
 BAND = (0.7, 1.2)
@@ -148,12 +149,13 @@ class _MicroBatch:
 
 
 def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None, visual_tokens: int | None = None,
-             device: str | None = None) -> Memory:
+             device: str | None = None, episode: Length | None = None) -> Memory:
     """Returns the memory of one process that trains `config` on a model with this transformers config. Loads no
     weights.
 
     prompt_tokens: tokens of one prompt, visual ones included (None: the visual ones and 256). visual_tokens: those of
-    its image or video (None: an image of model.max_pixels). device: cuda or cpu (None: this machine's).
+    its image or video (None: an image of model.max_pixels). device: cuda or cpu (None: this machine's). episode: the
+    length of episodes, which are packed as answers; each of their turns is taken to be read anew, with all before.
 
     Measured with PyTorch's memory profiler on a CPU, around real updates and generation, above the loaded weights. The
     training peak was 0.84 to 0.98 times the estimate on Qwen3-VL of 42 M parameters (hidden 512, 8 layers, vocabulary
@@ -169,14 +171,21 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
     trained, frozen, largest = _weights(model, family, config, size)
     visual = _visual_tokens(config, model_config) if visual_tokens is None else visual_tokens
     prompt = visual + TEXT_TOKENS if prompt_tokens is None else prompt_tokens
-    patches = visual * merge_side(model_config) ** 2
+    config = as_answers(config, episode) if episode else config
+    side = merge_side(model_config) ** 2
+    patches, shown = visual * side, episode.visual * side if episode else 0
     batch = _micro_batch(config, prompt, family.shared, device)
-    activations, block = _activations(config, model_config, blocks, batch, patches, size)
+    answers = batch.answer_tokens // config.rollout.max_new_tokens
+    activations, block = _activations(config, model_config, blocks, batch, batch.prompts * patches + answers * shown,
+                                      size)
     text = model_config.get_text_config()
     rows, prompts = _generation_rows(config)
-    at_once = min(prompts, max(1, config.engine.prefill_tokens // prompt))
+    read, seen = prompt, patches  # of one that is read at once
+    if episode:
+        prompts, read, seen = rows, prompt + episode.tokens, patches + shown
+    at_once = min(prompts, max(1, config.engine.prefill_tokens // read))
     cache, spread = _cache(config, text, rows, prompts if family.shared else rows, prompt, size)
-    of_prompts = prompts * prompt * token_bytes(text, size, config.model.lora.rank > 0)
+    of_prompts = prompts * read * token_bytes(text, size, config.model.lora.rank > 0)
     full = config.model.lora.rank == 0
     apart = config.asynchronous.max_staleness > 0 and config.engine.name == "hf"
     return Memory(
@@ -186,7 +195,7 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
         activations=activations, block=block + largest,
         logits=_logits(config, model_config, batch.answer_tokens, size),
         step=0 if _dtype(config, device) != torch.float16 else trained if device == "cuda" else largest,
-        cache=cache, prefill=of_prompts + _prefill(blocks, at_once * prompt, at_once * patches, size),
+        cache=cache, prefill=of_prompts + _prefill(blocks, at_once * read, at_once * seen, size),
         token=max(spread, rows * logit_bytes(text, size)), copy=trained + frozen if apart else 0)
 
 
@@ -292,7 +301,8 @@ def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) ->
 
 def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], batch: _MicroBatch, patches: int,
                  size: int) -> tuple[int, int]:
-    """Returns bytes kept for the backward pass, and bytes of one block at work, by compute type of `size` bytes.
+    """Returns bytes kept for the backward pass, and bytes of one block at work, by compute type of `size` bytes;
+    `patches` are those of the micro-batch.
 
     A block keeps SAVED values for each that enters or leaves its linear layers; a decoder layer also keeps the keys and
     values that it spreads over heads and answers, and the attention mask. Under gradient checkpointing only a block's
@@ -301,11 +311,11 @@ def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], ba
     lora = config.model.lora
     stream = size if lora.rank else 4  # residual stream: the type of the embeddings
     sees = "vision" in config.model.train if lora.rank == 0 else lora.target == "vision_language"
-    counts = {"language": batch.tokens, "vision": batch.prompts * patches}
+    counts = {"language": batch.tokens, "vision": patches}
     text = model_config.get_text_config()
     attention = size * (2 * text.num_attention_heads * head_width(text) * batch.keys + batch.pairs)
     saved = batch.tokens * text.hidden_size * 2 * (4 + stream)  # embeddings and the last norm
-    saved += batch.prompts * patches * _patch_values(model_config) * 4  # the pixels
+    saved += patches * _patch_values(model_config) * 4  # the pixels
     work = 0
     for block in blocks:
         count = counts.get(block.part, 0)

@@ -5,7 +5,8 @@
 
 Bytes are those of tools/memory.py. Seconds are operations (models/flops.py) and bytes over what the data sheet
 promises, times the shares below, which are assumptions and not measurements. A step is taken to be as large as the
-settings allow: every answer as long as asked, every image as large as `model.max_pixels`.
+settings allow: every answer as long as asked, every image as large as `model.max_pixels`, every episode with as many
+turns as its limits leave room for, with observations as large as those of a few that were played.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from vlrl.config.schema import Config, ModelSettings
 from vlrl.engine.capacity import token_bytes
 from vlrl.errors import ConfigError
 from vlrl.models import deepspeed_zero, fsdp, loading
-from vlrl.models.flops import Cost, cost_model, merge_side
+from vlrl.models.flops import Cost, cost_model, merge_side, patch_side
 from vlrl.monitoring.gpu_specs import Card
-from vlrl.tools import memory
+from vlrl.tools import acting, memory
+from vlrl.tools.episode_lengths import CHARACTERS, Length, Observed, as_answers, estimated, measure
 from vlrl.tools.memory import GIB, Memory
+from vlrl.training.build_task import make_task
 
 LEARNING, READING, WRITING = 0.35, 0.5, 0.6
 """Assumed shares of a card's promise: of its operations in the update and over prompts, of its bandwidth in writing."""
@@ -55,6 +58,9 @@ class Plan:
     visual: int
     """... and those alone."""
     answer: int
+    """Those of an answer, or of an action of an episode."""
+    episode: Length | None = None
+    """The longest episode that the settings allow; None for a task without an environment."""
     memory: Memory
     engine: int
     """Bytes that vLLM takes of it."""
@@ -101,16 +107,30 @@ def architecture(name: str) -> Any:
                           f"folder with a config.json, or one of {', '.join(sorted(known))}") from None
 
 
+def observe(config: Config) -> Observed | None:
+    """Plays a few episodes of the config's task, and returns what they show; None where it has no environment.
+
+    Raises what making the task and playing it raise.
+    """
+    task = make_task(config)
+    with acting.environments(config, task) as host:
+        if host is None:
+            return None
+        shape = architecture(config.model.name)
+        return measure(config, task, host, estimated(config, patch_side(shape.vision_config) * merge_side(shape)))
+
+
 # --- the plan --------------------------------------------------------------------------------------------------------
 
 
 def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, prompt_tokens: int | None = None,
-         visual_tokens: int | None = None, answer_tokens: int | None = None) -> Plan:
+         visual_tokens: int | None = None, answer_tokens: int | None = None, observed: Observed | None = None) -> Plan:
     """Returns the plan of a config on `gpus` cards of `gib` GiB (None: the card's) that learn.
 
     prompt_tokens, visual_tokens: see memory.estimate. answer_tokens: mean length of an answer, for the seconds; None =
-    rollout.max_new_tokens. Raises ConfigError for a model that is not found or takes no images, and for settings that
-    a run on so many GPUs would refuse.
+    rollout.max_new_tokens. observed: what observations of the task's episodes hold; then an answer is an action, and
+    memory is counted for actions of rollout.max_new_tokens. Raises ConfigError for a model that is not found or takes
+    no images, and for settings that a run on so many GPUs would refuse.
     """
     gib = card.gib if gib is None else gib
     shape = architecture(config.model.name)
@@ -122,7 +142,8 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
                               "be more")
         visual_tokens = min(visual, prompt_tokens)
     (trained, count), cost, shared, root, layer = _model(config.model.model_dump_json())
-    need = _of_training(config, memory.estimate(config, shape, prompt_tokens, visual_tokens, "cuda"))
+    longest = observed.length(config.episode, config.rollout.max_new_tokens) if observed else None
+    need = _of_training(config, memory.estimate(config, shape, prompt_tokens, visual_tokens, "cuda", longest))
     if _sharded(config, gpus):
         share = _shared_out if config.train.sharding == "fsdp2" else _by_deepspeed
         need = share(config, need, gpus, root + 2 * layer)
@@ -130,14 +151,16 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
     visual = memory._visual_tokens(config, shape) if visual_tokens is None else visual_tokens
     prompt = visual + memory.TEXT_TOKENS if prompt_tokens is None else prompt_tokens
     answer = min(answer_tokens or config.rollout.max_new_tokens, config.rollout.max_new_tokens)
-    engine, rows = _engine(config, shape, gib, prompt, count)
-    group = _Group(prompt, (visual * side**2,) if visual else (), (answer,) * config.rollout.group_size,
-                   shared=shared and config.train.packing == "shared")
+    engine, rows = _engine(as_answers(config, longest) if longest else config, shape, gib, prompt, count)
+    episode = observed.length(config.episode, answer) if observed else None
+    group = _Group(prompt, (visual * side**2,) if visual else (),
+                   (episode.tokens if episode else answer,) * config.rollout.group_size,
+                   shared=shared and config.train.packing == "shared", episode=episode, side=side)
     seconds = _seconds(config, cost, group, card, gpus, rows, _Bytes.of(config, shape, count))
     peak = _peak(config, need, engine) + int(CONTEXT * GIB)
     return Plan(card=card, gpus=gpus, gib=gib, parameters=(trained, count), prompt=prompt, visual=visual,
-                answer=answer, memory=need, engine=engine, peak=peak, side_by_side=rows, seconds=seconds,
-                notes=tuple(_notes(config, gpus)))
+                answer=answer, episode=episode, memory=need, engine=engine, peak=peak, side_by_side=rows,
+                seconds=seconds, notes=tuple(_notes(config, gpus, observed)))
 
 
 def _sharded(config: Config, gpus: int) -> bool:
@@ -238,12 +261,33 @@ class _Group:
     answers: tuple[int, ...]
     shared: bool
     """Its prompt is computed once in the update."""
+    episode: Length | None = None
+    """Of each answer."""
+    side: int = 1
+    """Patches of a visual token are its square."""
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """Patches of each picture of an episode."""
+        one = self.episode
+        return (one.visual * self.side**2 // one.pictures,) * one.pictures if one and one.pictures else ()
 
     def passes(self, work: Any) -> float:
         """Returns operations of `work(prompt, patches, answers)` over the group as it is packed."""
         if self.shared:
-            return work(self.prompt, self.patches, self.answers)
-        return sum(work(self.prompt, self.patches, (answer,)) for answer in self.answers)
+            return work(self.prompt, (*self.patches, *self.shown * len(self.answers)), self.answers)
+        return sum(work(self.prompt, (*self.patches, *self.shown), (answer,)) for answer in self.answers)
+
+    def read(self, cost: Cost) -> float:
+        """Returns operations of reading the prompt, and before each further turn all of every episode so far."""
+        operations, one = cost.forward(self.prompt, self.patches), self.episode
+        for turn in range(1, one.turns if one else 1):
+            share = turn / max(1, one.turns - 1) if one else 0.0
+            before = one.tokens - one.written // one.turns if one else 0
+            pictures = self.shown[:round(len(self.shown) * share)]
+            operations += len(self.answers) * cost.forward(self.prompt + round(before * share),
+                                                           (*self.patches, *pictures))
+        return operations
 
 
 @dataclass(frozen=True)
@@ -273,14 +317,15 @@ def _seconds(config: Config, cost: Cost, group: _Group, card: Card, gpus: int, r
     out: dict[str, float] = {}
     if rows:
         prompts = math.ceil(rollout.prompts_per_step / engines)
-        out["reading prompts"] = prompts * cost.forward(group.prompt, group.patches) / (operations * READING)
+        out["reading prompts"] = prompts * group.read(cost) / (operations * READING)
         out["writing answers"] = _written(prompts * rollout.group_size, rows, group, card, sizes,
                                           config.engine.tensor_parallel if config.engine.name != "hf" else 1)
     algorithm = Algorithm(config)
     passes = group.passes(cost.of) * rollout.updates
     if config.model.gradient_checkpointing:
         passes += group.passes(cost.forward) * rollout.updates
-    extra = (rollout.updates * rollout.minibatches > 1) + algorithm.needs_reference
+    before = rollout.updates * rollout.minibatches > 1 or config.algo.critic is not None
+    extra = before + algorithm.needs_reference
     out["updating"] = groups * (passes + extra * group.passes(cost.forward)) / (operations * LEARNING)
     if sizes.moved:
         out["carrying weights"] = sizes.moved / (LINK * 1e9)
@@ -290,15 +335,19 @@ def _seconds(config: Config, cost: Cost, group: _Group, card: Card, gpus: int, r
 def _written(answers: int, rows: int, group: _Group, card: Card, sizes: _Bytes, parallel: int) -> float:
     """Returns seconds of writing, in which each token of a round reads all weights and the KV cache before it."""
     total = 0.0
-    length = group.answers[0]
+    length = group.episode.written if group.episode else group.answers[0]
     for start in range(0, answers, rows):
         count = min(rows, answers - start)
-        before = group.prompt + length / 2
+        before = group.prompt + group.answers[0] / 2
         total += length * (sizes.weights + count * before * sizes.token)
     return total / (card.bandwidth * 1e9 * WRITING * parallel)
 
 
-def _notes(config: Config, gpus: int) -> Iterator[str]:
+def _notes(config: Config, gpus: int, observed: Observed | None) -> Iterator[str]:
+    if observed:
+        yield (f"{observed.words()}; a token of text is taken to be {CHARACTERS:g} characters, and every turn to read "
+               "all before it anew, which engines that keep their cache do not; the environment's own seconds are not "
+               "counted")
     if config.engine.name == "hf":
         yield ("engine.name=hf: transformers writes slower than the card's bandwidth allows, so these seconds are the "
                "least; engine=vllm comes nearer to them")
@@ -317,7 +366,7 @@ def render(result: Plan) -> list[str]:
     trained, count = result.parameters
     resident = {name: getattr(result.memory, name) for name in _NAMES}
     lines = [f"{count / 1e9:.2f} billion parameters, {trained / 1e6:,.1f} million learn; prompts of {result.prompt:,} "
-             f"tokens ({result.visual:,} visual), answers of {result.answer:,}",
+             f"tokens ({result.visual:,} visual), {_answers(result)}",
              "", f"memory of each of {result.gpus} x {result.card.name}, GiB"]
     lines += [f"  {_NAMES[name]:<24}{value / GIB:>8.2f}" for name, value in resident.items() if value]
     lines += [f"  {'+ while it learns':<24}{result.memory.training / GIB:>8.2f}   (activations "
@@ -336,6 +385,14 @@ def render(result: Plan) -> list[str]:
     lines += [f"  {name:<24}{value:>8.1f}" for name, value in result.seconds.items()]
     lines.append(f"  {'together':<24}{result.step:>8.1f}")
     return [*lines, *(f"note: {note}" for note in result.notes)]
+
+
+def _answers(result: Plan) -> str:
+    one = result.episode
+    if one is None:
+        return f"answers of {result.answer:,}"
+    return (f"episodes of {one.tokens:,} tokens in {one.turns} turns, {result.answer:,} an action and {one.visual:,} "
+            f"visual in {one.pictures} pictures")
 
 
 def _verdict(result: Plan) -> str:

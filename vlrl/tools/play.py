@@ -18,11 +18,10 @@ from vlrl.data import media
 from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
-from vlrl.task.environment import refuse_environment
-from vlrl.task.scoring import Scored, score_group
+from vlrl.task.scoring import Scored, score_group, unscored
 from vlrl.task.services import Services, without_absent
 from vlrl.tools.shown import words_of
-from vlrl.types import LoadedMedia, Media, Sample
+from vlrl.types import Answer, LoadedMedia, Media, Sample
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,8 @@ def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Que
 
     A person answers in pixels of the picture as it is, so without a row's own `processed_size` it is the original one.
     """
-    refuse_environment(task.of(sample), "vlrl play")
     sample = replace(sample, prompt=sample.prompt or task.of(sample).templates[0])
-    shown = tuple(_shown(m, limits, folder / f"{i}.png") for i, m in enumerate(sample.media))
+    shown = media_shown([*sample.media, *(sample.opening.media if sample.opening else ())], limits, folder)
     size = next((s.size for s in shown if s.size), None)
     if size:
         sample = replace(sample, row={"width": size[0], "height": size[1], "processed_size": list(size), **sample.row})
@@ -98,10 +96,16 @@ def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Que
 @prints_aside()
 def judge(task: Task, question: Question, text: str, step: int = 0) -> Judged:
     """Scores one answer as training would at `step`."""
-    answer = parse_answer(text, step=step)
+    return judge_answer(task, question, parse_answer(text, step=step))
+
+
+@prints_aside()
+def judge_answer(task: Task, question: Question, answer: Answer, error: str | None = None) -> Judged:
+    """Scores an answer, which may be an episode that ended with an `error` of its environment."""
     reduced, skipped = without_absent(task, question.sample, [answer], Services())
-    (scored,) = score_group(reduced, question.sample, [answer], step)
-    return Judged(text, scored, reduced.weights_at(step), skipped, complaints(question.text, text))
+    (scored,) = score_group(reduced, question.sample, [answer], answer.step)
+    odd = [] if answer.turns else complaints(question.text, answer.text)
+    return Judged(answer.text, unscored(scored, error), reduced.weights_at(answer.step), skipped, odd)
 
 
 @prints_aside()
@@ -149,6 +153,11 @@ def _place(samples: Sequence[Sample], id: str) -> int:
         if known[-1] == id:
             return place
     raise ConfigError(f"--id {id!r}: no sample has this id.{did_you_mean(id, known)} The first is {known[0]!r}.")
+
+
+def media_shown(items: Sequence[Media], limits: LimitsSettings, folder: Path, begin: str = "") -> tuple[Shown, ...]:
+    """Returns media as files: those drawn by code are written into `folder`, as `begin` and their number."""
+    return tuple(_shown(item, limits, folder / f"{begin}{i}.png") for i, item in enumerate(items))
 
 
 def _shown(item: Media, limits: LimitsSettings, file: Path) -> Shown:

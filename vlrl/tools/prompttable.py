@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections import Counter
@@ -25,6 +24,7 @@ from vlrl.data import SPLITS, json_line, several
 from vlrl.data.formats import rows_in
 from vlrl.data.formats.folders import of_side
 from vlrl.errors import DataError
+from vlrl.evaluation.votes import pass_at, sizes
 from vlrl.store.files import replacing
 from vlrl.tools.dataconvert import UsableRow, holds_media, moved
 
@@ -70,12 +70,6 @@ class Measured:
                 "answers_scored": scored}
 
 
-def pass_at(n: int, c: int, k: int) -> float:
-    """Returns the chance that one of `k` answers is right, estimated without bias from `c` right ones of `n`:
-    1 - C(n - c, k) / C(n, k), for k <= n (Chen et al., 2021, 2107.03374, eq. 1)."""
-    return 1 - math.comb(n - c, k) / math.comb(n, k)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """All prompts together."""
@@ -96,8 +90,7 @@ class Summary:
 def summary(measured: Sequence[Measured], answers: int) -> Summary:
     """Returns the summary of prompts that were answered `answers` times each."""
     known = [m for m in measured if m.reason is None]
-    sizes = [*(2**i for i in range(answers.bit_length()) if 2**i < answers), answers]
-    estimates = {k: [pass_at(n, c, k) for c, n in (m.counts for m in known) if n >= k] for k in sizes}
+    estimates = {k: [pass_at(n, c, k) for c, n in (m.counts for m in known) if n >= k] for k in sizes(answers)}
     by_category: dict[str, list[Measured]] = {}
     for m in known:
         by_category.setdefault(m.category or m.task or "none", []).append(m)

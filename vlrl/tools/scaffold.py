@@ -1,7 +1,8 @@
 """`vlrl tasks new`: a working task, its config and its test, from the files in vlrl/templates.
 
-    create("count", Path("."))               # count.py, count.yaml, test_count.py; pictures drawn by code
-    create("signs", Path("."), rows=True)    # the same with signs_rows/: 8 rows and their pictures
+    create("count", Path("."))                  # count.py, count.yaml, test_count.py; pictures drawn by code
+    create("signs", Path("."), "rows")          # the same with signs_rows/: 8 rows and their pictures
+    create("walk", Path("."), "environment")    # a task whose model acts over several turns
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import random
 import sys
 from pathlib import Path
 from string import Template
+from typing import Literal
 
 from PIL import Image, ImageDraw
 
@@ -22,19 +24,21 @@ from vlrl.errors import ConfigError
 from vlrl.task import builtin_names
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_USED = {"Task", "Sample", "Media", "Image", "ImageDraw", "Drawn", "DataError"}
+_USED = {"Task", "Sample", "Media", "Image", "ImageDraw", "Drawn", "DataError", "Environment", "Observation", "Step",
+         "World"}
+Kind = Literal["task", "rows", "environment"]
 _SHAPES = ("circle", "square")
 _COLOURS = ("red", "green", "blue", "black")
 
 
-def create(name: str, folder: Path, rows: bool = False) -> list[Path]:
-    """Writes the files of a new task and returns them, the task first.
+def create(name: str, folder: Path, kind: Kind = "task") -> list[Path]:
+    """Writes the files of a new task of a kind and returns them, the task first.
 
     Raises ConfigError for a name that cannot be a module or hides another one, for a file that is there already and for
     a folder that cannot be written.
     """
     check_name(name)
-    kind = "rows" if rows else "task"
+    rows = kind == "rows"
     texts = {f"{name}.py": f"{kind}.py.txt", f"{name}.yaml": f"{kind}.yaml.txt",
              f"test_{name}.py": f"test_{kind}.py.txt"}
     there = [p for p in (*texts, *([f"{name}_rows"] if rows else [])) if os.path.lexists(folder / p)]

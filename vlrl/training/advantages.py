@@ -1,4 +1,5 @@
-"""Rewards -> advantages: shaping, the KL in the reward, the advantage, and which rollouts are trained on.
+"""Rewards -> advantages: shaping, the KL in the reward, the critic's values, the advantage, and which rollouts are
+trained on.
 
 What the functions look at is gathered over all processes, in the order of the groups' numbers, so that a step of
 several processes gives each rollout what a step of one does.
@@ -7,7 +8,7 @@ several processes gives each rollout what a step of one does.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +16,10 @@ import numpy as np
 import torch
 
 from vlrl.algo.algorithm import Algorithm
-from vlrl.algo.inputs import Scores
+from vlrl.algo.gae import Estimates
+from vlrl.algo.inputs import ActionCredit, Scores
 from vlrl.algo.named import Bound
+from vlrl.algo.turn_advantage import plan_of
 from vlrl.config.registry import failure
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
@@ -25,7 +28,11 @@ from vlrl.models.policy import Policy
 from vlrl.models.reference import Reference
 from vlrl.task import Task
 from vlrl.task.variants import GREEDY
-from vlrl.types import Completion, Group, Rollout
+from vlrl.training.values import critic_metrics, judged
+from vlrl.types import Completion, Group, Rollout, Turn
+
+Plan = Callable[[np.ndarray], tuple[int, int]]
+"""Tokens of an action -> where its plan begins and ends."""
 
 
 class Credit:
@@ -37,9 +44,10 @@ class Credit:
 
     def __init__(self, algorithm: Algorithm, config: Config, policy: Policy | None = None,
                  task: Task | None = None):
-        self.algorithm, self.config = algorithm, config
+        self.algorithm, self.config, self.policy = algorithm, config, policy
         in_reward = config.algo.kl_coef > 0 and config.algo.kl_in == "reward"
         self.reference = Reference(policy, config) if in_reward and policy else None
+        self.task = task
         self._metrics: dict[str, float] = {}
         if task is not None:
             _check_parts(algorithm, task)
@@ -49,26 +57,38 @@ class Credit:
         functions = [*self.algorithm.shaping, self.algorithm.advantage, self.algorithm.batch]
         needs = frozenset[str]().union(*(f.requires for f in functions))
         kl = self._kl(groups) if self.reference else None
-        own = [_facts(g, needs, kl[i] if kl else None) for i, g in enumerate(groups)]
+        if self.algorithm.config.algo.critic and self.policy:
+            groups = judged(self.policy, groups, self.algorithm)
+        read = self._plan if "plans" in needs else None
+        own = [_facts(g, needs, kl[i] if kl else None, self.task, read) for i, g in enumerate(groups)]
         gathered = [own] if all("local" in f.requires for f in functions) else comm.gather(own)
         everyone = sorted((f for part in gathered for f in part), key=lambda f: f.id)
         found = comm.together(lambda: self._found(everyone, step))
         mine = {g.id for g in groups}
         self._measure(own, [shaped for (id, _), (*_, shaped) in found.items() if id in mine])
-        return [replace(g, rollouts=tuple(_credited(r, *found[g.id, i][:2]) for i, r in enumerate(g.rollouts)))
-                for g in groups]
+        out = [replace(g, rollouts=tuple(_credited(r, *found[g.id, i][:3]) for i, r in enumerate(g.rollouts)))
+               for g in groups]
+        if "values" in needs:
+            self._metrics |= critic_metrics(out)
+        return out
 
-    def _found(self, everyone: Sequence[_Facts], step: int) -> dict[tuple[str, int], tuple[Any, bool, float]]:
-        """Advantage, whether it is trained on, and shaped reward of each rollout, by group and place in it."""
+    def _found(self, everyone: Sequence[_Facts], step: int) -> dict[tuple[str, int], tuple[Any, Any, bool, float]]:
+        """Advantage, targets of the critic, whether it is trained on, and shaped reward of each rollout, by group and
+        place in it."""
         if not everyone:
             return {}
-        s = self._shaped(_scores(everyone, self.config.rollout.max_new_tokens, self.algorithm.kl.value, step))
+        algo, s = self.config.algo, _scores(everyone, self.config.rollout.max_new_tokens, self.algorithm.kl.value, step)
+        if algo.critic:
+            s = replace(s, gamma=algo.critic.gamma, lam=algo.critic.lam)
+        s = self._shaped(s)
         trained = _applied("algo.batch", self.algorithm.batch, s).tolist()
-        values = zip(self._advantages(s, everyone), trained, s.rewards.tolist(), strict=True)
+        values = zip(*self._advantages(s, everyone), trained, s.rewards.tolist(), strict=True)
         return dict(zip([(f.id, i) for f in everyone for i in range(len(f.rewards))], values, strict=True))
 
     def metrics(self) -> dict[str, float]:
-        """Of the last call, over all processes: reward/shaped with a shaping, kl where it is in the reward."""
+        """Of the last call, over all processes: reward/shaped with a shaping, kl where it is in the reward, critic/*
+        with a critic.
+        """
         return self._metrics
 
     def _shaped(self, s: Scores) -> Scores:
@@ -76,12 +96,25 @@ class Credit:
             s = replace(s, rewards=_applied(f"algo.shaping.{i}", shape, s))
         return s
 
-    def _advantages(self, s: Scores, everyone: Sequence[_Facts]) -> Sequence[float | np.ndarray]:
+    def _advantages(self, s: Scores, everyone: Sequence[_Facts]
+                    ) -> tuple[Sequence[float | np.ndarray], Sequence[np.ndarray | None]]:
+        """Returns advantages, and targets of the critic, of all rollouts."""
         if self.reference and not s.kl:
             penalty = torch.tensor([k for f in everyone for k in f.kl_sums], dtype=torch.float64)
             s = replace(s, rewards=s.rewards - s.kl_coef * penalty)
         found = _applied("algo.advantage", self.algorithm.advantage, s)
-        return found.tolist() if isinstance(found, torch.Tensor) else [np.asarray(a) for a in found]
+        if isinstance(found, Estimates):
+            return [np.asarray(a) for a in found.advantages], [np.asarray(t, np.float32) for t in found.targets]
+        if self.config.algo.critic:
+            raise ConfigError(f"algo.advantage={self.algorithm.advantage.name!r} gives the critic nothing to learn: "
+                              "return gae.Estimates, with a target for each token, or set algo.critic=null and do not "
+                              'require "values"')
+        values = found.tolist() if isinstance(found, torch.Tensor) else [np.asarray(a) for a in found]
+        return values, [None] * len(values)
+
+    def _plan(self, tokens: np.ndarray) -> tuple[int, int]:
+        assert self.policy, "plans are read by the tokenizer of a policy"
+        return plan_of(self.policy.processor.tokenizer.batch_decode([[t] for t in tokens.tolist()]))
 
     def _kl(self, groups: Sequence[Group]) -> list[list[np.ndarray]]:
         """[group][rollout] -> [T] log p(sampler) - log p(reference), at the temperature that sampled.
@@ -92,7 +125,7 @@ class Credit:
         assert self.reference
         at, rollouts = self.algorithm.temperature, [(g, r) for g in groups for r in g.rollouts]
         prompts = [r.train_prompt or g.prompt for g, r in rollouts]
-        answers = [r.completion.tokens for _, r in rollouts]
+        answers = [r.completion for _, r in rollouts]
         reference = self.reference.logprobs(prompts, answers, at)
         sampled = [r.completion.logprobs for _, r in rollouts]
         moved = [i for i, (_, r) in enumerate(rollouts) if r.train_prompt is not None]
@@ -115,11 +148,11 @@ class Credit:
             self._metrics["kl"] = total / max(count, 1.0)
 
 
-def credit(groups: Sequence[Group], advantage: Any) -> list[Group]:
+def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) -> list[Group]:
     """Returns the groups of this process with a function's advantage on every rollout, with no shaping and no KL."""
-    s = _scores([_facts(g, frozenset({"tokens", "texts"}), None) for g in groups], 0, 0.0, 0)
+    s = _scores([_facts(g, frozenset({"tokens", "texts", "turns"}), None, task) for g in groups], 0, 0.0, 0)
     found = iter(np.asarray(a) for a in advantage(s))
-    return [replace(g, rollouts=tuple(_credited(r, next(found), True) for r in g.rollouts)) for g in groups]
+    return [replace(g, rollouts=tuple(_credited(r, next(found), None, True) for r in g.rollouts)) for g in groups]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +171,14 @@ class _Facts:
     kl_sums: Sequence[float] = ()
     tokens: Sequence[np.ndarray] = ()
     masks: Sequence[np.ndarray] = ()
+    values: Sequence[np.ndarray] = ()
+    turns: Sequence[Sequence[ActionCredit]] = ()
     kl: Sequence[np.ndarray] = ()
     texts: Sequence[str] = ()
 
 
-def _facts(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None) -> _Facts:
+def _facts(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None, task: Task | None,
+           plan: Plan | None = None) -> _Facts:
     """Returns the arrays that no function requires are left out: they would travel between processes."""
     rollouts, masks = group.rollouts, [r.completion.loss_mask for r in group.rollouts]
     greedy = next((r.reward for r in group.aside if r.variant == GREEDY), None)
@@ -153,8 +189,30 @@ def _facts(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None)
         outcome=[bool(r.correct) for r in rollouts],
         kl_sums=[float(k[m].sum()) for k, m in zip(kl, masks, strict=True)] if kl is not None else (),
         tokens=[r.completion.tokens for r in rollouts] if "tokens" in needs else (),
-        masks=masks if "tokens" in needs else (), kl=kl if kl is not None and "token_kl" in needs else (),
+        masks=masks if {"tokens", "turns"} & needs else (),
+        values=[r.values for r in rollouts if r.values is not None] if "values" in needs else (),
+        turns=[_actions(r, _turn_weights(r, group, task), plan) for r in rollouts] if "turns" in needs else (),
+        kl=kl if kl is not None and "token_kl" in needs else (),
         texts=[r.completion.text for r in rollouts] if "texts" in needs else ())
+
+
+def _turn_weights(rollout: Rollout, group: Group, task: Task | None) -> Mapping[str, float]:
+    """Returns the weights of the parts of a rollout's turns; {} where task.combine has them count for nothing."""
+    if task is None or task.of(group.sample).turns_count({k: v for k, v in rollout.parts.items() if v is not None}):
+        return group.weights
+    return {}
+
+
+def _actions(rollout: Rollout, weights: Mapping[str, float], plan: Plan | None) -> list[ActionCredit]:
+    completion = rollout.completion
+    acted = completion.actions or (Turn(start=0, end=len(completion.tokens)),)
+    parts = [t.parts or {} for t in acted]
+    paid = [sum(weights.get(name, 0.0) * value for name, value in own.items()) for own in parts]
+    anchors = ["", *(None if t.state is None else f"={t.state}" for t in acted[:-1])]
+    plans = [(0, 0)] * len(acted) if plan is None else [
+        (t.start + begin, t.start + end) for t in acted for begin, end in [plan(completion.tokens[t.start:t.end])]]
+    return [ActionCredit(t.start, t.end, r, a, own, p)
+            for t, r, a, own, p in zip(acted, paid, anchors, parts, plans, strict=True)]
 
 
 def _written(completion: Completion) -> int:
@@ -184,7 +242,9 @@ def _scores(groups: Sequence[_Facts], max_length: int, kl_coef: float, step: int
         greedy=numbers(g.greedy for g in groups for _ in g.rewards),
         truncated=torch.tensor([t for g in groups for t in g.truncated], dtype=torch.bool),
         tokens=[t for g in groups for t in g.tokens], masks=[m for g in groups for m in g.masks],
-        kl=[k for g in groups for k in g.kl], texts=[t for g in groups for t in g.texts], kl_coef=kl_coef,
+        values=[v for g in groups for v in g.values],
+        turns=[t for g in groups for t in g.turns], kl=[k for g in groups for k in g.kl],
+        texts=[t for g in groups for t in g.texts], kl_coef=kl_coef,
         max_length=max_length, step=step)
 
 
@@ -192,9 +252,9 @@ def _number(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
 
-def _credited(rollout: Rollout, advantage: float | np.ndarray, trained: bool) -> Rollout:
+def _credited(rollout: Rollout, advantage: float | np.ndarray, targets: np.ndarray | None, trained: bool) -> Rollout:
     own = float(advantage) if np.ndim(advantage) == 0 else np.asarray(advantage)
-    return replace(rollout, advantage=own, trained=trained)
+    return replace(rollout, advantage=own, targets=targets, trained=trained)
 
 
 def _applied(setting: str, function: Bound, s: Scores) -> Any:

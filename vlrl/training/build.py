@@ -9,7 +9,7 @@ import random
 import shutil
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -35,8 +35,9 @@ from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout import async_source, episodes, partial
+from vlrl.rollout import async_source, branching, episodes, partial
 from vlrl.rollout.async_source import Pipelined
+from vlrl.rollout.branching import Branching
 from vlrl.rollout.eepo import Forgetting
 from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.generate import Answering
@@ -144,14 +145,16 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     offered = [*SERVICES] if not make_source.generates else OFFERED
     served(task, offered, samples)  # raises before anything is loaded
     curriculum.check(config.curriculum, task)
-    prompts = curriculum.Prompts.of(samples, config.seed, config.data.difficulty, config.rollout, task.knobs)
+    prompts = curriculum.Prompts.of(samples, config.seed, config.data.difficulty, config.rollout, task.knobs,
+                                    task.stage_fields)
     prompts.buffer = config.data.shuffle_buffer if config.data.stream else None
     sampler = comm.on_main_alone(lambda: curriculum.make(config.curriculum, prompts, config.shares),
                                  "making the sampler")
     comm.on_main(lambda: async_source.check(config, sampler))
-    episodes.check(config, task, algorithm.requires, make_source.generates)
+    episodes.check(config, task)
+    branching.check(config, task, make_source.generates)
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
-    environments = make_environments(config, task, offered, samples) if make_source.generates else None
+    environments = make_environments(config, task, lambda: served(task, offered, samples))
     with closed_on_error(scorer), closed_on_error(environments):
         warnings = comm.on_main(lambda: preflight.check(served(task, offered, samples), samples, config,
                                                         scored=make_source.generates), "checking the first samples")
@@ -172,14 +175,16 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
         copies = apart and config.engine.name == "hf"  # of the whole model, so before that is sharded
         if not copies:
             shard(model, encode, config)
-        engine = make_engine(config, model, engine_folder(config), apart=apart)
+        engine = make_engine(config, model, engine_folder(config), apart=apart, episodes=environments is not None)
         if environments:
-            engine = EpisodeEngine(engine, encode, environments, config, clock)
+            engine = EpisodeEngine(engine, encode, environments, config, Clock() if apart else clock)
         with closed_on_error(engine):
             if copies:
                 shard(model, encode, config)
             forget = Forgetting(model, config) if config.rollout.forget.lr and make_source.generates else None
-            answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, reference, forget)
+            branch = Branching(config) if config.rollout.branch.roots and make_source.generates else None
+            answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, reference, forget,
+                                  branch)
             source = make_source(answering, encode, sampler, samples, prefetch, prompts,
                                  {"angle": Angles(model, config, task, prefetch)}, tell)
             return Parts(config, task, model, encode, prefetch, engine, source, Credit(algorithm, config, model, task),
@@ -200,15 +205,14 @@ def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Seq
     return Scorer(make, config.limits.score_s)
 
 
-def make_environments(config: Config, task: Task, offered: Sequence[str],
-                      samples: Sequence[Sample]) -> Environments | None:
-    """Returns what runs the environments of a task; None where it has none."""
+def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> Environments | None:
+    """Returns what runs the environments of a task, as `ready` gives it; None where it has none."""
     if not has_environment(task):
         return None
 
     def make(convention: str) -> Task:
         settle_coordinates(task, config, convention)
-        return served(task, offered, samples)
+        return ready()
 
     return Environments(make, config.environment)
 
@@ -246,11 +250,12 @@ def make_reference(config: Config, task: Task, model: Policy) -> Reference | Non
     return Reference(model, config)
 
 
-def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False) -> Engine:
+def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False,
+                episodes: bool = False) -> Engine:
     """The engine of `engine.name`, to be closed by whoever asks for it.
 
     `folder` is this process's own and is made anew, by engines that keep files alone. `apart`: it is to generate while
-    the policy learns, so it has weights of its own.
+    the policy learns, so it has weights of its own. `episodes`: its prompts grow by turns.
     """
     settings = config.engine
     if settings.name == "hf":
@@ -265,10 +270,10 @@ def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False
     if settings.name == "vllm_server":
         from vlrl.engine.vllm_server import ServerEngine
 
-        return ServerEngine(model, config, folder)
+        return ServerEngine(model, config, folder, episodes)
     from vlrl.engine.vllm import VLLMEngine
 
-    return VLLMEngine(model, config, folder)
+    return VLLMEngine(model, config, folder, episodes)
 
 
 def engine_folder(config: Config) -> Path:

@@ -15,6 +15,7 @@ from vlrl.config.registry import prints_aside
 from vlrl.config.schema import Config, DataSettings, TaskSettings
 from vlrl.data import SPLITS, coordinates, hub, make_sample
 from vlrl.data.formats import Source, canonical, renamed
+from vlrl.environments import named as environments
 from vlrl.errors import DataError, VlrlError
 from vlrl.models.model_config import FamilyConvention
 from vlrl.task import Task
@@ -29,7 +30,9 @@ def make_task(config: Config) -> Task:
     model's family when they are used.
     """
     if not config.tasks:
-        return _made(config, config.task, RowFiles.of(_pinned(config.data, config)))
+        task = _made(config, config.task, RowFiles.of(_pinned(config.data, config)))
+        environments.attach(task, config.environment)
+        return task
     made: dict[str, Task] = {}
     for i, entry in enumerate(config.tasks):
         own = entry.data.model_dump(exclude_none=True)
@@ -40,6 +43,7 @@ def make_task(config: Config) -> Task:
             raise type(error)(f"tasks.{i} ({entry.label}): {error}") from error
     mixture = Mixture(made)
     mixture.seed, mixture.data = config.data.seed, config.data
+    environments.attach(mixture, config.environment)
     return mixture
 
 

@@ -18,15 +18,18 @@ from vlrl.algo.named import options_of
 from vlrl.algo.shaping import SHAPINGS
 from vlrl.algo.terms import LOSSES
 from vlrl.algo.weights import WEIGHTS
-from vlrl.config.algo import CLIPS, AlgoSettings
+from vlrl.config.algo import CLIPS, AlgoSettings, CriticSettings
 from vlrl.config.base import Named
 from vlrl.config.rollout import CurriculumSettings
 from vlrl.config.schema import Config, DataSettings
 from vlrl.task import Task
 from vlrl.task.combine import weight_at
+from vlrl.task.environment import has_environment
+from vlrl.task.tools import SUCCESS
 
 RATIO_OPTIONS: Mapping[str, Sequence[str]] = {
-    "ppo_clip": (*CLIPS, "dual_clip", "delta"), "gspo": CLIPS, "gspo_token": CLIPS, "cispo": ("cap", *CLIPS),
+    "ppo_clip": (*CLIPS, "dual_clip", "delta"), "gspo": CLIPS, "gspo_token": CLIPS, "gspo_turn": CLIPS,
+    "cispo": ("cap", *CLIPS),
     "sapo": ("tau_positive", "tau_negative"), "gmpo": CLIPS,
     "vespo": ("k_positive", "lambda_positive", "k_negative", "lambda_negative"), "kimi": ("tau",),
     "dppo_tv": ("delta_low", "delta_high", "cap"), "rover": (), "stable_reinforce": (*CLIPS, "pre_clip"),
@@ -36,8 +39,10 @@ MORE_THAN_A_RATIO = ("stable_reinforce", "clip_cov", "simko")
 """Of these the terms that differ from REINFORCE at a ratio of 1 too."""
 OWN_CREDIT = ("nft", "pacs")
 """Policy terms that read which answers are right, and no advantages."""
-OF_OUTCOME = ("w_reinforce", "nsr")
+OF_OUTCOME = ("w_reinforce", "nsr", "mobgrpo")
 """Advantages that read which answers are right, and no rewards, unless `correct` makes it a question of the reward."""
+OF_TURNS = ("gigpo", "turn_return", "hierarchical", "thor")
+"""Advantages that differ from those of grpo by the turns of an episode alone."""
 OF_SIGN = ("hicra", "dads", "off_policy_sequence_mask")
 """Weights that read the sign of the advantage."""
 JUDGED = {"loss": (*OWN_CREDIT, "oreal", "simko"), "advantage": OF_OUTCOME, "batch": ("rorecomp",),
@@ -187,6 +192,29 @@ def unread_credit(run: Run) -> Iterator[Inert]:
             yield Inert(f"algo.shaping.{i}", shaping.name, why)
 
 
+def turns(run: Run) -> Iterator[Inert]:
+    """Yields what tells turns apart where answers have one, or by a reward part that no turn has."""
+    name, options = run.algo.advantage.name, run.algo.advantage.options
+    if run.task is None:
+        return
+    if has_environment(run.task):
+        part = _step_part(run.algo.advantage)
+        if name == "thor" and not any(part in one.weights for one in run.task.members):
+            yield Inert("algo.advantage", name, f"the rewards of task '{run.task.name}' have no part '{part}', and "
+                        "without it this acts as grpo")
+        return
+    why = f"task '{run.task.name}' has no environment, so every answer is one turn and this acts as"
+    if name in OF_TURNS and not options.get("same_plan"):
+        yield Inert("algo.advantage", name, f"{why} grpo")
+    if run.algo.loss.name == "gspo_turn":
+        yield Inert("algo.loss", "gspo_turn", f"{why} gspo")
+
+
+def _step_part(thor: Named) -> str:
+    """Returns the reward part of turns that algo.advantage=thor reads."""
+    return thor.options.get("part", SUCCESS)
+
+
 def _unread_advantage(run: Run) -> str:
     """Returns why no function of the objective reads the advantage; "" where one may."""
     algo, loss = run.algo, run.algo.loss
@@ -215,6 +243,19 @@ def _by_reward(named: Named) -> bool:
 
 
 # --- KL, reference, entropy -------------------------------------------------------------------------------------------
+
+
+def critic(run: Run) -> Iterator[Inert]:
+    """Yields what of a critic cannot act, and what it keeps from acting."""
+    chosen = run.algo.critic
+    if chosen is None:
+        return
+    if chosen.clip is not None and chosen.clip != CriticSettings().clip and run.one_update:
+        yield Inert("algo.critic.clip", chosen.clip, "one optimizer step a batch, so no value has moved before it; "
+                    "raise rollout.minibatches or rollout.updates")
+    if chosen.warmup >= run.config.steps:
+        yield Inert("algo.loss", run.algo.loss.name, f"algo.critic.warmup={chosen.warmup} is not before steps="
+                    f"{run.config.steps}: the critic learns alone in all of them")
 
 
 def kl(run: Run) -> Iterator[Inert]:
@@ -354,6 +395,8 @@ def reward_parts(run: Run) -> Iterator[Inert]:
     """Yields reward parts that the reward does not count in any step, and nothing else reads."""
     algo, judged = run.algo, _reads_outcome(run)
     named_parts = {named.options.get("part") for named in (algo.advantage, algo.batch, *algo.shaping)}
+    if algo.advantage.name == "thor":
+        named_parts.add(_step_part(algo.advantage))
     for i, one in enumerate(run.task.members if run.task else ()):
         if one.combination != "sum" or run.config.curriculum.part in one.weights:
             continue
@@ -443,5 +486,5 @@ def _short(value: Any) -> Any:
 
 
 RULES: Sequence[Callable[[Run], Iterator[Inert]]] = (
-    ratio, unreached_bound, unread_credit, kl, kl_to_itself, reference, entropy, weights, correction, shaping, replaced,
-    batch, reward_parts, filters, sampler, streaming)
+    ratio, unreached_bound, unread_credit, turns, critic, kl, kl_to_itself, reference, entropy, weights, correction,
+    shaping, replaced, batch, reward_parts, filters, sampler, streaming)

@@ -29,19 +29,25 @@ from vlrl.models.logprobs import Statistic, TokenStats, zero_stats
 from vlrl.models.oom import each_batch, halves
 from vlrl.models.packing import Batch, Piece
 from vlrl.models.policy import Policy
-from vlrl.types import Group, Rollout
+from vlrl.types import Completion, Group, Rollout
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A rollout of an optimizer step. T tokens."""
+    """A training row of an optimizer step: a rollout, or one turn of an episode whose history is cut. T tokens."""
 
     number: int
-    """Its place among all rollouts of the update."""
+    """Place of its rollout among all those of the update."""
+    unit: int
+    """Number of its rollout in the optimizer step."""
     place: int
     """Number of its group in the optimizer step."""
     group: Group
     rollout: Rollout
+    row: Completion
+    """Its tokens: those of the rollout, or of one window (Completion.rows)."""
+    own: slice
+    """Place of its last tokens in the rollout's."""
     mask: np.ndarray
     """[T] bool, trained tokens."""
     texts: Sequence[str]
@@ -51,6 +57,27 @@ class Trained:
     def name(self) -> str:
         """For messages."""
         return f"group {self.group.id} (sample {self.group.sample.id!r})"
+
+    @property
+    def advantage(self) -> float | np.ndarray:
+        """A scalar, or [T]."""
+        value = self.rollout.advantage
+        return value if np.ndim(value) == 0 else self.of(np.asarray(value))
+
+    def of(self, values: np.ndarray | None) -> np.ndarray | float:
+        """Returns what this row has of [T] values of its rollout, 0 on the tokens before its own; NaN for None."""
+        if values is None:
+            return math.nan
+        return np.pad(values[self.own], (len(self.mask) - (self.own.stop - self.own.start), 0))
+
+    def among(self, whole: np.ndarray | None, values: np.ndarray) -> np.ndarray:
+        """Returns the rollout's values with those of this row [T, ...] in their places; 0 where there are none yet."""
+        if self.row is self.rollout.completion:
+            return values
+        if whole is None:
+            whole = np.zeros((len(self.rollout.completion.tokens), *values.shape[1:]), values.dtype)
+        whole[self.own] = values[len(values) - (self.own.stop - self.own.start):]
+        return whole
 
 
 @dataclass(eq=False)
@@ -68,7 +95,7 @@ class MicroBatch:
 
     @property
     def order(self) -> list[int]:
-        """The rollouts, in the order of their tokens."""
+        """The rows, in the order of their tokens."""
         return [r for piece in self.pieces for r in piece.rollouts]
 
 
@@ -77,12 +104,20 @@ class Minibatch:
     """The rollouts of one optimizer step on this process, packed. R rollouts."""
 
     rollouts: Sequence[Trained]
+    """Their rows; those of a rollout stand side by side, and never in different micro-batches."""
     batches: list[MicroBatch]
     pack: Callable[[Sequence[Piece]], Batch]
     total_tokens: float
     total_sequences: float
+    total_values: float = 0.0
+    """Trained tokens that have a target for the critic, likewise."""
     prepared: Prepared = field(default_factory=dict)
     """What the objective made of the whole step: numbers, or values of all tokens, rollout after rollout."""
+
+    @property
+    def firsts(self) -> list[Trained]:
+        """[R] the first row of each rollout."""
+        return [*{t.unit: t for t in reversed(self.rollouts)}.values()][::-1]
 
     def halve(self, b: int) -> int:
         """Cuts micro-batch `b` in two, with what is known of its tokens; returns the tokens of the larger half."""
@@ -122,16 +157,19 @@ def make_minibatch(policy: Policy, part: Sequence[Numbered], config: Config, tex
     """Packs the rollouts of one optimizer step. Called on every process."""
     drop, read = config.algo.mask_truncated, policy.processor.tokenizer.batch_decode
     places = {name: i for i, name in enumerate(dict.fromkeys(g.id for _, g, _ in part))}
-    rollouts = [Trained(i, places[g.id], g, r,
-                        r.completion.loss_mask & (r.trained and not (drop and r.completion.truncated)),
-                        read([[t] for t in r.completion.tokens.tolist()]) if texts else ()) for i, g, r in part]
-    planned = policy.plan([r.train_prompt or g.prompt for _, g, r in part], [r.completion.tokens for _, _, r in part],
-                          config.train, policy.most_tokens, [r.completion.shown for _, _, r in part])
+    rollouts = [Trained(i, unit, places[g.id], g, r, row, own,
+                        row.loss_mask & (r.trained and not (drop and r.completion.truncated)),
+                        read([[t] for t in row.tokens.tolist()]) if texts else ())
+                for unit, (i, g, r) in enumerate(part) for own, row in r.completion.rows()]
+    planned = policy.plan([t.rollout.train_prompt or t.group.prompt for t in rollouts],
+                          [t.row.tokens for t in rollouts], config.train, policy.most_tokens,
+                          [t.row.shown for t in rollouts], [t.unit for t in rollouts])
     pack = partial(policy.pack, settings=config.train)
     batches = [MicroBatch(pieces, pack(pieces)) for pieces in planned]
-    tokens, sequences = comm.total(float(sum(t.mask.sum() for t in rollouts)),
-                                   float(sum(t.mask.any() for t in rollouts)))
-    return Minibatch(rollouts, batches, pack, tokens, sequences)
+    tokens, sequences, values = comm.total(
+        float(sum(t.mask.sum() for t in rollouts)), float(len({t.unit for t in rollouts if t.mask.any()})),
+        float(sum((t.mask & ~np.isnan(t.of(t.rollout.targets))).sum() for t in rollouts)))
+    return Minibatch(rollouts, batches, pack, tokens, sequences, values)
 
 
 def _number(value: Any) -> float:
@@ -146,7 +184,8 @@ def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, severa
     `several`: the batch of rollouts has several optimizer steps, so the old weights are not the current ones. `more`:
     statistics at the old weights besides those of the objective. Returns how many micro-batches were halved.
     """
-    old, reference, temperature = several, "reference" in algorithm.objective.requires, algorithm.temperature
+    old = several and not _take_old(part)
+    reference, temperature = "reference" in algorithm.objective.requires, algorithm.temperature
     if not (old or reference):
         return 0
     sharing = policy.sharing_features if old and reference else contextlib.nullcontext
@@ -163,6 +202,19 @@ def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, severa
 
     with torch.no_grad(), policy.evaluating():
         return each_batch(policy, part.batches, work, part.halve)
+
+
+def _take_old(part: Minibatch) -> bool:
+    """Fills in old log-probabilities that the pass for the critic has found; returns whether it did, on all processes
+    alike.
+    """
+    if any(t.rollout.old_logprobs is None for t in part.rollouts):
+        return False
+    for micro in part.batches:
+        found = [np.zeros(0, np.float32), *(part.rollouts[r].of(part.rollouts[r].rollout.old_logprobs)
+                                            for r in micro.order)]
+        micro.old = torch.from_numpy(np.concatenate(found))
+    return True
 
 
 def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorithm, step: int) -> int:
@@ -223,27 +275,43 @@ def _inputs(part: Minibatch, order: Sequence[int], ids: torch.Tensor, stats: Tok
     def per_token(value: Callable[[Trained], Any], kind: Any = np.float32) -> torch.Tensor:  # [N]
         return tensor([np.broadcast_to(value(t), len(t.mask)) for t in (part.rollouts[r] for r in order)], kind)
 
-    def per_rollout(value: Callable[[Trained], Any], kind: Any = np.float32) -> torch.Tensor:  # [R]
-        return tensor([[value(t) for t in part.rollouts]], kind)
+    firsts, units = part.firsts, np.array([t.unit for t in part.rollouts], np.int64)
 
-    old = stats.logprobs.detach() if old is None else old
+    def per_rollout(value: Callable[[Trained], Any], kind: Any = np.float32) -> torch.Tensor:  # [R]
+        return tensor([[value(t) for t in firsts]], kind)
+
+    old = stats.logprobs.detach() if old is None else old.to(ids.device)
+    judged = config.algo.critic is not None
     same = per_token(lambda t: t.rollout.train_prompt is None, np.bool_)
-    sampled = per_token(lambda t: t.rollout.completion.logprobs)
+    sampled = per_token(lambda t: t.row.logprobs)
     tokens = "tokens" in algorithm.objective.requires
     return LossInputs(
-        logprobs=stats.logprobs, old_logprobs=old, advantages=per_token(lambda t: t.rollout.advantage),
+        logprobs=stats.logprobs, old_logprobs=old, advantages=per_token(lambda t: t.advantage),
         mask=per_token(lambda t: t.mask), weights=per_token(lambda t: t.group.sample.weight),
-        rollout_id=ids, lengths=per_rollout(lambda t: t.mask.sum()),
+        rollout_id=torch.from_numpy(units).to(ids.device)[ids],
+        lengths=tensor([np.bincount(units, [t.mask.sum() for t in part.rollouts], len(firsts))], np.float32),
         total_tokens=part.total_tokens, total_sequences=part.total_sequences, max_length=config.rollout.max_new_tokens,
         sampler_logprobs=torch.where(same, sampled, old), reference_logprobs=reference,
         entropy=stats.entropy, stats=stats.more, step=step, seed=config.seed,
-        tokens=per_token(lambda t: t.rollout.completion.tokens, np.int64) if tokens else None,
-        texts=[text for r in order for text in part.rollouts[r].texts],
+        tokens=per_token(lambda t: t.row.tokens, np.int64) if tokens else None,
+        turns=per_token(_places, np.int64) if "turns" in algorithm.objective.requires else None,
+        texts=[text for r in order for text in part.rollouts[r].texts], total_values=part.total_values,
+        old_values=per_token(lambda t: t.of(t.rollout.values)) if judged else None,
+        targets=per_token(lambda t: t.of(t.rollout.targets)) if judged else None,
         rewards=per_rollout(lambda t: np.nan if t.rollout.reward is None else t.rollout.reward),
         outcome=per_rollout(lambda t: bool(t.rollout.correct), np.bool_),
         group=per_rollout(lambda t: t.place, np.int64),
         difficulty=per_rollout(lambda t: _number(t.group.sample.difficulty)),
         identity=per_rollout(lambda t: _identity(t.rollout), np.int64))
+
+
+def _places(row: Trained) -> np.ndarray:
+    """Returns [T] the place of each token's action in its episode, -1 between actions; 0 of a plain answer."""
+    actions = row.rollout.completion.actions
+    places = np.full(len(row.rollout.completion.tokens), -1 if actions else 0)
+    for place, action in enumerate(actions):
+        places[action.start:action.end] = place
+    return np.pad(places[row.own], (len(row.mask) - (row.own.stop - row.own.start), 0), constant_values=-1)
 
 
 def _identity(rollout: Rollout) -> int:

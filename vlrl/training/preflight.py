@@ -29,6 +29,7 @@ from vlrl.data.video_sampling import VideoSampling
 from vlrl.errors import DataError, TaskError, VlrlError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task, task_messages, task_oracle
+from vlrl.task.environment import has_environment
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services
 from vlrl.types import Answer, Coordinates, Sample
@@ -115,7 +116,8 @@ def _listed(task: Task, found: Sequence[Problem]) -> list[str]:
 
 def problems(task: Task, samples: Sequence[Sample], limits: LimitsSettings, scored: bool = True) -> Iterator[Problem]:
     """Yields what is wrong with a task and with its `samples`, under the task's templates in turn."""
-    if scored and not _has_environment(task):
+    acts = has_environment(task)
+    if scored and not _pays_turns(task):
         yield from _unscored(task)
         scored = _is_scored(task)
     count = min(max(len(samples), len(task.templates)), _MOST_VISITS) if samples else 0
@@ -125,7 +127,7 @@ def problems(task: Task, samples: Sequence[Sample], limits: LimitsSettings, scor
             text = prompt_text(task_messages(task, sample))
             yield from media_problems(task, sample)
             yield from placeholder_problems(task, sample, text)
-            if scored and not _has_environment(task):
+            if scored and not acts:
                 with _original_pixels(task):
                     yield from answer_problems(task, _sized(sample, limits), text)
         except VlrlError as error:
@@ -135,8 +137,9 @@ def problems(task: Task, samples: Sequence[Sample], limits: LimitsSettings, scor
 # --- the task ---------------------------------------------------------------------------------------------------------
 
 
-def _has_environment(task: Task) -> bool:
-    return getattr(type(task), "environment", None) is not getattr(Task, "environment", None)
+def _pays_turns(task: Task) -> bool:
+    """Returns whether it has environments, whose turns have reward parts."""
+    return type(task).environment is not Task.environment or task.outside is not None
 
 
 def _is_scored(task: Task) -> bool:

@@ -139,7 +139,8 @@ def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config
 
     passes, steps = config.rollout.updates, config.rollout.updates * config.rollout.minibatches
     wanted = Objective.of(config.algo).requires
-    idle = (steps > 1) + ("reference" in wanted) + steps * ("step" in wanted)
+    judged = config.algo.critic is not None  # before the update, with what else is wanted of the old weights
+    idle = (steps > 1 and not judged) + ("reference" in wanted) + steps * ("step" in wanted)
     forward, both = total(trained, cost.forward), total(trained, cost.of)
     prefill = total(drawn, lambda prompt, patches, _: cost.forward(prompt, patches) + 2 * cost.head.weights)
     decode = total(drawn, lambda prompt, _, answers: cost.decode(prompt, answers))
@@ -148,12 +149,13 @@ def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config
     written = sum(len(r.completion.tokens) for g in drawn for r in g.rollouts)
     learned = sum(len(g.prompt) + sum(len(r.completion.tokens) for r in g.rollouts) for g in trained)
     return Work(
-        {"rollout": prefill + decode, "rollout/generate": prefill + decode, "rollout/generate/prefill": prefill,
+        {"rollout": prefill + decode + judged * forward, "rollout/values": judged * forward,
+         "rollout/generate": prefill + decode, "rollout/generate/prefill": prefill,
          "rollout/generate/prefill/vision": sight, "rollout/generate/decode": decode,
          "train": idle * forward + passes * both, "train/reference": idle * forward,
          "train/reference/vision": idle * seen, "train/forward": passes * forward,
          "train/forward/vision": passes * seen, "train/backward": passes * (both - forward)},
-        {"rollout/generate": written, "rollout/generate/decode": written,
+        {"rollout/values": judged * learned, "rollout/generate": written, "rollout/generate/decode": written,
          "rollout/generate/prefill": sum(len(g.prompt) for g in drawn), "train": passes * learned,
          "train/reference": idle * learned, "train/forward": passes * learned, "train/backward": passes * learned})
 
@@ -305,8 +307,8 @@ def rows(seconds: Mapping[str, float], work: Sequence[Work], spent: float, peak:
     return [*out, Row("the rest", (spent - top) / steps, (spent - top) / spent)]
 
 
-_FIRST = ("sync", "rollout", "encode", "generate", "prefill", "vision", "decode", "score", "train", "pack", "reference",
-          "forward", "backward", "optimizer", "store")
+_FIRST = ("sync", "rollout", "encode", "generate", "prefill", "vision", "decode", "score", "values", "train", "pack",
+          "reference", "forward", "backward", "optimizer", "store")
 """Phases in the order of a step; others follow by name."""
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from vlrl.algo.algorithm import Algorithm
+from vlrl.algo.gae import value_loss
 from vlrl.algo.inputs import LossInputs, Metrics
 from vlrl.algo.statistics import alternatives
 from vlrl.config.schema import Config, TrainSettings
@@ -52,7 +53,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     with phase("pack"):
         texts = "texts" in algorithm.objective.requires
         parts = [make_minibatch(policy, part, config, texts) for part in split(groups, config.rollout.minibatches)]
-    meter = _Meter(sum(len(p.rollouts) for p in parts), config.store.alternatives)
+    meter = _Meter(sum(len(g.rollouts) for g in groups), config.store.alternatives)
     with phase("reference"):
         for part in parts:
             meter.halved += no_grad_passes(policy, part, algorithm, several, alternatives(config.store.alternatives))
@@ -70,13 +71,15 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
         meter.passes, meter.also = meter.passes + 1, {}
     algorithm.nonfinite = algorithm.nonfinite + 1 if meter.nonfinite else 0
     stats = meter.summary(config, rate) | {"skipped": float(meter.skipped)}
+    if policy.critic:
+        stats["critic/grad_norm"] = meter.critic_norm
     if policy.scaler.is_enabled():
         stats["loss_scale"] = policy.scaler.get_scale()
     return stats, meter.per_token
 
 
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
-    """AdamW over what learns; one group per part of the model and per weight decay (matrices only).
+    """AdamW over what learns; one group per part of the model and per weight decay (matrices only), the critic's last.
 
     The fused kernel would make its state in a step that a loss scaler skips, so it is used without one.
     """
@@ -84,10 +87,12 @@ def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
     for name, parameter in policy.trainable():
         groups.setdefault((policy.family.part_of(name), parameter.ndim >= 2), []).append(parameter)
     settings = config.train
-    return torch.optim.AdamW(
-        [{"params": params, "lr": settings.lr, "ratio": settings.part_lr.get(part, settings.lr) / settings.lr,
-          "weight_decay": settings.weight_decay if matrix else 0.0} for (part, matrix), params in groups.items()],
-        lr=settings.lr, betas=settings.betas, fused=not policy.scaler.is_enabled())
+    listed = [{"params": params, "lr": settings.lr, "ratio": settings.part_lr.get(part, settings.lr) / settings.lr,
+               "weight_decay": settings.weight_decay if matrix else 0.0} for (part, matrix), params in groups.items()]
+    if policy.critic:
+        listed.append({"params": list(policy.critic.parameters()), "lr": settings.lr,
+                       "ratio": policy.critic.settings.lr / settings.lr, "weight_decay": 0.0})
+    return torch.optim.AdamW(listed, lr=settings.lr, betas=settings.betas, fused=not policy.scaler.is_enabled())
 
 
 def lr_at(step: int, steps: int, settings: TrainSettings) -> float:
@@ -107,21 +112,26 @@ class NonFinite(TrainingError):
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
                 meter: _Meter) -> None:
     """Forward and backward of every micro-batch; gradients add up. Short of memory it halves one and begins again."""
-    draws = _random_state(policy.device)
+    draws, critic = _random_state(policy.device), policy.critic
+    alone = critic is not None and critic.warms_up(step)
 
     def work(b: int) -> None:
         micro = part.batches[b]
         more = {**algorithm.statistics, **(meter.also if micro.old is None else {})}
-        with phase("forward"):
-            stats = policy.logprobs(micro.batch, algorithm.temperature, more=more)
+        with phase("forward"), torch.set_grad_enabled(not alone):
+            stats = policy.logprobs(micro.batch, algorithm.temperature, more=more, states=critic is not None)
         inputs = loss_inputs(part, micro, stats, config, algorithm, step)
         loss, metrics = algorithm.objective(inputs, algorithm.kl.value)
+        learned = loss
+        if critic:
+            values, judged = value_loss(inputs, critic(stats.states), critic.settings.clip)
+            learned, metrics = loss + values, {**metrics, **judged}
         with phase("backward"):
-            policy.backward(loss)
+            policy.backward(learned)
         meter.add(part, micro, loss.detach(), metrics, inputs)
 
     def again() -> None:
-        for _, parameter in policy.trainable():
+        for parameter in (*_weights(policy), *_head(policy)):
             parameter.grad = None
         _set_random_state(draws, policy.device)
         meter.begin()
@@ -150,11 +160,11 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
     scaler, zero = policy.scaler, policy.shards if isinstance(policy.shards, Zero) else None
     if zero:
         _set_rates(optimizer, rate)
-        norm = zero.step()  # which leaves out what is not finite
+        norm, critic_norm = zero.step(), 0.0  # which leaves out what is not finite
     else:
-        norm = _clipped(policy, optimizer, config.train.max_grad_norm)
-    finite_loss, overflow = all(comm.gather(not meter.suspects)), not math.isfinite(norm)
-    if problem := _problem(policy, finite_loss, norm, config):
+        norm, critic_norm = _clipped(policy, optimizer, config.train.max_grad_norm)
+    finite_loss, overflow = all(comm.gather(not meter.suspects)), not math.isfinite(norm + critic_norm)
+    if problem := _problem(policy, finite_loss, norm + critic_norm, config):
         optimizer.zero_grad(set_to_none=True)
         scaler.update(scaler.get_scale() if scaler.is_enabled() else None)  # the same scale; forgets the gradients
         _leave_out(part, problem, algorithm, config, step, meter)
@@ -168,16 +178,28 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
     if overflow:
         meter.skipped += 1
     else:
-        meter.grad_norm = norm
+        meter.grad_norm, meter.critic_norm = norm, critic_norm
     return True
 
 
-def _clipped(policy: Policy, optimizer: torch.optim.Optimizer, limit: float) -> float:
-    """Sums gradients over processes and clips them to `limit`; returns the norm that they had."""
-    parameters = [p for _, p in policy.trainable()]
-    comm.sum_gradients(parameters)
+def _clipped(policy: Policy, optimizer: torch.optim.Optimizer, limit: float) -> tuple[float, float]:
+    """Sums gradients over processes and clips those of the policy and those of the critic to `limit`; returns the norms
+    that they had.
+    """
+    weights, head = _weights(policy), _head(policy)
+    comm.sum_gradients([*weights, *head])
     policy.scaler.unscale_(optimizer)  # of the sum: every process sees the same overflow and keeps the same scale
-    return float(comm.whole(torch.nn.utils.clip_grad_norm_(parameters, limit)))
+    norm, critic = (torch.nn.utils.clip_grad_norm_(of, limit) for of in (weights, head))
+    return float(comm.whole(norm)), float(critic)
+
+
+def _weights(policy: Policy) -> list[torch.nn.Parameter]:
+    return [p for _, p in policy.trainable()]
+
+
+def _head(policy: Policy) -> list[torch.nn.Parameter]:
+    """Of the critic; it is whole on every process."""
+    return list(policy.critic.parameters()) if policy.critic else []
 
 
 def _set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -235,7 +257,7 @@ class _Meter:
         """Summed over this process's trained tokens of the optimizer step."""
         self.widest = self.fresh_widest = 0.0
         """Largest difference between sampler and trainer of a token's log-probability."""
-        self.grad_norm, self.passes = 0.0, 0
+        self.grad_norm, self.critic_norm, self.passes = 0.0, 0.0, 0
         self.skipped = self.nonfinite = 0
         """Optimizer steps left out; those of them for NaN or infinity."""
         self.halved = 0
@@ -266,7 +288,7 @@ class _Meter:
                "entropy now": (x.entropy * x.mask).sum(), **{k: v for k, v in metrics.items() if k not in said}}
         if on_first_pass:
             # an engine may not know a token's log-probability (NaN)
-            same = torch.tensor([t.rollout.train_prompt is None for t in part.rollouts], dtype=torch.bool)
+            same = torch.tensor([t.rollout.train_prompt is None for t in part.firsts], dtype=torch.bool)
             same = x.spread(same.to(x.mask.device)) * x.mask * x.sampler_logprobs.isfinite()
             gap = torch.where(same > 0, x.old_logprobs - x.sampler_logprobs, 0).clamp(-20, 20)
             now |= {"entropy": now["entropy now"], "mismatch/tokens": same.sum(),
@@ -275,7 +297,7 @@ class _Meter:
             fresh |= {"trainer_logprobs": x.old_logprobs, "entropies": x.entropy,
                       **{name: (x.stats if micro.old is None else x.old_stats)[name] for name in self.also}}
         values = dict(zip(now, torch.stack([v.detach().float() for v in now.values()]).tolist(), strict=True))
-        if not math.isfinite(values["loss"]):
+        if not math.isfinite(values["loss"] + values.get("critic/loss", 0.0)):
             self.suspects.update(micro.order)
         self.fresh_widest = max(self.fresh_widest, values.pop("widest", 0.0))
         for key, value in values.items():
@@ -284,7 +306,7 @@ class _Meter:
         for key, tokens in fresh.items():
             pieces = tokens.detach().cpu().split([len(t.mask) for t in rollouts])
             for t, piece in zip(rollouts, pieces, strict=True):
-                self.per_token[key][t.number] = piece.numpy()
+                self.per_token[key][t.number] = t.among(self.per_token[key][t.number], piece.numpy())
 
     def summary(self, config: Config, rate: float) -> dict[str, float]:
         """Step metrics over all processes."""

@@ -29,6 +29,7 @@ Row = dict[str, Any]
 _QUESTIONS = ("qa", "problem_text", "mathvista", "vlm_r1", "video_r1")
 """Formats that read whatever asks and answers, also where a more particular one would know the words of an answer."""
 _RIVALS = {**a.ROLES, "images": a.ROLES["image"], "question": (*qa.QUESTION, *talk.FIELDS), "answer": qa.ANSWER,
+           "options": qa.OPTIONS[:3],
            **dict.fromkeys(talk.LISTS, talk.LISTS)}
 """What a field may be named to stand for -> the fields that could stand for the same."""
 _CONTENT = frozenset(("image", "images", "video", "question"))
@@ -172,7 +173,7 @@ def rows_as(record: Mapping[str, Any] | DataError, name: str, source: Source, su
     asks = (own is None or name in _QUESTIONS) and any(_recognises(FORMATS[name], r) for r in (record, plain))
     if own == name or asks:
         return canonical(record, name, source)
-    of = f"format {own}" if own else "no known format"
+    of = f"format {own}" if own else f"no known format ({short(', '.join(record))})"  # an empty cell is no field
     return [DataError(f"its fields are those of {of}, and most of the file's rows are of format {name}. Mend it, move "
                       f"it to another file, or have all rows read in one way: data.format={name} (--format {name})")]
 

@@ -123,7 +123,9 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
 
 
 def refuse_two_readings(record: Record) -> None:
-    """Raises DataError where two fields may ask, answer or be the images, and differ: --columns says which counts."""
+    """Raises DataError where two fields may ask, answer, offer options or be the images, and differ: --columns says
+    which counts.
+    """
     asks = {n: plain(record[n]) for n in ("question", "problem", "query") if isinstance(record.get(n), str)}
     says = {n: str(record[n]).strip() for n in _PLAIN_ANSWERS if isinstance(record.get(n), (str, int, float))
             and not isinstance(record[n], bool) and 0 < len(str(record[n]).strip()) <= _SHORT}
@@ -137,6 +139,11 @@ def refuse_two_readings(record: Record) -> None:
         if other:
             raise DataError(f"{first!r} says {short(found[first])} and {other!r} says {short(found[other])}: which is "
                             f"the {role}? Say it with --columns (data.columns) {role}={first} or {role}={other}")
+    offers = {n: options_of({n: record[n]}) for n in OPTIONS[:3] if isinstance(pick(record, n), list)}
+    first = next(iter(offers), "")
+    if other := next((n for n, given in offers.items() if given != offers[first]), None):
+        raise DataError(f"{first!r} and {other!r} offer different options: say which with --columns (data.columns) "
+                        f"options={first} or options={other}")
     one, several = pick(record, "image"), pick(record, "images")
     if one is not None and isinstance(several, list) and several and several != [one]:
         raise DataError(f"'image' and 'images', {len(several)} of them, are both given: which are shown? Say it with "

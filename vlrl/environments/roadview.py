@@ -1,7 +1,8 @@
-"""The picture of a driving scene: seen from above, the expert's vehicle at the left and heading right.
+"""The picture of a driving scene: seen from above, the own vehicle at the left and heading right.
 
 Cars that move are blue, those that stand orange, with red lamps while they brake; a streak before a vehicle is as long
 as the way it goes in the next half second. The bar at the bottom is the vehicle's own speed, with a mark at the limit.
+A way that is to be driven is a line with a bar across its end.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from highway_env.road.lane import LineType
 from PIL import Image, ImageDraw
 
-from vlrl.tools.drivingscenes import Drive, network
+from vlrl.environments.traffic import network
 
 BEHIND, AHEAD, ASIDE = 16.0, 48.0, 16.0
 """Metres that the picture shows: behind the vehicle, before it, and to each side."""
@@ -30,7 +31,7 @@ _DETAIL = 3  # drawn so many times larger, then averaged
 _PIECE = 2.0  # metres between the points of a lane's edge
 _GROUND, _ROAD, _LINE, _EGO = (38, 56, 40), (98, 98, 104), (225, 225, 225), (70, 235, 110)
 _MOVING, _STANDING, _STREAK = (80, 150, 255), (255, 150, 40), (190, 225, 255)
-_LAMP, _THING = (255, 20, 20), (255, 235, 0)
+_LAMP, _THING, _WAY = (255, 20, 20), (255, 235, 0), (200, 120, 255)
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,16 @@ def to_pixels(width: int) -> list[list[float]]:
     return [[scale, 0.0, scale * BEHIND], [0.0, -scale, round(scale * ASIDE * (1 - _BAR), 4)], [0.0, 0.0, 1.0]]
 
 
-def draw(drive: Drive, scenario: str, step: int, width: int) -> Image.Image:
-    """Returns the picture at a step, `width` x `width / 2` pixels."""
+def draw(scenario: str, states: np.ndarray, things: Sequence[Sequence[float]], limit: float, width: int,
+         way: np.ndarray | None = None) -> Image.Image:
+    """Returns a picture, `width` x `width / 2` pixels.
+
+    states: [vehicles, 5] x, y, heading, speed, acceleration; the own vehicle is the first. things: x, y, heading of
+    what stands on the road. limit: metres per second. way: [points, 2] in world metres, to the goal.
+    """
     big = width * _DETAIL
     image = Image.new("RGB", (big, big // 2), _GROUND)
     pen, (a, _, u), (_, b, v) = ImageDraw.Draw(image), *to_pixels(big)[:2]
-    states = drive.states[step]
     frame = Frame(*map(float, states[0, :3]))
 
     def pixels(points: np.ndarray) -> list[tuple[float, float]]:
@@ -108,11 +113,13 @@ def draw(drive: Drive, scenario: str, step: int, width: int) -> Image.Image:
     for lane in near:
         for edge, paint in zip((lane.left, lane.right), lane.painted, strict=True):
             _paint(pen, pixels(edge), paint, max(1, round(0.35 * a)))
-    for x, y, heading in drive.things:
+    if way is not None:
+        _way(pen, pixels(way), max(1, round(0.35 * a)))
+    for x, y, heading in things:
         pen.polygon(pixels(corners((x, y), heading, THING)), fill=_THING)
     for index, (x, y, heading, speed, push) in reversed(list(enumerate(states))):
         _vehicle(pen, pixels, np.array([x, y]), heading, speed, push, index == 0, max(1, round(0.5 * a)))
-    _dashboard(pen, image.size, float(states[0, 3]), drive.scene.limit)
+    _dashboard(pen, image.size, float(states[0, 3]), limit)
     return image.reduce(_DETAIL)
 
 
@@ -133,6 +140,16 @@ def _vehicle(pen: ImageDraw.ImageDraw, pixels: Callable[[np.ndarray], list[tuple
     pen.polygon(pixels(corners(at, heading, CAR)), fill=colour)
     if push < -1:
         pen.polygon(pixels(corners(at - forward * 2, heading, (1.0, CAR[1]))), fill=_LAMP)
+
+
+def _way(pen: ImageDraw.ImageDraw, points: list[tuple[float, float]], thick: int) -> None:
+    """Draws the way as a line, and a bar across its end, which is the goal."""
+    pen.line(points, fill=_WAY, width=thick)
+    (x, y), (u, v) = points[-2:]
+    along = max(1e-9, float(np.hypot(u - x, v - y)))
+    across = 5 * thick / along
+    pen.line([(u - (v - y) * across, v + (u - x) * across), (u + (v - y) * across, v - (u - x) * across)], fill=_WAY,
+             width=2 * thick)
 
 
 def _paint(pen: ImageDraw.ImageDraw, points: list[tuple[float, float]], paint: Any, thick: int) -> None:

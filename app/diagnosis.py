@@ -1,0 +1,311 @@
+"""What is wrong with a run, read from what it wrote: findings, the gravest first. Pure functions; no Gradio, no torch.
+
+    findings = diagnose(Evidence("quickstart", metrics, evals, alerts, answers))
+
+Each finding says what is seen, what to do about it, and where the groups are that it speaks of. Nothing is said where
+the run is too short for it. Records may hold anything: what is no number is passed over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .html import finite, number
+
+RECENT = 10
+"""Steps that the state of a run is read from; shares are means over them."""
+MOST_ALERTS = 20
+_Record = Mapping[str, Any]
+
+
+class Answer(NamedTuple):
+    """One scored answer of the last steps."""
+
+    group: Any
+    """The same for the answers of one group."""
+    reward: float
+    length: int
+    """Tokens."""
+    parts: Mapping[str, float | None] = {}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the list."""
+
+    kind: str
+    """bad, warn, good, or "" for what is neither."""
+    words: str
+    do: str = ""
+    where: Mapping[str, Any] = field(default_factory=dict)
+    """The location of the groups that it speaks of."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a run: the lines of its files, oldest first, and answers of its last steps."""
+
+    run: str
+    metrics: Sequence[_Record] = ()
+    evals: Sequence[_Record] = ()
+    alerts: Sequence[_Record] = ()
+    answers: Sequence[Answer] = ()
+
+    def last(self, name: str, count: int = RECENT) -> list[tuple[int, float]]:
+        """Returns (step, value) of a metric over the last `count` steps that have it."""
+        values = [(line["step"], value) for line in self.metrics if (value := finite(line.get(name))) is not None]
+        return values[-count:]
+
+    def groups(self, first: int | None = None, last: int | None = None, **filters: Any) -> dict[str, Any]:
+        """Returns the location of this run's training groups in some steps."""
+        return {"page": "rollouts", "run": self.run, "kind": "train", "from": first, "to": last, **filters}
+
+
+def diagnose(evidence: Evidence) -> list[Finding]:
+    """Returns everything that is to be said of a run: alerts first, then what is bad, to be watched, and well."""
+    found = [finding for look in LOOKS for finding in look(evidence)]
+    return [*alerts(evidence), *sorted(found, key=lambda finding: _KINDS.index(finding.kind))]
+
+
+_KINDS = ("bad", "warn", "", "good")
+
+
+# --- alerts -----------------------------------------------------------------------------------------------------------
+
+ADVICE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "reward_drop": ("Read the best answers before the drop: the reward may have been cheated. Otherwise lower "
+                    "train.lr, or hold the model near its start with algo.kl_coef=0.01.", {"order": "worst"}),
+    "constant_rewards": ("Read some answers: does the task read them as the prompt asks for them? If all are wrong, "
+                         "take easier samples, a start by `vlrl sft`, or a reward with levels in between.", {}),
+    "zero_variance_above": ("curriculum.keep=mixed draws until groups differ; rollout.group_size=16, easier or harder "
+                            "samples and a reward with levels in between make them differ.", {"alike": "yes"}),
+    "heldout_drop": ("Stop at checkpoints/best, lower train.lr, or take more samples: it learns these by heart.",
+                     {"kind": "eval", "order": "worst"}),
+    "kl_above": ("Raise algo.kl_coef, or lower train.lr.", {"order": "best"}),
+    "entropy_below": ("Read whether answers are alike. Lower train.lr, raise rollout.temperature, or hold the entropy "
+                      "up with algo.entropy=bonus.", {"order": "best"}),
+    "entropy_drop": ("Read whether answers are alike. Lower train.lr, raise rollout.temperature, or hold the entropy "
+                     "up with algo.entropy=bonus.", {"order": "best"}),
+    "truncated_above": ("Raise rollout.max_new_tokens (of episodes episode.max_turns or max_tokens), or ask for "
+                        "shorter answers in the prompt; "
+                        "algo.mask_truncated=true leaves cut answers out of the loss.", {"cut": "yes"}),
+    "skipped_above": ("Lower train.lr; in 16 bits try model.dtype=float32 for some steps.", {}),
+}
+"""Rule of vlrl.monitoring.alerts -> what to do, and the filters of the groups that it speaks of."""
+
+
+def alerts(evidence: Evidence) -> Iterator[Finding]:
+    """Yields what the run itself told of while it went on, the last first."""
+    lines = [line for line in evidence.alerts if isinstance(line.get("alert"), str)]
+    for line in reversed(lines[-MOST_ALERTS:]):
+        do, filters = ADVICE.get(line["alert"], ("docs/troubleshooting.md has what to do about it.", {}))
+        text = line.get("text")
+        words = text if isinstance(text, str) else f"at step {line['step']}: {line['alert']}"
+        yield Finding("bad", f"Alert {words[:500]}", do, evidence.groups(line["step"], line["step"], **filters))
+    if len(lines) > MOST_ALERTS:
+        yield Finding("bad", f"{len(lines) - MOST_ALERTS:,} earlier alerts are in alerts.jsonl.")
+
+
+# --- the groups -------------------------------------------------------------------------------------------------------
+
+
+def zero_variance(evidence: Evidence) -> Iterator[Finding]:
+    """Yields the share of groups whose answers all got the same reward, which teach nothing."""
+    recent = evidence.last("groups/zero_variance_frac")
+    share = _mean(recent)
+    if share is None or share <= 0.5:
+        return
+    if evidence.answers and all(len(rewards) == 1 for rewards in _by_group(evidence.answers)):
+        return  # one answer a group: it is not compared with its siblings
+    equal = [rewards[0] for rewards in _by_group(evidence.answers) if len(set(rewards)) == 1]
+    rewards = [answer.reward for answer in evidence.answers]
+    differ = len(set(rewards)) > 1  # of one value alone nobody knows whether it is the lowest
+    lowest = sum(reward == min(rewards) for reward in equal) / len(equal) if equal and differ else None
+    which = ("" if lowest is None else f"; {lowest:.0%} of them got the lowest reward: the task is too hard for it"
+             if lowest > 0.7 else f"; {1 - lowest:.0%} of them got more than the lowest: it is too easy"
+             if lowest < 0.3 else "")
+    yield Finding("bad" if share > 0.8 else "warn", f"{share:.0%} of the groups {_over(recent)} have equal rewards "
+                  f"and teach nothing by comparison{which}.", ADVICE["zero_variance_above"][0],
+                  _where(evidence, recent, alike="yes"))
+
+
+def truncation(evidence: Evidence) -> Iterator[Finding]:
+    """Yields the share of answers that were cut off."""
+    recent = evidence.last("completion/truncated_frac")
+    share = _mean(recent)
+    if share is not None and share > 0.05:
+        yield Finding("bad" if share > 0.2 else "warn", f"{share:.0%} of the answers {_over(recent)} were cut off.",
+                      ADVICE["truncated_above"][0], _where(evidence, recent, cut="yes"))
+
+
+# --- trends -----------------------------------------------------------------------------------------------------------
+
+
+def entropy(evidence: Evidence) -> Iterator[Finding]:
+    """Yields how far the entropy has fallen or risen since the first steps."""
+    spans = _ends(evidence, "entropy")
+    if spans is None or spans[0][1] <= 0:
+        return
+    (_, before), (recent, after) = spans
+    words = f"The entropy went from {number(before)} to {number(after)} nats a token"
+    if after < 0.5 * before:
+        yield Finding("bad" if after < 0.1 * before else "warn", f"{words}: answers become alike.",
+                      ADVICE["entropy_drop"][0], _where(evidence, recent, order="best"))
+    elif after > 3 * before:
+        yield Finding("warn", f"{words}: answers become random.", "Lower train.lr, and the weight of "
+                      "algo.entropy where one is set.",
+                      _where(evidence, recent, order="worst"))
+
+
+def kl(evidence: Evidence) -> Iterator[Finding]:
+    """Yields how far the policy is from its reference, where that is much or grows."""
+    spans = _ends(evidence, "kl")
+    if spans is None:
+        return
+    (_, before), (recent, after) = spans
+    if after > 1.0 or (after > 0.1 and after > 2 * before):
+        yield Finding("bad" if after > 1.0 else "warn", f"The KL to the reference went from {number(before)} to "
+                      f"{number(after)} a token.", ADVICE["kl_above"][0], _where(evidence, recent, order="best"))
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+def saturated_parts(evidence: Evidence) -> Iterator[Finding]:
+    """Yields the reward parts of which nearly all answers have one value."""
+    for name in _parts(evidence.answers):
+        values = [value for answer in evidence.answers if (value := answer.parts.get(name)) is not None]
+        usual, many = Counter(values).most_common(1)[0]
+        share = many / len(values)
+        if len(values) < _FEW or share < 0.98:
+            continue
+        fully = usual > 0 and usual == max(values)
+        words = "has its largest value" if fully else "is never earned" if usual == 0 else f"is {number(usual)}"
+        do = ("It no longer tells answers apart: lower its weight, or leave it out." if fully else
+              "It tells no answers apart: read whether the task can pay it, or leave it out.")
+        yield Finding("warn" if not fully else "", f"The part {name} {words} in {share:.0%} of the last "
+                      f"{len(values):,} answers.", do,
+                      {**evidence.groups(), "view": "rollouts", "sort": "part", "part": name})
+
+
+def conflicting_parts(evidence: Evidence) -> Iterator[Finding]:
+    """Yields the pairs of reward parts that work against each other within groups."""
+    names = _parts(evidence.answers)
+    for place, one in enumerate(names):
+        for other in names[place + 1:]:
+            along = within_groups([(answer.group, x, y) for answer in evidence.answers if
+                                   (x := answer.parts.get(one)) is not None
+                                   and (y := answer.parts.get(other)) is not None])
+            if along is not None and along < -0.3:
+                yield Finding("warn", f"The parts {one} and {other} work against each other: their correlation within "
+                              f"groups is {number(along, '.2f')}.", "Read answers that have one and not the other; "
+                              "weigh the one that matters more, or pay for it only where the other is right.",
+                              {**evidence.groups(), "view": "rollouts", "sort": "part", "part": one})
+
+
+def length_against_reward(evidence: Evidence) -> Iterator[Finding]:
+    """Yields whether longer or shorter answers of a group are paid more."""
+    along = within_groups([(answer.group, float(answer.length), answer.reward) for answer in evidence.answers])
+    if along is None or abs(along) < 0.4:
+        return
+    lengths = _ends(evidence, "completion/length_mean")
+    grown = f"; the mean length went from {number(lengths[0][1])} to {number(lengths[1][1])}" if lengths else ""
+    yield Finding("warn", f"{'Longer' if along > 0 else 'Shorter'} answers of a group get more: the correlation of "
+                  f"length and reward is {number(along, '.2f')}{grown}.", "Read the longest and the shortest: length "
+                  "itself must not be what is paid.", {**evidence.groups(), "view": "rollouts", "sort": "length"})
+
+
+def held_out(evidence: Evidence) -> Iterator[Finding]:
+    """Yields what each held-out split had before and after, with its 95 % intervals."""
+    for split in dict.fromkeys(str(line.get("split")) for line in evidence.evals):
+        lines = [line for line in evidence.evals if str(line.get("split")) == split
+                 and finite(line.get("reward/mean")) is not None]
+        if len(lines) < 2 or lines[0]["step"] == lines[-1]["step"]:
+            continue
+        (before, low0, high0), (after, low1, high1) = (
+            tuple(finite(line.get(f"reward/mean{end}")) for end in ("", "/ci95_low", "/ci95_high"))
+            for line in (lines[0], lines[-1]))
+        kind, verdict = "", "their intervals overlap; sample by sample it may be clearer"
+        if low1 is not None and high0 is not None and low1 > high0:
+            kind, verdict = "good", "better"
+        elif high1 is not None and low0 is not None and high1 < low0:
+            kind, verdict = "bad", "worse"
+        steps = lines[0]["step"], lines[-1]["step"]
+        yield Finding(kind, f"Held-out reward ({split}): {_interval(before, low0, high0)} after {steps[0]:,} steps → "
+                      f"{_interval(after, low1, high1)} after {steps[1]:,}: {verdict}.",
+                      ADVICE["heldout_drop"][0] if kind == "bad" else "",
+                      {"page": "compare", "a": evidence.run, "a_step": steps[0], "b": evidence.run, "b_step": steps[1],
+                       "split": split})
+
+
+LOOKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+    zero_variance, truncation, entropy, kl, saturated_parts, conflicting_parts, length_against_reward, held_out)
+"""What is looked at beside the alerts."""
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+_FEW = 20
+"""Answers below which nothing is said of them."""
+_MOST_PARTS = 12
+
+
+def within_groups(values: Sequence[tuple[Any, float, float]]) -> float | None:
+    """Returns the correlation of x and y over (group, x, y), each taken from its group's mean, in [-1, 1].
+
+    None where fewer than 20 values are in groups that differ in both.
+    """
+    by_group: dict[Any, list[tuple[float, float]]] = {}
+    for group, x, y in values:
+        by_group.setdefault(group, []).append((x, y))
+    count, xx, yy, xy = 0, 0.0, 0.0, 0.0
+    for pairs in by_group.values():
+        if any(len({pair[side] for pair in pairs}) < 2 for side in (0, 1)):
+            continue
+        means = [sum(pair[side] for pair in pairs) / len(pairs) for side in (0, 1)]
+        for x, y in pairs:
+            x, y = x - means[0], y - means[1]
+            count, xx, yy, xy = count + 1, xx + x * x, yy + y * y, xy + x * y
+    return xy / (xx * yy) ** 0.5 if count >= _FEW and 0 < xx * yy < float("inf") else None
+
+
+def _by_group(answers: Sequence[Answer]) -> list[list[float]]:
+    groups: dict[Any, list[float]] = {}
+    for answer in answers:
+        groups.setdefault(answer.group, []).append(answer.reward)
+    return list(groups.values())
+
+
+def _parts(answers: Sequence[Answer]) -> list[str]:
+    """Returns the names of the parts, the first _MOST_PARTS."""
+    return list(dict.fromkeys(name for answer in answers for name, value in answer.parts.items()
+                              if value is not None))[:_MOST_PARTS]
+
+
+def _mean(points: Sequence[tuple[int, float]]) -> float | None:
+    return sum(value for _, value in points) / len(points) if points else None
+
+
+def _ends(evidence: Evidence, name: str) -> tuple[tuple[list[tuple[int, float]], float], ...] | None:
+    """Returns the first and the last steps of a metric, each with its mean; None of fewer than six."""
+    every = evidence.last(name, len(evidence.metrics))
+    count = min(RECENT, len(every) // 3)
+    if count < 2:
+        return None
+    return tuple((part, sum(value for _, value in part) / count) for part in (every[:count], every[-count:]))
+
+
+def _over(recent: Sequence[tuple[int, float]]) -> str:
+    return "of the last step" if len(recent) == 1 else f"of the last {len(recent)} steps"
+
+
+def _where(evidence: Evidence, recent: Sequence[tuple[int, float]], **filters: Any) -> dict[str, Any]:
+    return evidence.groups(recent[0][0], recent[-1][0], **filters)
+
+
+def _interval(mean: float | None, low: float | None, high: float | None) -> str:
+    bounds = f" [{number(low, '.3f')}, {number(high, '.3f')}]" if low is not None and high is not None else ""
+    return f"{number(mean, '.3f')}{bounds}"

@@ -1,0 +1,126 @@
+"""Who drives well enough to be learned from: it tries what it would like to do in a copy of the world first.
+
+A decision is taken where the vehicle can be stopped after it without an infraction, so that there is always a way out.
+It knows what the others will do, which no model does: it is for demonstrations, and no measure of what can be seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+
+from ._drive_world import STEP, Decision, World
+
+_STOPPING = 4
+"""Seconds in which a stop is tried."""
+_BEHIND = 35.0
+"""Metres to a slower vehicle from which another lane is thought about; _FREER: by how much that must be freer."""
+_FREER = 8.0
+_SIDEWAYS, _EASY = 4.0, 2.0
+"""m/s^2 across in a bend, and of braking before it."""
+_BEND = 3
+"""Points over which a bend is measured: roads meet at angles that are cut."""
+_AIMS = (0.5, 1.0, 1.5)
+"""Seconds of the way-points."""
+
+
+@lru_cache(maxsize=4096)
+def demonstration(scenario: str, seed: str, seconds: int, traffic: float, ways: bool) -> tuple[Decision, ...] | None:
+    """Returns the decisions, by words or as way-points, of a drive that arrives in time; None where the expert's does
+    not.
+    """
+    world, decisions = World(scenario, seed, seconds, traffic), []
+    while world.left:
+        decisions.append(choose(world, ways))
+        second = world.drive(decisions[-1])
+        if second.ended or second.now >= 1:
+            return None if second.ended else tuple(decisions)
+    return None
+
+
+def choose(world: World, ways: bool) -> Decision:
+    """Returns the first of what it likes best that leaves room to stop, as words or as way-points."""
+    liked = (way_of(world, words) if ways else words for words in _liked(world))
+    stop = Decision("STOP")
+    return next((decision for decision in liked if _safe(world, decision)), way_of(world, stop) if ways else stop)
+
+
+def way_of(world: World, words: Decision) -> Decision:
+    """Returns way-points of where words lead to."""
+    tried, points = world.copy(), []
+    places = [world.ego.position, *tried.drive(words).places, *tried.drive(Decision()).places]
+    cos, sin = math.cos(world.ego.heading), math.sin(world.ego.heading)
+    for t in _AIMS:
+        dx, dy = (float(np.interp(t / STEP, range(len(places)), [place[axis] for place in places])
+                        - world.ego.position[axis]) for axis in (0, 1))
+        points.append([round(cos * dx + sin * dy, 1) + 0.0, round(sin * dx - cos * dy, 1) + 0.0, t])
+    return Decision(way=points)
+
+
+def _safe(world: World, decision: Decision) -> bool:
+    tried = world.copy()
+    if tried.drive(decision).ended:
+        return False
+    for _ in range(_STOPPING):
+        if tried.completion >= 1 or tried.ego.speed < 0.5:
+            return True
+        if tried.drive(Decision("STOP")).ended:
+            return False
+    return True
+
+
+def _liked(world: World) -> Iterator[Decision]:
+    speed, wanted = world.ego.speed, _pace(world)
+    speeds = ["KEEP", "DECELERATE", "STOP"]
+    if speed < wanted - 1:
+        speeds = ["ACCELERATE", *speeds]
+    elif speed > wanted + 1:
+        speeds = ["DECELERATE", "STOP", "KEEP"]
+    for path in _paths(world):
+        for word in speeds:
+            yield Decision(word, path)
+
+
+def _pace(world: World) -> float:
+    """Returns the speed for the limit and the bends ahead."""
+    pace, points = world.limit, world.route.points(world.ego.lane_index[2], min(world.done, world.route.length - 1))
+    headings = np.unwrap(np.arctan2(*np.diff(points, axis=0).T[::-1]))
+    for place, turn in enumerate(headings[_BEND:] - headings[:-_BEND]):
+        bend = abs(float(turn)) / (2 * _BEND)  # points lie two metres apart
+        if bend > 0.01:
+            pace = min(pace, math.sqrt(min(_SIDEWAYS / bend, 900.0) + 2 * _EASY * 2 * place))
+    return pace
+
+
+def _paths(world: World) -> list[str]:
+    """Returns where it would like to go, best first."""
+    ego, graph = world.ego, world.road.network.graph
+    if ego.lane_index != ego.target_lane_index:
+        return ["STRAIGHT"]  # on its way to another lane
+    a, b, number = ego.lane_index
+    place = world.route.edges.index((a, b))
+    after = world.route.edges[place + 1] if place + 1 < len(world.route.edges) else None
+    if after and number >= len(graph[after[0]][after[1]]) and len(graph[a][b]) > len(graph[after[0]][after[1]]) > 1:
+        return ["LEFT_CHANGE", "STRAIGHT"]  # the lane ends
+    if len(graph[a][b]) == 1 or world.scenario == "roundabout":
+        return ["STRAIGHT"]
+    own = _free(world, number)
+    beside = {"LEFT_CHANGE": number - 1, "RIGHT_CHANGE": number + 1}
+    free = {path: _free(world, n) for path, n in beside.items() if 0 <= n < len(graph[a][b])
+            and world.road.network.get_lane((a, b, n)).is_reachable_from(ego.position)}
+    better = [path for path in sorted(free, key=lambda path: -free[path]) if free[path] > own + _FREER]
+    return [*better, "STRAIGHT"] if own < _BEHIND else ["STRAIGHT"]
+
+
+def _free(world: World, number: int) -> float:
+    """Returns metres to the next vehicle ahead in a lane of this road; 100 where there is none."""
+    lane = world.road.network.get_lane((*world.ego.lane_index[:2], number))
+    own, ahead = lane.local_coordinates(world.ego.position)[0], [100.0]
+    for other in world.road.vehicles:
+        along, aside = lane.local_coordinates(other.position)
+        if other is not world.ego and along > own and abs(aside) < 2:
+            ahead.append(float(along - own))
+    return min(ahead)

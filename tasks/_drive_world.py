@@ -1,0 +1,285 @@
+"""A drive in closed loop: a vehicle with a way to go, in traffic of highway-env (vlrl/environments/traffic.py).
+
+    world = World("merge", "train-17", seconds=10)
+    second = world.drive(Decision("ACCELERATE", "LEFT_CHANGE"))     # or Decision(way=[[7, 0, 1], [15, 0, 2]])
+
+The same scenario and text give the same world, and the same decisions the same seconds.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+from highway_env.road.road import Road
+from highway_env.vehicle.controller import MDPVehicle
+from highway_env.vehicle.kinematics import Vehicle
+from PIL import Image
+
+from vlrl.environments.roadview import CAR, Frame, draw
+from vlrl.environments.traffic import Lane, around
+from vlrl.rewards import closed_loop as rules
+from vlrl.rewards.driving import places_at
+
+from ._drive_scenes import SCENES
+
+STEP = 0.2
+"""Seconds of one simulation step; a decision lasts a second."""
+PACE = 0.65
+"""Share of the limit at which the goal is reached in time."""
+_MARGIN = 1.0
+"""Metres beside the lanes of the route that still count as on it."""
+_FASTER = 3.0
+"""Metres per second by which a word of speed changes the speed in a second, at most."""
+_SOON = 0.5
+"""Seconds ahead at which a vehicle that follows way-points aims."""
+_FAR = 60.0
+"""Metres ahead in which others are looked for."""
+_SHIFT = {"LEFT_CHANGE": -1, "RIGHT_CHANGE": 1}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do for a second: words of speed and path, or way-points [x, y, t] from the vehicle on, if there are."""
+
+    speed: str = "KEEP"
+    path: str = "STRAIGHT"
+    way: Sequence[Sequence[float]] | None = None
+
+
+@dataclass
+class Second:
+    """What came of a decision."""
+
+    before: float
+    """Share of the route that was done, in [0, 1]; then after it."""
+    now: float = 0.0
+    collision: bool = False
+    off_road: bool = False
+    fastest: float = 0.0
+    """Metres per second."""
+    ttc: float = math.inf
+    """The least time to a collision with what is ahead, in seconds."""
+    along: list[float] = field(default_factory=list)
+    """Acceleration of each step, m/s^2; across likewise."""
+    across: list[float] = field(default_factory=list)
+    places: list[np.ndarray] = field(default_factory=list, compare=False)
+    """World x, y after each step."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether a hard infraction ended it."""
+        return self.collision or self.off_road
+
+
+class Ego(MDPVehicle):
+    """The vehicle that is driven. It keeps to a lane of its route or follows way-points, within what a car can do.
+
+    An MDPVehicle, so that right of way is its driver's to respect (highway-env's RegulatedRoad)."""
+
+    KP_LATERAL, KP_HEADING = 0.55, 2.1  # so that a lane change is comfortable
+    BRAKE, PUSH = -6.0, 2.4
+    way: np.ndarray | None = None
+    """[n, 3] world x, y and seconds since the decision, the first at 0."""
+    clock = 0.0
+    edges: Collection[tuple[str, str]] = ()
+    """Of the road network, those of its route."""
+
+    def act(self, action: Any = None) -> None:
+        if self.way is None:
+            self.follow_road()
+            steering = self.steering_control(self.target_lane_index)
+            push = self.speed_control(self.target_speed)
+        else:
+            steering, push = self._following(self.way)
+        Vehicle.act(self, {"steering": steering, "acceleration": float(np.clip(push, self.BRAKE, self.PUSH))})
+
+    def _following(self, way: np.ndarray) -> tuple[float, float]:
+        """Returns the steering angle and the acceleration towards where the way-points are half a second later."""
+        aim = [np.interp(self.clock + _SOON, way[:, 2], way[:, axis]) for axis in (0, 1)]
+        dx, dy = float(aim[0] - self.position[0]), float(aim[1] - self.position[1])
+        cos, sin = math.cos(self.heading), math.sin(self.heading)
+        ahead, aside, far = cos * dx + sin * dy, cos * dy - sin * dx, math.hypot(dx, dy)
+        bend = 2 * aside / far**2 if far > 1 else 0.0  # of the circle to there: pure pursuit
+        slip = math.asin(max(-0.7, min(0.7, bend * self.LENGTH / 2)))
+        return math.atan(2 * math.tan(slip)), (max(0.0, ahead) / _SOON - self.speed) / _SOON
+
+    def step(self, dt: float) -> None:
+        super().step(dt)
+        self.speed, self.clock = max(0.0, self.speed), self.clock + dt
+
+    def on_state_update(self) -> None:
+        """Its lane is the nearest of its route: others cross it."""
+        lanes = [lane for lane in around(self.road.network, self.lane_index) if lane[0][:2] in self.edges]
+        self.lane_index, self.lane = min(lanes, key=lambda lane: lane[1].distance_with_heading(
+            self.position, self.heading))
+
+
+class Route:
+    """The roads that lead to a goal, and how far along them a vehicle is."""
+
+    def __init__(self, road: Road, start: Lane, nodes: Sequence[str], begin: float, length: float):
+        self.network: Any = road.network
+        self.edges = [(start[0], start[1]), *pairwise(nodes)]
+        self.lengths = [self.network.get_lane((*edge, 0)).length for edge in self.edges]
+        self.begin = begin
+        self.length = float(min(length, sum(self.lengths) - begin - 1))
+        """Metres to the goal."""
+
+    def done(self, lane: Lane, position: np.ndarray) -> float:
+        """Returns metres driven along the route, on one of its lanes."""
+        place, way = self.edges.index(lane[:2]), self.network.get_lane(lane)
+        along = way.local_coordinates(position)[0] / way.length
+        return float(sum(self.lengths[:place]) + along * self.lengths[place] - self.begin)
+
+    def after(self, lane: Lane) -> list[tuple[str, str, None]]:
+        """Returns the route from a lane on, as highway-env's vehicles have it."""
+        return [(*edge, None) for edge in self.edges[self.edges.index(lane[:2]):]]
+
+    def holds(self, lane: Lane, position: np.ndarray) -> bool:
+        """Returns whether a place lies on a lane, or close beside."""
+        way = self.network.get_lane(lane)
+        along, aside = way.local_coordinates(position)
+        return abs(aside) <= way.width_at(along) / 2 + _MARGIN
+
+    def points(self, lane: int, done: float, far: float = _FAR) -> np.ndarray:
+        """Returns [n, 2] places of the way ahead, two metres apart and up to the goal, in a lane where it is there."""
+        ends = np.arange(done, min(done + far, self.length), 2.0)
+        return np.array([self._place(lane, float(at)) for at in (*ends, min(done + far, self.length))])
+
+    def _place(self, lane: int, done: float) -> np.ndarray:
+        left = done + self.begin
+        for edge, length in zip(self.edges, self.lengths, strict=True):
+            if left <= length or edge == self.edges[-1]:
+                break
+            left -= length
+        way = self.network.get_lane((*edge, min(lane, len(self.network.graph[edge[0]][edge[1]]) - 1)))
+        return way.position(left / length * way.length, 0)
+
+
+class World:
+    """A scene with its vehicle, from the first second on."""
+
+    def __init__(self, scenario: str, seed: str, seconds: int, traffic: float = 1.0):
+        rng = random.Random(f"drive/{scenario}/{seed}")
+        self.scenario = scenario
+        self.scene = SCENES[scenario](rng, Ego, traffic)
+        self.road, self.limit = self.scene.road, self.scene.limit
+        self.ego = cast(Ego, self.road.vehicles[0])
+        self.route = Route(self.road, self.scene.lane, self.scene.nodes, self.scene.at, PACE * self.limit * seconds)
+        self.ego.edges = self.route.edges
+        self.ego.route = cast(Any, self.route.after(self.scene.lane))
+        self.done = 0.0
+        """Metres of the route."""
+        self.left = seconds
+
+    def copy(self) -> World:
+        """Returns a world of its own that goes on in the same way."""
+        shared = (self.road.network, self.route, self.scene)
+        return copy.deepcopy(self, {id(thing): thing for thing in shared})
+
+    @property
+    def completion(self) -> float:
+        return min(1.0, self.done / self.route.length)
+
+    def drive(self, decision: Decision) -> Second:
+        """Lets a second pass, or what is left of it when the goal is reached or an infraction ends the drive."""
+        self._decide(decision)
+        second = Second(self.completion)
+        for _ in range(round(1 / STEP)):
+            self.road.act()
+            heading = self.ego.heading
+            self.road.step(STEP)
+            self._observe(second, (self.ego.heading - heading) / STEP)
+            if second.ended or self.completion >= 1:
+                break
+        if self.ego.way is not None:  # words that follow go on from the lane that it is in
+            self.ego.target_lane_index = self.ego.lane_index
+            self.ego.route = cast(Any, self.route.after(self.ego.lane_index))
+        self.left -= 1
+        second.now = self.completion
+        return second
+
+    def picture(self, width: int) -> Image.Image:
+        """Returns what is seen now, `width` x `width / 2` pixels."""
+        here, vehicles = self._here, cast(list[Any], self.road.vehicles)
+        near = [v for v in vehicles if np.linalg.norm(v.position - here) < 2 * _FAR]
+        states = np.array([(*v.position, v.heading, v.speed, cast(Any, v.action)["acceleration"]) for v in near])
+        things = [(*map(float, t.position), float(t.heading)) for t in self.road.objects]
+        lane = self.ego.lane_index if self.ego.way is not None else self.ego.target_lane_index
+        way = self.route.points(lane[2], min(self.done, self.route.length - 1))
+        return draw(self.scenario, states, things, self.limit, width, way)
+
+    @property
+    def _here(self) -> np.ndarray:
+        """World x, y; highway-env moves its own array in place."""
+        return np.array(self.ego.position)
+
+    @property
+    def gap(self) -> float:
+        """Metres to what is next ahead in the vehicle's way, at most 60."""
+        return min((gap for gap, _ in self._ahead()), default=_FAR)
+
+    @property
+    def offset(self) -> tuple[float, float]:
+        """Metres from the middle of the lane, and radians to it."""
+        along, aside = self.ego.lane.local_coordinates(self.ego.position)
+        return float(aside), float(self.ego.lane.local_angle(self.ego.heading, along))
+
+    def state(self) -> str:
+        """Returns where the vehicle is in coarse steps: tenths of the route, lane, speed and gap."""
+        lane = "".join(map(str, self.ego.lane_index[1:]))
+        return f"{int(10 * self.completion)}/{lane}/{round(self.ego.speed / 3)}/{int(self.gap / 10)}"
+
+    def _decide(self, decision: Decision) -> None:
+        ego = self.ego
+        ego.clock, ego.way = 0.0, None
+        if decision.way is not None:
+            ego.way = self._in_world(decision.way)
+            return
+        ego.target_speed = {"KEEP": ego.speed, "ACCELERATE": ego.speed + _FASTER, "STOP": 0.0,
+                            "DECELERATE": max(0.0, ego.speed - _FASTER)}[decision.speed]
+        a, b, number = ego.target_lane_index
+        beside = (a, b, number + _SHIFT.get(decision.path, 0))
+        known = len(self.road.network.graph[a][b])
+        if 0 <= beside[2] < known and self.road.network.get_lane(beside).is_reachable_from(ego.position):
+            ego.target_lane_index = beside
+
+    def _in_world(self, way: Sequence[Sequence[float]]) -> np.ndarray:
+        """Returns way-points of the vehicle's own frame (x ahead, y to the left) in the world."""
+        times = np.array([0.0, *(point[2] for point in way)])
+        x, y = places_at(cast(Any, way), times).T
+        cos, sin = math.cos(self.ego.heading), math.sin(self.ego.heading)
+        return np.stack([self.ego.position[0] + cos * x + sin * y, self.ego.position[1] + sin * x - cos * y, times], 1)
+
+    def _observe(self, second: Second, turning: float) -> None:
+        ego = self.ego
+        self.done = max(self.done, self.route.done(ego.lane_index, ego.position))
+        second.collision = bool(ego.crashed)
+        second.off_road = not second.collision and not self.route.holds(ego.lane_index, ego.position)
+        second.fastest = max(second.fastest, ego.speed)
+        second.places.append(self._here)
+        second.along.append(float(cast(Any, ego.action)["acceleration"]))
+        second.across.append(float(turning * ego.speed))
+        for gap, closing in self._ahead():
+            second.ttc = min(second.ttc, rules.time_to_collision(gap, closing))
+
+    def _ahead(self) -> list[tuple[float, float]]:
+        """Returns the gap in metres, and by how much it shrinks in m/s, to all that is in the vehicle's way."""
+        (x, y), found = map(float, self.ego.position), []
+        frame = Frame(x, y, float(self.ego.heading))
+        for thing in (*self.road.vehicles, *self.road.objects):
+            if thing is self.ego:
+                continue
+            ahead, aside = map(float, frame.places(thing.position))
+            if 0 < ahead < _FAR and abs(aside) < CAR[1]:
+                turned = float(frame.headings(np.array(thing.heading)))
+                gap = ahead - CAR[0] / 2 - thing.LENGTH / 2
+                found.append((gap, float(self.ego.speed - thing.speed * math.cos(turned))))
+        return found

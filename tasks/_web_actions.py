@@ -1,0 +1,227 @@
+"""How the actions of the task `web` are written: the forms of GUI-R1, of UI-TARS, and plain calls.
+
+Each form tells the model its verbs, reads what it wrote, says whether that is the form and nothing else, and writes an
+action for demonstrations. Points are in the convention of the model's family. Nothing that a model writes raises.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vlrl.rewards.literals import decimals, first_object, numbers_of, read_literal
+from vlrl.rewards.text import answer_tag, think_answer_format
+from vlrl.task.recipes import pixels, shown, whole_units
+from vlrl.types import Sample
+
+from ._web_page import DIRECTIONS, POINTED, VERBS, Action
+
+_LONGEST = 20_000
+_MOST_TYPED = 200
+"""Characters that one action types."""
+_MODIFIERS = {"ctrl": "Control", "control": "Control", "shift": "Shift", "alt": "Alt"}
+_KEYS = {name.lower(): name for name in (
+    "Enter Tab Backspace Delete Escape Home End PageUp PageDown ArrowUp ArrowDown ArrowLeft ArrowRight Space").split()}
+_KEYS |= {"return": "Enter", "esc": "Escape", "del": "Delete", "up": "ArrowUp", "down": "ArrowDown",
+          "left": "ArrowLeft", "right": "ArrowRight", "pgup": "PageUp", "pgdn": "PageDown"}
+_SAME = {"tap": "click", "left_click": "click", "left_single": "click", "left_double": "double_click",
+         "doubleclick": "double_click", "dblclick": "double_click", "input_text": "type", "press": "key",
+         "hotkey": "key", "enter": "key", "press_enter": "key", "complete": "answer", "finished": "answer",
+         "left_click_drag": "drag"}
+"""Names that other forms have for a verb."""
+_ENTERS = ("enter", "press_enter")
+
+
+class Unreadable(Exception):
+    """Why an action cannot be read, in words for the model."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to write actions."""
+
+    prompt: str
+    """What the model is told of it."""
+    read: Callable[[Any, Sample, str], Action]
+    """The action in CSS pixels; raises Unreadable."""
+    strict: Callable[[str], bool]
+    """Whether a text that can be read is the form and nothing else."""
+    write: Callable[[Any, Sample, Action], str]
+
+
+def read(form: Form, task: Any, sample: Sample, text: str) -> Action:
+    """Returns the action that a text says. Raises Unreadable."""
+    if len(text) > _LONGEST:
+        raise Unreadable(f"it is longer than {_LONGEST} characters")
+    return form.read(task, sample, text)
+
+
+# --- what all forms share ---------------------------------------------------------------------------------------------
+
+
+def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[float] | None], text: str) -> Action:
+    """Returns an action whose parts fit its verb."""
+    name = verb.strip().lower()
+    text = "Enter" if name in _ENTERS else text
+    name = _SAME.get(name, name)
+    if name not in VERBS:
+        raise Unreadable(f"there is no action {verb[:40]!r}; known are {', '.join(VERBS)}")
+    placed = [_css(task, sample, point) for point in points]
+    first, second = (*placed, None, None)[:2]
+    if name in POINTED and first is None:
+        raise Unreadable(f"{name} needs a point")
+    if name == "drag" and second is None:
+        raise Unreadable("drag needs a second point")
+    if name == "key":
+        text = _key(text)
+    if name == "scroll":
+        text = text.strip().lower()
+        if text not in DIRECTIONS:
+            raise Unreadable(f"scroll needs a direction: {', '.join(DIRECTIONS)}")
+    if name == "type" and not 0 < len(text) <= _MOST_TYPED:
+        raise Unreadable(f"type needs a text of at most {_MOST_TYPED} characters")
+    return Action(name, first, second, text)
+
+
+def _css(task: Any, sample: Sample, point: Sequence[float] | None) -> tuple[float, float] | None:
+    """Returns a point as the model wrote it in CSS pixels."""
+    found = pixels(task, sample, point)
+    return (found[0] / sample["scale"], found[1] / sample["scale"]) if found else None
+
+
+def _written(task: Any, sample: Sample, point: Sequence[float] | None) -> list[Any]:
+    """Returns a point in CSS pixels as the model is to write it."""
+    place = shown(task, sample, [v * sample["scale"] for v in point or (0, 0)])
+    return [round(v) for v in place] if whole_units(task, sample) else place
+
+
+def _key(text: str) -> str:
+    """Returns a key as the browser names it: "ctrl+a" is Control+a."""
+    *before, last = [part for part in re.split(r"[+ ]", text.strip()[:100]) if part] or [""]
+    held = [_MODIFIERS.get(part.lower(), "") for part in before]
+    key = _KEYS.get(last.lower(), last if len(last) == 1 and last.isascii() and last.isprintable() else "")
+    if not key or not all(held):
+        raise Unreadable(f"there is no key {text[:40]!r}; known are {', '.join(sorted(set(_KEYS.values())))}, one "
+                         "character, and ctrl, shift or alt before it with +")
+    return "+".join([*dict.fromkeys(held), key])
+
+
+# --- GUI-R1 -----------------------------------------------------------------------------------------------------------
+
+_NO_TEXT = "no input text"
+
+
+def _read_gui_r1(task: Any, sample: Sample, text: str) -> Action:
+    entry = first_object(read_literal(answer_tag(text) or ""))
+    if entry is None or not isinstance(entry.get("action"), str):
+        raise Unreadable("there is no [{'action': ...}] in <answer> </answer> tags")
+    typed = next((entry[k] for k in ("input_text", "text") if isinstance(entry.get(k), str)), "")
+    points = [numbers_of(entry.get(k), 2) for k in ("point", "end_point")]
+    return _checked(task, sample, entry["action"], points, "" if typed == _NO_TEXT else typed)
+
+
+def _write_gui_r1(task: Any, sample: Sample, action: Action) -> str:
+    entry: dict[str, Any] = {"action": action.verb, "point": _written(task, sample, action.point)}
+    if action.to:
+        entry["end_point"] = _written(task, sample, action.to)
+    entry["input_text"] = action.text or _NO_TEXT
+    return f"<think>I look at the page.</think><answer>{json.dumps([entry])}</answer>"
+
+
+_GUI_R1 = Form(
+    prompt="You are a GUI agent. The screenshot shows a web page; do the task that it is given with. Output the "
+           "thinking process in <think> </think> tags, and one action in <answer> </answer> tags as follows:\n<think> "
+           f"... </think> <answer>[{{'action': enum[{', '.join(map(repr, VERBS))}], 'point': [x, y], 'input_text': "
+           "'no input text'}]</answer>\n'point' is where the action is done. 'input_text' is what is typed, the key "
+           "('Enter', 'ctrl+a'), the direction of a scroll (up, down, left, right), or the answer, which ends the "
+           "episode. A drag ends at 'end_point': [x, y].",
+    read=_read_gui_r1, strict=lambda text: bool(think_answer_format(text)), write=_write_gui_r1)
+
+
+# --- UI-TARS ----------------------------------------------------------------------------------------------------------
+
+_CALL = re.compile(r"\s*(\w{1,40})\s*\((.*)\)\s*", re.DOTALL)
+_ARGUMENT = re.compile(r"(\w{1,40})\s{0,9}=\s{0,9}(?:'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\")", re.DOTALL)
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_CONTROLS = {"n": "\n", "t": "\t"}
+
+
+def _read_ui_tars(task: Any, sample: Sample, text: str) -> Action:
+    found = _CALL.fullmatch(text.rpartition("Action:")[2])
+    if "Action:" not in text or found is None:
+        raise Unreadable("there is no line `Action: name(...)`")
+    given = {name: _unescaped(one or other) for name, one, other in _ARGUMENT.findall(found[2])}
+    points = [_place(given, *names) for names in (("start_box", "start_point", "point"), ("end_box", "end_point"))]
+    words = next((given[k] for k in ("content", "key", "direction") if k in given), "")
+    return _checked(task, sample, found[1], points, words)
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(lambda found: _CONTROLS.get(found[1], found[1]), text)
+
+
+def _place(given: Mapping[str, str], *names: str) -> list[float] | None:
+    """Returns the point of the first of these arguments; of a box the middle."""
+    text = next((given[name] for name in names if name in given), "")
+    numbers = decimals(text.replace("(", " ").replace(")", " "), most=5)
+    if len(numbers) == 4:
+        return [(numbers[0] + numbers[2]) / 2, (numbers[1] + numbers[3]) / 2]
+    return numbers if len(numbers) == 2 else None
+
+
+_TARS_NAMES = {"double_click": "left_double", "key": "hotkey", "answer": "finished"}
+_TARS_TEXTS = {"key": "key", "scroll": "direction"}
+
+
+def _write_ui_tars(task: Any, sample: Sample, action: Action) -> str:
+    def box(point: Sequence[float]) -> str:
+        x, y = _written(task, sample, point)
+        return f"'({x},{y})'"
+
+    places = {"start_box": action.point, "end_box": action.to}
+    arguments = [f"{name}={box(point)}" for name, point in places.items() if point]
+    if action.text:
+        words = action.text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+        arguments.append(f"{_TARS_TEXTS.get(action.verb, 'content')}='{words}'")
+    return f"Thought: I look at the page.\nAction: {_TARS_NAMES.get(action.verb, action.verb)}({', '.join(arguments)})"
+
+
+_UI_TARS = Form(
+    prompt="You are a GUI agent. You are given a task and the screenshot of a web page. Perform the next action to "
+           "complete the task.\n## Output format\nThought: ...\nAction: ...\n## Action space\n"
+           "click(start_box='(x,y)')\nleft_double(start_box='(x,y)')\ndrag(start_box='(x,y)', end_box='(x,y)')\n"
+           "type(content='')\nhotkey(key='ctrl a')\n"
+           "scroll(start_box='(x,y)', direction='down or up or right or left')\nwait()\n"
+           "finished(content='')",
+    read=_read_ui_tars, strict=lambda text: text.lstrip().startswith("Thought:") and text.count("Action:") == 1,
+    write=_write_ui_tars)
+
+
+# --- plain calls ------------------------------------------------------------------------------------------------------
+
+
+def _read_call(task: Any, sample: Sample, text: str) -> Action:
+    found = _CALL.fullmatch(text)
+    given = read_literal(f"[{found[2]}]") if found else None
+    if found is None or not isinstance(given, list):
+        raise Unreadable("it is no call such as click(300, 500) or type(\"yes\")")
+    numbers = numbers_of([v for v in given if not isinstance(v, str)][:4], 4) or numbers_of(
+        [v for v in given if not isinstance(v, str)][:2], 2) or []
+    words = next((v for v in given if isinstance(v, str)), "")
+    return _checked(task, sample, found[1], [numbers[i:i + 2] or None for i in (0, 2)], words)
+
+
+def _write_call(task: Any, sample: Sample, action: Action) -> str:
+    values = [v for point in (action.point, action.to) if point for v in _written(task, sample, point)]
+    return f"{action.verb}({', '.join(map(json.dumps, [*values, *([action.text] if action.text else [])]))})"
+
+
+_PLAIN = Form(
+    prompt="Do the task on the web page with one action a turn: click(x, y), double_click(x, y), drag(x1, y1, x2, y2), "
+           "scroll(x, y, \"down\"), type(\"text\"), key(\"Enter\"), wait(), answer(\"text\").",
+    read=_read_call, strict=lambda text: text == text.strip(), write=_write_call)
+
+FORMS: Mapping[str, Form] = {"gui_r1": _GUI_R1, "ui_tars": _UI_TARS, "call": _PLAIN}

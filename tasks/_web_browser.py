@@ -1,0 +1,335 @@
+"""Fresh pages of one browser a process, which a thread drives: the task `web` takes an episode's page out of it.
+
+    pages = shared(Settings(root=folder))          # one for a process, started when it is first asked
+    page = pages.open("miniwob/click-test.html", seed=7)
+    page.act(action), page.look(), page.close()
+
+A page has a context of its own: nothing of one is seen in another. It reaches no address: its own files are handed
+to it under a name that does not exist, and every other request is refused, by the context and by the browser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import mimetypes
+import os
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import psutil
+
+from vlrl.task.chromium import FLAGS, not_started, program_of
+
+T = TypeVar("T")
+HOST = "pages.invalid"
+"""The name that pages have; RFC 2606 keeps it from ever being one."""
+SIDES = (160, 210)
+"""CSS pixels of what is shown of a page: MiniWoB's."""
+_VIEW = (500, 320)
+"""CSS pixels of the window, MiniWoB's too: what lies beside a page has its place there."""
+_SPARES = 1
+"""Empty pages that wait for an episode."""
+_START_S = 60.0
+_CLOSE_S = 20.0
+_IDLE_S = 60.0
+"""After so long without a page the browser is closed."""
+_CLOCK = 1_700_000_000
+"""Seconds since 1970 at which the clock of every page stands."""
+_SHUT = ("--host-resolver-rules=MAP * ~NOTFOUND", "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+         "--webrtc-ip-handling-policy=disable_non_proxied_udp", "--disable-quic", "--dns-prefetch-disable",
+         "--no-pings", "--disable-component-update", "--disable-sync", "--disable-default-apps",
+         "--proxy-server=socks5://0.0.0.0:1", "--proxy-bypass-list=<-loopback>")
+"""No name is looked up, and what gets past it meets a proxy that is not there."""
+_SMALL = ("--js-flags=--max-old-space-size=256", "--disable-gpu", "--disable-dev-shm-usage", "--mute-audio",
+          "--disable-extensions", "--disable-smooth-scrolling")
+_STEADY = ("--disable-partial-raster", "--disable-threaded-animation", "--disable-threaded-scrolling",
+           "--disable-checker-imaging", "--disable-image-animation-resync")
+"""What is drawn does not depend on when: e.g. a part that changed is not drawn anew into a picture of before."""
+QUIET = """
+(() => {
+  for (const name of ['RTCPeerConnection', 'webkitRTCPeerConnection', 'WebTransport'])
+    try { Object.defineProperty(window, name, {value: undefined, writable: false}); } catch (e) {}
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync('*, *::before, *::after { transition: none !important; animation: none !important; ' +
+                    'caret-color: transparent !important; scroll-behavior: auto !important; }');
+  document.adoptedStyleSheets = [sheet];
+})();
+"""
+"""Runs before a page's own scripts: nothing moves or blinks, and what needs a network by other ways than requests is
+not there."""
+
+
+class BrowserLost(Exception):
+    """The browser has ended; its pages can be opened again."""
+
+
+class PageFailed(Exception):
+    """A page cannot go on: why."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the pages of a process share."""
+
+    root: Path
+    """Folder of the pages and of all that they load."""
+    scale: int = 2
+    """Pixels of a screenshot for each CSS pixel."""
+    program: str = ""
+    seconds: float = 20.0
+    """That one call to a page may take."""
+    most: int = 32
+    """Pages that are open at once; the one that was not used for longest makes room."""
+
+
+@dataclass(eq=False)
+class Tab:
+    """A page of the browser and what has happened to it."""
+
+    context: Any
+    page: Any
+    session: Any
+    entered: bool = False
+    """Whether its document was loaded: it cannot be left afterwards."""
+    crashed: bool = False
+    failed: str = ""
+    """Why it cannot go on."""
+    told: str = ""
+    """What the last dialog said."""
+
+
+class Pages:
+    """Opens pages of one browser; it is started again when it has ended. Its calls may come from any thread."""
+
+    def __init__(self, settings: Settings):
+        self.settings, self.owner = settings, os.getpid()
+        self.starts = 0
+        """How often the browser was started."""
+        self.tabs: dict[Tab, None] = {}
+        """Those that episodes have, the one used last at the end."""
+        self._files: dict[str, tuple[bytes, str]] = {}
+        self._driver: Any = None
+        self._browser: Any = None
+        self._spares: deque[Tab] = deque()
+        self._filling: asyncio.Task[None] | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._loop = asyncio.new_event_loop()
+        self._launching = asyncio.Lock()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="pages", daemon=True)
+        self._thread.start()
+
+    # --- from any thread ---------------------------------------------------------------------------------------------
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Returns what a coroutine of the browser's thread gives."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def take(self) -> Tab:
+        """Returns an empty page. Raises ConfigError where the browser cannot be started."""
+        return self.run(self._take())
+
+    def use(self, tab: Tab, work: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
+        """Returns what a call to a page gives. Raises BrowserLost, or PageFailed and then the page is closed."""
+        return self.run(self._use(tab, work, seconds or self.settings.seconds))
+
+    def drop(self, tab: Tab) -> None:
+        """Closes a page; more than once is no error."""
+        self.run(self._drop(tab))
+
+    def close(self) -> None:
+        """Ends the browser and the thread."""
+        if self._thread.is_alive() and self.owner == os.getpid():
+            with contextlib.suppress(Exception):
+                self.run(self._end())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CLOSE_S)
+            if not self._thread.is_alive():
+                self._loop.close()
+
+    # --- in the browser's thread -------------------------------------------------------------------------------------
+
+    async def _take(self) -> Tab:
+        if self._idle:
+            self._idle.cancel()
+        tab = None
+        while self._spares and tab is None:
+            tab = self._spares.popleft()
+            if tab.crashed or not tab.context.browser.is_connected():
+                tab = None
+        tab = tab or await self._new()
+        while len(self.tabs) >= self.settings.most:
+            await self._drop(next(iter(self.tabs)))
+        self.tabs[tab] = None
+        if self._filling is None or self._filling.done():
+            self._filling = asyncio.ensure_future(self._fill())
+        return tab
+
+    async def _use(self, tab: Tab, work: Callable[[], Awaitable[T]], seconds: float) -> T:
+        from playwright.async_api import Error
+
+        if tab.failed:
+            raise PageFailed(tab.failed)
+        if tab not in self.tabs:
+            raise BrowserLost("the page was closed to make room")
+        self.tabs[tab] = self.tabs.pop(tab)
+        try:
+            return await asyncio.wait_for(work(), seconds)
+        except TimeoutError:
+            tab.failed = f"the page did not answer within {seconds:g} s"
+        except PageFailed as error:
+            tab.failed = str(error)
+        except Error as error:
+            await asyncio.sleep(0.05)  # which event came with it is known a moment later
+            lost = not tab.crashed and not (self._browser and self._browser.is_connected()
+                                            and tab.context.browser is self._browser)
+            if lost:
+                await self._drop(tab)
+                raise BrowserLost("the browser has ended") from None
+            tab.failed = "the page has crashed" if tab.crashed else str(error).splitlines()[0][:200]
+        await self._drop(tab)
+        raise PageFailed(tab.failed)
+
+    async def _drop(self, tab: Tab) -> None:
+        if tab not in self.tabs:
+            return
+        del self.tabs[tab]
+        try:
+            await asyncio.wait_for(tab.context.close(), _CLOSE_S)
+        except TimeoutError:  # it does not even close
+            self._kill()
+        except Exception:  # gone with its browser
+            pass
+        if not self.tabs:
+            self._idle = self._loop.call_later(_IDLE_S, lambda: asyncio.ensure_future(self._rest()))
+
+    async def _rest(self) -> None:
+        if not self.tabs:
+            await self._end()
+
+    async def _fill(self) -> None:
+        with contextlib.suppress(Exception):  # the next page is then opened when it is asked for
+            while len(self._spares) < _SPARES:
+                self._spares.append(await self._new())
+
+    async def _new(self) -> Tab:
+        browser = await self._running()
+        context = await browser.new_context(
+            viewport={"width": _VIEW[0], "height": _VIEW[1]}, device_scale_factor=self.settings.scale, offline=True,
+            service_workers="block", accept_downloads=False, locale="en-US", timezone_id="UTC",
+            reduced_motion="reduce", permissions=[])
+        page = await context.new_page()
+        tab = Tab(context, page, await context.new_cdp_session(page))
+        # a screenshot puts the window back to what its own session says of it
+        await tab.session.send("Emulation.setDeviceMetricsOverride", {
+            "width": _VIEW[0], "height": _VIEW[1], "deviceScaleFactor": self.settings.scale, "mobile": False})
+        await context.route("**/*", lambda route: self._serve(tab, route))
+        await context.route_web_socket("**/*", lambda socket: socket.close())
+        context.on("page", lambda other: asyncio.ensure_future(_closed(other)))
+        page.on("dialog", lambda dialog: asyncio.ensure_future(_dismissed(tab, dialog)))
+        page.on("crash", lambda _: setattr(tab, "crashed", True))
+        await context.add_init_script(QUIET)
+        await context.clock.install(time=_CLOCK)
+        await context.clock.pause_at(_CLOCK + 1)
+        return tab
+
+    async def _serve(self, tab: Tab, route: Any) -> None:
+        """Gives a page a file of its folder, and refuses everything else."""
+        with contextlib.suppress(Exception):  # of a page that was closed meanwhile
+            request, address = route.request, urlsplit(route.request.url)
+            main = request.is_navigation_request() and request.frame.parent_frame is None
+            if main and tab.entered:
+                return await route.abort("aborted")  # the page stays as it is
+            found = self._file(address.path) if (address.scheme, address.netloc, request.method) == (
+                "http", HOST, "GET") else None
+            if found is None:
+                return await route.abort("blockedbyclient")
+            tab.entered |= main
+            await route.fulfill(body=found[0], content_type=found[1])
+
+    def _file(self, path: str) -> tuple[bytes, str] | None:
+        """Returns a file of the folder and its type; None for anything else."""
+        if path not in self._files:
+            root = self.settings.root.resolve()
+            place = (root / unquote(path).lstrip("/")).resolve()
+            if not place.is_relative_to(root) or not place.is_file():
+                return None
+            self._files[path] = place.read_bytes(), mimetypes.guess_type(place.name)[0] or "application/octet-stream"
+        return self._files[path]
+
+    async def _running(self) -> Any:
+        """Returns the browser, started where there is none."""
+        async with self._launching:
+            if self._browser is None or not self._browser.is_connected():
+                await self._end()
+                self._browser = await asyncio.wait_for(self._started(), _START_S)
+                self.starts += 1
+            return self._browser
+
+    async def _started(self) -> Any:
+        from playwright.async_api import Error, async_playwright
+
+        program = program_of(self.settings.program)
+        self._driver = await async_playwright().start()
+        try:
+            return await self._driver.chromium.launch(
+                executable_path=program, args=[*FLAGS, *_SHUT, *_SMALL, *_STEADY], handle_sigint=False,
+                handle_sigterm=False, handle_sighup=False)
+        except Error as error:
+            raise not_started(program, error, "task.browser") from None
+
+    async def _end(self) -> None:
+        """Ends the browser and what drives it."""
+        browser, driver, self._browser, self._driver = self._browser, self._driver, None, None
+        self._spares.clear()
+        for end in (browser and browser.close, driver and driver.stop):
+            if end:
+                try:
+                    await asyncio.wait_for(end(), _CLOSE_S)
+                except TimeoutError:
+                    self._kill()
+                except Exception:  # it has ended by itself
+                    pass
+
+    def _kill(self) -> None:
+        """Ends the processes of a browser that does not close, and of its driver."""
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if {"--remote-debugging-pipe", "run-driver"} & {*process.cmdline()}:
+                    process.kill()
+
+
+async def _closed(page: Any) -> None:
+    with contextlib.suppress(Exception):
+        await page.close()
+
+
+async def _dismissed(tab: Tab, dialog: Any) -> None:
+    tab.told = dialog.message[:200]
+    with contextlib.suppress(Exception):
+        await dialog.dismiss()
+
+
+_shared: dict[Settings, Pages] = {}
+
+
+def shared(settings: Settings) -> Pages:
+    """Returns the pages of this process with these settings."""
+    found = _shared.get(settings)
+    if found is None or found.owner != os.getpid():  # a fork has no thread of its parent's
+        found = _shared[settings] = Pages(settings)
+    return found
+
+
+@atexit.register
+def close_all() -> None:
+    """Ends the browsers of this process."""
+    for pages in _shared.values():
+        pages.close()
+    _shared.clear()

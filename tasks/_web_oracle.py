@@ -1,0 +1,208 @@
+"""Perfect episodes of pages of the task `web`: what a person would do who reads the page.
+
+Each function plays one page through `Hands`, which looks places up in the document, acts by coordinates as a model
+does, and remembers the actions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vlrl.errors import DataError
+from vlrl.types import Sample
+
+from ._web_browser import BrowserLost, Pages
+from ._web_page import Action, Page
+
+Point = tuple[float, float]
+_FIND = """
+({selector, words}) => {
+  const found = [];
+  for (const e of document.querySelectorAll(selector)) {
+    const box = e.getBoundingClientRect();
+    const text = e.textContent.replace(/\\s+/g, ' ').trim();
+    if (box.width < 1 || box.height < 1 || (words !== null && text !== words)) continue;
+    found.push([box.left, box.top, box.right, box.bottom]);
+  }
+  return found;
+}
+"""
+_LINE = """
+words => {
+  for (const e of document.querySelectorAll('#area .alink')) if (e.textContent === words) {
+    const box = e.getClientRects()[0];
+    return [box.left, box.top, box.right, box.bottom];
+  }
+}
+"""
+_LABELS = "() => [...document.querySelectorAll('#area label')].map(e => e.textContent)"
+
+
+class Hands:
+    """Acts on a page, and remembers how."""
+
+    def __init__(self, page: Page):
+        self.page, self.look, self.actions = page, page.begin(), list[Action]()
+
+    def do(self, verb: str, point: Point | None = None, text: str = "", to: Point | None = None) -> None:
+        action = Action(verb, point, to, text)
+        self.look = self.page.act(action)
+        self.actions.append(action)
+
+    def click(self, selector: str, words: str | None = None, number: int = 0) -> None:
+        self.do("click", self.at(selector, words, number))
+
+    def write(self, selector: str, text: str) -> None:
+        self.click(selector)
+        self.do("type", text=text)
+
+    def at(self, selector: str, words: str | None = None, number: int = 0) -> Point:
+        """Returns the middle of the element of that number among those with these words."""
+        x1, y1, x2, y2 = self.page.ask(_FIND, {"selector": selector, "words": words})[number]
+        return (x1 + x2) / 2, (y1 + y2) / 2
+
+    def quoted(self) -> list[str]:
+        """Returns what the page's task has in quotation marks."""
+        return re.findall('"([^"]*)"', self.page.asked)
+
+
+def _button(hands: Hands) -> None:
+    hands.click("#area button", hands.quoted()[0])
+
+
+def _link(hands: Hands) -> None:
+    x1, y1, x2, y2 = hands.page.ask(_LINE, hands.quoted()[0])
+    hands.do("click", ((x1 + x2) / 2, (y1 + y2) / 2))
+
+
+def _dialog_2(hands: Hands) -> None:
+    name = hands.quoted()[0]
+    if name == "x":
+        hands.click(".ui-dialog-titlebar button")
+    else:
+        hands.click(".ui-dialog-buttonset button", name)
+
+
+def _tab(hands: Hands) -> None:
+    number = re.findall(r"#(\d)", hands.page.asked)[0]
+    hands.click("#area ul a", f"Tab #{number}")
+
+
+def _choices(hands: Hands) -> None:
+    """click-checkboxes and click-option: those that are named, then Submit."""
+    named = hands.page.asked.removeprefix("Select ").removesuffix(" and click Submit.").split(", ")
+    for number, label in enumerate(hands.page.ask(_LABELS)):
+        if label in named:
+            hands.click("#area label input", number=number)
+    hands.click("#subbtn")
+
+
+def _widget(hands: Hands) -> None:
+    hands.click(f"#area [data-type={hands.quoted()[0]}]")
+
+
+def _focus_2(hands: Hands) -> None:
+    hands.click("#area input", number=int(re.findall(r"\d", hands.page.asked)[0]) - 1)
+
+
+def _enter_text(hands: Hands) -> None:
+    hands.write("#tt", hands.quoted()[0])
+    hands.click("#subbtn")
+
+
+def _password(hands: Hands) -> None:
+    for field in ("#password", "#verify"):
+        hands.write(field, hands.quoted()[0])
+    hands.click("#subbtn")
+
+
+def _login(hands: Hands) -> None:
+    for field, text in zip(("#username", "#password"), hands.quoted(), strict=True):
+        hands.write(field, text)
+    hands.click("#subbtn")
+
+
+def _one_of_two(hands: Hands) -> None:
+    """The button ONE where the button TWO does not lie on it."""
+    one, two = (hands.page.ask(_FIND, {"selector": f"#{name}", "words": None})[0] for name in ("subbtn", "subbtn2"))
+    corners = [(x, y) for x in (one[0] + 2, one[2] - 2) for y in (one[1] + 2, one[3] - 2)]
+    places = [hands.at("#subbtn"), *corners]
+    free = [(x, y) for x, y in places if not (two[0] <= x <= two[2] and two[1] <= y <= two[3])]
+    hands.do("click", (free or places)[0])
+
+
+def _sequence(hands: Hands) -> None:
+    _one_of_two(hands)
+    hands.click("#subbtn2")
+
+
+def _collapsible(hands: Hands) -> None:
+    hands.click("#area h3")
+    hands.click("#subbtn")
+
+
+def _grid(hands: Hands) -> None:
+    x, y = re.findall(r"-?\d", hands.page.asked)
+    hands.click(f"circle[id='({x},{y})']")
+
+
+def _drag_box(hands: Hands) -> None:
+    hands.do("drag", hands.at("#draggableSmall"), to=hands.at("#draggableLarge"))
+    hands.click("#subbtn")
+
+
+def _scroll(hands: Hands) -> None:
+    direction = "down" if "bottom" in hands.page.asked else "up"
+    for _ in range(20):
+        before = hands.page.ask("() => document.querySelector('#text-area').scrollTop")
+        hands.do("scroll", hands.at("#text-area"), direction)
+        if hands.page.ask("() => document.querySelector('#text-area').scrollTop") == before:
+            hands.actions.pop()  # it was at its end before
+            break
+    hands.click("#subbtn")
+
+
+def _spinner(hands: Hands) -> None:
+    wanted = int(re.findall(r"-?\d+", hands.page.asked)[0])
+    for _ in range(abs(wanted)):
+        hands.click(f".ui-spinner-{'up' if wanted > 0 else 'down'}")
+    hands.click("#subbtn")
+
+
+def _color(hands: Hands) -> None:
+    name = hands.page.asked.removeprefix("Click on the ").removesuffix(" colored box.")
+    hands.click(f"#area [data-color='{name}']")
+
+
+def _one(selector: str) -> Callable[[Hands], None]:
+    return lambda hands: hands.click(selector)
+
+
+ORACLES: Mapping[str, Callable[[Hands], None]] = {
+    "click-test": _one("#subbtn"), "click-test-2": _one_of_two, "click-button": _button, "click-link": _link,
+    "click-dialog": _one(".ui-dialog-titlebar button"), "click-dialog-2": _dialog_2, "click-tab": _tab,
+    "click-checkboxes": _choices, "click-option": _choices, "click-widget": _widget, "click-color": _color,
+    "click-button-sequence": _sequence, "click-collapsible": _collapsible, "grid-coordinate": _grid,
+    "focus-text": _one("#tt"), "focus-text-2": _focus_2, "enter-text": _enter_text, "enter-password": _password,
+    "login-user": _login, "drag-box": _drag_box, "scroll-text-2": _scroll, "use-spinner": _spinner,
+}
+
+
+def perfect(task: Any, sample: Sample, pages: Pages) -> list[Action]:
+    """Returns the actions that bring a sample's page to its best. Raises DataError where they do not."""
+    for _ in range(3):
+        page = Page(pages, sample["path"], sample["seed"], task.settle_ms)
+        try:
+            hands = Hands(page)
+            ORACLES[sample["page"]](hands)
+            if not hands.look.done or hands.look.raw <= 0:
+                raise DataError(f"sample '{sample.id}': the actions known for {sample['page']} do not solve it "
+                                f"({hands.page.asked!r}, reward {hands.look.raw:g})")
+            return hands.actions
+        except BrowserLost:
+            continue
+        finally:
+            page.close()
+    raise DataError(f"sample '{sample.id}': the browser ended three times")

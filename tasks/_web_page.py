@@ -1,0 +1,195 @@
+"""A page of the task `web`: begun with a seed, acted on by coordinates, and looked at.
+
+What a page must have is MiniWoB's: WOB_DONE_GLOBAL and WOB_RAW_REWARD_GLOBAL say how the episode stands, the element
+#query what is asked; `core` is used where it is there.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+
+from ._web_browser import HOST, SIDES, PageFailed, Pages, Tab
+
+_TICK_MS = 100
+"""The page's clock goes on by so much at once: a timer fires at most once in it."""
+_WAIT_TICKS = 20
+_BEGIN = """
+seed => {
+  window.__begun = true;
+  if (Math.seedrandom) Math.seedrandom(seed);
+  if (window.core) {
+    core.EPISODE_MAX_TIME = 2e9;
+    if (core.startEpisodeReal) core.startEpisodeReal();
+  }
+}
+"""
+"""2e9 ms: above 2 ** 31 a timer fires at once."""
+_STATE = """
+async () => {
+  if (!window.__begun) return null;
+  await Promise.all([...document.images].map(image => image.decode().catch(() => 0)));
+  const done = typeof WOB_DONE_GLOBAL === 'undefined' ? false : !!WOB_DONE_GLOBAL;
+  const raw = typeof WOB_RAW_REWARD_GLOBAL === 'undefined' ? 0 : Number(WOB_RAW_REWARD_GLOBAL);
+  return {done, raw: Number.isFinite(raw) ? raw : 0};
+}
+"""
+_ASKED = """
+() => {
+  let asked = '';
+  try { asked = core.getUtterance(); } catch (e) { }
+  if (asked && typeof asked === 'object') asked = asked.utterance;
+  if (!asked) { const query = document.querySelector('#query'); asked = query ? query.textContent : ''; }
+  return String(asked).replace(/\\s+/g, ' ').trim().slice(0, 2000);
+}
+"""
+
+
+@dataclass(frozen=True)
+class Action:
+    """What is done to a page: points in CSS pixels."""
+
+    verb: str
+    point: tuple[float, float] | None = None
+    to: tuple[float, float] | None = None
+    """Where a drag ends."""
+    text: str = ""
+    """What is typed, the key, the direction of a scroll, or the answer."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a page shows."""
+
+    picture: Image.Image
+    sha256: str
+    """Of the picture's pixels."""
+    done: bool
+    raw: float
+    """The page's own reward, without regard to time."""
+    told: str
+    """What a dialog said that was dismissed since the last look."""
+
+
+class Page:
+    """A page of an episode. Its calls raise BrowserLost or PageFailed."""
+
+    def __init__(self, pages: Pages, path: str, seed: int, settle_ms: int):
+        self._pages, self._path, self._seed, self._ticks = pages, path, seed, max(1, settle_ms // _TICK_MS)
+        self.asked = ""
+        """What the page asks for."""
+        self.tab: Tab | None = None
+
+    def begin(self) -> Look:
+        """Opens and starts it."""
+        self.close()
+        self.tab = tab = self._pages.take()
+
+        async def begun() -> Look:
+            answer = await tab.page.goto(f"http://{HOST}/{self._path}")
+            if answer is None or not answer.ok:
+                raise PageFailed(f"there is no page {self._path}")
+            await tab.page.evaluate(_BEGIN, str(self._seed))
+            self.asked = await tab.page.evaluate(_ASKED)
+            return await self._settled(tab, self._ticks)
+
+        return self._pages.use(tab, begun)
+
+    def act(self, action: Action) -> Look:
+        """Does something to it, and returns what it shows once it has come to rest."""
+        tab = self._used()
+
+        async def acted() -> Look:
+            await VERBS[action.verb](tab.page, action)
+            return await self._settled(tab, _WAIT_TICKS if action.verb == "wait" else self._ticks)
+
+        return self._pages.use(tab, acted)
+
+    def ask(self, script: str, given: Any = None) -> Any:
+        """Returns what a script of ours says of the page, for perfect actions."""
+        tab = self._used()
+        return self._pages.use(tab, lambda: tab.page.evaluate(script, given))
+
+    def close(self) -> None:
+        """Closes it; more than once is no error."""
+        if self.tab:
+            self._pages.drop(self.tab)
+            self.tab = None
+
+    def _used(self) -> Tab:
+        if self.tab is None:
+            raise PageFailed("the page was closed")
+        return self.tab
+
+    async def _settled(self, tab: Tab, ticks: int) -> Look:
+        for _ in range(ticks):
+            await tab.page.clock.fast_forward(_TICK_MS)
+        state: Mapping[str, Any] | None = await tab.page.evaluate(_STATE)
+        if state is None:
+            raise PageFailed("the page was left for another one")
+        shot = await tab.session.send("Page.captureScreenshot", {
+            "format": "png", "optimizeForSpeed": True,
+            "clip": {"x": 0, "y": 0, "width": SIDES[0], "height": SIDES[1], "scale": 1}})
+        picture = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+        told, tab.told = tab.told, ""
+        return Look(picture, hashlib.sha256(picture.tobytes()).hexdigest(), state["done"], float(state["raw"]), told)
+
+
+# --- verbs ------------------------------------------------------------------------------------------------------------
+
+_SCROLL = 100
+"""CSS pixels of one scroll."""
+_DIRECTIONS = {"up": (0, -_SCROLL), "down": (0, _SCROLL), "left": (-_SCROLL, 0), "right": (_SCROLL, 0)}
+
+
+async def _click(page: Any, action: Action) -> None:
+    await page.mouse.click(*_placed(action.point))
+
+
+async def _double_click(page: Any, action: Action) -> None:
+    await page.mouse.dblclick(*_placed(action.point))
+
+
+async def _type(page: Any, action: Action) -> None:
+    await page.keyboard.type(action.text)
+
+
+async def _key(page: Any, action: Action) -> None:
+    await page.keyboard.press(action.text)
+
+
+async def _scroll(page: Any, action: Action) -> None:
+    await page.mouse.move(*_placed(action.point))
+    await page.mouse.wheel(*_DIRECTIONS[action.text])
+
+
+async def _drag(page: Any, action: Action) -> None:
+    await page.mouse.move(*_placed(action.point))
+    await page.mouse.down()
+    await page.mouse.move(*_placed(action.to), steps=4)
+    await page.mouse.up()
+
+
+async def _nothing(page: Any, action: Action) -> None:
+    pass
+
+
+def _placed(point: tuple[float, float] | None) -> tuple[float, float]:
+    """Returns a point inside the page; without one, its middle."""
+    x, y = point or (SIDES[0] / 2, SIDES[1] / 2)
+    return min(max(x, 0.0), SIDES[0] - 1.0), min(max(y, 0.0), SIDES[1] - 1.0)
+
+
+VERBS: Mapping[str, Callable[[Any, Action], Awaitable[None]]] = {
+    "click": _click, "double_click": _double_click, "type": _type, "key": _key, "scroll": _scroll, "drag": _drag,
+    "wait": _nothing, "answer": _nothing,
+}
+POINTED = ("click", "double_click", "drag")
+"""Verbs that need a point."""
+DIRECTIONS = tuple(_DIRECTIONS)

@@ -1,0 +1,86 @@
+"""The environment of the task `web`: one page an episode, opened again with its actions where the browser was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from vlrl.task.environment import Environment
+from vlrl.types import Media, Observation, Sample, Step
+
+from ._web_actions import Form, Unreadable, read
+from ._web_browser import BrowserLost, PageFailed, Pages
+from ._web_page import Action, Look, Page
+
+T = TypeVar("T")
+
+
+class World(Environment):
+    """One page. Its content comes from the sample's own seed, so that every visit and every sibling has the same."""
+
+    def __init__(self, task: Any, sample: Sample, form: Form, pages: Pages):
+        self._task, self._sample, self._form, self._pages = task, sample, form, pages
+        self._page = Page(pages, sample["path"], sample["seed"], task.settle_ms)
+        self._done: list[Action] = []
+        """What was done to the page so far."""
+        self._look: Look | None = None
+
+    def reset(self, seed: int) -> Observation:
+        self._done, self._look = [], None
+        self._look = self._kept(self._page.begin)
+        return self._shown(self._look, f"Task: {self._page.asked}")
+
+    def step(self, action: str) -> Step:
+        before = self._look
+        if before is None:
+            raise PageFailed("the page was never begun")
+        try:
+            found = read(self._form, self._task, self._sample, action)
+        except Unreadable as error:
+            return Step(self._shown(before, f"This action cannot be read: {error}."), {"format": 0.0},
+                        state=before.sha256, info={"unread": str(error)})
+        parts = {"format": float(self._form.strict(action))}
+        if found.verb == "answer":
+            return Step(Observation(), {**parts, "success": 0.0, "page": 0.0}, done=True, state="answered",
+                        info=_told(found, before))
+        now = self._kept(lambda: self._page.act(found))
+        self._done.append(found)
+        self._look = now
+        if now.done:
+            parts |= {"success": float(now.raw > 0), "page": now.raw}
+        said = f"The page said: {now.told}" if now.told else ""
+        return Step(self._shown(now, said), parts, done=now.done, state=now.sha256, info=_told(found, now))
+
+    def close(self) -> None:
+        self._page.close()
+
+    def _kept(self, call: Callable[[], T]) -> T:
+        """Returns what a call to the page gives; where the browser was lost, after bringing the page back once."""
+        try:
+            return call()
+        except BrowserLost:
+            pass
+        try:
+            self._again()
+            return call()
+        except BrowserLost as error:
+            raise PageFailed(f"{error} twice") from None
+
+    def _again(self) -> None:
+        """Opens the page again and does what was done. Raises PageFailed where it then shows something else."""
+        if self._look is None:
+            return
+        look = self._page.begin()
+        for action in self._done:
+            look = self._page.act(action)
+        if look.sha256 != self._look.sha256:
+            raise PageFailed("the page shows something else after the same actions")
+
+    @staticmethod
+    def _shown(look: Look, text: str) -> Observation:
+        return Observation(text, [Media(source=look.picture)])
+
+
+def _told(action: Action, look: Look) -> dict[str, Any]:
+    return {"action": action.verb, "point": action.point, "to": action.to, "text": action.text[:200],
+            "raw": look.raw, "screenshot": look.sha256}

@@ -1,0 +1,113 @@
+"""Drawn scenes with a detail that is not seen until it is enlarged: a plate on each of a few shapes.
+
+A scene is a pure function of its arguments. It is painted at `size * DETAIL` pixels a side. What is shown first is an
+overview of side `size` with `1 / BLUR` of its detail, whose plates are blank: nothing of an answer is in it.
+
+    full, row = scene(0, "train", 7, size=64, kind="digit")
+    first = overview(scene(0, "train", 7, size=64, kind="digit", blank=True)[0])
+    row["expression"], row["answer"]    # "red circle", "4"
+    row["boxes"]                        # its box in pixels of the overview
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+from ._scenes import COLOURS, Box, _free_place
+from .digits import digit_arrays, digit_image, split_indices
+
+DETAIL, BLUR = 4, 4
+SIDES = (0.34, 0.4)
+"""Of a shape, as a share of the picture's side."""
+PLATE = 0.7
+"""Side of a plate as a share of its shape's."""
+_BLANK = (48, 48, 48)
+
+
+def scene(seed: int, split: str, index: int, size: int, kind: str,
+          clear: bool = False, blank: bool = False) -> tuple[Image.Image, dict[str, Any]]:
+    """Returns the picture at full detail, and its row: what is asked of one shape, and where that is.
+
+    `clear`: one plate fills the picture, as a frame of a clip shows it. `blank`: nothing is on the plates.
+    """
+    rng = random.Random(f"zoom/{seed}/{split}/{index}")
+    full = size * DETAIL
+    image = Image.new("RGB", (full, full), tuple(rng.randint(236, 255) for _ in range(3)))
+    colours = rng.sample(sorted(COLOURS), 1 if clear else rng.randint(2, 3))
+    objects: list[tuple[str, str, Box]] = []
+    for colour, answer in zip(colours, _answers(rng, kind, len(colours)), strict=True):
+        side = (0.75, 0.75) if clear else SIDES
+        place = _free_place(rng, full, [box for *_, box in objects], sides=side)
+        if place:
+            shape = rng.choice(("circle", "square"))
+            _paint(image, shape, COLOURS[colour], place)
+            _plate(rng, image, place, kind, split, answer, blank)
+            objects.append((f"{colour} {shape}", answer, place))
+    expression, answer, box = rng.choice(objects)
+    return image, {"width": size, "height": size, "expression": expression,
+                   "answer": answer, "boxes": [{"box": [v / DETAIL for v in box], "label": expression}],
+                   "category": answer if kind != "colours" else "colours"}
+
+
+def overview(image: Image.Image) -> Image.Image:
+    """Returns a picture as it is shown first: each BLUR x BLUR of its pixels are their mean."""
+    side = image.width // DETAIL
+    return image.reduce(DETAIL * BLUR).resize((side, side), Image.Resampling.NEAREST)
+
+
+def crop(image: Image.Image, box: Sequence[float], size: int) -> Image.Image:
+    """Returns the square around a box in pixels of the reduced picture, `size` a side; it lies inside the picture, and
+    is no smaller than a thirty-second of it.
+    """
+    full = image.width
+    x1, y1, x2, y2 = (v * DETAIL for v in box)
+    side = min(full, max(x2 - x1, y2 - y1, full / 32))
+    left, top = (min(max((a + b - side) / 2, 0), full - side) for a, b in ((x1, x2), (y1, y2)))
+    area = left, top, left + side, top + side
+    return image.resize((size, size), Image.Resampling.BOX, box=area)
+
+
+def _answers(rng: random.Random, kind: str, count: int) -> list[str]:
+    """Returns another answer for each shape, so that reading any plate is not enough."""
+    if kind == "digit":
+        return [str(n) for n in rng.sample(range(10), count)]
+    if kind == "count":
+        return [str(n) for n in rng.sample(range(1, 7), count)]
+    names = sorted(COLOURS)
+    return [" ".join(rng.choice(names) for _ in range(3)) for _ in range(count)]
+
+
+def _paint(image: Image.Image, shape: str, colour: tuple[int, int, int], box: Box) -> None:
+    draw = ImageDraw.Draw(image)
+    paint = draw.ellipse if shape == "circle" else draw.rectangle
+    paint((box[0], box[1], box[2] - 1, box[3] - 1), fill=colour)
+
+
+def _plate(rng: random.Random, image: Image.Image, box: Box, kind: str, split: str, answer: str, blank: bool) -> None:
+    """Puts a plate in the middle of a shape, and on it what is to be read; `blank` draws the same random numbers."""
+    side = round(PLATE * (box[2] - box[0]))
+    place = (box[0] + box[2] - side) // 2, (box[1] + box[3] - side) // 2
+    plate = Image.new("RGB", (60, 60), "black")
+    draw = ImageDraw.Draw(plate)
+    if kind == "digit":
+        plate = _handwritten(rng, split, int(answer))
+    elif kind == "count":
+        for y, x in (divmod(cell, 3) for cell in rng.sample(range(9), int(answer))):
+            draw.rectangle((20 * x + 4, 20 * y + 4, 20 * x + 15, 20 * y + 15), fill="white")
+    else:
+        for x, name in enumerate(answer.split()):
+            draw.rectangle((20 + 7 * x, 20, 26 + 7 * x, 39), fill=COLOURS[name])
+    if blank:
+        plate = Image.new("RGB", plate.size, _BLANK)
+    image.paste(plate.resize((side, side), Image.Resampling.BOX), place)
+
+
+def _handwritten(rng: random.Random, split: str, digit: int) -> Image.Image:
+    """Returns one of the task digits' pictures; held-out scenes have held-out ones."""
+    arrays, labels = digit_arrays()
+    own = [i for i in split_indices()[split.startswith("heldout")] if labels[i] == digit]
+    return digit_image(arrays[rng.choice(own)])

@@ -1,0 +1,182 @@
+"""Repair: the question of another task, whose verifier says what is wrong with an answer, and a further attempt.
+
+`task.base` names the task that asks and judges, `task.base_settings` its settings. An attempt that is not right is
+answered with the parts of its reward in words (right, partly right, wrong), and nothing of the target: self-debugging
+(2304.05128) with a verifier in place of a test. An attempt that is right ends the episode. The reward is that of the
+last attempt; `task.rewards.improvement` adds what the attempts gained, as SCoRe does (2409.12917, its bonus on the
+second attempt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from vlrl.errors import ConfigError
+from vlrl.rewards.text import parse_answer
+from vlrl.task import Task, load
+from vlrl.task.environment import Environment, has_environment
+from vlrl.types import Answer, Observation, Parts, Sample, Step
+
+WORDS = ("wrong", "partly right", "right")
+_ASKING = ("prompt", "prompts", "system")
+"""Settings of every task that belong to the one that asks."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An answer as the other task judges it."""
+
+    parts: Parts
+    reward: float | None
+    """None where it cannot be scored."""
+    correct: bool | None
+
+
+class Attempts(Environment):
+    """Judges one attempt a turn, until one is right or there are no more."""
+
+    def __init__(self, task: Repair, sample: Sample):
+        self.task, self.sample, self.count = task, sample, 0
+
+    def reset(self, seed: int) -> Observation:
+        self.count = 0
+        return Observation()
+
+    def step(self, action: str) -> Step:
+        self.count += 1
+        attempt = self.task.judged(self.sample, parse_answer(action))
+        done = bool(attempt.correct) or attempt.reward is None or self.count >= self.task.attempts
+        said = self.task.said(attempt)
+        return Step(Observation("" if done else said), done=done, state=f"{self.count}: {said}",
+                    info={"parts": attempt.parts, "reward": attempt.reward})
+
+
+class Repair(Task):
+    """Answer again after a verifier's message. Parts: `final` and `first`, the reward of the last and of the first
+    attempt by the other task; `improvement`, by how much the last is better; `solved`, whether it is correct, 0 or 1.
+    """
+
+    rewards = {"final": 1.0, "improvement": 0.0, "first": 0.0, "solved": 0.0}
+    outcome = {"solved": 1.0}
+    base: str = "digits"
+    """The task that asks and judges: a name, path/file.py:Class or module:Class; one answer, scored by itself."""
+    base_settings: dict[str, Any] = {}
+    """Its settings, as {drawn: true}."""
+    attempts: Annotated[int, Field(ge=2, le=8)] = 2
+    """Answers at most; episode.max_turns must not be less."""
+    message: Literal["parts", "verdict"] = "parts"
+    """What is said of a wrong answer: parts, how right each part of the reward is; verdict, only that it is wrong."""
+
+    def __init__(self, **settings: Any):
+        asking = {name: settings.pop(name) for name in _ASKING if name in settings}
+        super().__init__(**settings)
+        if self.base.partition(":")[0] == "repair":
+            raise ConfigError("task.base=repair: repair takes the questions of another task")
+        self._other = load(self.base, {**self.base_settings, **asking})
+        if has_environment(self._other):
+            raise ConfigError(f"task.base={self.base}: its episodes have several turns already; repair takes a "
+                              "task with one answer, such as grounding or digits")
+
+    @property
+    def other(self) -> Task:
+        """The task that asks and judges, with what the run sets on this one."""
+        self._other.seed, self._other.data, self._other.coordinates = self.seed, self.data, self.coordinates
+        return self._other
+
+    def samples(self, split: str) -> Sequence[Sample]:
+        found = self.other.samples(split)
+        if len(found):
+            self._refuse_parts_of_groups(found[0])
+        return found
+
+    def _refuse_parts_of_groups(self, sample: Sample) -> None:
+        missing = [part for part in self.other.weights if part not in self.other.score(sample, Answer(text=""))]
+        paid = [part for part in missing if any(weight for weight in _weights(self.other.weights[part]))]
+        if paid:
+            raise ConfigError(f"task.base={self.base}: its part '{paid[0]}' compares the answers of a group or needs a "
+                              "service, so that no attempt can be judged by itself; set its weight to 0, "
+                              f"task.base_settings={{rewards: {{{paid[0]}: 0}}}}, or take another task")
+
+    def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
+        return self.other.sample_from_row(row, root)
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        return self.other.templates
+
+    def messages(self, sample: Sample) -> list[dict[str, Any]]:
+        return self.other.messages(sample)
+
+    def environment(self, sample: Sample) -> Environment:
+        return Attempts(self, sample)
+
+    def judged(self, sample: Sample, answer: Answer) -> Attempt:
+        """Returns what the other task says of an answer."""
+        parts = {name: None if value is None else float(value)
+                 for name, value in self.other.score(sample, answer).items()}
+        known = {name: value for name, value in parts.items() if value is not None}
+        if len(known) < len(parts):
+            return Attempt(parts, None, None)
+        weights = {name: weight for name, weight in self.other.weights_at(answer.step).items() if name in known}
+        return Attempt(parts, self.other.combine(known, weights), self.other.correct(sample, answer, parts))
+
+    def said(self, attempt: Attempt) -> str:
+        """Returns what the model is told of an attempt: of each paid part one of WORDS, and nothing of the target."""
+        if attempt.correct:
+            return "That is right."
+        if self.message == "verdict":
+            return "That is not right. Answer again."
+        weights, best = self.other.weights_at(0), self.other.best_parts
+        told = [f"{name}: {level(value or 0.0, weights[name], best.get(name, 1.0))}"
+                for name, value in attempt.parts.items() if weights.get(name)]
+        return f"That is not right. {'; '.join(told)}. Answer again."
+
+    def score(self, sample: Sample, answer: Answer) -> Parts:
+        """Judges all attempts again, by their text; an answer without turns is one attempt."""
+        final = first = self.judged(sample, replace(answer, turns=()))
+        if len(answer.turns) > 1:
+            first = self.judged(sample, parse_answer(answer.turns[0].action, step=answer.step))
+        gained = None if final.reward is None or first.reward is None else final.reward - first.reward
+        return {"final": final.reward, "first": first.reward, "improvement": gained,
+                "solved": None if final.reward is None else float(bool(final.correct))}
+
+    def parse(self, sample: Sample, answer: Answer) -> Any:
+        return self.other.parse(sample, answer)
+
+    def target(self, sample: Sample) -> Any:
+        return self.other.target(sample)
+
+    def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
+        return self.other.overlay(sample, parsed)
+
+    def oracle(self, sample: Sample) -> str | None:
+        return self.other.oracle(sample)
+
+    def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
+        right = self.oracle(sample)
+        return None if right is None else [right]
+
+    def cheats(self, sample: Sample) -> Mapping[str, str | None]:
+        return self.other.cheats(sample)
+
+    def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
+        """Returns `attempts`, how many were made, and `repaired`, whether a further one was right."""
+        made = max(1, len(answer.turns))
+        return {"attempts": float(made), "repaired": float(made > 1 and parts.get("solved") == 1)}
+
+
+def level(value: float, weight: float, best: float) -> str:
+    """Returns how right a part is, in words: at its best, at 0 or worse, or between. A part with a negative weight is
+    best at 0."""
+    if weight < 0:
+        return WORDS[2] if value <= 0 else WORDS[0]
+    return WORDS[2] if value >= best - 1e-6 else WORDS[0] if value <= 0 else WORDS[1]
+
+
+def _weights(weight: Any) -> list[float]:
+    return [weight] if isinstance(weight, (int, float)) else [value for _, value in weight]

@@ -1,0 +1,176 @@
+"""Web: act on pages in a real browser, by coordinates on the screenshot; MiniWoB++ is what comes with it.
+
+Each turn shows a screenshot of the page, and the action is one of its form (`task.form`): click, double_click, drag,
+scroll, type, key, wait, answer. The page says itself when the episode is over and whether it was right. Pages are those
+of the package miniwob (Farama Foundation, MIT; "World of Bits", Shi et al. 2017; "Reinforcement Learning on Web
+Interfaces using Workflow-Guided Exploration", arXiv 1802.08802), or of an own folder, `task.html`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from vlrl.config.base import Positive
+from vlrl.config.registry import resolve
+from vlrl.data import SPLITS, Drawn
+from vlrl.data.coordinates import Convention
+from vlrl.errors import ConfigError, DataError, did_you_mean
+from vlrl.task import Task
+from vlrl.task.chromium import program_of
+from vlrl.task.environment import Environment
+from vlrl.types import Answer, Parts, Sample
+
+from ._web_actions import FORMS
+from ._web_browser import SIDES, Settings, shared
+from ._web_oracle import ORACLES, perfect
+from ._web_world import World
+
+_STEP = 28
+"""Of Qwen2.5-VL, the one family that writes pixels of the processed picture: its sides are multiples of this."""
+
+
+class Web(Task):
+    """Do what a web page asks. Parts: `success` 1 where the page's own reward is above 0, `efficiency` the same times
+    `decay` for each turn beyond the fewest that succeed in the group, `format` the share of actions in the right form,
+    `page` the page's own reward in [-1, 1], which has no weight of its own."""
+
+    prompt = "{instruction}"
+    rewards = {"success": 1.0, "efficiency": 0.1, "format": 0.1, "page": 0.0}
+    outcome = {"success": 0.5}
+    pages: tuple[str, ...] = ("click-test", "click-test-2", "click-button", "click-link", "click-dialog", "click-tab",
+                              "click-checkboxes", "click-option", "focus-text-2", "enter-text", "login-user")
+    """Names of pages that are trained on, without .html."""
+    heldout_pages: tuple[str, ...] = ("click-dialog-2", "click-button-sequence", "enter-password")
+    """Pages that are never trained on; evaluations have them beside the others."""
+    html: str = ""
+    """Folder of own pages and all that they load; empty = those of the package miniwob."""
+    form: str = "gui_r1"
+    """How actions are written: gui_r1, ui_tars, or call."""
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Of `efficiency`, for each further turn."""
+    scale: Annotated[int, Field(ge=1, le=4)] = 2
+    """Pixels of the screenshot for each of the page's 160 x 210."""
+    count: Positive = 4096
+    """Samples of a split: a page and a seed each."""
+    settle_ms: Annotated[int, Field(ge=100, le=10_000)] = 500
+    """Milliseconds of the page's own clock that pass after each action."""
+    page_s: Annotated[float, Field(gt=0, le=600)] = 20.0
+    """Seconds that a page may take for one action; then its episode ends with an error."""
+    open_pages: Annotated[int, Field(ge=1, le=1000)] = 32
+    """Pages that one process of `environment.workers` holds open; those of further episodes are closed, and opened
+    again with their actions when it is their turn."""
+    browser: str = ""
+    """Program of Chromium; empty = the one on the path."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        self._form: Any = resolve("task.form", self.form, FORMS)
+
+    def samples(self, split: str) -> Sequence[Sample]:
+        if split not in SPLITS:
+            raise ConfigError(f"split {split!r}: task 'web' has {' and '.join(SPLITS)}")
+        program_of(self.browser)
+        self._check_pages()
+        return Drawn(self.count, lambda i: self._sample(split, i))
+
+    def _check_pages(self) -> None:
+        """Raises ConfigError for pages that are not there, and for one on both sides."""
+        root, folder = self._root()
+        known = [path.stem for path in (root / folder).glob("*.html")]
+        for name, pages in (("pages", self.pages), ("heldout_pages", self.heldout_pages)):
+            for page in pages:
+                if page not in known:
+                    raise ConfigError(f"task.{name}: there is no page {page!r} in {root / folder}."
+                                      f"{did_you_mean(page, known)}")
+        if not self.pages:
+            raise ConfigError("task.pages=() leaves nothing to train on; name a page")
+        if both := set(self.pages) & set(self.heldout_pages):
+            raise ConfigError(f"task.heldout_pages: {sorted(both)[0]!r} is one of task.pages too; held-out pages are "
+                              "never trained on")
+
+    def _root(self) -> tuple[Path, str]:
+        """Returns the folder that pages load from, and where in it they lie."""
+        if self.html:
+            if not Path(self.html).is_dir():
+                raise ConfigError(f"task.html={self.html!r} is no folder; name one that holds .html files")
+            return Path(self.html), "."
+        spec = importlib.util.find_spec("miniwob")
+        if spec is None or not spec.submodule_search_locations:
+            raise ConfigError("the pages are those of the package miniwob, which is not installed: pip install "
+                              "'vlrl[gui]', or name a folder of .html files with task.html")
+        return Path(spec.submodule_search_locations[0]) / "html", "miniwob"
+
+    def _sample(self, split: str, index: int) -> Sample:
+        pages = self.pages if split == "train" else (*self.pages, *self.heldout_pages)
+        page, (_, folder) = pages[index % len(pages)], self._root()
+        # an even seed is trained on, an odd one is not
+        seed = 2 * random.Random(f"web/{self.seed}/{split}/{index}").getrandbits(30) + (split != "train")
+        width, height = (side * self.scale for side in SIDES)
+        row = {"page": page, "path": f"{folder}/{page}.html".removeprefix("./"), "seed": seed, "category": page,
+               "instruction": self._form.prompt, "width": width, "height": height, "scale": self.scale,
+               "heldout_page": page in self.heldout_pages}
+        return Sample(id=f"{split}-{index:06d}", row=row)
+
+    def _pages(self) -> Any:
+        return shared(Settings(self._root()[0], self.scale, self.browser, self.page_s, self.open_pages))
+
+    def environment(self, sample: Sample) -> Environment:
+        return World(self, _placed(sample), self._form, self._pages())
+
+    def score(self, sample: Sample, answer: Answer) -> Parts:
+        self._check_size(sample)
+        turns = [turn.parts for turn in answer.turns]
+        success, page = (sum(parts.get(name, 0.0) for parts in turns) for name in ("success", "page"))
+        formed = sum(parts.get("format", 0.0) for parts in turns) / max(1, len(turns))
+        return {"success": success, "efficiency": success, "format": formed, "page": page}
+
+    def _check_size(self, sample: Sample) -> None:
+        """Raises DataError where the model writes pixels of what it sees, and sees another size than was taken."""
+        known, taken = sample.get("processed_size"), _placed(sample)["processed_size"]
+        if known and list(known) != taken and isinstance(self.coordinates, Convention) and \
+                self.coordinates.used(sample) == "processed":
+            raise DataError(f"sample '{sample.id}': the model sees the screenshot as {known} pixels, and its points "
+                            f"were read as pixels of {taken}: leave model.max_pixels, model.min_pixels and "
+                            "episode.max_pixels as they are, or change task.scale")
+
+    def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
+        """MobGRPO's success * decay^(extra steps) (MobileGUI-RL, arXiv 2507.05720), where what is extra counts from the
+        fewest turns that succeed."""
+        won = [sum(turn.parts.get("success", 0.0) for turn in answer.turns) for answer in answers]
+        fewest = min((len(a.turns) for a, right in zip(answers, won, strict=True) if right), default=0)
+        return [{"efficiency": right * self.decay ** (len(a.turns) - fewest) if right else 0.0}
+                for a, right in zip(answers, won, strict=True)]
+
+    def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
+        """Returns `unread`, the share of actions that cannot be read, and `turns`."""
+        read = [turn for turn in answer.turns if "This action cannot be read" not in turn.observation]
+        return {"unread": 1 - len(read) / max(1, len(answer.turns)), "turns": float(len(answer.turns))}
+
+    def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Returns success by page (`success/click-test`), and over pages that are and are not trained on."""
+        columns: dict[str, list[float]] = {}
+        for record in records:
+            sample = record["sample"]
+            kind = "heldout_pages" if sample["heldout_page"] else "trained_pages"
+            for name in (sample["page"], kind):
+                columns.setdefault(f"success/{name}", []).append(record["parts"].get("success") or 0.0)
+        return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
+
+    def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
+        """Plays the page in a browser of this process; None for a page whose way is not known."""
+        if self.html or sample["page"] not in ORACLES:
+            return None
+        return [self._form.write(self, _placed(sample), action) for action in perfect(self, sample, self._pages())]
+
+
+def _placed(sample: Sample) -> Sample:
+    """Returns the sample with the size in which Qwen2.5-VL sees its screenshots."""
+    size = [round(sample[side] / _STEP) * _STEP for side in ("width", "height")]
+    return replace(sample, row={**sample.row, "processed_size": size})

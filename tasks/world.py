@@ -1,0 +1,59 @@
+"""World: any environment from outside (`environment.name`), a seed a sample.
+
+    vlrl train tiny.yaml task=world environment.name=gym:FrozenLake-v1 environment.options.is_slippery=false
+
+Seeds of the splits are apart, so held-out worlds are never trained on. With files of rows (data.train, data.heldout)
+each row has an `instruction` and may have a `seed` and an `answer`: a right last action is then the success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from vlrl.config.base import Positive
+from vlrl.data import SPLITS, Drawn
+from vlrl.errors import ConfigError, DataError
+from vlrl.task import Task
+from vlrl.types import Answer, Parts, Sample
+
+_APART = 2**30
+"""The first seed of the held-out split; those of training are below."""
+
+
+class World(Task):
+    """Act in an environment from outside. Parts: `return`, what it pays in all; `success` and `progress`, 0 to 1;
+    `illegal`, how many actions were none; `tool_success`, in how many turns all calls of a server's tools succeeded."""
+
+    prompt = "{instruction}"
+    rewards = {"return": 1.0, "success": 0.0, "progress": 0.0, "illegal": 0.0, "tool_success": 0.0}
+    outcome = {"success": 1.0}
+    lives_outside: ClassVar[bool] = True
+    instruction: str = "Act in this world, one action a turn. Answer with the action only."
+    """What the model is asked; a row may have its own."""
+    count: Positive = 4096
+    """Seeds of a split."""
+
+    def samples(self, split: str) -> Sequence[Sample]:
+        if split not in SPLITS:
+            raise ConfigError(f"split {split!r}: task 'world' has {' and '.join(SPLITS)}")
+        if self.data is not None and getattr(self.data, split):
+            return super().samples(split)
+        start = _APART if split.endswith("heldout") else 0
+        return Drawn(self.count, lambda i: Sample(id=f"{split}-{i:06d}", row={
+            "instruction": self.instruction, "seed": start + (self.seed * self.count + i) % _APART}))
+
+    def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
+        sample = super().sample_from_row({"instruction": self.instruction, **row}, root)
+        seed = sample.get("seed", 0)
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
+            raise DataError(f"row '{sample.id}': seed={str(seed)[:60]!r} must be a whole number from 0 to 2147483647")
+        return sample
+
+    def score(self, sample: Sample, answer: Answer) -> Parts:
+        """Returns `success` by the row's `answer`, where it has one; all else was paid by turns."""
+        parts: Parts = {} if answer.turns else dict.fromkeys(self.weights, 0.0)
+        if "answer" in sample.row:
+            parts["success"] = float(answer.final.strip() == str(sample["answer"]).strip())
+        return parts

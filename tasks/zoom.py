@@ -1,0 +1,142 @@
+"""Zoom: read a detail that cannot be read before it is enlarged, with a tool that enlarges it.
+
+In the picture that the question shows the plates are blank, so no model can read the answer there. The tool `zoom(box)`
+shows the square around a box in full detail; of a clip (`task.media=clip`), `frame(seconds)` shows one frame. The
+reward is for the right answer and its format; a call earns nothing of its own unless `task.rewards.tool` is set: then a
+right answer after a call that showed something earns it once, as in DeepEyes (arXiv 2505.14362).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+from PIL import Image
+from pydantic import Field
+
+from vlrl.config.base import Positive
+from vlrl.data import SPLITS, Drawn
+from vlrl.errors import ConfigError
+from vlrl.task import Task
+from vlrl.types import Answer, Media, Parts, Sample
+
+from . import _zoom_scenes as scenes
+from ._scenes import COLOURS
+
+ASKED = {"digit": "Which digit is this? Answer with the digit only.",
+         "colours": "Which three colours are these? Answer with their names only.",
+         "count": "How many dots are there? Answer with the number only."}
+_NAME = "|".join(COLOURS)
+_FORMS = {"digit": re.compile(r"\d", re.ASCII), "colours": re.compile(f"({_NAME}) ({_NAME}) ({_NAME})"),
+          "count": re.compile("[1-6]")}
+_FRAMES = 6
+"""Of a clip, one a second."""
+_WHOLE = 0.9
+"""A box of this share of the picture's side shows nothing new."""
+
+
+class Zoom(Task):
+    """Read what a plate says that is too small to read. Parts: `accuracy` and `format`, each 0 or 1, and `tool`, a
+    right answer after a call, which has no weight of its own."""
+
+    prompt = "{question}"
+    rewards = {"accuracy": 1.0, "format": 0.1, "tool": 0.0}
+    answer: Literal["digit", "colours", "count"] = "digit"
+    """What is on the plates: a digit, three colours in a row, or up to six dots."""
+    media: Literal["image", "clip"] = "image"
+    """image: a picture and zoom(box); clip: a clip of six seconds and frame(seconds)."""
+    tool: bool = True
+    """false: the same question without a tool, answered in one turn."""
+    crops: Literal["chosen", "random"] = "chosen"
+    """random: a control, in which zoom shows a place that the box does not decide, and frame any second."""
+    count: Positive = 4096
+    """Scenes of a split."""
+    size: Annotated[int, Field(ge=64, le=512, multiple_of=64)] = 64
+    """Side in pixels of a picture as it is shown."""
+
+    def samples(self, split: str) -> Sequence[Sample]:
+        if split not in SPLITS:
+            raise ConfigError(f"split {split!r}: task 'zoom' has {' and '.join(SPLITS)}")
+        return Drawn(self.count, lambda i: self._sample(split, i))
+
+    def _sample(self, split: str, index: int) -> Sample:
+        if self.media == "image":
+            blank, row = self._drawn(split, index, blank=True)
+            media, where = Media(source=scenes.overview(blank)), f"Locate the {row['expression']}."
+        else:  # the frames so small that a plate is as small as on a picture
+            frames, second = [self._drawn(split, index, s) for s in range(_FRAMES)], index % _FRAMES
+            row, where = {**frames[second][1], "second": second}, f"Look at second {second}."
+            media = Media(kind="video", source=[image.reduce(4 * scenes.DETAIL) for image, _ in frames], fps=1)
+        row |= {"id": f"{split}-{index:06d}", "split": split, "index": index,
+                "question": f"{where} {ASKED[self.answer]}"}
+        return Sample(id=row["id"], media=(media,), row=row)
+
+    def _drawn(self, split: str, index: int, second: int | None = None,
+               blank: bool = False) -> tuple[Image.Image, dict[str, Any]]:
+        """Returns a scene in full detail and its row; with `second`, a frame of a clip; `blank`, nothing on plates."""
+        name = split if second is None else f"{split}/{second}"
+        return scenes.scene(self.seed, name, index, self.size, self.answer, clear=second is not None, blank=blank)
+
+    def tools(self, sample: Sample) -> Sequence[Callable[..., Any]]:
+        if not self.tool:
+            return ()
+        split, index, asked = sample["split"], sample["index"], ASKED[self.answer]
+
+        def zoom(box: list[float]) -> list[Image.Image | str]:
+            """Shows the part of the picture in a box [x1, y1, x2, y2], enlarged."""
+            x1, y1, x2, y2 = self.coordinates.to_original(sample, _checked(box))
+            if max(x2 - x1, y2 - y1) >= _WHOLE * self.size:
+                raise ValueError("the box is the whole picture, which has been shown")
+            if self.crops == "random":
+                rng, side = random.Random(f"{sample.id}/{box}"), max(x2 - x1, y2 - y1)
+                x1, y1 = (rng.uniform(0, self.size - side) for _ in range(2))
+                x2, y2 = x1 + side, y1 + side
+            return [scenes.crop(self._drawn(split, index)[0], (x1, y1, x2, y2), self.size), asked]
+
+        def frame(seconds: float) -> list[Image.Image | str]:
+            """Shows the frame of the clip at a second, enlarged."""
+            if not 0 <= seconds < _FRAMES:
+                raise ValueError(f"the clip has the seconds 0 to {_FRAMES - 1}")
+            second = random.Random(f"{sample.id}/{seconds}").randrange(_FRAMES) if self.crops == "random" else seconds
+            return [self._drawn(split, index, int(second))[0].reduce(scenes.DETAIL), asked]
+
+        return [zoom] if self.media == "image" else [frame]
+
+    def score(self, sample: Sample, answer: Answer) -> Parts:
+        right, legal = answer.final.strip() == sample["answer"], _FORMS[self.answer].fullmatch(answer.text.strip())
+        looked = any(turn.media for turn in answer.turns)
+        return {"accuracy": float(right), "format": float(bool(legal)), "tool": float(right and looked)}
+
+    def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
+        """Returns `called`, whether a tool showed something."""
+        return {"called": float(any(turn.media for turn in answer.turns))}
+
+    def oracle(self, sample: Sample) -> str:
+        return sample["answer"]
+
+    def oracle_actions(self, sample: Sample) -> Sequence[str]:
+        return [self.call(sample), self.oracle(sample)]
+
+    def call(self, sample: Sample, box: Sequence[float] | None = None) -> str:
+        """Returns the tool call that shows a box in pixels of the picture, or, without one, what is asked about."""
+        if self.media == "clip":
+            name, arguments = "frame", {"seconds": sample["second"]}
+        else:
+            place = sample["boxes"][0]["box"] if box is None else box
+            name, arguments = "zoom", {"box": self.coordinates.from_original(sample, place)}
+        return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+    def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
+        if self.media == "clip":
+            return []
+        return [{"kind": "box", "at": sample["boxes"][0]["box"], "label": sample["answer"], "role": "target"}]
+
+
+def _checked(box: list[float]) -> list[float]:
+    """Returns a box as it is. Raises ValueError, whose text the model reads, where it is none."""
+    if len(box) != 4 or not (box[0] < box[2] and box[1] < box[3]) or not all(abs(v) < 1e6 for v in box):
+        raise ValueError("the box must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2")
+    return box

@@ -1,0 +1,131 @@
+"""The inspector behind a real reverse proxy and in a frame, in a real browser."""
+
+import contextlib
+import re
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.app.conftest import WAIT_MS, listening, opened, serving
+from tests.app.proxy import framing, proxy
+
+pytest.importorskip("gradio")
+pytest.importorskip("duckdb")
+expect = pytest.importorskip("playwright.sync_api").expect
+from vlrl.app.address import parsed  # noqa: E402
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+NGINX = """daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;
+events {{}}
+http {{
+    access_log off; client_body_buffer_size 9m; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+    server {{
+        listen 127.0.0.1:{port} ssl; ssl_certificate {folder}/cert.pem; ssl_certificate_key {folder}/key.pem;
+{location} }}
+}}"""
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+def look_around(page, address):
+    """Curves, a list, a group with its picture, and a file that is made: whatever has an address of its own."""
+    page.goto(f"{address}?page=runs&runs=boxes")
+    expect(page.locator("#v-curves .v-plot .main-svg").first).to_be_visible()
+    page.locator(".v-tab-rollouts").click()
+    page.goto(f"{address}?page=rollouts&run=boxes&order=best")
+    expect(page.locator("#v-list .v-count")).to_contain_text("28 groups")
+    page.wait_for_function("document.querySelector('.v-row img')?.naturalWidth > 0")
+    page.locator(".v-row").first.click()
+    expect(page.locator(".v-group").first).to_be_visible()
+    page.goto(f"{address}?page=notes&pick=filter&run=boxes")
+    page.locator("#v-export-make").click()
+    expect(page.locator("#v-export")).to_contain_text("rollouts, ")
+    with page.expect_download() as download:
+        page.locator("#v-export-file").click()
+    assert download.value.path().read_text().startswith("{") and page.url.startswith(address)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_below_a_path(chromium, runs, cut):
+    with (serving(runs, address=parsed("127.0.0.1", "/user/me/proxy/7860")) as inner,
+          listening(proxy(inner, "/user/me/proxy/7860", cut)) as port, opened(chromium) as page):
+        look_around(page, f"http://127.0.0.1:{port}/user/me/proxy/7860/")
+
+
+@pytest.mark.parametrize("names_host", ["", "x-forwarded-host"])
+def test_under_a_name_of_its_own_with_a_password(chromium, runs, names_host):
+    name = "box.localhost"  # which a browser looks up on this machine
+    with (serving(runs, address=parsed("127.0.0.1", "/vlrl", (name,)), password="sesame") as inner,
+          listening(proxy(inner, "/vlrl", names_host=names_host)) as port, opened(chromium, name) as page):
+        page.goto(f"http://{name}:{port}/vlrl?page=rollouts&run=boxes")
+        page.get_by_label("Password").fill("sesame")
+        page.get_by_role("button").click()
+        expect(page.locator("#v-list .v-count")).to_contain_text("28 groups")
+        look_around(page, f"http://{name}:{port}/vlrl/")
+
+
+def test_a_proxy_whose_name_is_not_allowed_is_told_the_option(chromium, runs):
+    with serving(runs) as inner, listening(proxy(inner)) as port, chromium.new_page() as page:
+        answer = page.goto(f"http://box.localhost:{port}/")
+        assert answer and answer.status == 421
+        expect(page.locator("body")).to_contain_text("--allow-host NAME")
+
+
+def test_a_frame_shows_it_to_a_page_that_may_hold_it(chromium, runs):
+    with listening(framing()) as port:
+        holder = f"http://127.0.0.1:{port}"
+        with serving(runs, address=parsed("127.0.0.1", frames=(holder,))) as inner, opened(chromium) as page:
+            page.goto(f"{holder}/?at={inner}?page=rollouts%26run=boxes")
+            expect(page.frame_locator("iframe").locator("#v-list .v-count")).to_contain_text("28 groups")
+        other = holder.replace("127.0.0.1", "localhost")  # the same page by another origin
+        for frames, at in (((), holder), ((holder,), other)):
+            with serving(runs, address=parsed("127.0.0.1", frames=frames)) as inner, chromium.new_page() as page:
+                said = []
+                page.on("console", lambda message, said=said: said.append(message.text))
+                page.goto(f"{at}/?at={inner}", wait_until="load")
+                page.wait_for_timeout(200)
+                assert [text for text in said if "frame-ancestors" in text], said
+                assert not page.frame_locator("iframe").locator("#v-top").count()
+
+
+@contextlib.contextmanager
+def nginx(folder, location):
+    """A real nginx with TLS, whose only server has this location; its port."""
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=box",
+                    "-keyout", folder / "key.pem", "-out", folder / "cert.pem"], check=True, capture_output=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (folder / "nginx.conf").write_text(NGINX.format(folder=folder, port=port, location=location))
+    process = subprocess.Popen(["nginx", "-p", folder, "-c", folder / "nginx.conf"])
+    try:
+        end = time.monotonic() + WAIT_MS / 1000
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            assert process.poll() is None and time.monotonic() < end, (folder / "error.log").read_text()
+            time.sleep(0.05)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.skipif(not (shutil.which("nginx") and shutil.which("openssl")), reason="no nginx, or no openssl")
+def test_behind_nginx_with_tls_as_the_page_in_docs_says(chromium, runs, tmp_path):
+    [location] = re.findall(r"```nginx\n(.*?)```", (DOCS / "inspector.md").read_text(encoding="utf-8"), re.S)
+    name = "box.localhost"
+    with (serving(runs, address=parsed("127.0.0.1", "/vlrl", (name,)), password="sesame") as inner,
+          nginx(tmp_path, location.replace("http://127.0.0.1:7860/", inner)) as port,
+          opened(chromium, name, ignore_https_errors=True) as page):
+        address = f"https://{name}:{port}/vlrl/"
+        page.goto(f"{address}?page=rollouts&run=boxes")
+        page.get_by_label("Password").fill("sesame")
+        page.get_by_role("button").click()
+        expect(page.locator("#v-list .v-count")).to_contain_text("28 groups")
+        assert page.context.cookies()[0]["secure"] and page.context.cookies()[0]["path"] == "/vlrl/"
+        look_around(page, address)

@@ -1,0 +1,171 @@
+"""`vlrl eval` at length through the command line's own entry: a server, a tiny model, a kill."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_training import call
+from tests.e2e.runs import ENV, ROOT, write_config
+from tests.evaluation.http_stand_in import served
+from vlrl.evaluation.rows import read_rows
+
+TASK = '''
+from vlrl.task import Task
+from vlrl.types import Sample
+
+class Sums(Task):
+    """Text alone, so that a stand-in can answer."""
+    prompt = "{question} Answer with a number."
+    prompts = ("{question} Answer with a number.", "Work out: {question}")
+    rewards = {"accuracy": 1.0}
+
+    def samples(self, split):
+        return [Sample(id=f"{split}-{i}", row={"question": f"{i}+1?", "answer": str(i + 1)}) for i in range(12)]
+
+    def score(self, sample, answer):
+        return {"accuracy": float(answer.final == sample["answer"])}
+'''
+
+
+@pytest.fixture
+def sums(tmp_path):
+    """Words of a config of text alone."""
+    (tmp_path / "sums.py").write_text(TASK)
+    config = tmp_path / "sums.yaml"
+    config.write_text(json.dumps({"task": f"{tmp_path}/sums.py:Sums", "model": {"name": "x"}, "seed": 5,
+                                  "run": {"dir": str(tmp_path / "run")}, "eval": {"samples": 12}}))
+    return [str(config)]
+
+
+def worked_out(body, number):
+    """Right at temperature 0, else right for one seed in two."""
+    content = body["messages"][-1]["content"]
+    question = content if isinstance(content, str) else content[-1]["text"]
+    n = int(re.search(r"(\d+)\+1", question)[1])
+    return str(n + 1 if body["temperature"] == 0 or body["seed"] % 2 == 0 else n)
+
+
+def test_a_server_at_several_settings(sums, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("A_KEY", "key-of-the-server")
+    with served(worked_out) as server:
+        words = ["eval", *sums, "--endpoint", server.url, "--key-env", "A_KEY", "--answers", 4, "--seeds", "2",
+                 "--temperature", 0, "--temperature", 1, "-o", tmp_path / "out"]
+        found = json.loads(call(capsys, *words, "--json")[0])
+        count = len(server.asked)
+        assert count == 12 * 4 * 2 * 2 and {h["Authorization"] for _, h, _ in server.asked} == {
+            "Bearer key-of-the-server"}
+        assert found["model"] == "only" and found["splits"]["heldout"]["metrics"]["accuracy"]["mean"] == 1.0
+        warm = found["results"][1]
+        assert (warm["setting"], warm["seeds"], warm["n"], warm["answers"]) == ("temperature 1", [5, 6], 12, 4)
+        rows = [r for r in read_rows(tmp_path / "out" / "answers.jsonl") if r["setting"] == "temperature 1"]
+        right = {(r["seed"], r["number"]): 0 for r in rows}
+        for r in rows:
+            right[r["seed"], r["number"]] += r["answer"] == r["target"]
+        by_seed = [sum(c > 0 for (s, _), c in right.items() if s == seed) / 12 for seed in (5, 6)]
+        assert warm["metrics"]["pass@4"]["by_seed"] == pytest.approx(by_seed)
+        again, err = call(capsys, *words)
+        assert len(server.asked) == count and "evaluation.png" in again and "key-of" not in again + err
+    folder = tmp_path / "out"
+    assert json.loads((folder / "evaluation.json").read_text())["results"] == found["results"]
+    assert (folder / "evaluation.png").read_bytes()[:4] == b"\x89PNG" and "key-of" not in "".join(
+        p.read_text() for p in folder.iterdir() if p.suffix != ".png")
+
+
+def test_each_wording_and_what_a_server_did_not_answer(sums, tmp_path, capsys):
+    with served(lambda body, n: 400 if "9+1" in str(body["messages"]) else worked_out(body, n)) as server:
+        words = ["eval", *sums, "--endpoint", server.url, "--each-wording", "-o", tmp_path / "out"]
+        out, err = call(capsys, *words)
+        assert "no answer 2 times" in err and "wording 1" in out and "wording 2" in out
+        asked = {body["messages"][-1]["content"][-1]["text"] for *_, body in server.asked}
+        assert {"0+1? Answer with a number.", "Work out: 0+1?"} <= asked and len(asked) == 24
+        found = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+        for r in found["results"]:
+            assert (r["n"], r["unanswered"], r["metrics"]["accuracy"]["mean"]) == (11, 1, 1)
+        server.script, server.asked[:] = worked_out, []
+        _, err = call(capsys, *words)
+        assert len(server.asked) == 2 and "no answer" not in err
+
+
+def test_what_does_not_go_together(sums, tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text("")
+    url = ("--endpoint", "http://127.0.0.1:1/v1")
+    for words, said, code in (
+            (("--answers", 2, "--temperature", 0), "greedy answers would all be the same", 1),
+            (("--seeds", "x"), "--seeds 'x'", 1), (("--top-p", 2), "at most 1", 2),
+            (("--key-env", "X"), "--endpoint", 2),
+            (("--answers", 2, "-o", tmp_path / "b.jsonl"), "for a plain evaluation", 1),
+            (("--answers", 2, "--rollouts", tmp_path / "b"), "for a plain evaluation", 1),
+            ((*url, "--checkpoint", tmp_path), "has its own weights", 2),
+            ((*url, "--key-env", "NOT_SET_ANYWHERE"), "NOT_SET_ANYWHERE: that environment variable", 1),
+            (("--endpoint", "127.0.0.1"), "no address of a server", 1), ((*url, "--answers", 2), "--model", 1),
+            ((*url, "--model", "m", "--each-wording", "task.prompts=[]"), "has one wording", 1),
+            (("--temperature", 1, "--temperature", 1), "stands there twice", 1)):
+        _, err = call(capsys, "eval", *sums, *words, code=code)
+        assert said in err, err
+    with served(worked_out) as server:
+        words = ["eval", *sums, "--endpoint", server.url, "-o", tmp_path / "out"]
+        call(capsys, *words)
+        _, err = call(capsys, *words, "--samples", 3, code=1)
+        assert "samples was 12, is 3" in err and "another with --out" in err
+
+
+@pytest.mark.slow
+def test_a_model_at_length_is_the_model_of_a_plain_evaluation(tiny_models, tmp_path, capsys):
+    config = write_config(tmp_path, tiny_models["qwen3_vl"])
+    words = ["eval", config, f"run.dir={tmp_path}/run", "--model", tiny_models["qwen3_vl"]]
+    plain = json.loads(call(capsys, *words, "--json")[0])
+    at_length = json.loads(call(capsys, *words, "--json", "-o", tmp_path / "out")[0])
+    shown, own = (found["splits"]["heldout"] for found in (plain, at_length))
+    assert shown["n"] == own["n"] == 8
+    for name, metric in shown["metrics"].items():
+        assert {k: own["metrics"][name][k] for k in ("mean", "low", "high")} == metric
+    narrow = json.loads(call(capsys, *words, "--json", "--answers", 2, "--top-p", 1e-6, "--top-p", 1)[0])
+    assert Path(narrow["folder"]).parent == tmp_path / "run-eval"
+    rows = read_rows(Path(narrow["folder"]) / "answers.jsonl")
+    greedy = {r["number"]: r["answer"] for r in read_rows(tmp_path / "out" / "answers.jsonl")}
+    kept = [r for r in rows if r["setting"] == "temperature 1, top_p 1e-06"]
+    assert len(kept) == 16 and all(r["answer"] == greedy[r["number"]] for r in kept)  # only the likeliest token is left
+    free = [r for r in rows if r["setting"] == "temperature 1, top_p 1"]
+    assert sum(r["answer"] != greedy[r["number"]] for r in free) > 8
+
+
+@pytest.mark.slow
+def test_killed_and_begun_again_it_asks_for_the_rest_alone(sums, tmp_path, capsys):
+    """kill -9 while answers come in."""
+    with served(worked_out) as server:
+        words = [*sums, "--endpoint", server.url, "--answers", "64", "--concurrency", "4"]
+        server.script = held_after(server, 300)
+        process = subprocess.Popen([sys.executable, "-m", "vlrl", "eval", *words, "-o", str(tmp_path / "out")],
+                                   env={**ENV, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}, cwd=ROOT,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        path, end = tmp_path / "out" / "answers.jsonl", time.monotonic() + 300
+        while not (path.exists() and len(path.read_bytes().splitlines()) > 200):
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kept = len(read_rows(path))
+        assert 200 <= kept < 12 * 64
+        server.script, server.asked[:] = worked_out, []
+        killed = json.loads(call(capsys, "eval", *words, "-o", tmp_path / "out", "--json")[0])
+        assert len(server.asked) == 12 * 64 - kept
+        whole = json.loads(call(capsys, "eval", *words, "-o", tmp_path / "whole", "--json")[0])
+    assert killed["results"] == whole["results"]
+    assert path.read_bytes() == (tmp_path / "whole" / "answers.jsonl").read_bytes()
+
+
+def held_after(server, most):
+    """A script that answers so many requests and then waits until it is replaced."""
+    def script(body, number):
+        while number >= most and server.script is script:
+            time.sleep(0.05)
+        return worked_out(body, number)
+
+    return script

@@ -1,0 +1,152 @@
+"""Every turn of an episode is the same for engine and trainer; a planted fault is named with its turn."""
+
+from dataclasses import replace
+from functools import reduce
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.episodes_exact import FAMILIES, MODES, SYNCS, per_turn, playing, settings
+from tests.conftest import TWO
+from vlrl.engine.turns import first_difference, place, turn_gaps
+from vlrl.models.packing import joined
+from vlrl.types import Media, Observation, Turn
+
+EXACT = 1e-5
+TURN = 3
+"""The observation that faults are planted in, the second one; turns 0 and 2 are the actions before it."""
+CASES = [(f, m) for f in FAMILIES for m in MODES if m == "full" or f in TWO]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family, mode", CASES)
+def test_every_turn_agrees_after_each_sync(tiny_models, tmp_path, family, mode):
+    with playing(settings(tiny_models[family], mode), tmp_path) as play:
+        for _ in range(SYNCS):
+            play.sync()
+            for prompt, completion in play.episodes(1):
+                assert [t.role for t in completion.turns] == ["assistant", "observation"] * 4
+                assert len(completion.seen) == 4 and max(per_turn(play, prompt, completion)) < EXACT
+                assert first_difference(play.policy, play.encode, prompt, completion, EXACT) is None
+
+
+def windowed(play, monkeypatch):
+    """Episodes of which each action is sampled under the last two observations."""
+    monkeypatch.setattr(play.engine, "limits", play.engine.limits.model_copy(update={"history": "last:2"}))
+    return play.episodes(1)
+
+
+@pytest.fixture(scope="module")
+def played(tiny_models, tmp_path_factory):
+    """What plays, the prompt of an episode, the episode."""
+    with playing(settings(tiny_models["qwen2_5_vl"], "full"), tmp_path_factory.mktemp("played")) as play:
+        play.sync()
+        yield play, *play.episodes(1)[0]
+
+
+def with_media(completion, encode, change):
+    """The episode as a trainer would see it whose media were changed."""
+    media = {m.sha256: Media(source=m.frames[0]) for m in completion.seen}
+    shown = [encode.observation(Observation(t.text, [media[name] for name in t.media]), "s")
+             for t in completion.turns if t.role == "observation" and t.start < t.end]
+    after = reduce(joined, change(*shown))
+    return replace(completion, shown=replace(completion.shown, media=after.media, mm=after.mm))
+
+
+def changed(array, turn, values):
+    """A copy with other values in the last dimension from the start of a turn on."""
+    out = array.copy()
+    out[..., turn.start:turn.start + len(values)] = values
+    return out
+
+
+def dropped(c, encode):
+    return with_media(c, encode, lambda a, b, d: (a, replace(b, media=(), mm={}), d))
+
+
+def swapped(c, encode):
+    return with_media(c, encode, lambda a, b, d: (a, replace(b, media=d.media, mm=d.mm), replace(d, media=b.media,
+                                                                                               mm=b.mm)))
+
+
+def other_pixels(c, encode):
+    return with_media(c, encode, lambda a, b, d: (
+        a, replace(b, mm=b.mm | {"pixel_values": -b.mm["pixel_values"]}), d))
+
+
+def truncated(c, encode):
+    return with_media(c, encode, lambda a, b, d: (
+        a, replace(b, mm=b.mm | {"pixel_values": b.mm["pixel_values"][:-4]}), d))
+
+
+def shifted_mask(c, encode):
+    return replace(c, loss_mask=np.roll(c.loss_mask, 1))
+
+
+def counted_on(c, encode):
+    """Positions that go on as if there were no image."""
+    turn = c.turns[TURN]
+    places = np.arange(c.shown.positions[0, turn.start], c.shown.positions[0, turn.start] + 30)
+    return replace(c, shown=replace(c.shown, positions=changed(c.shown.positions, turn, places)))
+
+
+def tokenised_again(c, encode):
+    turn = c.turns[2]
+    ids = encode.answer_ids(turn.text)[:turn.end - turn.start]
+    return replace(c, shown=replace(c.shown, ids=changed(c.shown.ids, turn, ids)))
+
+
+@pytest.mark.parametrize("fault, turn, said", [
+    (dropped, TURN, "reads other media"), (swapped, TURN, "reads other media"),
+    (other_pixels, TURN, "pixel_values that the trainer reads"), (truncated, TURN, "pixel_values that the trainer"),
+    (shifted_mask, None, "the loss mask is set where nothing was sampled"),
+    (counted_on, TURN, "the positions are not the model's"), (tokenised_again, 2, "the trainer reads other ids")])
+def test_a_planted_fault_is_named_with_its_turn(played, fault, turn, said):
+    play, prompt, completion = played
+    found = first_difference(play.policy, play.encode, prompt, fault(completion, play.encode), EXACT)
+    assert found and said in str(found), found
+    assert turn is None or found.turn == turn
+    shown = completion.turns[found.turn]
+    assert f"turn {found.turn} ({shown.role})" in str(found) and shown.start <= found.token
+    assert fault is shifted_mask or completion.turns[TURN if turn == TURN else 1].media[0][:12] in str(found)
+
+
+def test_another_picture_shows_in_the_turn_after_it(played):
+    play, prompt, completion = played
+    gaps = turn_gaps(play.policy, prompt, other_pixels(completion, play.encode))
+    before = completion.turns[TURN].start
+    assert gaps[:before].max() < EXACT and gaps[before:].max() > 1e-3
+
+
+def test_a_stale_weight_shows_in_the_first_turn(played):
+    play, prompt, completion = played
+    weight = next(p for name, p in play.policy.trainable() if "visual" in name and p.ndim > 1)
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight.mul_(1.5)
+    found = first_difference(play.policy, play.encode, prompt, completion, EXACT)
+    with torch.no_grad():
+        weight.copy_(kept)
+    assert found and found.turn == 0 and found.gap > EXACT and "log-probabilities" in found.what
+    assert first_difference(play.policy, play.encode, prompt, completion, EXACT) is None
+
+
+def test_windows_of_the_history_are_read_as_sampled(played, monkeypatch):
+    play, *_ = played
+    for prompt, completion in windowed(play, monkeypatch):
+        assert len(completion.windows) == 4
+        assert first_difference(play.policy, play.encode, prompt, completion, EXACT) is None
+        window = completion.windows[3]
+        other = replace(window, mm=window.mm | {"pixel_values": -window.mm["pixel_values"]})
+        found = first_difference(play.policy, play.encode, prompt, replace(
+            completion, windows=(*completion.windows[:3], other)), EXACT)
+        assert found and found.turn == 6 and "log-probabilities" in found.what
+
+
+def test_places_have_names():
+    turns = [Turn(start=0, end=3), Turn(start=4, end=9, role="observation", media=("ab" * 32,)), Turn(start=9, end=12)]
+    assert place(turns, 2) == "turn 0 (assistant), token 2 of 3"
+    assert place(turns, 3) == "turn 0 (assistant), the end forced on it"
+    assert place(turns, 4) == "turn 1 (observation), token 0 of 5, media abababababab"
+    assert place(turns, 11) == "turn 2 (assistant), token 2 of 3, after media abababababab"

@@ -1,0 +1,222 @@
+"""Environments of gymnasium: real ones, their actions, frames and pay."""
+
+import json
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlrl.environments.actions import read_action
+from vlrl.environments.gym import GymEnvironment
+from vlrl.environments.paid import Paid, Wrong
+from vlrl.environments.shown import picture
+from vlrl.errors import ConfigError
+
+NAMES = ("left", "down", "right", "up")
+WAY = "down down right down right right".split()
+ALL = ("return", "success", "progress", "illegal")
+
+
+def played(environment, actions, seed=3):
+    first = environment.reset(seed)
+    return first, [environment.step(action) for action in actions]
+
+
+def summed(steps):
+    return {name: sum(step.parts.get(name, 0.0) for step in steps) for name in ALL}
+
+
+def test_a_perfect_walk_over_ice():
+    environment = GymEnvironment("FrozenLake-v1", actions=NAMES, parts=ALL, is_slippery=False)
+    first, steps = played(environment, WAY)
+    assert first.text == "Actions: left, down, right, up." and first.media[0].source.size == (256, 256)
+    assert summed(steps) == {"return": 1.0, "success": 1.0, "progress": 1.0, "illegal": 0.0}
+    assert [step.done for step in steps] == [False] * 5 + [True]
+    assert all(step.observation.media[0].source.mode == "RGB" for step in steps)
+    own = gymnasium.make("FrozenLake-v1", is_slippery=False, render_mode="rgb_array")
+    own.reset(seed=3)
+    for action in (1, 1, 2, 1, 2, 2):
+        own.step(action)
+    assert np.array_equal(np.asarray(steps[-1].observation.media[0].source), own.render())
+    environment.close()
+
+
+def test_the_same_seed_gives_the_same_world():
+    slippery = [played(GymEnvironment("FrozenLake-v1", actions=NAMES), ["right"] * 4, seed) for seed in (1, 1)]
+    assert [s.state for s in slippery[0][1]] == [s.state for s in slippery[1][1]]
+    starts = {played(GymEnvironment("Taxi-v4"), [], seed)[0].media[0].source.tobytes() for seed in range(6)}
+    assert len(starts) > 1
+
+
+def test_states_are_equal_where_the_world_is():
+    environment = GymEnvironment("FrozenLake-v1", actions=NAMES, is_slippery=False)
+    _, (away, back, wall) = played(environment, ["down", "up", "up"])
+    assert back.state == wall.state != away.state
+
+
+def test_what_is_no_action_is_told_and_not_done():
+    environment = GymEnvironment("FrozenLake-v1", actions=NAMES, parts=ALL, is_slippery=False)
+    _, steps = played(environment, ["jump", "<think>up?</think><answer>Down.</answer>", "", "9" * 50, "1"])
+    assert steps[0].observation.text == "Error: 'jump' is no action; write one of left, down, right, up"
+    assert [step.parts["illegal"] for step in steps] == [1, 0, 1, 1, 0]
+    shown = [step.observation.media[0].source.tobytes() for step in steps]
+    assert shown[0] != shown[1] == shown[2] == shown[3] and steps[1].info == {"action": "1", "truncated": False}
+    _, steps = played(environment, ["down", "down", "down", "left"])  # one into a hole
+    assert summed(steps)["return"] == 0 and steps[2].info["action"] == "1"
+
+
+def test_an_end_by_a_hole_and_by_a_limit():
+    _, steps = played(GymEnvironment("FrozenLake-v1", actions=NAMES, parts=ALL, is_slippery=False),
+                      ["down", "right", "up"])
+    assert steps[1].done and summed(steps)["success"] == 0
+    assert steps[2].done and steps[2].parts["illegal"] == 1
+    _, steps = played(GymEnvironment("FrozenLake-v1", actions=NAMES, is_slippery=False, max_episode_steps=2),
+                      ["up", "up"])
+    assert steps[1].done and steps[1].info["truncated"] and steps[1].parts["success"] == 0
+
+
+def test_a_goal_of_ones_own():
+    way = ["up", *["right"] * 11, "down"]
+    for goal, success in ((None, 0), (-13, 1), (-12, 0)):
+        _, steps = played(GymEnvironment("CliffWalking-v1", actions=("up", "right", "down", "left"), goal=goal), way)
+        assert steps[-1].done and summed(steps)["return"] == -13 and summed(steps)["success"] == success
+
+
+class Said(gymnasium.Env):
+    """Shows texts, and says how far it is."""
+
+    metadata = {"render_modes": []}
+    action_space = spaces.Text(10)
+    observation_space = spaces.Dict({"mission": spaces.Text(100), "place": spaces.Discrete(9)})
+
+    def __init__(self, said=None, reward=0.0, shape=None):
+        self.said, self.given, self.at = said or {}, reward, 0
+        if shape:
+            self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+
+    def found(self):
+        if isinstance(self.observation_space, spaces.Box):
+            return np.full(self.observation_space.shape, self.at, np.uint8)
+        return {"mission": f"go to {self.at}", "place": self.at}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        return self.found(), {}
+
+    def step(self, action):
+        self.at += 1
+        return self.found(), self.given, self.at == 3, False, {k: v[self.at] for k, v in self.said.items()}
+
+
+gymnasium.register("vlrl/Said-v0", Said, disable_env_checker=True)
+
+
+def test_texts_are_shown_and_progress_is_what_was_gained():
+    said = {"progression": [0, 0.25, 0.2, 0.75], "success": [0, False, False, True]}
+    first, steps = played(GymEnvironment("vlrl/Said-v0", said=said, parts=ALL), ["a", "b", "c"])
+    assert first.text == "mission: go to 0" and not first.media
+    assert [step.parts["progress"] for step in steps] == pytest.approx([0.25, -0.05, 0.55])
+    assert summed(steps)["success"] == 1 and steps[2].parts["success"] == 1
+    both = GymEnvironment("vlrl/Said-v0", show="text")
+    assert json.loads(both.reset(0).text) == {"mission": "go to 0", "place": 0}
+
+
+def test_frames_may_be_the_observation():
+    first, (step,) = played(GymEnvironment("vlrl/Said-v0", shape=(10, 20, 3)), ["a"])
+    assert first.media[0].source.size == (20, 10) and step.observation.media[0].source.getpixel((0, 0)) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "1", [1, 2], object()])
+def test_a_reward_that_is_no_number_ends_it(reward):
+    environment = GymEnvironment("vlrl/Said-v0", reward=reward)
+    environment.reset(0)
+    with pytest.raises(Wrong, match=r"its reward is .*, no finite number"):
+        environment.step("a")
+
+
+def test_settings_that_cannot_act():
+    with pytest.raises(ConfigError, match=r"actions=\['a'\]: FrozenLake-v1 has 4"):
+        GymEnvironment("FrozenLake-v1", actions=["a"])
+    with pytest.raises(ConfigError, match="are no list"):
+        GymEnvironment("Pendulum-v1", actions=["a"])
+    with pytest.raises(ConfigError, match="show='picture'"):
+        GymEnvironment("FrozenLake-v1", show="picture")
+    with pytest.raises(TypeError, match="slippery"):
+        GymEnvironment("FrozenLake-v1", slippery=False)
+
+
+def only_left(text, space):
+    if text != "go":
+        raise ValueError("write go")
+    return 0
+
+
+def test_a_function_reads_actions():
+    environment = GymEnvironment("FrozenLake-v1", act=only_left, parts=ALL)
+    first, steps = played(environment, ["go", "left"])
+    assert first.text == "" and steps[0].info["action"] == "0" and steps[1].observation.text == "Error: write go"
+
+
+SPACES = [spaces.Discrete(4), spaces.Discrete(3, start=-1), spaces.Box(-1, 1, (2,), np.float32), spaces.Text(5),
+          spaces.MultiDiscrete([2, 3]), spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(0, 9, (1,), np.int64)}),
+          spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(2)])]
+
+
+@pytest.mark.parametrize("space, text, action", [
+    (SPACES[0], " 3 ", 3), (SPACES[1], "-1", -1), (SPACES[2], "[0.5, -1]", [0.5, -1]),
+    (SPACES[2], "0.25 1e-1", [.25, .1]),
+    (SPACES[3], "abc", "abc"), (SPACES[4], "[1, 2]", [1, 2]), (SPACES[5], '{"a": 1, "b": [9]}', {"a": 1, "b": [9]}),
+    (SPACES[6], "[1, [0, 1]]", (1, [0, 1]))], ids=str)
+def test_texts_become_actions(space, text, action):
+    found = read_action(text, space)
+    assert space.contains(found)
+    for one, other in zip(*([f.values() if isinstance(f, dict) else f if isinstance(f, tuple) else [f]
+                             for f in (found, action)]), strict=True):
+        assert np.allclose(one, other) if not isinstance(one, str) else one == other
+
+
+@pytest.mark.parametrize("space, text", [
+    (SPACES[0], "4"), (SPACES[0], "1 2"), (SPACES[1], "2"), (SPACES[2], "0.5"), (SPACES[2], "2 0"),
+    (SPACES[2], "x 0 1"),
+    (SPACES[2], "nan 0"), (SPACES[4], "[1, 3]"), (SPACES[4], "[" * 5000), (SPACES[5], '{"a": 1}'), (SPACES[5], "[NaN]"),
+    (SPACES[6], "[true, [0, 1]]"), (SPACES[3], "too long"), (SPACES[0], "1" * 30_000)], ids=lambda v: str(v)[:30])
+def test_what_is_no_action_raises_a_value_error(space, text):
+    with pytest.raises(ValueError):
+        read_action(text, space)
+
+
+@given(st.text() | st.text(alphabet="0123456789.,-+e[]{}\": \n"), st.sampled_from(SPACES))
+def test_any_text_is_an_action_or_a_value_error(text, space):
+    try:
+        assert space.contains(read_action(text, space, ()))
+    except ValueError as error:
+        assert len(str(error)) < 1000
+
+
+@given(st.lists(st.tuples(st.floats(-10, 10), st.none() | st.floats(-1, 2)), max_size=8))
+def test_parts_add_up(turns):
+    paid = Paid(ALL, None)
+    parts = [paid.step(reward, False, {} if told is None else {"progress": told}) for reward, told in turns]
+    assert sum(p["return"] for p in parts) == pytest.approx(sum(reward for reward, _ in turns))
+    last = next((told for _, told in reversed(turns) if told is not None), 0.0)
+    assert sum(p["progress"] for p in parts) == pytest.approx(min(1, max(0, last)))
+
+
+@pytest.mark.parametrize("values", [[[1, 2], [3]], np.zeros((2, 2, 2)), np.zeros((0, 3, 3)), [[300]], [[-1]],
+                                    [[float("nan")]], "text", None, {"a": 1}, np.zeros((9000, 9000))],
+                         ids=lambda v: str(v)[:20])
+def test_what_is_no_picture_is_wrong(values):
+    with pytest.raises(Wrong, match="its frame is no picture"):
+        picture(values, "frame")
+
+
+def test_no_torch_is_loaded():
+    code = ("import sys; from vlrl.environments.gym import GymEnvironment as G; G('FrozenLake-v1').reset(1); "
+            "import vlrl.environments.openenv, vlrl.environments.mcp; print('torch' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["False"]

@@ -1,0 +1,160 @@
+"""environment.name: what it stands for, what it refuses, and the task that lives in it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from vlrl import config
+from vlrl.config.schema import EnvironmentSettings
+from vlrl.environments import named
+from vlrl.environments.named import attach, resolved
+from vlrl.errors import ConfigError, DataError
+from vlrl.rewards.text import parse_answer
+from vlrl.task import Task, load
+from vlrl.task.environment import Environment, has_environment
+from vlrl.task.environment_host import Environments
+from vlrl.task.mixture import Mixture
+from vlrl.task.scoring import score_group
+from vlrl.training.build_task import make_task
+from vlrl.types import Acted, Sample, Step
+
+ICE = {"is_slippery": False, "actions": ["left", "down", "right", "up"]}
+WAY = "down down right down right right".split()
+
+
+class Plain(Task):
+    prompt, rewards = "Go.", {"return": 1.0, "success": 0.0}
+
+
+class Own(Plain):
+    def tools(self, sample):
+        return ()
+
+
+def settings(name, **more):
+    return EnvironmentSettings(name=name, **more)
+
+
+def loaded(*words):
+    return make_task(config.load(config.shipped("tiny.yaml"), list(words)))
+
+
+@pytest.mark.parametrize("name, options, why", [
+    ("gym:", {}, "names no address after gym:"),
+    ("gym:FrozenLake-v77", {}, "gym:FrozenLake-v77': VersionNotFound"),
+    ("gym:no_package_of_anyone:X-v0", {}, "No module named 'no_package_of_anyone'"),
+    ("FrozenLake-v1", {}, "is not known. Known: gym:, openenv:, mcp:"),
+    ("jim:FrozenLake-v1", {}, "No module named 'jim'"),
+    ("no/such/file.py:World", {}, "does not exist"),
+    ("openenv:localhost:8000", {}, "must be like http://127.0.0.1:8000"),
+    ("openenv:http://127.0.0.1:8000", {"feild": "x"}, "options.feild='x' is not known. Did you mean 'field'"),
+    ("openenv:http://127.0.0.1:8000", {"step_s": 5}, "environment.options.step_s=5 is not known"),
+    ("mcp:'open", {}, "No closing quotation"), ("mcp:a b", {"tool": []}, "Did you mean 'tools'"),
+    (("mcp:a", "mcp:b"), {}, "must all be URLs"),
+    (("gym:FrozenLake-v1", "gym:Taxi-v4"), {}, "must all be servers of one kind"),
+    (("mcp:http://a/mcp", "openenv:http://b"), {}, "must all be servers of one kind"),
+    (("a.py:B", "a.py:C"), {}, "only servers can be several")])
+def test_names_that_cannot_act(name, options, why):
+    with pytest.raises(ConfigError) as error:
+        resolved(settings(name, options=options))
+    assert why in str(error.value)
+
+
+def test_what_it_does_not_go_with():
+    with pytest.raises(ConfigError, match=r"environment.name='gym:FrozenLake-v1': task '' has an environment or tools"):
+        attach(Own(), settings("gym:FrozenLake-v1"))
+    with pytest.raises(ConfigError, match="several tasks"):
+        attach(Mixture({"a": Plain(), "b": Plain()}), settings("gym:FrozenLake-v1"))
+    with pytest.raises(ConfigError, match=r"without environment.name acts on nothing"):
+        attach(Plain(), settings("", options={"a": 1}))
+    with pytest.raises(ConfigError, match="task 'recall' has an environment"):
+        loaded("task=recall", "environment.name=gym:FrozenLake-v1")
+    with pytest.raises(ConfigError, match=r"environment.name is empty: say which"):
+        loaded("task=world")
+    with pytest.raises(ConfigError, match="one of the names is empty"):
+        config.load(config.shipped("tiny.yaml"), ["environment.name=['gym:Taxi-v4', '']"])
+
+
+def test_a_package_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(named.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"'mcp:a' needs the package mcp: pip install 'vlrl\[mcp\]'"):
+        resolved(settings("mcp:a"))
+
+
+FILE = '''
+from vlrl import Environment, Step
+
+class Count(Environment):
+    def __init__(self, sample, until=3):
+        self.n, self.until = sample["n"], until
+    def reset(self, seed):
+        from vlrl import Observation
+        return Observation(f"{self.n} {seed}")
+    def step(self, action):
+        self.n += 1
+        return Step(parts={"return": 1.0}, done=self.n >= self.until)
+'''
+
+
+def test_a_class_of_a_file(tmp_path):
+    (tmp_path / "count.py").write_text(FILE)
+    task = Plain()
+    assert not has_environment(task)
+    attach(task, settings(f"{tmp_path}/count.py:Count", options={"until": 2}))
+    assert has_environment(task)
+    environment = task.environment(Sample(id="a", row={"n": 0, "seed": 8}))
+    assert isinstance(environment, Environment) and environment.reset(5).text == "0 8"
+    assert [environment.step("").done for _ in range(2)] == [False, True]
+    environment.close()
+    assert task.environment(Sample(id="a", row={"n": 0})).reset(5).text == "0 5"
+
+
+def test_the_perfect_way_earns_one_and_a_wrong_one_none():
+    task = loaded("task=world", "environment.name=gym:FrozenLake-v1", f"environment.options={json.dumps(ICE)}")
+    sample = task.samples("heldout")[0]
+    host = Environments(lambda _: task, settings("", workers=1))
+    try:
+        for way, reward in ((WAY, 1.0), (["fly", *WAY], 1.0), (["down", "right"], 0.0)):
+            episode = host.open(sample, 1)
+            (first,) = host.reset([episode])
+            assert first.media[0].source.size == (256, 256)
+            turns = []
+            for action in way:
+                (step,) = host.step([episode], [action])
+                assert isinstance(step, Step)
+                turns.append(Acted(action=action, parts=step.parts, state=step.state, done=step.done))
+            answer = parse_answer(way[-1])
+            (scored,) = score_group(task, sample, [replace(answer, turns=tuple(turns))], 0)
+            assert (scored.reward, scored.correct, turns[-1].done) == (reward, reward == 1, True)
+            assert scored.parts["progress"] == reward
+            host.close_episodes([episode])
+    finally:
+        host.close()
+
+
+def test_seeds_of_the_splits_are_apart():
+    task = load("world", {"count": 50})
+    seeds = {split: {sample["seed"] for sample in task.samples(split)} for split in ("train", "heldout")}
+    assert all(len(found) == 50 for found in seeds.values()) and not seeds["train"] & seeds["heldout"]
+    task.seed = 3
+    assert not {sample["seed"] for sample in task.samples("train")} & seeds["train"]
+    with pytest.raises(ConfigError, match="split 'other'"):
+        task.samples("other")
+
+
+def test_rows_of_a_file(tmp_path):
+    rows = [{"id": "a", "seed": 4, "instruction": "Climb."}, {"id": "b", "answer": "7"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = loaded("task=world", "environment.name=gym:FrozenLake-v1", f"data.train={tmp_path}/rows.jsonl",
+                  "task.instruction=Go up.")
+    one, two = task.samples("train")
+    assert (one["instruction"], one["seed"], two["instruction"]) == ("Climb.", 4, "Go up.")
+    turn = Acted(action="7", parts={"return": 0.0})
+    for text, success in (("<answer> 7 </answer>", 1.0), ("8", 0.0)):
+        answer = parse_answer(text)
+        scored = score_group(task, two, [replace(answer, turns=(turn,))], 0)
+        assert scored[0].parts["success"] == success and scored[0].correct is bool(success)
+    for wrong in (-1, "4", True, 2**31):
+        with pytest.raises(DataError, match="must be a whole number from 0"):
+            task.sample_from_row({"id": "c", "seed": wrong})

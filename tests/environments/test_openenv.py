@@ -1,0 +1,356 @@
+"""The client of OpenEnv against real servers of its package: played, killed, stopped, and told lies by."""
+
+import contextlib
+import http.server
+import json
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from websockets.sync.server import serve
+
+from tests.environments.serving import Serving
+from vlrl.config.schema import EnvironmentSettings
+from vlrl.environments import openenv
+from vlrl.environments.fields import observed, payload
+from vlrl.environments.named import resolved
+from vlrl.environments.openenv import OpenEnv, checked_url, healthy
+from vlrl.environments.paid import Wrong
+from vlrl.environments.servers import Servers
+from vlrl.errors import ConfigError
+from vlrl.task import Task
+from vlrl.task.environment_host import Environments, Failed
+from vlrl.types import Observation, Sample, Step
+
+PARTS = ("return", "success", "progress", "illegal")
+
+
+@pytest.fixture(scope="module")
+def server():
+    serving = Serving("openenv_server.py", path="/health")
+    yield serving
+    serving.stop()
+
+
+def opened(url, **options):
+    return OpenEnv(url, parts=PARTS, step_s=120, reset_s=120, **options)
+
+
+@pytest.mark.slow
+def test_an_episode_of_a_real_server(server):
+    environment = opened(server.url)
+    first = environment.reset(7)
+    assert first.text == "level 0" and environment.step("nan").parts["return"] == 0  # its JSON has null for it
+    assert first.media[0].source.size == (48, 32) and first.media[0].source.getpixel((0, 0)) == (0, 7, 0)
+    steps = [environment.step(word) for word in ("up", "<think>now</think>down", "up", "up")]
+    environment.close()
+    assert [step.done for step in steps] == [False, False, False, True]
+    totals = {name: sum(step.parts[name] for step in steps) for name in PARTS}
+    assert totals == pytest.approx({"return": 3, "success": 1, "progress": 1, "illegal": 0})
+    assert steps[0].state == steps[1].state != steps[2].state
+    assert steps[0].observation.media[0].source.getpixel((0, 0)) == (60, 7, 0)
+    other = opened(server.url, reset={"start": 2})
+    assert other.reset(7).text == "level 2" and other.step("up").done
+    other.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word, why", [
+    ("raise", "it says: 'lost' .EXECUTION_ERROR."), ("broken", "its picture"),
+    ("pixels", "its pixels is no picture"), ("huge", "ConnectionClosed|too big|exceeds")])
+def test_what_a_server_does_wrongly_ends_the_episode(server, word, why):
+    environment = opened(server.url)
+    environment.reset(1)
+    with pytest.raises(Wrong, match=why):
+        environment.step(word)
+    environment.close()
+    other = opened(server.url)  # others go on
+    other.reset(1)
+    assert other.step("frame").observation.media[0].source.size == (9, 8)
+    other.close()
+
+
+class Climbing(Task):
+    rewards = {"return": 1.0}
+
+    def samples(self, split):
+        return [Sample(id=str(i)) for i in range(4)]
+
+
+@pytest.mark.slow
+def test_killed_slow_and_back_again():
+    """Two servers: one is stopped and then killed while episodes live on both; new ones go to the other."""
+    servers = [Serving("openenv_server.py", path="/health") for _ in range(2)]
+    names = [f"openenv:{server.url}" for server in servers]
+    chosen = EnvironmentSettings(name=names, workers=1, step_s=60, reset_s=400)
+    task = Climbing()
+    task.outside = resolved(chosen)
+    host = Environments(lambda _: task, chosen)
+    try:
+        episodes = [host.open(sample, 3) for sample in task.samples("train")]
+        assert all(isinstance(found, Observation) for found in host.reset(episodes))
+        steps = host.step(episodes, ["up"] * 4)
+        urls = [step.info["server"] for step in steps]
+        assert sorted(urls) == sorted([s.url for s in servers] * 2)  # spread
+        stopped = next(s for s in servers if s.url == urls[0])
+        stopped.send(signal.SIGSTOP)
+        found = host.step(episodes, ["up"] * 4)
+        slow = [f for f, url in zip(found, urls, strict=True) if url == stopped.url]
+        assert all(isinstance(f, Failed) and "no answer within 45 s" in f.reason for f in slow)
+        assert all(isinstance(f, Step) for f, url in zip(found, urls, strict=True) if url != stopped.url)
+        assert host.restarts == 0  # given up before the process is ended
+        stopped.stop()
+        fresh = [host.open(sample, 4) for sample in task.samples("train")]
+        assert all(isinstance(f, Observation) for f in host.reset(fresh))
+        steps = host.step(fresh, ["up"] * 4)
+        assert {step.info["server"] for step in steps} == {s.url for s in servers} - {stopped.url}
+        stopped.start()
+        other = next(s for s in servers if s is not stopped)
+        other.kill()
+        assert all(isinstance(f, Failed) for f in host.step(fresh, ["up"] * 4))
+        again = [host.open(sample, 5) for sample in task.samples("train")]
+        assert all(isinstance(f, Observation) for f in host.reset(again))  # taken back
+        assert {step.info["server"] for step in host.step(again, ["up"] * 4)} == {stopped.url}
+    finally:
+        host.close()
+        for server in servers:
+            server.stop()
+
+
+@pytest.mark.slow
+def test_a_server_that_is_full_says_so(server):
+    serving = Serving("openenv_server.py", "1", path="/health")
+    try:
+        one, two = opened(serving.url), opened(serving.url)
+        one.reset(1)
+        with pytest.raises(Wrong, match=r"CAPACITY_REACHED.*max_concurrent_envs"):
+            two.reset(1)
+        assert one.step("up").parts["return"] == 1
+        others = [opened([serving.url, server.url]) for _ in range(3)]
+        for other in others:  # go to the one that has a place
+            other.reset(1)
+            assert other.step("up").info["server"] == server.url
+            other.close()
+        one.close()
+        two.close()
+    finally:
+        serving.stop()
+
+
+# --- what a server may say --------------------------------------------------------------------------------------------
+
+GOOD = {"observation": {"text": "on"}, "reward": 1.0, "done": False}
+LIES = [
+    "no JSON", "[1]", "null", '"observation"', "[" * 50_000, b"\xff\xfe",
+    {"type": "observation"}, {"type": "observation", "data": [1]}, {"type": "state", "data": GOOD},
+    {"type": "observation", "data": {**GOOD, "observation": "text"}},
+    {"type": "observation", "data": {**GOOD, "reward": "5"}}, {"type": "observation", "data": {**GOOD, "reward": [5]}},
+    '{"type": "observation", "data": {"observation": {}, "reward": NaN, "done": false}}',
+    '{"type": "observation", "data": {"observation": {}, "reward": 1e999, "done": false}}',
+    {"type": "observation", "data": {**GOOD, "reward": {"a": 1}}},
+    {"type": "observation", "data": {**GOOD, "done": "yes"}}, {"type": "observation", "data": {**GOOD, "done": 1}},
+    {"type": "observation", "data": {**GOOD, "metadata": {"progress": "half"}}},
+    {"type": "observation", "data": {**GOOD, "observation": {"s": "data:image/png;base64,AAAA"}}},
+    {"type": "observation", "data": {**GOOD, "observation": {"s": [[[0, 0, 300]] * 8] * 8}}},
+    {"type": "observation", "data": {**GOOD, "observation": {"s": [1, 2, 3], "s_shape": [9, 9, 3]}}},
+    {"type": "error", "data": "x"}, {"type": "error", "data": {"message": {"a": 1}, "code": 7}},
+]
+
+
+@pytest.fixture(scope="module")
+def liar():
+    """A server that answers whatever it is told to."""
+    said = {}
+
+    def answer(socket):
+        for message in socket:
+            socket.send(json.dumps({"type": "observation", "data": GOOD}) if "reset" in message else said["next"])
+
+    with serve(answer, "127.0.0.1", 0, max_size=None) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{serving.socket.getsockname()[1]}", said
+        serving.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: str(lie)[:60])
+def test_a_lie_ends_the_episode(liar, lie, monkeypatch):
+    url, said = liar
+    monkeypatch.setattr(openenv, "action_schema", lambda url: {"properties": {"word": {"type": "string"}}})
+    said["next"] = lie if isinstance(lie, (str, bytes)) else json.dumps(lie)
+    environment = OpenEnv(url, parts=PARTS)
+    assert environment.reset(1).text == "on"
+    with pytest.raises(Wrong):
+        environment.step("go")
+    environment.close()
+
+
+def test_a_true_answer_goes_on(liar, monkeypatch):
+    url, said = liar
+    monkeypatch.setattr(openenv, "action_schema", lambda url: {"properties": {"word": {"type": "string"}}})
+    said["next"] = json.dumps({"type": "error", "data": {"message": "no", "code": "VALIDATION_ERROR"}})
+    environment = OpenEnv(url, parts=PARTS)
+    environment.reset(1)
+    refused = environment.step("go")
+    assert refused.parts["illegal"] == 1 and refused.observation.text.startswith("Error: no (VALIDATION_ERROR)")
+    said["next"] = json.dumps({"type": "observation", "data": GOOD})
+    assert environment.step("go").parts == {"return": 1.0, "success": 0.0, "progress": 0.0, "illegal": 0.0}
+    environment.close()
+
+
+def test_an_answer_too_many(liar, monkeypatch):
+    url, said = liar
+    monkeypatch.setattr(openenv, "action_schema", lambda url: {"properties": {"word": {"type": "string"}}})
+    said["next"] = json.dumps({"type": "observation", "data": GOOD})
+    environment = OpenEnv(url, parts=PARTS)
+    environment.reset(1)
+    environment._socket.send("once more")  # whose answer is not taken
+    end = time.monotonic() + 60
+    with pytest.raises(Wrong, match="it says more than it was asked"):
+        while time.monotonic() < end:
+            environment.step("go")
+    environment.close()
+
+
+def test_a_server_that_is_not_there():
+    environment = OpenEnv("http://127.0.0.1:9", parts=PARTS)
+    with pytest.raises(Wrong, match=r"no server takes an episode: .*none is well"):
+        for _ in range(2):  # tried without a look at its health at first
+            try:
+                environment.reset(1)
+            except Wrong as error:
+                assert "127.0.0.1:9" in str(error) or "none is well" in str(error)
+                last = error
+        raise last
+    environment.close()
+    assert not healthy("http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://me:pass@host", "http://a?x=1", "file:///x"])
+def test_what_is_no_address(url):
+    with pytest.raises(ConfigError, match="must be like"):
+        checked_url(url)
+
+
+class Web(http.server.BaseHTTPRequestHandler):
+    """Is well, leads on from /away/, and answers /huge/ without an end."""
+
+    def do_GET(self):
+        if self.path.startswith("/away/"):
+            self.send_response(302)
+            self.send_header("Location", "/health")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(100 if self.path.startswith("/huge/") else 0):
+                self.wfile.write(b" " * 2**16)
+            self.wfile.write(b'{"status": "healthy", "action": {"properties": {}}}')
+
+    def log_message(self, *given):
+        pass
+
+
+@pytest.fixture
+def web():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Web) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{serving.server_address[1]}"
+        serving.shutdown()
+        thread.join()
+
+
+def test_no_redirect_no_proxy_and_no_endless_body(web, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert healthy(web) and openenv.action_schema(web) == {"properties": {}}
+    assert not healthy(f"{web}/away")
+    with pytest.raises(httpx.HTTPStatusError, match="302"):
+        openenv.action_schema(f"{web}/away")
+    assert not healthy(f"{web}/huge")
+    with pytest.raises(Wrong, match="more than 1048576 bytes"):
+        openenv.action_schema(f"{web}/huge")
+
+
+# --- servers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_server_is_left_out_and_taken_back(monkeypatch):
+    monkeypatch.setattr("os.getpid", lambda: 0)
+    now, well = [0.0], {"a": True, "b": True}
+    servers = Servers(("a", "b"), lambda address: well[address], lambda: now[0])
+    assert [*servers.tried()] == ["a", "b"]
+    servers.took("a")
+    assert [*servers.tried()] == ["b", "a"]
+    servers.lost("b")
+    well["b"] = False
+    assert [*servers.tried()] == ["a"]
+    now[0] = 2.5
+    assert [*servers.tried()] == ["a"]  # asked, and not well: the pause doubles
+    now[0], well["b"] = 5.0, True
+    assert [*servers.tried()] == ["a"]
+    now[0] = 7.0
+    assert [*servers.tried()] == ["a", "b"]
+    servers.took("b")
+    servers.gave_back("a")
+    assert [*servers.tried()] == ["a", "b"]
+    servers.lost("a")
+    servers.lost("b")
+    assert [*servers.tried()] == ["a", "b"]  # at once, where none is left
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text, schema, field, action", [
+    ("up", {"properties": {"word": {"type": "string"}, "metadata": {}}}, "", {"word": "up"}),
+    (" 3 ", {"properties": {"n": {"type": "integer"}}}, "", {"n": 3}),
+    ("0.5", {"properties": {"x": {"type": "number"}}}, "", {"x": 0.5}),
+    ("go", {"properties": {"word": {}, "speed": {"default": 1}}, "required": ["word"]}, "", {"word": "go"}),
+    ("go", {"properties": {"a": {}, "b": {}}}, "b", {"b": "go"}),
+    ('{"a": 1}', {"properties": {"a": {}, "b": {}}}, "", {"a": 1}),
+    ("[1, 2]", {"properties": {"at": {"type": "array"}}}, "", {"at": [1, 2]}),
+    ("2", {"properties": {"n": {"enum": [1, 2]}}}, "", {"n": 2})])
+def test_a_text_becomes_an_action(text, schema, field, action):
+    assert payload(text, schema, field) == action
+
+
+@pytest.mark.parametrize("text, schema", [
+    ("x", {"properties": {"n": {"type": "integer"}}}), ("nan", {"properties": {"n": {"type": "number"}}}),
+    ("9" * 5000, {"properties": {"n": {"type": "integer"}}}), ("up", {"properties": {"a": {}, "b": {}}}),
+    ("[1]", {"properties": {"a": {}, "b": {}}}), ("3", {"properties": {"n": {"enum": [1, 2]}}}),
+    ("[" * 9000, {"properties": {"at": {"type": "array"}}}), ("x" * 30_000, {"properties": {"a": {}}})])
+def test_a_text_that_is_no_action(text, schema):
+    with pytest.raises(ValueError) as error:
+        payload(text, schema)
+    assert len(str(error.value)) < 600
+
+
+KINDS = st.sampled_from(["string", "integer", "number", "array", "object", "null", 7])
+
+
+@given(st.text(), st.dictionaries(st.text(max_size=3), st.fixed_dictionaries({"type": KINDS}), max_size=3))
+def test_any_text_is_an_action_or_a_value_error(text, properties):
+    with contextlib.suppress(ValueError):
+        assert isinstance(payload(text, {"properties": properties}), dict)
+
+
+WORD = st.text(max_size=4)
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORD,
+                    lambda inner: st.lists(inner, max_size=9) | st.dictionaries(WORD, inner, max_size=2), max_leaves=8)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(WORD, JSON, max_size=3))
+def test_any_observation_is_shown_or_wrong(fields):
+    try:
+        found = observed(fields)
+    except Wrong:
+        return
+    assert isinstance(found.text, str) and len(found.text) < 11_000

@@ -1,0 +1,114 @@
+"""The table of benchmarks in docs/evaluation.md: each score, row by row, against a second implementation of its
+authors' definition. Rows and answers are made here.
+"""
+
+import random
+
+import pytest
+
+from vlrl.rewards.text import parse_answer
+from vlrl.task import load
+
+
+def measured(task, rows, texts):
+    """Metrics of each answer, accuracies, and what the task says of the whole."""
+    records = []
+    for row, text in zip(rows, texts, strict=True):
+        sample, answer = task.sample_from_row(row), parse_answer(text)
+        parts = task.score(sample, answer)
+        records.append({"sample": sample.row, "parts": parts, "metrics": task.metrics(sample, answer, parts),
+                        "parsed": task.parse(sample, answer), "target": task.target(sample)})
+    return records, task.summarize(records)
+
+
+def box(rng, width=200, height=100):
+    x, y = rng.randrange(width - 40), rng.randrange(height - 40)
+    return [x, y, x + rng.randint(10, 40), y + rng.randint(10, 40)]
+
+
+def moved(rng, given):
+    return [v + rng.randint(-6, 6) for v in given]
+
+
+def test_refcoco_is_the_share_of_boxes_with_an_iou_of_one_half():
+    rng = random.Random(0)
+    rows = [{"id": str(i), "width": 200, "height": 100, "expression": "mug", "boxes": [{"box": box(rng)}]}
+            for i in range(100)]
+    said = [moved(rng, row["boxes"][0]["box"]) for row in rows]
+    records, _ = measured(load("grounding", {"recipe": "soft_iou"}), rows, [f"[{a}, {b}, {c}, {d}]"
+                                                                             for a, b, c, d in said])
+    expected = []
+    for row, (a, b, c, d) in zip(rows, said, strict=True):
+        truth = row["boxes"][0]["box"]
+        pixels = {(x, y) for x in range(a, c) for y in range(b, d)}
+        true = {(x, y) for x in range(truth[0], truth[2]) for y in range(truth[1], truth[3])}
+        expected.append(float(len(pixels & true) >= 0.5 * len(pixels | true)))
+    assert [r["metrics"]["acc@.5"] for r in records] == expected and 10 < sum(expected) < 90
+
+
+def test_screenspot_is_the_share_of_points_in_the_element_by_cell():
+    rng = random.Random(1)
+    rows = [{"id": str(i), "width": 200, "height": 100, "instruction": "open it", "box": box(rng),
+             "platform": rng.choice(["web", "mobile", "desktop"]), "element_type": rng.choice(["text", "icon"])}
+            for i in range(120)]
+    points = [(rng.randint(r["box"][0] - 9, r["box"][2] + 9), rng.randint(r["box"][1] - 9, r["box"][3] + 9))
+              for r in rows]
+    records, split = measured(load("gui", {"recipe": "click"}), rows, [f"[{x}, {y}]" for x, y in points])
+    hits = [float(x in range(r["box"][0], r["box"][2] + 1) and y in range(r["box"][1], r["box"][3] + 1))
+            for r, (x, y) in zip(rows, points, strict=True)]
+    assert [r["metrics"]["click_acc"] for r in records] == hits and 20 < sum(hits) < 100
+    cells = {}
+    for row, hit in zip(rows, hits, strict=True):
+        cells.setdefault((row["platform"], row["element_type"]), []).append(hit)
+    for (platform, kind), own in cells.items():
+        assert split[f"click_acc/{platform}/{kind}"] == pytest.approx(sum(own) / len(own))
+    assert split["click_acc/macro"] == pytest.approx(sum(sum(own) / len(own) for own in cells.values()) / 6)
+
+
+def test_screenspot_pro_goes_by_group():
+    rows = [{"id": str(i), "width": 200, "height": 100, "instruction": "x", "box": [0, 0, 10, 10], "category": group,
+             "platform": "windows", "element_type": kind} for i, (group, kind) in enumerate(
+                 (("CAD", "icon"), ("CAD", "text"), ("Office", "text")))]
+    _, split = measured(load("gui", {"recipe": "click"}), rows, ["[5, 5]", "[50, 5]", "[5, 5]"])
+    assert split["click_acc/CAD"] == 0.5 and split["click_acc/CAD/icon"] == split["click_acc/Office"] == 1
+
+
+def test_charades_sta_is_recall_at_three_ious_and_their_mean():
+    rng = random.Random(2)
+    rows, texts, overlaps = [], [], []
+    for i in range(80):
+        start, end = sorted(rng.sample(range(40), 2))
+        a, b = sorted(rng.sample(range(40), 2))
+        rows.append({"id": str(i), "video": "a.mp4", "question": "when?", "answer_type": "span", "duration": 40.0,
+                     "spans": [[start, end]]})
+        texts.append(f"<think>x</think><answer>{a} to {b}</answer>")
+        both, either = len({*range(start, end)} & {*range(a, b)}), max(end, b) - min(start, a)
+        overlaps.append(both / either if both else 0.0)
+    records, _ = measured(load("video", {"recipe": "videochat_r1_span"}), rows, texts)
+    for record, overlap in zip(records, overlaps, strict=True):
+        expected = {"miou": overlap, **{f"r1@{bar}": float(overlap >= bar) for bar in (0.3, 0.5, 0.7)}}
+        assert {name: record["metrics"][name] for name in expected} == pytest.approx(expected, abs=1e-9)
+
+
+def test_video_mme_and_mvbench_are_the_share_of_right_letters_by_category():
+    rng = random.Random(3)
+    rows = [{"id": str(i), "video": "a.mp4", "question": "what?", "answer_type": "choice", "duration": 9.0,
+             "options": ["one", "two", "three", "four"], "answer": rng.choice("ABCD"),
+             "category": rng.choice(["short", "medium", "long"])} for i in range(60)]
+    letters = [rng.choice("ABCD") for _ in rows]
+    records, split = measured(load("video", {"recipe": "direct"}), rows, letters)
+    right = [float(letter == row["answer"]) for letter, row in zip(letters, rows, strict=True)]
+    assert [r["parts"]["accuracy"] for r in records] == right
+    for name in ("short", "medium", "long"):
+        own = [value for value, row in zip(right, rows, strict=True) if row["category"] == name]
+        assert split[f"accuracy/{name}"] == pytest.approx(sum(own) / len(own))
+
+
+def test_base_to_new_is_the_harmonic_mean():
+    rng = random.Random(4)
+    records = [{"sample": {"half": rng.choice(["base", "new"])}, "parts": {"accuracy": float(rng.random() < 0.6)},
+                "metrics": {}} for _ in range(50)]
+    right = {half: [r["parts"]["accuracy"] for r in records if r["sample"]["half"] == half] for half in ("base", "new")}
+    base, new = (sum(values) / len(values) for values in right.values())
+    split = load("classification", {}).summarize(records)
+    assert split["accuracy/h"] == pytest.approx(1 / ((1 / base + 1 / new) / 2), abs=1e-9)

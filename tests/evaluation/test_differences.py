@@ -1,0 +1,77 @@
+"""evaluation/differences.py: how far apart two sides are, and how sure that is."""
+
+import numpy as np
+import pytest
+
+from vlrl.evaluation import stats
+from vlrl.evaluation.differences import difference, effect_size, outcomes, spread
+
+
+def test_of_one_seed_a_side_it_is_the_paired_bootstrap_widened_for_few_samples():
+    rng = np.random.default_rng(0)
+    a, b = rng.random(200), rng.random(200) + 0.1
+    plain, found = stats.paired_gain(a, b), difference(a, b)
+    assert found.mean == pytest.approx(plain.mean, abs=1e-12)
+    assert found.high - found.low == pytest.approx(plain.high - plain.low, rel=0.05)
+    half = 2.0 * (b - a).std(ddof=1) / 200 ** 0.5
+    assert found.low == pytest.approx(found.mean - half, abs=0.15 * half) and found == difference(a, b)
+
+
+def test_variance_components_by_hand():
+    """Seeds 0 and 1 of b differ by 0.4 on every sample and nothing else varies within b: no noise, 0.4^2 / 2 / 2."""
+    a = np.array([[0.0, 1.0, 0.0, 1.0]])
+    b = np.array([[0.2, 0.8, 0.2, 1.0], [0.6, 1.2, 0.6, 1.4]])
+    apart = [0.4, 0.0, 0.4, 0.2]
+    found = spread(a, b)
+    assert found.samples == pytest.approx(np.var(apart, ddof=1) / 4, abs=1e-12)
+    assert (found.first, found.second) == (0, pytest.approx(0.04, abs=1e-12))
+    total = found.samples + found.second
+    assert found.df == pytest.approx(total ** 2 / (found.samples ** 2 / 3 + found.second ** 2 / 1), abs=1e-9)
+    assert difference(a, b).mean == pytest.approx(0.25, abs=1e-12)
+
+
+def test_noise_of_answers_is_no_spread_over_seeds():
+    rng = np.random.default_rng(1)
+    scores = [spread(*rng.normal(size=(2, 4, 100))) for _ in range(300)]
+    assert np.mean([s.samples for s in scores]) == pytest.approx(2 / 4 / 100, rel=0.05)
+    assert np.mean([s.second for s in scores]) < 0.4 / 4 / 100  # what is above 0 of a mean of 0
+    wide = [spread(*(rng.normal(size=(2, 4, 100)) + rng.normal(size=(2, 4, 1)))) for _ in range(300)]
+    assert np.mean([s.first for s in wide]) == pytest.approx(1 / 4, rel=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds, samples, of_seeds", [((1, 1), 60, 0), ((3, 3), 100, 0.2), ((5, 5), 100, 0.1)])
+def test_the_interval_covers_the_truth_in_93_to_97_of_100(seeds, samples, of_seeds):
+    """1,000 simulations: the truth is over all seeds and samples, of which each simulation draws some."""
+    rng = np.random.default_rng(2)
+    hits = 0
+    for i in range(1000):
+        ease, gain = rng.normal(size=samples), rng.normal(0.1, 0.5, samples)
+        a, b = (ease + rng.normal(0, of_seeds, (k, 1)) + rng.normal(0, 0.5, (k, samples)) for k in seeds)
+        found = difference(a, b + gain, seed=i, n=400)
+        hits += found.low <= 0.1 <= found.high
+    assert 930 <= hits <= 970
+
+
+def test_what_has_no_interval():
+    assert np.isnan(difference([1.0], [2.0])[1:]).all() and difference([1.0], [2.0]).mean == 1
+    assert difference([1.0, 2.0], [2.0, 3.0]) == (1, 1, 1) and np.isnan(difference([], [])).all()
+    with pytest.raises(ValueError, match="1 samples and 2"):
+        difference([1.0], [1.0, 2.0])
+
+
+def test_blocks_of_resamples_change_nothing(monkeypatch):
+    from vlrl.evaluation import differences
+
+    a, b = np.random.default_rng(3).random((2, 3, 20))
+    whole = difference(a, b, n=100)
+    monkeypatch.setattr(differences, "_BLOCK", 50)
+    assert difference(a, b, n=100) == whole
+
+
+def test_effect_size_and_outcomes_by_hand():
+    assert effect_size([0, 0, 0], [1, 2, 3]) == pytest.approx(2.0, abs=1e-12)
+    assert effect_size([[0, 0], [2, 2]], [[1, 3]]) == pytest.approx(1 / 2 ** 0.5, abs=1e-12)
+    assert effect_size([1, 2], [1, 2]) == 0 and effect_size([1, 2], [0, 1]) == -np.inf
+    assert np.isnan(effect_size([1], [2]))
+    assert outcomes([0.1, 0.2, 0.3, 0.4], [0.1 + 1e-12, 0.3, 0.1, 0.5]) == (2, 1, 1)

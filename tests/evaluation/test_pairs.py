@@ -1,0 +1,180 @@
+"""evaluation/pairs.py: which answers of two evaluations are of the same sample."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from vlrl.evaluation.pairs import COLUMNS, Item, items, pair
+from vlrl.store import RunFolder
+from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
+
+
+def picture(name):
+    return LoadedMedia(kind="image", frames=(Image.new("RGB", (4, 4)),), sha256=name * 32)
+
+
+def group(sample, shown="aa", prompt="Where?", target=1, rewards=(1.0,), later=(), **row):
+    """A group of the evaluation, asked about the picture `shown`; an episode that showed the pictures `later`."""
+    media = tuple(map(picture, [shown] if shown else []))
+    turns = tuple(Turn(start=1, end=2, role="observation", media=(name * 32,)) for name in later)
+    done = [Completion(tokens=np.arange(3), logprobs=np.zeros(3, np.float32), loss_mask=np.ones(3, bool), text="x",
+                       finish_reason="stop", turns=(Turn(start=0, end=1), *turns) if turns else (),
+                       episode_id="e" if turns else "", seen=tuple(map(picture, later))) for _ in rewards]
+    asked = Prompt(sample_id=sample, text=prompt, ids=np.arange(2), raw_ids=np.arange(2),
+                   positions=np.arange(2)[None], media=media)
+    rollouts = [Rollout(group_id=sample, index=i, completion=c, policy_step=0, parts={"iou": r}, reward=r)
+                for i, (c, r) in enumerate(zip(done, rewards, strict=True))]
+    return Group(id=sample, task="t", split="heldout", sample=Sample(id=sample, row={"id": sample, **row}),
+                 prompt=asked, rollouts=tuple(rollouts), weights={"iou": 1.0}, target=target)
+
+
+def stored(folder, *groups):
+    """What a run folder says of an evaluation, through its parquet file."""
+    run = RunFolder(folder)
+    run.write_rollouts(0, 0, groups, split="heldout")
+    return items(run.rollouts(0, split="heldout", columns=[*COLUMNS, "reward"]).to_pylist())
+
+
+def paired(found):
+    return [(one.id, other.id) for one, other in found.pairs]
+
+
+def reasons(left):
+    return {one.item.id: one.reason for one in left}
+
+
+def test_equal_ids_of_other_pictures_are_never_paired(tmp_path):
+    """A run of another data.seed has the same ids, and draws other pictures."""
+    a = stored(tmp_path / "a", group("1", "aa"), group("2", "bb"), group("3", "cc"), group("only a", "dd"))
+    b = stored(tmp_path / "b", group("1", "ee"), group("2", "bb"), group("3", "cc", target=2), group("4", "aa"))
+    found = pair(a, b)
+    assert paired(found) == [("1", "4"), ("2", "2")]
+    assert reasons(found.first) == {"3": "changed", "only a": "missing"} and reasons(found.second) == {
+        "1": "changed", "3": "changed"}
+    assert found.first[0].differs == ("target",) and found.second[0].differs == ("media",)
+    assert found.unpaired == 4 and found.reworded == 0
+    said = "\n".join(found.said("a", "b"))
+    assert "1 of a left out: not on the other side" in said and "other content (media 1, target 1)" in said
+    assert "data.seed" in said
+
+
+def test_all_ids_equal_and_all_pictures_different_pairs_nothing(tmp_path):
+    names = [f"{i:02x}" for i in range(40)]
+    a = stored(tmp_path / "a", *(group(str(i), name) for i, name in enumerate(names)))
+    b = stored(tmp_path / "b", *(group(str(i), name) for i, name in enumerate([*names[1:], "ff"])))
+    assert all(one.media == other.media and one.id != other.id for one, other in pair(a, b).pairs)
+    assert len(pair(a, b).pairs) == 39
+    assert pair(a, [i._replace(media=("other" + i.media[0],)) for i in a]).pairs == ()
+
+
+def test_answers_of_one_sample_are_one_item(tmp_path):
+    (one,) = stored(tmp_path, group("1", rewards=(0.0, 0.5, 1.0)))
+    assert [row["reward"] for row in one.value] == [0, 0.5, 1]
+    assert (one.id, one.media, one.prompt, one.target, one.episode) == ("1", ("aa" * 32,), "Where?", "1", False)
+
+
+def test_a_copy_of_a_sample_counts_once(tmp_path):
+    """The id that both sides have is the one that counts."""
+    a = stored(tmp_path / "a", group("copy"), group("1"), group("2", "bb"))
+    b = stored(tmp_path / "b", group("1"), group("again"), group("2", "bb"), group("third"))
+    found = pair(a, b)
+    assert paired(found) == [("copy", "again"), ("2", "2")] or paired(found) == [("1", "1"), ("2", "2")]
+    assert len(found.pairs) == 2 and set(reasons(found.first).values()) == {"duplicate"}
+    assert [one.reason for one in found.second] == ["duplicate"] * 2
+
+
+def test_other_words_for_the_same_row_are_paired_and_counted(tmp_path):
+    a, b = (stored(tmp_path / words, group("1", prompt=f"{words} it", question="it"),
+                   group("2", "", f"{words} 1?", question="1"), group("3", "bb", f"<image>{words}", question=words))
+            for words in ("Find", "Seek"))
+    found = pair(a, b)
+    assert paired(found) == [("1", "1"), ("2", "2")] and found.reworded == 2
+    assert found.first[0].differs == ("prompt", "row") and "2 pairs were asked in other words" in found.said()[-1]
+
+
+def test_texts_without_pictures_are_told_apart_by_their_words(tmp_path):
+    a = stored(tmp_path / "a", group("1", "", "2+2?", target=4), group("2", "", "2+3?", target=5))
+    b = stored(tmp_path / "b", group("1", "", "2+3?", target=5), group("2", "", "2+4?", target=6))
+    assert paired(pair(a, b)) == [("2", "1")]
+
+
+def test_where_the_sample_came_from_is_not_its_content(tmp_path):
+    a = stored(tmp_path / "a", group("1", image="photos/a.png", processed_size=[28, 28], question="q"))
+    b = stored(tmp_path / "b", group("9", image="other/b.png", processed_size=[56, 56], question="q"))
+    assert a[0].row == b[0].row == '{"question": "q"}' and paired(pair(a, b)) == [("1", "9")]
+
+
+def test_clips_of_one_video_are_different_samples(tmp_path):
+    cut = [{"video_start": 0, "video_end": 5}, {"video_start": 5, "video_end": 9}]
+    a = stored(tmp_path / "a", *(group(str(i), **row) for i, row in enumerate(cut)))
+    b = stored(tmp_path / "b", *(group(str(i), **row) for i, row in enumerate(reversed(cut))))
+    assert paired(pair(a, b)) == [("0", "1"), ("1", "0")]
+
+
+def test_of_an_episode_the_id_counts_and_later_pictures_do_not(tmp_path):
+    a = stored(tmp_path / "a", group("1", later=("bb", "cc")), group("2", later=("dd",)))
+    b = stored(tmp_path / "b", group("1", later=("ee",)), group("3", later=("dd",)))
+    assert a[0].media == b[0].media == ("aa" * 32,) and a[0].episode
+    found = pair(a, b)
+    assert paired(found) == [("1", "1")] and reasons(found.second) == {"3": "missing"}
+
+
+def test_rows_that_cannot_be_read_have_no_row_content():
+    row = {"sample_id": "1", "prompt": None, "target": None, "sample": "{" * 9, "media": None, "turns": None,
+           "episode_id": None}
+    other = {**row, "sample": "[1]", "media": ["aa"]}
+    assert [i.row for i in items([row, other])] == ["{}", "{}"]
+    assert items([row])[0] == Item("1", value=[row])
+
+
+_ITEMS = st.lists(st.builds(
+    Item, id=st.sampled_from("abc"), media=st.sampled_from([(), ("1",), ("2",)]), prompt=st.sampled_from(["p", "q"]),
+    target=st.sampled_from(["1", "2"]), row=st.sampled_from(["{}", '{"x": 1}', '{"x": 2}']), episode=st.booleans(),
+    value=st.none()), max_size=8, unique=True)
+
+
+@given(_ITEMS, _ITEMS)
+def test_every_item_is_in_one_pair_or_left_out_once(first, second):
+    first, second = ([i._replace(value=n) for n, i in enumerate(side)] for side in (first, second))
+    found = pair(first, second)
+    for place, side, left in ((0, first, found.first), (1, second, found.second)):
+        placed = [p[place].value for p in found.pairs] + [one.item.value for one in left]
+        assert sorted(placed) == list(range(len(side)))
+    for one, other in found.pairs:
+        assert (one.media, one.target, one.episode) == (other.media, other.target, other.episode)
+        assert one.prompt == other.prompt or (one.id, one.row) == (other.id, other.row)
+        assert "{}" in (one.row, other.row) or one.row == other.row
+    keys = [(one.content, one.row) for one, _ in found.pairs]
+    assert len(keys) == len(set(keys)) and found.reworded == sum(a.prompt != b.prompt for a, b in found.pairs)
+    assert {n for n, _ in paired(found)} <= {i.id for i in first}
+    both = pair(first, first)
+    assert [one for one, _ in both.pairs] == [other for _, other in both.pairs] and both.reworded == 0
+
+
+def test_order_of_the_other_side_changes_nothing():
+    rng = np.random.default_rng(0)
+    first = [Item(str(i), (str(i // 2),), "p", row=json.dumps({"q": i % 2})) for i in range(20)]
+    second = [first[i]._replace(id=str(i + 100 * (i % 3 == 0))) for i in rng.permutation(20)]
+    assert {(a.id, b.row) for a, b in pair(first, second).pairs} == {(i.id, i.row) for i in first}
+
+
+def test_it_loads_no_torch():
+    code = "import sys, vlrl.evaluation.pairs; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("field, value", [("shown", "ff"), ("prompt", "Other?"), ("target", 7)])
+def test_each_piece_of_the_content_counts(tmp_path, field, value):
+    a = stored(tmp_path / "a", group("1"))
+    b = stored(tmp_path / "b", group("2", **{field: value}))
+    assert pair(a, b).pairs == () and pair(a, [replaced(a[0])]).pairs
+
+
+def replaced(item):
+    return item._replace(id="other")

@@ -1,0 +1,122 @@
+"""evaluation/sequential.py: AdaStop's decisions, by hand, against an enumeration, and its error rates."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from vlrl.evaluation.sequential import Sequential, _threshold
+
+
+def play(rng, shifts, **more):
+    """Plays a test to its end on normal scores with these means; returns it."""
+    test = Sequential(tuple(shifts), **more)
+    while test.undecided:
+        test.add({name: rng.normal(shifts[name], 1, test.n) for name in test.waiting})
+    return test
+
+
+def test_a_first_block_by_hand():
+    """All 252 permutations: 5 + 5 scores that do not overlap have the largest sum, which one other labelling shares;
+    level .01 allows two of 252."""
+    test = Sequential(("a", "b"))
+    look = test.add({"a": [1, 2, 3, 4, 5], "b": [11, 12, 13, 14, 15]})
+    assert look.statistics == {("a", "b"): pytest.approx(10, abs=1e-9)} and look.decided == {("a", "b"): "b"}
+    assert look.threshold == pytest.approx(10 - 2 * 6 / 5, abs=1e-9)  # the nearest, 5 and 11, change places
+    assert look.spent == pytest.approx(2 / 252) and test.undecided == [] == test.waiting
+    close = Sequential(("a", "b"))
+    close.add({"a": [1, 2, 3, 4, 12], "b": [11, 12.5, 13, 14, 15]})
+    assert close.undecided == [("a", "b")] and close.decisions == {}
+
+
+def test_the_look_equals_an_enumeration_of_two_blocks():
+    """n = 2, all 36 permutations of two blocks, written with sets of places instead of a matrix."""
+    rng = np.random.default_rng(3)
+    blocks = rng.normal(size=(2, 2, 2)) + np.array([[[0.0], [1.5]]])
+    test = Sequential(("a", "b"), n=2, blocks=2, alpha=0.6)
+    first = test.add({"a": blocks[0, 0], "b": blocks[0, 1]})
+    sums = [[sum(z[list(chosen)]) / 2 - (sum(z) - sum(z[list(chosen)])) / 2
+             for chosen in itertools.combinations(range(4), 2)] for z in blocks.reshape(2, 4)]
+    ordered = sorted(map(abs, sums[0]), reverse=True)
+    threshold = next(b for b in sorted({0.0, *ordered}) if sum(v > b + 1e-9 for v in ordered) / 6 <= 0.3)
+    assert first.threshold == pytest.approx(threshold, abs=1e-9)
+    if test.undecided:
+        spent = sum(v > threshold + 1e-9 for v in ordered) / 6
+        second = test.add({"a": blocks[1, 0], "b": blocks[1, 1]})
+        alive = [abs(x + y) for x in sums[0] if abs(x) <= threshold + 1e-9 for y in sums[1]]
+        later = next(b for b in sorted({0.0, *alive}) if sum(v > b + 1e-9 for v in alive) / 36 <= 0.6 - spent + 1e-9)
+        assert second.threshold == pytest.approx(later, abs=1e-9)
+        assert second.statistics[("a", "b")] == pytest.approx(abs(sums[0][0] + sums[1][0]), abs=1e-9)
+
+
+@pytest.mark.parametrize("level, expected", [(0.2, (4.0, 0.1)), (0.1, (4.0, 0.1)), (0.0, (5.0, 0.0)),
+                                             (-0.01, (np.inf, 0.0)), (1.0, (-np.inf, 0.4))])
+def test_thresholds_of_few_maxima(level, expected):
+    """Four of ten permutations are alive; of two equal maxima both are above a threshold or none."""
+    assert _threshold(np.array([5.0, 4.0, 4.0, 1.0]), 10, level) == pytest.approx(expected)
+
+
+def test_where_the_level_allows_nothing_nothing_is_decided():
+    test = Sequential(("a", "b"), n=2, blocks=2)  # 1 of 6 labellings is more than .025
+    look = test.add({"a": [0.0, 0.1], "b": [100.0, 100.1]})
+    assert look.decided == {} and look.spent == 0
+    test.add({"a": [0.0, 0.1], "b": [100.0, 100.1]})
+    assert test.decisions == {("a", "b"): ""}  # 2 of 36 is above .05, too
+
+
+def test_equal_scores_are_never_decided_and_ties_cost_nothing():
+    test = Sequential(("a", "b"), blocks=3)
+    while test.undecided:
+        look = test.add({"a": [0.3] * 5, "b": [0.3] * 5})
+        assert look.decided == {} and look.spent == 0
+    assert test.decisions == {("a", "b"): ""} and len(test.looks) == 3
+
+
+def test_of_three_only_the_undecided_go_on():
+    rng = np.random.default_rng(0)
+    test = play(rng, {"a": 0.0, "b": 0.1, "c": 8.0}, resamples=2000)
+    assert test.decisions[("a", "c")] == test.decisions[("b", "c")] == "c" and test.decisions[("a", "b")] == ""
+    assert [len(look.statistics) for look in test.looks] == [3, 1, 1, 1, 1] and test.looks[0].decided.keys() == {
+        ("a", "c"), ("b", "c")}
+    spent = [look.spent for look in test.looks]
+    assert spent == sorted(spent) and all(s <= 0.05 * (k + 1) / 5 + 1e-9 for k, s in enumerate(spent))
+
+
+def test_the_same_scores_give_the_same_decisions():
+    scores = np.random.default_rng(1).normal(size=(5, 2, 5)) + np.array([[[0], [0.7]]])
+    tests = [Sequential(("a", "b"), resamples=500) for _ in range(2)]
+    for test in tests:
+        for a, b in scores:
+            if test.undecided:
+                test.add({"a": a, "b": b})
+    assert tests[0].looks == tests[1].looks and tests[0].decisions == tests[1].decisions
+
+
+@pytest.mark.parametrize("scores", [{"a": [1, 2]}, {"a": [1, 2], "b": [1, 2, 3]}, {"a": [1, 2], "b": [1, np.nan]}])
+def test_scores_that_are_missing_or_no_numbers_are_refused(scores):
+    with pytest.raises(ValueError, match="block 1"):
+        Sequential(("a", "b"), n=2).add(scores)
+
+
+@pytest.mark.parametrize("more", [{"names": ("a",)}, {"names": ("a", "a")}, {"n": 1}, {"alpha": 1.0}, {"blocks": 0}])
+def test_tests_that_are_none(more):
+    with pytest.raises(ValueError):
+        Sequential(**{"names": ("a", "b"), **more})
+
+
+@pytest.mark.slow
+def test_error_rates_are_as_promised():
+    """Two equal normals are told apart in at most alpha of 2,000 trials, within 2 standard errors; a shift of 2
+    standard deviations is found by block 3 in 95 %."""
+    rng = np.random.default_rng(5)
+    wrong = np.mean([play(rng, {"a": 0, "b": 0}, resamples=2000).decisions[("a", "b")] != "" for _ in range(2000)])
+    assert 0.03 < wrong <= 0.05 + 2 * (0.05 * 0.95 / 2000) ** 0.5
+    found = [play(rng, {"a": 0, "b": 2}, resamples=2000) for _ in range(500)]
+    assert np.mean([t.decisions[("a", "b")] == "b" and len(t.looks) <= 3 for t in found]) >= 0.95
+
+
+@pytest.mark.slow
+def test_the_family_wise_error_of_three_equal_ones():
+    rng = np.random.default_rng(6)
+    tests = [play(rng, {"a": 0, "b": 0, "c": 0}, resamples=1000) for _ in range(2000)]
+    assert np.mean([any(t.decisions.values()) for t in tests]) <= 0.05 + 3 * (0.05 * 0.95 / 2000) ** 0.5

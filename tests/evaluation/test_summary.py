@@ -1,0 +1,174 @@
+"""evaluation/summary.py and the clustered bootstrap: planted answers for every metric, and coverage."""
+
+import numpy as np
+import pytest
+
+from vlrl.evaluation import stats
+from vlrl.evaluation.settings import Drawing
+from vlrl.evaluation.summary import summarise
+from vlrl.task import Task
+from vlrl.task.mixture import Mixture
+from vlrl.types import Sample
+
+SAMPLES = [Sample(id=f"s{i}", row={"kind": "odd" if i % 2 else "even"}) for i in range(4)]
+
+
+class Kinds(Task):
+    name = "kinds"
+    rewards = {"accuracy": 1.0}
+
+    def summarize(self, records):
+        return {f"accuracy/{kind}": float(np.mean([r["parts"]["accuracy"] for r in records
+                                                   if r["sample"]["kind"] == kind]))
+                for kind in ("even", "odd") if any(r["sample"]["kind"] == kind for r in records)}
+
+
+def row(number, parsed, right, index=0, seed=0, **more):
+    return {"split": "heldout", "setting": "t", "seed": seed, "number": number, "index": index, "sample": f"s{number}",
+            "task": "", "cluster": str(number), "answer": str(parsed), "parsed": parsed, "target": "x",
+            "parts": {"accuracy": float(right or 0)}, "reward": float(right or 0), "correct": right, "metrics": {},
+            "confidence": None, "tokens": 10, "truncated": False, "error": None, **more}
+
+
+def result(rows, answers=1, seeds=(0,), task=None):
+    drawing = Drawing(name="t", temperature=1.0, seeds=seeds, answers=answers)
+    return summarise(task or Kinds(), rows, drawing, "heldout", SAMPLES)
+
+
+def means(found):
+    return {name: m.mean for name, m in found.metrics.items()}
+
+
+PLANTED = [("a", "a", "b", "a"), ("b", "b", "b", "a"), ("c", "d", "b", None), ("b", "b", "b", "b")]  # "a" is right
+
+
+def planted(seed=0, confidence=None):
+    return [row(n, parsed, parsed == "a", i, seed, confidence=confidence) for n, given in enumerate(PLANTED)
+            for i, parsed in enumerate(given)]
+
+
+def test_pass_and_votes_of_planted_answers():
+    found = means(result(planted(), 4))
+    # right: 3, 1, 0, 0 of 4
+    assert found["correct_frac"] == found["pass@1"] == found["reward/mean"] == 0.25
+    assert found["pass@2"] == pytest.approx((1 + 0.5 + 0 + 0) / 4) and found["pass@4"] == 0.5
+    # of pairs: aa 3 of 6, ab 3 of 6 (half of them); bb 3, ab 3
+    assert found["maj@2"] == pytest.approx((0.75 + 0.25) / 4) and found["maj@4"] == 0.25
+    assert found["completion/length_mean"] == 10 and found["completion/truncated_frac"] == 0
+    # shares of the winners .75, .75, .25, 1; right: 1, 0, 0, 0
+    assert found["vote/brier"] == pytest.approx((0.0625 + 0.5625 + 0.0625 + 1) / 4)
+    assert found["vote/auroc"] == pytest.approx((0.5 + 1 + 0) / 3)
+    assert found["vote/ece"] == pytest.approx((abs(1.5 - 1) + 0.25 + 1) / 4)
+    assert found["accuracy/even"] == pytest.approx(3 / 8) and found["accuracy/odd"] == pytest.approx(1 / 8)
+    assert not any(name.startswith(("region", "confidence")) for name in found)
+
+
+def test_seeds_have_a_mean_and_a_deviation():
+    rows = [row(n, "x", right, seed=seed) for seed, rights in ((5, (1, 0, 1, 1)), (6, (1, 0, 0, 1)), (7, (0, 0, 0, 1)))
+            for n, right in enumerate(map(bool, rights))]
+    metric = result(rows, seeds=(5, 6, 7)).metrics["correct_frac"]
+    assert metric.by_seed == (0.75, 0.5, 0.25) and metric.mean == 0.5 and metric.sd == pytest.approx(0.25)
+    interval = stats.mean_ci([2 / 3, 0, 1 / 3, 1])
+    assert (metric.low, metric.high) == (interval.low, interval.high)
+    assert result(rows, seeds=(5,)).metrics["correct_frac"].sd is None
+    assert result(rows, seeds=(5, 6)).metrics["accuracy/even"].by_seed == (1.0, 0.5)
+
+
+def test_stated_confidences():
+    rows = [row(n, "x", right, confidence=q) for n, (q, right) in enumerate(
+        ((0.9, True), (0.9, False), (0.2, False), (None, True)))]
+    found = means(result(rows))
+    assert found["confidence/ece"] == pytest.approx(1 / 3) and found["confidence/auroc"] == 0.75
+    assert found["confidence/brier"] == pytest.approx(0.86 / 3)
+    sure = [row(0, p, p == "a", i, confidence=q) for i, (p, q) in enumerate((("a", 0.9), ("b", 0.3), ("b", 0.4)))]
+    found = means(result(sure, 3))
+    assert found["maj@3"] == 0 and found["maj@3/by_confidence"] == 1
+
+
+def test_boxes_and_points_vote_by_region():
+    boxes = ([0, 0, 10, 10], [5, 5, 15, 15], [4, 5, 10, 12], None)  # agree on [5, 5, 10, 10]
+    rows = [row(0, b, False, i, target=[5, 5, 10, 11], size=[100, 100]) for i, b in enumerate(boxes)]
+    found = means(result(rows, 4))
+    assert found["region@4/hit"] == 1 and found["region@4/iou"] == pytest.approx(25 / 30)
+    assert found["region@4/acc@.5"] == 1 and "maj@4" not in found and "vote/ece" not in found
+    points = [row(0, p, False, i, target=[0, 0, 20, 20], size=[200, 200]) for i, p in enumerate(([60, 60], [160, 160]))]
+    found = means(result([*points, row(0, [62, 60], False, 2, target=[0, 0, 20, 20], size=[200, 200])], 3))
+    assert found["region@3/hit"] == 0  # around [61, 60]
+    assert not any("region" in name for name in means(result(rows[:1])))
+
+
+def test_what_could_not_be_answered_or_scored_is_no_wrong_answer():
+    place = {"split": "heldout", "setting": "t", "seed": 0}
+    rows = [row(0, "a", True), {**place, "number": 1, "sample": "s1", "task": "", "left_out": "too long"},
+            {**place, "number": 2, "index": 0, "sample": "s2", "unanswered": True, "error": "500"},
+            row(3, None, None, reward=None, parts={"accuracy": None}),
+            {**row(0, "a", False), "split": "train"}, {**row(0, "a", False), "setting": "other"},
+            row(0, "a", False, index=1), row(0, "a", False, seed=9)]
+    found = result(rows, task=Task())
+    assert (found.n, found.left_out, found.unanswered, found.unscorable) == (2, 1, 1, 1)
+    assert found.metrics["correct_frac"].mean == found.metrics["accuracy"].mean == 1.0
+    assert result([], task=Task()).metrics == {}
+
+
+def test_questions_about_one_picture_stand_or_fall_together():
+    rows = [row(n, "x", bool(right), cluster="left" if n < 2 else "right") for n, right in enumerate((1, 1, 0, 0))]
+    metric = result(rows).metrics["correct_frac"]
+    assert (metric.mean, metric.low, metric.high) == (0.5, 0.0, 1.0)
+    alone = result([row(n, "x", bool(right)) for n, right in enumerate((1, 1, 0, 0))]).metrics["correct_frac"]
+    assert (alone.low, alone.high) == stats.mean_ci([1, 1, 0, 0])[1:]
+
+
+def test_a_mixture_has_every_metric_by_task():
+    mixture = Mixture({"one": Kinds(), "two": Kinds()})
+    rows = [row(n, "x", n < 2, task="one" if n % 2 == 0 else "two") for n in range(4)]
+    found = means(result([*rows[:1], {**rows[1], "correct": False, "parts": {"accuracy": 0.0}}, *rows[2:]],
+                         task=mixture))
+    assert found["one/correct_frac"] == 0.5 and found["two/correct_frac"] == 0
+    assert found["one/accuracy/even"] == 0.5 and found["two/accuracy/odd"] == 0 and found["correct_frac"] == 0.25
+
+
+# --- intervals --------------------------------------------------------------------------------------------------------
+
+
+def clustered_data(rng, clusters=100):
+    """Pictures of 1 to 5 questions that share most of their difficulty; the truth is .5."""
+    sizes = rng.integers(1, 6, clusters)
+    level = rng.random(clusters)
+    values = np.concatenate([(rng.random(k) < p).astype(float) for k, p in zip(sizes, level, strict=True)])
+    return values, np.repeat(np.arange(clusters), sizes).astype(str)
+
+
+@pytest.mark.slow
+def test_clustered_intervals_cover_the_truth_in_93_to_97_percent():
+    rng = np.random.default_rng(3)
+    covered = plain = 0
+    for i in range(1000):
+        values, clusters = clustered_data(rng)
+        interval = stats.clustered_ci(values, clusters, seed=i, n=600)
+        covered += interval.low <= 0.5 <= interval.high
+        half = 1.96 * values.std() / np.sqrt(len(values))
+        plain += abs(values.mean() - 0.5) <= half
+    assert 930 <= covered <= 970 and plain < 900  # as if independent: too narrow
+
+
+@pytest.mark.slow
+def test_intervals_over_samples_and_answers_cover_the_truth_in_93_to_97_percent():
+    """What `vlrl eval --answers 4` shows of correct_frac: 100 samples of beta-distributed difficulty, mean .3."""
+    rng, covered = np.random.default_rng(4), 0
+    for i in range(1000):
+        rates = rng.beta(1.2, 2.8, 100)
+        values = rng.binomial(4, rates) / 4
+        interval = stats.clustered_ci(values, [str(n) for n in range(100)], seed=i, n=1000)
+        covered += interval.low <= 0.3 <= interval.high
+    assert 930 <= covered <= 970
+
+
+def test_golden_clusters():
+    values, clusters = [1.0, 0.0, 0.0, 1.0, 1.0, 1.0], list("aabbcc")
+    mean, low, high = stats.clustered_ci(values, clusters)
+    assert mean == pytest.approx(2 / 3) and (low, high) == (0.5, 1.0)  # 1/27 of resamples are all c
+    assert stats.clustered_ci([0.3], ["a"]) == (0.3, 0.3, 0.3) and np.isnan(stats.clustered_ci([], [])).all()
+    assert stats.clustered_ci([1.0, 0.0], ["a", "b"]) == stats.mean_ci([1.0, 0.0])
+    low, high = stats.statistic_ci(lambda at: float(np.median(np.arange(100.0)[at])), [str(i) for i in range(100)])
+    assert 30 < low < 49.5 < high < 70
+    assert np.isnan(stats.statistic_ci(lambda at: float("nan"), ["a", "b"])).all()

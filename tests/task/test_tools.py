@@ -1,0 +1,191 @@
+"""Tools: schema, calls as models write them, and what becomes of results and faults."""
+
+import io
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from vlrl import Media, Observation, Sample, Task, Tool
+from vlrl.errors import TaskError
+from vlrl.task.tools import MOST_CALLS, ToolEnvironment, calls_of, environment_of, task_tools
+
+RED = Image.new("RGB", (8, 8), "red")
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def zoom(box: tuple[int, int, int, int], schema: str = "a", *, times: float = 1.0):
+    """Returns a part of the picture,
+    enlarged.
+
+    box: left, top, right, bottom.
+    """
+    return f"{box} {schema} {times}"
+
+
+def test_the_schema_is_that_of_the_signature():
+    number = {"type": "integer"}
+    assert Tool(zoom).schema == {"type": "function", "function": {
+        "name": "zoom", "description": "Returns a part of the picture, enlarged.", "parameters": {
+            "type": "object", "additionalProperties": False, "required": ["box"], "properties": {
+                "box": {"type": "array", "prefixItems": [number] * 4, "minItems": 4, "maxItems": 4,
+                        "description": "left, top, right, bottom."},
+                "schema": {"type": "string", "default": "a"}, "times": {"type": "number", "default": 1.0}}}}}
+
+
+def test_calls_are_run_in_order_and_the_others_refused():
+    step = ToolEnvironment([Tool(zoom)]).step(
+        f"<think>{call('no')}</think>{call('zoom', box=[1, 2, 3, 4])} {call('zoom', box=[0, 0, 1, 1], times=2)}")
+    assert not step.done and step.observation.text == "(1, 2, 3, 4) a 1.0\n(0, 0, 1, 1) a 2.0"
+    assert step.info == {"calls": [{"name": "zoom", "arguments": {"box": [1, 2, 3, 4]}, "error": None},
+                                   {"name": "zoom", "arguments": {"box": [0, 0, 1, 1], "times": 2}, "error": None}]}
+    many = ToolEnvironment([Tool(zoom)]).step(call("zoom", box=[1, 2, 3, 4]) * 500)
+    errors = [entry["error"] for entry in many.info["calls"]]
+    assert errors[:-1] == [None] * MOST_CALLS and "500 calls in one turn; the last 492 were not run" in errors[-1]
+    end = ToolEnvironment([Tool(zoom)]).step("It is red.")
+    assert end.done and end.info == {"calls": []} and not end.observation.results
+
+
+def test_a_sample_with_tools_is_played_by_them():
+    class Zooming(Task):
+        def tools(self, sample):
+            return [zoom, lambda: RED] if sample.id == "bad" else [zoom] if sample.id else []
+
+    assert isinstance(environment_of(Zooming(), Sample(id="a")), ToolEnvironment)
+    assert environment_of(Zooming(), Sample(id="")) is None
+    with pytest.raises(Exception, match=r"tool '<lambda>' has no name"):
+        environment_of(Zooming(), Sample(id="bad"))
+
+
+def test_a_task_whose_rewards_name_it_is_told_whether_calls_succeeded():
+    class Zooming(Task):
+        rewards = {"correct": 1.0, "tool_success": 0.0}
+
+        def tools(self, sample):
+            return [zoom]
+
+    played, good, bad = environment_of(Zooming(), Sample(id="a")), call("zoom", box=[1, 2, 3, 4]), call("zoom")
+    assert [played.step(text).parts for text in (good, good + bad, bad, "red")] == [
+        {"tool_success": 1.0}, {"tool_success": 0.0}, {"tool_success": 0.0}, {}]
+    assert ToolEnvironment([Tool(zoom)]).step(good).parts == {}
+
+
+@pytest.mark.parametrize("returned, text, media", [
+    ("yes", "yes", 0), (RED, "", 1), (Media(source=RED), "", 1), (Observation("a", [Media(source=RED)]), "a", 1),
+    ([RED, "two", RED], "two", 2), ({"a": [1, None]}, '{"a": [1, null]}', 0), (None, "null", 0), ([], "[]", 0),
+    (["a", 1], '["a", 1]', 0)])
+def test_results(returned, text, media):
+    def look():
+        """Looks."""
+        return returned
+
+    step = ToolEnvironment([Tool(look)]).step(call("look"))
+    assert step.info["calls"][0]["error"] is None
+    assert (step.observation.text, len(step.observation.media)) == (text, media)
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments, says", [
+    ({"box": ["3", 1, 1, 1]}, "zoom: box.0: Input should be a valid integer"),
+    ({"box": [1, 2, 3]}, "zoom: box.3: Field required"), ({}, "zoom: box: Field required"),
+    ({"box": [1, 2, 3, 4], "x": 1}, "zoom: x: Extra inputs are not permitted"),
+    ({"box": [1, 2, 3, 4], "schema": None}, "zoom: schema: Input should be a valid string"),
+    ({"box": [True, 2, 3, 4]}, "zoom: box.0: Input should be a valid integer")])
+def test_wrong_arguments_are_named_to_the_model(arguments, says):
+    step = ToolEnvironment([Tool(zoom)]).step(call("zoom", **arguments))
+    assert step.info["calls"] == [{"name": "zoom", "arguments": arguments, "error": says}]
+    assert step.observation.text == f"Error: {says}" and not step.done
+
+
+@pytest.mark.parametrize("text, says", [
+    ("", "no JSON"), ('{"name": "zoom", "arguments": {"box": NaN}}', "NaN is no finite number"),
+    ('{"name": "zoom", "arguments": {"box": [1e999]}}', "1e999 is no finite number"),
+    ('{"name": "zoom", "arguments": {"box": ' + "9" * 5000 + "}}", "no JSON"), ("[" * 19_000, "no JSON"),
+    ('{"name": "zoom", "arguments": {"box": ' + "[" * 30 + "]" * 30 + "}}", "nest deeper than 20 levels"),
+    ("x" * 10_000_000, "10000000 characters; at most 20000"), ('{"name": 1}', "must hold name and arguments"),
+    ("[]", "must hold name and arguments"), ('{"name": "zoom", "arguments": "box"}', "must be an object"),
+    ('{"name": "zoom", "arguments": {}, "id": 1}', "must hold name and arguments"),
+    ('{"name": "zoomx"}', "no tool 'zoomx'; there are zoom"), ("<tool_call>{}", "a call is not closed")],
+    ids=lambda x: str(x)[:20])
+def test_calls_that_are_none_are_named_to_the_model(text, says):
+    step = ToolEnvironment([Tool(zoom)]).step(f"<tool_call>{text}</tool_call>")
+    assert says in step.info["calls"][0]["error"] and not step.done
+    assert step.observation.text.startswith("Error: ") and len(step.observation.text) < 1200
+
+
+def test_a_tool_that_fails_or_returns_what_cannot_be_shown():
+    lazy = io.BytesIO()
+    Image.effect_noise((64, 64), 40).save(lazy, "PNG")
+    cut = io.BytesIO(lazy.getvalue()[:1000])
+
+    def bad(kind: str):
+        """Fails."""
+        if kind == "raise":
+            raise KeyError("lost")
+        if kind == "exit":
+            raise SystemExit(3)
+        return {"set": {1}, "nan": float("nan"), "bomb": Image.new("1", (10_000, 10_000)),
+                "media": Observation(media=[1]), "cut": Image.open(cut), "text": "x" * 50_000}[kind]
+
+    tools = ToolEnvironment([Tool(bad)])
+    for kind, says in {"raise": "bad: KeyError: 'lost'", "exit": "bad: SystemExit: 3", "set": "bad returned set, which",
+                       "nan": "bad returned float", "bomb": "a picture of 10000x10000 pixels", "cut": "bad: OSError",
+                       "media": "other things than a text and Media"}.items():
+        step = tools.step(call("bad", kind=kind) + call("bad", kind="text"))
+        assert says in step.info["calls"][0]["error"] and step.info["calls"][1]["error"] is None, kind
+        assert step.observation.text.endswith("[cut: 10000 of 50000 characters are shown]")
+
+
+def untyped(box):
+    """Has no type."""
+
+
+def undocumented(box: int):
+    return box
+
+
+def starred(*box: int):
+    """Takes any number."""
+
+
+def pictured(box: Image.Image):
+    """Takes what JSON cannot hold."""
+
+
+@pytest.mark.parametrize("function, says", [
+    (untyped, "'untyped': its argument 'box' has no type"), (undocumented, "'undocumented' has no docstring"),
+    (starred, "'starred': its argument 'box' cannot be given by name"), (pictured, "tool 'pictured': ")])
+def test_functions_that_are_no_tools(function, says):
+    with pytest.raises(TaskError, match=re.escape(says)):
+        Tool(function)
+
+
+def test_names_are_there_once():
+    class Twice(Task):
+        def tools(self, sample):
+            return [zoom, Tool(zoom)]
+
+    with pytest.raises(TaskError, match="two tools of sample 's' are named 'zoom'"):
+        task_tools(Twice(), Sample(id="s"))
+
+
+ZOOM = ToolEnvironment([Tool(zoom)])
+PIECES = st.sampled_from(["<tool_call>", "</tool_call>", "</think>", '{"name": "zoom", "arguments": {"box": [1]}}',
+                          '{"name":', "[", "{", '"a"', "NaN", "\ud800", "1e999", "\0", " "])
+
+
+@given(st.lists(PIECES | st.text(max_size=8), max_size=40).map("".join))
+def test_any_text_is_read(text):
+    calls = calls_of(text)
+    assert len(calls) <= MOST_CALLS + 1
+    step = ZOOM.step(text)
+    assert len(step.info["calls"]) == len(calls) == len(step.observation.results) and step.done == (not calls)
+    assert len(json.dumps(step.info)) < 100_000 and len(step.observation.text) < 20_000

@@ -1,0 +1,295 @@
+"""Web in a real browser: perfect episodes, the same pictures, and pages that do harm."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from vlrl import testing
+from vlrl.config.schema import EnvironmentSettings
+from vlrl.data import coordinates
+from vlrl.task import load
+from vlrl.task.chromium import BROWSERS
+from vlrl.task.environment_host import Environments, Failed
+from vlrl.tasks import _web_browser  # pyright: ignore[reportMissingImports]
+from vlrl.tasks._web_oracle import ORACLES  # pyright: ignore[reportMissingImports]
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.skipif(
+    not any(map(shutil.which, BROWSERS)), reason="no Chromium on the path")]
+FOUND = """<div id=query>{asked}</div><div id=area><button id=b style="position:absolute;left:40px;top:80px;width:80px;
+height:60px">{label}</button></div><script>
+var WOB_DONE_GLOBAL = false, WOB_RAW_REWARD_GLOBAL = 0;
+function finish(reward) {{ WOB_RAW_REWARD_GLOBAL = reward; WOB_DONE_GLOBAL = true; }}
+function note(text) {{ document.querySelector('#area').insertAdjacentText('beforeend', text); }}
+document.querySelector('#b').onclick = async () => {{ {script} }};</script>"""
+CLICK, BESIDE = "click(80, 110)", "click(5, 200)"
+"""In pixels of the screenshot at scale 1: on the button, and where nothing is."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed():
+    yield
+    _web_browser.close_all()
+
+
+@contextlib.contextmanager
+def hosting(task: Any, workers: int = 1):
+    host = Environments(lambda _: task, EnvironmentSettings(workers=workers, step_s=200, reset_s=200))
+    try:
+        yield host
+    finally:
+        host.close()
+
+
+def made(folder: Path, seconds: float = 60.0, **scripts: str) -> Any:
+    """A task of planted pages, by what a click on their button does."""
+    pages = folder / "pages"
+    pages.mkdir()
+    for name, script in {"good": "finish(1)", **scripts}.items():
+        (pages / f"{name}.html").write_text(FOUND.format(asked=f"Do {name}.", label=name, script=script))
+    task = load("web", {"html": str(pages), "pages": ("good", *scripts), "heldout_pages": (), "form": "call",
+                        "scale": 1, "page_s": seconds})
+    task.coordinates = coordinates.make("original")
+    return task
+
+
+def opened(host: Environments, task: Any, page: str) -> Any:
+    sample = next(s for s in task.samples("train") if s["page"] == page)
+    episode = host.open(sample, 0)
+    (first,) = host.reset([episode])
+    assert not isinstance(first, Failed), first
+    return episode, first
+
+
+def acted(host: Environments, episode: Any, *actions: str) -> Any:
+    for action in actions:
+        (step,) = host.step([episode], [action])
+    return step
+
+
+def web(**settings) -> Any:
+    task = load("web", {"page_s": 60.0, **settings})
+    task.coordinates = coordinates.make("norm1000")
+    return task
+
+
+def test_perfect_episodes_succeed_and_show_the_same_again():
+    """On every page whose way is known: played by its actions as a model would write them, twice."""
+    task = web(pages=tuple(ORACLES), heldout_pages=())
+    assert len(ORACLES) >= 12
+    with hosting(task) as host:
+        for sample in [task.samples("train")[i] for i in range(len(ORACLES))]:
+            actions = task.oracle_actions(sample)
+            shown = []
+            for _ in range(2):
+                episode = host.open(sample, 0)
+                (first,) = host.reset([episode])
+                assert not isinstance(first, Failed), (sample["page"], first)
+                assert first.text.startswith("Task: ") and len(first.text) > 10
+                assert first.media[0].source.size == (sample["width"], sample["height"]) == (320, 420)
+                steps = [host.step([episode], [action])[0] for action in actions]
+                host.close_episodes([episode])
+                last = steps[-1]
+                assert last.done and last.parts["success"] == 1 and all(s.parts["format"] == 1 for s in steps), (
+                    sample["page"], steps)
+                shown.append([first.media[0].source.tobytes(), *(s.info["screenshot"] for s in steps)])
+            assert shown[0] == shown[1], sample["page"]
+
+
+def test_it_keeps_the_contract():
+    testing.assert_ok(web(pages=("click-test-2", "enter-text"), heldout_pages=()), samples=2, processes=0)
+
+
+def test_a_killed_browser_ends_no_episode(tmp_path):
+    """The pages of all its episodes are opened again and are where they were."""
+    task = made(tmp_path, count="note(window.n = (window.n || 0) + 1); if (window.n == 3) finish(1)")
+    with hosting(task) as host:
+        (one, _), (other, _) = opened(host, task, "count"), opened(host, task, "count")
+        before = [acted(host, episode, CLICK) for episode in (one, other)]
+        assert before[0].state == before[1].state
+        kill(host)
+        two = [acted(host, episode, CLICK) for episode in (one, other)]
+        assert two[0].state == two[1].state != before[0].state and not two[0].done
+        third = acted(host, one, CLICK)
+        assert third.done and third.parts["success"] == 1 and host.restarts == 0
+        opened(host, task, "good")  # the browser is there again
+
+
+def test_more_episodes_than_open_pages_go_on_all_the_same(tmp_path):
+    script = "note(window.n = (window.n || 0) + 1); if (window.n == 3) finish(1)"
+    task = made(tmp_path, count=script)
+    task.open_pages = 2
+    with hosting(task) as host:
+        playing = [opened(host, task, "count")[0] for _ in range(3)]
+        states = [[acted(host, episode, CLICK).state for episode in playing] for _ in range(3)]
+        assert all(len(set(turn)) == 1 for turn in states) and len({turn[0] for turn in states}) == 3
+        renderers = [p for p in psutil.Process(host.processes[0]).children(recursive=True)
+                     if "--type=renderer" in p.cmdline()]
+        assert len(renderers) <= 4  # two pages, the spare one, and one that is being closed
+
+
+def kill(host: Environments) -> None:
+    for process in psutil.Process(host.processes[0]).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # one that ended with the browser
+            if "--remote-debugging-pipe" in process.cmdline():
+                os.kill(process.pid, signal.SIGKILL)
+                psutil.wait_procs([process], timeout=60)
+
+
+FAULTS = {
+    "endless": ("for (;;) {}", "did not answer within"),
+    "heavy": ("const all = []; for (;;) all.push(new Array(1e6).fill(Math.random()))", "the page has crashed"),
+    "blank": ("location = 'about:blank'", "the page was left|Execution context was destroyed"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_ends_its_own_episode(tmp_path, name):
+    script, why = FAULTS[name]
+    task = made(tmp_path, 30.0, **{name: script})
+    with hosting(task) as host:
+        (bad, _), (good, _) = opened(host, task, name), opened(host, task, "good")
+        failed = acted(host, bad, CLICK)
+        assert isinstance(failed, Failed)
+        assert re.search(why, failed.reason), failed
+        assert isinstance(acted(host, bad, CLICK), Failed)
+        ended = acted(host, good, BESIDE, CLICK)
+        assert ended.done and ended.parts["success"] == 1 and host.restarts == 0
+        host.close_episodes([bad, good])
+
+
+HARMLESS = {
+    "dialog": "alert('one'); note(confirm('two') + ' ' + prompt('three')); finish(0.5)",
+    "away": "location = 'http://127.0.0.1:9/x'; setTimeout(() => finish(0.5), 200)",
+    "reload": "location = 'good.html'; setTimeout(() => finish(0.5), 200)",
+    "popup": "window.open('good.html'); setTimeout(() => finish(0.5), 200)",
+    "download": "const a = document.createElement('a'); a.href = 'data:text/plain,x'; a.download = 'x.txt'; "
+                "document.body.append(a); a.click(); setTimeout(() => finish(0.5), 200)",
+}
+
+
+def test_what_a_page_may_not_do_changes_nothing(tmp_path):
+    """Dialogs are dismissed, downloads and other pages refused: the page goes on."""
+    task = made(tmp_path, **HARMLESS)
+    with hosting(task) as host:
+        for name in HARMLESS:
+            episode, _ = opened(host, task, name)
+            step = acted(host, episode, BESIDE, CLICK)
+            assert not isinstance(step, Failed), (name, step)
+            assert step.done and step.parts["success"] == 1 and step.parts["page"] == 0.5, name
+            assert ("The page said: three" in step.observation.text) == (name == "dialog")
+            host.close_episodes([episode])
+
+
+REACH = """
+const tried = {}, at = 'http://127.0.0.1:PORT/';
+const trying = async (name, call) => { try { tried[name] = String(await call()).slice(0, 40); } catch (e) {
+  tried[name] = 'refused'; } };
+const timed = promise => Promise.race([promise, new Promise((_, no) => setTimeout(no, 300))]);
+for (const [name, url] of Object.entries({host: at, secret: '/../secret.txt', coded: '/%2e%2e/secret.txt',
+    slashed: '/..%2fsecret.txt', linked: '/link.txt', file: 'file:///etc/passwd', named: 'http://localhost:PORT/'}))
+  await trying(name, async () => (await fetch(url)).text());
+await trying('own', async () => (await fetch('/good.html')).status);
+await trying('image', () => timed(new Promise((yes, no) => { const i = new Image(); i.onload = yes; i.onerror = no;
+  i.src = at + 'i.png'; })));
+await trying('socket', () => timed(new Promise((yes, no) => { const s = new WebSocket('ws://127.0.0.1:PORT/');
+  s.onopen = yes; s.onerror = no; s.onclose = no; })));
+await trying('events', () => timed(new Promise((yes, no) => { const s = new EventSource(at); s.onopen = yes;
+  s.onerror = no; })));
+await trying('worker', () => timed(new Promise((yes, no) => { const w = new Worker(URL.createObjectURL(new Blob([
+  "fetch('" + at + "').then(() => postMessage(1), () => postMessage(0))"]))); w.onmessage = e => e.data ? yes(1) : no();
+  })));
+await trying('peer', () => new RTCPeerConnection({iceServers: [{urls: 'stun:127.0.0.1:PORT'}]}));
+await trying('service', () => navigator.serviceWorker.register('/sw.js'));
+navigator.sendBeacon(at, 'x');
+for (const tag of ['iframe', 'embed', 'script']) {
+  const e = document.createElement(tag); e.src = at; document.body.append(e); }
+for (const rel of ['stylesheet', 'prefetch', 'preconnect', 'dns-prefetch', 'icon', 'preload', 'modulepreload']) {
+  const e = document.createElement('link'); e.rel = rel; e.href = at; e.as = 'script'; document.head.append(e); }
+const form = document.createElement('form'); form.action = at; form.method = 'post'; document.body.append(form);
+form.submit();
+const frame = document.createElement('iframe'); frame.src = 'file:///etc/passwd'; document.body.append(frame);
+alert(Object.entries(tried).map(([k, v]) => k + '=' + v).join(' ').slice(0, 200));
+"""
+
+
+def test_a_page_reaches_no_address_but_its_folder(tmp_path):
+    """By every way that a page has, against a listener that takes TCP and UDP on this machine."""
+    seen: list[str] = []
+    with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        tcp.bind(("127.0.0.1", 0))
+        port = tcp.getsockname()[1]
+        udp.bind(("127.0.0.1", port))
+        tcp.listen(64)
+
+        def listen(ready: socket.socket, take: Any, name: str) -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    take(ready)
+                    seen.append(name)
+
+        for ready, take, name in ((tcp, lambda s: s.accept()[0].close(), "tcp"),
+                                  (udp, lambda s: s.recvfrom(99), "udp")):
+            threading.Thread(target=listen, args=(ready, take, name), daemon=True).start()
+        task = made(tmp_path, reach="start = 1; " + REACH.replace("PORT", str(port)))
+        (tmp_path / "secret.txt").write_text("secret")
+        (tmp_path / "pages" / "link.txt").symlink_to(tmp_path / "secret.txt")
+        with hosting(task) as host:
+            episode, _ = opened(host, task, "reach")
+            said = []
+            for action in (CLICK, *["wait()"] * 4):
+                step = acted(host, episode, action)
+                assert not isinstance(step, Failed), step
+                said.append(step.observation.text)
+            told = " ".join(said)
+            assert "own=200" in told and told.count("=refused") == told.count("=") - 1 > 8, said
+        assert seen == []
+        tcp.shutdown(socket.SHUT_RDWR)
+
+
+def test_nothing_of_a_page_is_seen_in_another(tmp_path):
+    task = made(tmp_path, keeps="note(localStorage.x = document.cookie = (localStorage.x || '') + 'y=1')")
+    with hosting(task) as host:
+        states = []
+        for _ in range(2):
+            episode, _ = opened(host, task, "keeps")
+            states.append(acted(host, episode, CLICK).state)
+            host.close_episodes([episode])
+        assert states[0] == states[1]
+
+
+def test_an_action_that_cannot_be_read_is_told_and_counted(tmp_path):
+    task = made(tmp_path)
+    with hosting(task) as host:
+        episode, first = opened(host, task, "good")
+        step = acted(host, episode, "what?")
+        assert step.observation.text.startswith("This action cannot be read: ") and step.parts == {"format": 0.0}
+        assert step.observation.media[0].source.tobytes() == first.media[0].source.tobytes() and not step.done
+        step = acted(host, episode, 'answer("7")')
+        assert step.done and step.parts == {"format": 1.0, "success": 0.0, "page": 0.0}
+
+
+def test_the_browser_ends_with_its_process(tmp_path):
+    task = made(tmp_path, endless="for (;;) {}")
+    with hosting(task) as host:
+        opened(host, task, "endless")
+        started = psutil.Process(host.processes[0]).children(recursive=True)
+        assert any("--type=renderer" in p.cmdline() for p in started)
+    assert psutil.wait_procs(started, timeout=60)[1] == []
+
+
+def test_a_browser_that_is_not_there_is_named(tmp_path):
+    task = made(tmp_path)
+    task.browser = "/bin/false"
+    with hosting(task) as host:
+        (found,) = host.reset([host.open(task.samples("train")[0], 0)])
+    assert isinstance(found, Failed) and "/bin/false cannot be started" in found.reason
+    assert "task.browser" in found.reason

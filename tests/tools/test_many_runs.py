@@ -1,0 +1,278 @@
+"""`vlrl sweep` and `vlrl compare --sequential`: which runs are started, what is read of them, and going on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.e2e.runs import ENV, FEW, write_config
+from vlrl.cli.main import main
+from vlrl.errors import ConfigError, RunError, TrainingError
+from vlrl.store import RunFolder
+from vlrl.store.files import write_text
+from vlrl.tools import many_runs, sequential_runs, sweep
+from vlrl.tools.many_runs import Job, finish, score, settle
+from vlrl.tools.sweep import spaces, trials
+
+CONFIG = "configs/quickstart.yaml"
+
+
+def done(folder, value, split="heldout"):
+    """A finished run, as its folder tells."""
+    run = RunFolder(folder)
+    run.append_eval({"step": 0, "split": split, "reward/mean": 0.0, "reward/mean/ci95_low": 0.0})
+    run.append_eval({"step": 9, "split": split, "reward/mean": value, "reward/mean/ci95_low": 0.0, "mAP": None})
+    write_text(folder / "heartbeat.json", '{"state": "finished"}')
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """Runs that take no time: a run's score is `instant.of` of its words; which were started is `instant.started`."""
+    class Instant:
+        of = staticmethod(lambda words, seed: 0.0)
+        started: list = []
+
+    found = Instant()
+    found.started = []
+
+    def run(jobs, parallel=1, tell=None):
+        for job in jobs:
+            if not many_runs.finished(job.folder):
+                found.started.append(job.folder.name)
+                words = dict(w.split("=", 1) for w in job.words if "=" in w)
+                done(job.folder, found.of(words, int(words["seed"])))
+
+    monkeypatch.setattr(sweep, "finish", run)
+    monkeypatch.setattr(sequential_runs, "finish", run)
+    return found
+
+
+# --- one run ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_score_is_that_of_the_last_evaluation(tmp_path):
+    done(tmp_path / "a", 0.75)
+    assert score(tmp_path / "a", "heldout", "reward/mean") == 0.75
+    with pytest.raises(RunError, match="no evaluation of 'other'"):
+        score(tmp_path / "a", "other", "reward/mean")
+    with pytest.raises(RunError, match=r"'reward/men' of 'heldout' is missing. Did you mean 'reward/mean'"):
+        score(tmp_path / "a", "heldout", "reward/men")
+    with pytest.raises(RunError, match="'mAP' of 'heldout' is missing"):
+        score(tmp_path / "a", "heldout", "mAP")
+
+
+def test_a_plan_must_stay_what_it_was(tmp_path):
+    plan = {"n": 5, "settings": {"lr": 1e-5}}
+    settle(tmp_path / "s" / "plan.json", plan)
+    settle(tmp_path / "s" / "plan.json", plan)
+    with pytest.raises(ConfigError, match="was begun with n=5, not 6: give the same again to go on, or another"):
+        settle(tmp_path / "s" / "plan.json", {**plan, "n": 6})
+
+
+@pytest.mark.slow
+def test_what_is_finished_is_not_run_again_and_a_failure_shows_its_output(tmp_path):
+    done(tmp_path / "a", 0.5)
+    finish([Job(tmp_path / "a", ("no-such-command",))])
+    told = []
+    with pytest.raises(TrainingError, match=r"(?s)run .*/b ended with exit code 2 before.*No such command"):
+        finish([Job(tmp_path / "a", ("x",)), Job(tmp_path / "b", ("no-such-command",))],
+               tell=lambda *words: told.append(words))
+    assert ("runs", 1, 2) in told and "No such command" in (tmp_path / "b.log").read_text()
+
+
+# --- sweep ------------------------------------------------------------------------------------------------------------
+
+
+def test_words_that_are_swept():
+    found, fixed = spaces(["train.lr=1e-5,3e-5", "steps=5", "algo.clip_high=.2..0.4", "rollout.group_size=4..8",
+                           "model.train=[language,merger]", "data.root=../rows", "algo.kl_coef=0,0.1"])
+    assert fixed == ["steps=5", "model.train=[language,merger]", "data.root=../rows"]
+    lr, clip, size, kl = found
+    assert lr.values == (1e-5, 3e-5) and kl.values == (0, 0.1) and clip.values == () == size.values
+    assert (clip.low, clip.high, clip.whole, size.whole) == (0.2, 0.4, False, True)
+    rng = np.random.default_rng(0)
+    drawn = [size.draw(rng) for _ in range(200)]
+    assert set(drawn) == {4, 5, 6, 7, 8} and all(isinstance(v, int) for v in drawn)
+    wide = spaces(["train.lr=1e-6..1e-3"])[0][0]
+    logs = np.log10([wide.draw(rng) for _ in range(500)])
+    assert logs.min() >= -6 and logs.max() <= -3 and abs(logs.mean() + 4.5) < 0.15
+
+
+@pytest.mark.parametrize("words, said", [
+    (["a=1..x"], "a range is written lo..hi"), (["a=3..1"], "a range is written"), (["a=1,1"], "name different values"),
+    (["a=1,2", "a=3..4"], "each setting is swept once"), (["a=1,"], "name different values")])
+def test_words_that_cannot_be_swept(words, said):
+    with pytest.raises(ConfigError, match=said):
+        spaces(words)
+
+
+def test_choices_of_settings():
+    lists, mixed = spaces(["a=1,2", "b=x,y"])[0], spaces(["a=1,2", "b=0..1.5"])[0]
+    assert trials(lists, "grid", 2, 0) == [{"a": a, "b": b} for a in (1, 2) for b in ("x", "y")]
+    assert len(trials(lists, "random", 3, 0)) == 3 and len(trials(lists, "random", 9, 0)) == 4  # no more are there
+    drawn = trials(mixed, "random", 5, 0)
+    assert drawn == trials(mixed, "random", 5, 0) != trials(mixed, "random", 5, 1) and len(drawn) == 5
+    with pytest.raises(ConfigError, match="--method grid has no values for the range of b"):
+        trials(mixed, "grid", 5, 0)
+    with pytest.raises(ConfigError, match="nothing is swept"):
+        trials([], "grid", 5, 0)
+
+
+@pytest.mark.slow
+def test_what_chooses_does_not_test(tmp_path, instant, capsys):
+    """Settings that are all alike, with luck on the tuning seeds: the test seeds say that they are no better."""
+    luck = np.random.default_rng(0).random((8, 20))
+
+    def of(words, seed):
+        lr = float(words.get("train.lr", 0))
+        return 0.5 if seed >= 3 else 0.3 + 0.4 * luck[round(1e4 * lr), seed]
+
+    instant.of = of
+    words = ["train.lr=1e-4,2e-4,3e-4,4e-4", "--seeds", "3", "--test-seeds", "5", "-o", str(tmp_path / "s")]
+    assert main(["sweep", CONFIG, *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["best"]["tuning"]["mean"] > 0.51 and found["best"]["test"]["mean"]["mean"] == 0.5
+    assert found["probability_of_improvement"]["mean"] == 0.5 and found["runs"] == 4 * 3 + 2 * 5
+    assert {int(s) for s in found["tests"]["best"]} == {3, 4, 5, 6, 7} and not {
+        int(s) for t in found["trials"] for s in t["scores"]} & {int(s) for s in found["tests"]["best"]}
+    assert found["best"]["test"]["optimality_gap"]["mean"] == 0.5 and found["best"]["test"]["iqm"]["mean"] == 0.5
+    assert found["profile"]["best"][49] == 1 and found["profile"]["best"][50] == 0
+    assert json.loads((tmp_path / "s" / "sweep.json").read_text()) == found
+    assert (tmp_path / "s" / "profile.png").read_bytes().startswith(b"\x89PNG")
+    assert len(instant.started) == 22
+    assert main(["sweep", CONFIG, *words]) == 0  # again: nothing is left to run
+    out = capsys.readouterr().out
+    assert len(instant.started) == 22 and "best on the tuning seeds" in out and "optimality gap" in out
+    assert main(["sweep", CONFIG, *words[1:], "train.lr=1e-4,2e-4"]) == 1
+    assert "was begun with trials=" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_halving_gives_worse_settings_fewer_seeds(tmp_path, instant):
+    instant.of = lambda words, seed: float(words.get("train.lr", 0)) * 1e3
+    found = sweep.run(CONFIG, ["train.lr=1e-4,2e-4,3e-4,4e-4"], tmp_path, method="halving", seeds=3, test_seeds=1,
+                      base=False)
+    assert [(t.settings["train.lr"], len(t.scores)) for t in found.trials] == [
+        (4e-4, 3), (3e-4, 2), (2e-4, 1), (1e-4, 1)]
+    assert found.runs == 4 + 2 + 1 + 1 == len(instant.started) and found.improvement is None
+    (lr,) = found.sensitivities
+    assert lr.spread == pytest.approx(0.3) and lr.share == pytest.approx(1)
+
+
+@pytest.mark.parametrize("words, said", [
+    (["seed=1,2"], "seed and run.dir are set by the sweep"), (["train.lr=1e-5,1e-4", "run.dir=x"], "set by the sweep"),
+    (["data.seed=1,2"], "data.seed is swept"), (["train.lrr=1,2"], "train.lr"), (["steps=5"], "nothing is swept"),
+    (["steps=5,6", "eval.samples=0"], "do not evaluate the split")])
+def test_sweeps_that_make_no_sense(tmp_path, instant, words, said):
+    with pytest.raises(ConfigError, match=said):
+        sweep.run(CONFIG, words, tmp_path / "s")
+    assert not instant.started and not (tmp_path / "s").exists()
+
+
+# --- sequential -------------------------------------------------------------------------------------------------------
+
+
+def two_configs(folder):
+    for name, lr in (("a", "1e-4"), ("b", "2e-4")):
+        (folder / f"{name}.yaml").write_text(f"extends: {os.path.abspath(CONFIG)}\ntrain: {{lr: {lr}}}\n")
+    return [str(folder / f"{name}.yaml") for name in "ab"]
+
+
+@pytest.mark.slow
+def test_seeds_are_added_until_it_is_decided(tmp_path, instant, capsys):
+    a, b = two_configs(tmp_path)
+    noise = np.random.default_rng(0).normal(size=(2, 99))
+    calls = iter(range(10 ** 6))
+    instant.of = lambda words, seed: float(noise[next(calls) % 2, seed] + 1.2 * (len(instant.started) % 2 == 0))
+    folder = tmp_path / "s"
+    assert main(["compare", "--sequential", a, b, "--seeds", "5", "-o", str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["decisions"] == [{"a": "a", "b": "b", "higher": "b"}] and 1 <= len(found["looks"]) < 5
+    assert found["runs"] == len(instant.started) == 10 * len(found["looks"])
+    assert json.loads((folder / "sequential.json").read_text()) == found
+    assert sorted(instant.started[:10]) == [f"{n}-{s}" for n in "ab" for s in range(5)]
+    assert main(["compare", "--sequential", a, b, "-o", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "b is higher than a (alpha 0.05)" in out and "block 1 of at most 5" in out
+    assert len(instant.started) == found["runs"]
+
+
+@pytest.mark.slow
+def test_no_difference_is_said_after_the_last_block(tmp_path, instant, capsys):
+    a, b = two_configs(tmp_path)
+    instant.of = lambda words, seed: seed % 3 / 3
+    assert main(["compare", "--sequential", a, b, "--blocks", "2", "-o", str(tmp_path / "s")]) == 0
+    assert "no difference shown between a and b after 2 blocks" in capsys.readouterr().out
+    assert len(instant.started) == 20
+    assert main(["compare", "--sequential", a, b, "--blocks", "3", "-o", str(tmp_path / "s")]) == 1
+    assert "was begun with blocks=2, not 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words, said", [
+    ([], "two or more different configs"), (["data.seed=3"], ""), (["eval.samples=0"], "do not evaluate the split")])
+def test_sequential_comparisons_that_make_no_sense(tmp_path, instant, words, said):
+    a, b = two_configs(tmp_path)
+    if said:
+        with pytest.raises(ConfigError, match=said):
+            sequential_runs.run([a, b] if words else [a, a], words, tmp_path / "s")
+    else:
+        (tmp_path / "b.yaml").write_text(f"extends: {os.path.abspath(CONFIG)}\ndata: {{seed: 9}}\n")
+        with pytest.raises(ConfigError, match="other held-out samples"):
+            sequential_runs.run([a, b], [], tmp_path / "s")
+    assert not instant.started
+
+
+# --- real runs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_where_it_was(tiny_models, tmp_path):
+    """Killed with -9 in the middle of a run, which dies with it; begun again, it ends as one that was left alone."""
+    config = write_config(tmp_path, tiny_models["qwen3_vl"])
+    words = [sys.executable, "-m", "vlrl", "sweep", str(config), "train.lr=1e-3,1e-2", *FEW, "--seeds", "1",
+             "--test-seeds", "1", "--metric", "reward/mean"]
+    whole = subprocess.run([*words, "-o", str(tmp_path / "whole"), "--json"], env=ENV, capture_output=True, text=True,
+                           timeout=600)
+    assert whole.returncode == 0, whole.stderr
+    broken = subprocess.Popen([*words, "-o", str(tmp_path / "broken")], env=ENV)
+    second = tmp_path / "broken" / "tuning" / "0001-0"
+    end = time.monotonic() + 300
+    while len(RunFolder(second).metrics()) < 3:
+        assert broken.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    broken.kill()
+    assert broken.wait(60) == -signal.SIGKILL
+    again = subprocess.run([*words, "-o", str(tmp_path / "broken"), "--json"], env=ENV, capture_output=True, text=True,
+                           timeout=600)
+    assert again.returncode == 0, again.stderr
+    assert "going on from" in (tmp_path / "broken" / "tuning" / "0001-0.log").read_text()
+    one, other = json.loads(whole.stdout), json.loads(again.stdout)
+    assert {**one, "folder": ""} == {**other, "folder": ""} and one["runs"] == 4
+
+
+def heeding():
+    """A command in the background of a shell is started deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.slow
+def test_an_interrupted_sequential_comparison_goes_on(tiny_models, tmp_path):
+    first = write_config(tmp_path, tiny_models["qwen3_vl"])
+    (tmp_path / "other.yaml").write_text(first.read_text().replace("lr: 1.0e-3", "lr: 1.0e-2"))
+    words = [sys.executable, "-m", "vlrl", "compare", "--sequential", str(first), str(tmp_path / "other.yaml"), *FEW,
+             "--seeds", "2", "--blocks", "1", "-o", str(tmp_path / "s")]
+    stopped = subprocess.Popen(words, env=ENV, stderr=subprocess.PIPE, text=True, preexec_fn=heeding)
+    end = time.monotonic() + 300
+    while not RunFolder(tmp_path / "s" / "shades-0").metrics():
+        assert stopped.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGINT)
+    assert "The same command goes on" in stopped.communicate(timeout=200)[1] and stopped.returncode == 130
+    assert RunFolder(tmp_path / "s" / "shades-0").last_heartbeat()["state"] == "interrupted"
+    again = subprocess.run([*words, "--jobs", "2"], env=ENV, capture_output=True, text=True, timeout=600)
+    assert again.returncode == 0 and "4 runs in" in again.stdout, again.stderr

@@ -1,0 +1,108 @@
+"""Episodes with vLLM, in this process and in a server: every turn is the trainer's, images of later turns included."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.episodes_exact import SYNCS, per_turn, playing, settings
+from tests.engine.test_turns import windowed
+from tests.rollout.test_episodes import TASK, actions, run
+from tests.vllm.test_server import PATIENT, free_ports
+from vlrl.engine.turns import first_difference
+from vlrl.errors import TrainingError
+
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")]
+EXACT = 1e-4
+SMALL = ("eval.samples=0", "engine.max_seqs=8", "limits.prompt_tokens=512", "episode.max_tokens=512")
+
+
+def check(folder):
+    """The rows of a run: in every action the trainer has the engine's log-probabilities."""
+    rows = folder.rollouts().to_pylist()
+    assert len(rows) == 8 and all(r["error"] is None and len(actions(r)) == 3 for r in rows)
+    for row in rows:
+        gaps = np.abs(np.array(row["logprobs"]) - np.array(row["trainer_logprobs"]))
+        mask = np.array(row["loss_mask"])
+        assert mask.any() and gaps[mask].max() < EXACT and {m["kind"] for m in row["media"]} == {"image"}
+
+
+def test_a_run_with_vllm(tiny_models, tmp_path):
+    check(run(tmp_path / "run", tiny_models["qwen3_vl"], "engine=vllm", *SMALL))
+
+
+def test_a_run_with_a_server(tiny_models, tmp_path):
+    """`vlrl serve` makes room for whole episodes by itself."""
+    config, port = tmp_path / "serve.yaml", free_ports()
+    config.write_text(json.dumps({"task": TASK, "model": {"name": str(tiny_models["qwen2_5_vl"])},
+                                  "engine": "vllm_server", "rollout": {"max_new_tokens": 6},
+                                  "run": {"dir": str(tmp_path / "run")}}))
+    about, environment = tmp_path / "run-servers" / "servers.json", dict(os.environ)
+    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
+    with (tmp_path / "log").open("wb") as log:
+        serve = subprocess.Popen([sys.executable, "-m", "vlrl", "serve", str(config), "--port", str(port), *SMALL[1:]],
+                                 env=environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        end = time.monotonic() + PATIENT
+        while not about.exists() and serve.poll() is None and time.monotonic() < end:
+            time.sleep(0.2)
+        assert about.exists(), (tmp_path / "log").read_text()
+        found = json.loads(about.read_text())
+        check(run(tmp_path / "run", tiny_models["qwen2_5_vl"], "engine=vllm_server", *SMALL,
+                  f"engine.servers=[{found['servers'][0]}]", f"engine.key_file={found['key_file']}"))
+    finally:
+        serve.terminate()
+        serve.wait(120)
+
+
+@pytest.fixture(scope="module", params=[("qwen3_vl", "full"), ("qwen2_5_vl", "LoRA")], ids="-".join)
+def play(request, tiny_models, tmp_path_factory):
+    family, mode = request.param
+    with playing(settings(tiny_models[family], mode, "vllm"), tmp_path_factory.mktemp("play")) as made:
+        yield made
+
+
+def test_every_turn_agrees_after_each_sync(play):
+    """Also with images that it saw with other weights: no cache of them is left."""
+    for _ in range(SYNCS):
+        play.sync()
+        for prompt, completion in play.episodes():
+            assert len(completion.seen) == 4 and max(per_turn(play, prompt, completion)) < EXACT
+            assert first_difference(play.policy, play.encode, prompt, completion, EXACT) is None
+
+
+def test_windows_of_the_history(play, monkeypatch):
+    for prompt, completion in windowed(play, monkeypatch):
+        assert len(completion.windows) == 4
+        assert first_difference(play.policy, play.encode, prompt, completion, EXACT) is None
+
+
+def test_other_ids_in_a_later_turn_are_named_with_it(play, monkeypatch):
+    engine, asked = play.engine.engine, []
+    monkeypatch.setattr(play.engine, "engine", type("", (), {
+        "generate": lambda self, requests: asked.extend(requests) or engine.generate(requests)})())
+    play.episodes(1)
+    request = next(r for r in asked if len(r.turns) == 4)
+    first, observed = len(request.prompt) - request.turns[-1].end, request.turns[1]
+    ids = request.prompt.ids.copy()
+    ids[[first + observed.start + 2, -1]] += 1
+    with pytest.raises(TrainingError, match=r"turn 1 \(observation\), token 2 of \d+, media [0-9a-f]{12}\) on"):
+        engine.generate([replace(request, prompt=replace(request.prompt, ids=ids))])
+
+
+def test_the_proof_of_a_sync_reads_an_image_of_a_second_turn(play):
+    engine = play.engine.engine
+    proof, read = engine._proof, engine.weights.logprobs
+    first, second = proof.prompt.media
+    turned = replace(second, frames=tuple(f.transpose(Image.Transpose.ROTATE_180) for f in second.frames))
+    other = replace(proof.prompt, media=(first, turned))
+    with pytest.raises(TrainingError, match="not the same policy"):
+        proof.check(play.policy, lambda prompt, answer: read(other, answer))
+    assert proof.check(play.policy, read) < EXACT

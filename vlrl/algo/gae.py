@@ -1,0 +1,175 @@
+"""Advantages with a critic (algo.critic): `Scores` with its values -> `Estimates`; and the loss of the critic.
+
+The value of a token is that of the state before it: prompt, images and all tokens that stand before. Tokens that are
+not trained (observations, a forced end of thinking) are no decisions: what is discounted and summed goes from a trained
+token, or turn, to the next. A turn is paid its weighted reward parts with its last trained token, and the last turn
+what these leave of the reward. After the last token comes nothing, of value 0, for a cut answer too: the task has paid
+it as it is. So do the papers' implementations (verl, VAGEN): a limit on tokens is part of the task, no interruption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vlrl.algo.inputs import LossInputs, Metrics, Scores, requires
+from vlrl.algo.token_advantage import whitened
+from vlrl.algo.turn_advantage import rewards_of
+from vlrl.config.base import Fraction, NonNegative
+
+
+@dataclass(frozen=True, eq=False)
+class Estimates:
+    """What an advantage with a critic makes of R rollouts."""
+
+    advantages: Sequence[torch.Tensor]
+    """[R][T]; 0 on tokens that are not trained."""
+    targets: Sequence[torch.Tensor]
+    """[R][T] what the critic is trained towards; NaN where it is not."""
+
+    def __len__(self) -> int:
+        return len(self.advantages)
+
+
+@dataclass(frozen=True, eq=False)
+class _Decisions:
+    """The trained tokens of one rollout; L of them, in D turns."""
+
+    paid: np.ndarray
+    """[L] the reward, each turn's with its last trained token."""
+    penalty: np.ndarray
+    """[L] what the KL in the reward takes off."""
+    values: np.ndarray
+    """[L]"""
+    first: np.ndarray
+    """[D] place of the first token of each turn among them."""
+
+    @property
+    def last(self) -> np.ndarray:
+        """[D] place of the last token of each turn."""
+        return np.append(self.first[1:], len(self.values)) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[D] tokens of each turn."""
+        return np.diff(np.append(self.first, len(self.values)))
+
+
+Estimate = tuple[np.ndarray, np.ndarray]
+"""Advantages and targets [L] of the trained tokens of one rollout."""
+
+
+@requires("turns", "values", "token_kl")
+def gae(s: Scores, normalize: bool = True, eps: NonNegative = 1e-8) -> Estimates:
+    """Returns A_t = sum_{k >= 0} (gamma lam)^k delta_{t+k} over the trained tokens, delta_t = r_t + gamma V_{t+1} -
+    V_t, and the targets A_t + V_t.
+
+    normalize: then (A - mean) / sqrt(var + eps) over all trained tokens of the step, Bessel's correction, as in verl;
+    the targets are those before. GAE (arXiv 1506.02438) eq. 16, PPO (1707.06347) eq. 11.
+    """
+    def one(d: _Decisions) -> Estimate:
+        found = discounted(d.paid - d.penalty, d.values, s.gamma, s.lam)
+        return found, found + d.values
+
+    return _estimates(s, one, normalize, eps)
+
+
+@requires("turns", "values", "token_kl")
+def turn_gae(s: Scores, normalize: bool = True, eps: NonNegative = 1e-8) -> Estimates:
+    """Returns on all tokens of turn t the advantage A_t = sum_{k >= 0} (gamma lam)^k delta_{t+k}, delta_t = r_t +
+    gamma V(s_{t+1}) - V(s_t), s_t = all before the turn's first token, where alone the critic has a target, A_t +
+    V(s_t).
+
+    The utterances of ArCHer (arXiv 2402.19446) with a critic of states alone, learned on policy by TD(lam) in place of
+    its off-policy Q: at lam=0 its advantage r + gamma V(s') - V(s). normalize: as in gae, over the tokens of all turns.
+    """
+    def one(d: _Decisions) -> Estimate:
+        values, targets = d.values[d.first], np.full(len(d.values), np.nan)
+        found = discounted(np.add.reduceat(d.paid - d.penalty, d.first), values, s.gamma, s.lam)
+        targets[d.first] = found + values
+        return found.repeat(d.sizes), targets
+
+    return _estimates(s, one, normalize, eps)
+
+
+@requires("turns", "values", "token_kl")
+def bilevel_gae(s: Scores, token_gamma: Fraction = 1.0, token_lam: Fraction = 1.0, normalize: bool = True,
+                eps: NonNegative = 1e-8) -> Estimates:
+    """Returns the advantages of turns, by gae over the values at their last tokens, and from there to the first token
+    of each turn those of its tokens: A_i = delta_i + token_gamma token_lam A_{i+1}, delta_i = r_i + token_gamma V_{i+1}
+    - V_i, where the last token has the advantage of the turn. r_i is the KL in the reward alone. Targets A + V on all
+    tokens.
+
+    algo.critic.gamma and lam count turns. Bi-Level GAE of VAGEN (arXiv 2510.16907), as in its code. normalize: as in
+    gae.
+    """
+    def one(d: _Decisions) -> Estimate:
+        values = d.values[d.last]
+        turns = discounted(np.add.reduceat(d.paid, d.first), values, s.gamma, s.lam)
+        rewards = -d.penalty
+        rewards[d.last] += turns + values  # no value follows within the turn, so its advantage is that of the turn
+        found = np.concatenate([discounted(r, v, token_gamma, token_lam) for r, v in zip(
+            np.split(rewards, d.first[1:]), np.split(d.values, d.first[1:]), strict=True)])
+        return found, found + d.values
+
+    return _estimates(s, one, normalize, eps)
+
+
+def discounted(rewards: np.ndarray, values: np.ndarray, gamma: float, lam: float) -> np.ndarray:
+    """Returns [L] advantages of L decisions in a row, after whose last one nothing is paid any more."""
+    deltas = rewards + gamma * np.append(values[1:], 0.0) - values
+    out, later = np.empty(len(deltas)), 0.0
+    for t in range(len(deltas) - 1, -1, -1):
+        out[t] = later = deltas[t] + gamma * lam * later
+    return out
+
+
+def value_loss(x: LossInputs, values: torch.Tensor, clip: float | None = None) -> tuple[torch.Tensor, Metrics]:
+    """Returns this process's share of 1/2 mean (V - target)^2 over the tokens of the optimizer step that have a target,
+    each weighed like its row; values [N] with gradient. With a clip of c the larger one of (V - target)^2 and
+    (V_old + clip(V - V_old, -c, c) - target)^2, as in OpenAI's PPO2 and verl.
+
+    Metrics are scaled like those of the objective, which are divided by the trained tokens.
+    """
+    assert x.targets is not None and x.old_values is not None
+    known = (x.mask > 0) & ~x.targets.isnan()
+    targets = torch.where(known, x.targets, 0.0)
+    errors, clipped = (values - targets) ** 2, torch.zeros_like(known)
+    if clip is not None:
+        near = (x.old_values + (values - x.old_values).clamp(-clip, clip) - targets) ** 2
+        clipped, errors = known & (near > errors), torch.maximum(near, errors)
+    count = max(x.total_values, 1.0)
+    loss = 0.5 * (errors * known * x.weights).sum() / count
+    share = x.total_tokens / count
+    return loss, {"critic/loss": loss.detach() * x.total_tokens, "critic/clip_frac": clipped.sum() * share}
+
+
+def _estimates(s: Scores, one: Callable[[_Decisions], Estimate], normalize: bool, eps: float) -> Estimates:
+    """Returns what `one` makes of each rollout, on its tokens; nothing of one that is unscorable or has none trained.
+    """
+    trained = [np.flatnonzero(mask) if reward == reward else np.zeros(0, np.int64)
+               for mask, reward in zip(s.masks, s.rewards.tolist(), strict=True)]
+    found = [one(_decisions(s, i, places)) if len(places) else (np.zeros(0), np.zeros(0))
+             for i, places in enumerate(trained)]
+    flat = torch.from_numpy(np.concatenate([np.zeros(0), *(advantages for advantages, _ in found)]))
+    flat = whitened(flat, torch.ones_like(flat), eps) if normalize else flat
+    advantages, targets = [], []
+    for mask, places, own, (_, target) in zip(s.masks, trained, flat.split([len(p) for p in trained]), found,
+                                              strict=True):
+        advantages.append(torch.zeros(len(mask), dtype=torch.float64))
+        targets.append(torch.full((len(mask),), torch.nan, dtype=torch.float64))
+        advantages[-1][places], targets[-1][places] = own, torch.from_numpy(target)
+    return Estimates(advantages, targets)
+
+
+def _decisions(s: Scores, i: int, trained: np.ndarray) -> _Decisions:
+    ends = np.array([turn.end for turn in s.turns[i]])
+    paid = np.zeros(len(trained))
+    # a turn without trained tokens is paid with the one before it, or else with what comes first
+    np.add.at(paid, (np.searchsorted(trained, ends) - 1).clip(0), rewards_of(s.turns[i], float(s.rewards[i])))
+    penalty = s.kl_coef * np.asarray(s.kl[i], np.float64)[trained] if s.kl else np.zeros(len(trained))
+    _, first = np.unique(np.searchsorted(ends, trained, side="right"), return_index=True)
+    return _Decisions(paid, penalty, np.asarray(s.values[i], np.float64)[trained], first)

@@ -1,0 +1,106 @@
+"""Credit along the tree that the tokens of a group's answers form: `Scores -> list of [T]`.
+
+The value of a node is the mean reward of the answers through it; a node lasts from where answers part to where they
+part again. It matters most with rollout.branch, whose answers go on from each other's text.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vlrl.algo import grouped
+from vlrl.algo.inputs import Scores, requires
+from vlrl.config.base import Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What an answer shares from token `start` on with `leaves` - 1 others."""
+
+    start: int
+    value: float
+    """Mean reward of the answers through it."""
+    before: float
+    """That of the node that it goes on from."""
+    leaves: int
+
+
+Credit = Callable[[Node, float], float]
+"""(node, value of the root) -> the advantage of its tokens."""
+
+
+def nodes_of(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Sequence[float]) -> dict[int, list[Node]]:
+    """Returns of each rollout the nodes below the root, in no order: one for each place where the tree of the tokens
+    parts.
+    """
+    found: dict[int, list[Node]] = {i: [] for i in rollouts}
+    open_ = [(0, list(rollouts))]
+    while open_:
+        t, through = open_.pop()
+        value = sum(rewards[i] for i in through) / len(through)
+        children: dict[int, list[int]] = defaultdict(list)
+        for i in through:
+            if t < len(tokens[i]):
+                children[int(tokens[i][t])].append(i)
+        for child in children.values():
+            if len(child) < len(through):
+                node = Node(t, sum(rewards[i] for i in child) / len(child), value, len(child))
+                for i in child:
+                    found[i].append(node)
+            if len(child) > 1:
+                open_.append((t + 1, child))
+    return found
+
+
+@requires("local", "tokens")
+def rose(s: Scores, shorter: Fraction = 0.2) -> list[torch.Tensor]:
+    """V(node) - V(node before) on the tokens of each node; along an answer they add up to R - V(root).
+
+    A correct answer is paid 1 - shorter * (L - min) / (max - min) times as much, L its length beside those of the
+    group's correct ones. ROSE, as described in its paper: segments end where answers branch; its choice of branches by
+    the meanings of continuations is not made here (rollout.branch.at).
+    """
+    right = grouped.correct(s)
+    lengths = torch.where(right, s.lengths, torch.nan)
+    low, high = grouped.smallest(lengths, s.group), -grouped.smallest(-lengths, s.group)
+    longer = torch.where(high > low, (lengths - low) / (high - low), 0.0)
+    paid = torch.where(right, s.rewards * (1 - shorter * longer), s.rewards)
+    return _on_nodes(s, paid, lambda node, root: node.value - node.before)
+
+
+@requires("local", "tokens")
+def treerl(s: Scores) -> list[torch.Tensor]:
+    """(V(node) - V(root) + V(node) - V(node before)) / sqrt(answers through the node) on its tokens.
+
+    Global and local advantage of TreeRL (arXiv 2506.11902), section 3.2.
+    """
+    return _on_nodes(s, s.rewards,
+                     lambda node, root: (2 * node.value - root - node.before) / node.leaves ** 0.5)
+
+
+def _on_nodes(s: Scores, rewards: torch.Tensor, credit: Credit) -> list[torch.Tensor]:
+    out = [torch.zeros(len(tokens), dtype=torch.float64) for tokens in s.tokens]
+    for rollouts in members(s):
+        known = rewards.tolist()
+        if len({known[i] for i in rollouts}) == 1:
+            continue  # means of equal values need not be equal to the last bit
+        root = sum(known[i] for i in rollouts) / len(rollouts)
+        for i, nodes in nodes_of(rollouts, s.tokens, known).items():
+            for node in sorted(nodes, key=lambda node: node.start):
+                out[i][node.start:] = credit(node, root)
+            out[i][~torch.from_numpy(np.asarray(s.masks[i], bool))] = 0.0
+    return out
+
+
+def members(s: Scores) -> Iterator[list[int]]:
+    """Yields the rollouts of each group that have a reward."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for i, number in enumerate(s.group.tolist()):
+        if not s.rewards[i].isnan():
+            groups[number].append(i)
+    yield from groups.values()

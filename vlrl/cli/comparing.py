@@ -1,0 +1,274 @@
+"""`vlrl compare`: which of two models is better, on the samples that both answered; `vlrl sweep`: which settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlrl.cli.common import AsJson, ConfigPath, emit, examples
+from vlrl.cli.terminal import bars, printable, table
+
+if TYPE_CHECKING:
+    from vlrl.evaluation.compare import Comparison, Outcome
+    from vlrl.evaluation.sequential import Look
+    from vlrl.tools.sequential_runs import Decided
+    from vlrl.tools.sweep import Swept
+
+COMPARE_EXAMPLES = examples(
+    "vlrl compare runs/a runs/b                              the last evaluation of each",
+    "vlrl compare runs/a@0 runs/a@best --metric iou          before and after, in one run",
+    "vlrl compare runs/a-0 runs/a-1 runs/a-2 vs runs/b-0 runs/b-1 runs/b-2       three seeds a side",
+    "vlrl compare runs/a runs/b --json | jq '.samples[] | select(.b < .a) | .id'  what got worse",
+    "vlrl compare --sequential a.yaml b.yaml --jobs 2        runs seeds of both until a test decides",
+    "vlrl compare --sequential a.yaml b.yaml c.yaml steps=100 --seeds 3 --blocks 6 -o runs/three")
+SWEEP_EXAMPLES = examples(
+    "vlrl sweep configs/quickstart.yaml train.lr=1e-4,3e-4,1e-3 --seeds 3 --test-seeds 5",
+    "vlrl sweep configs/quickstart.yaml train.lr=1e-5..1e-3 algo.clip_high=0.2,0.28 --trials 12 --jobs 2",
+    "vlrl sweep configs/quickstart.yaml train.lr=1e-5..1e-3 --method halving --trials 16 --metric iou steps=50")
+_SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
+_ANSWER = 60  # characters of an answer in a list
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to the application."""
+    app.command(epilog=COMPARE_EXAMPLES)(compare)
+    app.command(epilog=SWEEP_EXAMPLES)(sweep)
+
+
+Metric = Annotated[str, typer.Option(help="The metric that decides, e.g. iou or correct_frac.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs side by side, e.g. 2; they share the CPU, and the GPUs of "
+                                   "CUDA_VISIBLE_DEVICES where there are as many.")]
+
+
+def compare(
+    sides: Annotated[list[str], typer.Argument(
+        metavar="A [vs] B", show_default=False,
+        help="Run folders, or RUN@STEP with completed steps, first, last or best; several a side with vs between. With "
+        "--sequential configs, and settings for all.")],
+    split: Annotated[str | None, typer.Option(
+        show_default=False, help="The split, e.g. heldout. Default: heldout, or the first that all have.")] = None,
+    metric: Metric = "reward/mean",
+    show: Annotated[int, typer.Option(min=0, help="How many of the largest wins and losses are listed, e.g. 20; 0 = "
+                                      "none. --json has every sample.")] = 5,
+    sequential: Annotated[bool, typer.Option("--sequential", help="Run seeds of configs, until a group-sequential "
+                                             "permutation test decides.")] = False,
+    seeds: Annotated[int, typer.Option(min=2, help="With --sequential: seeds of each config a block.")] = 5,
+    blocks: Annotated[int, typer.Option(min=1, help="With --sequential: most blocks.")] = 5,
+    alpha: Annotated[float, typer.Option(help="With --sequential: highest probability of finding a difference where "
+                                         "there is none.")] = 0.05,
+    jobs: Jobs = 1,
+    out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="With --sequential: folder of "
+                                             "the runs. Default: runs/compare-A-B.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two models on the samples that both answered, paired by content: is one better, and where?
+
+    Reads the stored answers of evaluations. Samples are the same when picture, prompt and target are; an id alone says
+    nothing. With several runs a side the interval holds how much seeds vary. Exit code 0 whatever is found.
+
+    With --sequential it starts the runs itself and stops at the first block of seeds that decides; the same command
+    goes on after an interruption.
+    """
+    if sequential:
+        _sequential(sides, split, metric, seeds, blocks, alpha, jobs, out, as_json)
+        return
+    if out is not None:
+        raise typer.BadParameter("goes with --sequential; without it nothing is written", param_hint="-o")
+    from vlrl.evaluation.compare import compare as run
+    from vlrl.evaluation.compare import side
+
+    first, second = _sides(sides)
+    found = run([side(text) for text in first], [side(text) for text in second], split, metric)
+    if as_json:
+        emit(plain(found))
+    else:
+        _print(found, show)
+
+
+def _sides(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """["a", "b"], or ["a1", "a2", "vs", "b1"] -> both sides."""
+    if words.count("vs") == 1:
+        first, second = words[:words.index("vs")], words[words.index("vs") + 1:]
+    elif len(words) == 2 and "vs" not in words:
+        first, second = words[:1], words[1:]
+    else:
+        first, second = [], []
+    if not first or not second:
+        raise typer.BadParameter(f"{' '.join(words)}: name two sides, A B, or several runs of each, A1 A2 vs B1 B2")
+    return first, second
+
+
+def plain(found: Comparison) -> dict[str, Any]:
+    """Returns what `--json` prints."""
+    metrics = {name: {"a": m.a.mean, "b": m.b.mean, "difference": m.difference.mean, "low": m.difference.low,
+                      "high": m.difference.high, "n": m.n, "effect": m.effect} for name, m in found.metrics.items()}
+    samples = [{"id": s.id, "other": s.other, "a": s.a, "b": s.b} for s in found.samples]
+    return {"a": [str(one) for one in found.a], "b": [str(one) for one in found.b], "split": found.split,
+            "metric": found.metric, "metrics": metrics, "wins": found.wins, "losses": found.losses,
+            "ties": found.ties, "unpaired": found.unpaired, "verdict": found.verdict, "notes": found.notes,
+            "samples": samples}
+
+
+def _print(found: Comparison, most: int) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for letter, runs in (("a", found.a), ("b", found.b)):
+        console.print(f"{letter}: {printable(', '.join(map(str, runs)))}", markup=False, soft_wrap=True)
+    shown = table("metric", "n", "a", "b", "b - a, 95 % interval", "effect", min_width=50)
+    for name, m in found.metrics.items():
+        change = m.difference
+        style = "bold" if change.low > 0 or change.high < 0 else ""
+        cells = (name, f"{m.n:,}", f"{m.a.mean:.3f}", f"{m.b.mean:.3f}",
+                 f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]", f"{m.effect:+.2f}")
+        shown.add_row(*(Text(printable(cell), style) for cell in cells))
+    console.print(shown)
+    for line in (*_listed(found, most), *found.notes, found.verdict):
+        console.print(printable(line), markup=False, soft_wrap=True)
+
+
+def _listed(found: Comparison, most: int) -> list[str]:
+    lines = [f"by {found.metric}: b wins {found.wins:,}, loses {found.losses:,}, ties {found.ties:,}"]
+    wins, losses = found.samples[:min(most, found.wins)], found.samples[::-1][:min(most, found.losses)]
+    return [*lines, *(_outcome("win ", s) for s in wins), *(_outcome("loss", s) for s in losses)]
+
+
+def _outcome(word: str, sample: Outcome) -> str:
+    id = sample.id if sample.id == sample.other else f"{sample.id} = {sample.other}"
+    short = [" ".join(text.split()) for text in sample.answers]
+    first, second = (f"{text[:_ANSWER]}..." if len(text) > _ANSWER else text for text in short)
+    return f"  {word} {id}: {sample.a:.3f} -> {sample.b:.3f}   {first!r} -> {second!r}"
+
+
+# --- runs that it starts itself ---------------------------------------------------------------------------------------
+
+
+def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int, blocks: int, alpha: float, jobs: int,
+                out: Path | None, as_json: bool) -> None:
+    from vlrl.tools.sequential_runs import run
+
+    configs = [word for word in words if not _SETTING.fullmatch(word) and word != "vs"]
+    settings = [word for word in words if _SETTING.fullmatch(word)]
+    folder = out or Path("runs") / "-".join(["compare", *(Path(path).stem for path in configs)])
+
+    def told(look: Look) -> None:
+        if not as_json:
+            typer.echo(printable(_look(look, blocks)))
+
+    with _interruptible(folder), bars() as tell:
+        found = run(configs, settings, folder, metric=metric, split=split, n=seeds, blocks=blocks, alpha=alpha,
+                    jobs=jobs, tell=tell, on_look=told)
+    if as_json:
+        emit(found.plain())
+    else:
+        _print_decided(found)
+
+
+def _look(look: Look, blocks: int) -> str:
+    pairs = ", ".join(f"{a} - {b} {value:.3f}" for (a, b), value in look.statistics.items())
+    limit = "no decision possible yet" if look.threshold == float("inf") else f"threshold {look.threshold:.3f}"
+    return f"block {look.block} of at most {blocks}: summed differences {pairs}; {limit}"
+
+
+def _print_decided(found: Decided) -> None:
+    import numpy as np
+
+    for name, scores in found.scores.items():
+        deviation = np.std(scores, ddof=1)
+        typer.echo(printable(f"{name}: {found.metric} {np.mean(scores):.3f} (standard deviation {deviation:.3f} over "
+                             f"{len(scores)} seeds)"))
+    for (a, b), higher in found.test.decisions.items():
+        lower = b if higher == a else a
+        typer.echo(printable(f"{higher} is higher than {lower} (alpha {found.test.alpha:g})" if higher else
+                             f"no difference shown between {a} and {b} after {len(found.test.looks)} blocks"))
+    typer.echo(printable(f"{found.runs} runs in {found.folder}"))
+
+
+class _interruptible:
+    """Says on Ctrl-C how to go on, and leaves with 130."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is KeyboardInterrupt:
+            typer.echo(printable(f"stopped. The same command goes on with the runs in {self.folder}."), err=True)
+            raise typer.Exit(130) from None
+
+
+def sweep(
+    config: ConfigPath,
+    words: Annotated[list[str], typer.Argument(
+        metavar="key=v1,v2 | key=lo..hi | key=value", show_default=False,
+        help="Settings with several values or a range are swept, e.g. train.lr=1e-5..1e-3; others hold for all.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds by which settings are chosen: 0, 1, ...")] = 3,
+    test_seeds: Annotated[int, typer.Option("--test-seeds", min=1, help="Further seeds, on which the chosen settings "
+                                            "are measured.")] = 5,
+    method: Annotated[str | None, typer.Option(
+        metavar="grid|random|halving", show_default=False, help="grid: every combination; random: --trials drawn ones; "
+        "halving: worse ones get fewer seeds. Default: grid, or random where a range is given.")] = None,
+    n: Annotated[int, typer.Option("--trials", min=2, help="Choices of settings of random and halving.")] = 16,
+    eta: Annotated[int, typer.Option(min=2, help="With halving: one of so many goes on to the next seed.")] = 2,
+    metric: Metric = "reward/mean",
+    split: Annotated[str | None, typer.Option(
+        show_default=False, help="The split that decides. Default: the first of eval.splits.")] = None,
+    base: Annotated[bool, typer.Option(help="Run the config as it is on the test seeds too.")] = True,
+    seed: Annotated[int, typer.Option(help="Another seed draws other settings, e.g. 1.")] = 0,
+    jobs: Jobs = 1,
+    sft: Annotated[bool, typer.Option("--sft", help="Sweep `vlrl sft` instead of `vlrl train`.")] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="Folder of the runs. Default: "
+                                             "runs/sweep-CONFIG.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Try settings on some seeds, and measure the best of them on other seeds.
+
+    The best score of a sweep is too high: it was chosen by its luck. What counts is the same settings on seeds that had
+    no say. Says too how much each setting mattered, and what it took. The same command goes on after an interruption.
+    """
+    from vlrl.tools.sweep import run
+
+    folder = out or Path("runs") / f"sweep-{Path(config).stem}"
+    with _interruptible(folder), bars() as tell:
+        found = run(config, words, folder, method=method, n=n, seeds=seeds, test_seeds=test_seeds, metric=metric,
+                    split=split, base=base, eta=eta, jobs=jobs, seed=seed, command="sft" if sft else "train", tell=tell)
+    if as_json:
+        emit(found.plain())
+    else:
+        _print_swept(found)
+
+
+def _print_swept(found: Swept) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    shown = table("settings", "seeds", f"{found.metric}", min_width=50, title=f"tuning seeds, {found.split}")
+    for trial in found.trials[:20]:
+        shown.add_row(*map(Text, (printable(_settings(trial.settings)), str(len(trial.scores)), f"{trial.mean:.3f}")))
+    console.print(shown)
+    for s in found.sensitivities:
+        means = ", ".join(f"{value} {mean:.3f} ({n})" for value, (n, mean) in s.means.items())
+        line = f"{s.name}: spread {s.spread:.3f}, {s.share:.0%} of the variance; mean by value {means}"
+        console.print(printable(line), markup=False, soft_wrap=True)
+    lines = [f"best on the tuning seeds: {_settings(found.best.settings)}: {found.tuning}, too high, as it was chosen "
+             "by them"]
+    for name, own in found.statistics.items():
+        lines.append(f"{name} on {len(found.tests[name])} test seeds: mean {own['mean']}, IQM {own['iqm']}, "
+                     f"optimality gap {own['optimality_gap']}")
+    if found.improvement:
+        lines.append(f"probability that a run with these settings is above one without: {found.improvement}")
+    lines += [*found.notes, f"{found.runs} runs in {found.folder}; sweep.json and profile.png are there"]
+    for line in lines:
+        console.print(printable(line), markup=False, soft_wrap=True)
+
+
+def _settings(settings: object) -> str:
+    return " ".join(f"{name}={value}" for name, value in dict(settings).items())  # type: ignore[call-overload]

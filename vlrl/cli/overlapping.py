@@ -1,0 +1,57 @@
+"""`vlrl data overlap`: what held-out rows share with those of train."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vlrl.cli.common import AsJson, emit, examples
+from vlrl.cli.terminal import bars, printable
+
+_WORDS = {"same": "the same file", "look": "a picture that looks the same", "crop": "a part of a picture",
+          "text": "the same text", "words": "nearly the same words"}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the application."""
+    app.command(epilog=examples(
+        "vlrl data overlap train.jsonl heldout.jsonl",
+        "vlrl data overlap train.jsonl benchmark.json --root images/ --json | jq '.shared[].heldout'"))(overlap)
+
+
+def overlap(
+    train: Annotated[Path, typer.Argument(metavar="TRAIN", show_default=False, help="Rows to train on, e.g. "
+                                          "train.jsonl.")],
+    heldout: Annotated[Path, typer.Argument(metavar="HELDOUT", show_default=False, help="Rows to measure with, e.g. "
+                                            "heldout.jsonl.")],
+    root: Annotated[Path | None, typer.Option(help="Folder that media paths are relative to, e.g. data/; default: that "
+                                              "of each file.", show_default=False)] = None,
+    format: Annotated[str, typer.Option(help="Format of the rows, e.g. coco; auto knows it by its fields.")] = "auto",
+    most: Annotated[int, typer.Option("--max", min=0, help="Most rows that are listed, e.g. 20; 0 = all. --json has "
+                                      "all.")] = 50,
+    json: AsJson = False,
+) -> None:
+    """Look for held-out rows that train gives away: pictures, also resized, recompressed or cropped, and texts.
+
+    Changes nothing. Exits with 1 where something is found; `vlrl data split` makes files that share nothing.
+    """
+    from vlrl.tools.overlap import overlap as run
+
+    with bars() as tell:
+        found = run(train, heldout, root=root, format=format, tell=tell)
+    if json:
+        emit({"train": found.train, "heldout": found.heldout, "share": found.share,
+              "shared": [one._asdict() for one in found.shared]})
+    else:
+        for one in found.shared[:most or None]:
+            typer.echo(printable(f"{one.heldout}: {_WORDS[one.kind]} as {one.train} of train, {one.likeness:.2f}"))
+        if 0 < most < len(found.shared):
+            typer.echo(f"... and {len(found.shared) - most:,} more (--max 0 lists all)")
+        kinds = Counter(_WORDS[one.kind] for one in found.shared)
+        typer.echo(f"{found.share:.1%} of {found.heldout:,} held-out rows share something with {found.train:,} of train"
+                   + "".join(f"; {words} {n:,}" for words, n in kinds.most_common()))
+    if found.shared:
+        raise typer.Exit(1)

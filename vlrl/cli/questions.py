@@ -1,0 +1,106 @@
+"""What `vlrl play` shows and reads, of single answers and of episodes alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vlrl.cli.terminal import figure, printable, table
+from vlrl.errors import TaskError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vlrl.task import Task
+    from vlrl.tools.play import Judged, Question, Shown
+
+_LOCATED = {"box", "boxes", "points"}
+"""Fields of a row that a task asks to locate."""
+_COMMANDS = (":next", ":oracle", ":again", ":quit", ":help")
+
+
+def read_answer() -> str | None:
+    """Returns lines up to an empty one or to the end of input, or one command; None for an empty line alone.
+
+    Raises EOFError when the input has ended.
+    """
+    lines: list[str] = []
+    while True:
+        try:
+            line = input("| " if lines else "> ")
+        except EOFError:
+            if not lines:
+                raise
+            break
+        if not line.strip():
+            break
+        lines.append(line)
+        if len(lines) == 1 and line.strip() in _COMMANDS:
+            break
+    return "\n".join(lines) if lines else None
+
+
+def show_question(console: Console, task: Task, question: Question, title: str) -> None:
+    """Prints what is asked, and where its pictures can be opened."""
+    from rich.panel import Panel
+    from rich.text import Text
+
+    console.print(Panel(Text(printable(question.text)), title_align="left",
+                        title=Text(f"{title}  {printable(question.sample.id, 80)}")))
+    show_media(console, question.media)
+    how = _convention(task, question) if _LOCATED & question.sample.row.keys() else None
+    if how:
+        console.print(Text(f"boxes and points: {how}", "dim"), soft_wrap=True)
+
+
+def show_media(console: Console, media: Sequence[Shown]) -> None:
+    """Prints where pictures can be opened, and in a terminal with colours a small one."""
+    from rich.text import Text
+
+    for shown in media:
+        size = f"{shown.size[0]}x{shown.size[1]}" if shown.size else "not readable"
+        console.print(Text(f"{shown.kind}  {size}  {printable(shown.path or shown.problem)}"), soft_wrap=True)
+        if shown.problem and shown.path:
+            console.print(Text(printable(shown.problem), "red"), soft_wrap=True)
+        if shown.frame is not None and console.is_terminal and console.color_system in ("256", "truecolor"):
+            _preview(console, shown.frame)
+
+
+def _preview(console: Console, frame: Any) -> None:
+    from rich.text import Text
+
+    from vlrl.tools.play import half_blocks
+
+    for line in half_blocks(frame, min(64, console.width), 20):
+        text = Text()
+        for above, below in line:
+            text.append("▀", f"rgb({','.join(map(str, above))}) on rgb({','.join(map(str, below))})")
+        console.print(text)
+
+
+def print_parts(console: Console, judged: Judged) -> None:
+    """Prints reward parts and their weights."""
+    from rich.text import Text
+
+    shown = table("part", "value", "weight")
+    for name, value in judged.scored.parts.items():
+        shown.add_row(*(Text(cell) for cell in (printable(name), figure(value), f"{judged.weights[name]:g}")))
+    console.print(shown)
+
+
+def _convention(task: Task, question: Question) -> str | None:
+    """Returns how boxes are to be written; None where the model's family is not known, which a task without boxes needs
+    not.
+    """
+    own = question.sample.get("coordinates")
+    try:
+        used = str(own or task.of(question.sample).coordinates.convention)
+    except TaskError:
+        return None
+    return {"original": "pixels of the image", "processed": "pixels of the image", "norm1000": "0 to 1000 of width and "
+            "height", "norm999": "0 to 999 of width and height", "norm1": "0 to 1 of width and height"}.get(used, used)
+
+
+def files(media: Any) -> list[dict[str, Any]]:
+    """Returns where images and videos can be opened."""
+    return [{"kind": m.kind, "path": m.path, "size": m.size, "problem": m.problem or None} for m in media]

@@ -1,0 +1,135 @@
+"""How many turns an episode of training may have, growing to episode.max_turns: `episode.horizon`.
+
+    horizon = Horizon(config.episode)
+    horizon.within(draws, step)             # draws of a step, whose episodes end after so many turns
+    horizon.observe(outcomes)               # of a step, once it is over
+
+Short episodes come first, so that what a few turns can reach is learned before longer ways are tried: TTI
+(arXiv 2506.07976), which grows the horizon by the iteration, added or multiplied. Any sampler goes with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from vlrl.algo.named import bind
+from vlrl.config.base import Positive
+from vlrl.config.episodes import EpisodeSettings
+from vlrl.curriculum.types import Draw, Outcome
+from vlrl.errors import ConfigError
+from vlrl.task import Task
+from vlrl.task.environment import has_environment
+
+
+def add(step: int, start: Positive, every: Positive, by: Positive = 1) -> int:
+    """Returns start + by * floor(step / every): the additive schedule of TTI, one iteration being `every` steps."""
+    return start + by * (step // every)
+
+
+def multiply(step: int, start: Positive, every: Positive) -> int:
+    """Returns start * (1 + floor(step / every)): the multiplicative schedule of TTI (start times the iteration)."""
+    return start * (1 + step // every)
+
+
+class Success:
+    """`start` turns, and `by` more each time the mean pass rate of the last `window` groups of episodes with that many
+    turns is at least `at`; counted anew then. The rule is ours.
+
+    An episode that needs more turns than it may have is not correct, so a task whose shortest way is longer than
+    `start` never moves on.
+    """
+
+    def __init__(self, start: Positive, at: float = 0.5, window: Positive = 64, by: Positive = 1):
+        if not 0 < at <= 1:
+            raise ValueError(f"at={at:g} is no pass rate to reach: give one above 0, at most 1")
+        self.turns, self.at, self.by = start, at, by
+        self.recent = deque[float](maxlen=window)
+
+    def __call__(self, step: int) -> int:
+        return self.turns
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Takes groups of episodes of one step."""
+        mine = [o.pass_rate for o in outcomes if o.draw.max_turns == self.turns]
+        self.recent.extend(rate for rate in mine if rate == rate)
+        if len(self.recent) == self.recent.maxlen and float(np.mean(self.recent)) >= self.at:
+            self.turns += self.by
+            self.recent.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"turns": self.turns, "recent": list(self.recent)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.turns = int(state["turns"])
+        self.recent.clear()
+        self.recent.extend(map(float, state["recent"]))
+
+
+HORIZONS = {"add": add, "multiply": multiply, "success": Success}
+"""Rules by name: step (from 0) -> turns. One that learns has `observe`, `state_dict` and `load_state_dict` too."""
+
+
+class Horizon:
+    """The rule of `episode.horizon`, or none. ConfigError for a name or option that is not known."""
+
+    def __init__(self, settings: EpisodeSettings):
+        self.most = settings.max_turns
+        self.rule = bind("episode.horizon", settings.horizon, HORIZONS) if settings.horizon else None
+        self.latest = 0
+        """The most turns that an episode of the last step might have."""
+
+    def at(self, step: int) -> int:
+        """Returns how many turns an episode of a step may have, from 1 to episode.max_turns.
+
+        Raises ConfigError where a rule of one's own gives anything but a whole number.
+        """
+        if self.rule is None:
+            return self.most
+        found = self.rule(step)
+        if isinstance(found, bool) or not isinstance(found, (int, np.integer)):
+            raise ConfigError(f"episode.horizon={self.rule.name!r} gave {found!r} at step {step}: it must return a "
+                              "whole number of turns")
+        return min(max(int(found), 1), self.most)
+
+    def within(self, draws: Sequence[Draw], step: int) -> list[Draw]:
+        """Returns draws of a step whose episodes end after that many turns."""
+        turns = self.at(step)
+        return [*draws] if turns == self.most else [replace(draw, max_turns=turns) for draw in draws]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Takes what became of all draws of a step; single answers say nothing."""
+        acted = [o for o in outcomes if o.acted]
+        self.latest = max((o.draw.max_turns or self.most for o in acted), default=self.latest)
+        if self.rule is not None and hasattr(self.rule.function, "observe"):
+            self.rule.function.observe(acted)
+
+    def metrics(self) -> dict[str, float]:
+        return {"episode/horizon": float(self.latest)} if self.rule is not None and self.latest else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.rule.state_dict() if self.rule else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.rule and hasattr(self.rule.function, "load_state_dict"):
+            self.rule.load_state_dict(state)
+
+
+def check(settings: EpisodeSettings, task: Task) -> None:
+    """Raises ConfigError where `episode.horizon` could not act: without an environment, or with a first horizon that is
+    not below episode.max_turns."""
+    if settings.horizon is None:
+        return
+    given = f"episode.horizon={settings.horizon.name!r}"
+    if not has_environment(task):
+        raise ConfigError(f"{given}: task '{task.name}' has no environment and no tools, so its answers have no turns: "
+                          "set episode.horizon=null")
+    first = Horizon(settings).at(0)
+    if first >= settings.max_turns:
+        raise ConfigError(f"{given} begins with {first} turns, which is not below episode.max_turns="
+                          f"{settings.max_turns}, so it would never shorten an episode: lower episode.horizon.start, "
+                          "raise episode.max_turns, or set episode.horizon=null")

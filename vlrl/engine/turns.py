@@ -1,0 +1,154 @@
+"""Turns of an episode: places in them by name, and the proof that engine and trainer read every one alike.
+
+    found = first_difference(policy, encode, prompt, completion, 1e-5)      # None, or what differs first and where
+
+What the trainer is given of an episode (Completion.tokens, loss_mask, shown) is compared, turn by turn, with what its
+turns say: each observation is encoded anew from its text and media. Then the trainer's log-probabilities of every
+action are compared with those that the engine sampled with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from vlrl.models.packing import joined, pack, pieces_of
+from vlrl.models.policy import Policy
+from vlrl.models.processing import Encoder
+from vlrl.types import Completion, LoadedMedia, Media, Observation, Prompt, Turn
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where engine and trainer, or the trainer and an episode's own turns, first differ."""
+
+    turn: int
+    """Its number in Completion.turns."""
+    token: int
+    """In Completion.tokens."""
+    where: str
+    what: str
+    gap: float = float("inf")
+    """Of the log-probabilities, where these differ."""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+def place(turns: Sequence[Turn], token: int) -> str:
+    """Returns in which turn a token stands, with its media or the last ones shown before it."""
+    number = turn_of(turns, token)
+    turn = turns[number]
+    media = next((t.media for t in reversed(turns[:number + 1]) if t.media), ())
+    named = f", {'media' if turn.media else 'after media'} {' '.join(m[:12] for m in media)}" if media else ""
+    inside = f"token {token - turn.start} of {turn.end - turn.start}" if token < turn.end else "the end forced on it"
+    return f"turn {number} ({turn.role}), {inside}{named}"
+
+
+def turn_of(turns: Sequence[Turn], token: int) -> int:
+    """Returns the number of the turn of a token; an end that was forced on an action is the action's."""
+    return max((i for i, turn in enumerate(turns) if turn.start <= token), default=0)
+
+
+def turn_gaps(policy: Policy, prompt: Prompt, completion: Completion, temperature: float = 1.0) -> np.ndarray:
+    """Returns [T] |trainer - engine| of the log-probabilities of an episode; 0 where nothing was sampled."""
+    if completion.windows:  # each action under what it was sampled under
+        ours = np.zeros(len(completion.tokens))
+        for turn, window in zip(_actions(completion), completion.windows, strict=True):
+            ours[turn.start:turn.end] = _read(policy, prompt, window.ids, window, temperature)[turn.start - turn.end:]
+    else:
+        ours = _read(policy, prompt, completion.tokens, completion.shown, temperature)
+    gaps = np.abs(ours - completion.logprobs)
+    return np.where(completion.loss_mask, np.where(np.isfinite(gaps), gaps, np.inf), 0.0)
+
+
+def _actions(completion: Completion) -> list[Turn]:
+    return [turn for turn in completion.turns if turn.role == "assistant"]
+
+
+def _read(policy: Policy, prompt: Prompt, tokens: np.ndarray, shown: Prompt | None, temperature: float) -> np.ndarray:
+    """Returns [T] log-probabilities of the trainer."""
+    (batch,) = pack(pieces_of([prompt], [tokens], 10**9, [shown]), 10**9, policy.layout("shared"))
+    with torch.no_grad(), policy.evaluating():
+        return policy.logprobs(batch.to(policy.device), temperature).logprobs.double().cpu().numpy()
+
+
+def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion: Completion, allowed: float,
+                     temperature: float = 1.0) -> Difference | None:
+    """Returns the first turn and token of an episode that engine and trainer do not read alike, with its media; None
+    where log-probabilities differ by `allowed` at most.
+
+    The pixels of clips are not compared. Of an observation with results of several tool calls the pictures are, and of
+    an episode with windows (episode.history) ids, loss mask and log-probabilities.
+    """
+    for token, what in _structure(encode, prompt, completion):
+        return Difference(turn_of(completion.turns, token), token, place(completion.turns, token), what)
+    gaps = turn_gaps(policy, prompt, completion, temperature)
+    if not (gaps > allowed).any():
+        return None
+    token = int(np.argmax(gaps > allowed))
+    return Difference(turn_of(completion.turns, token), token, place(completion.turns, token),
+                      f"log-probabilities of engine and trainer differ by {gaps[token]:.2g}, where {allowed:g} is "
+                      "allowed", float(gaps[token]))
+
+
+def _structure(encode: Encoder, prompt: Prompt, completion: Completion) -> Iterator[tuple[int, str]]:
+    """Yields (token, what differs) of ids, loss mask, positions and media of one turn after the other."""
+    shown, tokens, whole, at = completion.shown, completion.tokens, prompt, 0
+    seen = {m.sha256: m for m in completion.seen}
+    kept = iter(shown.media if shown else ())
+    rows: dict[str, int] = {}
+    calls = None
+    for turn in completion.turns:
+        before, whole, piece = whole, whole.followed_by(tokens[at:turn.end]), None
+        if turn.role == "observation" and turn.start < turn.end:
+            media = [_media(seen[name]) for name in turn.media if name in seen]
+            found = Observation(turn.text, media)
+            piece = encode.observation(Observation.of_results([found]) if calls else found, prompt.sample_id)
+            if not calls or len(calls) == 1:
+                whole = joined(before.followed_by(tokens[at:turn.start]), piece)
+            elif shown is not None:
+                whole = replace(whole, positions=np.concatenate([before.positions, shown.positions[:, at:turn.end]], 1))
+        calls = turn.calls
+        span, sampled = slice(at, turn.end), np.zeros(turn.end - at, bool)
+        sampled[turn.start - at:] = turn.role == "assistant"
+        expected = whole.ids[len(prompt) + at:]
+        yield from _differing(tokens[span], expected, at, "the ids are not those of the turn's text and media")
+        yield from _differing(completion.loss_mask[span] & ~sampled, np.zeros_like(sampled), at,
+                              "the loss mask is set where nothing was sampled")
+        if shown is not None:
+            yield from _differing(shown.ids[span], expected, at, "the trainer reads other ids")
+            for ours, theirs in zip(shown.positions[:, span], whole.positions[:, len(prompt) + at:], strict=True):
+                yield from _differing(ours, theirs, at, "the positions are not the model's")
+        if piece is not None and shown is not None:
+            if [getattr(next(kept, None), "sha256", None) for _ in turn.media] != [*turn.media]:
+                yield turn.start, "the trainer reads other media"
+            yield from ((turn.start, f"{name} that the trainer reads is not that of the turn's media")
+                        for name in _other_rows(piece, shown, rows))
+        at = turn.end
+
+
+def _differing(found: np.ndarray, expected: np.ndarray, start: int, what: str) -> Iterator[tuple[int, str]]:
+    n = min(len(found), len(expected))
+    places = np.flatnonzero(found[:n] != expected[:n])
+    if len(places) or len(found) != len(expected):
+        yield start + int(places[0] if len(places) else n), what
+
+
+def _other_rows(piece: Prompt, shown: Prompt, rows: dict[str, int]) -> Iterator[str]:
+    """Yields names of tensors that hold other values for an observation than it has; `rows` counts on."""
+    for name, tensor in piece.mm.items():
+        held, start = shown.mm.get(name), rows.get(name, 0)
+        if not isinstance(tensor, torch.Tensor) or isinstance(held, tuple):  # clips that differ in length
+            continue
+        rows[name] = start + len(tensor)
+        own = None if held is None else held[start:rows[name]][(slice(None), *map(slice, tensor.shape[1:]))]
+        if own is None or not torch.equal(own, tensor):
+            yield name
+
+
+def _media(loaded: LoadedMedia) -> Media:
+    return Media(kind=loaded.kind, source=loaded.frames[0] if loaded.kind == "image" else list(loaded.frames))

@@ -1,0 +1,198 @@
+"""Any environment of gymnasium whose frames can be drawn, or which shows a text.
+
+    class Ice(Task):
+        rewards = {"return": 1.0, "success": 0.0}
+        def environment(self, sample):
+            return GymEnvironment("FrozenLake-v1", actions=("left", "down", "right", "up"), is_slippery=False)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vlrl.config.registry import resolve
+from vlrl.environments.actions import read_action
+from vlrl.environments.paid import PARTS, Paid, Wrong
+from vlrl.environments.shown import MOST_TEXT, cut, picture
+from vlrl.errors import ConfigError
+from vlrl.rewards.text import parse_answer
+from vlrl.task.environment import Environment
+from vlrl.types import Media, Observation, Step
+
+SHOW = ("auto", "image", "text", "both")
+
+
+class GymEnvironment(Environment):
+    """Its frames as images, its texts as texts, and the model's actions as its own.
+
+    name: id, as `gymnasium.make` takes it (`module:Id` imports a module first).
+    actions: what the actions of a Discrete space are called, in its order; () = as the environment names them, else
+        numbers. act: instead a function (text, space) -> action, which raises ValueError for what is none, or its
+        address `path/file.py:function`.
+    show: image = the frame alone; text = the observation, written as text; both; auto = the frame and the texts among
+        the observation, which is written where there is neither.
+    goal, parts: see paid.Paid. arguments: of `gymnasium.make`.
+    """
+
+    def __init__(self, name: str, *, actions: Sequence[str] = (), act: str | Callable[[str, Any], Any] | None = None,
+                 show: str = "auto", goal: float | None = None, parts: Collection[str] = PARTS, **arguments: Any):
+        if show not in SHOW:
+            raise ConfigError(f"show={show!r}: choose one of {', '.join(SHOW)}")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # frames are drawn into memory, on hosts without a screen too
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+        self.show, self.paid = show, Paid(parts, goal)
+        self._read = resolve("environment.options.act", act, {}) if isinstance(act, str) else act
+        self.world, self.frames = _made(name, arguments)
+        self.names = self._named(actions)
+        self._ended = False
+
+    def reset(self, seed: int) -> Observation:
+        found, _ = self.world.reset(seed=seed)
+        self.state = _digest(found)
+        shown = self._shown(found)
+        return Observation("\n".join(filter(None, (self._legend(), shown.text))), shown.media)
+
+    def step(self, action: str) -> Step:
+        if self._ended:
+            return Step(Observation("The episode has ended."), self.paid.illegal(), done=True, state=self.state)
+        try:
+            own = self._action(parse_answer(action).final.strip())
+        except ValueError as error:
+            return Step(Observation(cut(f"Error: {error}"), self._media), self.paid.illegal(), state=self.state,
+                        info={"error": cut(str(error), 1000)})
+        found, reward, terminated, truncated, said = self.world.step(own)
+        self.state, self._ended = _digest(found), bool(terminated or truncated)
+        parts = self.paid.step(reward, bool(terminated), said if isinstance(said, Mapping) else {})
+        return Step(self._shown(found), parts, done=self._ended, state=self.state,
+                    info={"action": cut(str(own), 200), "truncated": bool(truncated)})
+
+    def close(self) -> None:
+        self.world.close()
+
+    def _named(self, given: Sequence[str]) -> tuple[str, ...]:
+        from gymnasium.spaces import Discrete
+
+        space, own = self.world.action_space, self.world.unwrapped
+        if not isinstance(space, Discrete):
+            if given:
+                raise ConfigError(f"actions={list(given)}: the actions of {self.world.spec.id} are no list, but "
+                                  f"{space}")
+            return ()
+        names = tuple(map(str, given or getattr(own, "get_action_meanings", tuple)()))
+        if names and len(names) != space.n:
+            raise ConfigError(f"actions={list(names)}: {self.world.spec.id} has {space.n} of them")
+        return names
+
+    def _action(self, text: str) -> Any:
+        space = self.world.action_space
+        return self._read(text, space) if self._read else read_action(text, space, self.names)
+
+    def _legend(self) -> str:
+        if self._read or not hasattr(self.world.action_space, "n"):
+            return ""
+        start, n = int(self.world.action_space.start), int(self.world.action_space.n)
+        return "Actions: " + ", ".join(self.names or map(str, range(start, start + n))) + "." if n <= 100 else ""
+
+    def _shown(self, found: Any) -> Observation:
+        frame = found if self.frames == "observation" else self.world.render() if self.frames else None
+        drawn = frame is not None and self.show != "text"
+        self._media = media = [Media(source=picture(frame, "frame"))] if drawn else []
+        if self.show in ("text", "both"):
+            text = _written(found)
+        else:
+            text = _texts(found)
+            text = _written(found) if not (text or media) else text if self.show == "auto" else ""
+        return Observation(cut(text), media)
+
+
+def check(name: str) -> None:
+    """Raises ConfigError for a name that gymnasium does not know."""
+    from gymnasium.error import Error
+
+    try:
+        _spec(name)
+    except (Error, ImportError) as error:
+        raise ConfigError(f"environment.name='gym:{name}': {type(error).__name__}: {error}. For one of another package "
+                          "write gym:package:Id") from None
+
+
+def _spec(name: str) -> Any:
+    import gymnasium
+
+    module, colon, own = name.rpartition(":")
+    if colon:
+        importlib.import_module(module)
+    return gymnasium.spec(own)
+
+
+def _made(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
+    """Returns the environment, and where its frames come from: render, observation or "" (there are none)."""
+    import gymnasium
+    from gymnasium.envs.registration import load_env_creator
+
+    entry = _spec(name).entry_point
+    metadata = getattr(load_env_creator(entry) if isinstance(entry, str) else entry, "metadata", None)
+    if not isinstance(metadata, Mapping):  # a function that makes it
+        metadata = gymnasium.make(name, **arguments).unwrapped.metadata
+    if "render_mode" in arguments or "rgb_array" in (metadata.get("render_modes") or ()):
+        world = gymnasium.make(name, **{"render_mode": "rgb_array", **arguments})
+        if world.render_mode != "rgb_array":
+            raise ConfigError(f"render_mode={world.render_mode!r}: frames are read from rgb_array alone")
+        return world, "render"
+    world = gymnasium.make(name, **arguments)
+    shape = world.observation_space.shape or ()
+    drawn = len(shape) == 3 and shape[2] in (1, 3, 4) and world.observation_space.dtype == np.uint8
+    return world, "observation" if drawn else ""
+
+
+def _digest(found: Any) -> str:
+    """Returns what tells two observations apart, as a short text."""
+    digest = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key in sorted(value, key=str):
+                digest.update(f"{key}=".encode())
+                add(value[key])
+        elif isinstance(value, (list, tuple)):
+            for inner in value:
+                add(inner)
+        elif isinstance(value, np.ndarray):
+            digest.update(f"{value.dtype}{value.shape}".encode() + np.ascontiguousarray(value).tobytes())
+        else:
+            digest.update(f"{value};".encode("utf-8", "replace"))
+
+    add(found)
+    return digest.hexdigest()[:16]
+
+
+def _texts(found: Any) -> str:
+    """Returns the texts of an observation: itself, or those of its fields."""
+    if isinstance(found, str):
+        return found
+    if isinstance(found, Mapping):
+        return "\n".join(f"{key}: {value}" for key, value in found.items() if isinstance(value, str) and value)
+    return ""
+
+
+def _written(found: Any) -> str:
+    """Returns an observation as text."""
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): plain(inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [*map(plain, value)]
+        if isinstance(value, (np.ndarray, np.generic)):
+            if value.size > MOST_TEXT:
+                raise Wrong(f"an observation of {value.size} numbers cannot be shown as text: leave show at image")
+            return value.tolist()
+        return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+    return found if isinstance(found, str) else json.dumps(plain(found), ensure_ascii=False)

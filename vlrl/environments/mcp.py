@@ -1,0 +1,390 @@
+"""A client of MCP servers: their tools are the task's tools, their images media of the observation.
+
+    SERVER = "python my_server.py"                   # or "http://127.0.0.1:8000/mcp"
+
+    class Mine(Task):
+        def tools(self, sample): return mcp_tools(SERVER)
+        def environment(self, sample): return McpEnvironment(SERVER)
+
+Each episode has a session of its own: a process of a command, started without a shell and ended with the episode, or a
+session over streamable HTTP. Protocol: https://modelcontextprotocol.io, by the package mcp.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from vlrl.environments.paid import PARTS, Paid, Wrong, number
+from vlrl.environments.servers import pool
+from vlrl.environments.shown import MOST_TEXT, cut, decoded
+from vlrl.errors import ConfigError
+from vlrl.task.tools import NAME, SUCCESS, CallError, Tool, ToolEnvironment
+from vlrl.types import Media, Observation, Step
+
+_MOST_BYTES = 2**26
+"""Of an event that holds an answer."""
+_MOST_TOOLS, _MOST_SCHEMA, _MOST_CONTENT = 100, 20_000, 64
+_MODELS_FAULT = (-32602, -32601)
+"""JSON-RPC's invalid params and unknown method: the model is told, and the episode goes on."""
+_LEASH = os.path.join(os.path.dirname(__file__), "leash.py")
+
+
+class McpTool(Tool):
+    """A tool of a server, by the schema that the server gives; `call` is None where it is only shown."""
+
+    def __init__(self, schema: Mapping[str, Any], call: Callable[[str, Mapping[str, Any]], Observation] | None = None):
+        function = schema["function"]
+        self.name, self.description = function["name"], function["description"]
+        self.schema, self._call = dict(schema), call
+
+    def __call__(self, arguments: Mapping[str, Any]) -> Observation:
+        """Returns the result of a call. Raises CallError for what the server refuses, Wrong for what it does wrongly.
+        """
+        if self._call is None:
+            raise CallError(f"{self.name} is only shown here")
+        return self._call(self.name, arguments)
+
+
+class Session:
+    """A session with one server, at the address or command that was given and no other."""
+
+    def __init__(self, address: str, open_s: float, call_s: float, environment: Collection[str] = (),
+                 folder: str | None = None):
+        self.address, self.open_s, self.call_s = address, open_s, call_s
+        self._environment, self._folder = environment, folder
+        self._stack, self._said = ExitStack(), _Tail()
+        self._refused: list[str] = []
+        self._portal: Any = None
+        self._client: Any = None
+
+    def open(self) -> None:
+        """Connects. Raises Wrong where no server answers in time."""
+        from anyio.from_thread import start_blocking_portal
+        from mcp import Client
+
+        try:
+            self._portal = self._stack.enter_context(start_blocking_portal())
+            transport = self._transport()
+            # the handshake of versions before 2026, which servers of all versions have, gives each client a session
+            client = Client(transport, mode="legacy", cache=None, read_timeout_seconds=max(self.open_s, self.call_s))
+            self._client = self._stack.enter_context(self._portal.wrap_async_context_manager(client))
+        except Exception as error:
+            self.close()
+            raise Wrong(self._why(error, self.open_s)) from None
+
+    def tools(self, allowed: Collection[str]) -> list[dict[str, Any]]:
+        """Returns the schemas of its tools, as chat templates take them; those in `allowed`, if it is not empty.
+        Raises Wrong."""
+        found, cursor = [], None
+        while True:
+            page = self._asked(self._client.list_tools, cursor=cursor)
+            found += page.tools
+            cursor = page.next_cursor
+            if len(found) > _MOST_TOOLS:
+                raise Wrong(f"{self.address} offers more than {_MOST_TOOLS} tools")
+            if not cursor:
+                break
+        named = {tool.name: tool for tool in found}
+        missing = [name for name in allowed if name not in named]
+        if missing:
+            raise Wrong(f"{self.address} has no tool {missing[0]!r}; it has {', '.join(named)[:300]}")
+        return [_schema(tool) for name, tool in named.items() if not allowed or name in allowed]
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Returns the result of a tool. Raises CallError for arguments that the server refuses, and Wrong."""
+        return self._asked(self._client.call_tool, name, dict(arguments))
+
+    def close(self) -> None:
+        """Ends the session, and the server if it is a process."""
+        stack, self._stack, self._client = self._stack, ExitStack(), None
+        try:
+            stack.close()
+        except Exception:  # of a connection that is broken already
+            pass
+        finally:
+            self._said.close()
+
+    def _transport(self) -> Any:
+        if _is_url(self.address):
+            from mcp.client.streamable_http import streamable_http_client
+
+            client = _bounded_client(self.open_s, max(self.open_s, self.call_s), self._refused.append)
+            self._stack.enter_context(self._portal.wrap_async_context_manager(client))
+            return streamable_http_client(self.address, http_client=client, max_sse_event_size=_MOST_BYTES)
+        from mcp.client.stdio import StdioServerParameters, stdio_client
+
+        command = shlex.split(self.address)
+        if sys.platform == "linux":
+            command = [sys.executable, "-I", "-S", _LEASH, str(os.getpid()), *command]
+        own = {name: os.environ[name] for name in self._environment if name in os.environ}
+        return stdio_client(StdioServerParameters(command=command[0], args=command[1:], env=own, cwd=self._folder),
+                            errlog=self._said.file)
+
+    def _asked(self, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        from mcp import MCPError
+
+        try:
+            return self._portal.call(functools.partial(_within, self.call_s, function, *given, **named))
+        except MCPError as error:
+            if error.code in _MODELS_FAULT:
+                raise CallError(str(error)[:500]) from None
+            raise Wrong(self._why(error, self.call_s)) from None
+        except Exception as error:  # whatever its messages break
+            raise Wrong(self._why(error, self.call_s)) from None
+
+    def _why(self, error: BaseException, seconds: float) -> str:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        late = isinstance(error, TimeoutError) or "timed out" in str(error).lower()
+        why = f"no answer within {seconds:g} s" if late else f"{type(error).__name__}: {str(error)[:300]}"
+        said = self._said.text() or "".join(self._refused[-1:])
+        return f"{self.address}: {why}" + (f" ({said})" if said else "")
+
+
+async def _within(seconds: float, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    import anyio
+
+    with anyio.fail_after(seconds):
+        return await function(*given, **named)
+
+
+def _bounded_client(connect_s: float, read_s: float, tell: Callable[[str], None]) -> Any:
+    """Returns an HTTP client that asks no proxy, and reads no more of a response than a picture needs; `tell` is told
+    of one that is not read."""
+    import httpx2
+
+    def refuse(why: str) -> None:
+        tell(why)
+        raise httpx2.ReadError(why)
+
+    class Counted(httpx2.AsyncByteStream):
+        def __init__(self, inner: Any):
+            self.inner, self.left = inner, _MOST_BYTES
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            async for piece in self.inner:
+                self.left -= len(piece)
+                if self.left < 0:
+                    refuse(f"an answer of more than {_MOST_BYTES} bytes")
+                yield piece
+
+        async def aclose(self) -> None:
+            await self.inner.aclose()
+
+    class Transport(httpx2.AsyncHTTPTransport):
+        async def handle_async_request(self, request: Any) -> Any:
+            request.headers["Accept-Encoding"] = "identity"
+            response = await super().handle_async_request(request)
+            if response.headers.get("content-encoding", "identity") != "identity":  # which may unpack to any size
+                refuse("an answer that is compressed, which was not asked for")
+            response.stream = Counted(response.stream)
+            return response
+
+    return httpx2.AsyncClient(timeout=httpx2.Timeout(connect_s, read=read_s), trust_env=False,
+                              transport=Transport(trust_env=False))
+
+
+class _Tail:
+    """The end of what a process writes to its standard error."""
+
+    def __init__(self):
+        reader, writer = os.pipe()
+        self.file, self._kept = os.fdopen(writer, "w"), b""
+        self._thread = threading.Thread(target=self._read, args=(reader,), daemon=True)
+        self._thread.start()
+
+    def _read(self, reader: int) -> None:
+        with os.fdopen(reader, "rb", buffering=0) as pipe:
+            while piece := pipe.read(4096):
+                self._kept = (self._kept + piece)[-300:]
+
+    def text(self) -> str:
+        return " ".join(self._kept.decode("utf-8", "replace").split())
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class McpEnvironment(ToolEnvironment):
+    """A session with a server: the calls of an action are its step, as with a task's own tools.
+
+    address: a command and its arguments, or the URL of a server over streamable HTTP; several URLs are several servers.
+    tools: those that the model may call; () = all. reset: a tool that is called with {"seed": ...} when an episode
+        begins, which the model is not shown; its result is the first observation.
+    environment: names of variables that the command is given besides HOME, LOGNAME, PATH, SHELL, TERM and USER.
+    folder: where it runs.
+    A result whose structured content has a `reward` (and `done`, `success`, `progress`) pays it: see paid.Paid for goal
+    and parts. step_s, reset_s: seconds that a call, and connecting, may take.
+    """
+
+    def __init__(self, address: str | Sequence[str], *, tools: Collection[str] = (), reset: str = "",
+                 environment: Collection[str] = (), folder: str | None = None, goal: float | None = None,
+                 parts: Collection[str] = PARTS, step_s: float = 45.0, reset_s: float = 90.0):
+        super().__init__((), SUCCESS in parts)
+        self.addresses = checked_addresses([address] if isinstance(address, str) else address)
+        self._allowed, self._reset, self._given = tuple(tools), reset, (tuple(environment), folder)
+        self.paid, self.step_s, self.reset_s = Paid(parts, goal), step_s, reset_s
+        self._servers = pool(self.addresses, lambda address: True)
+        self._session: Session | None = None
+        self._said: dict[str, Any] = {}
+
+    def reset(self, seed: int) -> Observation:
+        self._connect()
+        assert self._session
+        schemas = self._session.tools((*self._allowed, *filter(None, [self._reset])) if self._allowed else ())
+        self.tools = {tool.name: tool for tool in (McpTool(s, self._called) for s in schemas)}
+        if not self._reset:
+            return Observation()
+        first = self.tools.pop(self._reset, None)
+        if first is None:
+            raise Wrong(f"{self._session.address} has no tool {self._reset!r} to reset it")
+        try:
+            shown = first({"seed": seed})
+        except CallError as error:
+            raise Wrong(f"its tool {self._reset!r} failed: {error}") from None
+        self._said = {}
+        return shown
+
+    def step(self, action: str) -> Step:
+        self._said = {}
+        step = super().step(action)
+        said, done = self._said, step.done
+        if not said:
+            return step
+        given = said.get("done", False)
+        if not isinstance(given, bool):
+            raise Wrong(f"its done is {str(given)[:60]!r}, expected true or false")
+        paid = self.paid.step(said.get("reward"), given, said)
+        state = said.get("state")
+        return Step(step.observation, {**step.parts, **paid}, done=done or given,
+                    state=None if state is None else cut(str(state), 1000), info=step.info)
+
+    def close(self) -> None:
+        if self._session:
+            session, self._session = self._session, None
+            session.close()
+            self._servers.gave_back(session.address)
+
+    def _connect(self) -> None:
+        self.close()
+        refused = []
+        for address in self._servers.tried():
+            session = Session(address, self.reset_s / len(self.addresses), self.step_s, *self._given)
+            try:
+                session.open()
+            except Wrong as error:
+                self._servers.lost(address)
+                refused.append(str(error))
+            else:
+                self._session = session
+                self._servers.took(address)
+                return
+        raise Wrong("; ".join(refused) or "no server is well")
+
+    def _called(self, name: str, arguments: Mapping[str, Any]) -> Observation:
+        """Returns what a tool shows; adds up what it pays."""
+        assert self._session
+        try:
+            result = self._session.call(name, arguments)
+        except Wrong:
+            self._servers.lost(self._session.address)
+            raise
+        shown = content(result.content)
+        if result.is_error:
+            raise CallError(f"{name}: {shown.text or 'it failed'}"[:500])
+        told = result.structured_content if isinstance(result.structured_content, Mapping) else {}
+        if "reward" in told:
+            total = number(self._said.get("reward"), "reward") + number(told["reward"], "reward")
+            self._said = {**told, "reward": total}
+        return shown
+
+
+def mcp_tools(address: str | Sequence[str], *, tools: Collection[str] = (), reset: str = "",
+              environment: Collection[str] = (), folder: str | None = None, seconds: float = 90.0) -> list[McpTool]:
+    """Returns the tools that a server offers, to be shown to the model; asked for once in a process. Arguments as those
+    of McpEnvironment. Raises ConfigError where the server does not answer."""
+    addresses = checked_addresses([address] if isinstance(address, str) else address)
+    return list(_listed(tuple(addresses), tuple(tools), reset, tuple(environment), folder, seconds))
+
+
+@functools.cache
+def _listed(addresses: Sequence[str], allowed: Sequence[str], reset: str, environment: Sequence[str],
+            folder: str | None, seconds: float) -> tuple[McpTool, ...]:
+    problems = []
+    for address in addresses:
+        session = Session(address, seconds / len(addresses), seconds, environment, folder)
+        try:
+            session.open()
+            return tuple(McpTool(schema) for schema in session.tools(allowed) if schema["function"]["name"] != reset)
+        except (Wrong, CallError) as error:
+            problems.append(str(error))
+        finally:
+            session.close()
+    raise ConfigError(f"the MCP server does not say which tools it has: {'; '.join(problems)}")
+
+
+def _schema(tool: Any) -> dict[str, Any]:
+    """Returns a tool as chat templates take it. Raises Wrong for one that cannot be shown."""
+    if not NAME.fullmatch(tool.name):
+        raise Wrong(f"its tool {tool.name[:100]!r} has a name that calls cannot hold; leave it out with "
+                    "environment.options.tools")
+    parameters = _untitled(tool.input_schema) if isinstance(tool.input_schema, Mapping) else {}
+    made = {"type": "function", "function": {"name": tool.name, "description": cut(tool.description or "", 2000),
+                                             "parameters": {"type": "object", "properties": {}, **parameters}}}
+    if len(str(made)) > _MOST_SCHEMA:
+        raise Wrong(f"its tool {tool.name!r} has a schema of more than {_MOST_SCHEMA} characters")
+    return made
+
+
+def _untitled(schema: Any) -> Any:
+    """Returns a schema without titles, which repeat the names of arguments."""
+    if isinstance(schema, Mapping):
+        return {key: _untitled(value) for key, value in schema.items() if key != "title" or not isinstance(value, str)}
+    return [*map(_untitled, schema)] if isinstance(schema, list) else schema
+
+
+def content(blocks: Sequence[Any]) -> Observation:
+    """Returns texts and images of a result; links are named and not fetched. Raises Wrong for what cannot be read."""
+    texts, media = [], []
+    if len(blocks) > _MOST_CONTENT:
+        raise Wrong(f"its result has {len(blocks)} pieces; at most {_MOST_CONTENT} are shown")
+    for block in blocks:
+        resource: Any = getattr(block, "resource", None)
+        if block.type == "text":
+            texts.append(block.text)
+        elif block.type == "image":
+            media.append(Media(source=decoded(block.data, "image")))
+        elif block.type == "resource" and getattr(resource, "text", None) is not None:
+            texts.append(resource.text)
+        elif block.type == "resource" and str(getattr(resource, "mime_type", "")).startswith("image/"):
+            media.append(Media(source=decoded(getattr(resource, "blob", None), "image")))
+        elif block.type == "resource_link":
+            texts.append(f"[{block.name}: {block.uri}]")
+        else:
+            texts.append(f"[{block.type}: not shown]")
+    return Observation(cut("\n".join(texts), MOST_TEXT), media)
+
+
+def checked_addresses(addresses: Sequence[str]) -> list[str]:
+    """Returns commands or URLs. Raises ConfigError for what is none, and for several commands."""
+    for address in addresses:
+        try:
+            if not _is_url(address) and not shlex.split(address):
+                raise ValueError("it is empty")
+        except ValueError as error:
+            raise ConfigError(f"the MCP server {address!r} is no command: {error}") from None
+    if len(addresses) > 1 and not all(map(_is_url, addresses)):
+        raise ConfigError(f"the MCP servers {', '.join(addresses)}: several must all be URLs; a command is started for "
+                          "each episode anyway")
+    return list(addresses)
+
+
+def _is_url(address: str) -> bool:
+    return address.startswith(("http://", "https://"))

@@ -1,0 +1,181 @@
+"""What `environment.name` stands for.
+
+    outside = resolved(config.environment)          # None without a name; ConfigError for one that cannot act
+    outside.environment(task, sample)               # a new Environment
+    outside.tools()                                 # of an MCP server, what it offers; else none
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from vlrl.config.registry import resolve
+from vlrl.config.schema import EnvironmentSettings
+from vlrl.errors import ConfigError, did_you_mean
+from vlrl.task.base import Task
+from vlrl.task.environment import Environment, has_own_environment
+from vlrl.task.tools import Tool
+from vlrl.types import Observation, Sample, Step
+
+_SHARE = 0.75
+"""Of the time that environment.step_s or reset_s allows, what a server may take: it is given up before its process is
+ended, which would cost the other episodes of the process a replay."""
+Make = Callable[..., Environment]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of environment from outside: the word before the first colon of its name."""
+
+    package: str
+    """That must be installed ..."""
+    extra: str
+    """... by this extra of vlrl."""
+    make: Callable[[Sequence[str], Mapping[str, Any]], Make]
+    """(addresses, options) -> environment(parts=, limits=); raises ConfigError for what is wrong with them."""
+    tools: Callable[[Sequence[str], Mapping[str, Any], float], Sequence[Tool]] = lambda addresses, options, seconds: ()
+    several: bool = False
+    """Whether there may be several addresses."""
+
+
+def _gym(addresses: Sequence[str], options: Mapping[str, Any]) -> Make:
+    from vlrl.environments import gym
+
+    gym.check(addresses[0])
+    return lambda parts, step_s, reset_s: gym.GymEnvironment(addresses[0], parts=parts, **options)
+
+
+def _openenv(addresses: Sequence[str], options: Mapping[str, Any]) -> Make:
+    from vlrl.environments import openenv
+
+    checked_options(options, openenv.OpenEnv.__init__, _GIVEN)
+    return partial(openenv.OpenEnv, [*map(openenv.checked_url, addresses)], **options)
+
+
+def _mcp(addresses: Sequence[str], options: Mapping[str, Any]) -> Make:
+    from vlrl.environments import mcp
+
+    checked_options(options, mcp.McpEnvironment.__init__, _GIVEN)
+    return partial(mcp.McpEnvironment, mcp.checked_addresses(addresses), **options)
+
+
+def _mcp_tools(addresses: Sequence[str], options: Mapping[str, Any], seconds: float) -> Sequence[Tool]:
+    from vlrl.environments import mcp
+
+    own = {name: value for name, value in options.items() if name != "goal"}
+    return mcp.mcp_tools(addresses, seconds=seconds, **own)
+
+
+_GIVEN = ("parts", "step_s", "reset_s")
+"""Arguments that are no options."""
+KINDS = {"gym": Kind("gymnasium", "gym", _gym),
+         "openenv": Kind("websockets", "openenv", _openenv, several=True),
+         "mcp": Kind("mcp", "mcp", _mcp, _mcp_tools, several=True)}
+
+
+@dataclass
+class Outside:
+    """An environment from outside, as a task has it."""
+
+    name: str
+    make: Callable[[Task, Sample], Environment]
+    listed: Callable[[], Sequence[Tool]] = field(default=lambda: ())
+    """Asks what tools there are."""
+    _tools: Sequence[Tool] | None = None
+
+    def environment(self, task: Task, sample: Sample) -> Environment:
+        """Returns a new environment; where the row of the sample has a whole number as `seed`, it begins with that."""
+        made = self.make(task, sample)
+        seed = sample.get("seed")
+        return Seeded(made, seed) if type(seed) is int and isinstance(made, Environment) else made
+
+    def tools(self) -> Sequence[Tool]:
+        """Returns the tools that it offers, asked for once. Raises ConfigError where it does not answer."""
+        if self._tools is None:
+            self._tools = self.listed()
+        return self._tools
+
+
+class Seeded(Environment):
+    """An environment that begins with the seed of its sample, whatever the group's is."""
+
+    def __init__(self, environment: Environment, seed: int):
+        self.inner, self.seed = environment, seed
+
+    def reset(self, seed: int) -> Observation:
+        return self.inner.reset(self.seed)
+
+    def step(self, action: str) -> Step:
+        return self.inner.step(action)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def attach(task: Task, settings: EnvironmentSettings) -> None:
+    """Gives a task the environment of `environment.name`. Raises ConfigError where it has one of its own, where the
+    name is wrong, for options without a name, and for a task that needs a name and has none."""
+    if not settings.name:
+        homeless = next((one for one in task.members if one.lives_outside), None)
+        if homeless:
+            raise ConfigError(f"task '{homeless.name}' acts in an environment from outside, and environment.name is "
+                              "empty: say which, as environment.name=gym:FrozenLake-v1 (docs/environments.md)")
+        if settings.options:
+            raise ConfigError(f"environment.options={dict(settings.options)} without environment.name acts on nothing: "
+                              "say which environment, or leave it out")
+        return
+    told = _told(settings.name)
+    if len(task.members) > 1:
+        raise ConfigError(f"environment.name={told!r} and several tasks: it does not say whose environment that is. "
+                          "Write a task with environment(self, sample) for it (docs/environments.md)")
+    if has_own_environment(task):
+        raise ConfigError(f"environment.name={told!r}: task '{task.name}' has an environment or tools of its own, so "
+                          "this would not act. Leave it out, or choose a task without (task=world)")
+    task.outside = resolved(settings)
+
+
+def resolved(settings: EnvironmentSettings) -> Outside:
+    """Returns what a name stands for. Raises ConfigError."""
+    told, options = _told(settings.name), dict(settings.options)
+    kinds = [name.partition(":")[0] for name in settings.name]
+    kind = KINDS.get(kinds[0])
+    if kind is None:
+        if len(settings.name) > 1:
+            raise ConfigError(f"environment.name={told!r}: only servers can be several ({_servers()})")
+        made = resolve("environment.name", told, {f"{name}:": None for name in KINDS})
+        return Outside(told, lambda task, sample: made(sample, **options))
+    if len(settings.name) > 1 and (not kind.several or len(set(kinds)) > 1):
+        raise ConfigError(f"environment.name={told!r}: several must all be servers of one kind ({_servers()})")
+    if importlib.util.find_spec(kind.package) is None:
+        raise ConfigError(f"environment.name={told!r} needs the package {kind.package}: pip install "
+                          f"'vlrl[{kind.extra}]'")
+    addresses = [name.partition(":")[2].strip() for name in settings.name]
+    if not all(addresses):
+        raise ConfigError(f"environment.name={told!r} names no address after {kinds[0]}:")
+    make = kind.make(addresses, options)
+    step_s, reset_s = _SHARE * settings.step_s, _SHARE * settings.reset_s
+    return Outside(told, lambda task, sample: make(parts=(*task.weights,), step_s=step_s, reset_s=reset_s),
+                   partial(kind.tools, addresses, options, reset_s))
+
+
+def checked_options(options: Mapping[str, Any], function: Callable[..., Any], given: Sequence[str] = ()) -> None:
+    """Raises ConfigError for an option that is no keyword of `function`, or one of `given`, which are set already."""
+    known = [name for name, p in inspect.signature(function).parameters.items()
+             if p.kind == p.KEYWORD_ONLY and name not in given]
+    unknown = next((name for name in options if name not in known), None)
+    if unknown is not None:
+        raise ConfigError(f"environment.options.{unknown}={options[unknown]!r} is not known."
+                          f"{did_you_mean(unknown, known)} Known: {', '.join(known)}")
+
+
+def _servers() -> str:
+    return " and ".join(f"{name}:" for name, kind in KINDS.items() if kind.several)
+
+
+def _told(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names)

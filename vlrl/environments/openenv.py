@@ -1,0 +1,240 @@
+"""A client of OpenEnv's servers: one WebSocket a session, messages `reset` and `step` as JSON.
+
+    class Mine(Task):
+        rewards = {"return": 1.0, "success": 0.0}
+        def environment(self, sample):
+            return OpenEnv(["http://127.0.0.1:8000", "http://10.0.0.2:8000"])
+
+It is written here and not taken from the package, whose client believes what a server says: types, sizes and times.
+Protocol: https://github.com/huggingface/OpenEnv, src/openenv/core/env_server (versions 0.3 to 0.10).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from vlrl.environments.fields import observed, payload
+from vlrl.environments.paid import PARTS, Paid, Wrong
+from vlrl.environments.servers import Servers, pool
+from vlrl.environments.shown import cut
+from vlrl.errors import ConfigError
+from vlrl.rewards.text import parse_answer
+from vlrl.task.environment import Environment
+from vlrl.types import Media, Observation, Step
+
+MOST_BYTES = 2**26
+"""Of a message."""
+_MOST_SCHEMA = 2**20
+_CONNECT_S = 10.0
+_MODELS_FAULT = ("VALIDATION_ERROR",)
+"""Errors of a server that are about the action: the model is told, and the episode goes on."""
+
+
+class Full(Wrong):
+    """A server that has as many sessions as it takes."""
+
+
+class OpenEnv(Environment):
+    """A session at one of these servers: the one with the fewest sessions that answers.
+
+    field: the field of the action that holds the model's text; "" = the only one of the server's schema, else the
+        action is JSON. images: fields that hold pictures, besides those that are known by their form (fields.py).
+    reset: further arguments of a reset. goal, parts: see paid.Paid.
+    step_s, reset_s: seconds that an answer may take.
+    """
+
+    def __init__(self, urls: str | Sequence[str], *, field: str = "", images: Collection[str] = (),
+                 reset: Mapping[str, Any] | None = None, goal: float | None = None, parts: Collection[str] = PARTS,
+                 step_s: float = 45.0, reset_s: float = 90.0):
+        self.urls = [checked_url(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        self.field, self.images, self.arguments = field, tuple(images), dict(reset or {})
+        self.paid, self.step_s, self.reset_s = Paid(parts, goal), step_s, reset_s
+        self.servers: Servers = pool(self.urls, healthy)
+        self.url = ""
+        self.state = None
+        self._stack = ExitStack()
+        self._socket: Any = None
+        self._schema: Mapping[str, Any] = {}
+        self._media: Sequence[Media] = ()
+
+    def reset(self, seed: int) -> Observation:
+        full: dict[str, Full] = {}
+        while True:
+            self._connect(full)
+            try:
+                found = self._asked({"type": "reset", "data": {"seed": seed, **self.arguments}}, self.reset_s)
+                break
+            except Full as error:
+                full[self.url] = error
+        if "error" in found:
+            raise Wrong(f"{self.url} refused the reset: {found['error']}")
+        return self._shown(found)
+
+    def step(self, action: str) -> Step:
+        try:
+            own = payload(parse_answer(action).final, self._schema, self.field)
+        except ValueError as error:
+            return self._illegal(str(error))
+        found = self._asked({"type": "step", "data": own}, self.step_s)
+        if "error" in found:
+            return self._illegal(found["error"])
+        done = found.get("done", False)
+        if not isinstance(done, bool):
+            raise Wrong(f"{self.url}: its done is {str(done)[:60]!r}, expected true or false")
+        said = {}
+        for told in (found["observation"].get("metadata"), found.get("metadata")):
+            said |= told if isinstance(told, Mapping) else {}
+        parts = self.paid.step(found.get("reward"), done, said)
+        return Step(self._shown(found), parts, done=done, state=self.state, info={"server": self.url})
+
+    def close(self) -> None:
+        if self._socket is not None:
+            socket, self._socket = self._socket, None
+            with contextlib.suppress(Exception):  # a server that has gone
+                socket.send('{"type": "close"}')
+            with contextlib.suppress(Exception):
+                self._stack.close()
+            self.servers.gave_back(self.url)
+
+    def _illegal(self, why: str) -> Step:
+        return Step(Observation(cut(f"Error: {why}"), self._media), self.paid.illegal(), state=self.state,
+                    info={"error": cut(why, 1000)})
+
+    def _shown(self, found: Mapping[str, Any]) -> Observation:
+        given = {name: value for name, value in found["observation"].items() if name != "metadata"}
+        self.state = hashlib.sha256(json.dumps(given, sort_keys=True).encode("utf-8", "replace")).hexdigest()[:16]
+        shown = observed(given, self.images)
+        self._media = shown.media
+        return shown
+
+    def _connect(self, full: Mapping[str, Full]) -> None:
+        """Begins a session at the first server that takes one and is not full. Raises Wrong where none does."""
+        from websockets.sync.client import connect
+
+        self.close()
+        refused = [*map(str, full.values())]
+        for url in self.servers.tried():
+            if url in full:
+                continue
+            try:
+                self._schema = action_schema(url)
+                # no proxy and no address but the one that was given; WebSocket redirects are not followed past it
+                self._socket = self._stack.enter_context(connect(
+                    f"ws{url.removeprefix('http')}/ws", proxy=None, open_timeout=_CONNECT_S, close_timeout=1,
+                    max_size=MOST_BYTES, ping_interval=None))
+            except Exception as error:  # of the network, and of what the server says
+                self.servers.lost(url)
+                refused.append(f"{url}: {type(error).__name__}: {str(error)[:200]}")
+            else:
+                self.url = url
+                self.servers.took(url)
+                return
+        raise Wrong(f"no server takes an episode: {'; '.join(refused) or 'none is well'}")
+
+    def _asked(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Returns the data of the observation that answers a message, or {"error": why} where the server says that the
+        model is at fault. Raises Wrong, after which the session is over."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            if self._socket is None:
+                raise Wrong("its session is over")
+            _refuse_more(self._socket)
+            with contextlib.suppress(ConnectionClosed):  # by a server that has said why
+                self._socket.send(json.dumps(message))
+            return _observation(self._socket.recv(seconds))
+        except Wrong as error:
+            raise type(error)(f"{self.url}: {error}") from None
+        except TimeoutError:
+            self.servers.lost(self.url)
+            raise Wrong(f"{self.url}: no answer within {seconds:g} s") from None
+        except Exception as error:  # the connection broke
+            self.servers.lost(self.url)
+            raise Wrong(f"{self.url}: {type(error).__name__}: {str(error)[:300]}") from None
+
+
+def _refuse_more(socket: Any) -> None:
+    """Raises Wrong where there is an answer that was not asked for: the next one would be taken for another. Full for
+    a server that has no place."""
+    try:
+        more = socket.recv(0)
+    except TimeoutError:
+        return
+    _observation(more)  # an error says why
+    raise Wrong("it says more than it was asked")
+
+
+def _observation(text: Any) -> dict[str, Any]:
+    """Returns what a message of a server holds, checked. Raises Wrong."""
+    try:
+        found = json.loads(text, parse_constant=_refused)
+    except (ValueError, RecursionError, TypeError) as error:
+        raise Wrong(f"its answer is no JSON: {str(error)[:200]}") from None
+    kind, data = (found.get("type"), found.get("data")) if isinstance(found, dict) else (None, None)
+    if kind == "error":
+        told = data if isinstance(data, dict) else {}
+        why = f"{told.get('message')} ({told.get('code')})"[:500]
+        if told.get("code") in _MODELS_FAULT:
+            return {"error": f"{why} {json.dumps(told.get('errors', ''))[:500]}"}
+        if told.get("code") == "CAPACITY_REACHED":
+            raise Full(f"it says: {why}: start it with a larger max_concurrent_envs")
+        raise Wrong(f"it says: {why}")
+    if kind != "observation" or not isinstance(data, dict) or not isinstance(data.get("observation"), dict):
+        raise Wrong(f"its answer is no observation, but {str(text)[:200]!r}")
+    return data
+
+
+def _refused(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def checked_url(url: str) -> str:
+    """Returns a URL without a slash at its end. Raises ConfigError for what is none, or holds a name and a password."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
+        raise ConfigError(f"the environment's address {url!r} must be like http://127.0.0.1:8000")
+    return url.rstrip("/")
+
+
+def healthy(url: str) -> bool:
+    """Returns whether a server says that it is well."""
+    try:
+        return _fetched(f"{url}/health").get("status") == "healthy"
+    except (httpx.HTTPError, Wrong):
+        return False
+
+
+def action_schema(url: str) -> Mapping[str, Any]:
+    """Returns the JSON schema of a server's actions. Raises Wrong and httpx.HTTPError."""
+    found = _fetched(f"{url}/schema").get("action")
+    if not isinstance(found, dict) or not isinstance(found.get("properties", {}), dict):
+        raise Wrong("its /schema has no schema of actions")
+    return found
+
+
+def _fetched(url: str) -> dict[str, Any]:
+    with (httpx.Client(trust_env=False, follow_redirects=False, timeout=_CONNECT_S) as client,
+          client.stream("GET", url) as response):
+        response.raise_for_status()
+        body = b""
+        for piece in response.iter_bytes():
+            body += piece
+            if len(body) > _MOST_SCHEMA:
+                raise Wrong(f"{url} answers with more than {_MOST_SCHEMA} bytes")
+    try:
+        found = json.loads(body, parse_constant=_refused)
+    except (ValueError, RecursionError) as error:
+        raise Wrong(f"{url} answers no JSON: {str(error)[:100]}") from None
+    if not isinstance(found, dict):
+        raise Wrong(f"{url} answers {type(found).__name__}, expected an object")
+    return found
+
+

@@ -1,0 +1,73 @@
+"""What an environment from outside pays, as raw reward parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+PARTS = ("return", "success")
+"""Parts that are given where nothing else is said; `progress` and `illegal` are the others."""
+_SUCCESS = ("is_success", "success")
+_PROGRESS = ("progress", "progression")
+
+
+class Wrong(Exception):
+    """What came from outside is not what it must be; ends the episode, unpaid."""
+
+
+class Paid:
+    """The parts of an episode: raw rewards add up to `return`; `success` is 1 on the turn that reaches it; `progress`
+    is what a turn added to the share that is done, so turns add up to the last (BALROG, arXiv 2411.13543); `illegal`
+    is 1 for an action that was none.
+
+    parts: those that are given. goal: the return from which on an episode has succeeded; None = what the environment
+    says (`success` or `is_success`), else whether it ended with a reward above 0.
+    """
+
+    def __init__(self, parts: Collection[str], goal: float | None):
+        self.parts, self.goal = parts, goal
+        self.total, self.progress, self.succeeded = 0.0, 0.0, False
+
+    def illegal(self) -> dict[str, float]:
+        """Returns the parts of an action that the environment was not given."""
+        return self._named({"return": 0.0, "success": 0.0, "progress": 0.0, "illegal": 1.0})
+
+    def step(self, reward: Any, ended: bool, said: Mapping[str, Any]) -> dict[str, float]:
+        """Returns the parts of a turn. `ended`: by itself, not by a limit. Raises Wrong where the reward is no number.
+        """
+        value = number(reward, "reward")
+        self.total += value
+        before, had = self.progress, self.succeeded
+        self.succeeded = had or self._succeeded(value, ended, said)
+        given = next((said[name] for name in _PROGRESS if said.get(name) is not None), None)
+        if given is not None:
+            self.progress = min(1.0, max(0.0, number(given, "progress")))
+        elif self.succeeded:
+            self.progress = 1.0
+        return self._named({"return": value, "success": float(self.succeeded and not had),
+                            "progress": self.progress - before, "illegal": 0.0})
+
+    def _succeeded(self, reward: float, ended: bool, said: Mapping[str, Any]) -> bool:
+        if self.goal is not None:
+            return ended and self.total >= self.goal
+        told = next((said[name] for name in _SUCCESS if said.get(name) is not None), None)
+        if told is not None:
+            return bool(number(told, "success") > 0)
+        return ended and reward > 0
+
+    def _named(self, found: Mapping[str, float]) -> dict[str, float]:
+        return {name: value for name, value in found.items() if name in self.parts}
+
+
+def number(value: Any, what: str) -> float:
+    """Returns a finite number, of numpy too; None counts as 0. Raises Wrong."""
+    if value is None:
+        return 0.0
+    try:
+        found = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise Wrong(f"its {what} is {str(value)[:60]!r}, no finite number")
+    return found

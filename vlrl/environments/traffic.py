@@ -1,0 +1,120 @@
+"""Traffic simulated by highway-env (Farama Foundation, MIT): its roads, and drivers by the Intelligent Driver Model.
+
+World coordinates are highway-env's: metres, y downwards on the screen, headings in radians clockwise from x. Lanes of a
+road count from the left. Needs the extra `driving`.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any, cast
+
+import numpy as np
+
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # highway-env brings pygame, which would look for a screen
+os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+from highway_env.envs.exit_env import ExitEnv
+from highway_env.envs.highway_env import HighwayEnv
+from highway_env.envs.intersection_env import IntersectionEnv
+from highway_env.envs.merge_env import MergeEnv
+from highway_env.envs.roundabout_env import RoundaboutEnv
+from highway_env.road.regulation import RegulatedRoad
+from highway_env.road.road import Road, RoadNetwork
+from highway_env.vehicle.behavior import IDMVehicle
+from highway_env.vehicle.objects import Obstacle
+
+STEP = 0.1
+"""Seconds of one simulation step."""
+MOST_SPEED = 30.0
+"""Metres per second, as fast as any driver goes."""
+Lane = tuple[str, str, int]
+_ROADS = {"highway": (HighwayEnv, {"lanes_count": 3, "vehicles_count": 1}), "merge": (MergeEnv, {}),
+          "intersection": (IntersectionEnv, {"initial_vehicle_count": 1}), "roundabout": (RoundaboutEnv, {}),
+          "exit": (ExitEnv, {"lanes_count": 3, "vehicles_count": 1})}
+
+
+class Driver(IDMVehicle):
+    """A vehicle driven by the expert, with lane changes of about three seconds. Once it has yielded, highway-env would
+    let it go on at the lane's speed limit; it goes on at its own."""
+
+    ACC_MAX = 5.0
+    COMFORT_ACC_MAX = 2.5
+    COMFORT_ACC_MIN = -4.0
+    DISTANCE_WANTED = 7.0
+    TIME_WANTED = 1.2
+    KP_LATERAL = 0.7
+    LANE_CHANGE_MIN_ACC_GAIN = 0.5
+    EASE = 1.8
+    wanted = 0.0
+    """Metres per second on a free road."""
+
+    def acceleration(self, ego_vehicle: Any, front_vehicle: Any = None, rear_vehicle: Any = None) -> float:
+        """Returns the IDM's, with gentle braking where it is only for the limit."""
+        whole = float(super().acceleration(ego_vehicle, front_vehicle, rear_vehicle))
+        free = float(super().acceleration(ego_vehicle))
+        yields = getattr(ego_vehicle, "target_speed", 0) <= 0
+        return whole if yields else whole - free + max(free, -self.EASE)
+
+    def act(self, action: Any = None) -> None:
+        self.target_speed = min(self.target_speed, self.wanted)
+        super().act(action)
+
+    def on_state_update(self) -> None:
+        """Its lane is looked for where it can be by now, instead of in the whole network."""
+        lanes = around(self.road.network, self.lane_index)
+        self.lane_index, self.lane = min(
+            lanes, key=lambda lane: lane[1].distance_with_heading(self.position, self.heading))
+
+    def step(self, dt: float) -> None:
+        super().step(dt)
+        self.speed = max(0.0, self.speed)  # braking ends at a stand
+
+
+@cache
+def around(roads: Any, lane: Lane) -> list[tuple[Lane, Any]]:
+    """Returns the lanes between the same two nodes, those after them, and those before."""
+    return [(index, other) for index, other in roads.lanes_dict().items()
+            if index[:2] == lane[:2] or index[0] == lane[1] or index[1] == lane[0]]
+
+
+@cache
+def network(scenario: str) -> RoadNetwork:
+    """Returns the lanes of a scenario, those of highway-env's environment."""
+    environment, config = _ROADS[scenario]
+    simulator: Any = environment(config)
+    simulator.reset(seed=0)
+    for lane in simulator.road.network.lanes_list():
+        lane.speed_limit = MOST_SPEED  # each driver keeps to a limit of its own
+    return simulator.road.network
+
+
+def empty_road(scenario: str, seed: int) -> Road:
+    """Returns the road of a scenario without vehicles; at the intersection drivers keep highway-env's right of way."""
+    kind: Any = RegulatedRoad if scenario == "intersection" else Road
+    return kind(network(scenario), np_random=np.random.default_rng(seed), neighbour_vehicles_connected_lanes=True)
+
+
+def place(road: Road, lane: Lane, at: float, speed: float, wanted: float | None = None) -> Driver | None:
+    """Returns a vehicle on a lane, unless there is no room for it; it keeps its lane. `wanted` is the speed it
+    likes.
+    """
+    where = road.network.get_lane(lane)
+    if not 0 <= at <= where.length:
+        return None
+    position = where.position(at, 0)
+    for other in road.vehicles:
+        along, aside = where.local_coordinates(other.position)
+        if np.hypot(*(other.position - position)) < 8 and abs(along - at) < 8 and abs(aside) < 3:
+            return None
+    vehicle = Driver(road, position, where.heading_at(at), speed, target_lane_index=lane, target_speed=MOST_SPEED,
+                     enable_lane_change=False)
+    vehicle.lane_index, vehicle.lane = lane, where  # at a junction others are as close
+    vehicle.wanted = max(speed if wanted is None else wanted, 0.01)
+    road.vehicles.append(vehicle)
+    return vehicle
+
+
+def barrier(road: Road, lane: Lane, at: float) -> None:
+    """Puts something that stands on a lane."""
+    road.objects.append(Obstacle(road, cast(Any, road.network.get_lane(lane).position(at, 0))))

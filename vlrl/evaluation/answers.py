@@ -1,0 +1,196 @@
+"""Drawing the answers of an evaluation: every sample, at every setting and seed, scored as in training, and kept.
+
+    file = RowFile(folder / "answers.jsonl", facts)
+    ask(ready, ("heldout",), drawings, file, step=0, tell=tell)     # what the file holds is not asked again
+
+Greedy answers, and those at the config's own seed, are the answers of a run's own evaluations.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
+from vlrl.engine.base import Engine
+from vlrl.errors import DataError
+from vlrl.evaluation.rows import Row, RowFile, cluster_hash, content_hash, prompt_hash
+from vlrl.evaluation.settings import Drawing
+from vlrl.models.processing import PromptTooLong
+from vlrl.models.reference import Reference
+from vlrl.rewards.confidence import read_confidence
+from vlrl.rollout.episodes import opened
+from vlrl.rollout.generate import answer_of, make_group
+from vlrl.rollout.group_source import check_environment_errors, check_score_errors, first_samples
+from vlrl.rollout.prefetch import Prefetcher
+from vlrl.task import Task
+from vlrl.task.scoring import sample_metrics
+from vlrl.types import Answer, Completion, Group, Prompt, Request, Rollout, Sample
+
+_TOGETHER = 256
+"""Answers drawn side by side at most ..."""
+_CHUNK = 64
+"""... and prompts, as in a run's evaluations."""
+
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ready:
+    """What answers and scores, apart from any run."""
+
+    config: Config
+    task: Task
+    prefetch: Prefetcher
+    engine: Engine
+    reference: Reference | None = None
+    remote: bool = False
+    """Whether the engine is someone else's server: its errors are counted, and only what is missing is asked again."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Asking:
+    """One setting and seed over one split."""
+
+    ready: Ready
+    drawing: Drawing
+    seed: int
+    split: str
+    samples: Sequence[Sample]
+    step: int
+
+    @property
+    def stream(self) -> tuple[int, ...]:
+        """Begins the keys of random streams: at the config's own seed those of evaluate.evaluate."""
+        return 1, zlib.crc32(self.split.encode())
+
+    def key(self, number: int) -> tuple[int, ...]:
+        """Returns the name of a sample's random stream."""
+        return (*self.stream, number, *(() if self.seed == self.ready.config.seed else (self.seed,)))
+
+    def sample(self, number: int) -> Sample:
+        """Returns a sample as this setting words it, its environment reset by the seed."""
+        sample, wording = self.samples[number], self.drawing.wording
+        if wording is not None:
+            templates = self.ready.task.of(sample).templates
+            sample = replace(sample, prompt=templates[wording % len(templates)])
+        return opened(self.ready.engine, self.ready.task, sample, *self.key(number)[1:])
+
+    def place(self, number: int) -> Row:
+        """Returns the first fields of a row."""
+        return {"split": self.split, "setting": self.drawing.name, "seed": self.seed, "number": number}
+
+
+def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: RowFile, step: int, tell: Tell) -> None:
+    """Draws and scores every answer that `file` lacks, and adds it there; each process does its share.
+
+    Prompts that are too long are left out, and with data.quarantine those whose data are bad. Raises ConfigError for an
+    empty split, TrainingError when scoring or environments fail too often (limits.score_errors,
+    limits.environment_errors).
+    """
+    asked = [_Asking(ready=ready, drawing=drawing, seed=seed, split=split, samples=samples, step=step)
+             for split in splits for samples in [first_samples(ready.task, split, ready.config.eval.samples)]
+             for drawing in drawings for seed in drawing.seeds]
+    total = sum(len(a.samples) * a.drawing.answers for a in asked)
+    done = 0
+    for one in asked:
+        n = one.drawing.answers
+        for left in _rounds(one, file):
+            what = f"answering {one.split}" + (f", {one.drawing.name}, seed {one.seed}" if len(asked) > 1 else "")
+            tell(what, done, total)
+            mine = left[comm.rank()] if comm.rank() < len(left) else ()
+            groups, rows = comm.together(partial(_answered, one, mine))
+            where = f"evaluation of {one.split} ({one.drawing.name})"
+            check_score_errors(groups, ready.config.limits.score_errors, where)
+            check_environment_errors(groups, ready.config.limits.environment_errors, where)
+            shares = comm.gather(rows)
+            comm.on_main(partial(file.add, [row for share in shares for row in share]))
+            done += n * sum(map(len, left))
+        done = n * len(one.samples) + sum(len(a.samples) * a.drawing.answers for a in asked[:asked.index(one)])
+    tell("answering", total, total)
+
+
+def _rounds(one: _Asking, file: RowFile) -> Iterator[list[Sequence[int]]]:
+    """Yields the chunks of a round, one for each process, until nothing is missing. Chunks are fixed by place, so that
+    neither a kill nor the number of processes changes what is answered side by side.
+    """
+    size = max(1, min(_CHUNK, _TOGETHER // one.drawing.answers))
+    have = comm.on_main(lambda: file.answered(one.drawing.answers))
+    known = [(one.split, one.drawing.name, one.seed, number) in have for number in range(len(one.samples))]
+    missing = [number for number, there in enumerate(known) if not there]
+    if one.ready.remote:
+        left: list[Sequence[int]] = [missing[i:i + size] for i in range(0, len(missing), size)]
+    else:
+        chunks = [range(i, min(i + size, len(known))) for i in range(0, len(known), size)]
+        left = [chunk for chunk in chunks if not all(known[number] for number in chunk)]
+    world = comm.world()
+    for i in range(math.ceil(len(left) / world)):
+        yield left[i * world:(i + 1) * world]
+
+
+def _answered(one: _Asking, numbers: Sequence[int]) -> tuple[list[Group], list[Row]]:
+    """Returns the scored groups of some samples, and their rows."""
+    ready, drawing = one.ready, one.drawing
+    wanted = {number: partial(one.sample, number) for number in numbers}
+    prompts: list[tuple[int, Sample, Prompt]] = []
+    rows: list[Row] = []
+    ready.prefetch.begin(wanted)
+    for number, sample_of in wanted.items():
+        try:
+            prompts.append((number, *ready.prefetch.take(number, sample_of)))
+        except DataError as error:
+            if not isinstance(error, PromptTooLong) and not ready.config.data.quarantine:
+                raise
+            sample = one.samples[number]
+            rows.append({**one.place(number), "sample": sample.id, "task": sample.task, "left_out": str(error)})
+    requests = [Request(prompt=prompt, n=drawing.answers, sampling=drawing.sampling(ready.config), key=one.key(number),
+                        sample=sample) for number, sample, prompt in prompts]
+    completions = ready.engine.generate(requests)
+    values = (ready.reference([(p, answers) for (*_, p), answers in zip(prompts, completions, strict=True)])
+              if ready.reference else [None] * len(prompts))
+    groups = []
+    for (number, sample, prompt), answers, known in zip(prompts, completions, values, strict=True):
+        drawn = [(i, c) for i, c in enumerate(answers) if not (ready.remote and c.error)]
+        group = make_group(ready.task, sample, prompt, [c for _, c in drawn], group_id=f"{one.split}-{number:06d}",
+                           split=one.split, step=one.step, reference=known)
+        groups += [group] if drawn else []
+        base = {**one.place(number), **item(ready.task, group.sample, prompt, group.target)}
+        rows += [{**base, "index": i, **outcome(ready.task, group.sample, c, rollout)}
+                 for (i, c), rollout in zip(drawn, group.rollouts, strict=True)]
+        rows += [{**base, "index": i, "unanswered": True, "error": c.error} for i, c in enumerate(answers)
+                 if ready.remote and c.error]
+    return groups, rows
+
+
+def item(task: Task, sample: Sample, prompt: Prompt, target: Any) -> Row:
+    """Returns the fields of a row that say what was asked."""
+    media = [m.sha256 for m in prompt.media]
+    content = content_hash(sample.row, target, media)
+    return {"sample": sample.id, "task": task.of(sample).name if task.labels else "", "content": content,
+            "prompt": prompt_hash(prompt.text, media), "cluster": cluster_hash(media, content), "target": target,
+            "size": list(prompt.media[0].size) if prompt.media else None}
+
+
+def outcome(task: Task, sample: Sample, completion: Completion, rollout: Rollout) -> Row:
+    """Returns the fields of a row that say how an answer went."""
+    answer = answer_of(completion, rollout.policy_step)
+    metrics, problem = sample_metrics(task, sample, answer, rollout.parts)
+    tokens = len(completion.tokens)
+    return {"answer": completion.text, "parsed": rollout.parsed, "parts": dict(rollout.parts),
+            "reward": rollout.reward, "correct": rollout.correct, "metrics": dict(metrics),
+            "confidence": _confidence(answer, rollout.parsed, metrics),
+            "tokens": tokens if tokens or not completion.text else None, "truncated": completion.truncated,
+            "finish_reason": completion.finish_reason, "error": rollout.error or problem}
+
+
+def _confidence(answer: Answer, parsed: Any, metrics: Mapping[str, float]) -> float | None:
+    """Returns how sure an answer says it is, in [0, 1]; None where it does not say."""
+    stated = parsed.get("confidence") if isinstance(parsed, Mapping) else None
+    found = metrics.get("confidence", stated)
+    found = read_confidence(answer.text) if found is None else found
+    return float(found) if isinstance(found, (int, float)) and 0 <= found <= 1 else None

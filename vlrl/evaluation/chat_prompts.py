@@ -1,0 +1,91 @@
+"""Samples as chat messages in OpenAI's form, for servers that are asked over HTTP: images as data URLs."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vlrl.config.schema import Config
+from vlrl.data import media
+from vlrl.data.clip_cache import ClipCache
+from vlrl.data.video_sampling import VideoSampling
+from vlrl.errors import DataError
+from vlrl.task import Task, task_messages
+from vlrl.task.tools import schemas
+from vlrl.types import LoadedMedia, Prompt, Sample
+
+MOST_PNG = 2**22
+"""Bytes of a picture as PNG; a larger one is sent as JPEG of quality 95."""
+
+
+class ChatEncoder:
+    """Turns samples into prompts of messages (`Prompt.mm["messages"]`), as models.processing.Encoder does for a model
+    of one's own. A video is its frames, as images.
+    """
+
+    def __init__(self, config: Config):
+        self.config = config
+        self._video = VideoSampling(config.model.video_fps, config.model.video_max_frames,
+                                    config.model.video_min_frames)
+        self._clips = ClipCache(config.data.clip_cache_mib)
+
+    def copy(self) -> ChatEncoder:
+        """Returns an encoder for another thread: this one."""
+        return self
+
+    def __call__(self, task: Task, sample: Sample) -> Prompt:
+        """Returns the prompt of a sample. Raises DataError for media that cannot be read."""
+        return self.prompt(sample, task_messages(task, sample), schemas(task, sample))
+
+    def prompt(self, sample: Sample, messages: Sequence[Mapping[str, Any]],
+               tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+        """Returns the prompt of a sample whose messages are known. Raises DataError where it has tools."""
+        if tools or sample.get("tools"):
+            raise DataError(f"sample '{sample.id}': it has tools, and an endpoint is asked for one answer. Evaluate it "
+                            "with engine=hf or engine=vllm")
+        loaded = [media.load(m, self.config.limits, self._video, self._clips) for m in sample.media]
+        places = iter(loaded)
+        shown = [{**message, "content": _content(message["content"], places)} for message in messages]
+        if next(places, None) is not None:
+            raise DataError(f"sample '{sample.id}': its messages place fewer media than the sample has")
+        none = np.zeros(0, np.int64)
+        text = json.dumps(list(messages), ensure_ascii=False, sort_keys=True)
+        return Prompt(sample_id=sample.id, text=text, ids=none, raw_ids=none, positions=none[None],
+                      mm={"messages": shown}, media=tuple(loaded))
+
+
+def _content(content: Any, places: Any) -> Any:
+    """Returns the content of a message with the media that it places."""
+    if isinstance(content, str):
+        return content
+    out: list[dict[str, Any]] = []
+    for part in content:
+        if part.get("type") not in ("image", "video"):
+            out.append(part)
+            continue
+        found = next(places, None)
+        if found is None:
+            raise DataError("the messages place more media than the sample has")
+        out += [{"type": "image_url", "image_url": {"url": url}} for url in data_urls(found)]
+    return out
+
+
+def data_urls(loaded: LoadedMedia) -> list[str]:
+    """Returns the frames of an image or video as data URLs: PNG, so that the server sees the same pixels, and JPEG
+    where that would have more than MOST_PNG bytes.
+    """
+    return [_data_url(frame) for frame in loaded.frames]
+
+
+def _data_url(frame: Any) -> str:
+    for kind, options in (("png", {}), ("jpeg", {"quality": 95})):
+        file = io.BytesIO()
+        frame.save(file, format=kind, **options)
+        if file.tell() <= MOST_PNG or kind == "jpeg":
+            return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+    raise AssertionError

@@ -1,0 +1,231 @@
+"""Two evaluations compared on the samples that both have, from the answers in run folders. No torch.
+
+    found = compare([side("runs/a")], [side("runs/b@50")])
+    found.metrics["reward/mean"].difference, found.verdict
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from vlrl.errors import RunError, did_you_mean
+from vlrl.evaluation.differences import difference, effect_size, outcomes
+from vlrl.evaluation.pairs import COLUMNS, Item, Pairing, items, pair
+from vlrl.evaluation.stats import Interval, mean_ci
+from vlrl.store import RunFolder, checkpoint
+
+_STEPS = ("first", "last", "best")
+_READ = (*COLUMNS, "step", "reward", "correct", "parts", "metrics", "token_ids", "truncated", "completion")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One evaluated run, after so many steps."""
+
+    folder: Path
+    step: int | Literal["first", "last", "best"] = "last"
+
+    def __str__(self) -> str:
+        return f"{self.folder}@{self.step}"
+
+
+class Metric(NamedTuple):
+    """One metric over the pairs in which both sides have it."""
+
+    n: int
+    a: Interval
+    b: Interval
+    difference: Interval
+    """b - a, paired."""
+    effect: float
+    """Cohen's d of the paired differences."""
+
+
+class Outcome(NamedTuple):
+    """One sample on both sides: means over the answers and seeds of each."""
+
+    id: str
+    other: str
+    """Its id in b, mostly the same."""
+    a: float
+    b: float
+    answers: tuple[str, str]
+    """The first answer of either side."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Side b against side a, on one split."""
+
+    a: tuple[Side, ...]
+    b: tuple[Side, ...]
+    """With the steps that were found."""
+    split: str
+    metric: str
+    """By which samples are won and lost."""
+    metrics: dict[str, Metric]
+    wins: int
+    losses: int
+    ties: int
+    samples: tuple[Outcome, ...]
+    """Largest gain of b first."""
+    unpaired: int
+    """Evaluated samples, over all runs, that are in no pair."""
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Returns in words whether b differs from a in the metric."""
+        found = self.metrics[self.metric]
+        change, where = found.difference, f"{self.metric} on {found.n:,} samples of {self.split}"
+        if math.isnan(change.low):
+            return f"no difference can be shown: {where} are too few for an interval"
+        bounds = f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
+        if change.low <= 0 <= change.high:
+            return f"no difference shown: {where}, b - a is {bounds}, and the 95 % interval holds 0"
+        return f"b is {'higher' if change.mean > 0 else 'lower'} than a: {where}, b - a is {bounds}"
+
+
+def side(text: str) -> Side:
+    """Returns the side that `RUN` or `RUN@STEP` names; STEP is a number of completed steps, first, last or best.
+
+    Raises RunError where there is no such folder or it holds no evaluation.
+    """
+    name, _, step = (text, "", "last") if os.path.isdir(text) or "@" not in text else text.rpartition("@")
+    if not os.path.isdir(Path(name) / "eval-rollouts"):
+        raise RunError(f"{name!r} holds no evaluated answers (eval-rollouts/): name a run folder such as "
+                       "runs/quickstart, or what `vlrl eval CONFIG --rollouts FOLDER` wrote. A run keeps them with "
+                       "store.rollouts=true and eval.samples above 0")
+    if step not in _STEPS and not step.isdecimal():
+        raise RunError(f"{text!r}: @{step} is no step: write a number of completed steps, or {', '.join(_STEPS)}")
+    return Side(Path(name), int(step) if step.isdecimal() else step)  # type: ignore[arg-type]
+
+
+def compare(a: Sequence[Side], b: Sequence[Side], split: str | None = None, metric: str = "reward/mean", *,
+            seed: int = 0) -> Comparison:
+    """Compares two sides of one or several runs each (seeds) over the samples that all have, paired by content.
+
+    `split` None takes the first that all were evaluated on. With several runs a side, seeds and samples are resampled
+    (differences.difference). A sample without a value on any side is left out of that metric.
+
+    Raises RunError where a run has no evaluation of the split or step, where no sample is in common, or where no answer
+    has the metric.
+    """
+    split = split or _common_split([*a, *b])
+    settled = [_settled(one, split) for one in (*a, *b)]
+    evaluated = [_evaluated(one, split) for one in settled]
+    matched, unpaired, notes = _matched(evaluated, [str(one) for one in settled])
+    if not matched:
+        raise RunError(f"no sample of {split!r} is in all of {', '.join(map(str, settled))}. {'; '.join(notes)}")
+    runs = [[_values(row.value) for row in run] for run in zip(*matched, strict=True)]
+    tables = {name: _metric(runs[:len(a)], runs[len(a):], name, seed) for name in _names(runs)}
+    if metric not in tables:
+        raise RunError(f"no answer has the metric {metric!r}.{did_you_mean(metric, tables)} There are: "
+                       f"{', '.join(tables)}. A metric of a whole split, such as mAP, has no value for one sample")
+    samples = _samples(matched, runs, len(a), metric)
+    won = outcomes(np.array([s.a for s in samples]), np.array([s.b for s in samples]))
+    first = {metric: tables.pop(metric)}
+    if min(len(a), len(b)) == 1 < max(len(a), len(b)):
+        notes = [*notes, "one side is a single run: how much it would vary over seeds is not in the intervals"]
+    return Comparison(tuple(settled[:len(a)]), tuple(settled[len(a):]), split, metric, first | tables, *won, samples,
+                      unpaired, tuple(notes))
+
+
+# --- what was evaluated -----------------------------------------------------------------------------------------------
+
+
+def _common_split(sides: Sequence[Side]) -> str:
+    found = [{name for _, _, name in RunFolder(one.folder).rollout_files("eval-rollouts") if name} for one in sides]
+    common = set.intersection(*found)
+    if not common:
+        raise RunError("no split was evaluated in all of them: " + "; ".join(
+            f"{one.folder} has {', '.join(sorted(names)) or 'none'}" for one, names in zip(sides, found, strict=True)))
+    return "heldout" if "heldout" in common else min(common)
+
+
+def _settled(one: Side, split: str) -> Side:
+    """Returns the side with the number of its step."""
+    files = RunFolder(one.folder).rollout_files("eval-rollouts")
+    steps = sorted({step for _, steps, name in files if name == split for step in steps})
+    best = checkpoint.marked(one.folder / "checkpoints").get("step")
+    named = {"first": steps[0], "last": steps[-1], "best": best} if steps else {}
+    step = named.get(one.step) if isinstance(one.step, str) else one.step
+    if step is None or step not in steps:
+        there = f"it was evaluated after steps {', '.join(map(str, steps[-20:]))}" if steps else "it has none"
+        raise RunError(f"{one.folder} has no answers to {split!r} at {one.step}: {there}. Name another step as "
+                       f"{one.folder}@STEP, or another --split")
+    return Side(one.folder, step)
+
+
+def _evaluated(one: Side, split: str) -> list[Item]:
+    run = RunFolder(one.folder)
+    assert isinstance(one.step, int)
+    rows = run.rollouts(one.step, split=split, columns=_READ).to_pylist()
+    if run.notes:
+        raise RunError(f"{one}: {run.notes[0]}. A comparison without these answers would be of other samples: evaluate "
+                       "again, e.g. vlrl eval CONFIG --rollouts FOLDER")
+    return items(rows)
+
+
+def _matched(evaluated: Sequence[list[Item]], names: Sequence[str]) -> tuple[list[tuple[Item, ...]], int, list[str]]:
+    """Returns the samples that all runs have, in the order of the first; how many others there are; and why."""
+    first, *others = evaluated
+    pairings: list[Pairing] = [pair(first, other) for other in others]
+    partners = [{id(one): other for one, other in found.pairs} for found in pairings]
+    matched = [(item, *(own[id(item)] for own in partners)) for item in first
+               if all(id(item) in own for own in partners)]
+    notes = [line for name, found in zip(names[1:], pairings, strict=True) for line in found.said(names[0], name)]
+    return matched, sum(map(len, evaluated)) - len(matched) * len(evaluated), list(dict.fromkeys(notes))
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+_OWN: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "reward/mean": lambda row: row["reward"], "correct_frac": lambda row: row["correct"],
+    "completion/length_mean": lambda row: len(row["token_ids"] or ()),
+    "completion/truncated_frac": lambda row: row["truncated"]}
+
+
+def _values(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """metric -> mean over the answers to one sample, for what they have."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        own = [(name, of(row)) for name, of in _OWN.items()]
+        for name, value in (*own, *(row["parts"] or ()), *(row["metrics"] or ())):
+            if value is not None and math.isfinite(value):
+                found.setdefault(name, []).append(float(value))
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def _names(runs: Sequence[Sequence[dict[str, float]]]) -> list[str]:
+    """Returns the metrics that each run has of at least one sample."""
+    found = [dict.fromkeys(name for values in run for name in values) for run in runs]
+    return [name for name in found[0] if all(name in names for names in found)]
+
+
+def _metric(a: Sequence[Sequence[dict[str, float]]], b: Sequence[Sequence[dict[str, float]]], name: str,
+            seed: int) -> Metric:
+    scores = np.array([[values.get(name, np.nan) for values in run] for run in (*a, *b)])
+    scores = scores[:, np.isfinite(scores).all(axis=0)]
+    first, second = scores[:len(a)], scores[len(a):]
+    return Metric(scores.shape[1], mean_ci(first.mean(axis=0), seed), mean_ci(second.mean(axis=0), seed),
+                  difference(first, second, seed), effect_size(first, second))
+
+
+def _samples(matched: Sequence[tuple[Item, ...]], runs: Sequence[Sequence[dict[str, float]]], n: int, metric: str
+             ) -> tuple[Outcome, ...]:
+    found = []
+    for place, row in enumerate(matched):
+        values = [run[place].get(metric) for run in runs]
+        if None not in values:
+            means = (float(np.mean(values[:n])), float(np.mean(values[n:])))  # type: ignore[arg-type]
+            answers = (row[0].value[0]["completion"] or "", row[n].value[0]["completion"] or "")
+            found.append(Outcome(row[0].id, row[n].id, *means, answers))
+    return tuple(sorted(found, key=lambda s: (s.a - s.b, s.id)))

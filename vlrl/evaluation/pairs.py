@@ -1,0 +1,209 @@
+"""Pairs the held-out answers of two evaluations by content, never by id alone. No torch.
+
+    found = pair(items(a.rollouts(50, split="heldout", columns=COLUMNS).to_pylist()), items(...))
+    [(one.value, other.value) for one, other in found.pairs], found.said("a", "b")
+
+The content of a sample is what was shown (hashes of its images and videos), what was asked (the rendered prompt) and
+what is right (the target). An id is another picture with another data.seed or in another file, so it decides only
+between samples of equal content. Of an episode the id is part of the content, as an environment may hide its state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from vlrl.evaluation.rows import NOT_CONTENT
+
+COLUMNS = ("sample_id", "prompt", "target", "sample", "media", "turns", "episode_id")
+"""Columns of rollout files (vlrl.store.SCHEMA) that `items` reads; further ones stay in the rows."""
+_NOT_CONTENT = frozenset({*NOT_CONTENT, "image", "images", "video", "fps", "frames", "duration"})
+"""Fields of a row that say where it is from or how it is used, or that its media and prompt hold already."""
+
+Reason = Literal["missing", "changed", "duplicate"]
+WORDS: Mapping[Reason, str] = {
+    "missing": "not on the other side",
+    "changed": "of one id with a sample of the other side, but of other content",
+    "duplicate": "a copy of a sample that was counted",
+}
+"""What a reason for leaving a sample out means."""
+
+
+class Item(NamedTuple):
+    """One sample of an evaluation, with whatever is to be paired as `value`."""
+
+    id: str
+    media: tuple[str, ...] = ()
+    """sha256 of each image and video of the prompt, in order."""
+    prompt: str = ""
+    """Rendered, whole."""
+    target: str = "null"
+    """JSON."""
+    row: str = "{}"
+    """JSON of the fields of the row that belong to its content; "{}" where they are not known."""
+    episode: bool = False
+    value: Any = None
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """Returns what two items of the same sample have in common."""
+        return self.media, self.target, self.prompt, self.id if self.episode else None
+
+
+class LeftOut(NamedTuple):
+    """A sample of one side that is in no pair."""
+
+    item: Item
+    reason: Reason
+    differs: tuple[str, ...] = ()
+    """Of a changed one: which of media, target, prompt and row differ from the sample of its id on the other side."""
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Samples of two evaluations, each in one pair at most, in the order of the first."""
+
+    pairs: tuple[tuple[Item, Item], ...]
+    first: tuple[LeftOut, ...]
+    """Of the first evaluation, in its order."""
+    second: tuple[LeftOut, ...]
+    reworded: int = 0
+    """Pairs of one id with equal media, target and row that were asked in other words or another chat template."""
+
+    @property
+    def unpaired(self) -> int:
+        """Returns how many samples of both sides are left out."""
+        return len(self.first) + len(self.second)
+
+    def said(self, first: str = "the first", second: str = "the second") -> list[str]:
+        """Returns what is to be said of the pairing, a sentence each; [] when every sample has its partner."""
+        lines = []
+        for name, left in ((first, self.first), (second, self.second)):
+            for reason, n in sorted(Counter[Reason](one.reason for one in left).items()):
+                what = Counter(word for one in left if one.reason == reason for word in one.differs)
+                differs = f" ({', '.join(f'{word} {k:,}' for word, k in what.most_common())})" if what else ""
+                lines.append(f"{n:,} of {name} left out: {WORDS[reason]}{differs}")
+        if any(one.reason == "changed" for one in (*self.first, *self.second)):
+            lines.append("One id with other content: another data.seed, or another file of rows. Evaluate both sides "
+                         "with the same data.heldout and data.seed.")
+        if self.reworded:
+            lines.append(f"{self.reworded:,} pairs were asked in other words (another task.prompt, or a model with "
+                         "another chat template)")
+        return lines
+
+
+def items(rows: Iterable[Mapping[str, Any]]) -> list[Item]:
+    """Returns one item a sample, from rows of rollout files with COLUMNS; its value is the list of its rows, one an
+    answer.
+
+    Answers are of one sample when id and content are equal. Media that an episode showed later are not part of it.
+    """
+    found: dict[Item, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(_item(row), []).append(row)
+    return [item._replace(value=own) for item, own in found.items()]
+
+
+def pair(first: Sequence[Item], second: Sequence[Item]) -> Pairing:
+    """Returns the pairs of two evaluations, and what was left out and why.
+
+    Items of equal content are paired, those of equal row and id first, and none whose rows contradict each other (the
+    spans of two clips of one video). Of what is left, items of one id with equal media, target and row are paired
+    though they were asked in other words, if media or row say anything. Of several
+    pairs with equal content and row one counts, so that a copied sample does not weigh double.
+    """
+    pairs: list[tuple[Item, Item]] = []
+    left, right = list(first), list(second)
+    for key in _PASSES:
+        more, left, right = _matched(left, right, key)
+        pairs += more
+    rewords = {id(one) for one, other in pairs if one.prompt != other.prompt}
+    place = {id(item): i for i, item in enumerate(first)}
+    pairs.sort(key=lambda two: place[id(two[0])])
+    kept: dict[Any, tuple[Item, Item]] = {}
+    for two in pairs:
+        kept.setdefault((two[0].content, two[0].row), two)
+    counted = {id(item) for two in kept.values() for item in two}
+    sides = [_left_out(own, other, counted) for own, other in ((first, second), (second, first))]
+    return Pairing(tuple(kept.values()), *sides, reworded=sum(id(one) in rewords for one, _ in kept.values()))
+
+
+# --- details ----------------------------------------------------------------------------------------------------------
+
+_Key = Callable[[Item], Any]
+_PASSES: tuple[_Key, ...] = (
+    lambda i: (i.content, i.row, i.id),
+    lambda i: (i.content, i.id),
+    lambda i: (i.content, i.row),
+    lambda i: i.content,
+    lambda i: (i.media, i.target, i.row, i.id, i.episode) if i.media or i.row != "{}" else None,
+)
+"""By what items are paired, the surest first; None for an item that may not be."""
+
+
+def _item(row: Mapping[str, Any]) -> Item:
+    shown = [m if isinstance(m, str) else m["hash"] for m in row.get("media") or ()]
+    turns = row.get("turns") or ()
+    later = sum(len(turn["media"] or ()) for turn in turns if turn["role"] == "observation")
+    episode = bool(row.get("episode_id")) or any(turn["role"] == "observation" for turn in turns)
+    return Item(str(row["sample_id"]), tuple(shown[:len(shown) - later]), row.get("prompt") or "",
+                row.get("target") or "null", _row_content(row.get("sample")), episode)
+
+
+def _row_content(text: str | None) -> str:
+    try:
+        row = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return "{}"
+    own = {k: v for k, v in row.items() if k not in _NOT_CONTENT} if isinstance(row, dict) else {}
+    return json.dumps(own, sort_keys=True)
+
+
+def _matched(first: Sequence[Item], second: Sequence[Item], key: _Key
+             ) -> tuple[list[tuple[Item, Item]], list[Item], list[Item]]:
+    """Returns pairs of equal keys in order, and what is left of both sides."""
+    waiting: dict[Any, list[Item]] = {}
+    for item in second:
+        if (name := key(item)) is not None:
+            waiting.setdefault(name, []).append(item)
+    pairs, left = [], []
+    for item in first:
+        others = waiting.get(key(item), [])
+        found = next((n for n, other in enumerate(others) if _agree(item.row, other.row)), None)
+        if found is None:
+            left.append(item)
+        else:
+            pairs.append((item, others.pop(found)))
+    used = {id(other) for _, other in pairs}
+    return pairs, left, [item for item in second if id(item) not in used]
+
+
+def _agree(one: str, other: str) -> bool:
+    """Returns whether two rows say the same in the fields that both have."""
+    if one == other:
+        return True
+    a, b = json.loads(one), json.loads(other)
+    return all(a[name] == b[name] for name in a.keys() & b.keys())
+
+
+def _left_out(own: Sequence[Item], other: Sequence[Item], counted: set[int]) -> tuple[LeftOut, ...]:
+    contents = {item.content for item in (*own, *other) if id(item) in counted}
+    there = {item.id: item for item in other}
+    out = []
+    for item in own:
+        if id(item) in counted:
+            continue
+        if item.content in contents:
+            out.append(LeftOut(item, "duplicate"))
+        elif item.id in there:
+            out.append(LeftOut(item, "changed", _differs(item, there[item.id])))
+        else:
+            out.append(LeftOut(item, "missing"))
+    return tuple(out)
+
+
+def _differs(one: Item, other: Item) -> tuple[str, ...]:
+    return tuple(name for name in ("media", "target", "prompt", "row") if getattr(one, name) != getattr(other, name))

@@ -1,0 +1,120 @@
+"""What scores of several runs and tasks say together ("Deep RL at the Edge of the Statistical Precipice", 2108.13264).
+
+Scores are [runs, tasks], in [0, 1] where optimality gaps and profiles are to mean something. Pure numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vlrl.evaluation.stats import Interval
+
+Statistic = Callable[[np.ndarray], float]
+
+
+def iqm(scores: np.ndarray) -> float:
+    """Returns the interquartile mean: the mean of the middle half of all scores [runs, tasks].
+
+    A quarter of them, rounded down, is left out at each end (scipy.stats.trim_mean with 0.25).
+    """
+    flat = np.sort(_scores(scores), axis=None)
+    cut = flat.size // 4
+    return float(flat[cut:flat.size - cut].mean())
+
+
+def optimality_gap(scores: np.ndarray, best: float = 1.0) -> float:
+    """Returns `best` - mean(min(scores, best)): how far scores [runs, tasks] fall short, above it nothing counts."""
+    return float(best - np.minimum(_scores(scores), best).mean())
+
+
+def performance_profile(scores: np.ndarray, taus: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Returns [taus] the share of all scores [runs, tasks] above each tau (eq. 2, run-score distribution)."""
+    return (_scores(scores)[..., None] > np.asarray(taus, np.float64)).mean(axis=(0, 1))
+
+
+def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> float:
+    """Returns the mean over tasks of P(X > Y) + P(X = Y) / 2, a run X of scores [runs, tasks] and a run Y of others."""
+    scores, others = _scores(scores), _scores(others)
+    if scores.shape[1] != others.shape[1]:
+        raise ValueError(f"scores of {scores.shape[1]} tasks and of {others.shape[1]} cannot be compared")
+    apart = scores[:, None, :] - others[None, :, :]
+    return float(((apart > 0) + 0.5 * (apart == 0)).mean())
+
+
+def stratified(statistic: Callable[..., float], *scores: np.ndarray, n: int = 2000, seed: int = 0) -> Interval:
+    """Returns statistic(*scores) and its 95 % percentile interval, runs resampled within each task `n` times.
+
+    Each of `scores` is [runs, tasks] and resampled by itself. The same scores and seed give the same interval.
+    """
+    rng = np.random.default_rng(seed)
+    tables = [_scores(s) for s in scores]
+    values = [statistic(*drawn) for drawn in zip(*(_resample(table, n, rng) for table in tables), strict=True)]
+    low, high = np.percentile(values, (2.5, 97.5))
+    return Interval(statistic(*tables), float(low), float(high))
+
+
+class Sensitivity(NamedTuple):
+    """How much one setting matters in a sweep."""
+
+    name: str
+    means: dict[str, tuple[int, float]]
+    """value, or range of values -> (settings that have it, their mean score)."""
+    spread: float
+    """Largest less smallest of these means."""
+    share: float
+    """Of the variance over all settings, what lies between these values; in [0, 1]. With few settings of each value it
+    is above 0 by chance alone."""
+
+
+def sensitivities(settings: Sequence[Mapping[str, Any]], scores: Sequence[float], bins: int = 3
+                  ) -> list[Sensitivity]:
+    """Returns the effect of each swept setting on the scores [settings], the largest spread first.
+
+    `settings` hold name -> value. More than `bins` + 2 different numbers are put in `bins` ranges of as many settings
+    each, by their order.
+    """
+    values = np.asarray(scores, np.float64)
+    found = []
+    for name in dict.fromkeys(name for one in settings for name in one):
+        groups = _groups([one[name] for one in settings], bins)
+        means = {label: (len(own), float(values[own].mean())) for label, own in groups.items()}
+        between = sum(k * (mean - values.mean()) ** 2 for k, mean in means.values())
+        total = float(((values - values.mean()) ** 2).sum())
+        each = [mean for _, mean in means.values()]
+        found.append(Sensitivity(name, means, max(each) - min(each), float(between / total) if total > 1e-18 else 0.0))
+    return sorted(found, key=lambda s: -s.spread)
+
+
+def _groups(values: Sequence[Any], bins: int) -> dict[str, list[int]]:
+    """label -> places."""
+    different = sorted(set(values), key=lambda v: (isinstance(v, str), v)) if _sortable(values) else list(
+        dict.fromkeys(map(str, values)))
+    if len(different) <= bins + 2 or not all(_number(v) for v in values):
+        labels = [str(v) for v in values]
+        return {str(v): [i for i, label in enumerate(labels) if label == str(v)] for v in different}
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    parts = [list(map(int, part)) for part in np.array_split(order, bins)]
+    return {f"{values[own[0]]:.3g}..{values[own[-1]]:.3g}": own for own in parts}
+
+
+def _sortable(values: Sequence[Any]) -> bool:
+    return all(_number(v) or isinstance(v, str) for v in values)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _resample(scores: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns [n, runs, tasks]."""
+    return np.take_along_axis(scores[None], rng.integers(0, len(scores), (n, *scores.shape)), axis=1)
+
+
+def _scores(scores: np.ndarray) -> np.ndarray:
+    table = np.asarray(scores, np.float64)
+    if table.ndim != 2 or not table.size or not np.isfinite(table).all():
+        raise ValueError(f"scores of shape {table.shape}: a finite table [runs, tasks] is needed")
+    return table

@@ -1,0 +1,165 @@
+"""Rows of an evaluation: one an answer, in answers.jsonl, with all that its metrics are computed from. No torch.
+
+The first line holds the facts that the answers depend on. Each other one is an answer:
+
+    split, number, sample, task     where it stands: place in the split, the sample's id, the label of its task
+    setting, seed, index            how it was drawn: name of the setting, seed, place among the answers to the sample
+    content                         hash of what is asked and what is right, whatever the id and the wording
+    prompt                          hash of the prompt as the model sees it, media included
+    cluster                         hash of the media, which other questions may share
+    answer, parsed, target          the text, what the task reads in it, and what it should read
+    parts, reward, correct, metrics, confidence
+    tokens, truncated, finish_reason, size, error
+
+or a sample that could not be asked: split, number, sample, setting, seed and `left_out`, the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlrl.data.row_samples import FIELDS, MEDIA_FIELDS
+from vlrl.errors import ConfigError
+from vlrl.store import plain
+from vlrl.store.files import append_line, write_text
+
+NOT_CONTENT = {*MEDIA_FIELDS, "id", "difficulty", "difficulty_given", "pass_at_k", "reward_mean", "answers_scored",
+                "category", "source", "split", "weight", "processed_size", "coordinates", "solution", "hints",
+                "group_key", "meta", "original_id", "width", "height"}
+"""Fields of a row that say nothing of what is asked and what is right."""
+_ASKS = {"question", "expression", "instruction", "label", "labels", "responses", "trajectory", "action"}
+"""A row with one of these is a canonical one: what else it holds, such as texts for a template, is left out."""
+
+Row = dict[str, Any]
+Key = tuple[str, str, int, int]
+"""Split, setting, seed and place in the split."""
+
+
+def content_hash(row: Mapping[str, Any], target: Any, media: Sequence[str]) -> str:
+    """Returns the sha256 of an item: its row but for ids, paths, weights and the like, its target, and the sha256 of
+    each of its `media`. The same picture under another name, or the same row under another id, is the same item.
+    """
+    known = FIELDS if _ASKS & row.keys() else row.keys()
+    kept = {key: value for key, value in row.items() if key in known and key not in NOT_CONTENT}
+    return _hash([plain(kept), plain(target), list(media)])
+
+
+def prompt_hash(text: str, media: Sequence[str]) -> str:
+    """Returns the sha256 of a rendered prompt and of the sha256 of each of its media."""
+    return _hash([text, list(media)])
+
+
+def cluster_hash(media: Sequence[str], content: str) -> str:
+    """Returns what questions about the same media have in common; of a question without media its own content."""
+    return _hash(list(media)) if media else content
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    """Returns where a row belongs."""
+    return row["split"], row["setting"], row["seed"], row["number"]
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """Returns the answers and the samples left out of an answers.jsonl, each once and in order; half a line that a
+    killed process left is passed over, and of a row that stands twice the later counts.
+
+    Raises ConfigError where the file cannot be read.
+    """
+    return sorted(_latest(_objects(Path(path))).values(), key=_order)
+
+
+class RowFile:
+    """An answers.jsonl that grows while answers come in, and goes on where an earlier process has ended."""
+
+    def __init__(self, path: Path, facts: Mapping[str, Any]):
+        """Raises ConfigError when the file was begun with other facts, or is something else."""
+        self.path, self.facts = path, json.loads(json.dumps(plain(facts)))
+        lines = list(_objects(path)) if os.path.lexists(path) else []
+        before = next((line["facts"] for line in lines if isinstance(line.get("facts"), dict)), None)
+        if before is None and lines:
+            raise ConfigError(f"{path} is no evaluation that was begun: remove it, or name another folder with --out")
+        if before is None:
+            append_line(path, json.dumps({"facts": self.facts}))
+        elif changed := sorted(changes(before, self.facts)):
+            raise ConfigError(f"{path} holds an evaluation with other settings:\n  " + "\n  ".join(changed) +
+                              "\nSet them back, remove that folder to start over, or name another with --out.")
+        self._rows = _latest(lines)
+
+    def rows(self) -> list[Row]:
+        """Returns all rows in order."""
+        return sorted(self._rows.values(), key=_order)
+
+    def answered(self, answers: int) -> set[Key]:
+        """Returns the places that need not be asked again: `answers` answers without an error of the server, or left
+        out.
+        """
+        count: dict[Key, int] = {}
+        for row in self._rows.values():
+            if row.get("left_out") or not row.get("unanswered"):
+                count[key_of(row)] = count.get(key_of(row), 0) + (answers if row.get("left_out") else 1)
+        return {key for key, n in count.items() if n >= answers}
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Appends rows in one go."""
+        if rows:
+            append_line(self.path, "\n".join(json.dumps(plain(row)) for row in rows))
+            _latest(rows, self._rows)
+
+    def close(self) -> None:
+        """Rewrites the file in order, each row once: a killed evaluation that went on leaves the same file."""
+        lines = [{"facts": self.facts}, *self.rows()]
+        write_text(self.path, "".join(json.dumps(plain(line)) + "\n" for line in lines))
+
+
+def changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
+    """Yields `rollout.temperature was 1.0, is 0.5` for each leaf in which two trees of JSON differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in before.keys() | after.keys():
+            yield from changes(before.get(key), after.get(key), f"{name}.{key}" if name else key)
+    elif before != after:
+        yield f"{name} was {json.dumps(before)[:200]}, is {json.dumps(after)[:200]}"
+
+
+def _objects(path: Path) -> Iterator[Row]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): name the answers.jsonl of an "
+                          "evaluation") from None
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def _latest(lines: Iterable[Row], found: dict[tuple[Any, ...], Row] | None = None) -> dict[tuple[Any, ...], Row]:
+    """Returns key and index -> row, added to what was found; index -1 for a sample left out. An answer that is there
+    gives way to another answer alone.
+    """
+    found = {} if found is None else found
+    for line in lines:
+        try:
+            place = (*key_of(line), line.get("index", -1))
+            hash(place)
+        except (KeyError, TypeError):
+            continue
+        if not line.get("unanswered") or found.get(place, line).get("unanswered"):
+            found[place] = line
+    return found
+
+
+def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["split"], row["setting"], row["seed"], row["number"], row.get("index", -1)

@@ -1,0 +1,116 @@
+"""The ways in which an evaluation draws its answers: temperatures, top_p, lengths, wordings and seeds, crossed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vlrl.config.schema import Config
+from vlrl.errors import ConfigError
+from vlrl.types import Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """One way to draw answers."""
+
+    name: str
+    temperature: float = 0.0
+    top_p: float | None = None
+    """None = that of the engine."""
+    max_new_tokens: int | None = None
+    """None = rollout.max_new_tokens."""
+    wording: int | None = None
+    """Place in the task's templates, asked of every sample; None = they take turns, as in a run's evaluations."""
+    seeds: tuple[int, ...] = (0,)
+    answers: int = 1
+    """To each sample, at each seed."""
+
+    def sampling(self, config: Config) -> Sampling:
+        """Returns what the engine is asked for."""
+        from vlrl.rollout.generate import sampling_of  # it imports torch
+
+        return replace(sampling_of(config.rollout, self.temperature, self.max_new_tokens), top_p=self.top_p)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What was asked for on the command line; () and None stand for what the config says."""
+
+    answers: int = 1
+    seeds: tuple[int, ...] = ()
+    temperatures: tuple[float, ...] = ()
+    top_ps: tuple[float, ...] = ()
+    max_new_tokens: tuple[int, ...] = ()
+    wordings: int = 1
+    """Templates to ask every sample with, one after the other; 1 = as a run's evaluations do."""
+    repeats_differ: bool = False
+    """Whether even greedy answers depend on the seed: environments that are reset by it, servers that promise nothing.
+    """
+
+    def drawings(self, config: Config) -> list[Drawing]:
+        """Returns every combination, in order. Greedy answers are drawn once where others stand beside them.
+
+        Without temperatures it is eval.temperature, or 1 where that is 0 and several answers, several seeds or a top_p
+        are wanted. Raises ConfigError for what could not act: these with nothing but greedy answers.
+        """
+        seeds = self.seeds or (config.seed,)
+        several = self.answers > 1 or len(seeds) > 1
+        sampled = several or bool(self.top_ps)
+        heats = self.temperatures or ((config.eval.temperature or float(sampled)),)
+        self.check()
+        self._refuse(heats, seeds)
+        wordings = tuple(range(self.wordings)) if self.wordings > 1 else (None,)
+        out: dict[str, Drawing] = {}
+        for heat, top_p, most, wording in itertools.product(heats, self.top_ps or (None,),
+                                                            self.max_new_tokens or (None,), wordings):
+            varies = bool(heat) or self.repeats_differ
+            made = Drawing(name=_name(heat, top_p if heat else None, most, wording), temperature=heat,
+                           top_p=top_p if heat else None, max_new_tokens=most, wording=wording,
+                           seeds=seeds if varies else seeds[:1], answers=self.answers if varies else 1)
+            out.setdefault(made.name, made)
+        return list(out.values())
+
+    def check(self) -> None:
+        """Raises ConfigError for a value that is given twice."""
+        for name, values in (("--seeds", self.seeds), ("--temperature", self.temperatures), ("--top-p", self.top_ps),
+                             ("--max-new-tokens", self.max_new_tokens)):
+            twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
+            if twice is not None:
+                raise ConfigError(f"{name}: {twice} stands there twice; name each once")
+
+    def _refuse(self, heats: Sequence[float], seeds: Sequence[int]) -> None:
+        if any(heats):
+            return
+        for given, what in ((self.answers > 1 and not self.repeats_differ, f"--answers {self.answers}"),
+                            (len(seeds) > 1 and not self.repeats_differ, f"--seeds {','.join(map(str, seeds))}"),
+                            (bool(self.top_ps), f"--top-p {' '.join(map(str, self.top_ps))}")):
+            if given:
+                raise ConfigError(f"{what} with --temperature 0: greedy answers would all be the same. Add "
+                                  "--temperature 1, or leave one of the two out")
+
+
+def _name(heat: float, top_p: float | None, most: int | None, wording: int | None) -> str:
+    words = [f"temperature {heat:g}" if heat else "greedy"]
+    words += [f"top_p {top_p:g}"] if top_p is not None else []
+    words += [f"{most} tokens"] if most is not None else []
+    words += [f"wording {wording + 1}"] if wording is not None else []
+    return ", ".join(words)
+
+
+def seeds_of(text: str | None, first: int) -> tuple[int, ...]:
+    """Returns the seeds that a word stands for: "3" = three from `first` on, "5,7,11" = these; () for none.
+
+    Raises ConfigError for anything else.
+    """
+    if not text:
+        return ()
+    try:
+        named = tuple(int(word) for word in text.split(",") if word.strip())
+    except ValueError:
+        named = ()
+    if not named or min(named) < 0 or max(named) >= 2**32 or (len(named) == 1 and "," not in text
+                                                               and not 1 <= named[0] <= 1000):
+        raise ConfigError(f"--seeds {text!r}: give how many, e.g. 3, or which, e.g. 5,7,11 (a single one as 5,)")
+    return tuple(range(first, first + named[0])) if "," not in text else named

@@ -1,0 +1,231 @@
+"""Rows of an evaluation -> metrics: over samples with 95 % intervals, over seeds with their sd. No torch.
+
+A metric's value at one seed is the mean over samples of each sample's mean over its answers; `mean` is over seeds. The
+interval resamples samples, those of one picture or clip together, and takes the seeds as they are; `sd` is that of the
+seeds' values, without a value where there is one seed. A gain within one sd is no difference (2504.07086).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vlrl.evaluation import votes
+from vlrl.evaluation.calibration import calibration
+from vlrl.evaluation.rows import Row
+from vlrl.evaluation.settings import Drawing
+from vlrl.evaluation.stats import clustered_ci, statistic_ci
+from vlrl.rewards.boxes import iou
+from vlrl.rewards.points import inside
+from vlrl.task import Task
+from vlrl.types import Sample
+
+_BOX = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One number of an evaluation. None = there is none: no interval, one seed."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+    sd: float | None = None
+    """Standard deviation of the seeds' values (n - 1)."""
+    by_seed: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One split at one setting."""
+
+    split: str
+    drawing: Drawing
+    n: int
+    """Samples with an answer."""
+    left_out: int
+    """Samples that could not be asked."""
+    unanswered: int
+    """Answers that a server did not give; no metric counts them."""
+    unscorable: int
+    """Answers without a reward; in no metric of rewards."""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+
+@dataclass
+class _Sample:
+    """The answers to one sample at one seed."""
+
+    number: int
+    task: str
+    cluster: str
+    rows: list[Row]
+
+
+Values = dict[str, dict[int, float]]
+"""metric -> number of the sample -> its value at one seed."""
+
+
+def summarise(task: Task, rows: Sequence[Row], drawing: Drawing, split: str, samples: Sequence[Sample]) -> Result:
+    """Returns the metrics of one split at one setting; other rows are passed over. `samples` are those of the split,
+    for what a task computes over all of them.
+    """
+    own = [r for r in rows if (r["split"], r["setting"]) == (split, drawing.name) and r["seed"] in drawing.seeds
+           and r.get("index", -1) < drawing.answers]
+    answered = [r for r in own if "answer" in r]
+    seeds = [_by_sample([r for r in answered if r["seed"] == seed]) for seed in drawing.seeds]
+    seeds = [seed for seed in seeds if seed]
+    metrics = _means(seeds, lambda group: _sample_values(task, group, drawing.answers))
+    for label in task.labels:
+        mine = [[s for s in seed if s.task == label] for seed in seeds]
+        metrics |= {f"{label}/{name}": m for name, m in _means(
+            mine, lambda group: _sample_values(task, group, drawing.answers)).items()}
+    metrics |= _calibrations(seeds, drawing.answers)
+    metrics |= _whole(task, seeds, drawing.answers, samples)
+    return Result(split=split, drawing=drawing, n=len({r["number"] for r in answered}),
+                  left_out=len({r["number"] for r in own if r.get("left_out")}),
+                  unanswered=sum(bool(r.get("unanswered")) for r in own),
+                  unscorable=sum(r["reward"] is None for r in answered), metrics=metrics)
+
+
+def _by_sample(rows: Sequence[Row]) -> list[_Sample]:
+    found: dict[int, _Sample] = {}
+    for row in rows:
+        found.setdefault(row["number"], _Sample(row["number"], row["task"], row["cluster"], [])).rows.append(row)
+    return [found[number] for number in sorted(found)]
+
+
+# --- means over samples -----------------------------------------------------------------------------------------------
+
+
+def _means(seeds: Sequence[Sequence[_Sample]], values_of: Callable[[_Sample], dict[str, float]]) -> dict[str, Metric]:
+    """Returns every metric that a sample has a value of."""
+    columns: dict[str, list[dict[int, float]]] = {}
+    clusters = {s.number: s.cluster for seed in seeds for s in seed}
+    for place, seed in enumerate(seeds):
+        for sample in seed:
+            for name, value in values_of(sample).items():
+                columns.setdefault(name, [{} for _ in seeds])[place][sample.number] = value
+    return {name: _metric(by_seed, clusters) for name, by_seed in columns.items()}
+
+
+def _metric(by_seed: Sequence[Mapping[int, float]], clusters: Mapping[int, str]) -> Metric:
+    numbers = sorted(set().union(*by_seed))
+    whole = [float(np.mean([seed[n] for seed in by_seed if n in seed])) for n in numbers]
+    interval = clustered_ci(whole, [clusters[n] for n in numbers])
+    seeds = tuple(float(np.mean(list(seed.values()))) for seed in by_seed if seed)
+    return Metric(mean=float(np.mean(seeds)) if len(seeds) > 1 else interval.mean, low=interval.low,
+                  high=interval.high, sd=_sd(seeds), by_seed=seeds)
+
+
+def _sd(values: Sequence[float]) -> float | None:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def _sample_values(task: Task, sample: _Sample, n: int) -> dict[str, float]:
+    columns: dict[str, list[float]] = {}
+    for row in sample.rows:
+        own = {"reward/mean": row["reward"], "correct_frac": row["correct"], "completion/length_mean": row["tokens"],
+               "completion/truncated_frac": row["truncated"]}
+        for name, value in {**own, **row["parts"], **row["metrics"]}.items():
+            if value is not None and math.isfinite(value):
+                columns.setdefault(name, []).append(float(value))
+    out = {name: float(np.mean(values)) for name, values in columns.items()}
+    return {**out, **(_together(task, sample, n) if n > 1 else {})}
+
+
+def _together(task: Task, sample: _Sample, n: int) -> dict[str, float]:
+    """Returns pass@k, maj@k and the region vote of one sample; a k above the answers that could be scored is left out.
+    """
+    scored = [r for r in sample.rows if r["correct"] is not None]
+    right, ballots = [float(r["correct"]) for r in scored], [votes.ballot(r["parsed"]) for r in scored]
+    out = {f"pass@{k}": votes.pass_at(len(scored), int(sum(right)), k) for k in votes.sizes(n) if k <= len(scored)}
+    if any(b is not None for b in ballots) and not any(votes.place_of(r["parsed"]) for r in scored):
+        out |= {f"maj@{k}": votes.majority(ballots, right, k) for k in votes.sizes(n) if 1 < k <= len(scored)}
+        sure = [r["confidence"] for r in scored]
+        if all(q is not None for q in sure) and len(scored) == n:
+            out[f"maj@{n}/by_confidence"] = votes.majority(ballots, right, n, sure)
+    return {**out, **_region(task, sample, n)}
+
+
+def _region(task: Task, sample: _Sample, n: int) -> dict[str, float]:
+    """Returns how good the box is that the answers agree on, where answers are boxes or points and the target is a box:
+    `hit`, whether its centre lies in the target, and `iou`.
+    """
+    target = votes.place_of(sample.rows[0]["target"])
+    places = [votes.place_of(r["parsed"]) for r in sample.rows]
+    if target is None or len(target) != _BOX or not any(places):
+        return {}
+    owner = next((t for t in task.members if t.name == sample.task), task.members[0])
+    found = votes.region(places, sample.rows[0].get("size"), getattr(owner, "point_reach", 50.0))
+    hit = found is not None and inside([(found[0] + found[2]) / 2, (found[1] + found[3]) / 2], target)
+    overlap = iou(found, target) if found else 0.0
+    return {f"region@{n}/hit": float(hit), f"region@{n}/iou": overlap, f"region@{n}/acc@.5": float(overlap >= 0.5)}
+
+
+# --- what is no mean --------------------------------------------------------------------------------------------------
+
+
+def _calibrations(seeds: Sequence[Sequence[_Sample]], n: int) -> dict[str, Metric]:
+    """Returns `confidence/ece|brier|auroc` of answers that say how sure they are, and with several answers
+    `vote/...` of the most frequent answer with its share of the votes as confidence.
+    """
+    stated = [[(s.cluster, r["confidence"], float(r["correct"])) for s in seed for r in s.rows
+               if r.get("confidence") is not None and r["correct"] is not None] for seed in seeds]
+    shares = [[(s.cluster, *elected) for s in seed if n > 1 and (elected := _elected(s))] for seed in seeds]
+    return {**_calibrated("confidence", stated), **_calibrated("vote", shares)}
+
+
+def _elected(sample: _Sample) -> tuple[float, float] | None:
+    """Returns the most frequent answer's share of votes and whether it is right; None where nothing is voted for."""
+    scored = [r for r in sample.rows if r["correct"] is not None and not votes.place_of(r["parsed"])]
+    ballots = [votes.ballot(r["parsed"]) for r in scored]
+    first, share = votes.winner(ballots)
+    if first is None:
+        return None
+    return share, float(next(r["correct"] for r, b in zip(scored, ballots, strict=True) if b == first))
+
+
+def _calibrated(prefix: str, seeds: Sequence[Sequence[tuple[str, float, float]]]) -> dict[str, Metric]:
+    seeds = [seed for seed in seeds if seed]
+    if not seeds:
+        return {}
+    each = [calibration([q for _, q, _ in seed], [right for *_, right in seed]) for seed in seeds]
+    pooled = [entry for seed in seeds for entry in seed]
+    clusters = [cluster for cluster, *_ in pooled]
+    sure, right = np.array([q for _, q, _ in pooled]), np.array([r for *_, r in pooled])
+    out = {}
+    for name in each[0]:
+        values = tuple(v[name] for v in each if math.isfinite(v[name]))
+        if values:
+            low, high = statistic_ci(lambda at, name=name: calibration(sure[at], right[at])[name], clusters)
+            out[f"{prefix}/{name}"] = Metric(mean=float(np.mean(values)), low=low, high=high, sd=_sd(values),
+                                             by_seed=values)
+    return out
+
+
+def _whole(task: Task, seeds: Sequence[Sequence[_Sample]], n: int, samples: Sequence[Sample]) -> dict[str, Metric]:
+    """Returns what the task says of a whole split (Task.summarize), the mean over the answers 1 to n of each sample."""
+    tables = []
+    for seed in seeds:
+        each = [task.summarize([_record(task, s, r, samples) for s in seed for r in s.rows if r["index"] == i])
+                for i in range(n)]
+        tables.append({name: float(np.mean([t[name] for t in each if name in t]))
+                       for name in dict.fromkeys(name for t in each for name in t)})
+    out = {}
+    for name in dict.fromkeys(name for table in tables for name in table):
+        values = tuple(t[name] for t in tables if name in t and math.isfinite(t[name]))
+        if values:
+            out[name] = Metric(mean=float(np.mean(values)), sd=_sd(values), by_seed=values)
+    return out
+
+
+def _record(task: Task, sample: _Sample, row: Row, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Returns an answer as `Task.summarize` takes it."""
+    return {"task": sample.task or task.name, "sample": samples[sample.number].row, "id": row["sample"],
+            **{name: row[name] for name in ("answer", "parsed", "target", "parts", "reward", "correct", "metrics",
+                                            "truncated", "error")}, "length": row["tokens"]}

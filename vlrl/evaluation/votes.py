@@ -1,0 +1,134 @@
+"""What several answers to a sample are worth together: pass@k, majority votes, the region where boxes agree. No torch.
+
+    pass_at(n=8, c=2, k=4)                                   # chance that one of 4 is right, unbiased
+    majority(["4", "4", "5"], [1, 1, 0], k=3)                # chance that the most frequent of 3 is right
+    region([[0, 0, 9, 9], [4, 0, 9, 9]])                     # GUI-RC's box
+
+Votes go by what the task reads in an answer (`Task.parse`), never by its wording.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vlrl.rewards.answers import read_number
+from vlrl.rewards.boxes import is_number
+from vlrl.rewards.regions import clip_to_image, region_vote
+
+MOST_SUBSETS = 1000
+"""Subsets of answers that a vote of fewer than all is averaged over: all of them where there are no more, else so many
+drawn ones."""
+_MOST_TEXT = 1000
+
+
+def sizes(n: int) -> list[int]:
+    """Returns the k that n answers are reported at: 1, 2, 4, ... and n."""
+    return [*(2**i for i in range(n.bit_length()) if 2**i < n), n]
+
+
+def pass_at(n: int, c: int, k: int) -> float:
+    """Returns the chance that one of `k` answers is right, estimated without bias from `c` right ones of `n`:
+    1 - C(n - c, k) / C(n, k), for k <= n (Chen et al., 2021, 2107.03374, eq. 1).
+
+    Whole numbers are divided, so it is exact to the last bit however large n is.
+    """
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+# --- votes ------------------------------------------------------------------------------------------------------------
+
+
+def ballot(parsed: Any) -> str | None:
+    """Returns what an answer votes for, by what the task has read in it; None where it votes for nothing.
+
+    Numbers are equal by value ("12" and "12.0"), texts but for case, spaces and a full stop; a stated confidence is no
+    part of it.
+    """
+    if isinstance(parsed, Mapping) and "confidence" in parsed:
+        parsed = {key: value for key, value in parsed.items() if key != "confidence"}
+        parsed = next(iter(parsed.values())) if len(parsed) == 1 else parsed
+    if parsed is None or parsed == "" or parsed == [] or parsed == {}:
+        return None
+    if isinstance(parsed, str):
+        number = read_number(parsed[:_MOST_TEXT])
+        return " ".join(parsed[:_MOST_TEXT].casefold().split()).rstrip(".") if number is None else repr(float(number))
+    if isinstance(parsed, (int, float)) and not isinstance(parsed, bool):
+        return repr(float(parsed))
+    return json.dumps(parsed, sort_keys=True, ensure_ascii=False, default=str)[:10 * _MOST_TEXT]
+
+
+def majority(ballots: Sequence[str | None], right: Sequence[float], k: int,
+             weights: Sequence[float] | None = None) -> float:
+    """Returns the chance, in [0, 1], that the vote of `k` of the n answers is right (self-consistency, 2203.11171).
+
+    `right` [n] is 1 for a right answer. The winner has the most votes, by `weights` [n] where given; of equal ones each
+    wins equally often, and a winner whose holders are not all right counts by their share. Answers that vote for
+    nothing do not vote; where none does the vote is wrong. It is the mean over subsets of k answers: all, or
+    MOST_SUBSETS.
+    """
+    names = sorted({b for b in ballots if b is not None})
+    if not names:
+        return 0.0
+    codes = np.array([names.index(b) if b is not None else -1 for b in ballots])
+    cast = (codes[:, None] == np.arange(len(names))).astype(float)  # [n, names]
+    share = (cast * np.asarray(right, float)[:, None]).sum(0) / cast.sum(0)
+    votes = cast if weights is None else cast * np.asarray(weights, float)[:, None]
+    subsets = _subsets(len(ballots), k)
+    counts, heads = subsets @ votes, subsets @ cast
+    counts = np.where(heads > 0, counts, -1.0)
+    best = (counts >= counts.max(1, keepdims=True) - 1e-12) & (heads > 0)
+    won = best.sum(1)
+    return float(np.mean(np.where(won > 0, (best * share).sum(1) / np.maximum(won, 1), 0.0)))
+
+
+def _subsets(n: int, k: int) -> np.ndarray:
+    """Returns subsets of k of n answers as [subsets, n] of 0 and 1, always the same ones."""
+    if math.comb(n, k) <= MOST_SUBSETS:
+        chosen = np.array(list(itertools.combinations(range(n), k)))
+    else:
+        chosen = np.argsort(np.random.default_rng(0).random((MOST_SUBSETS, n)), axis=1)[:, :k]
+    out = np.zeros((len(chosen), n))
+    np.put_along_axis(out, chosen, 1.0, axis=1)
+    return out
+
+
+def winner(ballots: Sequence[str | None]) -> tuple[str | None, float]:
+    """Returns what most answers vote for, the first of equal ones, and its share of all answers, in [0, 1]."""
+    names = [b for b in ballots if b is not None]
+    if not names:
+        return None, 0.0
+    best = max(dict.fromkeys(names), key=names.count)
+    return best, names.count(best) / len(ballots)
+
+
+# --- regions ----------------------------------------------------------------------------------------------------------
+
+
+def place_of(parsed: Any) -> list[float] | None:
+    """Returns a parsed answer that is a box (4 numbers) or a point (2), in pixels; None for anything else."""
+    if isinstance(parsed, (list, tuple)) and len(parsed) in (2, 4) and all(map(is_number, parsed)):
+        return [float(v) for v in parsed]
+    return None
+
+
+def region(places: Sequence[Sequence[float] | None], size: Sequence[float] | None = None,
+           reach: float = 50.0) -> list[float] | None:
+    """Returns GUI-RC's answer of a sample (2508.05615): the box around the largest region that most answers cover.
+
+    A point votes for the square that reaches so many pixels to each side of it. `size` is the image's, to which boxes
+    are cut. None where no answer has a place.
+    """
+    width, height = size or (math.inf, math.inf)
+    boxes = []
+    for at in places:
+        if at is not None:
+            box = clip_to_image(at if len(at) == 4 else [at[0] - reach, at[1] - reach, at[0] + reach, at[1] + reach],
+                                min(width, 1e9), min(height, 1e9))
+            boxes += [box] if box else []
+    return region_vote(boxes)

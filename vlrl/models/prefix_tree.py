@@ -1,0 +1,154 @@
+"""What answers to one prompt begin with in common, as a tree: each token is in the row once.
+
+A node is a run of tokens that some answers share, or the rest of one answer. Only nodes of SHORTEST tokens are made for
+several answers: every one costs an attention call over all that goes on from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlrl.types import Prompt
+
+SHORTEST = 32
+"""Fewest tokens that several answers must have in common to share them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Tokens start..stop of an answer, from `place` on behind the prompt, and of those that go on from them up to
+    `end`.
+    """
+
+    answer: int
+    start: int
+    stop: int
+    place: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """A number of answers behind their prompt."""
+
+    nodes: tuple[Node, ...]
+    """Each before those that go on from it."""
+    places: tuple[np.ndarray, ...]
+    """Of each answer [T] the places of its tokens behind the prompt."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(node.stop - node.start for node in self.nodes)
+
+    @property
+    def shared(self) -> bool:
+        """Whether any token is in several answers."""
+        return self.tokens < sum(map(len, self.places))
+
+
+def tree_of(answers: Sequence[np.ndarray], shown: Sequence[Prompt | None] = (), shortest: int | None = None) -> Tree:
+    """Returns the tree of answers [T]; `shown` as Completion.shown of each, () = None of all.
+
+    Two answers share tokens that have the same ids, rotary positions and media. An answer whose media are not known one
+    by one (`Prompt.inserted`) shares nothing.
+    """
+    grower = _Grower(answers, shown or (None,) * len(answers), shortest or SHORTEST)
+    grower.grow([*range(len(answers))], 0, 0)
+    return Tree(tuple(node for node in grower.nodes if node), tuple(grower.places))
+
+
+class _Grower:
+    def __init__(self, answers: Sequence[np.ndarray], shown: Sequence[Prompt | None], shortest: int):
+        self.answers, self.shown, self.shortest = answers, shown, shortest
+        self.nodes: list[Node | None] = []
+        self.places = [np.zeros(len(answer), np.int64) for answer in answers]
+
+    def grow(self, members: list[int], depth: int, at: int) -> int:
+        """Adds what comes after the first `depth` tokens, which members have in common, from place `at` on; returns the
+        place behind it.
+        """
+        alike: dict[Any, list[int]] = {}
+        for m in members:
+            begins = self.answers[m][depth:depth + self.shortest]
+            if len(begins):
+                alike.setdefault(begins.tobytes() if len(begins) == self.shortest else m, []).append(m)
+        for rest in alike.values():
+            while rest:
+                first = rest[0]
+                common = {m: n for m in rest[1:] if (n := self._common(first, m)) >= depth + self.shortest}
+                stop, number = min(common.values(), default=len(self.answers[first])), len(self.nodes)
+                own, behind = [first, *common], at + stop - depth
+                for m in own:
+                    self.places[m][depth:stop] = np.arange(at, behind)
+                self.nodes.append(None)
+                end = self.grow(own, stop, behind)
+                self.nodes[number] = Node(first, depth, stop, at, end)
+                at, rest = end, [m for m in rest[1:] if m not in common]
+        return at
+
+    def _common(self, a: int, b: int) -> int:
+        """Returns how many tokens two answers begin with in common."""
+        n = min(len(self.answers[a]), len(self.answers[b]))
+        n = _until(self.answers[a][:n] != self.answers[b][:n])
+        one, other = self.shown[a], self.shown[b]
+        return n if one is None and other is None else same_shown(one, other, n)
+
+
+def same_shown(a: Prompt | None, b: Prompt | None, n: int) -> int:
+    """Returns how many of the first n tokens, whose ids are the same, have the same positions and media too."""
+    if a is None or b is None or not (_known(a) and _known(b)):
+        return 0
+    n = _until((a.positions[:, :n] != b.positions[:, :n]).any(0))
+    for one, other in zip((*a.inserted, None), (*b.inserted, None), strict=False):
+        begins = min((part.start for part in (one, other) if part), default=n)
+        if begins >= n:
+            return n
+        if one is None or other is None or one != other or one.stop > n or not _same(
+                media_of(a, one.start, one.stop), media_of(b, other.start, other.stop)):
+            return begins
+    return n
+
+
+def cut(shown: Prompt, start: int, stop: int) -> Prompt:
+    """Returns tokens start..stop of what follows a prompt, with the media of the observations inside; none may be cut.
+    """
+    if start == 0 and stop == len(shown):
+        return shown
+    inside = [part for part in shown.inserted if start <= part.start and part.stop <= stop]
+    before = sum(part.visuals for part in shown.inserted if part.stop <= start)
+    return replace(shown, ids=shown.ids[start:stop], positions=shown.positions[:, start:stop],
+                   aligned={name: values[start:stop] for name, values in shown.aligned.items()},
+                   mm=media_of(shown, start, stop), media=(), processed_sizes=(), visual_tokens=(),
+                   visuals=shown.visuals[before:before + sum(part.visuals for part in inside)],
+                   inserted=tuple(replace(part, start=part.start - start, stop=part.stop - start) for part in inside))
+
+
+def media_of(shown: Prompt, start: int, stop: int) -> Mapping[str, torch.Tensor]:
+    """Returns the media tensors of the observations in tokens start..stop."""
+    out = {}
+    for name, tensor in shown.mm.items():
+        first = sum(part.rows.get(name, 0) for part in shown.inserted if part.stop <= start)
+        rows = sum(part.rows.get(name, 0) for part in shown.inserted if start <= part.start and part.stop <= stop)
+        if rows:
+            out[name] = tensor[first:first + rows]
+    return out
+
+
+def _known(shown: Prompt) -> bool:
+    """Returns whether it is known which rows of the media tensors belong to which observation."""
+    rows = {name: sum(part.rows.get(name, 0) for part in shown.inserted) for name in shown.mm}
+    return all(isinstance(tensor, torch.Tensor) and len(tensor) == rows[name] for name, tensor in shown.mm.items())
+
+
+def _same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _until(differs: np.ndarray) -> int:
+    """Returns the place of the first True, or the length."""
+    return int(differs.argmax()) if differs.any() else len(differs)

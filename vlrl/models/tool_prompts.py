@@ -1,0 +1,110 @@
+"""How tools, their calls and their results are written where a chat template does not do it: as Qwen's templates do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vlrl.task.tools import CLOSE, OPEN, calls_of
+from vlrl.types import Observation
+
+Message = dict[str, Any]
+RESULT = ("<tool_response>", "</tool_response>")
+_TOLD = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{}
+</tools>
+
+For each function call, return a json object with function name and arguments within """ + f"""{OPEN}{CLOSE} XML tags:
+{OPEN}
+{{{{"name": <function-name>, "arguments": <args-json-object>}}}}
+{CLOSE}"""
+
+
+def in_system(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Returns the messages with the tools, and how they are called, in the text of the system."""
+    told = _TOLD.format("\n".join(map(json.dumps, tools)))
+    if not messages or messages[0]["role"] != "system":
+        return [{"role": "system", "content": [_text(told)]}, *messages]
+    own = messages[0]["content"]
+    parts = [_text(own)] if isinstance(own, str) else own
+    return [{**messages[0], "content": [*parts, _text("\n\n" + told)]}, *messages[1:]]
+
+
+def results(observation: Observation, by_role: bool, in_place: bool) -> list[Message]:
+    """Returns the turns that show the results of calls: one of a tool each with `by_role`, else one of the user.
+
+    `in_place`: the template keeps media where they stand between texts; else all of them stand before.
+    """
+    if by_role:
+        return [{"role": "tool", "content": [*_media(r), _text(_quoted(r.text))]} for r in observation.results]
+    begin, end = RESULT
+    parts = []
+    for i, result in enumerate(observation.results):
+        parts += [_text("\n" * bool(i) + begin + "\n"), *_media(result), _text(f"{_quoted(result.text)}\n{end}")]
+    if not in_place:
+        text = "".join(part.get("text", "") for part in parts)
+        parts = [*(part for part in parts if part["type"] != "text"), _text(text)]
+    return [{"role": "user", "content": parts}]
+
+
+def _media(result: Observation) -> list[Message]:
+    return [{"type": media.kind} for media in result.media]
+
+
+def _text(text: str) -> Message:
+    return {"type": "text", "text": text}
+
+
+def _quoted(text: str) -> str:
+    """Returns the text of a result that cannot end it, nor begin another."""
+    for tag in RESULT:
+        text = text.replace(tag, f"{tag[0]} {tag[1:]}")
+    return text
+
+
+# --- what a template does ---------------------------------------------------------------------------------------------
+
+Template = Callable[..., str]
+_NAME = "stands_in_for_a_tool"
+_ASKED = {"role": "user", "content": [_text("x")]}
+_ANSWERED = {"role": "assistant", "content": [_text("y")]}
+
+
+def writes_calls(template: Template) -> bool:
+    """Returns whether a template shows tools, and writes their calls in the form that is read."""
+    call = {"type": "function", "function": {"name": _NAME, "arguments": {"a": 1}}}
+    tool = {"type": "function", "function": {"name": _NAME, "description": "", "parameters": {"type": "object"}}}
+    try:
+        text = template([_ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}], tools=[tool])
+        shown = _NAME in template([_ASKED], tools=[tool])
+    except Exception:  # whatever a template's code raises
+        return False
+    return shown and any(c.name == _NAME and c.arguments == {"a": 1} for c in calls_of(text))
+
+
+def keeps_results(template: Template) -> bool:
+    """Returns whether a template has turns of a tool, and shows images in them as in turns of the user."""
+    def added(role: str) -> int:
+        alone, pictured = ([*parts, _text(_NAME)] for parts in ([], [{"type": "image"}]))
+        texts = [template([_ASKED, _ANSWERED, {"role": role, "content": parts}]) for parts in (alone, pictured)]
+        return len(texts[1]) - len(texts[0]) if all(_NAME in text for text in texts) else 0
+
+    try:
+        return 0 < added("user") == added("tool")
+    except Exception:  # whatever a template's code raises
+        return False
+
+
+def strips_thinking(template: Template) -> bool:
+    """Returns whether a template leaves earlier thinking out when a turn of the user follows."""
+    try:
+        said = {"role": "assistant", "content": [_text(f"<think>\n{_NAME}\n</think>\n\ny")]}
+        return _NAME not in template([_ASKED, said, _ASKED])
+    except Exception:  # whatever a template's code raises
+        return False

@@ -1,0 +1,322 @@
+"""Episodes of a user's own agent loop, recorded call by call from chat completions.
+
+    recorder = Recorder(engine, encode, config, task, folder)       # folder: of a run, made by RunFolder.create
+    recorder.chat("maze-1", {"messages": [...]})                     # the reply in OpenAI's form
+    recorder.reward("maze-1", {"reward": 1.0, "parts": {}})          # closes it; it is a row of rollouts/
+
+The first call of an episode gives its prompt. A later one repeats the messages so far, with the recorded text as that
+of the assistant, and adds one of the user: what was written keeps its token ids and is not tokenised again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from vlrl.config.schema import Config
+from vlrl.data.media import Access
+from vlrl.engine.base import Engine
+from vlrl.errors import DataError
+from vlrl.models.packing import behind, joined
+from vlrl.models.processing import Encoder
+from vlrl.rollout.chat_messages import Message, Refused, contradiction, read, same
+from vlrl.rollout.generate import sampling_of
+from vlrl.store import RunFolder
+from vlrl.task import Task
+from vlrl.types import Completion, Group, LoadedMedia, Observation, Prompt, Request, Rollout, Sample, Turn
+
+_IGNORED = {"model", "user", "metadata", "store"}
+_FIXED: dict[str, tuple[Any, ...]] = {"n": (1, None), "stream": (False, None), "top_p": (1, None),
+                                      "logprobs": (False, None)}
+"""Fields with the values that they may have."""
+_MOST_REWARD_PARTS = 100
+_log = logging.getLogger(__name__)
+
+Ended = Literal["", "turns", "tokens", "media"]
+
+
+@dataclass(eq=False)
+class Recorded:
+    """One episode: all its ids so far, and what its messages were."""
+
+    id: str
+    number: int
+    sample: Sample
+    prompt: Prompt
+    messages: list[Message]
+    whole: Prompt
+    """The prompt, and all that followed it."""
+    logprobs: list[np.ndarray] = field(default_factory=list)
+    sampled: list[np.ndarray] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    shown: list[Prompt] = field(default_factory=list)
+    ended: Ended = ""
+    reply: dict[str, Any] = field(default_factory=dict)
+    """The last one."""
+    used: float = 0.0
+    """When it was last asked for, time.monotonic()."""
+    outcome: Mapping[str, Any] | None = None
+    """Reward, parts and error of a closed one."""
+
+    @property
+    def written(self) -> np.ndarray:
+        """[T] all tokens after the prompt."""
+        return self.whole.ids[len(self.prompt):]
+
+    @property
+    def seen(self) -> tuple[LoadedMedia, ...]:
+        return tuple(m for one in self.shown for m in one.media)
+
+    def append(self, whole: Prompt, logprobs: np.ndarray, sampled: np.ndarray) -> None:
+        self.whole = whole
+        self.logprobs.append(logprobs)
+        self.sampled.append(sampled)
+
+    def act(self, action: Completion) -> None:
+        start = len(self.written)
+        self.append(self.whole.followed_by(action.tokens), action.logprobs, action.loss_mask)
+        self.turns.append(Turn(start=start, end=len(self.written), text=action.text))
+        self.messages.append(Message("assistant", (("text", action.text),)))
+
+    def observe(self, message: Message, shown: Prompt, closing: Sequence[int]) -> None:
+        """Adds a message of the user, after an end token that an action which was cut is closed by."""
+        n, c = len(shown), len(closing)
+        start = len(self.written) + c
+        whole = self.whole.followed_by(np.array(closing, np.int64))
+        self.append(joined(whole, shown), np.zeros(n + c, np.float32), np.zeros(n + c, bool))
+        self.turns.append(Turn(start=start, end=start + n, role="observation", text=message.text,
+                               media=tuple(m.sha256 for m in shown.media)))
+        self.shown.append(shown)
+        self.messages.append(message)
+
+    def completion(self, end: int) -> Completion:
+        """Returns it as the loop has it."""
+        last = self.written[-1:]
+        shown = behind(self.whole, self.prompt, self.shown) if self.shown else None
+        empty: list[np.ndarray] = [np.zeros(0, np.float32)]
+        return Completion(
+            tokens=self.written, logprobs=np.concatenate(self.logprobs or empty),
+            loss_mask=np.concatenate(self.sampled or empty).astype(bool),
+            text="\n\n".join(t.text + "\n<image>" * len(t.media) for t in self.turns), turns=tuple(self.turns),
+            finish_reason=self.ended or ("stop" if last.tolist() == [end] else "length"), episode_id=self.id,
+            shown=shown, seen=self.seen, error=(self.outcome or {}).get("error"))
+
+
+class Recorder:
+    """Answers chat completions of episodes by id, and writes each episode once it is closed.
+
+    most_open: episodes at a time. idle_s: seconds without a call after which one is closed without a reward. Calls may
+    come from any thread; one is answered at a time.
+    """
+
+    def __init__(self, engine: Engine, encode: Encoder, config: Config, task: Task, folder: RunFolder,
+                 most_open: int = 256, idle_s: float = 600.0):
+        self.engine, self.encode, self.config, self.task, self.folder = engine, encode, config, task, folder
+        self.most_open, self.idle_s = most_open, idle_s
+        self._access = Access.of(config.data)
+        self._open: dict[str, Recorded] = {}
+        self._closed: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        """What `get` says of the last ones, `most_open` of them."""
+        numbers = (int(file.stem.rpartition("-")[2]) for file, *_ in folder.rollout_files("rollouts"))
+        self._next = max(numbers, default=-1) + 1
+        self._known = {row for row in folder.rollouts(columns=["episode_id"])["episode_id"].to_pylist() if row}
+        self._lock = threading.Lock()
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def chat(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the reply to a chat completion. Raises Refused; the episode is then as before."""
+        sampling = self._sampling(body)
+        messages = read(body.get("messages"), self._access, Path(self.config.run.dir))
+        with self._lock:
+            self._refuse_closed(name)
+            episode = self._open.get(name)
+            if episode and same(messages, episode.messages[:-1]):
+                episode.used = time.monotonic()
+                return episode.reply  # a client that asks again
+            try:
+                asked = self._begun(name, messages) if episode is None else self._continued(episode, messages)
+            except DataError as error:
+                raise Refused(400, str(error)) from None
+            room = self.config.episode.max_tokens - len(asked.written)
+            sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
+            turn = sum(t.role == "assistant" for t in asked.turns)
+            request = Request(prompt=asked.whole, n=1, sampling=sampling, turns=tuple(asked.turns),
+                              key=(9, zlib.crc32(name.encode()), turn))
+            ((action,),) = self.engine.generate([request])
+            before = len(asked.whole)
+            asked.act(action)
+            asked.reply = self._reply(asked, action, turn, before)
+            asked.used = time.monotonic()
+            self._open[name] = asked
+            return asked.reply
+
+    def reward(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Closes an episode with {"reward": number or null, "parts": {name: number}} and writes it."""
+        if unknown := sorted(body.keys() - {"reward", "parts"}):
+            raise Refused(400, f"unknown fields {', '.join(unknown)}; give reward and parts")
+        parts = body.get("parts") or {}
+        if "reward" not in body or not isinstance(parts, dict) or len(parts) > _MOST_REWARD_PARTS:
+            raise Refused(400, 'give {"reward": number or null, "parts": {name: number}}, of at most '
+                          f"{_MOST_REWARD_PARTS} parts")
+        for what, value in [("reward", body["reward"]), *((f"parts[{n!r}]", v) for n, v in parts.items())]:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            if not number and not (what == "reward" and value is None):
+                raise Refused(400, f"{what} is {str(value)[:60]!r}, no finite number")
+        with self._lock:
+            self._refuse_closed(name)
+            episode = self._found(name)
+            return self._close(episode, {"reward": body["reward"], "parts": parts, "error": None})
+
+    def get(self, name: str) -> dict[str, Any]:
+        """Returns an open episode, or one of the last that were closed."""
+        with self._lock:
+            return self._closed.get(name) or self._told(self._found(name))
+
+    def expire(self) -> None:
+        """Closes episodes without a call for `idle_s`; does nothing while a call is answered."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            for episode in [*self._open.values()]:
+                if time.monotonic() - episode.used > self.idle_s:
+                    self._fail(episode, f"no call for {self.idle_s:g} s")
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Closes all episodes, without a reward."""
+        with self._lock:
+            for episode in [*self._open.values()]:
+                self._fail(episode, "the server ended before its reward came")
+
+    # --- episodes -----------------------------------------------------------------------------------------------------
+
+    def _begun(self, name: str, messages: list[Message]) -> Recorded:
+        """Returns a new episode whose prompt are these messages."""
+        if len(self._open) >= self.most_open:
+            raise Refused(429, f"{self.most_open} episodes are open: close some (POST .../reward), or start the server "
+                          "with a larger --most-open")
+        sample = Sample(id=name, media=tuple(m for one in messages for m in one.media))
+        prompt = self.encode.prompt(sample, [{"role": m.role, "content": m.content} for m in messages])
+        number, self._next = self._next, self._next + 1
+        return Recorded(id=name, number=number, sample=sample, prompt=prompt, messages=messages, whole=prompt)
+
+    def _continued(self, episode: Recorded, messages: list[Message]) -> Recorded:
+        """Returns a copy of the episode that goes on with the last of these messages."""
+        kept = episode.messages
+        for i, (given, own) in enumerate(zip(messages, kept, strict=False)):
+            if place := contradiction(given, own):
+                raise Refused(409, f"messages[{i}]{place} is not what was recorded of episode {episode.id!r}: an "
+                              "episode only grows; start another one for another history")
+        if len(messages) != len(kept) + 1:
+            raise Refused(409, f"episode {episode.id!r} has {len(kept)} messages, and this call has {len(messages)}: "
+                          "repeat them, the assistant's last one included, and add one message of the user")
+        if episode.ended:
+            raise Refused(400, f"episode {episode.id!r} ended at the limit episode.max_{episode.ended}: give its "
+                          "reward")
+        last, at = messages[-1], len(kept)
+        kinds = [kind for kind, _ in last.parts]
+        if last.role != "user":
+            raise Refused(400, f"messages[{at}] has the role {last.role!r}: what follows an answer is a message of the "
+                          "user, results of tools too")
+        if kinds != sorted(kinds):
+            raise Refused(400, f"messages[{at}] has an image after a text: in later messages images come first")
+        shown = self.encode.observation(Observation(last.text, last.media), episode.id)
+        closing = [] if episode.written[-1] == self.encode.end else [self.encode.end]
+        if ended := self._limit(episode, len(closing) + len(shown), len(shown.media)):
+            episode.ended = ended
+            raise Refused(400, f"episode {episode.id!r} ends here, at the limit episode.max_{ended}="
+                          f"{getattr(self.config.episode, f'max_{ended}')}: give its reward")
+        copied = replace(episode, messages=[*kept], logprobs=[*episode.logprobs], sampled=[*episode.sampled],
+                         turns=[*episode.turns], shown=[*episode.shown])
+        copied.observe(last, shown, closing)
+        return copied
+
+    def _limit(self, episode: Recorded, tokens: int, media: int) -> Ended:
+        limits = self.config.episode
+        if sum(t.role == "assistant" for t in episode.turns) >= limits.max_turns:
+            return "turns"
+        if len(episode.seen) + media > limits.max_media:
+            return "media"
+        return "tokens" if len(episode.written) + tokens >= limits.max_tokens else ""
+
+    def _found(self, name: str) -> Recorded:
+        episode = self._open.get(name)
+        if episode is None:
+            where = f"; its row is in {self.folder.path}" if name in self._known else ""
+            raise Refused(404, f"no episode {name!r} here{where}")
+        return episode
+
+    def _refuse_closed(self, name: str) -> None:
+        if name in self._known:
+            raise Refused(409, f"episode {name!r} is closed: take another id")
+
+    def _fail(self, episode: Recorded, error: str) -> None:
+        _log.warning("episode %r: %s; it is stored without a reward", episode.id, error)
+        self._close(episode, {"reward": None, "parts": {}, "error": error})
+
+    def _close(self, episode: Recorded, outcome: Mapping[str, Any]) -> dict[str, Any]:
+        episode.outcome = outcome
+        rollout = Rollout(group_id=f"{episode.number:08d}", index=0, completion=episode.completion(self.encode.end),
+                          policy_step=0, parts=outcome["parts"], reward=outcome["reward"], error=outcome["error"])
+        group = Group(id=rollout.group_id, task=self.task.name, split="train", sample=episode.sample,
+                      prompt=episode.prompt, rollouts=(rollout,))
+        self.folder.write_rollouts(0, episode.number, [group])
+        self._known.add(episode.id)
+        del self._open[episode.id]
+        told = self._closed[episode.id] = self._told(episode)
+        while len(self._closed) > self.most_open:
+            self._closed.popitem(last=False)
+        return told
+
+    # --- what comes in and goes out -----------------------------------------------------------------------------------
+
+    def _sampling(self, body: Mapping[str, Any]) -> Any:
+        """Returns how an answer is drawn. Raises Refused for fields that would not be followed."""
+        rollout, given = self.config.rollout, dict(body)
+        limits = [given.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
+        limit = next((n for n in limits if n is not None), rollout.max_new_tokens)
+        temperature = given.pop("temperature", None)
+        if temperature not in (None, rollout.temperature):
+            raise Refused(400, f"temperature={temperature!r}: answers are drawn at rollout.temperature="
+                          f"{rollout.temperature:g}, which they are trained at; leave it out, or change the setting")
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= rollout.max_new_tokens:
+            raise Refused(400, f"max_tokens={str(limit)[:40]}: from 1 to rollout.max_new_tokens="
+                          f"{rollout.max_new_tokens}")
+        stop = given.pop("stop", None) or []
+        stop = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stop, list) or len(stop) > 4 or not all(isinstance(s, str) and s for s in stop):
+            raise Refused(400, "stop: a text, or a list of at most 4")
+        for name, value in given.items():
+            if name not in _IGNORED | {"messages"} and value not in _FIXED.get(name, ()):
+                raise Refused(400, f"{name[:60]!r} is not followed here: leave it out")
+        made = sampling_of(rollout, rollout.temperature, limit)
+        return replace(made, stop=tuple(stop) or made.stop)
+
+    def _reply(self, episode: Recorded, action: Completion, turn: int, before: int) -> dict[str, Any]:
+        n = len(action.tokens)
+        return {"id": f"{episode.id}-{turn}", "object": "chat.completion", "created": int(time.time()),
+                "model": self.config.model.name, "episode_id": episode.id,
+                "choices": [{"index": 0, "finish_reason": action.finish_reason, "logprobs": None,
+                             "message": {"role": "assistant", "content": action.text}}],
+                "usage": {"prompt_tokens": before, "completion_tokens": n, "total_tokens": before + n}}
+
+    def _told(self, episode: Recorded) -> dict[str, Any]:
+        done = episode.completion(self.encode.end)
+        return {"id": episode.id, "closed": episode.outcome is not None, **(episode.outcome or {}),
+                "finish_reason": done.finish_reason, "prompt_ids": episode.prompt.ids.tolist(),
+                "token_ids": done.tokens.tolist(), "logprobs": done.logprobs.tolist(),
+                "loss_mask": done.loss_mask.tolist(), "media": [m.sha256 for m in (*episode.prompt.media, *done.seen)],
+                "turns": [{"role": t.role, "start": t.start, "end": t.end, "text": t.text, "media": list(t.media)}
+                          for t in done.turns]}

@@ -1,0 +1,337 @@
+"""Tools: functions that a model calls by name, with arguments as JSON, over several turns. No torch, no model name.
+
+    class Find(Task):
+        def tools(self, sample): return [Scene(sample).zoom]       # plain functions or bound methods
+
+    class Scene:
+        def zoom(self, box: tuple[int, int, int, int]) -> Image.Image:
+            \"\"\"Returns a part of the picture, enlarged.
+
+            box: left, top, right, bottom in pixels.
+            \"\"\"
+
+The types of the arguments make the schema that the model is shown, and check what it writes. Whatever the model writes
+and a tool does, the episode goes on: what went wrong becomes a short text to the model, and is counted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, get_type_hints
+
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.json_schema import GenerateJsonSchema
+
+from vlrl.config.registry import failure
+from vlrl.errors import DataError, TaskError, VlrlError
+from vlrl.task.environment import Environment
+from vlrl.types import Media, Observation, Sample, Step
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MOST_CALLS = 8
+"""Calls of one action that are run; the others are refused."""
+_MOST_CALL = 20_000
+"""Characters of a call."""
+_MOST_NESTED = 20
+"""Lists and objects inside each other in the arguments of a call."""
+_MOST_RESULT = 10_000
+"""Characters of a result."""
+_MOST_PIXELS = 2**26
+"""Of a picture that a tool returns."""
+_MOST_STORED = 2_000
+"""Characters of the arguments of a call, as JSON, in Step.info."""
+_MOST_ERROR = 500
+NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
+"""Of a tool, as a model can write it."""
+
+
+SUCCESS = "tool_success"
+"""Reward part of a turn with calls, where the task's rewards name it: 1 when all of them succeeded, else 0."""
+
+
+class CallError(Exception):
+    """What is wrong with a call, in words for the model."""
+
+
+class Tool:
+    """A function that a model may call. Its first paragraph of documentation says what it does, and lines `name: text`
+    below say what its arguments are; `name` and `description` replace its own.
+
+    Raises TaskError for a function without documentation, or an argument without a type that JSON can hold.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str = "", description: str = ""):
+        self.function, self.name = function, name or getattr(function, "__name__", "")
+        about, told = _documentation(function)
+        self.description = description or about
+        if not NAME.fullmatch(self.name):
+            raise TaskError(f"tool {self.name!r} has no name that a model can write: Tool(function, name='zoom')")
+        if not self.description:
+            raise TaskError(f"tool {self.name!r} has no docstring: its first paragraph tells the model what it does")
+        self._names, self._arguments = self._model(told)
+        self.schema: dict[str, Any] = {"type": "function", "function": {
+            "name": self.name, "description": self.description, "parameters": self._parameters()}}
+        """What chat templates take."""
+
+    def __call__(self, arguments: Mapping[str, Any]) -> Observation:
+        """Returns the result of a call. Raises CallError for wrong arguments, a tool that fails, and a result that
+        cannot be shown."""
+        try:
+            checked = self._arguments.model_validate_json(json.dumps(arguments), strict=True)
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)[:4]]
+            raise CallError(f"{self.name}: {'; '.join(wrong)}") from None
+        except ValueError as error:  # a number of thousands of digits
+            raise CallError(f"{self.name}: {error}") from None
+        try:
+            return _result(self.function(**{name: getattr(checked, key) for name, key in self._names.items()}))
+        except CallError as error:
+            raise CallError(f"{self.name} {error}") from None
+        except (Exception, SystemExit) as error:  # a task's code may raise anything
+            raise CallError(f"{self.name}: {type(error).__name__}: {error}") from error
+
+    def _model(self, told: Mapping[str, str]) -> tuple[dict[str, str], type[BaseModel]]:
+        """Returns argument -> field, and the model of the arguments; fields have names of their own, as arguments may
+        be called like a method of a model."""
+        try:
+            hints = get_type_hints(self.function, include_extras=True)
+            names, fields = {}, {}
+            for i, (name, given) in enumerate(inspect.signature(self.function).parameters.items()):
+                if given.kind not in (given.POSITIONAL_OR_KEYWORD, given.KEYWORD_ONLY):
+                    raise TypeError(f"its argument {name!r} cannot be given by name")
+                if name not in hints:
+                    raise TypeError(f"its argument {name!r} has no type: write {name}: int, or another that JSON holds")
+                default = ... if given.default is given.empty else given.default
+                names[name] = f"field{i}"
+                fields[names[name]] = (hints[name], Field(default, alias=name, description=told.get(name)))
+            config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+            return names, create_model(self.name, __config__=config, **fields)
+        except Exception as error:  # types are anyone's code
+            raise TaskError(f"tool {self.name!r}: {str(error).splitlines()[0]}") from error
+
+    def _parameters(self) -> dict[str, Any]:
+        try:
+            found = self._arguments.model_json_schema(schema_generator=_Untitled)
+        except Exception as error:
+            raise TaskError(f"tool {self.name!r}: {str(error).splitlines()[0]}") from error
+        return {k: v for k, v in found.items() if k != "title"}
+
+
+class _Untitled(GenerateJsonSchema):
+    """A schema without a title for each argument, which would repeat its name."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Returns the first paragraph of a docstring, and its lines `name: text` by name."""
+    text = inspect.getdoc(function) or ""
+    told = {m[1]: m[2].strip() for m in re.finditer(r"^\s*(\w+):[ \t]+(\S.*)$", text, re.MULTILINE)}
+    return " ".join(text.partition("\n\n")[0].split()), told
+
+
+# --- what a tool returns ----------------------------------------------------------------------------------------------
+
+
+def _result(found: Any) -> Observation:
+    """Returns text and media of a result; what is neither is written as JSON. Raises CallError where it cannot be
+    shown."""
+    shown = _shown(found)
+    if shown is None and isinstance(found, (list, tuple)) and found:
+        pieces = [_shown(piece) for piece in found]
+        if None not in pieces:
+            shown = Observation.of_results([piece for piece in pieces if piece])
+            shown = Observation(shown.text, shown.media)
+    if shown is None:
+        try:
+            shown = Observation(json.dumps(found, ensure_ascii=False, allow_nan=False))
+        except (TypeError, ValueError, RecursionError):
+            raise CallError(f"returned {type(found).__name__}, which is no text, no image and no JSON") from None
+    for media in shown.media:
+        if isinstance(media.source, Image.Image):
+            if media.source.width * media.source.height > _MOST_PIXELS:
+                raise CallError(f"returned a picture of {media.source.width}x{media.source.height} pixels; at most "
+                                f"{_MOST_PIXELS} can be shown")
+            media.source.load()  # of a file that was opened only: what is wrong with it is said here
+    if len(shown.text) > _MOST_RESULT:
+        cut = f"\n[cut: {_MOST_RESULT} of {len(shown.text)} characters are shown]"
+        shown = replace(shown, text=shown.text[:_MOST_RESULT] + cut)
+    return shown
+
+
+def _shown(found: Any) -> Observation | None:
+    if isinstance(found, str):
+        return Observation(found)
+    if isinstance(found, Image.Image):
+        return Observation(media=(Media(source=found),))
+    if isinstance(found, Media):
+        return Observation(media=(found,))
+    if isinstance(found, Observation):
+        if not isinstance(found.text, str) or not all(isinstance(m, Media) for m in found.media):
+            raise CallError("returned an Observation that holds other things than a text and Media")
+        return Observation(found.text, tuple(found.media))
+    return None
+
+
+# --- what a model writes ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as it was written."""
+
+    name: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+    """What is wrong with how it was written; empty = nothing."""
+
+
+def calls_of(text: str) -> list[Call]:
+    """Returns the calls of an action in order, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` each; what
+    stands before `</think>` is none. Beyond MOST_CALLS one more stands for all others, with an error."""
+    _, *pieces = text.rpartition("</think>")[2].split(OPEN)
+    calls = [_call(piece) for piece in pieces[:MOST_CALLS]]
+    rest = len(pieces) - len(calls)
+    if rest:
+        calls.append(Call(error=f"{len(pieces)} calls in one turn; the last {rest} were not run, at most {MOST_CALLS} "
+                                "are"))
+    return calls
+
+
+def _call(piece: str) -> Call:
+    body, closed, _ = piece.partition(CLOSE)
+    form = f'write {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}'
+    if not closed:
+        return Call(error=f"a call is not closed; {form}")
+    if len(body) > _MOST_CALL:
+        return Call(error=f"a call has {len(body)} characters; at most {_MOST_CALL} are read")
+    try:
+        found = json.loads(body, parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError) as error:
+        return Call(error=f"a call is no JSON ({str(error)[:100]}); {form}")
+    name = found.get("name") if isinstance(found, dict) else None
+    if not isinstance(name, str) or not {"name", "arguments"} >= found.keys():
+        return Call(error=f"a call must hold name and arguments; {form}")
+    arguments = found.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return Call(name, error=f"{name}: arguments must be an object, {{name: value}}")
+    if _nests(arguments, _MOST_NESTED):
+        return Call(name, error=f"{name}: arguments nest deeper than {_MOST_NESTED} levels")
+    return Call(name, arguments)
+
+
+def _nests(value: Any, levels: int) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_nests(inner, levels - 1) for inner in inside)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return number
+
+
+# --- the environment --------------------------------------------------------------------------------------------------
+
+
+class ToolEnvironment(Environment):
+    """Runs the calls of an action, and shows their results. An action without a call ends the episode.
+
+    `Step.info` has `calls`: name, arguments and error (None = none) of each. success: a turn with calls has the reward
+    part SUCCESS.
+    """
+
+    def __init__(self, tools: Sequence[Tool], success: bool = False):
+        self.tools, self.success = {tool.name: tool for tool in tools}, success
+
+    def step(self, action: str) -> Step:
+        calls = calls_of(action)
+        results, entries = [], []
+        for call in calls:
+            error = None
+            try:
+                results.append(self._run(call))
+            except CallError as problem:
+                error = str(problem)[:_MOST_ERROR]
+                results.append(_told(error))
+            entries.append({"name": call.name[:64], "arguments": _stored(call.arguments), "error": error})
+        parts = {SUCCESS: _succeeded(entries)} if self.success and calls else {}
+        return Step(Observation.of_results(results), parts, done=not calls, info={"calls": entries})
+
+    def _run(self, call: Call) -> Observation:
+        if call.error:
+            raise CallError(call.error)
+        if call.name not in self.tools:
+            raise CallError(f"no tool {call.name[:64]!r}; there are {', '.join(self.tools)}")
+        return self.tools[call.name](call.arguments)
+
+
+def _succeeded(calls: Sequence[Mapping[str, Any]]) -> float:
+    return float(all(call["error"] is None for call in calls))
+
+
+def _told(error: str) -> Observation:
+    return Observation(f"Error: {error}")
+
+
+def _stored(arguments: Mapping[str, Any]) -> Any:
+    text = json.dumps(arguments)
+    return arguments if len(text) <= _MOST_STORED else {"cut": text[:_MOST_STORED // 2]}
+
+
+def readable(step: Step, read: Callable[[Observation], Any]) -> Step:
+    """Returns the step with a text in place of each tool's result that `read` refuses (DataError): what a model makes
+    a tool return ends no episode."""
+    results, calls = list(step.observation.results), list(step.info.get("calls", ()))
+    for i, result in enumerate(results):
+        try:
+            read(Observation.of_results([result]))
+        except DataError as error:
+            problem = str(error)[:_MOST_ERROR]
+            results[i] = _told(problem)
+            if len(calls) == len(results):
+                calls[i] = {**calls[i], "error": problem}
+    parts = {**step.parts, **({SUCCESS: _succeeded(calls)} if SUCCESS in step.parts else {})}
+    return replace(step, observation=Observation.of_results(results), parts=parts, info={**step.info, "calls": calls})
+
+
+# --- of a task --------------------------------------------------------------------------------------------------------
+
+
+def task_tools(task: Any, sample: Sample) -> list[Tool]:
+    """Returns the tools of a sample. Raises TaskError when `tools` fails, gives anything else or a name twice."""
+    task = task.of(sample)
+    try:
+        found = [given if isinstance(given, Tool) else Tool(given) for given in task.tools(sample)]
+    except VlrlError as error:
+        raise type(error)(f"task '{task.name}': {error}") from error
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"task '{task.name}': tools of sample '{sample.id}' failed: {failure(error)}") from error
+    names = [tool.name for tool in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise TaskError(f"task '{task.name}': two tools of sample '{sample.id}' are named {twice!r}; give one another "
+                        "name, Tool(function, name=...)")
+    return found
+
+
+def schemas(task: Any, sample: Sample) -> list[dict[str, Any]]:
+    """Returns the schemas of a sample's tools, as chat templates take them. Raises TaskError as `task_tools`."""
+    return [tool.schema for tool in task_tools(task, sample)]
+
+
+def environment_of(task: Any, sample: Sample) -> Environment | None:
+    """Returns a new environment of a sample: the task's own, else one of its tools; None where it has neither."""
+    task = task.of(sample)
+    found = task.environment(sample)
+    if found is None and (tools := task_tools(task, sample)):
+        return ToolEnvironment(tools, SUCCESS in task.weights)
+    return found

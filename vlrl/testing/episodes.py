@@ -1,0 +1,238 @@
+"""Episodes: the same for the same seed and actions, safe from any action, and best when played perfectly.
+
+Environments and tools run as in training: in a process of their own, with a limit on each step.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psutil
+
+from vlrl.config.schema import EnvironmentSettings, LimitsSettings
+from vlrl.data import media as loader
+from vlrl.errors import DataError
+from vlrl.rewards.text import parse_answer
+from vlrl.task import Task
+from vlrl.task.environment import same_observation
+from vlrl.task.environment_host import Environments, Failed
+from vlrl.task.scoring import Scored, score_group
+from vlrl.task.tools import CLOSE, OPEN, schemas
+from vlrl.testing.findings import Findings
+from vlrl.testing.texts import hostile_texts
+from vlrl.types import Acted, Observation, Sample, Step
+
+STEP_S = 10.0
+"""Seconds that a step may take."""
+_HOSTILE_S = 60.0
+"""Seconds that are spent on hostile actions of a sample."""
+_TURNS = 50
+_MORE = 3
+"""Further episodes that are played where processes are left."""
+_END_S = 30.0
+"""Seconds in which what environments share ends after their process."""
+_SEED = 17
+
+
+def check_episodes(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
+    """Plays the perfect episode of every sample twice, and hostile actions on the first and the last sample."""
+    host = Environments(lambda _: task, EnvironmentSettings(workers=1, step_s=STEP_S))
+    try:
+        rewards = [_check_perfect(host, task, sample, findings) for sample in samples]
+        most = []
+        for place in dict.fromkeys((0, len(samples) - 1)):
+            actions = [*hostile_texts("", long=place == 0), *hostile_calls(task, samples[place])]
+            most.append(_check_hostile(host, task, samples[place], actions, rewards[place], findings))
+        kept = _check_left(host, task, samples[0], findings)
+    finally:
+        host.close()
+    for process in psutil.wait_procs(kept, timeout=_END_S)[1]:
+        findings.add("close", f"the process {_name(process)!r} goes on after the process of its environments has ended")
+    known = [reward for reward in rewards if reward is not None]
+    if known:
+        findings.note(f"perfect episodes earn {sum(known) / len(known):.4g} in the mean of {len(known)} samples, "
+                      f"hostile actions at most {max(most):.4g}")
+
+
+def hostile_calls(task: Task, sample: Sample) -> list[str]:
+    """Returns calls of the sample's tools with arguments that break careless ones; [] without tools."""
+    tools = [schema["function"] for schema in schemas(task, sample)]
+    values: list[Any] = [None, True, -1, 0, 10**30, 1e300, "", "\ud800", "x" * 5000, [], [[]], {}, [0] * 4]
+    calls = [{"name": tool["name"], "arguments": dict.fromkeys(tool["parameters"].get("properties", ()), value)}
+             for tool in tools for value in values]
+    odd = ["", "NaN", "[" * 5000, '{"name": 1}', '{"name": "no_such_tool"}', OPEN]
+    texts = [*map(json.dumps, calls), *odd] if tools else []
+    return [*(f"{OPEN}{text}{CLOSE}" for text in texts), *([OPEN * 500] if tools else ())]
+
+
+def _check_left(host: Environments, task: Task, sample: Sample, findings: Findings) -> list[psutil.Process]:
+    """Returns the processes that all episodes share, e.g. a browser; a finding where each episode leaves one more."""
+    shared = _left(host)
+    if shared:
+        for _ in range(_MORE):
+            play(host, task, sample, ["", "1"], findings)
+        left = _left(host)
+        if len(left) >= len(shared) + _MORE:
+            findings.add("close", f"the process {_name(left[-1])!r} goes on after all environments were closed, one "
+                         "more after each episode: end it in close()")
+            return []
+    return shared
+
+
+def _left(host: Environments) -> list[psutil.Process]:
+    """Returns what the processes of environments have started and has not ended by itself."""
+    started: list[psutil.Process] = []
+    for number in host.processes:
+        with suppress(psutil.Error):
+            started += psutil.Process(number).children(recursive=True)
+    return psutil.wait_procs(started, timeout=2)[1]
+
+
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return process.name()
+    return "unknown"
+
+
+# --- playing ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Played:
+    """An episode, up to the action that ended it."""
+
+    first: Observation | None
+    """None for a sample without an environment."""
+    steps: tuple[Step, ...] = ()
+    error: str = ""
+    scored: Scored | None = None
+
+    @property
+    def done(self) -> bool:
+        return bool(self.steps) and self.steps[-1].done
+
+
+def play(host: Environments, task: Task, sample: Sample, actions: Sequence[str], findings: Findings) -> Played:
+    """Returns what comes of these actions; a finding for an environment that cannot close."""
+    episode = host.open(sample, _SEED)
+    try:
+        (first,) = host.reset([episode])
+        if first is None or isinstance(first, Failed):
+            return Played(None, error=first.reason if first else "")
+        steps: list[Step] = []
+        for action in actions:
+            (step,) = host.step([episode], [action])
+            if isinstance(step, Failed):
+                return Played(first, tuple(steps), step.reason)
+            steps.append(step)
+            if step.done:
+                break
+    finally:
+        for failed in filter(None, host.close_episodes([episode])):
+            findings.add("close", failed.reason, sample.id)
+    turns = tuple(Acted(action=action, observation=s.observation.text, media=tuple(s.observation.media), parts=s.parts,
+                        state=s.state, done=s.done) for action, s in zip(actions, steps, strict=False))
+    if not turns:
+        return Played(first)
+    answer = replace(parse_answer(turns[-1].action), turns=turns)
+    return Played(first, tuple(steps), scored=score_group(task, sample, [answer], 0)[0])
+
+
+def _check_perfect(host: Environments, task: Task, sample: Sample, findings: Findings) -> float | None:
+    """Returns the reward of the perfect episode; None without one."""
+    actions = _perfect_actions(task, sample, findings)
+    with findings.guard("score", "score", sample.id):
+        played, again = (play(host, task, sample, actions or ["", "1"], findings) for _ in range(2))
+        if played.error:
+            findings.add("environment", played.error, sample.id)
+        elif played.first is None:
+            findings.note("some samples have no environment; how their answers are scored was not checked")
+        elif not _same(played, again):
+            findings.add("deterministic", "the same seed and actions showed or paid something else the second time",
+                         sample.id)
+        elif actions and played.scored:
+            _check_shown(played, sample, findings)
+            return _check_reward(task, sample, actions, played, played.scored, findings)
+    return None
+
+
+def _perfect_actions(task: Task, sample: Sample, findings: Findings) -> list[str]:
+    with findings.guard("oracle_actions", "oracle_actions", sample.id):
+        found = task.of(sample).oracle_actions(sample)
+        if found is None:
+            findings.note("some samples have no perfect episode (oracle_actions gave None), so what one earns was not "
+                          "checked")
+        elif isinstance(found, str) or not found or not all(isinstance(action, str) for action in found):
+            findings.add("oracle_actions", f"it gave {str(found)[:80]!r}, expected a list of texts", sample.id)
+        else:
+            return list(found)
+    return []
+
+
+def _check_reward(task: Task, sample: Sample, actions: Sequence[str], played: Played, scored: Scored,
+                  findings: Findings) -> float | None:
+    last = actions[len(played.steps) - 1]
+    if scored.reward is None:
+        findings.add("score", f"the perfect episode cannot be scored: {scored.error}", sample.id, last)
+    elif not scored.correct or scored.reward <= 0:
+        findings.add("oracle_actions", f"the perfect episode earns {scored.reward:.4g} ({scored.parts}), and correct "
+                     f"means {dict(task.of(sample).criterion)}", sample.id, last)
+    if len(played.steps) < len(actions):
+        findings.add("oracle_actions", f"the episode ends after {len(played.steps)} of its {len(actions)} actions",
+                     sample.id, last)
+    if not played.done:
+        findings.note("some perfect episodes do not end by themselves (done): a limit of episode.* ends them, and they "
+                      "count as truncated")
+    return scored.reward
+
+
+def _check_shown(played: Played, sample: Sample, findings: Findings) -> None:
+    limits = LimitsSettings()
+    for observation in (played.first, *(step.observation for step in played.steps)):
+        for media in observation.media if observation else ():
+            try:
+                loader.load(media, limits)
+            except DataError as error:
+                findings.add("media", f"an observation shows what cannot be read: {error}", sample.id)
+
+
+def _same(a: Played, b: Played) -> bool:
+    def alike(one: Step, other: Step) -> bool:
+        return (one.parts, one.done, one.state) == (other.parts, other.done, other.state) and same_observation(
+            one.observation, other.observation)
+
+    return (a.first is not None and b.first is not None and not b.error and len(a.steps) == len(b.steps)
+            and same_observation(a.first, b.first) and all(map(alike, a.steps, b.steps)))
+
+
+def _check_hostile(host: Environments, task: Task, sample: Sample, actions: Sequence[str], best: float | None,
+                   findings: Findings) -> float:
+    """Plays actions, one episode after the other; returns the most that one earned."""
+    began, left, most = time.monotonic(), list(actions), 0.0
+    while left and time.monotonic() - began < _HOSTILE_S and len(findings.by_check.get("environment", ())) < 3:
+        with findings.guard("score", "score", sample.id, left[0]):
+            played = play(host, task, sample, left[:_TURNS], findings)
+            if played.first is None:
+                return most
+            if played.error:
+                findings.add("environment", played.error, sample.id, left[len(played.steps)])
+            last = left[max(0, len(played.steps) - 1)]
+            if played.scored and played.scored.error:
+                findings.add("score", played.scored.error, sample.id, last)
+            elif played.scored and played.scored.reward is not None:
+                most = max(most, played.scored.reward)
+                if best is not None and played.scored.reward >= best - 1e-6:
+                    findings.add("hostile", f"hostile actions earn {played.scored.reward:.4g}, the perfect episode "
+                                 f"{best:.4g}", sample.id, last)
+            del left[:max(1, len(played.steps) + bool(played.error))]
+            continue
+        left.pop(0)  # its scorer raised
+    if left:
+        findings.note(f"{len(left)} of {len(actions)} hostile actions were not tried on sample {sample.id!r}: its "
+                      f"environment took more than {_HOSTILE_S:g} s for the others, or failed")
+    return most

@@ -1,0 +1,154 @@
+"""Many training runs, some side by side, each brought to its end once: what is finished is not run again.
+
+    finish([Job(Path("runs/s/a-0"), ("train", "a.yaml", "seed=0"))], parallel=2)
+    score(Path("runs/s/a-0"), "heldout", "reward/mean")
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlrl.errors import ConfigError, RunError, TrainingError, did_you_mean
+from vlrl.store import RunFolder, plain
+from vlrl.store.files import read_json, write_text
+
+_LOOK_S = 0.2
+_SAVE_S = 120
+"""Seconds that runs may take to save after Ctrl-C."""
+_TAIL = 2000  # characters of a failed run's output in the message
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    folder: Path
+    words: tuple[str, ...]
+    """Of the command `vlrl`, without run.dir, e.g. ("train", "my.yaml", "seed=1")."""
+
+    @property
+    def log(self) -> Path:
+        """Names the file that its output goes to."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+
+def finished(folder: Path) -> bool:
+    """Returns whether a run has come to its last step."""
+    return RunFolder(folder).last_heartbeat().get("state") == "finished"
+
+
+def finish(jobs: Sequence[Job], parallel: int = 1, tell: Callable[[str, int, int], None] | None = None) -> None:
+    """Runs what is not finished, `parallel` at a time in the order given; a begun run goes on from its checkpoint.
+
+    Each is a process `vlrl ...` of its own with an equal share of the CPU's threads (unless OMP_NUM_THREADS is set) and
+    of the GPUs in CUDA_VISIBLE_DEVICES, where there are as many. They are killed when this process is, and saved when
+    it is interrupted. Raises TrainingError with the end of the output of a run that failed; those beside it are
+    stopped after saving.
+    """
+    waiting = [job for job in jobs if not finished(job.folder)]
+    running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
+    done = len(jobs) - len(waiting)
+    try:
+        while waiting or running:
+            for slot in range(parallel):
+                if waiting and slot not in running:
+                    job = waiting.pop(0)
+                    running[slot] = job, _start(job, slot, parallel)
+            for slot, (job, process) in list(running.items()):
+                if process.poll() is not None:
+                    del running[slot]
+                    _check(job, process.returncode)
+                    done += 1
+            if tell:
+                tell("runs", done, len(jobs))
+            time.sleep(_LOOK_S if running else 0)
+    finally:
+        _stop([process for _, process in running.values()])
+
+
+def score(folder: Path, split: str, metric: str) -> float:
+    """Returns a metric of the last evaluation of a finished run. Raises RunError where it has none that is finite."""
+    lines = [line for line in RunFolder(folder).evals() if line.get("split") == split]
+    if not lines:
+        raise RunError(f"{folder} has no evaluation of {split!r}: name one of its eval.splits, with eval.samples above "
+                       "0")
+    last = max(lines, key=lambda line: line.get("step", 0))
+    value = last.get(metric)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        names = [k for k, v in last.items() if f"{k}/ci95_low" in last and v is not None]
+        raise RunError(f"{folder}: the metric {metric!r} of {split!r} is {'missing' if value is None else value}."
+                       f"{did_you_mean(metric, names)} There are: {', '.join(names)}")
+    return float(value)
+
+
+def settle(path: Path, plan: Mapping[str, Any], keep: Sequence[str] = ()) -> None:
+    """Writes what is to be done to a JSON file, or checks that the file there says the same; entries `keep` may differ.
+
+    Raises ConfigError naming the first difference.
+    """
+    plan = json.loads(json.dumps(plain(plan)))
+    before = read_json(path)
+    if before is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(plan, indent=1) + "\n")
+        return
+    for name in dict.fromkeys((*before, *plan)):
+        if name not in keep and before.get(name) != plan.get(name):
+            raise ConfigError(f"{path.parent} was begun with {name}={json.dumps(before.get(name))}, not "
+                              f"{json.dumps(plan.get(name))}: give the same again to go on, or another folder with -o")
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def _start(job: Job, slot: int, parallel: int) -> subprocess.Popen[bytes]:
+    job.folder.parent.mkdir(parents=True, exist_ok=True)
+    threads = str(max(1, (os.cpu_count() or 1) // parallel))
+    env = {"OMP_NUM_THREADS": threads, **os.environ}
+    if len(devices := [d for d in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]) >= parallel > 1:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[slot::parallel])
+    command = [sys.executable, "-m", "vlrl", *job.words, "log.samples_every=0", f"run.dir={job.folder}"]
+    with open(job.log, "wb") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env,
+                                start_new_session=True, preexec_fn=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """Has the process killed with the one that started it; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _check(job: Job, code: int) -> None:
+    if code == 0 and finished(job.folder):
+        return
+    with suppress(OSError):
+        text = job.log.read_bytes()[-_TAIL:].decode("utf-8", "replace").strip()
+        raise TrainingError(f"run {job.folder} ended with exit code {code} before its last step. Its output is in "
+                            f"{job.log}; fix what it says, then start the same command again. The end of it:\n{text}")
+    raise TrainingError(f"run {job.folder} ended with exit code {code} before its last step, and left no {job.log}")
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Has runs save and end."""
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    limit = time.monotonic() + _SAVE_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

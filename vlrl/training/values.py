@@ -1,0 +1,64 @@
+"""What the critic makes of the answers of a step before its update, and how right it was.
+
+One pass without gradient, packed as for training, on every process over its own groups. Where the batch has several
+optimizer steps, and so needs the log-probabilities of the old weights, the same pass finds them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from vlrl.algo.algorithm import Algorithm
+from vlrl.distributed import comm
+from vlrl.models.packing import Batch
+from vlrl.models.policy import Policy
+from vlrl.models.reading import read_tokens
+from vlrl.monitoring.metrics import phase
+from vlrl.types import Group
+
+
+def judged(policy: Policy, groups: Sequence[Group], algorithm: Algorithm) -> list[Group]:
+    """Returns the groups with the critic's values of all rollouts, at the weights of now; called on every process."""
+    critic, config = policy.critic, algorithm.config
+    assert critic is not None
+    several = config.rollout.updates * config.rollout.minibatches > 1
+    # statistics of the old logits come from the pass of the update, which finds the log-probabilities too
+    with_logprobs = several and not (algorithm.old_statistics or config.store.alternatives)
+
+    def read(batch: Batch) -> torch.Tensor:
+        if not with_logprobs:
+            return critic(policy.states(batch))[:, None]
+        stats = policy.logprobs(batch, algorithm.temperature, states=True)
+        return torch.stack([critic(stats.states), stats.logprobs], -1)
+
+    prompts = [r.train_prompt or g.prompt for g in groups for r in g.rollouts]
+    answers = [r.completion for g in groups for r in g.rollouts]
+    with phase("values"):
+        found = iter(read_tokens(policy, prompts, answers, config.train, read, 1 + with_logprobs))
+    return [replace(g, rollouts=tuple(
+        replace(r, values=own[:, 0], old_logprobs=own[:, 1] if with_logprobs else None)
+        for r, own in zip(g.rollouts, found, strict=False))) for g in groups]
+
+
+def critic_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Returns over all processes, of the values before the update on the tokens that have a target: their mean, that of
+    the targets, and the explained variance 1 - Var(target - value) / Var(target), NaN where all targets are equal.
+    """
+    pairs = [(r.values, r.targets) for g in groups for r in g.rollouts if r.values is not None and r.targets is not None
+             and r.trained]
+    values, targets = (np.concatenate([np.zeros(0), *arrays]) for arrays in (zip(*pairs, strict=True) if pairs
+                                                                              else ((), ())))
+    known = ~np.isnan(targets)
+    values, targets = values[known], targets[known]
+    errors = targets - values
+    count, value, target, square, error, missed = comm.total(*map(float, (
+        len(values), values.sum(), targets.sum(), (targets ** 2).sum(), errors.sum(), (errors ** 2).sum())))
+    count = max(count, 1.0)
+    variance, left = square / count - (target / count) ** 2, missed / count - (error / count) ** 2
+    return {"critic/value_mean": value / count, "critic/target_mean": target / count,
+            "critic/explained_variance": 1 - left / variance if variance > 1e-12 else math.nan}
