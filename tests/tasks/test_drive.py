@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlrl import testing
-from vlrl.errors import ConfigError
+from vlrl.errors import ConfigError, DataError
 from vlrl.rewards import closed_loop as rules
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
@@ -210,8 +210,9 @@ def test_solvable_scenes_are_those_in_which_the_expert_arrives(monkeypatch):
     monkeypatch.setattr(_drive_expert, "demonstration",
                         lambda scenario, scene, *_: (Decision(),) if scene in ("0/train/0", "0/train/1/2") else None)
     task = drive(solvable=True)
-    assert [task.samples("train")[i]["scene"] for i in (0, 1, 1, 2)] == ["0/train/0", *["0/train/1/2"] * 2,
-                                                                         "0/train/2/19"]
+    assert [task.samples("train")[i]["scene"] for i in (0, 1, 1)] == ["0/train/0", *["0/train/1/2"] * 2]
+    with pytest.raises(DataError, match=r"'train-000002': .* in none of 100 scenes of intersection: .*task.seconds"):
+        task.samples("train")[2]
     assert drive().samples("train")[1]["scene"] == "0/train/1"
 
 
