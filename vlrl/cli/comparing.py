@@ -40,8 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 Metric = Annotated[str, typer.Option(help="The metric that decides, e.g. iou or correct_frac.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Runs side by side, e.g. 2; they share the CPU, and the GPUs of "
-                                   "CUDA_VISIBLE_DEVICES where there are as many.")]
+_JOBS = "Runs side by side, e.g. 2; they share the CPU, and the GPUs of CUDA_VISIBLE_DEVICES where there are as many."
 
 
 def compare(
@@ -52,15 +51,21 @@ def compare(
     split: Annotated[str | None, typer.Option(
         show_default=False, help="The split, e.g. heldout. Default: heldout, or the first that all have.")] = None,
     metric: Metric = "reward/mean",
-    show: Annotated[int, typer.Option(min=0, help="How many of the largest wins and losses are listed, e.g. 20; 0 = "
-                                      "none. --json has every sample.")] = 5,
+    show: Annotated[int | None, typer.Option(
+        metavar="N", min=0, show_default=False, help="How many of the largest wins and losses are listed, e.g. 20; 0 = "
+        "none. --json has every sample. Default: 5.")] = None,
     sequential: Annotated[bool, typer.Option("--sequential", help="Run seeds of configs, until a group-sequential "
                                              "permutation test decides.")] = False,
-    seeds: Annotated[int, typer.Option(min=2, help="With --sequential: seeds of each config a block.")] = 5,
-    blocks: Annotated[int, typer.Option(min=1, help="With --sequential: most blocks.")] = 5,
-    alpha: Annotated[float, typer.Option(help="With --sequential: highest probability of finding a difference where "
-                                         "there is none.")] = 0.05,
-    jobs: Jobs = 1,
+    seeds: Annotated[int | None, typer.Option(
+        metavar="N", min=2, show_default=False,
+        help="With --sequential: seeds of each config a block. Default: 5.")] = None,
+    blocks: Annotated[int | None, typer.Option(
+        metavar="N", min=1, show_default=False, help="With --sequential: most blocks. Default: 5.")] = None,
+    alpha: Annotated[float | None, typer.Option(
+        metavar="P", show_default=False, help="With --sequential: highest probability of finding a difference where "
+        "there is none. Default: 0.05.")] = None,
+    jobs: Annotated[int | None, typer.Option(
+        metavar="N", min=1, show_default=False, help=f"With --sequential: {_JOBS} Default: 1.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="With --sequential: folder of "
                                              "the runs. Default: runs/compare-A-B.")] = None,
     as_json: AsJson = False,
@@ -73,11 +78,17 @@ def compare(
     With --sequential it starts the runs itself and stops at the first block of seeds that decides; the same command
     goes on after an interruption.
     """
+    own = {"--seeds": seeds, "--blocks": blocks, "--alpha": alpha, "--jobs": jobs, "-o": out}
     if sequential:
-        _sequential(sides, split, metric, seeds, blocks, alpha, jobs, out, as_json)
+        if show is not None:
+            raise typer.BadParameter("lists samples of two evaluations; leave it out with --sequential",
+                                     param_hint="--show")
+        _sequential(sides, split, metric, seeds or 5, blocks or 5, 0.05 if alpha is None else alpha, jobs or 1, out,
+                    as_json)
         return
-    if out is not None:
-        raise typer.BadParameter("goes with --sequential; without it nothing is written", param_hint="-o")
+    for name, value in own.items():
+        if value is not None:
+            raise typer.BadParameter("goes with --sequential; without it nothing is run or written", param_hint=name)
     from vlrl.evaluation.compare import compare as run
     from vlrl.evaluation.compare import side
 
@@ -86,7 +97,7 @@ def compare(
     if as_json:
         emit(plain(found))
     else:
-        _print(found, show)
+        _print(found, 5 if show is None else show)
 
 
 def _sides(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -152,7 +163,10 @@ def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int
                 out: Path | None, as_json: bool) -> None:
     from vlrl.tools.sequential_runs import run
 
-    configs = [word for word in words if not _SETTING.fullmatch(word) and word != "vs"]
+    if "vs" in words:
+        raise typer.BadParameter("vs stands between runs of two sides; with --sequential name configs, a.yaml b.yaml",
+                                 param_hint="A [vs] B")
+    configs = [word for word in words if not _SETTING.fullmatch(word)]
     settings = [word for word in words if _SETTING.fullmatch(word)]
     folder = out or Path("runs") / "-".join(["compare", *(Path(path).stem for path in configs)])
 
@@ -215,14 +229,20 @@ def sweep(
     method: Annotated[str | None, typer.Option(
         metavar="grid|random|halving", show_default=False, help="grid: every combination; random: --trials drawn ones; "
         "halving: worse ones get fewer seeds. Default: grid, or random where a range is given.")] = None,
-    n: Annotated[int, typer.Option("--trials", min=2, help="Choices of settings of random and halving.")] = 16,
-    eta: Annotated[int, typer.Option(min=2, help="With halving: one of so many goes on to the next seed.")] = 2,
+    n: Annotated[int | None, typer.Option(
+        "--trials", metavar="N", min=2, show_default=False,
+        help="With random and halving: choices of settings. Default: 16.")] = None,
+    eta: Annotated[int | None, typer.Option(
+        metavar="N", min=2, show_default=False,
+        help="With halving: one of so many goes on to the next seed. Default: 2.")] = None,
     metric: Metric = "reward/mean",
     split: Annotated[str | None, typer.Option(
         show_default=False, help="The split that decides. Default: the first of eval.splits.")] = None,
     base: Annotated[bool, typer.Option(help="Run the config as it is on the test seeds too.")] = True,
-    seed: Annotated[int, typer.Option(help="Another seed draws other settings, e.g. 1.")] = 0,
-    jobs: Jobs = 1,
+    seed: Annotated[int | None, typer.Option(
+        metavar="N", show_default=False, help="With random and halving: another seed draws other settings, e.g. 1. "
+        "Default: 0.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help=_JOBS)] = 1,
     sft: Annotated[bool, typer.Option("--sft", help="Sweep `vlrl sft` instead of `vlrl train`.")] = False,
     out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="Folder of the runs. Default: "
                                              "runs/sweep-CONFIG.")] = None,

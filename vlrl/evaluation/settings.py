@@ -58,17 +58,18 @@ class Grid:
         seeds = self.seeds or (config.seed,)
         several = self.answers > 1 or len(seeds) > 1
         sampled = several or bool(self.top_ps)
-        heats = self.temperatures or ((config.eval.temperature or float(sampled)),)
+        temperatures = self.temperatures or ((config.eval.temperature or float(sampled)),)
         self.check()
-        self._refuse(heats, seeds)
+        self._refuse(temperatures, seeds)
         wordings = tuple(range(self.wordings)) if self.wordings > 1 else (None,)
         out: dict[str, Drawing] = {}
-        for heat, top_p, most, wording in itertools.product(heats, self.top_ps or (None,),
-                                                            self.max_new_tokens or (None,), wordings):
-            varies = bool(heat) or self.repeats_differ
-            made = Drawing(name=_name(heat, top_p if heat else None, most, wording), temperature=heat,
-                           top_p=top_p if heat else None, max_new_tokens=most, wording=wording,
-                           seeds=seeds if varies else seeds[:1], answers=self.answers if varies else 1)
+        for temperature, top_p, most, wording in itertools.product(temperatures, self.top_ps or (None,),
+                                                                   self.max_new_tokens or (None,), wordings):
+            varies = bool(temperature) or self.repeats_differ
+            top_p = top_p if temperature else None
+            made = Drawing(name=_name(temperature, top_p, most, wording), temperature=temperature, top_p=top_p,
+                           max_new_tokens=most, wording=wording, seeds=seeds if varies else seeds[:1],
+                           answers=self.answers if varies else 1)
             out.setdefault(made.name, made)
         return list(out.values())
 
@@ -80,8 +81,8 @@ class Grid:
             if twice is not None:
                 raise ConfigError(f"{name}: {twice} stands there twice; name each once")
 
-    def _refuse(self, heats: Sequence[float], seeds: Sequence[int]) -> None:
-        if any(heats):
+    def _refuse(self, temperatures: Sequence[float], seeds: Sequence[int]) -> None:
+        if any(temperatures):
             return
         for given, what in ((self.answers > 1 and not self.repeats_differ, f"--answers {self.answers}"),
                             (len(seeds) > 1 and not self.repeats_differ, f"--seeds {','.join(map(str, seeds))}"),
@@ -91,8 +92,8 @@ class Grid:
                                   "--temperature 1, or leave one of the two out")
 
 
-def _name(heat: float, top_p: float | None, most: int | None, wording: int | None) -> str:
-    words = [f"temperature {heat:g}" if heat else "greedy"]
+def _name(temperature: float, top_p: float | None, most: int | None, wording: int | None) -> str:
+    words = [f"temperature {temperature:g}" if temperature else "greedy"]
     words += [f"top_p {top_p:g}"] if top_p is not None else []
     words += [f"{most} tokens"] if most is not None else []
     words += [f"wording {wording + 1}"] if wording is not None else []
