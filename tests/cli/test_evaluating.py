@@ -110,7 +110,8 @@ def test_what_the_answers_depend_on_may_not_change(sums, tmp_path, capsys):
         assert 'model.name was "only", is "another"' in err
         server.models = ("only",)
         for setting, said in (("limits.image_pixels=777", "limits.image_pixels was"),
-                              ('task.prompts=["{question}"]', "task.prompts was"), ("environment.options={size: 3}", "environment.options")):
+                              ('task.prompts=["{question}"]', "task.prompts was"),
+                              ("environment.options={size: 3}", "environment.options")):
             _, err = call(capsys, *words, setting, code=1)
             assert said in err and not server.asked
 

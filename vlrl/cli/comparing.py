@@ -23,6 +23,7 @@ COMPARE_EXAMPLES = examples(
     "vlrl compare runs/a@0 runs/a@best --metric iou          before and after, in one run",
     "vlrl compare runs/a-0 runs/a-1 runs/a-2 vs runs/b-0 runs/b-1 runs/b-2       three seeds a side",
     "vlrl compare runs/a runs/b --json | jq '.samples[] | select(.b < .a) | .id'  what got worse",
+    "vlrl compare --weights runs/a                           how many weights the run changed of its base model",
     "vlrl compare --sequential a.yaml b.yaml --jobs 2        runs seeds of both until a test decides",
     "vlrl compare --sequential a.yaml b.yaml c.yaml steps=100 --seeds 3 --blocks 6 -o runs/three")
 SWEEP_EXAMPLES = examples(
@@ -39,7 +40,6 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=SWEEP_EXAMPLES)(sweep)
 
 
-Metric = Annotated[str, typer.Option(help="The metric that decides, e.g. iou or correct_frac.")]
 _JOBS = "Runs side by side, e.g. 2; they share the CPU, and the GPUs of CUDA_VISIBLE_DEVICES where there are as many."
 
 
@@ -47,13 +47,18 @@ def compare(
     sides: Annotated[list[str], typer.Argument(
         metavar="A [vs] B", show_default=False,
         help="Run folders, or RUN@STEP with completed steps, first, last or best; several a side with vs between. With "
-        "--sequential configs, and settings for all.")],
+        "--sequential configs, and settings for all. With --weights models or runs.")],
     split: Annotated[str | None, typer.Option(
         show_default=False, help="The split, e.g. heldout. Default: heldout, or the first that all have.")] = None,
-    metric: Metric = "reward/mean",
+    metric: Annotated[str | None, typer.Option(
+        metavar="NAME", show_default=False,
+        help="The metric that decides, e.g. iou or correct_frac. Default: reward/mean.")] = None,
     show: Annotated[int | None, typer.Option(
         metavar="N", min=0, show_default=False, help="How many of the largest wins and losses are listed, e.g. 20; 0 = "
         "none. --json has every sample. Default: 5.")] = None,
+    weights: Annotated[bool, typer.Option(
+        "--weights", help="Compare weights: which share of them changed, from A to B, or in a run A since its base "
+        "model. Models are folders, checkpoints, names of the Hub.")] = False,
     sequential: Annotated[bool, typer.Option("--sequential", help="Run seeds of configs, until a group-sequential "
                                              "permutation test decides.")] = False,
     seeds: Annotated[int | None, typer.Option(
@@ -76,15 +81,21 @@ def compare(
     nothing. With several runs a side the interval holds how much seeds vary. Exit code 0 whatever is found.
 
     With --sequential it starts the runs itself and stops at the first block of seeds that decides; the same command
-    goes on after an interruption.
+    goes on after an interruption. With --weights nothing is evaluated: the files of the weights are read.
     """
     own = {"--seeds": seeds, "--blocks": blocks, "--alpha": alpha, "--jobs": jobs, "-o": out}
+    if weights:
+        given = {**own, "--metric": metric, "--split": split, "--show": show, "--sequential": sequential or None}
+        if unused := next((name for name, value in given.items() if value is not None), None):
+            raise typer.BadParameter("does nothing with --weights; leave one of the two out", param_hint=unused)
+        _weights(sides, as_json)
+        return
     if sequential:
         if show is not None:
             raise typer.BadParameter("lists samples of two evaluations; leave it out with --sequential",
                                      param_hint="--show")
-        _sequential(sides, split, metric, seeds or 5, blocks or 5, 0.05 if alpha is None else alpha, jobs or 1, out,
-                    as_json)
+        _sequential(sides, split, metric or "reward/mean", seeds or 5, blocks or 5, 0.05 if alpha is None else alpha,
+                    jobs or 1, out, as_json)
         return
     for name, value in own.items():
         if value is not None:
@@ -93,7 +104,7 @@ def compare(
     from vlrl.evaluation.compare import side
 
     first, second = _sides(sides)
-    found = run([side(text) for text in first], [side(text) for text in second], split, metric)
+    found = run([side(text) for text in first], [side(text) for text in second], split, metric or "reward/mean")
     if as_json:
         emit(plain(found))
     else:
@@ -156,6 +167,35 @@ def _outcome(word: str, sample: Outcome) -> str:
     return f"  {word} {id}: {sample.a:.3f} -> {sample.b:.3f}   {first!r} -> {second!r}"
 
 
+def _weights(words: Sequence[str], as_json: bool) -> None:
+    from vlrl.tools.weight_changes import plain as counts
+    from vlrl.tools.weight_changes import weight_changes
+
+    if len(words) > 2:
+        raise typer.BadParameter(f"{' '.join(words)}: with --weights name a run, or two models", param_hint="A [vs] B")
+    found = weight_changes(*words)
+    if as_json:
+        emit(counts(found))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(printable(f"a: {found.a}\nb: {found.b}", 400), markup=False, soft_wrap=True)
+    shown = table("weights", "tensors", "n", "changed", "lost to rounding", "distance / norm", min_width=50)
+    for name, change in (*found.kinds.items(), ("all", found.total)):
+        relative = change.distance / change.norm if change.norm else float("nan")
+        shown.add_row(*map(Text, (printable(name), f"{change.tensors:,}", f"{change.weights:,}", f"{change.share:.2%}",
+                                  f"{change.lost / max(1, change.weights):.2%}", f"{relative:.2e}")))
+    console.print(shown)
+    if found.unmatched:
+        names = ", ".join(found.unmatched[:5]) + (", ..." if len(found.unmatched) > 5 else "")
+        console.print(printable(f"in one of the two alone, and not counted: {names}", 400), markup=False,
+                      soft_wrap=True)
+    console.print("changed: by more than 1e-5 in the type that a is stored in; lost to rounding: less than that type "
+                  "can hold", markup=False, style="dim")
+
+
 # --- runs that it starts itself ---------------------------------------------------------------------------------------
 
 
@@ -184,9 +224,13 @@ def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int
 
 
 def _look(look: Look, blocks: int) -> str:
-    pairs = ", ".join(f"{a} - {b} {value:.3f}" for (a, b), value in look.statistics.items())
-    limit = "no decision possible yet" if look.threshold == float("inf") else f"threshold {look.threshold:.3f}"
-    return f"block {look.block} of at most {blocks}: summed differences {pairs}; {limit}"
+    pairs = ", ".join(f"{a} - {b} {value:.3f} ({_limit(look.thresholds[a, b])})"
+                      for (a, b), value in look.statistics.items())
+    return f"block {look.block} of at most {blocks}: summed differences {pairs}"
+
+
+def _limit(threshold: float) -> str:
+    return "no decision possible yet" if threshold == float("inf") else f"threshold {threshold:.3f}"
 
 
 def _print_decided(found: Decided) -> None:
@@ -235,7 +279,7 @@ def sweep(
     eta: Annotated[int | None, typer.Option(
         metavar="N", min=2, show_default=False,
         help="With halving: one of so many goes on to the next seed. Default: 2.")] = None,
-    metric: Metric = "reward/mean",
+    metric: Annotated[str, typer.Option(help="The metric that decides, e.g. iou or correct_frac.")] = "reward/mean",
     split: Annotated[str | None, typer.Option(
         show_default=False, help="The split that decides. Default: the first of eval.splits.")] = None,
     base: Annotated[bool, typer.Option(help="Run the config as it is on the test seeds too.")] = True,

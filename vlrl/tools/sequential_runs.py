@@ -36,8 +36,9 @@ class Decided:
     def plain(self) -> dict[str, Any]:
         """Returns what `--json` prints."""
         pairs = [{"a": a, "b": b, "higher": higher or None} for (a, b), higher in self.test.decisions.items()]
-        looks = [{"block": look.block, "threshold": look.threshold, "spent": look.spent,
+        looks = [{"block": look.block, "spent": look.spent,
                   "statistics": {f"{a} - {b}": value for (a, b), value in look.statistics.items()},
+                  "thresholds": {f"{a} - {b}": value for (a, b), value in look.thresholds.items()},
                   "decided": [{"a": a, "b": b, "higher": name} for (a, b), name in look.decided.items()]}
                  for look in self.test.looks]
         return {"metric": self.metric, "split": self.split, "alpha": self.test.alpha, "n": self.test.n,
