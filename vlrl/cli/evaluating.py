@@ -30,6 +30,8 @@ EXAMPLES = examples(
     "Several answers, seeds and settings: pass@k, votes, sd over seeds, in a folder that is named at the end",
     "vlrl eval configs/quickstart.yaml --answers 8 --seeds 3",
     "vlrl eval configs/quickstart.yaml --temperature 0 --temperature 1 -o runs/both",
+    "Does it look at the pictures? The same questions without them, and with those of other samples",
+    "vlrl eval configs/quickstart.yaml --probe blank_media --probe other_media",
     "An OpenAI-compatible server:",
     "vlrl eval my.yaml --endpoint http://127.0.0.1:8000/v1 --key-env MY_KEY")
 
@@ -74,6 +76,10 @@ def evaluate(
         help="Most tokens of an answer, e.g. 1024; may be repeated. Default: rollout.max_new_tokens.")] = None,
     each_wording: Annotated[bool, typer.Option(
         "--each-wording", help="Ask every sample with each of task.prompts, instead of one in turn.")] = False,
+    probe: Annotated[list[str] | None, typer.Option(
+        metavar="NAME", show_default=False,
+        help="Ask every sample again without what its answer needs, or in other words: blank_media, other_media, "
+        "no_premise, reworded; may be repeated.")] = None,
     endpoint: Annotated[str | None, typer.Option(
         metavar="URL", show_default=False,
         help="Ask an OpenAI-compatible server instead, e.g. http://127.0.0.1:8000/v1.")] = None,
@@ -110,7 +116,8 @@ def evaluate(
 
     temperatures = tuple(temperature or ())
     lines = out is not None and out.suffix == ".jsonl"
-    further = answers > 1 or seeds or len(temperatures) > 1 or top_p or max_new_tokens or each_wording or endpoint
+    further = (answers > 1 or seeds or len(temperatures) > 1 or top_p or max_new_tokens or each_wording or probe
+               or endpoint)
     at_length = bool(further) or (out is not None and not lines)
     server_only = {"--key-env": key_env, "--concurrency": concurrency, "--timeout": timeout_s, "--retries": retries}
     _refuse(model, checkpoint, endpoint, server_only, out, rollouts, at_length, top_p)
@@ -125,7 +132,8 @@ def evaluate(
         _show(chosen, _measure(loaded, chosen, rollouts), out, as_json)
         return
     grid = Grid(answers=answers, seeds=seeds_of(seeds, loaded.seed), temperatures=temperatures,
-                top_ps=tuple(top_p or ()), max_new_tokens=tuple(max_new_tokens or ()))
+                top_ps=tuple(top_p or ()), max_new_tokens=tuple(max_new_tokens or ()),
+                probes=tuple(probe or ()))
     grid.check()
     source = (_server(endpoint, model, key_env, concurrency, timeout_s, retries) if endpoint
               else _chosen(loaded, model, checkpoint))

@@ -6,9 +6,9 @@
     test.decisions[("a", "b")]      # "a", "b" or "" = no difference shown
 
 With more than two algorithms it is a closed test (Marcus, Peritz and Gabriel, 1976). Each way in which some of them
-could be equal is a hypothesis of its own, tested by permuting the scores of those that it calls equal; a pair is decided
-once every hypothesis that calls the two equal is rejected. The true one is rejected with a probability of at most alpha,
-and no equal pair is decided without that.
+could be equal is a hypothesis of its own, tested by permuting the scores of those that it calls equal; a pair is
+decided once every hypothesis that calls the two equal is rejected. The true one is rejected with a probability of at
+most alpha, and no equal pair is decided without that.
 """
 
 from __future__ import annotations

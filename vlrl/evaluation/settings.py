@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vlrl.config.schema import Config
-from vlrl.errors import ConfigError
+from vlrl.errors import ConfigError, did_you_mean
+from vlrl.evaluation.probes import PROBES
 from vlrl.types import Sampling
 
 
@@ -23,6 +24,10 @@ class Drawing:
     """None = rollout.max_new_tokens."""
     wording: int | None = None
     """Place in the task's templates, asked of every sample; None = they take turns, as in a run's evaluations."""
+    probe: str = ""
+    """How the samples are asked otherwise (evaluation/probes.py); "" = as they are."""
+    plain: str = ""
+    """Of a probe, the name of the setting that asks the samples as they are."""
     seeds: tuple[int, ...] = (0,)
     answers: int = 1
     """To each sample, at each seed."""
@@ -45,6 +50,8 @@ class Grid:
     max_new_tokens: tuple[int, ...] = ()
     wordings: int = 1
     """Templates to ask every sample with, one after the other; 1 = as a run's evaluations do."""
+    probes: tuple[str, ...] = ()
+    """Each is asked beside every setting."""
     repeats_differ: bool = False
     """Whether even greedy answers depend on the seed: environments that are reset by it, servers that promise nothing.
     """
@@ -70,16 +77,22 @@ class Grid:
             made = Drawing(name=_name(temperature, top_p, most, wording), temperature=temperature, top_p=top_p,
                            max_new_tokens=most, wording=wording, seeds=seeds if varies else seeds[:1],
                            answers=self.answers if varies else 1)
-            out.setdefault(made.name, made)
+            for one in (made, *(replace(made, name=f"{made.name}, {probe}", probe=probe, plain=made.name)
+                                for probe in self.probes)):
+                out.setdefault(one.name, one)
         return list(out.values())
 
     def check(self) -> None:
-        """Raises ConfigError for a value that is given twice."""
+        """Raises ConfigError for a value that is given twice, and for an unknown probe."""
         for name, values in (("--seeds", self.seeds), ("--temperature", self.temperatures), ("--top-p", self.top_ps),
-                             ("--max-new-tokens", self.max_new_tokens)):
+                             ("--max-new-tokens", self.max_new_tokens), ("--probe", self.probes)):
             twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
             if twice is not None:
                 raise ConfigError(f"{name}: {twice} stands there twice; name each once")
+        for name in self.probes:
+            if name not in PROBES:
+                raise ConfigError(f"--probe {name!r} is not known.{did_you_mean(name, PROBES)} Known: "
+                                  f"{', '.join(PROBES)}")
 
     def _refuse(self, temperatures: Sequence[float], seeds: Sequence[int]) -> None:
         if any(temperatures):

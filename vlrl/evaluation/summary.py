@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vlrl.evaluation import votes
+from vlrl.evaluation import probes, votes
 from vlrl.evaluation.calibration import calibration
 from vlrl.evaluation.rows import Row
 from vlrl.evaluation.settings import Drawing
@@ -84,6 +84,8 @@ def summarise(task: Task, rows: Sequence[Row], drawing: Drawing, split: str, sam
     own = [r for r in rows if (r["split"], r["setting"]) == (split, drawing.name) and r["seed"] in drawing.seeds
            and r.get("index", -1) < drawing.answers]
     answered = [r for r in own if "answer" in r]
+    plain_rows = _plain_rows(rows, drawing, split)
+    answered = [{**r, "cluster": plain_rows.get((r["seed"], r["number"], r["index"]), r)["cluster"]} for r in answered]
     seeds = [_by_sample([r for r in answered if r["seed"] == seed]) for seed in drawing.seeds]
     seeds = [seed for seed in seeds if seed]
     _assign_votes(seeds)
@@ -92,6 +94,8 @@ def summarise(task: Task, rows: Sequence[Row], drawing: Drawing, split: str, sam
         mine = [[s for s in seed if s.task == label] for seed in seeds]
         metrics |= {f"{label}/{name}": m for name, m in _means(
             mine, lambda group: _sample_values(task, group, drawing.answers)).items()}
+    if plain_rows:
+        metrics |= _means(seeds, lambda group: _probe_values(group, plain_rows))
     metrics |= _calibrations(seeds, drawing.answers)
     metrics |= _whole(task, seeds, drawing.answers, samples)
     return Result(split=split, drawing=drawing, n=len({r["number"] for r in answered}),
@@ -195,6 +199,25 @@ def _region(task: Task, sample: _Sample, n: int) -> dict[str, float]:
     hit = found is not None and inside([(found[0] + found[2]) / 2, (found[1] + found[3]) / 2], target)
     overlap = iou(found, target) if found else 0.0
     return {f"region@{n}/hit": float(hit), f"region@{n}/iou": overlap, f"region@{n}/acc@.5": float(overlap >= 0.5)}
+
+
+def _plain_rows(rows: Sequence[Row], drawing: Drawing, split: str) -> dict[tuple[int, int, int], Row]:
+    """Returns seed, number and index -> the answer to a sample as it is; {} where the setting is no probe."""
+    return {(r["seed"], r["number"], r["index"]): r for r in rows if drawing.plain and "answer" in r
+            and (r["split"], r["setting"]) == (split, drawing.plain)}
+
+
+def _probe_values(sample: _Sample, plain_rows: Mapping[tuple[int, int, int], Row]) -> dict[str, float]:
+    """Returns how the answers under a probe compare with those to the same sample as it is; {} where it has none."""
+    pairs = [(r, plain) for r in sample.rows if (plain := plain_rows.get((r["seed"], r["number"], r["index"])))]
+    if not pairs:
+        return {}
+    out = {"probe/same_frac": [float(probes.same(r["parsed"], p["parsed"], p.get("size"))) for r, p in pairs],
+           "probe/abstained_frac": [float(probes.abstains(r["answer"], r["parsed"])) for r, _ in pairs],
+           "probe/length_ratio": [r["tokens"] / p["tokens"] for r, p in pairs if r["tokens"] and p["tokens"]],
+           "probe/correct_change": [float(r["correct"]) - float(p["correct"]) for r, p in pairs
+                                    if r["correct"] is not None and p["correct"] is not None]}
+    return {name: float(np.mean(values)) for name, values in out.items() if values}
 
 
 # --- what is no mean --------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@
 How much a run has touched, as in "Reinforcement Learning Finetunes Small Subnetworks in Large Language Models"
 (2505.11711): weights that differ by more than 1e-5 in the type that the first model is stored in. A checkpoint of
 float32 weights beside a base model in bfloat16 differs nearly everywhere by less than bfloat16 can hold; that share is
-counted apart (`lost`). Tensor by tensor and in blocks of rows, so neither model is in memory as a whole; LoRA factors are
-multiplied out.
+counted apart (`lost`). Tensor by tensor and in blocks of rows, so neither model is in memory as a whole; LoRA factors
+are multiplied out.
 """
 
 from __future__ import annotations
