@@ -359,7 +359,7 @@ def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_
     """
     found = pair([item(row) for row in first], [item(row) for row in second])
     return [(one.value, other.value) for one, other in found.pairs], " ".join(
-        f"{words.rstrip('.')}." for words in found.said("A", "B"))
+        f"{words.rstrip('.')}." for words in found.notes("A", "B"))
 
 
 def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, list[_Row]]:

@@ -74,6 +74,12 @@ def test_a_server_at_several_settings(sums, tmp_path, capsys, monkeypatch):
         assert len(server.asked) == count and "evaluation.png" in again and "key-of" not in again + err
     folder = tmp_path / "out"
     assert json.loads((folder / "evaluation.json").read_text())["results"] == found["results"]
+    written = json.loads((folder / "evaluation.json").read_text())
+    assert written["environment"]["packages"]["numpy"] and written["environment"]["seed"] == 5
+    facts = json.loads((folder / "answers.jsonl").read_text().splitlines()[0])["facts"]
+    assert written["facts"] == facts and facts["model"]["name"] == "only" and facts["model"]["endpoint"] == server.url
+    assert {"prompt_tokens", "image_pixels", "video_pixels", "media_bytes"} == facts["limits"].keys()
+    assert facts["environment"] == {"name": [], "options": {}}
     assert (folder / "evaluation.png").read_bytes()[:4] == b"\x89PNG" and "key-of" not in "".join(
         p.read_text() for p in folder.iterdir() if p.suffix != ".png")
 
@@ -93,13 +99,59 @@ def test_each_wording_and_what_a_server_did_not_answer(sums, tmp_path, capsys):
         assert len(server.asked) == 2 and "no answer" not in err
 
 
+def test_what_the_answers_depend_on_may_not_change(sums, tmp_path, capsys):
+    """Another limit, another environment, another model of the server: refused by name, and nothing is asked."""
+    with served(worked_out) as server:
+        words = ["eval", *sums, "--endpoint", server.url, "-o", tmp_path / "out"]
+        call(capsys, *words)
+        server.asked.clear()
+        server.models = ("another",)
+        _, err = call(capsys, *words, code=1)
+        assert 'model.name was "only", is "another"' in err
+        server.models = ("only",)
+        for setting, said in (("limits.image_pixels=777", "limits.image_pixels was"),
+                              ('task.prompts=["{question}"]', "task.prompts was"),
+                              ("environment.options={size: 3}", "environment.options")):
+            _, err = call(capsys, *words, setting, code=1)
+            assert said in err and not server.asked
+
+
+@pytest.mark.parametrize("key, sent", [("  abcdefgh\n", "abcdefgh"), ("abc defgh", None), ("abc\ndefgh", None),
+                                       ("abc\u00e9defgh", None), (" \n ", None)])
+def test_keys_with_spaces_and_line_ends(sums, tmp_path, capsys, monkeypatch, key, sent):
+    monkeypatch.setenv("A_KEY", key)
+    with served(worked_out) as server:
+        words = ["eval", *sums, "--endpoint", server.url, "--key-env", "A_KEY", "-o", tmp_path / "out"]
+        out, err = call(capsys, *words, code=0 if sent else 1)
+        assert {h["Authorization"] for _, h, _ in server.asked} == ({f"Bearer {sent}"} if sent else set())
+        assert "efgh" not in out + err and (sent or "A_KEY" in err)
+
+
+def test_a_key_that_the_server_repeats_is_neither_printed_nor_stored(sums, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("A_KEY", "sk-0123456789")
+    words = ["eval", *sums, "--key-env", "A_KEY", "-o", tmp_path / "out"]
+
+    def repeating(status):
+        return lambda body, n: ((lambda h: h.send(status, h.headers["Authorization"].encode())) if n else "1")
+
+    with served(repeating(400)) as server:
+        out, err = call(capsys, *words, "--endpoint", server.url, "--concurrency", 1)
+        assert "no answer 11 times" in err and "sk-01" not in out + err
+        assert "Bearer ***" in (tmp_path / "out" / "answers.jsonl").read_text()
+        server.script = repeating(401)
+        out, err = call(capsys, *words, "--endpoint", server.url, code=1)
+        assert "refuses the key" in err and "sk-01" not in out + err
+    assert "sk-01" not in "".join(p.read_text() for p in (tmp_path / "out").iterdir() if p.suffix != ".png")
+
+
 def test_what_does_not_go_together(sums, tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text("")
     url = ("--endpoint", "http://127.0.0.1:1/v1")
     for words, said, code in (
             (("--answers", 2, "--temperature", 0), "greedy answers would all be the same", 1),
             (("--seeds", "x"), "--seeds 'x'", 1), (("--top-p", 2), "at most 1", 2),
-            (("--key-env", "X"), "--endpoint", 2),
+            (("--key-env", "X"), "--endpoint", 2), (("--concurrency", 8), "goes with --endpoint", 2),
+            (("--timeout", 300), "goes with --endpoint", 2), (("--retries", 4), "goes with --endpoint", 2),
             (("--answers", 2, "-o", tmp_path / "b.jsonl"), "for a plain evaluation", 1),
             (("--answers", 2, "--rollouts", tmp_path / "b"), "for a plain evaluation", 1),
             ((*url, "--checkpoint", tmp_path), "has its own weights", 2),

@@ -216,3 +216,39 @@ def test_large_pictures_are_sent_as_jpeg(monkeypatch):
     loaded = LoadedMedia(kind="image", frames=(Image.new("RGB", (64, 64), (10, 200, 30)),), sha256="x")
     head, shown = pixels(data_urls(loaded)[0])
     assert head == "data:image/jpeg;base64" and abs(shown[5, 5].astype(int) - [10, 200, 30]).max() < 6
+
+
+KEY = "sk-0123456789abcdef"
+
+
+def repeating(status, before=""):
+    """Answers with the request's own key, as some gateways do, at the end of `before`."""
+    return lambda *_: lambda h: h.send(status, json.dumps({"error": before + h.headers["Authorization"]}).encode())
+
+
+@pytest.mark.parametrize("before", ["", "x" * 275], ids=["whole", "where the message is cut"])
+def test_a_key_that_a_server_repeats_is_neither_printed_nor_stored(before):
+    with pytest.raises(ConfigError, match="refuses the key") as error:
+        answers(repeating(401, before), key=KEY)
+    assert KEY[:8] not in str(error.value)
+    for status in (400, 500, 200):  # 200: no chat completion
+        found, _ = answers(repeating(status, before), key=KEY, retries=0)
+        assert found[0][0].error and KEY[:8] not in found[0][0].error
+    found, _ = answers(lambda *_: f"<p>{before[:60]}{KEY}</p>".encode(), key=KEY, retries=0)
+    assert "no JSON" in found[0][0].error and KEY[:8] not in found[0][0].error
+    with pytest.raises(TrainingError, match="none of 16") as ended:
+        answers(repeating(400, before), [request(n=20)], key=KEY)
+    assert KEY[:8] not in str(ended.value)
+    with served(lambda *_: "", models=("a", f"b {KEY}")) as server, pytest.raises(ConfigError) as several:
+        Endpoint(server.url, None, key=KEY)
+    assert KEY not in str(several.value)
+
+
+def test_another_name_of_the_limit_costs_no_try():
+    def script(body, _):
+        if "max_tokens" in body:
+            return lambda h: h.send(400, b'{"error": "use max_completion_tokens instead"}')
+        return str(body["max_completion_tokens"])
+
+    found, server = answers(script, retries=0)
+    assert texts(found) == [["5"]] and len(server.asked) == 2

@@ -49,6 +49,15 @@ def reasons(left):
     return {one.item.id: one.reason for one in left}
 
 
+def test_where_a_row_stands_is_no_part_of_its_content(tmp_path):
+    """Columns that `vlrl data difficulty` writes, and the like."""
+    a = stored(tmp_path / "a", group("1", question="how many?"))
+    b = stored(tmp_path / "b", group("9", question="how many?", difficulty=0.2, difficulty_given=0.7, pass_at_k=0.8))
+    assert paired(pair(a, b)) == [("1", "9")] and a[0].row == b[0].row
+    other = stored(tmp_path / "c", group("9", question="how many cats?"))
+    assert a[0].row != other[0].row
+
+
 def test_equal_ids_of_other_pictures_are_never_paired(tmp_path):
     """A run of another data.seed has the same ids, and draws other pictures."""
     a = stored(tmp_path / "a", group("1", "aa"), group("2", "bb"), group("3", "cc"), group("only a", "dd"))
@@ -59,7 +68,7 @@ def test_equal_ids_of_other_pictures_are_never_paired(tmp_path):
         "1": "changed", "3": "changed"}
     assert found.first[0].differs == ("target",) and found.second[0].differs == ("media",)
     assert found.unpaired == 4 and found.reworded == 0
-    said = "\n".join(found.said("a", "b"))
+    said = "\n".join(found.notes("a", "b"))
     assert "1 of a left out: not on the other side" in said and "other content (media 1, target 1)" in said
     assert "data.seed" in said
 
@@ -95,7 +104,7 @@ def test_other_words_for_the_same_row_are_paired_and_counted(tmp_path):
             for words in ("Find", "Seek"))
     found = pair(a, b)
     assert paired(found) == [("1", "1"), ("2", "2")] and found.reworded == 2
-    assert found.first[0].differs == ("prompt", "row") and "2 pairs were asked in other words" in found.said()[-1]
+    assert found.first[0].differs == ("prompt", "row") and "2 pairs were asked in other words" in found.notes()[-1]
 
 
 def test_texts_without_pictures_are_told_apart_by_their_words(tmp_path):

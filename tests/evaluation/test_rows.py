@@ -46,6 +46,28 @@ def test_a_file_goes_on_after_a_kill(tmp_path):
     assert rows[2]["answer"] == "later" and json.loads(path.read_text().splitlines()[0]) == {"facts": FACTS}
 
 
+def test_half_a_character_is_stored(tmp_path):
+    """A lone surrogate, as JSON may hold and UTF-8 may not."""
+    path = tmp_path / "answers.jsonl"
+    file = RowFile(path, {"word": "\ud800"})
+    file.add([row(0, answer="\ud83d half", sample="\udc00")])
+    file.close()
+    again = RowFile(path, {"word": "\ud800"})
+    assert again.rows() == read_rows(path) == [row(0, answer="\ud83d half", sample="\udc00")]
+
+
+def test_a_question_without_an_answer_never_replaces_an_answer(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    file = RowFile(path, FACTS)
+    file.add([row(0), {**row(0), "unanswered": True}, {**row(1), "unanswered": True}])
+    with open(path, "a") as later:  # another process, or an older file that was appended
+        later.write(json.dumps({**row(0), "unanswered": True, "answer": "late"}) + "\n")
+    again = RowFile(path, FACTS)
+    assert again.answered(1) == {("heldout", "greedy", 0, 0)} and again.rows()[0] == row(0)
+    again.add([row(1, answer="now")])
+    assert again.rows()[1] == row(1, answer="now") and len(again.rows()) == 2
+
+
 def test_a_file_of_another_evaluation_is_refused(tmp_path):
     path = tmp_path / "answers.jsonl"
     RowFile(path, FACTS)
@@ -53,7 +75,7 @@ def test_a_file_of_another_evaluation_is_refused(tmp_path):
         RowFile(path, {**FACTS, "samples": 3})
     other = tmp_path / "other.jsonl"
     other.write_text('{"id": 1}\n')
-    with pytest.raises(ConfigError, match="no evaluation that was begun"):
+    with pytest.raises(ConfigError, match="does not hold an evaluation that was begun"):
         RowFile(other, FACTS)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_rows(tmp_path / "none")

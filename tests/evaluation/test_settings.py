@@ -22,6 +22,10 @@ def test_combinations():
         ("temperature 0.5, top_p 1, 8 tokens", (3,), 4)]
     assert names(wordings=2) == [("greedy, wording 1", (3,), 1), ("greedy, wording 2", (3,), 1)]
     assert names(temperatures=(0.0,), seeds=(1, 2), repeats_differ=True) == [("greedy", (1, 2), 1)]
+    probed = Grid(probes=("reworded",), max_new_tokens=(8, 9)).drawings(CONFIG)
+    assert [(d.name, d.probe, d.plain) for d in probed] == [
+        ("greedy, 8 tokens", "", ""), ("greedy, 8 tokens, reworded", "reworded", "greedy, 8 tokens"),
+        ("greedy, 9 tokens", "", ""), ("greedy, 9 tokens, reworded", "reworded", "greedy, 9 tokens")]
     warm = CONFIG.model_copy(update={"eval": CONFIG.eval.model_copy(update={"temperature": 0.4})})
     assert Grid(answers=2).drawings(warm)[0].temperature == 0.4
     sampling = Grid(temperatures=(0.7,), top_ps=(0.9,), max_new_tokens=(5,)).drawings(CONFIG)[0].sampling(CONFIG)
@@ -33,7 +37,9 @@ def test_combinations():
     ({"seeds": (1, 2), "temperatures": (0.0,)}, "--seeds 1,2 with --temperature 0"),
     ({"top_ps": (0.9,), "temperatures": (0.0,)}, "--top-p 0.9 with --temperature 0"),
     ({"temperatures": (1.0, 1.0)}, "--temperature: 1.0 stands there twice"),
-    ({"seeds": (1, 1)}, "--seeds: 1 stands there twice")])
+    ({"seeds": (1, 1)}, "--seeds: 1 stands there twice"),
+    ({"probes": ("blank",)}, "--probe 'blank' is not known. Did you mean 'blank_media'"),
+    ({"probes": ("reworded", "reworded")}, "--probe: reworded stands there twice")])
 def test_what_could_not_act_is_refused(asked, said):
     with pytest.raises(ConfigError, match=said):
         names(**asked)

@@ -97,6 +97,37 @@ def test_boxes_and_points_vote_by_region():
     assert not any("region" in name for name in means(result(rows[:1])))
 
 
+def test_what_cannot_be_read_is_wrong_in_every_vote():
+    """Two samples are right, two have answers without anything to read: half, and not all, of the votes are right."""
+    rows = [row(n, "x" if n < 2 else None, n < 2, i, confidence=0.5 if n < 2 else None) for n in range(4)
+            for i in range(2)]
+    found = means(result(rows, 2))
+    assert found["maj@2"] == found["maj@2/by_confidence"] == found["pass@2"] == 0.5
+    assert found["vote/brier"] == 0 and found["vote/auroc"] == 1  # no vote is a confidence of 0
+    none = means(result([row(n, None, False, i) for n in range(2) for i in range(2)], 2))
+    assert none["maj@2"] == 0 and none["vote/brier"] == 0 and "maj@2/by_confidence" not in none
+
+    at = {"target": [0, 0, 10, 10], "size": [100, 100]}
+    boxes = [row(n, [0, 0, 10, 10] if n < 2 else None, n < 2, i, **at) for n in range(4) for i in range(2)]
+    found = means(result(boxes, 2))
+    assert found["region@2/hit"] == found["region@2/iou"] == found["region@2/acc@.5"] == 0.5 and "maj@2" not in found
+    unread = means(result([row(0, None, False, i, **at) for i in range(2)], 2))
+    assert unread["region@2/hit"] == 0 and "maj@2" not in unread and "vote/brier" not in unread
+
+
+def test_which_vote_a_sample_belongs_to():
+    """A task that reads boxes and texts: each sample by its target; clicks written as a mapping are no place."""
+    rows = [row(n, parsed, False, i, target=target, size=[9, 9]) for n, (parsed, target) in enumerate((
+        ([0, 0, 5, 5], [0, 0, 5, 5]), ("x", "x"), ([3, 4], [[3, 5]]), (None, None))) for i in range(2)]
+    for number, names in enumerate(("region@2/hit", "maj@2", "", "")):
+        drawn = means(result([r for r in rows if r["number"] in (0, number)], 2))
+        assert ("maj@2" in drawn) == (names == "maj@2") and "region@2/hit" in drawn
+    found = result(rows, 2).metrics
+    assert found["maj@2"].mean == 0 and found["region@2/hit"].mean == 1
+    acts = means(result([row(0, {"action": "click"}, True, i, target=[0, 0, 5, 5]) for i in range(2)], 2))
+    assert acts["maj@2"] == 1 and not any(name.startswith("region") for name in acts)
+
+
 def test_what_could_not_be_answered_or_scored_is_no_wrong_answer():
     place = {"split": "heldout", "setting": "t", "seed": 0}
     rows = [row(0, "a", True), {**place, "number": 1, "sample": "s1", "task": "", "left_out": "too long"},

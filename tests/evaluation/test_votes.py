@@ -68,6 +68,12 @@ def test_ballots_that_are_equal(a, b):
     assert votes.ballot(a) == votes.ballot(b) is not None
 
 
+@pytest.mark.parametrize("a, b", [("1234567", "1234568"), (1234567, 1234568), ("0.1234567", "0.1234568"),
+                                  ("12", "12 cats"), (True, 1), (["1"], "1")])
+def test_ballots_that_differ(a, b):
+    assert votes.ballot(a) != votes.ballot(b)
+
+
 @pytest.mark.parametrize("nothing", [None, "", [], {}])
 def test_nothing_read_is_no_vote(nothing):
     assert votes.ballot(nothing) is None

@@ -112,11 +112,11 @@ def test_another_measurement_does_not_go_on(tmp_path):
     assert len(measured(r, short, part, facts(r, short), TELL)) == 3
     assert len(measured(r, SCOPE, part, facts(r), TELL)) == 10  # a limit may change
     for other in (ready(rollout={"temperature": 0.5}), ready(curriculum={"pass_at": 1}), ready(model={"name": "y"})):
-        with pytest.raises(ConfigError, match=r"begun with other settings:\n  (rollout|curriculum|model)"):
+        with pytest.raises(ConfigError, match=r"a measurement with other settings:\n  (rollout|curriculum|model)"):
             measured(other, SCOPE, part, facts(other), TELL)
     for text in ('{"id": 1}\n', '{"facts": ' + json.dumps(facts(r)) + '}\n{"prompts": [{"number": 1}]}\n'):
         part.write_text(text)
-        with pytest.raises(ConfigError, match=r"no measurement that was begun|cannot be read"):
+        with pytest.raises(ConfigError, match=r"does not hold a measurement|cannot be read"):
             measured(r, SCOPE, part, facts(r), TELL)
 
 

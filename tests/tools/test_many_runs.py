@@ -98,6 +98,12 @@ def test_words_that_are_swept():
     rng = np.random.default_rng(0)
     drawn = [size.draw(rng) for _ in range(200)]
     assert set(drawn) == {4, 5, 6, 7, 8} and all(isinstance(v, int) for v in drawn)
+    doubled = spaces(["rollout.group_size=1..16"])[0][0]
+    sizes = np.array([doubled.draw(rng) for _ in range(3000)])
+    assert set(sizes.tolist()) == set(range(1, 17))  # both ends are drawn, and doublings evenly
+    for low, high in ((1, 2), (2, 4), (4, 8), (8, 16)):
+        share = ((low <= sizes) & (sizes < high)).mean()
+        assert share == pytest.approx(np.log(2) / np.log(17), abs=0.035)
     wide = spaces(["train.lr=1e-6..1e-3"])[0][0]
     logs = np.log10([wide.draw(rng) for _ in range(500)])
     assert logs.min() >= -6 and logs.max() <= -3 and abs(logs.mean() + 4.5) < 0.15
@@ -121,6 +127,16 @@ def test_choices_of_settings():
         trials(mixed, "grid", 5, 0)
     with pytest.raises(ConfigError, match="nothing is swept"):
         trials([], "grid", 5, 0)
+
+
+@pytest.mark.parametrize("words, options, said", [
+    (["train.lr=1e-5,3e-5"], {"n": 4}, "--trials 4 does nothing with --method grid"),
+    (["train.lr=1e-5,3e-5"], {"seed": 1}, "--seed 1 does nothing with --method grid"),
+    (["train.lr=1e-5..3e-5"], {"eta": 2}, "--eta 2 does nothing with --method random.* take --method halving")])
+def test_options_of_a_sweep_that_cannot_act(tmp_path, instant, words, options, said):
+    with pytest.raises(ConfigError, match=said):
+        sweep.run(CONFIG, words, tmp_path / "s", **options)
+    assert not instant.started and not (tmp_path / "s").exists()
 
 
 @pytest.mark.slow
@@ -165,8 +181,8 @@ def test_halving_gives_worse_settings_fewer_seeds(tmp_path, instant):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["seed=1,2"], "seed and run.dir are set by the sweep"), (["train.lr=1e-5,1e-4", "run.dir=x"], "set by the sweep"),
-    (["data.seed=1,2"], "data.seed is swept"), (["train.lrr=1,2"], "train.lr"), (["steps=5"], "nothing is swept"),
+    (["seed=1,2"], "seed and run.dir are set for each"), (["train.lr=1e-5,1e-4", "run.dir=x"], "set for each run"),
+    (["data.seed=1,2"], "other held-out samples"), (["train.lrr=1,2"], "train.lr"), (["steps=5"], "nothing is swept"),
     (["steps=5,6", "eval.samples=0"], "do not evaluate the split")])
 def test_sweeps_that_make_no_sense(tmp_path, instant, words, said):
     with pytest.raises(ConfigError, match=said):
@@ -214,7 +230,8 @@ def test_no_difference_is_said_after_the_last_block(tmp_path, instant, capsys):
 
 
 @pytest.mark.parametrize("words, said", [
-    ([], "two or more different configs"), (["data.seed=3"], ""), (["eval.samples=0"], "do not evaluate the split")])
+    ([], "two or more different configs"), (["seed=3"], "seed=3: seed and run.dir are set for each run"),
+    (["run.dir=x"], "set for each run"), (["data.seed=3"], ""), (["eval.samples=0"], "do not evaluate the split")])
 def test_sequential_comparisons_that_make_no_sense(tmp_path, instant, words, said):
     a, b = two_configs(tmp_path)
     if said:
@@ -225,6 +242,16 @@ def test_sequential_comparisons_that_make_no_sense(tmp_path, instant, words, sai
         with pytest.raises(ConfigError, match="other held-out samples"):
             sequential_runs.run([a, b], [], tmp_path / "s")
     assert not instant.started
+
+
+@pytest.mark.parametrize("words, name", [
+    (["a", "b", "--seeds", "3"], "--seeds"), (["a", "b", "--blocks", "3"], "--blocks"),
+    (["a", "b", "--alpha", "0.1"], "--alpha"), (["a", "b", "--jobs", "2"], "--jobs"), (["a", "b", "-o", "x"], "-o"),
+    (["--sequential", "a.yaml", "vs", "b.yaml"], "vs stands between runs"),
+    (["--sequential", "a.yaml", "b.yaml", "--show", "3"], "--show")])
+def test_options_of_a_comparison_that_cannot_act(capsys, words, name):
+    assert main(["compare", *words]) == 2
+    assert name in " ".join(capsys.readouterr().err.split())
 
 
 # --- real runs --------------------------------------------------------------------------------------------------------

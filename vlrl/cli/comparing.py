@@ -23,6 +23,7 @@ COMPARE_EXAMPLES = examples(
     "vlrl compare runs/a@0 runs/a@best --metric iou          before and after, in one run",
     "vlrl compare runs/a-0 runs/a-1 runs/a-2 vs runs/b-0 runs/b-1 runs/b-2       three seeds a side",
     "vlrl compare runs/a runs/b --json | jq '.samples[] | select(.b < .a) | .id'  what got worse",
+    "vlrl compare --weights runs/a                           how many weights the run changed of its base model",
     "vlrl compare --sequential a.yaml b.yaml --jobs 2        runs seeds of both until a test decides",
     "vlrl compare --sequential a.yaml b.yaml c.yaml steps=100 --seeds 3 --blocks 6 -o runs/three")
 SWEEP_EXAMPLES = examples(
@@ -39,28 +40,37 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=SWEEP_EXAMPLES)(sweep)
 
 
-Metric = Annotated[str, typer.Option(help="The metric that decides, e.g. iou or correct_frac.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Runs side by side, e.g. 2; they share the CPU, and the GPUs of "
-                                   "CUDA_VISIBLE_DEVICES where there are as many.")]
+_JOBS = "Runs side by side, e.g. 2; they share the CPU, and the GPUs of CUDA_VISIBLE_DEVICES where there are as many."
 
 
 def compare(
     sides: Annotated[list[str], typer.Argument(
         metavar="A [vs] B", show_default=False,
         help="Run folders, or RUN@STEP with completed steps, first, last or best; several a side with vs between. With "
-        "--sequential configs, and settings for all.")],
+        "--sequential configs, and settings for all. With --weights models or runs.")],
     split: Annotated[str | None, typer.Option(
         show_default=False, help="The split, e.g. heldout. Default: heldout, or the first that all have.")] = None,
-    metric: Metric = "reward/mean",
-    show: Annotated[int, typer.Option(min=0, help="How many of the largest wins and losses are listed, e.g. 20; 0 = "
-                                      "none. --json has every sample.")] = 5,
+    metric: Annotated[str | None, typer.Option(
+        metavar="NAME", show_default=False,
+        help="The metric that decides, e.g. iou or correct_frac. Default: reward/mean.")] = None,
+    show: Annotated[int | None, typer.Option(
+        metavar="N", min=0, show_default=False, help="How many of the largest wins and losses are listed, e.g. 20; 0 = "
+        "none. --json has every sample. Default: 5.")] = None,
+    weights: Annotated[bool, typer.Option(
+        "--weights", help="Compare weights: which share of them changed, from A to B, or in a run A since its base "
+        "model. Models are folders, checkpoints, names of the Hub.")] = False,
     sequential: Annotated[bool, typer.Option("--sequential", help="Run seeds of configs, until a group-sequential "
                                              "permutation test decides.")] = False,
-    seeds: Annotated[int, typer.Option(min=2, help="With --sequential: seeds of each config a block.")] = 5,
-    blocks: Annotated[int, typer.Option(min=1, help="With --sequential: most blocks.")] = 5,
-    alpha: Annotated[float, typer.Option(help="With --sequential: highest probability of finding a difference where "
-                                         "there is none.")] = 0.05,
-    jobs: Jobs = 1,
+    seeds: Annotated[int | None, typer.Option(
+        metavar="N", min=2, show_default=False,
+        help="With --sequential: seeds of each config a block. Default: 5.")] = None,
+    blocks: Annotated[int | None, typer.Option(
+        metavar="N", min=1, show_default=False, help="With --sequential: most blocks. Default: 5.")] = None,
+    alpha: Annotated[float | None, typer.Option(
+        metavar="P", show_default=False, help="With --sequential: highest probability of finding a difference where "
+        "there is none. Default: 0.05.")] = None,
+    jobs: Annotated[int | None, typer.Option(
+        metavar="N", min=1, show_default=False, help=f"With --sequential: {_JOBS} Default: 1.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="With --sequential: folder of "
                                              "the runs. Default: runs/compare-A-B.")] = None,
     as_json: AsJson = False,
@@ -71,22 +81,34 @@ def compare(
     nothing. With several runs a side the interval holds how much seeds vary. Exit code 0 whatever is found.
 
     With --sequential it starts the runs itself and stops at the first block of seeds that decides; the same command
-    goes on after an interruption.
+    goes on after an interruption. With --weights nothing is evaluated: the files of the weights are read.
     """
-    if sequential:
-        _sequential(sides, split, metric, seeds, blocks, alpha, jobs, out, as_json)
+    own = {"--seeds": seeds, "--blocks": blocks, "--alpha": alpha, "--jobs": jobs, "-o": out}
+    if weights:
+        given = {**own, "--metric": metric, "--split": split, "--show": show, "--sequential": sequential or None}
+        if unused := next((name for name, value in given.items() if value is not None), None):
+            raise typer.BadParameter("does nothing with --weights; leave one of the two out", param_hint=unused)
+        _weights(sides, as_json)
         return
-    if out is not None:
-        raise typer.BadParameter("goes with --sequential; without it nothing is written", param_hint="-o")
+    if sequential:
+        if show is not None:
+            raise typer.BadParameter("lists samples of two evaluations; leave it out with --sequential",
+                                     param_hint="--show")
+        _sequential(sides, split, metric or "reward/mean", seeds or 5, blocks or 5, 0.05 if alpha is None else alpha,
+                    jobs or 1, out, as_json)
+        return
+    for name, value in own.items():
+        if value is not None:
+            raise typer.BadParameter("goes with --sequential; without it nothing is run or written", param_hint=name)
     from vlrl.evaluation.compare import compare as run
     from vlrl.evaluation.compare import side
 
     first, second = _sides(sides)
-    found = run([side(text) for text in first], [side(text) for text in second], split, metric)
+    found = run([side(text) for text in first], [side(text) for text in second], split, metric or "reward/mean")
     if as_json:
         emit(plain(found))
     else:
-        _print(found, show)
+        _print(found, 5 if show is None else show)
 
 
 def _sides(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -145,6 +167,35 @@ def _outcome(word: str, sample: Outcome) -> str:
     return f"  {word} {id}: {sample.a:.3f} -> {sample.b:.3f}   {first!r} -> {second!r}"
 
 
+def _weights(words: Sequence[str], as_json: bool) -> None:
+    from vlrl.tools.weight_changes import plain as counts
+    from vlrl.tools.weight_changes import weight_changes
+
+    if len(words) > 2:
+        raise typer.BadParameter(f"{' '.join(words)}: with --weights name a run, or two models", param_hint="A [vs] B")
+    found = weight_changes(*words)
+    if as_json:
+        emit(counts(found))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(printable(f"a: {found.a}\nb: {found.b}", 400), markup=False, soft_wrap=True)
+    shown = table("weights", "tensors", "n", "changed", "lost to rounding", "distance / norm", min_width=50)
+    for name, change in (*found.kinds.items(), ("all", found.total)):
+        relative = change.distance / change.norm if change.norm else float("nan")
+        shown.add_row(*map(Text, (printable(name), f"{change.tensors:,}", f"{change.weights:,}", f"{change.share:.2%}",
+                                  f"{change.lost / max(1, change.weights):.2%}", f"{relative:.2e}")))
+    console.print(shown)
+    if found.unmatched:
+        names = ", ".join(found.unmatched[:5]) + (", ..." if len(found.unmatched) > 5 else "")
+        console.print(printable(f"in one of the two alone, and not counted: {names}", 400), markup=False,
+                      soft_wrap=True)
+    console.print("changed: by more than 1e-5 in the type that a is stored in; lost to rounding: less than that type "
+                  "can hold", markup=False, style="dim")
+
+
 # --- runs that it starts itself ---------------------------------------------------------------------------------------
 
 
@@ -152,7 +203,10 @@ def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int
                 out: Path | None, as_json: bool) -> None:
     from vlrl.tools.sequential_runs import run
 
-    configs = [word for word in words if not _SETTING.fullmatch(word) and word != "vs"]
+    if "vs" in words:
+        raise typer.BadParameter("vs stands between runs of two sides; with --sequential name configs, a.yaml b.yaml",
+                                 param_hint="A [vs] B")
+    configs = [word for word in words if not _SETTING.fullmatch(word)]
     settings = [word for word in words if _SETTING.fullmatch(word)]
     folder = out or Path("runs") / "-".join(["compare", *(Path(path).stem for path in configs)])
 
@@ -170,9 +224,13 @@ def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int
 
 
 def _look(look: Look, blocks: int) -> str:
-    pairs = ", ".join(f"{a} - {b} {value:.3f}" for (a, b), value in look.statistics.items())
-    limit = "no decision possible yet" if look.threshold == float("inf") else f"threshold {look.threshold:.3f}"
-    return f"block {look.block} of at most {blocks}: summed differences {pairs}; {limit}"
+    pairs = ", ".join(f"{a} - {b} {value:.3f} ({_limit(look.thresholds[a, b])})"
+                      for (a, b), value in look.statistics.items())
+    return f"block {look.block} of at most {blocks}: summed differences {pairs}"
+
+
+def _limit(threshold: float) -> str:
+    return "no decision possible yet" if threshold == float("inf") else f"threshold {threshold:.3f}"
 
 
 def _print_decided(found: Decided) -> None:
@@ -215,14 +273,20 @@ def sweep(
     method: Annotated[str | None, typer.Option(
         metavar="grid|random|halving", show_default=False, help="grid: every combination; random: --trials drawn ones; "
         "halving: worse ones get fewer seeds. Default: grid, or random where a range is given.")] = None,
-    n: Annotated[int, typer.Option("--trials", min=2, help="Choices of settings of random and halving.")] = 16,
-    eta: Annotated[int, typer.Option(min=2, help="With halving: one of so many goes on to the next seed.")] = 2,
-    metric: Metric = "reward/mean",
+    n: Annotated[int | None, typer.Option(
+        "--trials", metavar="N", min=2, show_default=False,
+        help="With random and halving: choices of settings. Default: 16.")] = None,
+    eta: Annotated[int | None, typer.Option(
+        metavar="N", min=2, show_default=False,
+        help="With halving: one of so many goes on to the next seed. Default: 2.")] = None,
+    metric: Annotated[str, typer.Option(help="The metric that decides, e.g. iou or correct_frac.")] = "reward/mean",
     split: Annotated[str | None, typer.Option(
         show_default=False, help="The split that decides. Default: the first of eval.splits.")] = None,
     base: Annotated[bool, typer.Option(help="Run the config as it is on the test seeds too.")] = True,
-    seed: Annotated[int, typer.Option(help="Another seed draws other settings, e.g. 1.")] = 0,
-    jobs: Jobs = 1,
+    seed: Annotated[int | None, typer.Option(
+        metavar="N", show_default=False, help="With random and halving: another seed draws other settings, e.g. 1. "
+        "Default: 0.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help=_JOBS)] = 1,
     sft: Annotated[bool, typer.Option("--sft", help="Sweep `vlrl sft` instead of `vlrl train`.")] = False,
     out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="Folder of the runs. Default: "
                                              "runs/sweep-CONFIG.")] = None,

@@ -59,7 +59,7 @@ def _root() -> None:
     "vlrl data check rows.jsonl --config my.yaml --root photos/ --no-media      quick: files are not opened",
     "vlrl data check annotations.json --allow-missing                           annotations without their pictures",
     "vlrl data check data/                                                      all files of rows in a folder",
-    "vlrl data check train.jsonl heldout.jsonl --config my.yaml                 and what leaks from one to the other",
+    "vlrl data check train.jsonl heldout.jsonl --config my.yaml                 and what both hold",
     "vlrl data check org/name@train                                             a data set of the Hugging Face Hub",
     "vlrl data check rows.jsonl --json | jq .problems                           canonical fields alone, for a script"))
 def check(

@@ -30,10 +30,13 @@ EXAMPLES = examples(
     "Several answers, seeds and settings: pass@k, votes, sd over seeds, in a folder that is named at the end",
     "vlrl eval configs/quickstart.yaml --answers 8 --seeds 3",
     "vlrl eval configs/quickstart.yaml --temperature 0 --temperature 1 -o runs/both",
-    "A server of someone else:",
+    "Does it look at the pictures? The same questions without them, and with those of other samples",
+    "vlrl eval configs/quickstart.yaml --probe blank_media --probe other_media",
+    "An OpenAI-compatible server:",
     "vlrl eval my.yaml --endpoint http://127.0.0.1:8000/v1 --key-env MY_KEY")
 
-_NOT_METRICS = {"step", "n", "rejected", "score_errors"}
+_WITHOUT = {"rejected": "left out", "unscorable": "unscorable"}
+"""Counts in a line of eval.jsonl of samples that no metric holds."""
 
 
 def register(app: typer.Typer) -> None:
@@ -73,17 +76,25 @@ def evaluate(
         help="Most tokens of an answer, e.g. 1024; may be repeated. Default: rollout.max_new_tokens.")] = None,
     each_wording: Annotated[bool, typer.Option(
         "--each-wording", help="Ask every sample with each of task.prompts, instead of one in turn.")] = False,
+    probe: Annotated[list[str] | None, typer.Option(
+        metavar="NAME", show_default=False,
+        help="Ask every sample again without what its answer needs, or in other words: blank_media, other_media, "
+        "no_premise, reworded; may be repeated.")] = None,
     endpoint: Annotated[str | None, typer.Option(
         metavar="URL", show_default=False,
         help="Ask an OpenAI-compatible server instead, e.g. http://127.0.0.1:8000/v1.")] = None,
     key_env: Annotated[str | None, typer.Option(
         metavar="NAME", show_default=False,
         help="With --endpoint: the environment variable that holds its key. Default: no key is sent.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="With --endpoint: requests at a time.")] = 8,
-    timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="With --endpoint: most seconds that an answer "
-                                             "may take.")] = 300.0,
-    retries: Annotated[int, typer.Option(min=0, max=100, help="With --endpoint: how often a request is tried "
-                                         "again.")] = 4,
+    concurrency: Annotated[int | None, typer.Option(
+        metavar="N", min=1, max=1024, show_default=False,
+        help="With --endpoint: requests at a time. Default: 8.")] = None,
+    timeout_s: Annotated[float | None, typer.Option(
+        "--timeout", metavar="SECONDS", min=0.1, show_default=False,
+        help="With --endpoint: most seconds that an answer may take. Default: 300.")] = None,
+    retries: Annotated[int | None, typer.Option(
+        metavar="N", min=0, max=100, show_default=False,
+        help="With --endpoint: how often a request is tried again. Default: 4.")] = None,
     out: Annotated[Path | None, typer.Option(
         "-o", "--out", metavar="FOLDER|OUT.jsonl", show_default=False,
         help="Folder of answers, numbers and plot, e.g. runs/mine; the same command goes on there. Of a plain "
@@ -103,13 +114,15 @@ def evaluate(
     """
     from vlrl.evaluation.settings import Grid, seeds_of
 
-    heats = tuple(temperature or ())
+    temperatures = tuple(temperature or ())
     lines = out is not None and out.suffix == ".jsonl"
-    further = answers > 1 or seeds or len(heats) > 1 or top_p or max_new_tokens or each_wording or endpoint
+    further = (answers > 1 or seeds or len(temperatures) > 1 or top_p or max_new_tokens or each_wording or probe
+               or endpoint)
     at_length = bool(further) or (out is not None and not lines)
-    _refuse(model, checkpoint, endpoint, key_env, out, rollouts, at_length, top_p)
+    server_only = {"--key-env": key_env, "--concurrency": concurrency, "--timeout": timeout_s, "--retries": retries}
+    _refuse(model, checkpoint, endpoint, server_only, out, rollouts, at_length, top_p)
     given = {"splits": tuple(split) if split else None, "samples": samples,
-             "temperature": heats[0] if len(heats) == 1 else None}
+             "temperature": temperatures[0] if len(temperatures) == 1 else None}
     words = [f"eval.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     loaded = load(config, [*(settings or ()), *words])
     if loaded.eval.samples == 0 or not loaded.eval.splits:
@@ -118,24 +131,26 @@ def evaluate(
         chosen = _chosen(loaded, model, checkpoint)
         _show(chosen, _measure(loaded, chosen, rollouts), out, as_json)
         return
-    grid = Grid(answers=answers, seeds=seeds_of(seeds, loaded.seed), temperatures=heats, top_ps=tuple(top_p or ()),
-                max_new_tokens=tuple(max_new_tokens or ()))
+    grid = Grid(answers=answers, seeds=seeds_of(seeds, loaded.seed), temperatures=temperatures,
+                top_ps=tuple(top_p or ()), max_new_tokens=tuple(max_new_tokens or ()),
+                probes=tuple(probe or ()))
     grid.check()
     source = (_server(endpoint, model, key_env, concurrency, timeout_s, retries) if endpoint
               else _chosen(loaded, model, checkpoint))
     _at_length(loaded, source, grid, out, each_wording, as_json)
 
 
-def _refuse(model: str | None, checkpoint: Path | None, endpoint: str | None, key_env: str | None, out: Path | None,
-            rollouts: Path | None, at_length: bool, top_p: Sequence[float] | None) -> None:
+def _refuse(model: str | None, checkpoint: Path | None, endpoint: str | None, server_only: Mapping[str, Any],
+            out: Path | None, rollouts: Path | None, at_length: bool, top_p: Sequence[float] | None) -> None:
     """Raises for options that do not go together."""
     lines = out if out is not None and out.suffix == ".jsonl" else None
     if model is not None and checkpoint is not None:
         raise typer.BadParameter("name a model or a checkpoint, not both", param_hint="--model")
     if endpoint and checkpoint:
         raise typer.BadParameter("a server has its own weights; leave --checkpoint out", param_hint="--endpoint")
-    if key_env and not endpoint:
-        raise typer.BadParameter("goes with --endpoint", param_hint="--key-env")
+    for name, value in server_only.items():
+        if value is not None and not endpoint:
+            raise typer.BadParameter("goes with --endpoint", param_hint=name)
     if any(not 0 < p <= 1 for p in top_p or ()):
         raise typer.BadParameter(f"{top_p} must be above 0 and at most 1", param_hint="--top-p")
     if at_length and (lines or rollouts):
@@ -162,8 +177,8 @@ def _chosen(config: Config, model: str | None, checkpoint: Path | None) -> Chose
     return chosen
 
 
-def _server(url: str, model: str | None, key_env: str | None, concurrency: int, timeout_s: float,
-            retries: int) -> Server:
+def _server(url: str, model: str | None, key_env: str | None, concurrency: int | None, timeout_s: float | None,
+            retries: int | None) -> Server:
     from vlrl.evaluation.endpoint import address_of
     from vlrl.tools.answers import Server
 
@@ -173,8 +188,8 @@ def _server(url: str, model: str | None, key_env: str | None, concurrency: int, 
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise ConfigError(f"--key-env {key_env}: that environment variable holds spaces or characters that no key has")
     address_of(url)
-    return Server(url=url, model=model, key=key, concurrency=concurrency,
-                  timeout_s=timeout_s, retries=retries)
+    given = {"concurrency": concurrency, "timeout_s": timeout_s, "retries": retries}
+    return Server(url=url, model=model, key=key, **{name: v for name, v in given.items() if v is not None})
 
 
 # --- several answers, seeds and settings ------------------------------------------------------------------------------
@@ -285,16 +300,18 @@ def _table(chosen: Chosen, records: Sequence[Mapping[str, Any]]) -> Any:
     """Returns every metric of every split with its interval, one row each."""
     from rich.text import Text
 
+    from vlrl.tools.evaluate import metrics_of
+
     title = Text(f"{chosen.name} after {chosen.step} steps" if chosen.step else chosen.name)
     shown = table("split", "metric", "n", "mean", "interval", left=2, title=title, min_width=50,
                   caption=Text("[low, high] = 95 % interval over the samples", "dim"))
     for record in records:
-        left_out = f" ({record['rejected']} left out)" if record["rejected"] else ""
-        for name, value in record.items():
-            if name in _NOT_METRICS or "/ci95_" in name or not isinstance(value, (int, float)):
-                continue
-            low, high = (record.get(f"{name}/ci95_{end}") for end in ("low", "high"))
+        without = [f"{record[key]} {words}" for key, words in _WITHOUT.items() if record.get(key)]
+        left_out = f" ({', '.join(without)})" if without else ""
+        for name, metric in metrics_of(record).items():
+            mean, low, high = metric.values()
             interval = "" if low is None or high is None else f"[{low:.3f}, {high:.3f}]"
-            cells = (record["split"], name, f"{record['n']}{left_out}", f"{value:.3f}", interval)
+            shown_mean = "" if mean is None else f"{mean:.3f}"
+            cells = (record["split"], name, f"{record['n']}{left_out}", shown_mean, interval)
             shown.add_row(*(Text(str(cell)) for cell in cells))
     return shown

@@ -66,7 +66,15 @@ def shrink(frames: Frames, pixels: int) -> Frames:
     return tuple(f.resize((max(1, int(f.width * scale)), max(1, int(f.height * scale)))) for f in frames)
 
 
-EDITS: dict[str, Callable[..., Frames]] = {"shuffle": shuffle, "noise": noise, "shrink": shrink}
+def blank(frames: Frames) -> Frames:
+    """Returns frames of the same sizes, each in its mean colour: nothing is left to see."""
+    def mean(frame: Image.Image) -> tuple[int, ...]:
+        return tuple(np.asarray(frame.convert("RGB")).mean(axis=(0, 1)).round().astype(int).tolist())
+
+    return tuple(Image.new("RGB", frame.size, mean(frame)) for frame in frames)
+
+
+EDITS: dict[str, Callable[..., Frames]] = {"shuffle": shuffle, "noise": noise, "shrink": shrink, "blank": blank}
 """Edits by name: (frames, *arguments) -> frames, as many."""
 
 

@@ -19,6 +19,7 @@ from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import Engine
 from vlrl.errors import DataError
+from vlrl.evaluation.probes import NotApplicable, probe
 from vlrl.evaluation.rows import Row, RowFile, cluster_hash, content_hash, prompt_hash
 from vlrl.evaluation.settings import Drawing
 from vlrl.models.processing import PromptTooLong
@@ -75,7 +76,8 @@ class _Asking:
 
     def sample(self, number: int) -> Sample:
         """Returns a sample as this setting words it, its environment reset by the seed."""
-        sample, wording = self.samples[number], self.drawing.wording
+        probe_name, wording = self.drawing.probe, self.drawing.wording
+        sample = probe(probe_name, self.samples, number) if probe_name else self.samples[number]
         if wording is not None:
             templates = self.ready.task.of(sample).templates
             sample = replace(sample, prompt=templates[wording % len(templates)])
@@ -89,9 +91,9 @@ class _Asking:
 def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: RowFile, step: int, tell: Tell) -> None:
     """Draws and scores every answer that `file` lacks, and adds it there; each process does its share.
 
-    Prompts that are too long are left out, and with data.quarantine those whose data are bad. Raises ConfigError for an
-    empty split, TrainingError when scoring or environments fail too often (limits.score_errors,
-    limits.environment_errors).
+    Prompts that are too long are left out, samples to which a probe does not apply, and with data.quarantine those
+    whose data are bad. Raises ConfigError for an empty split, TrainingError when scoring or environments fail too often
+    (limits.score_errors, limits.environment_errors).
     """
     asked = [_Asking(ready=ready, drawing=drawing, seed=seed, split=split, samples=samples, step=step)
              for split in splits for samples in [first_samples(ready.task, split, ready.config.eval.samples)]
@@ -144,7 +146,7 @@ def _answered(one: _Asking, numbers: Sequence[int]) -> tuple[list[Group], list[R
         try:
             prompts.append((number, *ready.prefetch.take(number, sample_of)))
         except DataError as error:
-            if not isinstance(error, PromptTooLong) and not ready.config.data.quarantine:
+            if not isinstance(error, (PromptTooLong, NotApplicable)) and not ready.config.data.quarantine:
                 raise
             sample = one.samples[number]
             rows.append({**one.place(number), "sample": sample.id, "task": sample.task, "left_out": str(error)})

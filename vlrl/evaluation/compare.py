@@ -181,7 +181,7 @@ def _matched(evaluated: Sequence[list[Item]], names: Sequence[str]) -> tuple[lis
     partners = [{id(one): other for one, other in found.pairs} for found in pairings]
     matched = [(item, *(own[id(item)] for own in partners)) for item in first
                if all(id(item) in own for own in partners)]
-    notes = [line for name, found in zip(names[1:], pairings, strict=True) for line in found.said(names[0], name)]
+    notes = [line for name, found in zip(names[1:], pairings, strict=True) for line in found.notes(names[0], name)]
     return matched, sum(map(len, evaluated)) - len(matched) * len(evaluated), list(dict.fromkeys(notes))
 
 

@@ -28,6 +28,8 @@ from vlrl.types import Completion, Request, Turn
 
 MOST_BYTES = 2**24
 """Of one answer of a server."""
+_MOST_DETAIL = 300
+"""Characters of the reply of a server that a message holds."""
 _TRIED = 16
 """Requests after which an evaluation of which none was answered ends."""
 _WAIT_S, _MOST_WAIT_S = 1.0, 60.0
@@ -41,7 +43,7 @@ class _Refused(Exception):
     """A request failed; `again`: a later try may succeed, after `wait_s` where the server says so."""
 
     def __init__(self, message: str, again: bool, wait_s: float | None = None):
-        super().__init__(message[:500])
+        super().__init__(message)
         self.again, self.wait_s = again, wait_s
 
 
@@ -113,8 +115,9 @@ class Endpoint:
         try:
             made = self._asked(self._body(request, index))
         except _Refused as error:
-            self._note(False, str(error))
-            return _unanswered(str(error))
+            message = self._without_key(str(error))[:_MOST_DETAIL]
+            self._note(False, message)
+            return _unanswered(message)
         self._note(True)
         return made
 
@@ -155,7 +158,7 @@ class Endpoint:
             try:
                 return json.loads(text)
             except (ValueError, RecursionError):
-                raise _Refused(f"the answer is no JSON: {text[:80]!a}", again=True) from None
+                raise _Refused(f"the answer is no JSON: {text.decode('utf-8', 'replace')!a}", again=True) from None
         self._refuse(answer, text)
 
     def _limited(self, answer: httpx.Response, end: float) -> bytes:
@@ -171,21 +174,25 @@ class Endpoint:
 
     def _refuse(self, answer: httpx.Response, text: bytes) -> None:
         """Raises what a status other than 200 means."""
-        status, said = answer.status_code, text[:300].decode("utf-8", "replace")
-        said = said.replace(self._key, "***") if self._key else said  # some servers repeat what they were sent
+        status, detail = answer.status_code, text.decode("utf-8", "replace")
         if status in _FATAL:
-            raise ConfigError(f"the server {self.address} {_FATAL[HTTPStatus(status)]} ({status}): {said!a}. "
+            detail = self._without_key(detail)[:_MOST_DETAIL]
+            raise ConfigError(f"the server {self.address} {_FATAL[HTTPStatus(status)]} ({status}): {detail!a}. "
                               f"Check --endpoint, --model ({self.model!r}) and the key that --key-env names")
         again = status in _AGAIN or status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        raise _Refused(f"{status} {said}", again, _retry_after(answer.headers.get("Retry-After")))
+        raise _Refused(f"{status} {detail}", again, _retry_after(answer.headers.get("Retry-After")))
 
-    def _note(self, answered: bool, said: str = "") -> None:
+    def _without_key(self, text: str) -> str:
+        """Returns text of a server without the key, before anything is cut off: some repeat what they were sent."""
+        return text.replace(self._key, "***") if self._key else text
+
+    def _note(self, answered: bool, detail: str = "") -> None:
         """Counts answers; a server that has answered nothing of so many requests ends the evaluation."""
         with self._count:
             self._answered, self._failed = self._answered + answered, self._failed + (not answered)
             hopeless = not self._answered and self._failed >= _TRIED
         if hopeless and not self._closed.is_set():
-            raise TrainingError(f"the server {self.address} answered none of {_TRIED} requests; the last one: {said}")
+            raise TrainingError(f"the server {self.address} answered none of {_TRIED} requests; the last one: {detail}")
 
     def _only_model(self) -> str:
         """Returns the model that the server has. Raises ConfigError where it has several, or does not say."""
@@ -197,8 +204,9 @@ class Endpoint:
         if len(names) == 1:
             return names[0]
         self.close()
-        said = ", ".join(names[:20]) if names else f"it does not say which it has ({ascii(str(answer))[:200]})"
-        raise ConfigError(f"--endpoint {self.address}: name one of its models with --model. {said}")
+        detail = (self._without_key(", ".join(names[:20])) if names else
+                f"it does not say which it has ({ascii(str(answer))[:200]})")
+        raise ConfigError(f"--endpoint {self.address}: name one of its models with --model. {detail}")
 
 
 def _retry_after(text: str | None) -> float | None:
@@ -225,9 +233,9 @@ def _read(reply: Any) -> Completion:
         message, reason = choice["message"], choice.get("finish_reason")
         text, thought = _text(message.get("content")), message.get("reasoning_content") or message.get("reasoning")
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise _Refused(f"the answer is no chat completion: {ascii(json.dumps(reply))[:200]}", again=True) from None
+        raise _Refused(f"the answer is no chat completion: {json.dumps(reply)!a}", again=True) from None
     if reason not in ("stop", "length", None):
-        raise _Refused(f"the answer ended with finish_reason={ascii(reason)[:60]}", again=False)
+        raise _Refused(f"the answer ended with finish_reason={reason!a}", again=False)
     if isinstance(thought, str) and "</think>" not in text:  # a server that takes the thinking out of the text
         text = f"<think>{thought}</think>{text}"
     usage = reply.get("usage")

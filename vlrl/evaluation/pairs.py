@@ -1,7 +1,7 @@
 """Pairs the held-out answers of two evaluations by content, never by id alone. No torch.
 
     found = pair(items(a.rollouts(50, split="heldout", columns=COLUMNS).to_pylist()), items(...))
-    [(one.value, other.value) for one, other in found.pairs], found.said("a", "b")
+    [(one.value, other.value) for one, other in found.pairs], found.notes("a", "b")
 
 The content of a sample is what was shown (hashes of its images and videos), what was asked (the rendered prompt) and
 what is right (the target). An id is another picture with another data.seed or in another file, so it decides only
@@ -78,8 +78,8 @@ class Pairing:
         """Returns how many samples of both sides are left out."""
         return len(self.first) + len(self.second)
 
-    def said(self, first: str = "the first", second: str = "the second") -> list[str]:
-        """Returns what is to be said of the pairing, a sentence each; [] when every sample has its partner."""
+    def notes(self, first: str = "the first", second: str = "the second") -> list[str]:
+        """Returns what is notable about the pairing, a sentence each; [] when every sample has its partner."""
         lines = []
         for name, left in ((first, self.first), (second, self.second)):
             for reason, n in sorted(Counter[Reason](one.reason for one in left).items()):

@@ -84,16 +84,7 @@ class RowFile:
     def __init__(self, path: Path, facts: Mapping[str, Any]):
         """Raises ConfigError when the file was begun with other facts, or is something else."""
         self.path, self.facts = path, json.loads(json.dumps(plain(facts)))
-        lines = list(_objects(path)) if os.path.lexists(path) else []
-        before = next((line["facts"] for line in lines if isinstance(line.get("facts"), dict)), None)
-        if before is None and lines:
-            raise ConfigError(f"{path} is no evaluation that was begun: remove it, or name another folder with --out")
-        if before is None:
-            append_line(path, json.dumps({"facts": self.facts}))
-        elif changed := sorted(changes(before, self.facts)):
-            raise ConfigError(f"{path} holds an evaluation with other settings:\n  " + "\n  ".join(changed) +
-                              "\nSet them back, remove that folder to start over, or name another with --out.")
-        self._rows = _latest(lines)
+        self._rows = _latest(begun(path, facts, "an evaluation", "folder"))
 
     def rows(self) -> list[Row]:
         """Returns all rows in order."""
@@ -121,6 +112,24 @@ class RowFile:
         write_text(self.path, "".join(json.dumps(plain(line)) + "\n" for line in lines))
 
 
+def begun(path: Path, facts: Mapping[str, Any], what: str, place: str) -> list[Row]:
+    """Returns the lines of a file that grows while `what` goes on; it is begun with the facts where there is none.
+
+    Raises ConfigError when its facts are others, naming each, or it is no such file; `place` is what to remove.
+    """
+    known = json.loads(json.dumps(plain(facts)))
+    lines = list(_objects(path)) if os.path.lexists(path) else []
+    before = next((line["facts"] for line in lines if isinstance(line.get("facts"), dict)), None)
+    if before is None and lines:
+        raise ConfigError(f"{path} does not hold {what} that was begun: remove it, or name another {place} with --out")
+    if before is None:
+        append_line(path, json.dumps({"facts": known}))
+    elif changed := sorted(changes(before, known)):
+        raise ConfigError(f"{path} holds {what} with other settings:\n  " + "\n  ".join(changed) +
+                          f"\nSet them back, remove that {place} to start over, or name another with --out.")
+    return lines
+
+
 def changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
     """Yields `rollout.temperature was 1.0, is 0.5` for each leaf in which two trees of JSON differ."""
     if isinstance(before, dict) and isinstance(after, dict):
@@ -131,11 +140,12 @@ def changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
 
 
 def _objects(path: Path) -> Iterator[Row]:
+    """Yields the whole lines; half a line that a killed process left is passed over."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): name the answers.jsonl of an "
-                          "evaluation") from None
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): name a file of answers, such as the "
+                          "answers.jsonl of an evaluation") from None
     for line in lines:
         try:
             value = json.loads(line)

@@ -4,6 +4,11 @@
     while test.undecided:
         test.add({name: scores of n new seeds for name in test.waiting})
     test.decisions[("a", "b")]      # "a", "b" or "" = no difference shown
+
+With more than two algorithms it is a closed test (Marcus, Peritz and Gabriel, 1976). Each way in which some of them
+could be equal is a hypothesis of its own, tested by permuting the scores of those that it calls equal; a pair is
+decided once every hypothesis that calls the two equal is rejected. The true one is rejected with a probability of at
+most alpha, and no equal pair is decided without that.
 """
 
 from __future__ import annotations
@@ -18,6 +23,10 @@ from typing import NamedTuple
 import numpy as np
 
 Pair = tuple[str, str]
+Hypothesis = tuple[tuple[str, ...], ...]
+"""Groups of two and more algorithms that are equal within each; all others differ."""
+MOST = 8
+"""Algorithms at most: 8 have 4,139 hypotheses."""
 
 
 class Look(NamedTuple):
@@ -27,21 +36,31 @@ class Look(NamedTuple):
     """From 1."""
     statistics: dict[Pair, float]
     """|sum over blocks of (mean_a - mean_b)| of the pairs that were undecided before it."""
-    threshold: float
-    """The last b_k; infinite where the level does not allow any decision yet."""
+    thresholds: dict[Pair, float]
+    """What each has to exceed for the two alone to be called different; infinite where the level does not allow any
+    decision yet. Every other hypothesis by which they are equal has to be rejected too."""
     decided: dict[Pair, str]
     spent: float
-    """Level used so far."""
+    """Largest level that a hypothesis has used so far."""
+
+
+@dataclass
+class _Test:
+    """One hypothesis so far."""
+
+    thresholds: list[float] = field(default_factory=list)
+    """b_k of each block."""
+    spent: float = 0.0
+    rejected: bool = False
 
 
 @dataclass
 class Sequential:
     """Compares every two of several algorithms, `n` new seeds of each a block, at most `blocks` blocks.
 
-    The probability of deciding between two of equal score distributions is at most `alpha` over all blocks. Of more
-    than two, whose pairs are permuted independently, it is that of deciding any equal pair, and about `alpha`: 5.4 % of
-    10,000 simulations with three equal ones. `resamples` is how many permutations are drawn; all are counted where they
-    are fewer and one pair is left. The same scores and seed give the same decisions.
+    The probability of deciding between any two of equal score distributions is at most `alpha` over all blocks and
+    pairs. `resamples` is how many permutations are drawn of each hypothesis; of two algorithms alone all are counted
+    where they are fewer. The same scores and seed give the same decisions.
     """
 
     names: tuple[str, ...]
@@ -54,14 +73,16 @@ class Sequential:
     decisions: dict[Pair, str] = field(default_factory=dict)
     """Of decided pairs the higher one; "" after the last block where no difference is shown."""
     _scores: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    _tests: dict[Hypothesis, _Test] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if len(set(self.names)) < 2 or len(set(self.names)) < len(self.names):
-            raise ValueError(f"names {self.names}: two different ones at least")
+        if not 2 <= len(set(self.names)) == len(self.names) <= MOST:
+            raise ValueError(f"names {self.names}: two to {MOST} different ones")
         if self.n < 2 or self.blocks < 1 or not 0 < self.alpha < 1:
             raise ValueError(f"n={self.n}, blocks={self.blocks}, alpha={self.alpha}: n of at least 2, a block at "
                              "least, alpha between 0 and 1")
         self._scores = {name: [] for name in self.names}
+        self._tests = {hypothesis: _Test() for hypothesis in hypotheses(self.names)}
 
     @property
     def undecided(self) -> list[Pair]:
@@ -93,38 +114,71 @@ class Sequential:
         return look
 
     def _look(self, pairs: list[Pair]) -> Look:
-        k = len(self.looks) + 1
-        alone = len(pairs) == 1
-        signed = np.stack([self._permuted(pair, alone) for pair in pairs])  # [pairs, blocks, permutations], 0 is true
-        size = np.abs(signed)
-        alive = np.ones(size.shape[2], bool)
-        for earlier, before in enumerate(self.looks):
-            alive &= size[:, earlier].max(axis=0) <= before.threshold
-        spent = self.looks[-1].spent if self.looks else 0.0
-        left, decided, used, threshold = list(range(len(pairs))), {}, 0.0, math.inf
-        while left:
-            top = np.sort(size[left, k - 1].max(axis=0)[alive])[::-1]
-            threshold, used = _threshold(top, size.shape[2], self.alpha * k / self.blocks - spent)
-            best = max(left, key=lambda i: size[i, k - 1, 0])
-            if not size[best, k - 1, 0] > threshold:
-                break
-            decided[pairs[best]] = pairs[best][0 if signed[best, k - 1, 0] > 0 else 1]
-            left.remove(best)
-        statistics = {pair: float(size[i, k - 1, 0]) for i, pair in enumerate(pairs)}
-        return Look(k, statistics, threshold, decided, spent + used)
+        k, maxima = len(self.looks) + 1, dict[tuple[str, ...], np.ndarray]()
+        for hypothesis, test in self._tests.items():
+            if not test.rejected:
+                self._examine(hypothesis, test, k, maxima)
+        sums = {pair: self._sum(pair) for pair in pairs}
+        equal = {pair for h, test in self._tests.items() if not test.rejected for pair in _pairs(h)}
+        decided = {pair: pair[0 if sums[pair] > 0 else 1] for pair in pairs if pair not in equal}
+        return Look(k, {pair: abs(value) for pair, value in sums.items()},
+                    {pair: self._tests[(pair,)].thresholds[-1] for pair in pairs}, decided,
+                    max(test.spent for test in self._tests.values()))
 
-    def _permuted(self, pair: Pair, alone: bool) -> np.ndarray:
-        """Returns [blocks, permutations]: the sum of differences of means up to each block.
+    def _examine(self, hypothesis: Hypothesis, test: _Test, k: int, maxima: dict[tuple[str, ...], np.ndarray]) -> None:
+        """Sets threshold and level of a hypothesis after block k, and whether it is rejected.
 
-        Pairs are permuted independently of each other: with one permutation for all, the largest sum comes out too
-        small, as the sums of the true labels (a - b, b - c and a - c) hang together otherwise.
+        `maxima` are those of groups in several hypotheses; a group that stands alone may count all labellings.
         """
-        both = [np.concatenate(block) for block in zip(*(self._scores[name] for name in pair), strict=True)]
-        stream = list(itertools.combinations(self.names, 2)).index(pair)
-        signs = _signs(self.n, len(both), self.resamples, (self.seed, stream), alone)
-        sums = np.cumsum([values @ own for values, own in zip(both, signs, strict=True)], axis=0)
-        scale = max(float(np.abs(both).max()), 1e-300)
-        return np.round(sums / scale, 12) * scale  # equal sums in another order are equal
+        alone = len(hypothesis) == 1 and len(hypothesis[0]) == 2
+        for group in () if alone else hypothesis:
+            if group not in maxima:
+                maxima[group] = self._maxima(group, False)
+        found = self._maxima(hypothesis[0], True) if alone else np.max([maxima[group] for group in hypothesis], axis=0)
+        alive = np.ones(found.shape[1], bool)
+        for earlier, threshold in enumerate(test.thresholds):
+            alive &= found[earlier] <= threshold
+        top = np.sort(found[k - 1][alive])[::-1]
+        threshold, used = _threshold(top, found.shape[1], self.alpha * k / self.blocks - test.spent)
+        test.thresholds.append(threshold)
+        test.spent += used
+        test.rejected = bool(found[k - 1, 0] > threshold)
+
+    def _maxima(self, group: tuple[str, ...], alone: bool) -> np.ndarray:
+        """Returns [blocks, permutations]: the largest |sum of differences of means| of two of a group up to each block;
+        permutation 0 is the true labelling.
+        """
+        scores = [np.concatenate(block) for block in zip(*(self._scores[name] for name in group), strict=True)]
+        stream = sum(2 ** self.names.index(name) for name in group)
+        drawn = _permutations(len(group), self.n, len(scores), self.resamples, (self.seed, stream), alone)
+        sums = np.cumsum([values[at].reshape(len(at), len(group), self.n).mean(axis=2)
+                          for values, at in zip(scores, drawn, strict=True)], axis=0)
+        return self._rounded(sums.max(axis=2) - sums.min(axis=2), group)
+
+    def _sum(self, pair: Pair) -> float:
+        """Returns the signed sum of a pair."""
+        means = [np.sum([block.mean() for block in self._scores[name]]) for name in pair]
+        return float(self._rounded(means[0] - means[1], pair))
+
+    def _rounded(self, sums: np.ndarray | float, group: Sequence[str]) -> np.ndarray:
+        """Makes equal sums equal that were added in another order."""
+        scale = max(1e-300, *(float(np.abs(block).max()) for name in group for block in self._scores[name]))
+        return np.round(np.asarray(sums) / scale, 12) * scale
+
+
+def hypotheses(names: Sequence[str]) -> list[Hypothesis]:
+    """Returns every way in which some of the names are equal: the partitions of the names but the one of single ones,
+    without their single ones.
+    """
+    found: list[list[tuple[str, ...]]] = [[]]
+    for name in names:
+        found = [new for old in found for new in ([*old, (name,)], *(
+            [*old[:i], (*old[i], name), *old[i + 1:]] for i in range(len(old))))]
+    return [kept for one in found if (kept := tuple(group for group in one if len(group) > 1))]
+
+
+def _pairs(hypothesis: Hypothesis) -> list[Pair]:
+    return [pair for group in hypothesis for pair in itertools.combinations(group, 2)]
 
 
 def _threshold(top: np.ndarray, started: int, level: float) -> tuple[float, float]:
@@ -138,23 +192,22 @@ def _threshold(top: np.ndarray, started: int, level: float) -> tuple[float, floa
     return threshold, float((top > threshold).sum()) / started
 
 
-@lru_cache(maxsize=32)
-def _signs(n: int, blocks: int, resamples: int, seed: tuple[int, int], alone: bool) -> tuple[np.ndarray, ...]:
-    """Returns for each block [2n, permutations] of +-1/n, the first column the true labelling: a block's scores times
-    it are differences of means under permuted labels. All permutations of the labels of all blocks, if they are at most
-    `resamples` and of one pair `alone`.
+@lru_cache(maxsize=64)
+def _permutations(groups: int, n: int, blocks: int, resamples: int, seed: tuple[int, int],
+                  alone: bool) -> tuple[np.ndarray, ...]:
+    """Returns for each block [permutations, groups * n] places: a block's scores, taken at these, are those of the
+    first algorithm, then of the second ... under permuted labels; the first row is the true labelling. Of two
+    `alone` all labellings of all blocks, if they are at most `resamples`.
     """
-    splits = math.comb(2 * n, n)
+    size, splits = groups * n, math.comb(2 * n, n)
     if alone and splits ** blocks <= resamples:
-        one = np.full((splits, 2 * n), -1.0 / n)
-        for row, chosen in enumerate(itertools.combinations(range(2 * n), n)):  # the first chooses 0 .. n - 1
-            one[row, list(chosen)] = 1.0 / n
+        one = np.array([[*chosen, *sorted({*range(size)} - {*chosen})]
+                        for chosen in itertools.combinations(range(size), n)])  # the first chooses 0 .. n - 1
         places = np.array(list(itertools.product(range(splits), repeat=blocks)))
-        return tuple(one[places[:, block]].T for block in range(blocks))
-    true = np.repeat([1.0 / n, -1.0 / n], n)
+        return tuple(one[places[:, block]] for block in range(blocks))
     found = []
     for block in range(blocks):
-        drawn = np.random.default_rng((*seed, block)).permuted(np.tile(true, (resamples, 1)), axis=1)
-        drawn[0] = true
-        found.append(np.ascontiguousarray(drawn.T))
+        drawn = np.random.default_rng((*seed, block)).permuted(np.tile(np.arange(size), (resamples, 1)), axis=1)
+        drawn[0] = np.arange(size)
+        found.append(drawn)
     return tuple(found)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vlrl.config.schema import Config
-from vlrl.errors import ConfigError
+from vlrl.errors import ConfigError, did_you_mean
+from vlrl.evaluation.probes import PROBES
 from vlrl.types import Sampling
 
 
@@ -23,6 +24,10 @@ class Drawing:
     """None = rollout.max_new_tokens."""
     wording: int | None = None
     """Place in the task's templates, asked of every sample; None = they take turns, as in a run's evaluations."""
+    probe: str = ""
+    """How the samples are asked otherwise (evaluation/probes.py); "" = as they are."""
+    plain: str = ""
+    """Of a probe, the name of the setting that asks the samples as they are."""
     seeds: tuple[int, ...] = (0,)
     answers: int = 1
     """To each sample, at each seed."""
@@ -45,6 +50,8 @@ class Grid:
     max_new_tokens: tuple[int, ...] = ()
     wordings: int = 1
     """Templates to ask every sample with, one after the other; 1 = as a run's evaluations do."""
+    probes: tuple[str, ...] = ()
+    """Each is asked beside every setting."""
     repeats_differ: bool = False
     """Whether even greedy answers depend on the seed: environments that are reset by it, servers that promise nothing.
     """
@@ -58,30 +65,37 @@ class Grid:
         seeds = self.seeds or (config.seed,)
         several = self.answers > 1 or len(seeds) > 1
         sampled = several or bool(self.top_ps)
-        heats = self.temperatures or ((config.eval.temperature or float(sampled)),)
+        temperatures = self.temperatures or ((config.eval.temperature or float(sampled)),)
         self.check()
-        self._refuse(heats, seeds)
+        self._refuse(temperatures, seeds)
         wordings = tuple(range(self.wordings)) if self.wordings > 1 else (None,)
         out: dict[str, Drawing] = {}
-        for heat, top_p, most, wording in itertools.product(heats, self.top_ps or (None,),
-                                                            self.max_new_tokens or (None,), wordings):
-            varies = bool(heat) or self.repeats_differ
-            made = Drawing(name=_name(heat, top_p if heat else None, most, wording), temperature=heat,
-                           top_p=top_p if heat else None, max_new_tokens=most, wording=wording,
-                           seeds=seeds if varies else seeds[:1], answers=self.answers if varies else 1)
-            out.setdefault(made.name, made)
+        for temperature, top_p, most, wording in itertools.product(temperatures, self.top_ps or (None,),
+                                                                   self.max_new_tokens or (None,), wordings):
+            varies = bool(temperature) or self.repeats_differ
+            top_p = top_p if temperature else None
+            made = Drawing(name=_name(temperature, top_p, most, wording), temperature=temperature, top_p=top_p,
+                           max_new_tokens=most, wording=wording, seeds=seeds if varies else seeds[:1],
+                           answers=self.answers if varies else 1)
+            for one in (made, *(replace(made, name=f"{made.name}, {probe}", probe=probe, plain=made.name)
+                                for probe in self.probes)):
+                out.setdefault(one.name, one)
         return list(out.values())
 
     def check(self) -> None:
-        """Raises ConfigError for a value that is given twice."""
+        """Raises ConfigError for a value that is given twice, and for an unknown probe."""
         for name, values in (("--seeds", self.seeds), ("--temperature", self.temperatures), ("--top-p", self.top_ps),
-                             ("--max-new-tokens", self.max_new_tokens)):
+                             ("--max-new-tokens", self.max_new_tokens), ("--probe", self.probes)):
             twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
             if twice is not None:
                 raise ConfigError(f"{name}: {twice} stands there twice; name each once")
+        for name in self.probes:
+            if name not in PROBES:
+                raise ConfigError(f"--probe {name!r} is not known.{did_you_mean(name, PROBES)} Known: "
+                                  f"{', '.join(PROBES)}")
 
-    def _refuse(self, heats: Sequence[float], seeds: Sequence[int]) -> None:
-        if any(heats):
+    def _refuse(self, temperatures: Sequence[float], seeds: Sequence[int]) -> None:
+        if any(temperatures):
             return
         for given, what in ((self.answers > 1 and not self.repeats_differ, f"--answers {self.answers}"),
                             (len(seeds) > 1 and not self.repeats_differ, f"--seeds {','.join(map(str, seeds))}"),
@@ -91,8 +105,8 @@ class Grid:
                                   "--temperature 1, or leave one of the two out")
 
 
-def _name(heat: float, top_p: float | None, most: int | None, wording: int | None) -> str:
-    words = [f"temperature {heat:g}" if heat else "greedy"]
+def _name(temperature: float, top_p: float | None, most: int | None, wording: int | None) -> str:
+    words = [f"temperature {temperature:g}" if temperature else "greedy"]
     words += [f"top_p {top_p:g}"] if top_p is not None else []
     words += [f"{most} tokens"] if most is not None else []
     words += [f"wording {wording + 1}"] if wording is not None else []

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from vlrl.evaluation import votes
+from vlrl.evaluation import probes, votes
 from vlrl.evaluation.calibration import calibration
 from vlrl.evaluation.rows import Row
 from vlrl.evaluation.settings import Drawing
@@ -56,6 +56,9 @@ class Result:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
+Vote = Literal["majority", "region", ""]
+
+
 @dataclass
 class _Sample:
     """The answers to one sample at one seed."""
@@ -64,6 +67,10 @@ class _Sample:
     task: str
     cluster: str
     rows: list[Row]
+    vote: Vote = ""
+    """Which vote its answers take part in; an answer that could not be read is a wrong one there."""
+    confident: bool = False
+    """Whether answers of its task say how sure they are; one that does not has no weight then."""
 
 
 Values = dict[str, dict[int, float]]
@@ -77,13 +84,18 @@ def summarise(task: Task, rows: Sequence[Row], drawing: Drawing, split: str, sam
     own = [r for r in rows if (r["split"], r["setting"]) == (split, drawing.name) and r["seed"] in drawing.seeds
            and r.get("index", -1) < drawing.answers]
     answered = [r for r in own if "answer" in r]
+    plain_rows = _plain_rows(rows, drawing, split)
+    answered = [{**r, "cluster": plain_rows.get((r["seed"], r["number"], r["index"]), r)["cluster"]} for r in answered]
     seeds = [_by_sample([r for r in answered if r["seed"] == seed]) for seed in drawing.seeds]
     seeds = [seed for seed in seeds if seed]
+    _assign_votes(seeds)
     metrics = _means(seeds, lambda group: _sample_values(task, group, drawing.answers))
     for label in task.labels:
         mine = [[s for s in seed if s.task == label] for seed in seeds]
         metrics |= {f"{label}/{name}": m for name, m in _means(
             mine, lambda group: _sample_values(task, group, drawing.answers)).items()}
+    if plain_rows:
+        metrics |= _means(seeds, lambda group: _probe_values(group, plain_rows))
     metrics |= _calibrations(seeds, drawing.answers)
     metrics |= _whole(task, seeds, drawing.answers, samples)
     return Result(split=split, drawing=drawing, n=len({r["number"] for r in answered}),
@@ -97,6 +109,29 @@ def _by_sample(rows: Sequence[Row]) -> list[_Sample]:
     for row in rows:
         found.setdefault(row["number"], _Sample(row["number"], row["task"], row["cluster"], [])).rows.append(row)
     return [found[number] for number in sorted(found)]
+
+
+def _assign_votes(seeds: Sequence[Sequence[_Sample]]) -> None:
+    """Decides which vote each sample belongs to, by its target and by what its task reads in any answer of the split.
+
+    A target that is a box is voted for by region, unless the task reads other things than boxes and points. Where it
+    reads boxes, points or spans, other targets but texts and numbers have no vote. All else has a majority.
+    """
+    read: dict[str, set[bool]] = {}
+    confident = {s.task for seed in seeds for s in seed for r in s.rows if r.get("confidence") is not None}
+    for seed in seeds:
+        for sample in seed:
+            read.setdefault(sample.task, set()).update(votes.place_of(r["parsed"]) is not None for r in sample.rows
+                                                       if votes.ballot(r["parsed"]) is not None)
+    for seed in seeds:
+        for sample in seed:
+            sample.confident = sample.task in confident
+            target, places = sample.rows[0]["target"], True in read[sample.task]
+            box = len(votes.place_of(target) or ()) == _BOX
+            if box and (places or not read[sample.task]):
+                sample.vote = "region"
+            elif not places or isinstance(target, (str, int, float)):
+                sample.vote = "majority"
 
 
 # --- means over samples -----------------------------------------------------------------------------------------------
@@ -144,27 +179,45 @@ def _together(task: Task, sample: _Sample, n: int) -> dict[str, float]:
     scored = [r for r in sample.rows if r["correct"] is not None]
     right, ballots = [float(r["correct"]) for r in scored], [votes.ballot(r["parsed"]) for r in scored]
     out = {f"pass@{k}": votes.pass_at(len(scored), int(sum(right)), k) for k in votes.sizes(n) if k <= len(scored)}
-    if any(b is not None for b in ballots) and not any(votes.place_of(r["parsed"]) for r in scored):
+    if sample.vote == "majority":
         out |= {f"maj@{k}": votes.majority(ballots, right, k) for k in votes.sizes(n) if 1 < k <= len(scored)}
         sure = [r["confidence"] for r in scored]
-        if all(q is not None for q in sure) and len(scored) == n:
-            out[f"maj@{n}/by_confidence"] = votes.majority(ballots, right, n, sure)
-    return {**out, **_region(task, sample, n)}
+        if sample.confident and len(scored) == n:
+            out[f"maj@{n}/by_confidence"] = votes.majority(ballots, right, n, [q or 0.0 for q in sure])
+    return {**out, **(_region(task, sample, n) if sample.vote == "region" else {})}
 
 
 def _region(task: Task, sample: _Sample, n: int) -> dict[str, float]:
-    """Returns how good the box is that the answers agree on, where answers are boxes or points and the target is a box:
-    `hit`, whether its centre lies in the target, and `iou`.
+    """Returns how good the box is that the answers, boxes or points, agree on: `hit`, whether its centre lies in the
+    target, and `iou`; 0 where no answer has a place.
     """
     target = votes.place_of(sample.rows[0]["target"])
     places = [votes.place_of(r["parsed"]) for r in sample.rows]
-    if target is None or len(target) != _BOX or not any(places):
-        return {}
+    assert target
     owner = next((t for t in task.members if t.name == sample.task), task.members[0])
     found = votes.region(places, sample.rows[0].get("size"), getattr(owner, "point_reach", 50.0))
     hit = found is not None and inside([(found[0] + found[2]) / 2, (found[1] + found[3]) / 2], target)
     overlap = iou(found, target) if found else 0.0
     return {f"region@{n}/hit": float(hit), f"region@{n}/iou": overlap, f"region@{n}/acc@.5": float(overlap >= 0.5)}
+
+
+def _plain_rows(rows: Sequence[Row], drawing: Drawing, split: str) -> dict[tuple[int, int, int], Row]:
+    """Returns seed, number and index -> the answer to a sample as it is; {} where the setting is no probe."""
+    return {(r["seed"], r["number"], r["index"]): r for r in rows if drawing.plain and "answer" in r
+            and (r["split"], r["setting"]) == (split, drawing.plain)}
+
+
+def _probe_values(sample: _Sample, plain_rows: Mapping[tuple[int, int, int], Row]) -> dict[str, float]:
+    """Returns how the answers under a probe compare with those to the same sample as it is; {} where it has none."""
+    pairs = [(r, plain) for r in sample.rows if (plain := plain_rows.get((r["seed"], r["number"], r["index"])))]
+    if not pairs:
+        return {}
+    out = {"probe/same_frac": [float(probes.same(r["parsed"], p["parsed"], p.get("size"))) for r, p in pairs],
+           "probe/abstained_frac": [float(probes.abstains(r["answer"], r["parsed"])) for r, _ in pairs],
+           "probe/length_ratio": [r["tokens"] / p["tokens"] for r, p in pairs if r["tokens"] and p["tokens"]],
+           "probe/correct_change": [float(r["correct"]) - float(p["correct"]) for r, p in pairs
+                                    if r["correct"] is not None and p["correct"] is not None]}
+    return {name: float(np.mean(values)) for name, values in out.items() if values}
 
 
 # --- what is no mean --------------------------------------------------------------------------------------------------
@@ -176,17 +229,20 @@ def _calibrations(seeds: Sequence[Sequence[_Sample]], n: int) -> dict[str, Metri
     """
     stated = [[(s.cluster, r["confidence"], float(r["correct"])) for s in seed for r in s.rows
                if r.get("confidence") is not None and r["correct"] is not None] for seed in seeds]
-    shares = [[(s.cluster, *elected) for s in seed if n > 1 and (elected := _elected(s))] for seed in seeds]
+    shares = [[(s.cluster, *elected) for s in seed if n > 1 and s.vote == "majority" and (elected := _elected(s))]
+              for seed in seeds]
     return {**_calibrated("confidence", stated), **_calibrated("vote", shares)}
 
 
 def _elected(sample: _Sample) -> tuple[float, float] | None:
-    """Returns the most frequent answer's share of votes and whether it is right; None where nothing is voted for."""
-    scored = [r for r in sample.rows if r["correct"] is not None and not votes.place_of(r["parsed"])]
+    """Returns the most frequent answer's share of votes and whether it is right, (0, 0) where nothing could be read;
+    None where nothing could be scored.
+    """
+    scored = [r for r in sample.rows if r["correct"] is not None]
     ballots = [votes.ballot(r["parsed"]) for r in scored]
     first, share = votes.winner(ballots)
     if first is None:
-        return None
+        return (0.0, 0.0) if scored else None
     return share, float(next(r["correct"] for r, b in zip(scored, ballots, strict=True) if b == first))
 
 

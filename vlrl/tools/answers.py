@@ -2,7 +2,7 @@
 killed evaluation goes on from.
 
     answers.jsonl       a row an answer: evaluation/rows.py
-    evaluation.json     the facts, and every metric of every split at every setting
+    evaluation.json     every metric of every split at every setting, the facts, and the environment as in env.json
     evaluation.png      the metrics with their intervals, pass@k and maj@k
 """
 
@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vlrl.config.engine import PLACES
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
@@ -31,15 +30,14 @@ from vlrl.evaluation.summary import Result, summarise
 from vlrl.rollout.group_source import first_samples
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import plain
-from vlrl.store.files import write_text
+from vlrl.store.files import environment, write_text
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
-from vlrl.tools.measure import Chosen, ready
+from vlrl.tools.measure import Chosen, model_facts, ready, task_facts
 from vlrl.training.build_task import make_task
 
 ROWS, NUMBERS, PICTURE = "answers.jsonl", "evaluation.json", "evaluation.png"
 _ROLLOUT = ("max_new_tokens", "stop", "thinking_budget", "thinking_end")
-_NOT_DATA = {"difficulty", "clip_cache_mib", "workers"}
 _VIDEO = ("video_fps", "video_min_frames", "video_max_frames")
 _LIMITS = ("prompt_tokens", "image_pixels", "video_pixels", "media_bytes")
 
@@ -72,20 +70,14 @@ class Report:
 def facts(config: Config, chosen: Chosen | None, server: Server | None, drawings: Sequence[Drawing]) -> dict[str, Any]:
     """Returns what the answers depend on, as JSON: an evaluation goes on only where all of it is the same."""
     dumped = config.model_dump(mode="json")
-    model: dict[str, Any] = {"endpoint": address_of(server.url), "name": server.model, "coordinates": config.model.name,
-                             **{name: dumped["model"][name] for name in _VIDEO}} if server else {}
-    if chosen:
-        model = {**dumped["model"], "name": chosen.config.model.name, "step": chosen.step,
-                 "checkpoint": str(chosen.checkpoint or "") or None}
-        if config.engine.name != "hf":
-            model["engine"] = config.engine.model_dump(mode="json", exclude={*PLACES})
-    return plain({"model": model, "splits": list(config.eval.splits), "samples": config.eval.samples,
-                  "seed": config.seed, "task": dumped["task"], "tasks": dumped["tasks"], "episode": dumped["episode"],
+    model = model_facts(config, chosen) if chosen else {}
+    if server:
+        model = {"endpoint": address_of(server.url), "name": server.model, "coordinates": config.model.name,
+                 **{name: dumped["model"][name] for name in _VIDEO}}
+    return plain({**task_facts(config, _ROLLOUT), "model": model, "splits": list(config.eval.splits),
+                  "samples": config.eval.samples,
                   "environment": {name: dumped["environment"][name] for name in ("name", "options")},
                   "limits": {name: dumped["limits"][name] for name in _LIMITS},
-                  "data": {k: v for k, v in dumped["data"].items() if k not in _NOT_DATA},
-                  "rollout": {name: dumped["rollout"][name] for name in _ROLLOUT},
-                  "curriculum": {name: dumped["curriculum"][name] for name in ("part", "pass_at")},
                   "settings": [asdict(d) for d in drawings]})
 
 
@@ -104,6 +96,9 @@ def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) 
     if server and acts:
         raise ConfigError(f"--endpoint with task '{task.name}': its episodes need the tokens of what was written. "
                           "Evaluate the model with engine=hf or engine=vllm")
+    if acts and grid.probes:
+        raise ConfigError(f"--probe {grid.probes[0]} with task '{task.name}': what its environment shows would stay "
+                          "as it is. Leave --probe out")
     wordings = max(len(t.templates) for t in task.members)
     if each_wording and wordings < 2:
         raise ConfigError(f"--each-wording: task '{task.name}' has one wording. Give it several, e.g. "
@@ -170,7 +165,8 @@ def _results(task: Task, config: Config, drawings: Sequence[Drawing], file: RowF
 def write(report: Report, file: RowFile) -> None:
     """Writes the numbers and the picture, each whole or not at all, and the rows in order."""
     file.close()
-    write_text(report.folder / NUMBERS, json.dumps({**as_json(report), "facts": file.facts}, indent=1) + "\n")
+    numbers = {**as_json(report), "facts": file.facts, "environment": environment(file.facts["seed"])}
+    write_text(report.folder / NUMBERS, json.dumps(numbers, indent=1) + "\n")
     draw(report.results, report.folder / PICTURE, report.model)
 
 

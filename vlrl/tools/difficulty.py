@@ -11,18 +11,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlrl.config.engine import PLACES
 from vlrl.config.schema import Config
 from vlrl.data import write_rows
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError
-from vlrl.evaluation.rows import changes
+from vlrl.evaluation.rows import begun
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import make_group, sampling_of
@@ -30,7 +29,7 @@ from vlrl.rollout.group_source import check_environment_errors, check_score_erro
 from vlrl.store import plain
 from vlrl.store.files import append_line, write_text
 from vlrl.task import task_samples
-from vlrl.tools.measure import Chosen, Ready
+from vlrl.tools.measure import Chosen, Ready, model_facts, task_facts
 from vlrl.tools.prompttable import COLUMNS, Measured, Places, Summary, joined, plot, summary
 from vlrl.types import Group, Request, Sample
 
@@ -39,7 +38,6 @@ _TOGETHER = 256
 _STREAM = 7
 """First number of the key of the random streams; those of training, evaluation and variants begin with others."""
 _ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinking_end")
-_NOT_DATA = {"difficulty", "clip_cache_mib", "workers"}
 
 Tell = Callable[[str, int, int], None]
 
@@ -57,14 +55,8 @@ class Scope:
 
 def facts(config: Config, chosen: Chosen, scope: Scope) -> dict[str, Any]:
     """Returns what the answers depend on, as JSON: a measurement goes on only where all of it is the same."""
-    dumped = config.model_dump(mode="json")
-    other = {} if config.engine.name == "hf" else {"engine": config.engine.model_dump(mode="json", exclude={*PLACES})}
-    return {**other, "model": {**dumped["model"], "name": chosen.config.model.name,
-                      "checkpoint": str(chosen.checkpoint or "") or None, "step": chosen.step},
-            "split": scope.split, "answers": scope.answers, "seed": config.seed, "task": plain(dumped["task"]),
-            "tasks": plain(dumped["tasks"]), "data": {k: v for k, v in dumped["data"].items() if k not in _NOT_DATA},
-            "rollout": {name: dumped["rollout"][name] for name in _ROLLOUT}, "episode": dumped["episode"],
-            "curriculum": {name: dumped["curriculum"][name] for name in ("part", "pass_at")}}
+    return {**task_facts(config, _ROLLOUT), "model": model_facts(config, chosen), "split": scope.split,
+            "answers": scope.answers}
 
 
 def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], tell: Tell) -> list[Measured]:
@@ -153,17 +145,7 @@ def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, Measured]:
 
     Raises ConfigError when its facts are others, or it is no such file.
     """
-    lines = list(_objects(part)) if os.path.lexists(part) else []
-    before = next((line["facts"] for line in lines if isinstance(line.get("facts"), dict)), None)
-    if before is None:
-        if lines:
-            raise ConfigError(f"{part} is no measurement that was begun: remove it, or name another file with --out")
-        write_text(part, json.dumps({"facts": known}) + "\n")
-        return {}
-    changed = sorted(changes(before, json.loads(json.dumps(known))))
-    if changed:
-        raise ConfigError(f"{part} holds a measurement begun with other settings:\n  " + "\n  ".join(changed) +
-                          "\nSet them back, remove that file to start over, or name another file with --out.")
+    lines = begun(part, known, "a measurement", "file")
     try:
         records = [Measured(**{**m, "passed": tuple(m["passed"]), "rewards": tuple(m["rewards"])})
                    for line in lines for m in line.get("prompts", ())]
@@ -177,17 +159,6 @@ def _append(part: Path, shares: Sequence[Sequence[Measured]]) -> None:
     for share in shares:
         if share:
             append_line(part, json.dumps({"prompts": [asdict(m) for m in share]}))
-
-
-def _objects(part: Path) -> Iterator[dict[str, Any]]:
-    """Yields the whole lines of a side file; half a line that a killed process left is passed over."""
-    for line in part.read_bytes().splitlines():
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            yield value
 
 
 # --- what is written --------------------------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlrl.config.schema import Config
 from vlrl.errors import ConfigError, RunError, TrainingError, did_you_mean
 from vlrl.store import RunFolder, plain
 from vlrl.store.files import read_json, write_text
@@ -27,6 +28,7 @@ from vlrl.store.files import read_json, write_text
 _LOOK_S = 0.2
 _SAVE_S = 120
 """Seconds that runs may take to save after Ctrl-C."""
+_OWN = {"seed", "run.dir", "run"}
 _TAIL = 2000  # characters of a failed run's output in the message
 
 
@@ -93,8 +95,32 @@ def score(folder: Path, split: str, metric: str) -> float:
     return float(value)
 
 
-def settle(path: Path, plan: Mapping[str, Any], keep: Sequence[str] = ()) -> None:
-    """Writes what is to be done to a JSON file, or checks that the file there says the same; entries `keep` may differ.
+def deciding_split(configs: Mapping[str, Config], split: str | None, words: Iterable[str], options: str) -> str:
+    """Returns the split that decides between configs, by default the first of the first one's eval.splits.
+
+    Raises ConfigError where one does not evaluate it, where their held-out samples differ, and where one of `words`,
+    settings as key=value, sets the seed or the folder; `options` are those that do.
+    """
+    own = next((word for word in words if word.partition("=")[0] in _OWN), None)
+    if own is not None:
+        raise ConfigError(f"{own}: seed and run.dir are set for each run: leave them out ({options})")
+    first = next(iter(configs.values()))
+    split = split or (first.eval.splits[0] if first.eval.splits else "")
+    for name, one in configs.items():
+        if split not in one.eval.splits or not one.eval.samples:
+            raise ConfigError(f"{name}: eval.splits={list(one.eval.splits)} and eval.samples={one.eval.samples} do not "
+                              f"evaluate the split {split!r}; add it, or name another --split")
+        for setting in ("data.heldout", "data.seed", "eval.samples"):
+            section, field = setting.split(".")
+            values = [getattr(getattr(c, section), field) for c in (first, one)]
+            if values[0] != values[1]:
+                raise ConfigError(f"{name}: {setting}={values[1]} where another config has {values[0]}: scores of "
+                                  "other held-out samples say nothing about which is better. Give all the same")
+    return split
+
+
+def settle(path: Path, plan: Mapping[str, Any]) -> None:
+    """Writes what is to be done to a JSON file, or checks that the file there says the same.
 
     Raises ConfigError naming the first difference.
     """
@@ -105,7 +131,7 @@ def settle(path: Path, plan: Mapping[str, Any], keep: Sequence[str] = ()) -> Non
         write_text(path, json.dumps(plan, indent=1) + "\n")
         return
     for name in dict.fromkeys((*before, *plan)):
-        if name not in keep and before.get(name) != plan.get(name):
+        if before.get(name) != plan.get(name):
             raise ConfigError(f"{path.parent} was begun with {name}={json.dumps(before.get(name))}, not "
                               f"{json.dumps(plan.get(name))}: give the same again to go on, or another folder with -o")
 

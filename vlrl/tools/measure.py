@@ -9,7 +9,7 @@ The path is that of a run's own evaluations, so a checkpoint gives the numbers t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 import transformers
 
+from vlrl.config.engine import PLACES
 from vlrl.config.schema import Config, LoraSettings
 from vlrl.evaluation.answers import Ready
 from vlrl.evaluation.evaluate import evaluate
@@ -27,7 +28,7 @@ from vlrl.monitoring.metrics import Clock
 from vlrl.rollout import episodes
 from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.store import checkpoint
+from vlrl.store import checkpoint, plain
 from vlrl.training.build import (
     check_engine,
     make_accelerator,
@@ -38,6 +39,9 @@ from vlrl.training.build import (
 )
 from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.types import Group
+
+_NOT_DATA = {"difficulty", "clip_cache_mib", "workers"}
+"""Fields of `data.*` that change no answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +92,22 @@ def choose(config: Config, model: str | None = None, folder: Path | None = None)
     if base == (None if full else config.model.name):  # as the run itself would load it
         return Chosen(name=str(path), config=config, checkpoint=path, step=step, warnings=selected.warnings)
     return Chosen(name=str(path), config=_instead(config, str(path)), step=step, warnings=selected.warnings)
+
+
+def model_facts(config: Config, chosen: Chosen) -> dict[str, Any]:
+    """Returns which weights answer, and how they are loaded, as JSON."""
+    engine = {} if config.engine.name == "hf" else {"engine": config.engine.model_dump(mode="json", exclude={*PLACES})}
+    return {**config.model.model_dump(mode="json"), **engine, "name": chosen.config.model.name,
+            "checkpoint": str(chosen.checkpoint or "") or None, "step": chosen.step}
+
+
+def task_facts(config: Config, rollout: Sequence[str]) -> dict[str, Any]:
+    """Returns the settings that what is asked and what is right depend on, as JSON; of `rollout.*` those named."""
+    dumped = config.model_dump(mode="json")
+    return plain({"seed": config.seed, "task": dumped["task"], "tasks": dumped["tasks"], "episode": dumped["episode"],
+                  "data": {name: value for name, value in dumped["data"].items() if name not in _NOT_DATA},
+                  "rollout": {name: dumped["rollout"][name] for name in rollout},
+                  "curriculum": {name: dumped["curriculum"][name] for name in ("part", "pass_at")}})
 
 
 def _instead(config: Config, name: str) -> Config:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from vlrl import config
-from vlrl.config.schema import Config
 from vlrl.errors import ConfigError
 from vlrl.evaluation.sequential import Look, Sequential
 from vlrl.store import plain
 from vlrl.store.files import write_text
-from vlrl.tools.many_runs import Job, finish, score, settle
+from vlrl.tools.many_runs import Job, deciding_split, finish, score, settle
 
 Tell = Callable[[str, int, int], None]
 
@@ -37,8 +36,9 @@ class Decided:
     def plain(self) -> dict[str, Any]:
         """Returns what `--json` prints."""
         pairs = [{"a": a, "b": b, "higher": higher or None} for (a, b), higher in self.test.decisions.items()]
-        looks = [{"block": look.block, "threshold": look.threshold, "spent": look.spent,
+        looks = [{"block": look.block, "spent": look.spent,
                   "statistics": {f"{a} - {b}": value for (a, b), value in look.statistics.items()},
+                  "thresholds": {f"{a} - {b}": value for (a, b), value in look.thresholds.items()},
                   "decided": [{"a": a, "b": b, "higher": name} for (a, b), name in look.decided.items()]}
                  for look in self.test.looks]
         return {"metric": self.metric, "split": self.split, "alpha": self.test.alpha, "n": self.test.n,
@@ -58,14 +58,14 @@ def run(configs: Sequence[str], settings: Sequence[str], folder: Path, *, metric
     Raises ConfigError for configs or numbers that make no test, or that differ from those the folder was begun with.
     """
     loaded = {name: config.load(path, settings) for name, path in _names(configs).items()}
-    split = _check(loaded, split)
+    split = deciding_split(loaded, split, settings, "--seeds, -o")
     try:
         test = Sequential(tuple(loaded), n=n, blocks=blocks, alpha=alpha, resamples=resamples)
     except ValueError as error:
         raise ConfigError(f"--sequential: {error}") from None
+    own = {name: one.model_dump(mode="json", exclude={"seed", "run"}) for name, one in loaded.items()}
     settle(folder / "plan.json", {"n": n, "blocks": blocks, "alpha": alpha, "resamples": resamples, "metric": metric,
-                                  "split": split, "first_seed": first_seed,
-                                  "configs": {name: _own(one) for name, one in loaded.items()}})
+                                  "split": split, "first_seed": first_seed, "configs": own})
     paths, scores = _names(configs), {name: list[float]() for name in loaded}
     while test.undecided:
         first = first_seed + len(test.looks) * n
@@ -91,28 +91,3 @@ def _names(configs: Sequence[str]) -> dict[str, str]:
     if len(set(names)) < max(2, len(names)):
         raise ConfigError(f"--sequential {' '.join(configs)}: name two or more different configs, e.g. a.yaml b.yaml")
     return dict(zip(names, configs, strict=True))
-
-
-def _check(loaded: dict[str, Config], split: str | None) -> str:
-    """Returns the split that decides; raises ConfigError where runs would not be evaluated alike."""
-    first = next(iter(loaded.values()))
-    split = split or (first.eval.splits[0] if first.eval.splits else "")
-    for name, one in loaded.items():
-        if split not in one.eval.splits or not one.eval.samples:
-            raise ConfigError(f"{name}: eval.splits={list(one.eval.splits)} and eval.samples={one.eval.samples} do not "
-                              f"evaluate the split {split!r}; add it, or name another --split")
-        for setting in ("data.heldout", "data.seed", "eval.samples"):
-            section, field = setting.split(".")
-            values = [getattr(getattr(c, section), field) for c in (first, one)]
-            if values[0] != values[1]:
-                raise ConfigError(f"{name}: {setting}={values[1]} where another config has {values[0]}: scores of "
-                                  "other held-out samples say nothing about which is better. Give both the same")
-    return split
-
-
-def _own(one: Config) -> dict[str, Any]:
-    """Returns the settings of a run but its seed and folder."""
-    tree = one.model_dump(mode="json")
-    tree.pop("seed", None)
-    tree.pop("run", None)
-    return tree

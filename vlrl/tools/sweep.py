@@ -28,7 +28,7 @@ from vlrl.evaluation.profiles import (
 from vlrl.evaluation.stats import Interval
 from vlrl.store import plain
 from vlrl.store.files import replacing, write_text
-from vlrl.tools.many_runs import Job, finish, score, settle
+from vlrl.tools.many_runs import Job, deciding_split, finish, score, settle
 
 Tell = Callable[[str, int, int], None]
 _BASE = "base"
@@ -172,21 +172,29 @@ def trials(swept: Sequence[Space], method: str, n: int, seed: int) -> list[dict[
 METHODS = ("grid", "random", "halving")
 
 
-def run(path: str, words: Sequence[str], folder: Path, *, method: str | None = None, n: int = 16, seeds: int = 3,
-        test_seeds: int = 5, metric: str = "reward/mean", split: str | None = None, base: bool = True, eta: int = 2,
-        jobs: int = 1, seed: int = 0, command: str = "train", tell: Tell | None = None) -> Swept:
+def run(path: str, words: Sequence[str], folder: Path, *, method: str | None = None, n: int | None = None,
+        seeds: int = 3, test_seeds: int = 5, metric: str = "reward/mean", split: str | None = None, base: bool = True,
+        eta: int | None = None, jobs: int = 1, seed: int | None = None, command: str = "train",
+        tell: Tell | None = None) -> Swept:
     """Tries settings on the seeds 0 .. seeds - 1, takes the best mean, and measures it on `test_seeds` others.
 
     `grid` and `random` run every choice on every tuning seed. `halving` runs all on the first seed, and on each further
     one the best 1/eta of those left (successive halving with seeds as the resource, so that no short run is compared
     with a long one). With `base` the config as it is runs on the test seeds too. Runs lie in `folder`; what is finished
-    there is not run again. Writes sweep.json and profile.png there. Raises ConfigError for what cannot be swept.
+    there is not run again. Writes sweep.json and profile.png there. `n` settings (16) are drawn by `seed` (0) with
+    `random` and `halving`, `eta` is 2. Raises ConfigError for what cannot be swept, and for numbers that cannot act.
     """
     swept, fixed = spaces(words)
     method = method or ("grid" if all(space.values for space in swept) else "random")
     if method not in METHODS:
         raise ConfigError(f"--method {method!r} is not known.{did_you_mean(method, METHODS)} Known: "
                           f"{', '.join(METHODS)}")
+    for option, given, methods in (("--trials", n, METHODS[1:]), ("--seed", seed, METHODS[1:]),
+                                   ("--eta", eta, METHODS[2:])):
+        if given is not None and method not in methods:
+            raise ConfigError(f"{option} {given} does nothing with --method {method}: leave it out, or take --method "
+                              f"{' or '.join(methods)}")
+    n, eta, seed = n or 16, eta or 2, seed or 0
     whole = method == "grid" or (method == "halving" and _small(swept, n))
     chosen = trials(swept, "grid" if whole else "random", n, seed)
     split = _check(path, fixed, chosen, split, seeds, test_seeds, eta)
@@ -296,21 +304,12 @@ def _check(path: str, fixed: Sequence[str], chosen: Sequence[Mapping[str, Any]],
     """Returns the split that decides; loads every choice, so that a wrong one is said before the first run."""
     if seeds < 1 or test_seeds < 1 or eta < 2:
         raise ConfigError(f"--seeds {seeds}, --test-seeds {test_seeds}, --eta {eta}: at least 1, 1 and 2")
-    if any(word.partition("=")[0] in ("seed", "run.dir") for word in fixed) or any(
-            name in ("seed", "run.dir") for one in chosen for name in one):
-        raise ConfigError("seed and run.dir are set by the sweep: leave them out (--seeds, --test-seeds, -o)")
-    first = config.load(path, fixed)
-    split = split or (first.eval.splits[0] if first.eval.splits else "")
+    loaded = {path: config.load(path, fixed)}
     for one in chosen:
-        loaded = config.load(path, [*fixed, *(f"{name}={json.dumps(value)}" for name, value in one.items())])
-        if split not in loaded.eval.splits or not loaded.eval.samples:
-            raise ConfigError(f"eval.splits={list(loaded.eval.splits)} and eval.samples={loaded.eval.samples} do not "
-                              f"evaluate the split {split!r}; add it, or name another --split")
-        for section, field in (("data", "heldout"), ("data", "seed"), ("eval", "samples")):
-            if getattr(getattr(loaded, section), field) != getattr(getattr(first, section), field):
-                raise ConfigError(f"{section}.{field} is swept: scores of other held-out samples say nothing about "
-                                  "which settings are better. Leave it out")
-    return split
+        words = [f"{name}={json.dumps(value)}" for name, value in one.items()]
+        loaded[" ".join(words)] = config.load(path, [*fixed, *words])
+    swept = [f"{name}=..." for one in chosen[:1] for name in one]
+    return deciding_split(loaded, split, [*fixed, *swept], "--seeds, --test-seeds, -o")
 
 
 def _column(scores: Mapping[int, float]) -> np.ndarray:

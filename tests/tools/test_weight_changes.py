@@ -1,0 +1,128 @@
+"""tools/weight_changes.py: weights that differ between two models, by hand and against models in memory."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vlrl.cli.main import main
+from vlrl.errors import ConfigError, RunError
+from vlrl.tools import weight_changes as module
+from vlrl.tools.weight_changes import weight_changes
+
+
+def folder(path, weights, **files):
+    path.mkdir(parents=True)
+    for i, (name, tensor) in enumerate(weights.items()):
+        save_file({name: tensor}, path / f"model-{i}.safetensors")
+    for name, content in files.items():
+        (path / f"{name}.json").write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("block", [2**24, 2])
+def test_counts_by_hand(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(module, "_BLOCK", block)
+    a = folder(tmp_path / "a", {"model.layers.0.up.weight": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+                                "model.layers.1.up.weight": torch.zeros(1, 2), "s": torch.tensor(1.0)})
+    b = folder(tmp_path / "b", {"model.language_model.layers.0.up.weight": torch.tensor([[1.0, 2.5], [3.000001, 4.0]]),
+                                "layers.1.up.weight": torch.tensor([[0.0, -2.0]]), "s": torch.tensor(1.0),
+                                "extra": torch.zeros(3)})
+    found = weight_changes(a, b)
+    assert list(found.kinds) == ["layers.up.weight", "s"] and found.unmatched == ("extra",)
+    kind = found.kinds["layers.up.weight"]
+    assert (kind.tensors, kind.weights, kind.changed, kind.equal, kind.lost) == (2, 6, 2, 3, 0)
+    assert found.total.share == pytest.approx(2 / 7) and found.total.distance == pytest.approx(4.25 ** 0.5, abs=1e-5)
+    assert found.total.norm == pytest.approx(31 ** 0.5, abs=1e-9)
+
+
+def test_what_bfloat16_cannot_hold_is_lost(tmp_path):
+    base = torch.tensor([1.0, 1.0, 1.0, -3.0]).bfloat16()
+    a = folder(tmp_path / "a", {"w": base})
+    b = folder(tmp_path / "b", {"w": torch.tensor([1.0, 1.001, 1.01, -3.0])})  # one step at 1 is 2 ** -7
+    total = weight_changes(a, b).total
+    assert (total.changed, total.equal, total.lost) == (1, 3, 1)
+
+
+def adapter(path, base, rank=2, **settings):
+    torch.manual_seed(rank)
+    name = "base_model.model.model.language_model.layers.0.q.lora_{}.weight"
+    weights = {name.format("A"): torch.randn(rank, 6), name.format("B"): torch.randn(4, rank)}
+    folder(path, weights, adapter_config={"base_model_name_or_path": str(base), "lora_alpha": 8, "peft_type": "LORA",
+                                          **settings})
+    return weights[name.format("B")] @ weights[name.format("A")]
+
+
+@pytest.mark.parametrize("settings, scale", [({}, 4.0), ({"use_rslora": True}, 8 / 2 ** 0.5),
+                                             ({"alpha_pattern": {"layers.0.q": 2}}, 1.0)])
+def test_adapters_count_as_what_they_add(tmp_path, settings, scale):
+    base = folder(tmp_path / "base", {"model.layers.0.q.weight": torch.randn(4, 6), "model.x.weight": torch.randn(3)})
+    added = adapter(tmp_path / "run" / "checkpoints" / "step-000001", base, **settings)
+    found = weight_changes(tmp_path / "run" / "checkpoints" / "step-000001")
+    assert found.total.distance == pytest.approx(float(added.norm()) * scale, rel=1e-5)
+    assert found.total.changed == 24 and found.kinds["x.weight"].changed == 0 and found.a == str(base)
+    other = adapter(tmp_path / "other", base, rank=3)
+    apart = weight_changes(tmp_path / "run" / "checkpoints" / "step-000001", tmp_path / "other").total.distance
+    assert apart == pytest.approx(float((added * scale - other * 8 / 3).norm()), rel=1e-5)
+
+
+def test_what_cannot_be_compared(tmp_path):
+    a = folder(tmp_path / "a", {"w": torch.zeros(2)})
+    with pytest.raises(RunError, match="neither a run folder nor an adapter"):
+        weight_changes(a)
+    with pytest.raises(RunError, match="no weight in common"):
+        weight_changes(a, folder(tmp_path / "b", {"v": torch.zeros(2)}))
+    with pytest.raises(RunError, match=r"shape \[2\] .* \[3\]"):
+        weight_changes(a, folder(tmp_path / "c", {"w": torch.zeros(3)}))
+    with pytest.raises(ConfigError, match="quantized models"):
+        weight_changes(a, folder(tmp_path / "d", {"w": torch.zeros(2, dtype=torch.uint8)}))
+    with pytest.raises(RunError, match="local cache of the Hub"):
+        weight_changes("nobody/has-this", a)
+    adapter(tmp_path / "e", folder(tmp_path / "other", {"z": torch.zeros(2)}))
+    with pytest.raises(RunError, match=r"changes 'layers.0.q.weight', which its base"):
+        weight_changes(tmp_path / "e")
+    folder(tmp_path / "f", {"q.lora_magnitude_vector": torch.zeros(2)},
+           adapter_config={"base_model_name_or_path": str(a)})
+    with pytest.raises(ConfigError, match="no factor of a plain LoRA"):
+        weight_changes(tmp_path / "f", a)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("model: 3")
+    folder(tmp_path / "run" / "checkpoints" / "x", {"w": torch.zeros(2)})
+    with pytest.raises(RunError, match="does not say which model"):
+        weight_changes(tmp_path / "run" / "checkpoints" / "x")
+
+
+def test_the_command(tmp_path, capsys):
+    a = folder(tmp_path / "a", {"w": torch.tensor([0.0, 0.0])})
+    b = folder(tmp_path / "b", {"w": torch.tensor([0.0, 1.0]), "lm_head": torch.zeros(1)})
+    assert main(["compare", "--weights", str(a), str(b), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["total"]["share"] == 0.5 and found["unmatched"] == ["lm_head"]
+    assert main(["compare", "--weights", str(a), str(b)]) == 0
+    out = capsys.readouterr().out
+    assert "50.00%" in out and "not counted: lm_head" in out
+    for words, code in ((["--metric", "x"], 2), (["--sequential"], 2), ([str(a)], 2)):
+        assert main(["compare", "--weights", str(a), str(b), *words]) == code
+        capsys.readouterr()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [0, 2])
+def test_a_run_changes_what_it_trains_alone(tiny_models, tmp_path, capsys, lora):
+    """Against the two models in memory; of a LoRA run the layers with an adapter changed, and nothing else."""
+    from tests.e2e.runs import FEW, write_config
+    from vlrl.models.loading import load_model
+
+    config = write_config(tmp_path, tiny_models["qwen3_vl"])
+    words = [f"run.dir={tmp_path}/run", *FEW, "train.lr=1e-2", f"model.lora.rank={lora}"]
+    assert main(["train", str(config), *words]) == 0
+    capsys.readouterr()
+    found = weight_changes(tmp_path / "run")
+    step = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[-1]
+    first, second = (dict(load_model(str(path), torch.float32).named_parameters())
+                     for path in (tiny_models["qwen3_vl"], step))
+    square = sum(float((first[name] - second[name]).detach().double().square().sum()) for name in first)
+    assert found.total.distance == pytest.approx(square ** 0.5, rel=1e-4) and found.total.distance > 0
+    kinds = [kind for kind, change in found.kinds.items() if change.distance > 0]
+    assert kinds and not any("visual" in kind for kind in kinds)

@@ -1,0 +1,256 @@
+"""Which weights differ between two models: `vlrl compare --weights`.
+
+    found = weight_changes(Path("runs/a"))              # a run's base model and its newest checkpoint
+    found.total.share, found.kinds["language_model.layers.mlp.up_proj.weight"].share
+
+How much a run has touched, as in "Reinforcement Learning Finetunes Small Subnetworks in Large Language Models"
+(2505.11711): weights that differ by more than 1e-5 in the type that the first model is stored in. A checkpoint of
+float32 weights beside a base model in bfloat16 differs nearly everywhere by less than bfloat16 can hold; that share is
+counted apart (`lost`). Tensor by tensor and in blocks of rows, so neither model is in memory as a whole; LoRA factors
+are multiplied out.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors import SafetensorError, safe_open
+
+from vlrl.errors import ConfigError, RunError
+from vlrl.models.model_config import embedded
+from vlrl.store import checkpoint
+from vlrl.store.files import read_json
+
+TOLERANCE = 1e-5
+_ADAPTER = "adapter_config.json"
+_BLOCK = 2**24
+"""Weights that are compared at a time."""
+_PREFIXES = {"model", "language_model", "base_model", "module"}
+"""Parts of names that one version of a library writes and another does not."""
+
+
+@dataclass
+class Change:
+    """Counts over some weights."""
+
+    tensors: int = 0
+    weights: int = 0
+    changed: int = 0
+    """Differ by more than TOLERANCE in the type that the first model is stored in."""
+    equal: int = 0
+    """Are the same in that type."""
+    lost: int = 0
+    """Of the equal ones those that differ in the type of the second model."""
+    distance: float = 0.0
+    """Euclidean, of the weights as they are stored."""
+    norm: float = 0.0
+    """Of the first model's weights."""
+
+    @property
+    def share(self) -> float:
+        """Returns the share of weights that changed, in [0, 1]."""
+        return self.changed / self.weights if self.weights else 0.0
+
+    def add(self, other: Change) -> None:
+        """Adds counts of other weights."""
+        for name in ("tensors", "weights", "changed", "equal", "lost"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.distance, self.norm = math.hypot(self.distance, other.distance), math.hypot(self.norm, other.norm)
+
+
+@dataclass(frozen=True)
+class WeightChanges:
+    """What differs between two models."""
+
+    a: str
+    b: str
+    total: Change
+    kinds: Mapping[str, Change]
+    """By the tensor's name without numbers of layers, the most changed first."""
+    unmatched: tuple[str, ...] = field(default=())
+    """Weights that only one of the two has."""
+
+
+def weight_changes(a: Path | str, b: Path | str | None = None) -> WeightChanges:
+    """Returns what differs between two models: folders, names of the Hub in the local cache, checkpoints, or run
+    folders (their newest checkpoint). Without `b` it is what the run or adapter `a` changed of its base model.
+
+    Of a LoRA adapter beside its base model, or beside another of the same base model, the products count. Raises
+    RunError where a model is not there, cannot be read, or has no weight in common with the other; ConfigError for
+    weights that are no plain numbers (4-bit) and for adapters other than LoRA.
+    """
+    second = _folder(str(a if b is None else b))
+    first = _base(str(a), second) if b is None else _folder(str(a))
+    with ExitStack() as stack:
+        one, other = _Weights(first, stack), _Weights(second, stack)
+        names = one.files.keys() & other.files.keys()
+        if not names:
+            raise RunError(f"{first} and {second} have no weight in common: name two models of one architecture")
+        kinds: dict[str, Change] = {}
+        for name in sorted(names):
+            kinds.setdefault(_kind(name), Change()).add(_compared(name, one, other))
+    total = Change()
+    for change in kinds.values():
+        total.add(change)
+    ordered = dict(sorted(kinds.items(), key=lambda item: (-item[1].share, item[0])))
+    return WeightChanges(str(first), str(second), total, ordered, tuple(sorted(one.files.keys() ^ other.files.keys())))
+
+
+# --- which files ------------------------------------------------------------------------------------------------------
+
+
+def _folder(name: str) -> Path:
+    """Returns the folder with the weights of a model."""
+    if name.startswith("embedded/"):
+        return embedded(name)
+    if os.path.isdir(name):
+        found = checkpoint.find(Path(name)).path
+        assert found
+        return found
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (OSError, ValueError):  # not there, or no name of the Hub
+        raise RunError(f"{name!r} is neither a folder nor a model in the local cache of the Hub: name a folder, or "
+                       "load the model once, e.g. vlrl eval CONFIG --model NAME") from None
+
+
+def _base(name: str, folder: Path) -> Path:
+    """Returns the base model of a run or of an adapter."""
+    adapter = (read_json(folder / _ADAPTER) or {}).get("base_model_name_or_path")
+    if adapter:
+        return _folder(str(adapter))
+    for place in (Path(name), folder.parent.parent):
+        with_settings = place / "config.yaml"
+        if with_settings.is_file():
+            try:
+                settings = yaml.safe_load(with_settings.read_text(encoding="utf-8"))
+                return _folder(str(settings["model"]["name"]))
+            except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+                raise RunError(f"{with_settings} does not say which model the run began with ({error}): name it, "
+                               f"--weights BASE {name}") from None
+    raise RunError(f"{name} is neither a run folder nor an adapter, so its base model is not known: name both, "
+                   f"--weights BASE {name}")
+
+
+class _Weights:
+    """The weights of a model by name, read piece by piece; those of an adapter are its base model's and its own."""
+
+    def __init__(self, folder: Path, stack: ExitStack):
+        self.folder = folder
+        self.adapter = _Adapter(folder, stack) if (folder / _ADAPTER).is_file() else None
+        where = _folder(self.adapter.base) if self.adapter else folder
+        self.files = _tensors(where, stack)
+        if self.adapter and (lacking := sorted(self.adapter.factors.keys() - self.files.keys())):
+            raise RunError(f"the adapter {folder} changes {lacking[0]!r}, which its base model {where} does not have")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        file, own = self.files[name]
+        return tuple(file.get_slice(own).get_shape())
+
+    def rows(self, name: str, start: int, end: int) -> torch.Tensor:
+        """Returns some rows of a weight, as it is stored; with an adapter in float32."""
+        file, own = self.files[name]
+        values = file.get_slice(own)[start:end] if self.shape(name) else file.get_tensor(own)[None]
+        if not values.is_floating_point():
+            raise ConfigError(f"{self.folder}: the weight {own!r} is stored as {values.dtype}: quantized models cannot "
+                              "be compared. Name the model that it was made of")
+        if self.adapter and name in self.adapter.factors:
+            return values.float() + self.adapter.rows(name, start, end)
+        return values
+
+
+class _Adapter:
+    """A LoRA adapter: the two factors of each weight that it changes."""
+
+    def __init__(self, folder: Path, stack: ExitStack):
+        self.settings: dict[str, Any] = read_json(folder / _ADAPTER) or {}
+        self.base = str(self.settings.get("base_model_name_or_path") or "")
+        if not self.base:
+            raise RunError(f"{folder / _ADAPTER} names no base model: set its base_model_name_or_path")
+        self.factors: dict[str, dict[str, tuple[Any, str]]] = {}
+        for name, place in _tensors(folder, stack).items():
+            found = re.fullmatch(r"(.*)\.lora_([AB])\.weight", name)
+            if not found or self.settings.get("peft_type", "LORA") != "LORA" or self.settings.get("fan_in_fan_out"):
+                raise ConfigError(f"{folder}: {name!r} is no factor of a plain LoRA adapter; vlrl export merges it "
+                                  "into a whole model, which can be compared")
+            self.factors.setdefault(f"{found[1]}.weight", {})[found[2]] = place
+
+    def rows(self, name: str, start: int, end: int) -> torch.Tensor:
+        """Returns some rows of B A times its scale, float32."""
+        both = self.factors[name]
+        (file_a, a), (file_b, b) = both["A"], both["B"]
+        first, second = file_a.get_tensor(a).float(), file_b.get_slice(b)[start:end].float()
+        return second @ first * self._scale(name.removesuffix(".weight"), len(first))
+
+    def _scale(self, module: str, rank: int) -> float:
+        alpha = next((value for pattern, value in (self.settings.get("alpha_pattern") or {}).items()
+                      if re.fullmatch(rf"(.*\.)?({pattern})", module)), self.settings.get("lora_alpha", rank))
+        return alpha / (math.sqrt(rank) if self.settings.get("use_rslora") else rank)
+
+
+def _tensors(folder: Path, stack: ExitStack) -> dict[str, tuple[Any, str]]:
+    """Returns name, less what versions of libraries differ in -> open file and name there."""
+    found: dict[str, tuple[Any, str]] = {}
+    own: dict[str, tuple[Any, str]] = {}
+    try:
+        for file in sorted(f for f in folder.glob("*.safetensors") if f.name != checkpoint.TENSORS):
+            opened = stack.enter_context(safe_open(file, "pt"))
+            for name in opened.keys():  # noqa: SIM118  # no dictionary
+                own[name] = found[".".join(p for p in name.split(".") if p not in _PREFIXES)] = opened, name
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"cannot read the weights of {folder}: {error}") from None
+    if not found:
+        raise RunError(f"{folder} holds no weights (*.safetensors)")
+    return found if len(found) == len(own) else own
+
+
+def _kind(name: str) -> str:
+    """model.layers.3.mlp.up_proj.weight -> model.layers.mlp.up_proj.weight"""
+    return re.sub(r"\.\d+(?=\.)", "", name)
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+
+def _compared(name: str, one: _Weights, other: _Weights) -> Change:
+    shapes = one.shape(name), other.shape(name)
+    if shapes[0] != shapes[1]:
+        raise RunError(f"the weight {name!r} has shape {list(shapes[0])} in {one.folder} and {list(shapes[1])} in "
+                       f"{other.folder}: these are not two versions of one model")
+    change = Change(tensors=1)
+    for start, end in _blocks(shapes[0]):
+        old, new = one.rows(name, start, end), other.rows(name, start, end)
+        apart = new.double() - old.double()
+        stored = (new.to(old.dtype).double() - old.double()).abs()
+        equal = stored == 0
+        change.add(Change(weights=old.numel(), changed=int((stored > TOLERANCE).sum()), equal=int(equal.sum()),
+                          lost=int((equal & (apart != 0)).sum()), distance=float(apart.norm()),
+                          norm=float(old.double().norm())))
+    return change
+
+
+def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    rows = shape[0] if shape else 1
+    size = max(1, _BLOCK // max(1, math.prod(shape[1:])))
+    for start in range(0, rows, size):
+        yield start, min(start + size, rows)
+
+
+def plain(found: WeightChanges) -> dict[str, Any]:
+    """Returns what `--json` prints."""
+    def counts(change: Change) -> dict[str, Any]:
+        return {**change.__dict__, "share": change.share}
+
+    return {"a": found.a, "b": found.b, "total": counts(found.total), "unmatched": list(found.unmatched),
+            "kinds": {name: counts(change) for name, change in found.kinds.items()}}
