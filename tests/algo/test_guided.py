@@ -69,7 +69,7 @@ def drawn(rng):
 
 def by_answer(rows, weights, beta):
     """(sft, dpo), one answer after the other."""
-    written = {key: sum(l for l, _, m in own if m) for *key, own in rows for key in [tuple(key)]}
+    written = {key: sum(p for p, _, m in own if m) for *key, own in rows for key in [tuple(key)]}
     known = {key: sum(r for _, r, m in own if m) for *key, own in rows for key in [tuple(key)]}
     tokens = sum(m for _, second, own in rows if second for *_, m in own)
     cross = sum(-weights[p] * total for (p, second), total in written.items() if second)

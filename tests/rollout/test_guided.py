@@ -48,7 +48,7 @@ class Right(Marks):
     """Second attempts are right where they are longer than one token."""
 
     def score(self, sample, answer):
-        return {"said": float(sample["id"] == 0 or getattr(self, "seen", None) is not None and len(answer.text) > 3)}
+        return {"said": float(sample["id"] == 0 or (getattr(self, "seen", None) is not None and len(answer.text) > 3))}
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,8 @@ def test_guidance_follows_the_last_text():
     assert fill("{a}", {"a": "{b}"}) == "{b}"
 
 
-@pytest.mark.parametrize("given, said", [(3, "gave int, expected a text"), (ValueError("no"), "failed: .*ValueError: no")])
+@pytest.mark.parametrize("given, said", [(3, "gave int, expected a text"),
+                                         (ValueError("no"), "failed: .*ValueError: no")])
 def test_guidance_that_fails_is_told(given, said):
     class Odd(Task):
         name = "odd"
@@ -203,7 +204,8 @@ def test_episodes_are_played_again_from_the_same_start(tiny, history):
     with engine_of(policy, encode, config, Told(rewards={"vowels": 1.0})) as (engine, task):
         samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
         asked = [Asked(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
-        groups = Answering(config, task, engine, Clock(), Algorithm(config), guide=Guiding(config, encode)).groups(asked, 0)
+        answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=Guiding(config, encode))
+        groups = answering.groups(asked, 0)
     for group in groups:
         assert len(group.aside) == 3 and all(len(r.completion.actions) == 3 for r in group.aside)
         assert all(r.completion.error is None for r in group.aside)

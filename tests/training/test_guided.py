@@ -97,7 +97,8 @@ def test_sft_is_the_cross_entropy_under_the_prompt_alone(scene):
 
 def test_dpo_prefers_the_attempt_to_a_failure_of_its_group(scene):
     policy, groups, folder = scene
-    (found,), stats, _ = gradients(policy, alone(groups), of(folder, {"guided": {"loss": {"name": "dpo", "beta": 0.3}}}))
+    algo = {"guided": {"loss": {"name": "dpo", "beta": 0.3}}}
+    (found,), stats, _ = gradients(policy, alone(groups), of(folder, algo))
     pairs = [(g.prompt, r.completion, g.rollouts[0].completion) for g in groups for r in second_attempts(g)]
     for _, p in policy.trainable():
         p.grad = None

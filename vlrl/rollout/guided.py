@@ -1,7 +1,8 @@
 """Second attempts under guidance: `algo.guided`.
 
-A group without a correct answer is asked again, with what `Task.guidance` says behind the question. These answers are in
-no statistic of the group (`Group.aside`, variant "guided"); the correct ones are learned from under the prompt alone.
+A group without a correct answer is asked again, with what `Task.guidance` says behind the question. These answers are
+in no statistic of the group (`Group.aside`, variant "guided"); the correct ones are learned from under the prompt
+alone.
 Agent-RLVR: Training Software Engineering Agents via Guidance and Environment Rewards (arXiv 2506.11425).
 """
 

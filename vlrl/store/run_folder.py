@@ -62,7 +62,8 @@ SCHEMA = pa.schema({
 })
 """The columns of every rollout file. Lists are per token; parsed, target, sample and marks (those of Task.overlay, for
 answer and target) are JSON; any value may be null. `advantage` of a rollout with one advantage per token is the mean
-over its trained tokens. `prompt` is what an answer was drawn with, the guidance of a second attempt included. `variant` names the variant that an answer was drawn with; an answer of one that is not trained
+over its trained tokens. `prompt` is what an answer was drawn with, the guidance of a second attempt included.
+`variant` names the variant that an answer was drawn with; an answer of one that is not trained
 on has no advantage, and is in no group. `top_ids` and `top_logprobs` are the store.alternatives most probable tokens at
 the place of each token, in falling order. `metrics` is what Task.metrics says of an evaluated answer,
 `correct` what Task.correct says of any; null where that is not known. `turn_advantages` has one for each action of an

@@ -109,7 +109,7 @@ class Task:
         return ()
 
     def guidance(self, sample: Sample, answers: Sequence[Answer]) -> str | None:
-        """Returns what a second attempt is told behind the question (algo.guided), after all `answers` of the first were
+        """Returns what a second attempt is told behind the question (algo.guided), where all first `answers` were
         wrong: a plan, a hint, what was wrong; None = there is no second attempt. The default is the first of the row's
         `hints`. The same for the same arguments; evaluations never ask."""
         hints = sample.get("hints")

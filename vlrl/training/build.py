@@ -184,7 +184,8 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
             if copies:
                 shard(model, encode, config)
             forget = Forgetting(model, config) if config.rollout.forget.lr and make_source.generates else None
-            branch = Branching(config) if config.rollout.branch.roots and make_source.generates else None
+            branches = config.rollout.branch.roots and make_source.generates
+            branch = Branching(config, model.processor.tokenizer.decode) if branches else None
             guide = Guiding(config, encode) if config.algo.guided and make_source.generates else None
             answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, reference, forget,
                                   branch, guide)
