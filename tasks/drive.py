@@ -178,6 +178,15 @@ class Drive(Task):
             paid += synthesised(-ended, turn.parts.get("speed", 0.0), clear, 1.0, turn.parts.get("centring", 0.0))
         return paid / self.seconds
 
+    def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Returns success and the share of collisions by scenario (`success/merge`, `collision/merge`)."""
+        columns: dict[str, list[float]] = {}
+        for record in records:
+            for part in ("success", "collision"):
+                value = record["parts"].get(part) or 0.0
+                columns.setdefault(f"{part}/{record['sample']['scenario']}", []).append(value)
+        return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
+
     def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
         """Returns those of an expert that tries them out first; None where it does not arrive in time."""
         from ._drive_expert import demonstration

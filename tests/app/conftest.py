@@ -84,7 +84,7 @@ def chromium():
     expect.set_options(timeout=WAIT_MS)  # of every test: the machine may be busy
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=[*FLAGS])
+        browser = driver.chromium.launch(executable_path=program, args=list(FLAGS))
         yield browser
         browser.close()
 

@@ -216,6 +216,14 @@ def test_solvable_scenes_are_those_in_which_the_expert_arrives(monkeypatch):
     assert drive().samples("train")[1]["scene"] == "0/train/1"
 
 
+def test_success_and_collisions_are_told_by_scenario():
+    samples = drive().samples("heldout")
+    parts = [{"success": 1.0, "collision": 0.0}, {"success": 0.0, "collision": 1.0}, {}, {"success": 0.0}]
+    records = [{"sample": samples[4 * (i // 2) + i % 2], "parts": p} for i, p in enumerate(parts)]
+    assert drive().summarize(records) == {"success/highway": 0.5, "collision/highway": 0.0, "success/merge": 0.0,
+                                          "collision/merge": 0.5}
+
+
 class Cosines:
     """A clip service that finds all pictures equally near."""
 

@@ -48,8 +48,8 @@ class Kind:
 def _gym(addresses: Sequence[str], options: Mapping[str, Any]) -> Make:
     from vlrl.environments import gym
 
-    if given := next((name for name in options if name == "parts"), None):
-        raise ConfigError(f"environment.options.{given}={options[given]!r} is not known: the parts are those that "
+    if "parts" in options:
+        raise ConfigError(f"environment.options.parts={options['parts']!r} is not known: the parts are those that "
                           "task.rewards names")
     gym.check(addresses[0])
     if "actions" in options:
