@@ -16,8 +16,9 @@ from pydantic import Field
 
 from vlrl.config.base import Positive, Rate
 from vlrl.errors import DataError
+from vlrl.rewards.answers import mathvista
 from vlrl.task.recipes import RecipeTask
-from vlrl.types import Sample
+from vlrl.types import Answer, Parts, Sample
 
 from . import _qa as recipes
 from . import _qa_kinds as kinds
@@ -71,6 +72,15 @@ class Qa(RecipeTask):
         options = zip(kinds.LETTERS, kinds.options_of(row), strict=False)
         return {"asked": "\n".join([row["question"], *(f"{letter}. {text}" for letter, text in options)]),
                 "kind": kinds.KINDS[row["answer_type"]].asks}
+
+    def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
+        """Returns `mathvista_acc` of rows as MathVista has them, with a `question_type`: right by its authors' rule."""
+        if sample.get("question_type") not in ("multi_choice", "free_form"):
+            return {}
+        options = kinds.options_of(sample.row)
+        places = sample.get("precision") if not options else None
+        return {"mathvista_acc": mathvista(answer.final or "", str(sample["answer"]), options,
+                                           None if places is None else int(places))}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Returns the accuracy by answer type and by category, e.g. `accuracy/math` and `accuracy/geometry`."""

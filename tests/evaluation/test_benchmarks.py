@@ -2,12 +2,17 @@
 authors' definition. Rows and answers are made here.
 """
 
+import json
+import math
 import random
 
 import pytest
+from PIL import Image
 
+from vlrl.config import validate
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
+from vlrl.training.build_task import make_task
 
 
 def measured(task, rows, texts):
@@ -112,3 +117,85 @@ def test_base_to_new_is_the_harmonic_mean():
     base, new = (sum(values) / len(values) for values in right.values())
     split = load("classification", {}).summarize(records)
     assert split["accuracy/h"] == pytest.approx(1 / ((1 / base + 1 / new) / 2), abs=1e-9)
+
+
+def authors_mathvista(extraction, choices, question_type, answer_type, precision, answer):
+    """The published rule, written with other means: every option's distance by dynamic programming."""
+    def distance(a, b):
+        row = list(range(len(b) + 1))
+        for i, x in enumerate(a, 1):
+            row, before = [i], row
+            for j, y in enumerate(b, 1):
+                row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (x != y)))
+        return row[-1]
+
+    if question_type == "multi_choice":
+        found = next((c for a, c, b in zip(extraction, extraction[1:], extraction[2:], strict=False)
+                      if a == "(" and b == ")" and c.isascii() and c.isalpha()), None)
+        said = found.upper() if found else extraction
+        if len(said) == 1 and 0 <= ord(said) - 65 < len(choices):
+            return choices[ord(said) - 65] == answer
+        return min(choices, key=lambda c: distance(said, c)) == answer
+    try:
+        if answer_type == "integer":
+            return format(math.trunc(float(extraction)), "d") == answer
+        if answer_type == "float":
+            return repr(round(float(extraction), precision)) == answer
+    except ValueError:
+        return False
+    return extraction == answer
+
+
+def test_mathvista_is_the_authors_rule_for_each_kind_of_row(tmp_path):
+    """Records as they are published, read from a file."""
+    words = {"choices": None, "precision": None, "image": "a.png", "question": "What?", "metadata": {"category": "x"}}
+    kinds = [({"question_type": "multi_choice", "answer_type": "text", "choices": ["145 deg", "35 deg", "55 deg"],
+               "answer": "35 deg"}, ["B", "(B) 35", "b", "35 deg", "35", "45 deg", "A", "(c)", "(C) or (B)", "55deg"]),
+             ({"question_type": "multi_choice", "answer_type": "text", "choices": ["Yes", "No"], "answer": "No"},
+              ["No", "no", "Yes", "N", "(B)", "None"]),
+             ({"question_type": "free_form", "answer_type": "integer", "answer": "4"},
+              ["4", "4.0", "4.7", "5", "four", "-4", "1e1", "3.999"]),
+             ({"question_type": "free_form", "answer_type": "float", "answer": "1.2", "precision": 1},
+              ["1.2", "1.24", "1.26", "1.15", "1", "1.20", "a"]),
+             ({"question_type": "free_form", "answer_type": "float", "answer": "0.21", "precision": 2},
+              ["0.21", "0.2149", ".21", "0.2", "0.216"])]
+    file = tmp_path / "testmini.json"
+    records = [{"pid": f"{i}-{k}", **words, **kind} for i, (kind, said) in enumerate(kinds) for k in range(len(said))]
+    file.write_text(json.dumps(records))
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    said = [text for _, texts in kinds for text in texts]
+    task = make_task(validate({"task": {"name": "qa", "recipe": "thinking"}, "model": {"name": "x"},
+                               "data": {"heldout": str(file)}}))
+    rows = [sample.row for sample in task.samples("heldout")]
+    records_of, _ = measured(task, rows,
+                             [f"<think>x</think><answer>{text}</answer>" for text in said])
+    expected = [authors_mathvista(text, r["choices"], r["question_type"], r["answer_type"], r["precision"], r["answer"])
+                for text, r in zip(said, records, strict=True)]
+    assert [r["metrics"]["mathvista_acc"] == 1 for r in records_of] == expected and 10 < sum(expected) < 30
+
+
+def test_android_control_is_the_share_of_right_types_and_of_right_steps():
+    """A click in the element's box, a text or an app as it is written, a direction; every action of the dataset."""
+    rng = random.Random(5)
+    rows, texts, expected = [], [], []
+    for i in range(200):
+        kind = rng.choice(["click", "long_press", "input_text", "open_app", "scroll", "navigate_back", "wait"])
+        place, (x, y) = box(rng), (rng.randrange(200), rng.randrange(100))
+        words = {"input_text": ["milk", "bread"], "open_app": ["Clock", "Mail"], "scroll": ["up", "down"]}.get(kind, [])
+        action = {"type": kind, **({"direction" if kind == "scroll" else "text": rng.choice(words)} if words else {})}
+        said_kind = kind if rng.random() < 0.8 else "click"
+        said_word = rng.choice(words) if words else ""
+        if rng.random() < 0.5:
+            x, y = (place[0] + place[2]) // 2, (place[1] + place[3]) // 2
+        rows.append({"id": str(i), "width": 200, "height": 100, "instruction": "x", "action": action,
+                     **({"box": place} if kind in ("click", "long_press") else {})})
+        texts.append(f"<think>x</think><answer>[{{'action': '{said_kind}', 'point': [{x}, {y}], 'input_text': "
+                     f"'{said_word or 'no input text'}'}}]</answer>")
+        same = said_kind == kind
+        hit = place[0] <= x <= place[2] and place[1] <= y <= place[3]
+        right = hit if kind in ("click", "long_press") else not words or said_word == next(
+            v for k, v in action.items() if k != "type")
+        expected.append({"type_acc": float(same), "step_success": float(same and right)})
+    records, _ = measured(load("gui", {"recipe": "gui_r1"}), rows, texts)
+    assert [r["metrics"] for r in records] == expected
+    assert 30 < sum(e["step_success"] for e in expected) < sum(e["type_acc"] for e in expected) < 195

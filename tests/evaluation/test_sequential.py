@@ -72,6 +72,24 @@ def test_equal_scores_are_never_decided_and_ties_cost_nothing():
     assert test.decisions == {("a", "b"): ""} and len(test.looks) == 3
 
 
+def test_a_labelling_that_ties_with_a_threshold_goes_on():
+    """Block 1: the true sum is the threshold itself (2 of 252 labellings are above it). Block 2 has larger scores, by
+    which that sum is rounded up now and then; still the true labelling is counted on, with all that tie with it."""
+    rng, lost = np.random.default_rng(11), 0
+    first = {"a": np.array([0.1, 0.2, 0.3, 0.4, 1.1]) / 3, "b": np.array([1.0, 1.2, 1.3, 1.4, 1.5]) / 3}
+    for scale in np.geomspace(1, 1e4, 20):
+        test = Sequential(("a", "b"), resamples=1000)
+        look = test.add(first)
+        threshold = look.thresholds["a", "b"]
+        assert look.decided == {} and look.statistics["a", "b"] == threshold and look.spent == pytest.approx(2 / 252)
+        second = test.add({name: scale * rng.normal(0, 1, 5) for name in "ab"})
+        before, now = test._maxima(("a", "b"), True)
+        lost += before[0] > threshold
+        counted = np.sort(now[before < threshold + 1e-6])[::-1]
+        assert second.thresholds["a", "b"] == counted[int((0.02 - 2 / 252) * 1000)]
+    assert lost > 3  # of exactly equal sums these would not have been
+
+
 def test_of_three_only_the_undecided_go_on():
     rng = np.random.default_rng(0)
     test = play(rng, {"a": 0.0, "b": 0.1, "c": 8.0}, resamples=2000)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vlrl.config.schema import Config
     from vlrl.evaluation.settings import Grid
     from vlrl.evaluation.summary import Result
-    from vlrl.tools.answers import Report, Server
+    from vlrl.tools.answers import Judge, Report, Server
     from vlrl.tools.measure import Chosen
 
 EXAMPLES = examples(
@@ -88,13 +88,27 @@ def evaluate(
         help="With --endpoint: the environment variable that holds its key. Default: no key is sent.")] = None,
     concurrency: Annotated[int | None, typer.Option(
         metavar="N", min=1, max=1024, show_default=False,
-        help="With --endpoint: requests at a time. Default: 8.")] = None,
+        help="With --endpoint or --judge: requests at a time. Default: 8.")] = None,
     timeout_s: Annotated[float | None, typer.Option(
         "--timeout", metavar="SECONDS", min=0.1, show_default=False,
-        help="With --endpoint: most seconds that an answer may take. Default: 300.")] = None,
+        help="With --endpoint or --judge: most seconds that an answer may take. Default: 300.")] = None,
     retries: Annotated[int | None, typer.Option(
         metavar="N", min=0, max=100, show_default=False,
-        help="With --endpoint: how often a request is tried again. Default: 4.")] = None,
+        help="With --endpoint or --judge: how often a request is tried again. Default: 4.")] = None,
+    judge: Annotated[str | None, typer.Option(
+        metavar="URL", show_default=False, help="Have the reasoning of right answers judged by an OpenAI-compatible "
+        "server, e.g. http://127.0.0.1:8001/v1: CoT-pass@k.")] = None,
+    judge_model: Annotated[str | None, typer.Option(
+        metavar="NAME", show_default=False, help="With --judge: one of the server's models. Default: its only one.")
+    ] = None,
+    judge_key_env: Annotated[str | None, typer.Option(
+        metavar="NAME", show_default=False,
+        help="With --judge: the environment variable that holds its key. Default: no key is sent.")] = None,
+    judge_votes: Annotated[int | None, typer.Option(
+        metavar="N", min=1, max=99, show_default=False,
+        help="With --judge: verdicts on each answer. Default: 3.")] = None,
+    judge_text_only: Annotated[bool, typer.Option(
+        "--judge-text-only", help="With --judge: send it no pictures.")] = False,
     out: Annotated[Path | None, typer.Option(
         "-o", "--out", metavar="FOLDER|OUT.jsonl", show_default=False,
         help="Folder of answers, numbers and plot, e.g. runs/mine; the same command goes on there. Of a plain "
@@ -117,9 +131,14 @@ def evaluate(
     temperatures = tuple(temperature or ())
     lines = out is not None and out.suffix == ".jsonl"
     further = (answers > 1 or seeds or len(temperatures) > 1 or top_p or max_new_tokens or each_wording or probe
-               or endpoint)
+               or endpoint or judge)
     at_length = bool(further) or (out is not None and not lines)
-    server_only = {"--key-env": key_env, "--concurrency": concurrency, "--timeout": timeout_s, "--retries": retries}
+    http = {"--concurrency": concurrency, "--timeout": timeout_s, "--retries": retries}
+    server_only = {**({} if endpoint else {"--key-env": key_env}), **({} if endpoint or judge else http)}
+    for name, value in {"--judge-model": judge_model, "--judge-key-env": judge_key_env, "--judge-votes": judge_votes,
+                        "--judge-text-only": judge_text_only or None}.items():
+        if value is not None and not judge:
+            raise typer.BadParameter("goes with --judge", param_hint=name)
     _refuse(model, checkpoint, endpoint, server_only, out, rollouts, at_length, top_p)
     given = {"splits": tuple(split) if split else None, "samples": samples,
              "temperature": temperatures[0] if len(temperatures) == 1 else None}
@@ -137,7 +156,12 @@ def evaluate(
     grid.check()
     source = (_server(endpoint, model, key_env, concurrency, timeout_s, retries) if endpoint
               else _chosen(loaded, model, checkpoint))
-    _at_length(loaded, source, grid, out, each_wording, as_json)
+    from vlrl.tools.answers import Judge
+
+    judges = None if judge is None else Judge(
+        server=_server(judge, judge_model, judge_key_env, concurrency, timeout_s, retries, "--judge"),
+        votes=judge_votes or 3, text_only=judge_text_only)
+    _at_length(loaded, source, grid, out, each_wording, judges, as_json)
 
 
 def _refuse(model: str | None, checkpoint: Path | None, endpoint: str | None, server_only: Mapping[str, Any],
@@ -149,7 +173,7 @@ def _refuse(model: str | None, checkpoint: Path | None, endpoint: str | None, se
     if endpoint and checkpoint:
         raise typer.BadParameter("a server has its own weights; leave --checkpoint out", param_hint="--endpoint")
     for name, value in server_only.items():
-        if value is not None and not endpoint:
+        if value is not None:
             raise typer.BadParameter("goes with --endpoint", param_hint=name)
     if any(not 0 < p <= 1 for p in top_p or ()):
         raise typer.BadParameter(f"{top_p} must be above 0 and at most 1", param_hint="--top-p")
@@ -178,32 +202,37 @@ def _chosen(config: Config, model: str | None, checkpoint: Path | None) -> Chose
 
 
 def _server(url: str, model: str | None, key_env: str | None, concurrency: int | None, timeout_s: float | None,
-            retries: int | None) -> Server:
+            retries: int | None, option: str = "--endpoint") -> Server:
+    """Returns the server of --endpoint or --judge."""
     from vlrl.evaluation.endpoint import address_of
     from vlrl.tools.answers import Server
 
     key = os.environ.get(key_env, "").strip() if key_env else ""
+    key_option = "--key-env" if option == "--endpoint" else f"{option}-key-env"
     if key_env and not key:
-        raise ConfigError(f"--key-env {key_env}: that environment variable is not set, or empty")
+        raise ConfigError(f"{key_option} {key_env}: that environment variable is not set, or empty")
     if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ConfigError(f"--key-env {key_env}: that environment variable holds spaces or characters that no key has")
-    address_of(url)
+        raise ConfigError(f"{key_option} {key_env}: that environment variable holds spaces or characters that no key "
+                          "has")
+    address_of(url, option)
     given = {"concurrency": concurrency, "timeout_s": timeout_s, "retries": retries}
-    return Server(url=url, model=model, key=key, **{name: v for name, v in given.items() if v is not None})
+    return Server(url=url, model=model, key=key, option=option,
+                  **{name: value for name, value in given.items() if value is not None})
 
 
 # --- several answers, seeds and settings ------------------------------------------------------------------------------
 
 
 def _at_length(config: Config, source: Chosen | Server, grid: Grid, out: Path | None, each_wording: bool,
-               as_json: bool) -> None:
+               judge: Judge | None, as_json: bool) -> None:
     """Measures every combination, and says where the answers are; on rank 0."""
     from vlrl.config.registry import prints_aside
     from vlrl.distributed import comm
     from vlrl.tools import answers
 
     with prints_aside(), bars(lines=True, show=comm.is_main()) as tell:
-        report = answers.evaluate_at_length(config, source, grid, out, tell, each_wording=each_wording)
+        report = answers.evaluate_at_length(config, source, grid, out, tell, each_wording=each_wording,
+                                            judge=judge)
     if not comm.is_main():
         return
     if as_json:
@@ -213,6 +242,10 @@ def _at_length(config: Config, source: Chosen | Server, grid: Grid, out: Path | 
     if report.before:
         print(f"{report.before} answers were in {report.folder} already, scored as they were then; remove that folder "
               "to measure anew", file=sys.stderr)
+    if report.judge:
+        print("judge {model}: {answers} right answers, {calls} verdicts asked for, {cached} known, {unread} unread "
+              "(they count as no), {unanswered} unanswered (no verdict), {tokens} tokens written; "
+              "{file}".format(**report.judge), file=sys.stderr)
     unanswered = sum(r.unanswered for r in report.results)
     if unanswered:
         print(f"warning: the server gave no answer {unanswered} times, which counts as nothing; the same command asks "

@@ -25,6 +25,8 @@ EXAMPLES = examples(
     "vlrl serve configs/quickstart.yaml --vllm distributed-executor-backend=ray engine.tensor_parallel=16",
     "Chat completions for an agent loop of your own, recorded as episodes:",
     "vlrl serve configs/quickstart.yaml --record",
+    "The same for an evaluation harness, at any temperature and not recorded:",
+    "vlrl serve configs/quickstart.yaml --chat",
     "When it says ready, train with the same settings and what it printed:",
     "vlrl train configs/quickstart.yaml engine=vllm_server engine.servers=[http://127.0.0.1:8000] "
     "engine.key_file=runs/quickstart-servers/key")
@@ -49,6 +51,8 @@ def serve(
     wait: Annotated[float, typer.Option(help="Most seconds until the servers answer.")] = 1800.0,
     record: Annotated[bool, typer.Option("--record", help="Answer chat completions on 127.0.0.1 with the config's "
                                          "model and record them as episodes.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Answer chat completions on 127.0.0.1 with the model that `vlrl "
+                                       "eval` would measure, for a harness of others.")] = False,
     most_open: Annotated[int, typer.Option(min=1, help="With --record: episodes that are open at a time.")] = 256,
     idle_s: Annotated[float, typer.Option(min=1, help="With --record: seconds without a call after which an episode is "
                                           "closed without a reward.")] = 600.0,
@@ -67,12 +71,17 @@ def serve(
     and the weights of model.name, and writes each episode as a row of rollouts to run.dir with -episodes, or --folder:
     docs/write-an-environment.md.
 
+    With --chat it is a plain OpenAI-compatible endpoint: docs/evaluation.md.
+
     Ctrl-C, SIGTERM or the end of the terminal end them all, with exit code 130; so does kill -9 of this command.
     """
-    if record:
-        if replicas != 1 or host != "127.0.0.1" or weights or vllm:
-            raise ConfigError("--record answers in this process, on 127.0.0.1, with the weights of model.name: leave "
-                              "--replicas, --host, --weights and --vllm out")
+    if record or chat:
+        if replicas != 1 or host != "127.0.0.1" or weights or vllm or (record and chat):
+            raise ConfigError(f"--{'record' if record else 'chat'} answers in this process, on 127.0.0.1: leave "
+                              f"--replicas, --host, --weights, --vllm {'and --chat ' * record}out")
+        if chat:
+            _chat(load(config, settings), folder, port)
+            raise typer.Exit(130)
         _record(load(config, settings), folder, port, most_open, idle_s)
         raise typer.Exit(130)
     loaded = load(config, ["engine.name=vllm_server", *(settings or ())])
@@ -128,13 +137,31 @@ def _record(config: Config, folder: Path | None, port: int, most_open: int, idle
     target = (folder or Path(f"{config.run.dir}-episodes")).absolute()
     with recorder(config, target, most_open, idle_s) as made:
         key = write_key(target / "key")
-        server = Server(port, read_key(str(key)), made)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                signal.signal(number, lambda *_: server.stop())
-        typer.echo(f"ready: http://127.0.0.1:{port}/v1 (key: {key}); episodes go to {target}")
-        server.serve_forever()
-        server.server_close()
+        _serve(Server(port, read_key(str(key)), made), f"(key: {key}); episodes go to {target}")
+
+
+def _chat(config: Config, folder: Path | None, port: int) -> None:
+    """Answers until a signal."""
+    from vlrl.engine.vllm_launch import write_key
+    from vlrl.engine.vllm_server import read_key
+    from vlrl.tools.chat import chat
+    from vlrl.tools.record import Server
+
+    if config.engine.name == "vllm_server":
+        raise ConfigError("--chat with engine.name=vllm_server: the model answers in this process. Set engine=hf or "
+                          "engine=vllm")
+    with chat(config) as made:
+        key = write_key((folder or Path(f"{config.run.dir}-chat")).absolute() / "key")
+        _serve(Server(port, read_key(str(key)), made), f"(key: {key}); model {made.name}")
+
+
+def _serve(server: Any, words: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, lambda *_: server.stop())
+    typer.echo(f"ready: http://127.0.0.1:{server.server_port}/v1 {words}")
+    server.serve_forever()
+    server.server_close()
 
 
 def _tell(config: str, words: list[str], servers: Any) -> None:

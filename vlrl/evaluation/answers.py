@@ -76,16 +76,21 @@ class _Asking:
 
     def sample(self, number: int) -> Sample:
         """Returns a sample as this setting words it, its environment reset by the seed."""
-        probe_name, wording = self.drawing.probe, self.drawing.wording
-        sample = probe(probe_name, self.samples, number) if probe_name else self.samples[number]
-        if wording is not None:
-            templates = self.ready.task.of(sample).templates
-            sample = replace(sample, prompt=templates[wording % len(templates)])
+        sample = asked_sample(self.ready.task, self.drawing, self.samples, number)
         return opened(self.ready.engine, self.ready.task, sample, *self.key(number)[1:])
 
     def place(self, number: int) -> Row:
         """Returns the first fields of a row."""
         return {"split": self.split, "setting": self.drawing.name, "seed": self.seed, "number": number}
+
+
+def asked_sample(task: Task, drawing: Drawing, samples: Sequence[Sample], number: int) -> Sample:
+    """Returns a sample as a setting asks it, before any environment is reset."""
+    sample = probe(drawing.probe, samples, number) if drawing.probe else samples[number]
+    if drawing.wording is None:
+        return sample
+    templates = task.of(sample).templates
+    return replace(sample, prompt=templates[drawing.wording % len(templates)])
 
 
 def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: RowFile, step: int, tell: Tell) -> None:

@@ -47,8 +47,10 @@ class _Refused(Exception):
         self.again, self.wait_s = again, wait_s
 
 
-def address_of(url: str) -> str:
-    """Returns the base address of an endpoint, e.g. http://127.0.0.1:8000/v1. Raises ConfigError for anything else."""
+def address_of(url: str, option: str = "--endpoint") -> str:
+    """Returns the base address of an endpoint, e.g. http://127.0.0.1:8000/v1. Raises ConfigError, which names the
+    option, for anything else.
+    """
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -56,24 +58,29 @@ def address_of(url: str) -> str:
         good, parts = False, urlsplit("")
     if "@" in parts.netloc or parts.query or parts.fragment:
         shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        raise ConfigError(f"--endpoint {shown}: an address with a user name, password, query or fragment is refused, "
+        raise ConfigError(f"{option} {shown}: an address with a user name, password, query or fragment is refused, "
                           "as it is stored with the answers. Leave that out, and name the variable that holds the key "
-                          "with --key-env")
+                          f"with {_further(option, 'key-env')}")
     if not good:
-        raise ConfigError(f"--endpoint {url!r} is no address of a server: e.g. http://127.0.0.1:8000/v1")
+        raise ConfigError(f"{option} {url!r} is no address of a server: e.g. http://127.0.0.1:8000/v1")
     return url.rstrip("/").removesuffix("/chat/completions")
+
+
+def _further(option: str, name: str) -> str:
+    """Returns the option for key or model that goes with the one for the address."""
+    return f"--{name}" if option == "--endpoint" else f"{option}-{name}"
 
 
 class Endpoint:
     """An engine over a server. `seed`, a request's key and the place of an answer make the seed that is sent.
 
     key: sent as a bearer token. timeout_s: most seconds of one try. retries: further tries. concurrency: requests at a
-    time.
+    time. option: what named the address, for messages.
     """
 
     def __init__(self, url: str, model: str | None, *, seed: int = 0, key: str = "", timeout_s: float = 300.0,
-                 retries: int = 4, concurrency: int = 8, wait_s: float = _WAIT_S):
-        self.address, self.seed = address_of(url), seed
+                 retries: int = 4, concurrency: int = 8, wait_s: float = _WAIT_S, option: str = "--endpoint"):
+        self.address, self.seed, self._option = address_of(url, option), seed, option
         self._timeout_s, self._retries, self._wait_s = timeout_s, retries, wait_s
         self._key = key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -178,7 +185,8 @@ class Endpoint:
         if status in _FATAL:
             detail = self._without_key(detail)[:_MOST_DETAIL]
             raise ConfigError(f"the server {self.address} {_FATAL[HTTPStatus(status)]} ({status}): {detail!a}. "
-                              f"Check --endpoint, --model ({self.model!r}) and the key that --key-env names")
+                              f"Check {self._option}, {_further(self._option, 'model')} ({self.model!r}) and the key "
+                              f"that {_further(self._option, 'key-env')} names")
         again = status in _AGAIN or status >= HTTPStatus.INTERNAL_SERVER_ERROR
         raise _Refused(f"{status} {detail}", again, _retry_after(answer.headers.get("Retry-After")))
 
@@ -206,7 +214,8 @@ class Endpoint:
         self.close()
         detail = (self._without_key(", ".join(names[:20])) if names else
                 f"it does not say which it has ({ascii(str(answer))[:200]})")
-        raise ConfigError(f"--endpoint {self.address}: name one of its models with --model. {detail}")
+        raise ConfigError(f"{self._option} {self.address}: name one of its models with "
+                          f"{_further(self._option, 'model')}. {detail}")
 
 
 def _retry_after(text: str | None) -> float | None:

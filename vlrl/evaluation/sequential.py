@@ -27,6 +27,8 @@ Hypothesis = tuple[tuple[str, ...], ...]
 """Groups of two and more algorithms that are equal within each; all others differ."""
 MOST = 8
 """Algorithms at most: 8 have 4,139 hypotheses."""
+_TIE = 1e-9
+"""Sums that differ by less, as a share of the largest score, are equal."""
 
 
 class Look(NamedTuple):
@@ -136,8 +138,9 @@ class Sequential:
                 maxima[group] = self._maxima(group, False)
         found = self._maxima(hypothesis[0], True) if alone else np.max([maxima[group] for group in hypothesis], axis=0)
         alive = np.ones(found.shape[1], bool)
+        tie = _TIE * self._scale([name for group in hypothesis for name in group])
         for earlier, threshold in enumerate(test.thresholds):
-            alive &= found[earlier] <= threshold
+            alive &= found[earlier] <= threshold + tie  # those that tie with it, as the true labelling may, go on
         top = np.sort(found[k - 1][alive])[::-1]
         threshold, used = _threshold(top, found.shape[1], self.alpha * k / self.blocks - test.spent)
         test.thresholds.append(threshold)
@@ -162,8 +165,13 @@ class Sequential:
 
     def _rounded(self, sums: np.ndarray | float, group: Sequence[str]) -> np.ndarray:
         """Makes equal sums equal that were added in another order."""
-        scale = max(1e-300, *(float(np.abs(block).max()) for name in group for block in self._scores[name]))
+        scale = self._scale(group)
         return np.round(np.asarray(sums) / scale, 12) * scale
+
+
+    def _scale(self, names: Sequence[str]) -> float:
+        """Returns the largest score so far; it grows, so that a sum is rounded otherwise after a further block."""
+        return max(1e-300, *(float(np.abs(block).max()) for name in names for block in self._scores[name]))
 
 
 def hypotheses(names: Sequence[str]) -> list[Hypothesis]:

@@ -170,7 +170,7 @@ def _sample_values(task: Task, sample: _Sample, n: int) -> dict[str, float]:
             if value is not None and math.isfinite(value):
                 columns.setdefault(name, []).append(float(value))
     out = {name: float(np.mean(values)) for name, values in columns.items()}
-    return {**out, **(_together(task, sample, n) if n > 1 else {})}
+    return {**out, **(_together(task, sample, n) if n > 1 else {}), **_reasoned(sample, n)}
 
 
 def _together(task: Task, sample: _Sample, n: int) -> dict[str, float]:
@@ -185,6 +185,20 @@ def _together(task: Task, sample: _Sample, n: int) -> dict[str, float]:
         if sample.confident and len(scored) == n:
             out[f"maj@{n}/by_confidence"] = votes.majority(ballots, right, n, [q or 0.0 for q in sure])
     return {**out, **(_region(task, sample, n) if sample.vote == "region" else {})}
+
+
+def _reasoned(sample: _Sample, n: int) -> dict[str, float]:
+    """Returns CoT-pass@k (2506.14245): pass@k of answers whose reasoning most verdicts accept, too; with `/any` and
+    `/all` of the verdicts. A right answer without any verdict is left out; {} where there was no judge.
+    """
+    kept = [r for r in sample.rows if r["correct"] is not None and "verdicts" in r
+            and (r["verdicts"] or not r["correct"])]
+    rules: dict[str, Callable[[Sequence[bool]], bool]] = {
+        "": lambda given: 2 * sum(given) > len(given), "/any": any, "/all": lambda given: bool(given) and all(given)}
+    out = {f"cot_pass@{k}{name}": votes.pass_at(len(kept), sum(map(rule, (r["verdicts"] for r in kept))), k)
+           for name, rule in rules.items() for k in votes.sizes(n) if k <= len(kept)}
+    right = [r["verdicts"] for r in kept if r["correct"]]
+    return {**out, **({"judge/sound_frac": float(np.mean([rules[""](given) for given in right]))} if right else {})}
 
 
 def _region(task: Task, sample: _Sample, n: int) -> dict[str, float]:

@@ -78,6 +78,33 @@ def read_number(text: str) -> float | None:
     return float(text) if _WHOLE_NUMBER.fullmatch(text) else None
 
 
+def mathvista(given: str, truth: str, options: Sequence[str] = (), precision: int | None = None) -> float:
+    """1 where an extracted answer counts on MathVista (2310.02255, evaluation/calculate_score.py), else 0.
+
+    With options: the one of a letter, alone or in brackets, else that of the smallest edit distance, is `truth` (its
+    text, or a letter alone). With a precision: rounded to so many places it is `truth` as written. A whole number as
+    `truth`: equal once what follows the decimal point is dropped. Else the same text. Nothing given is wrong.
+    """
+    given = given.strip()[:MOST_WORDS]
+    if not given:
+        return 0.0
+    if options:
+        letters, marked = LETTERS[:len(options)], re.search(r"\(([a-zA-Z])\)", given)
+        letter = marked[1].upper() if marked else given
+        if len(letter) == 1 and letter in letters:
+            chosen = letters.index(letter)
+        else:
+            chosen = min(range(len(options)), key=lambda i: Levenshtein.distance(letter, options[i]))
+        right = option_letter(truth, options)
+        return float(letters[chosen] == right)
+    value = read_number(given)
+    if precision is not None:
+        return float(value is not None and str(round(value, precision)) == truth.strip())
+    if re.fullmatch(r"-?\d{1,30}", truth.strip()):
+        return float(value is not None and math.isfinite(value) and str(int(value)) == truth.strip())
+    return exact(given, truth)
+
+
 def one_number(text: str) -> float | None:
     """Returns the number of a text that has exactly one ("3 cars", "about 2.5 m."); None for none or several."""
     found = set(islice(numbers(text), MOST_WORDS)) or {math.inf}

@@ -3,6 +3,7 @@ killed evaluation goes on from.
 
     answers.jsonl       a row an answer: evaluation/rows.py
     evaluation.json     every metric of every split at every setting, the facts, and the environment as in env.json
+    verdicts-*.jsonl    a row a verdict of a judge: evaluation/reasoning_judge.py
     evaluation.png      the metrics with their intervals, pass@k and maj@k
 """
 
@@ -20,21 +21,23 @@ from typing import Any
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
-from vlrl.evaluation.answers import Ready, Tell, ask
+from vlrl.evaluation.answers import Ready, Tell, ask, asked_sample
 from vlrl.evaluation.chat_prompts import ChatEncoder
 from vlrl.evaluation.endpoint import Endpoint, address_of
 from vlrl.evaluation.picture import draw
-from vlrl.evaluation.rows import RowFile
+from vlrl.evaluation.reasoning_judge import ReasoningJudge
+from vlrl.evaluation.rows import Row, RowFile
 from vlrl.evaluation.settings import Drawing, Grid
 from vlrl.evaluation.summary import Result, summarise
 from vlrl.rollout.group_source import first_samples
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import plain
 from vlrl.store.files import environment, write_text
-from vlrl.task import Task
+from vlrl.task import Task, task_messages
 from vlrl.task.environment import has_environment
 from vlrl.tools.measure import Chosen, model_facts, ready, task_facts
 from vlrl.training.build_task import make_task
+from vlrl.types import Sample
 
 ROWS, NUMBERS, PICTURE = "answers.jsonl", "evaluation.json", "evaluation.png"
 _ROLLOUT = ("max_new_tokens", "stop", "thinking_budget", "thinking_end")
@@ -53,6 +56,17 @@ class Server:
     concurrency: int = 8
     timeout_s: float = 300.0
     retries: int = 4
+    option: str = "--endpoint"
+    """Which option named it, for messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """Who judges the reasoning of right answers."""
+
+    server: Server
+    votes: int = 3
+    text_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +79,8 @@ class Report:
     results: list[Result]
     before: int = 0
     """Rows that were in the folder already."""
+    judge: dict[str, Any] | None = None
+    """Model and cost of the judge, where there was one."""
 
 
 def facts(config: Config, chosen: Chosen | None, server: Server | None, drawings: Sequence[Drawing]) -> dict[str, Any]:
@@ -107,7 +123,7 @@ def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) 
 
 
 def evaluate_at_length(config: Config, source: Chosen | Server, grid: Grid, folder: Path | None, tell: Tell, *,
-                       each_wording: bool = False) -> Report:
+                       each_wording: bool = False, judge: Judge | None = None) -> Report:
     """Answers, scores and writes; see the module. Raises ConfigError for what does not go together, and for a folder
     that holds another evaluation.
     """
@@ -128,9 +144,9 @@ def evaluate_at_length(config: Config, source: Chosen | Server, grid: Grid, fold
                     reference=prepared.reference, remote=prepared.remote)
         ask(own, config.eval.splits, drawings, file, chosen.step if chosen else 0, tell)
         name = prepared.engine.model if isinstance(prepared.engine, Endpoint) else chosen.name if chosen else ""
-        results = comm.on_main(lambda: _results(own.task, config, drawings, file))
+        results, cost = comm.on_main(lambda: _results(own.task, config, drawings, file, place, judge, tell))
     report = Report(model=name, step=chosen.step if chosen else 0, folder=place, results=results,
-                    before=before)
+                    before=before, judge=cost)
     comm.on_main(lambda: write(report, file))
     return report
 
@@ -150,13 +166,29 @@ def _asked(config: Config, source: Chosen | Server) -> Iterator[Ready]:
 
 def _endpoint(config: Config, server: Server) -> Endpoint:
     return Endpoint(server.url, server.model, seed=config.seed, key=server.key, timeout_s=server.timeout_s,
-                    retries=server.retries, concurrency=server.concurrency)
+                    retries=server.retries, concurrency=server.concurrency, option=server.option)
 
 
-def _results(task: Task, config: Config, drawings: Sequence[Drawing], file: RowFile) -> list[Result]:
-    rows = file.rows()
+def _results(task: Task, config: Config, drawings: Sequence[Drawing], file: RowFile, folder: Path,
+             judge: Judge | None, tell: Tell) -> tuple[list[Result], dict[str, Any] | None]:
+    """Returns the metrics, and what the judge cost."""
+    rows, cost = file.rows(), None
+    if judge:
+        with contextlib.closing(_endpoint(config, judge.server)) as engine:
+            asks = ReasoningJudge(engine, ChatEncoder(config), folder, judge.votes, judge.text_only)
+            settings = {d.name: d for d in drawings}
+            rows = asks.judged(rows, lambda row: _question(task, config, settings[row["setting"]], row), tell)
+            cost = asks.plain()
     return [summarise(task, rows, drawing, split, samples) for split in config.eval.splits
-            for samples in [first_samples(task, split, config.eval.samples)] for drawing in drawings]
+            for samples in [first_samples(task, split, config.eval.samples)] for drawing in drawings], cost
+
+
+def _question(task: Task, config: Config, drawing: Drawing, row: Row) -> tuple[Sample, str]:
+    """Returns the sample of a row and the text that it was asked with."""
+    sample = asked_sample(task, drawing, first_samples(task, row["split"], config.eval.samples), row["number"])
+    contents = [message["content"] for message in task_messages(task, sample)]
+    texts = [[c] if isinstance(c, str) else [p["text"] for p in c if p.get("type") == "text"] for c in contents]
+    return sample, "\n".join(text for own in texts for text in own)
 
 
 # --- what is written --------------------------------------------------------------------------------------------------
@@ -174,6 +206,7 @@ def as_json(report: Report) -> dict[str, Any]:
     """Returns what `vlrl eval --json` prints: `splits` are the metrics at the first setting, `results` at all."""
     first = report.results[0].drawing.name if report.results else ""
     return plain({"model": report.model, "step": report.step, "folder": str(report.folder),
+                  **({"judge": report.judge} if report.judge else {}),
                   "splits": {r.split: {"n": r.n, "metrics": _metrics(r)} for r in report.results
                              if r.drawing.name == first},
                   "results": [{"split": r.split, "setting": r.drawing.name, **asdict(r.drawing), "n": r.n,

@@ -34,6 +34,7 @@ from vlrl.models.processing import Encoder
 from vlrl.rollout.chat_messages import Refused
 from vlrl.rollout.recording import Recorder
 from vlrl.store import RunFolder
+from vlrl.tools.chat import Chat
 from vlrl.training.build import check_engine, make_accelerator, make_engine, seed_everything
 from vlrl.training.build_task import make_task
 
@@ -72,20 +73,21 @@ def recorder(config: Config, folder: Path, most_open: int, idle_s: float) -> Ite
 
 
 class Server(ThreadingHTTPServer):
-    """An HTTP server over a recorder, on 127.0.0.1."""
+    """An HTTP server over a recorder, or over a model that answers without recording, on 127.0.0.1."""
 
     daemon_threads = True
 
-    def __init__(self, port: int, key: str, made: Recorder):
+    def __init__(self, port: int, key: str, made: Recorder | Chat):
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
             raise ConfigError(f"cannot listen on 127.0.0.1:{port}: {error}. Choose another --port, or end what listens "
                               "there.") from None
-        self.key, self.recorder = hashlib.sha256(key.encode()).digest(), made
+        self.key, self.made = hashlib.sha256(key.encode()).digest(), made
 
     def service_actions(self) -> None:
-        self.recorder.expire()
+        if isinstance(self.made, Recorder):
+            self.made.expire()
 
     def stop(self) -> None:
         """Ends `serve_forever`; may be called by a signal handler."""
@@ -107,22 +109,30 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             return {"status": "ok"}
         self._check()
-        if (found := _EPISODE.fullmatch(self.path)) and not found[2]:
-            return self.server.recorder.get(_name(found[1]))
+        made = self.server.made
+        if isinstance(made, Chat):
+            if self.path == "/v1/models":
+                return made.models()
+        elif (found := _EPISODE.fullmatch(self.path)) and not found[2]:
+            return made.get(_name(found[1]))
         raise Refused(404, "no such page")
 
     def _post(self) -> dict[str, Any]:
         self._check()
-        found = _EPISODE.fullmatch(self.path)
+        made, found = self.server.made, _EPISODE.fullmatch(self.path)
+        if isinstance(made, Chat):
+            if self.path != "/v1/chat/completions":
+                raise Refused(404, "no such page")
+            return made.chat(self._body())
         if self.path != "/v1/chat/completions" and not (found and found[2]):
             raise Refused(404, "no such page")
         body = self._body()
         if found:
-            return self.server.recorder.reward(_name(found[1]), body)
+            return made.reward(_name(found[1]), body)
         metadata = body.get("metadata")
         named = (self.headers.get("X-Episode-Id"),
                  metadata.get("episode_id") if isinstance(metadata, dict) else None, body.get("user"))
-        return self.server.recorder.chat(_name(next((n for n in named if n is not None), None)), body)
+        return made.chat(_name(next((n for n in named if n is not None), None)), body)
 
     def _check(self) -> None:
         """Raises Refused for a request without the key, under another name or from a browser's page."""
