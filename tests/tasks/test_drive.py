@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vlrl import config as configs
 from vlrl import testing
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards import closed_loop as rules
@@ -18,12 +20,14 @@ from vlrl.task import load
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services, served
 from vlrl.testing.texts import hostile_texts
+from vlrl.training.build_task import make_task
 from vlrl.types import Acted
 
 pytest.importorskip("highway_env")
 from vlrl.tasks._drive_world import Decision, World  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 from vlrl.tasks.drive import read_decision, written  # pyright: ignore[reportMissingImports]  # likewise
 
+ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = ("highway", "merge", "intersection", "roundabout")
 
 
@@ -112,6 +116,15 @@ def test_hostile_texts_brake_the_vehicle(actions):
     _, steps = played(task, task.samples("train")[0], list(hostile_texts("", long=False))[:12])
     assert len(steps) == 12 and not any(s.done for s in steps)
     assert steps[-1].info["speed"] < 0.1 and not any(s.parts["format"] for s in steps)
+
+
+def test_its_config_pays_less_for_a_brake_that_is_no_decision():
+    """Else misspelt words become the brake, as they did in runs (benchmarks/results/drive_cpu.md)."""
+    task = make_task(configs.load(ROOT / "configs" / "drive.yaml"))
+    for sample in [task.samples("train")[i] for i in range(4)]:
+        said, misspelt = (scored(task, sample, [text] * 6) for text in ("STOP, STRAIGHT", "STRAIGHT, STOOP"))
+        assert said.parts["completion"] == misspelt.parts["completion"] > 0
+        assert said.reward - misspelt.reward == pytest.approx(1)
 
 
 def test_a_collision_ends_the_drive():
