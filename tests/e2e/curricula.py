@@ -20,7 +20,7 @@ class Levels(Shades):
                        media=(Media(source="gone.png"),) if i == 7 else s.media) for i, s in enumerate(found)]
 
     def guidance(self, sample, answers):
-        return f"Vowels, not {len(answers)} times {answers[0].text}."
+        return f"Vowels, not {len(answers)} times {answers[0].n_tokens} tokens."
 
 
 class World(Environment):
@@ -51,7 +51,8 @@ CASES = {
     "acted": "rollout.branch.roots=2 rollout.group_size=5 algo.advantage=rose curriculum.pass_at=0.3",
     "branch": "rollout.branch.roots=1 rollout.branch.tokens=20 rollout.group_size=5 algo.advantage=treerl",
     "meaning": "rollout.branch.roots=1 rollout.group_size=4 algo.advantage=rose "
-               "rollout.branch.at={name:meaning,continuations:3,tokens:4,candidates:3,root:0.2}",
+               "rollout.branch.at=meaning rollout.branch.at.continuations=3 rollout.branch.at.tokens=4 "
+               "rollout.branch.at.candidates=3 rollout.branch.at.root=0.2",
 }
 WORDS = ("steps=5", "save.every=2", "eval.samples=0", "log.samples_every=0", "rollout.group_size=3",
          "rollout.prompts_per_step=4", "data.quarantine=true", "limits.rejected=0.6", "curriculum.pass_at=0.15")

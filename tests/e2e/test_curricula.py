@@ -30,6 +30,12 @@ def folder(tiny_models, tmp_path_factory):
     return folder
 
 
+def timeless(path):
+    """All rollouts without the seconds of their environments; NaN as a text, which is like itself."""
+    rows = RunFolder(path).rollouts().to_pylist()
+    return repr([{**r, "turns": [{**t, "seconds": None} for t in r["turns"] or ()]} for r in rows])
+
+
 def rollouts(path, second=False):
     """Without second attempts, or these alone."""
     return [r for r in RunFolder(path).rollouts().to_pylist() if (r["variant"] == "guided") == second]
@@ -42,7 +48,7 @@ def test_a_killed_run_goes_on_exactly(folder, case, at):
     go(folder, case, "broken")
     whole, broken = folder / f"{case}-whole", folder / f"{case}-broken"
     assert weights(whole, 5) == weights(broken, 5) and metrics(whole) == metrics(broken)
-    assert RunFolder(whole).rollouts().equals(RunFolder(broken).rollouts())
+    assert timeless(whole) == timeless(broken)
     assert pq.read_table(whole / "prompts.parquet").equals(pq.read_table(broken / "prompts.parquet"))
 
 
@@ -80,7 +86,7 @@ def test_failed_groups_are_asked_again(folder):
     for key, group in second.items():
         first = groups[key][0]
         assert len(group) == 2 and all(r["advantage"] is None for r in group)
-        assert all(f"Vowels, not 3 times {first['completion']}." in r["prompt"] for r in group)
+        assert all(f"Vowels, not 3 times {len(first['token_ids'])} tokens." in r["prompt"] for r in group)
         assert "Vowels" not in first["prompt"] and first["sample_id"] == group[0]["sample_id"]
     lines = metrics(folder / "guided-whole")
     right = [sum(r["correct"] for key, group in second.items() for r in group if key[0] == step) for step in range(5)]

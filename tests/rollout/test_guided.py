@@ -8,6 +8,7 @@ from PIL import Image
 
 from tests.helpers import load, settings
 from tests.rollout.acting import Acting, engine_of
+from tests.rollout.test_branching import Counting
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config import validate
 from vlrl.curriculum import Draw
@@ -57,18 +58,23 @@ def tiny(tiny_models):
     return *load(config), config
 
 
-def drawn(tiny, task, config=None):
-    policy, encode, own = tiny
-    config = config or own
+def drawn(tiny, task, config=None, calls=None):
+    """Groups and what guided them; `calls` takes what was asked of the engine."""
+    _, encode, own = tiny
+    config, engine = config or own, Counting(HFEngine(tiny[0], seed=5, batch_rollouts=16))
+    engine.calls = engine.calls if calls is None else calls
     guide = Guiding(config, encode) if config.algo.guided else None
-    answering = Answering(config, task, HFEngine(policy, seed=5, batch_rollouts=16), Clock(), Algorithm(config),
-                          guide=guide)
+    answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=guide)
     asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
     return answering.groups(asked, 0), guide
 
 
 def test_groups_without_a_correct_answer_are_asked_again(tiny):
-    groups, guide = drawn(tiny, Marks())
+    calls = []
+    groups, guide = drawn(tiny, Marks(), calls=calls)
+    # in random streams of their own, drawn together once all groups are scored
+    assert [[(r.key, r.n) for r in call] for call in calls] == [
+        [((0, i), 3) for i in range(4)], [((10, 1), 3), ((10, 2), 3)]]
     assert [[r.variant for r in g.aside] for g in groups] == [[], ["guided"] * 3, ["guided"] * 3, []]
     for g in groups[1:3]:
         assert [r.index for r in g.aside] == [3, 4, 5] and all(r.train_prompt is g.prompt for r in g.aside)

@@ -4,16 +4,17 @@ and what is written for it."""
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.conftest import SAMPLES
 from tests.helpers import Vowels, load, settings
-from tests.rollout.test_branching import LONG, Counting, branched, common
+from tests.rollout.test_branching import LONG, Counting, branched, common, completion
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
-from vlrl.rollout.branching import Branching
+from vlrl.rollout.branching import Branching, Leaf
 from vlrl.rollout.meanings import ALIKE, Meaning, semantic_entropy, words
 from vlrl.types import Request
 
@@ -133,3 +134,22 @@ def test_an_own_comparison_is_asked(tmp_path):
     (tmp_path / "mine.py").write_text("def alike(a, b):\n    return a[0] == b[0]\n")
     rule = Meaning(alike=f"{tmp_path}/mine.py:alike")
     assert rule.entropy(["ab", "ac", "b"]) == pytest.approx(-(2 / 3 * math.log(2 / 3) + math.log(1 / 3) / 3))
+
+
+class Tails:
+    """An engine whose continuations have nothing in common but what was there."""
+
+    def generate(self, requests, done=None):
+        return [[replace(b.written, tokens=np.append(b.written.tokens, [100 + b.index, 200 + b.index]))
+                 for b in r.begun] for r in requests]
+
+
+def test_what_was_there_before_is_no_meaning():
+    branches = Branching(branched(5, at=AT), lambda tokens: " ".join(map(str, tokens)))
+    leaf, spent = Leaf(completion(*[-1.0] * 9), 1), [10]
+    request = Request(prompt=None, n=5, sampling=LONG, key=(0, 3))  # type: ignore[arg-type]
+    branches._probe(Tails(), branches.point.function, [request], [[leaf]], [0], spent)
+    assert leaf.entropies == {place: pytest.approx(math.log(3)) for place in (1, 3, 6, 8)}
+    assert spent == [10 + 4 * 3 * 2]
+    branches._probe(Tails(), branches.point.function, [request], [[leaf]], [0], spent)
+    assert spent == [34]  # once an answer

@@ -158,21 +158,25 @@ def test_truncated_attempts_are_left_out_where_the_objective_leaves_them_out(sce
     assert make_second(policy, split(cut, 1)[0], config, Algorithm(config)) is None
 
 
-@pytest.mark.parametrize("fails_at", [1, 2])
-def test_too_little_memory_begins_the_optimizer_step_again(scene, monkeypatch, fails_at):
+@pytest.mark.parametrize("last", [False, True])
+def test_too_little_memory_begins_the_optimizer_step_again(scene, monkeypatch, last):
+    """In the objective, or in the last micro-batch of the attempts, with the gradients of all others in place."""
     policy, groups, folder = scene
-    config = of(folder, SFT)
-    (whole,), stats, _ = gradients(policy, groups, config)
-    calls, logprobs = [0], policy.logprobs
+    config = of(folder, SFT, tokens_per_batch=120)
+    second = make_second(policy, split(groups, 1)[0], config, Algorithm(config))
+    assert len(second.part.batches) > 1 and len(second.part.batches[-1].pieces) > 1
+    calls, fails_at, logprobs = [0], [0], policy.logprobs
 
     def scarce(*args, **kwargs):
         calls[0] += 1
-        if calls[0] == fails_at:  # 1: the objective; 2: the attempts, with the objective's gradients in place
+        if calls[0] == fails_at[0]:
             raise torch.OutOfMemoryError("no")
         return logprobs(*args, **kwargs)
 
     monkeypatch.setattr(policy, "logprobs", scarce)
     monkeypatch.setattr(oom, "release", lambda device: None)
+    (whole,), stats, _ = gradients(policy, groups, config)
+    calls[0], fails_at[0] = 0, calls[0] if last else 1
     most = policy.most_tokens
     (again,), halved, _ = gradients(policy, groups, config)
     policy.most_tokens = most
@@ -180,6 +184,14 @@ def test_too_little_memory_begins_the_optimizer_step_again(scene, monkeypatch, f
     assert_close(again, whole)
     assert halved["guided/loss"] == pytest.approx(stats["guided/loss"], rel=1e-5)
     assert halved["guided/logratio"] == pytest.approx(stats["guided/logratio"], rel=1e-3, abs=1e-5)
+
+
+def test_attempts_are_compared_with_known_failures_in_turn(scene):
+    group = scene[1][2]
+    known = [replace(group.rollouts[0], index=i, correct=c) for i, c in enumerate((None, False, True, False))]
+    second = [replace(group.aside[0], index=4 + i) for i in range(3)]
+    pairs = guided._pairs(replace(group, rollouts=tuple(known), aside=tuple(second)), False)
+    assert [(one.index, other.index) for one, other in pairs] == [(4, 1), (5, 3), (6, 1)]
 
 
 def test_a_pair_that_went_apart_is_an_error(scene):
