@@ -241,8 +241,36 @@ def held_out(evidence: Evidence) -> Iterator[Finding]:
                        "split": split})
 
 
+def paid_and_not_wanted(evidence: Evidence) -> Iterator[Finding]:
+    """Yields held-out splits on which fewer answers are correct while the training reward has risen: the reward may be
+    cheated, or its samples learned by heart."""
+    spans = _ends(evidence, "reward/mean")
+    if spans is None:
+        return
+    (early, before), (late, after) = spans
+    if after - before <= 2 * (_error(early, before) ** 2 + _error(late, after) ** 2) ** 0.5:
+        return
+    for split in dict.fromkeys(str(line.get("split")) for line in evidence.evals):
+        lines = [line for line in evidence.evals if str(line.get("split")) == split
+                 and finite(line.get("correct_frac")) is not None]
+        if len(lines) < 2 or lines[0]["step"] == lines[-1]["step"]:
+            continue
+        (first, low, _), (last, _, high) = (
+            tuple(finite(line.get(f"correct_frac{end}")) for end in ("", "/ci95_low", "/ci95_high"))
+            for line in (lines[0], lines[-1]))
+        if first is None or last is None or last >= first:
+            continue
+        apart = low is not None and high is not None and high < low
+        yield Finding("bad" if apart else "warn", f"The training reward went from {number(before, '.3f')} to "
+                      f"{number(after, '.3f')}, and the correct answers of {split} from {number(first, '.3f')} to "
+                      f"{number(last, '.3f')}.", "Read the best paid answers: is what is paid what is wanted? Or it "
+                      "learns its samples by heart: take more of them, or stop at checkpoints/best.",
+                      _where(evidence, late, order="best"))
+
+
 LOOKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
-    zero_variance, truncation, entropy, kl, saturated_parts, conflicting_parts, length_against_reward, held_out)
+    zero_variance, truncation, entropy, kl, saturated_parts, conflicting_parts, length_against_reward, held_out,
+    paid_and_not_wanted)
 """What is looked at beside the alerts."""
 
 
@@ -296,6 +324,11 @@ def _ends(evidence: Evidence, name: str) -> tuple[tuple[list[tuple[int, float]],
     if count < 2:
         return None
     return tuple((part, sum(value for _, value in part) / count) for part in (every[:count], every[-count:]))
+
+
+def _error(points: Sequence[tuple[int, float]], mean: float) -> float:
+    """Returns the standard error of the mean of at least two steps."""
+    return (sum((value - mean) ** 2 for _, value in points) / (len(points) - 1) / len(points)) ** 0.5
 
 
 def _over(recent: Sequence[tuple[int, float]]) -> str:

@@ -113,6 +113,20 @@ def test_parts_that_conflict_within_groups():
     assert said(diagnosis.conflicting_parts, answers=[a._replace(parts={"a": 1.0, "b": 2.0}) for a in answers]) == []
 
 
+@pytest.mark.parametrize(("rewards", "correct", "kind"), [
+    ([0.2, 0.3] * 3 + [0.6, 0.7] * 3, ((0.5, 0.4, 0.6), (0.3, 0.2, 0.39)), "bad"),  # intervals apart
+    ([0.2, 0.3] * 3 + [0.6, 0.7] * 3, ((0.5, 0.4, 0.6), (0.45, 0.35, 0.55)), "warn"),
+    ([0.2, 0.3] * 3 + [0.6, 0.7] * 3, ((0.5, 0.4, 0.6), (0.5, 0.4, 0.6)), None),
+    ([0.2, 0.6] * 3 + [0.25, 0.65] * 3, ((0.5, 0.4, 0.6), (0.3, 0.2, 0.39)), None),  # within two standard errors
+    ([0.6, 0.7] * 3 + [0.2, 0.3] * 3, ((0.5, 0.4, 0.6), (0.3, 0.2, 0.39)), None)])
+def test_a_reward_that_rises_without_the_held_out_answers(rewards, correct, kind):
+    evals = [{"step": step, "split": "heldout", "correct_frac": mean, "correct_frac/ci95_low": low,
+              "correct_frac/ci95_high": high} for step, (mean, low, high) in zip((0, 12), correct, strict=True)]
+    found = said(diagnosis.paid_and_not_wanted, metrics=lines(**{"reward/mean": rewards}), evals=evals)
+    assert [k for k, _ in found] == ([kind] if kind else [])
+    assert not kind or "The training reward went from 0.250 to 0.650, and the correct answers of heldout" in found[0][1]
+
+
 def test_length_that_is_paid():
     answers = [Answer(g, float(i), 10 * i + g) for g in range(10) for i in range(4)]
     [(_, words)] = said(diagnosis.length_against_reward, answers=answers)

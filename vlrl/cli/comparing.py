@@ -24,6 +24,7 @@ COMPARE_EXAMPLES = examples(
     "vlrl compare runs/a-0 runs/a-1 runs/a-2 vs runs/b-0 runs/b-1 runs/b-2       three seeds a side",
     "vlrl compare runs/a runs/b --json | jq '.samples[] | select(.b < .a) | .id'  what got worse",
     "vlrl compare --weights runs/a                           how many weights the run changed of its base model",
+    "vlrl compare --forms runs/a                             which forms its answers took at each evaluation",
     "vlrl compare --sequential a.yaml b.yaml --jobs 2        runs seeds of both until a test decides",
     "vlrl compare --sequential a.yaml b.yaml c.yaml steps=100 --seeds 3 --blocks 6 -o runs/three")
 SWEEP_EXAMPLES = examples(
@@ -47,7 +48,7 @@ def compare(
     sides: Annotated[list[str], typer.Argument(
         metavar="A [vs] B", show_default=False,
         help="Run folders, or RUN@STEP with completed steps, first, last or best; several a side with vs between. With "
-        "--sequential configs, and settings for all. With --weights models or runs.")],
+        "--sequential configs, and settings for all. With --weights models or runs, with --forms runs.")],
     split: Annotated[str | None, typer.Option(
         show_default=False, help="The split, e.g. heldout. Default: heldout, or the first that all have.")] = None,
     metric: Annotated[str | None, typer.Option(
@@ -59,6 +60,9 @@ def compare(
     weights: Annotated[bool, typer.Option(
         "--weights", help="Compare weights: which share of them changed, from A to B, or in a run A since its base "
         "model. Models are folders, checkpoints, names of the Hub.")] = False,
+    forms: Annotated[bool, typer.Option(
+        "--forms", help="Show which forms the answers of runs took at each evaluation: all but words and "
+        "numbers.")] = False,
     sequential: Annotated[bool, typer.Option("--sequential", help="Run seeds of configs, until a group-sequential "
                                              "permutation test decides.")] = False,
     seeds: Annotated[int | None, typer.Option(
@@ -84,11 +88,13 @@ def compare(
     goes on after an interruption. With --weights nothing is evaluated: the files of the weights are read.
     """
     own = {"--seeds": seeds, "--blocks": blocks, "--alpha": alpha, "--jobs": jobs, "-o": out}
-    if weights:
-        given = {**own, "--metric": metric, "--split": split, "--show": show, "--sequential": sequential or None}
+    if weights or forms:
+        given = {**own, "--metric": metric, "--split": split if weights else None, "--show": show,
+                 "--sequential": sequential or None, "--forms": (forms and weights) or None}
         if unused := next((name for name, value in given.items() if value is not None), None):
-            raise typer.BadParameter("does nothing with --weights; leave one of the two out", param_hint=unused)
-        _weights(sides, as_json)
+            raise typer.BadParameter(f"does nothing with --{'weights' if weights else 'forms'}; leave one of the two "
+                                     "out", param_hint=unused)
+        _weights(sides, as_json) if weights else _forms(sides, split, as_json)
         return
     if sequential:
         if show is not None:
@@ -194,6 +200,34 @@ def _weights(words: Sequence[str], as_json: bool) -> None:
                       soft_wrap=True)
     console.print("changed: by more than 1e-5 in the type that a is stored in; lost to rounding: less than that type "
                   "can hold", markup=False, style="dim")
+
+
+def _forms(words: Sequence[str], split: str | None, as_json: bool) -> None:
+    from vlrl.evaluation.forms import forms_over_steps, most_frequent
+    from vlrl.store import RunFolder
+
+    if "vs" in words:
+        raise typer.BadParameter("vs stands between two sides; with --forms name runs, each is shown by itself",
+                                 param_hint="A [vs] B")
+    found = {word: forms_over_steps(RunFolder(word), split) for word in words}
+    if as_json:
+        emit({word: [{"step": p.step, "answers": p.answers, "entropy": p.entropy, "forms": dict(p.forms.most_common())}
+                     for p in points] for word, points in found.items()})
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for word, points in found.items():
+        console.print(printable(word), markup=False, soft_wrap=True)
+        shown = table("form of the answers", *(f"step {point.step}" for point in points), min_width=50)
+        for name in most_frequent(points):
+            shown.add_row(*map(Text, (printable(name), *(f"{point.share(name):.1%}" for point in points))))
+        shown.add_row(*map(Text, ("different forms", *(f"{len(point.forms):,}" for point in points))))
+        shown.add_row(*map(Text, ("their entropy, nats", *(f"{point.entropy:.3f}" for point in points))))
+        console.print(shown)
+    console.print("0 stands for a number, a for words; tags and signs are as they were written", markup=False,
+                  style="dim")
 
 
 # --- runs that it starts itself ---------------------------------------------------------------------------------------

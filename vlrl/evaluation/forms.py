@@ -1,0 +1,101 @@
+"""Which forms answers take, and how that changes over the evaluations of a run. No torch.
+
+    for point in forms_over_steps(RunFolder("runs/quickstart")):
+        print(point.step, point.entropy, point.forms.most_common(3))
+
+A form is an answer with its words and numbers left out (`form`). A policy that settles on one of the forms that its
+base model knows shows as an entropy that falls (Echo Chamber, arXiv 2504.07912); a form that grows while the held-out
+metric does not is one to read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from vlrl.errors import RunError
+from vlrl.store import RunFolder
+
+_LONGEST = 20_000
+"""Characters of an answer that are looked at."""
+_SHOWN = 120
+_TOKENS = re.compile(r"</?[A-Za-z_][\w-]{0,40}>|<\|[^|<>]{0,40}\|>|[-+]?\d+(?:\.\d+)?|[^\W\d_]\w*(?:['’-]\w+)*")
+_SENTENCE = re.compile(r"a(?:[\s,.;!?]+[a0])+")
+_SPACE = re.compile(r"\s+")
+
+
+def form(text: str) -> str:
+    """Returns the form of an answer: tags and signs as they are, `0` for a number, `a` for words, numbers among words
+    included. At most 120 characters; linear time; never raises.
+
+    >>> form("<think>It is left of 2 cars.</think><answer>[190, 45.5]</answer>")
+    '<think>a.</think><answer>[0, 0]</answer>'
+    """
+    short = _TOKENS.sub(_kind, text[:_LONGEST])
+    marked = re.split(r"(</?[A-Za-z_][\w-]{0,40}>)", short)
+    marked[::2] = [_SENTENCE.sub("a", piece) for piece in marked[::2]]
+    found = _SPACE.sub(" ", "".join(marked)).strip()
+    return found if len(found) <= _SHOWN else found[:_SHOWN - 3] + "..."
+
+
+def _kind(token: re.Match[str]) -> str:
+    first = token[0][0]
+    return token[0] if first == "<" else "0" if first in "+-" or first.isdecimal() else "a"
+
+
+@dataclass(frozen=True)
+class Forms:
+    """The forms of the answers of one evaluation."""
+
+    step: int
+    """Steps completed by the weights that answered."""
+    forms: Counter[str]
+    """Form -> answers of it."""
+
+    @property
+    def answers(self) -> int:
+        """Returns how many answers were looked at."""
+        return self.forms.total()
+
+    @property
+    def entropy(self) -> float:
+        """Returns the entropy of the forms in nats; 0 = all answers have one."""
+        shares = [count / self.answers for count in self.forms.values()]
+        return -sum(share * math.log(share) for share in shares) + 0.0
+
+    def share(self, name: str) -> float:
+        """Returns the share of the answers that have a form, in [0, 1]."""
+        return self.forms[name] / self.answers
+
+
+def forms_over_steps(run: RunFolder, split: str | None = None) -> list[Forms]:
+    """Returns the forms of each evaluation of a split, by step; None = heldout, or the first split there is.
+
+    Raises RunError where no answers of it are stored, or some of them cannot be read.
+    """
+    files = [(steps, name) for _, steps, name in run.rollout_files("eval-rollouts") if name]
+    splits = sorted({name for _, name in files})
+    split = split or next((name for name in ("heldout", *splits) if name in splits), "heldout")
+    found = []
+    for step in sorted({step for steps, name in files if name == split for step in steps}):
+        texts = run.rollouts(step, split=split, columns=["completion"]).column("completion").to_pylist()
+        if texts:
+            found.append(Forms(step, Counter(form(text or "") for text in texts)))
+    if run.notes:
+        raise RunError(f"{run.path}: {run.notes[0]}. Without these answers the shares would be of others")
+    if not found:
+        raise RunError(f"{str(run.path)!r} holds no evaluated answers of split {split!r} (eval-rollouts/); there "
+                       f"are: {', '.join(splits) or 'none'}. Name a run folder such as runs/quickstart; a run keeps them with "
+                       "store.rollouts=true and eval.samples above 0")
+    return found
+
+
+def most_frequent(points: list[Forms], most: int = 6) -> list[str]:
+    """Returns the forms with the largest shares at any step, the largest first."""
+    best: Counter[str] = Counter()
+    for point in points:
+        for name in point.forms:
+            best[name] = max(best[name], round(point.share(name) * 1_000_000))
+    return [name for name, _ in best.most_common(most)]
