@@ -87,8 +87,8 @@ def forms_over_steps(run: RunFolder, split: str | None = None) -> list[Forms]:
         raise RunError(f"{run.path}: {run.notes[0]}. Without these answers the shares would be of others")
     if not found:
         raise RunError(f"{str(run.path)!r} holds no evaluated answers of split {split!r} (eval-rollouts/); there "
-                       f"are: {', '.join(splits) or 'none'}. Name a run folder such as runs/quickstart; a run keeps them "
-                       "with store.rollouts=true and eval.samples above 0")
+                       f"are: {', '.join(splits) or 'none'}. Name a run folder such as runs/quickstart; a run "
+                       "keeps them with store.rollouts=true and eval.samples above 0")
     return found
 
 
