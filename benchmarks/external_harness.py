@@ -53,10 +53,10 @@ def overlap(text: str, target: list[float], size: list[int]) -> float:
 
 def ask(source: Path, out: Path, url: str, key: str, tokens: int) -> None:
     """Has inspect-ai ask the endpoint and score the answers."""
-    from inspect_ai import Task
-    from inspect_ai import eval as run
-    from inspect_ai.dataset import Sample
-    from inspect_ai.model import (
+    from inspect_ai import Task  # pyright: ignore[reportMissingImports]
+    from inspect_ai import eval as run  # pyright: ignore[reportMissingImports]
+    from inspect_ai.dataset import Sample  # pyright: ignore[reportMissingImports]
+    from inspect_ai.model import (  # pyright: ignore[reportMissingImports]
         ChatMessageAssistant,
         ChatMessageSystem,
         ChatMessageUser,
@@ -65,8 +65,8 @@ def ask(source: Path, out: Path, url: str, key: str, tokens: int) -> None:
         GenerateConfig,
         get_model,
     )
-    from inspect_ai.scorer import Score, mean, scorer
-    from inspect_ai.solver import generate
+    from inspect_ai.scorer import Score, mean, scorer  # pyright: ignore[reportMissingImports]
+    from inspect_ai.solver import generate  # pyright: ignore[reportMissingImports]
 
     kinds: dict[str, Any] = {"user": ChatMessageUser, "system": ChatMessageSystem, "assistant": ChatMessageAssistant}
 
@@ -116,7 +116,7 @@ def compare(own: Path, other: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     first = commands.add_parser("items")
     first.add_argument("config")
