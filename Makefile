@@ -36,7 +36,7 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo app install compiled test test-rest test-vllm test-zero test-all test-newest check clean
+.PHONY: help demo app install compiled test test-rest test-vllm test-zero test-all test-newest check docs clean
 .PHONY: gpu-setup gpu-report
 
 help:
@@ -47,7 +47,8 @@ help:
 	@echo 'make test-zero set up DeepSpeed too, then run the tests of train.sharding=zero2 and zero3'
 	@echo 'make test-all  every test but those that need a GPU'
 	@echo 'make test-newest  the fast tests with the newest versions that pyproject.toml allows, in $(NEWEST)'
-	@echo 'make check     ruff, import-linter and pyright'
+	@echo 'make check     ruff, import-linter, pyright and codespell'
+	@echo 'make docs      the documentation as pages, in site/'
 	@echo 'make gpu-report  what vlrl does on this GPU, at most 40 minutes; PART=name for one part, TINY=1 without a GPU'
 	@echo 'make install   only the set-up: .venv with the versions of constraints.txt'
 	@echo 'make clean     remove caches and build leftovers; .venv/ and runs/ stay'
@@ -137,7 +138,12 @@ gpu-report: $(STAMP)
 	$(BIN)/python benchmarks/gpu_report.py $(PART:%=--part %) $(if $(filter-out 0,$(TINY)),--tiny)
 
 check: $(STAMP)
-	@failed=0; $(BIN)/ruff check . || failed=1; $(BIN)/lint-imports || failed=1; $(BIN)/pyright || failed=1; exit $$failed
+	@failed=0; $(BIN)/ruff check . || failed=1; $(BIN)/lint-imports || failed=1; $(BIN)/pyright || failed=1; \
+	$(BIN)/codespell || failed=1; exit $$failed
+
+# The documentation as pages, in site/
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

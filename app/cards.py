@@ -177,7 +177,8 @@ def _chips(rollout: RolloutView) -> list[Html]:
     if rollout.policy_step is not None:
         chips.append(chip(f"policy {rollout.policy_step}", title="steps completed by the weights that sampled it"))
     if rollout.variant:
-        chips.append(chip(f"variant {rollout.variant}", "warn", "drawn with other media"))
+        how = {"guided": "a second attempt, with guidance behind the question", "greedy": "drawn at temperature 0"}
+        chips.append(chip(f"variant {rollout.variant}", "warn", how.get(rollout.variant, "drawn with other media")))
     count = sum(turn["role"] != "observation" for turn in rollout.turns)
     if count > 1:
         chips.append(chip(f"{count} turns"))

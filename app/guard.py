@@ -29,7 +29,7 @@ from .address import Address
 LOGIN = "/vlrl/login"
 _EXACT = {"/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/robots.txt"}
 _FOLDERS = ("/assets/", "/static/", "/vlrl/")
-_OWN = re.compile(r"/vlrl/(login|media|static/[\w-]+\.\w+)")
+_OWN = re.compile(r"/vlrl/(login|media|film|static/[\w-]+\.\w+)")
 _GRADIO = re.compile(r"/gradio_api/(queue/(join|data)|run/predict|cancel|reset|component_server|startup-events|upload|"
                      r"upload_progress|heartbeat/\w+|app_id|theme\.css|stream/[\w./-]+|file=/[^:]*)/?")
 _INLINE = re.compile(rb"<script(?:\s+[\w-]+)*\s*>(.*?)</script>", re.S)

@@ -20,8 +20,8 @@ from vlrl.monitoring.progress import duration
 from vlrl.store import RunFolder
 from vlrl.store.files import read_json, write_text
 
-from . import cards, curves, telling, turns
-from .details import GroupView, box_convention, group, with_marks
+from . import cards, curves, film, telling, turns
+from .details import GroupView, RolloutView, box_convention, group, with_marks
 from .html import STYLE, Html, as_json, el, folded, note, number, table
 from .library import Library, RunInfo
 from .media import MediaStore
@@ -30,6 +30,7 @@ from .textfiles import flat
 _PIXELS, _FRAME_PIXELS = 512, 200  # of the longest side of a picture
 _FRAMES = 10  # of a video
 _TURNS = 8  # of an episode
+_FILMS, _FILM_PIXELS, _FILM_FRAMES, _FILM_BYTES = 3, 240, 24, 1 << 20
 _MOST_NOTES = 50
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _RUN = "."  # the id of the run in the library of its own folder
@@ -39,7 +40,7 @@ class Inlined:
     """Pictures as `data:` texts, for a page that stands alone; videos are left to their frames."""
 
     def __init__(self, media: MediaStore):
-        self.media = media
+        self.media, self.films = media, _FILMS
 
     def picture(self, run: str, name: str, size: int | None) -> str | None:
         try:
@@ -56,10 +57,22 @@ class Inlined:
         except VlrlError:
             return []
 
+    def film(self, view: GroupView, rollout: RolloutView) -> str | None:
+        """Returns an episode as a GIF, of the first few that have something to show."""
+        if not self.films or len(film.pictures(view, rollout)) < 2:
+            return None
+        try:
+            data = film.made(self.media, view, rollout, _FILM_PIXELS, _FILM_FRAMES, _FILM_BYTES)
+        except VlrlError:
+            return None
+        self.films -= 1
+        return as_data(data)
+
 
 def as_data(picture: bytes) -> str:
-    """Returns a JPEG, PNG or WebP as a `data:` address."""
-    kind = "png" if picture.startswith(b"\x89PNG") else "webp" if picture[8:12] == b"WEBP" else "jpeg"
+    """Returns a JPEG, PNG, WebP or GIF as a `data:` address."""
+    kind = ("png" if picture.startswith(b"\x89PNG") else "gif" if picture.startswith(b"GIF8") else
+            "webp" if picture[8:12] == b"WEBP" else "jpeg")
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
 
 
@@ -181,7 +194,10 @@ def _turns(library: Library, view: GroupView, addresses: Inlined) -> Html:
         return Html("")
     best = max(episodes, key=lambda r: -math.inf if r.reward is None else r.reward)
     shown = turns.read(view, best, box_convention(library, view))[:_TURNS + 1]
-    return el("section", el("h4", f"Turns of #{best.index}"), turns.strip(view, best, shown, addresses))
+    moving = addresses.film(view, best)
+    words = f"what episode #{best.index} showed, turn by turn"
+    played = el("figure", el("img", src=moving, alt=words), el("figcaption", words)) if moving else ""
+    return el("section", el("h4", f"Turns of #{best.index}"), played, turns.strip(view, best, shown, addresses))
 
 
 def _view(library: Library, one: telling.Telling) -> GroupView:

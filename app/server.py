@@ -3,7 +3,8 @@
 Every request passes `Guard` first: it knows the address it is served under (a foreign Host header is DNS rebinding, a
 foreign Origin another site's form), asks for the password where there is one, lets only the routes through that the
 pages need, and writes headers under which a page can neither run a script of its content nor ask another server.
-Files come from /vlrl/media alone, as `vlrl.app.media` resolves them, with a type from a fixed table.
+Files come from /vlrl/media alone, as `vlrl.app.media` resolves them, with a type from a fixed table; /vlrl/film makes a
+GIF of such files.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fastapi.responses import FileResponse, Response
 
 from vlrl.errors import ConfigError, RunError
 
-from . import AppError
+from . import AppError, details, film
 from .address import Address, lets_others_in, parsed
 from .guard import Guard
 from .html import STYLE
@@ -117,7 +118,7 @@ async def _mounted(app: FastAPI, site: Site, root_path: str) -> gr.Blocks:
 
 
 def _add_files(app: FastAPI, site: Site) -> None:
-    """Adds the routes for media and for the scripts and styles."""
+    """Adds the routes for media, for films of episodes, and for the scripts and styles."""
 
     @app.get("/vlrl/media")
     def media(request: Request, run: str = "", name: str = "", size: int | None = None, at: float | None = None
@@ -132,6 +133,19 @@ def _add_files(app: FastAPI, site: Site) -> None:
             return FileResponse(path, media_type=TYPES[path.suffix.lower()], headers=_MEDIA_HEADERS)
         except (AppError, KeyError, OSError):
             return _absent(request.headers.get("sec-fetch-dest", ""))
+
+    @app.get("/vlrl/film")
+    def episode(run: str = "", source: str = "train", split: str = "", step: int = 0, group: str = "", rollout: int = 0
+                ) -> Response:
+        try:
+            view = details.group(site.library, run, source, step, group, split)
+            one = next((r for r in view.rollouts if r.index == rollout), None)
+            if one is None:
+                raise AppError(f"group {group!r} has no answer {rollout}")
+            called = {"Content-Disposition": f'attachment; filename="{film.file_name(view, one)}"'}
+            return Response(film.made(site.media, view, one), media_type="image/gif", headers=_MEDIA_HEADERS | called)
+        except (AppError, KeyError, OSError) as error:
+            return Response(f"no film: {error}", status_code=404, media_type="text/plain")
 
     @app.get("/vlrl/static/{name}")
     def own(name: str) -> Response:

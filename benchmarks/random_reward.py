@@ -1,10 +1,10 @@
 """Controls: the same tasks with a reward that knows nothing. What still rises under it was not learned from reward."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.task import Task, load_class
+from vlrl.task import Task, Weight, load_class
 from vlrl.types import Answer, Parts, Sample
 
 Grounding: type[Task] = load_class("grounding")
@@ -12,6 +12,7 @@ Digits: type[Task] = load_class("digits")
 Driving: type[Task] = load_class("driving")
 Video: type[Task] = load_class("video")
 Recall: type[Task] = load_class("recall")
+Drive: type[Task] = load_class("drive")
 
 
 class _Random:
@@ -40,3 +41,9 @@ class RandomVideo(_Random, Video):
 
 class RandomRecall(_Random, Recall):
     rewards = {"accuracy": 0.0, "format": 0.0, "random": 1.0}
+
+
+class RandomDrive(_Random, Drive):
+    @classmethod
+    def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, Weight]:
+        return {**dict.fromkeys(super().rewards_for(settings), 0.0), "random": 1.0}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import mimetypes
 import os
 import threading
@@ -28,6 +29,7 @@ import psutil
 from vlrl.task.chromium import FLAGS, not_started, program_of
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 HOST = "pages.invalid"
 """The name that pages have; RFC 2606 keeps it from ever being one."""
 SIDES = (160, 210)
@@ -38,6 +40,8 @@ _SPARES = 1
 """Empty pages that wait for an episode."""
 _START_S = 60.0
 _CLOSE_S = 20.0
+_NEWS_S = 0.05
+"""After which it is known what event came with an error."""
 _IDLE_S = 60.0
 """After so long without a page the browser is closed."""
 _CLOCK = 1_700_000_000
@@ -64,6 +68,9 @@ QUIET = """
 """
 """Runs before a page's own scripts: nothing moves or blinks, and what needs a network by other ways than requests is
 not there."""
+
+
+_ENDED = "the browser has ended"
 
 
 class BrowserLost(Exception):
@@ -132,12 +139,13 @@ class Pages:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def take(self) -> Tab:
-        """Returns an empty page. Raises ConfigError where the browser cannot be started."""
+        """Returns an empty page. Raises ConfigError where the browser cannot be started, BrowserLost where it ended
+        meanwhile, and PageFailed."""
         return self.run(self._take())
 
-    def use(self, tab: Tab, work: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
+    def use(self, tab: Tab, work: Callable[[], Awaitable[T]]) -> T:
         """Returns what a call to a page gives. Raises BrowserLost, or PageFailed and then the page is closed."""
-        return self.run(self._use(tab, work, seconds or self.settings.seconds))
+        return self.run(self._use(tab, work))
 
     def drop(self, tab: Tab) -> None:
         """Closes a page; more than once is no error."""
@@ -171,7 +179,7 @@ class Pages:
             self._filling = asyncio.ensure_future(self._fill())
         return tab
 
-    async def _use(self, tab: Tab, work: Callable[[], Awaitable[T]], seconds: float) -> T:
+    async def _use(self, tab: Tab, work: Callable[[], Awaitable[T]]) -> T:
         from playwright.async_api import Error
 
         if tab.failed:
@@ -180,19 +188,19 @@ class Pages:
             raise BrowserLost("the page was closed to make room")
         self.tabs[tab] = self.tabs.pop(tab)
         try:
-            return await asyncio.wait_for(work(), seconds)
+            return await asyncio.wait_for(work(), self.settings.seconds)
         except TimeoutError:
-            tab.failed = f"the page did not answer within {seconds:g} s"
+            tab.failed = f"the page did not answer within {self.settings.seconds:g} s"
         except PageFailed as error:
             tab.failed = str(error)
         except Error as error:
-            await asyncio.sleep(0.05)  # which event came with it is known a moment later
+            await asyncio.sleep(_NEWS_S)
             lost = not tab.crashed and not (self._browser and self._browser.is_connected()
                                             and tab.context.browser is self._browser)
             if lost:
                 await self._drop(tab)
-                raise BrowserLost("the browser has ended") from None
-            tab.failed = "the page has crashed" if tab.crashed else str(error).splitlines()[0][:200]
+                raise BrowserLost(_ENDED) from None
+            tab.failed = "the page has crashed" if tab.crashed else _first_line(error)
         await self._drop(tab)
         raise PageFailed(tab.failed)
 
@@ -214,16 +222,36 @@ class Pages:
             await self._end()
 
     async def _fill(self) -> None:
-        with contextlib.suppress(Exception):  # the next page is then opened when it is asked for
+        try:
             while len(self._spares) < _SPARES:
                 self._spares.append(await self._new())
+        except Exception as error:  # the next page is then opened when it is asked for, which says why it cannot be
+            _log.debug("no spare page: %s", error)
 
     async def _new(self) -> Tab:
-        browser = await self._running()
-        context = await browser.new_context(
-            viewport={"width": _VIEW[0], "height": _VIEW[1]}, device_scale_factor=self.settings.scale, offline=True,
-            service_workers="block", accept_downloads=False, locale="en-US", timezone_id="UTC",
-            reduced_motion="reduce", permissions=[])
+        """Returns an empty page. Raises BrowserLost where the browser ends meanwhile, PageFailed for another reason."""
+        from playwright.async_api import Error
+
+        browser, context = await self._running(), None
+        try:
+            context = await browser.new_context(
+                viewport={"width": _VIEW[0], "height": _VIEW[1]}, device_scale_factor=self.settings.scale, offline=True,
+                service_workers="block", accept_downloads=False, locale="en-US", timezone_id="UTC",
+                reduced_motion="reduce", permissions=[])
+            return await self._prepared(context)
+        except BaseException as error:  # of a call that is given up too
+            await asyncio.sleep(_NEWS_S)
+            if context:
+                with contextlib.suppress(Exception):  # gone with its browser
+                    await asyncio.wait_for(context.close(), _CLOSE_S)
+            if not isinstance(error, Error):
+                raise
+            if not browser.is_connected():
+                raise BrowserLost(_ENDED) from None
+            raise PageFailed(f"no page can be opened: {_first_line(error)}") from None
+
+    async def _prepared(self, context: Any) -> Tab:
+        """Returns an empty page of a context, which reaches its own files alone."""
         page = await context.new_page()
         tab = Tab(context, page, await context.new_cdp_session(page))
         # a screenshot puts the window back to what its own session says of it
@@ -241,20 +269,29 @@ class Pages:
 
     async def _serve(self, tab: Tab, route: Any) -> None:
         """Gives a page a file of its folder, and refuses everything else."""
-        with contextlib.suppress(Exception):  # of a page that was closed meanwhile
-            request, address = route.request, urlsplit(route.request.url)
+        from playwright.async_api import Error
+
+        with contextlib.suppress(Error):  # of a page that was closed meanwhile
+            request = route.request
             main = request.is_navigation_request() and request.frame.parent_frame is None
             if main and tab.entered:
                 return await route.abort("aborted")  # the page stays as it is
-            found = self._file(address.path) if (address.scheme, address.netloc, request.method) == (
-                "http", HOST, "GET") else None
+            found = self._asked_for(request.url) if request.method == "GET" else None
             if found is None:
                 return await route.abort("blockedbyclient")
             tab.entered |= main
             await route.fulfill(body=found[0], content_type=found[1])
 
+    def _asked_for(self, url: str) -> tuple[bytes, str] | None:
+        """Returns a file of the folder and its type; None for anything else, what no file can be called too."""
+        try:
+            address = urlsplit(url)
+            return self._file(address.path) if (address.scheme, address.netloc) == ("http", HOST) else None
+        except (OSError, ValueError) as error:
+            _log.debug("%r is not found: %s", url[:200], error)
+            return None
+
     def _file(self, path: str) -> tuple[bytes, str] | None:
-        """Returns a file of the folder and its type; None for anything else."""
         if path not in self._files:
             root = self.settings.root.resolve()
             place = (root / unquote(path).lstrip("/")).resolve()
@@ -264,11 +301,15 @@ class Pages:
         return self._files[path]
 
     async def _running(self) -> Any:
-        """Returns the browser, started where there is none."""
+        """Returns the browser, started where there is none. Raises PageFailed where it does not start in time."""
         async with self._launching:
             if self._browser is None or not self._browser.is_connected():
                 await self._end()
-                self._browser = await asyncio.wait_for(self._started(), _START_S)
+                try:
+                    self._browser = await asyncio.wait_for(self._started(), _START_S)
+                except TimeoutError:
+                    await self._end()
+                    raise PageFailed(f"the browser did not start within {_START_S:g} s") from None
                 self.starts += 1
             return self._browser
 
@@ -303,6 +344,10 @@ class Pages:
             with contextlib.suppress(psutil.Error):
                 if {"--remote-debugging-pipe", "run-driver"} & {*process.cmdline()}:
                     process.kill()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200]
 
 
 async def _closed(page: Any) -> None:

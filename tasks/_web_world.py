@@ -13,6 +13,8 @@ from ._web_browser import BrowserLost, PageFailed, Pages
 from ._web_page import Action, Look, Page
 
 T = TypeVar("T")
+UNREAD = "This action cannot be read"
+"""How what follows an action that is none begins."""
 
 
 class World(Environment):
@@ -37,7 +39,7 @@ class World(Environment):
         try:
             found = read(self._form, self._task, self._sample, action)
         except Unreadable as error:
-            return Step(self._shown(before, f"This action cannot be read: {error}."), {"format": 0.0},
+            return Step(self._shown(before, f"{UNREAD}: {error}."), {"format": 0.0},
                         state=before.sha256, info={"unread": str(error)})
         parts = {"format": float(self._form.strict(action))}
         if found.verb == "answer":

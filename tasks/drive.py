@@ -18,7 +18,7 @@ from pydantic import Field
 
 from vlrl.config.base import Positive
 from vlrl.data import SPLITS, Drawn
-from vlrl.errors import ConfigError
+from vlrl.errors import ConfigError, DataError
 from vlrl.rewards import closed_loop as rules
 from vlrl.rewards.contrast import contrast_goal, falling, synthesised
 from vlrl.rewards.driving import HEADS, read_plan, read_trajectory
@@ -35,8 +35,6 @@ PATHS = ("STRAIGHT", "LEFT_CHANGE", "RIGHT_CHANGE")
 """Turns follow the route, which is drawn."""
 PARTS = ("carl", "shaped", "contrast", "completion", "success", "collision", "off_road", "comfort", "speed", "centring",
          "format")
-REWARDS: Mapping[str, str] = {"carl": "carl", "shaped": "shaped", "contrast": "contrast"}
-"""`task.reward` -> the part that is paid."""
 _MEANS = ("comfort", "speed", "centring", "format")
 """Parts of which an episode has the mean of its turns."""
 _ASK = {"meta": "What to do in the next second? Answer with the speed (KEEP, ACCELERATE, DECELERATE or STOP) and the "
@@ -46,7 +44,7 @@ _ASK = {"meta": "What to do in the next second? Answer with the speed (KEEP, ACC
 _LANE = 2.0
 """Metres from the middle of the lane at which VLM-RL's term of it is 0."""
 _DONE = 1 - 1e-9
-_TRIES = 20
+_TRIES = 100
 """Scenes that are tried for one in which the expert arrives."""
 
 
@@ -104,7 +102,7 @@ class Drive(Task):
     outcome = {"success": 1.0}
     needs = {"clip": ("contrast",)}
     reward: Literal["carl", "shaped", "contrast"] = "carl"
-    """What is paid: carl, shaped, contrast; task.rewards.<part> sets the weight of any part."""
+    """The part that is paid: carl, shaped, contrast; task.rewards.<part> sets the weight of any part."""
     actions: Literal["meta", "waypoints"] = "meta"
     """meta: words for speed and path; waypoints: [[x, y, t], ...] in the vehicle's frame."""
     scenarios: Annotated[tuple[Scenario, ...], Field(min_length=1)] = ("highway", "merge", "intersection", "roundabout")
@@ -130,7 +128,7 @@ class Drive(Task):
 
     @classmethod
     def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, float]:
-        return {part: float(part == REWARDS.get(settings.get("reward", cls.reward))) for part in PARTS}
+        return {part: float(part == settings.get("reward", cls.reward)) for part in PARTS}
 
     def samples(self, split: str) -> Sequence[Sample]:
         if split not in SPLITS:
@@ -141,15 +139,18 @@ class Drive(Task):
         return Drawn(self.count, lambda i: self._sample(split, i))
 
     def _sample(self, split: str, index: int) -> Sample:
-        """No scene of one split is one of another: its name has the split's."""
+        """No scene of one split is one of another: its name has the split's. Raises DataError where none is solvable.
+        """
         scenario, scene = self.scenarios[index % len(self.scenarios)], f"{self.seed}/{split}/{index}"
         row = {"scenario": scenario, "scene": scene, "category": scenario, "ask": _ASK[self.actions]}
         sample = Sample(id=f"{split}-{index:06d}", row=row)
-        for other in range(1, _TRIES if self.solvable else 1):
-            if self.oracle_actions(sample) is not None:
-                break
+        for other in range(1, _TRIES + 1):
+            if not self.solvable or self.oracle_actions(sample) is not None:
+                return sample
             sample = replace(sample, row={**row, "scene": f"{scene}/{other}"})
-        return sample
+        raise DataError(f"sample '{sample.id}': task.solvable, and the expert arrives in none of {_TRIES} scenes of "
+                        f"{scenario}: set another task.seconds (it is {self.seconds}) or less task.traffic "
+                        f"({self.traffic:g}), or leave it out of task.scenarios")
 
     def environment(self, sample: Sample) -> Environment:
         return Driving(self, sample)
@@ -176,6 +177,15 @@ class Drive(Task):
             clear = contrast_goal(float(negative), float(positive), self.goal_span)
             paid += synthesised(-ended, turn.parts.get("speed", 0.0), clear, 1.0, turn.parts.get("centring", 0.0))
         return paid / self.seconds
+
+    def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Returns success and the share of collisions by scenario (`success/merge`, `collision/merge`)."""
+        columns: dict[str, list[float]] = {}
+        for record in records:
+            for part in ("success", "collision"):
+                value = record["parts"].get(part) or 0.0
+                columns.setdefault(f"{part}/{record['sample']['scenario']}", []).append(value)
+        return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
 
     def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
         """Returns those of an expert that tries them out first; None where it does not arrive in time."""

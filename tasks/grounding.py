@@ -26,6 +26,8 @@ from . import _grounding as boxes
 from . import _grounding_words as words
 from ._scenes import KNOBS, made_scene, scene
 
+_ROWS, _COLUMNS = ("top", "middle", "bottom"), ("left", "centre", "right")
+
 RECIPES = {
     "soft_iou": boxes.SOFT_IOU, "vlm_r1_rec": boxes.VLM_R1_REC, "vlm_r1_ovd": boxes.VLM_R1_OVD,
     "vision_r1_griffon": boxes.VISION_R1_GRIFFON, "visual_rft_detection": boxes.VISUAL_RFT_DETECTION,
@@ -91,6 +93,18 @@ class Grounding(RecipeTask):
         return {"categories": ", ".join(row.get("labels") or ()) or name, "expression": name,
                 "question": words.binary_question(row, name), "how_many": words.count_question(row, name),
                 "choices": words.choice_question(row)}
+
+    def guidance(self, sample: Sample, answers: Sequence[Answer]) -> str | None:
+        """Returns the row's hint, else the ninth of the image that the middle of the box lies in, for recipes with one
+        box."""
+        place = self.target(sample) if self.used.target is boxes.first_box else None
+        if hint := super().guidance(sample, answers):
+            return hint
+        if not place:
+            return None
+        (x1, y1, x2, y2), width, height = place, sample["width"], sample["height"]
+        row, column = int(3 * (y1 + y2) / (2 * height)), int(3 * (x1 + x2) / (2 * width))
+        return f"It is at the {_ROWS[min(row, 2)]} {_COLUMNS[min(column, 2)]} of the image."
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
         """Acc@.5 of recipes with one box."""

@@ -75,8 +75,6 @@ class Repair(Task):
     def __init__(self, **settings: Any):
         asking = {name: settings.pop(name) for name in _ASKING if name in settings}
         super().__init__(**settings)
-        if self.base.partition(":")[0] == "repair":
-            raise ConfigError("task.base=repair: repair takes the questions of another task")
         self._other = load(self.base, {**self.base_settings, **asking})
         if has_environment(self._other):
             raise ConfigError(f"task.base={self.base}: its episodes have several turns already; repair takes a "

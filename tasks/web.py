@@ -30,10 +30,10 @@ from vlrl.types import Answer, Parts, Sample
 from ._web_actions import FORMS
 from ._web_browser import SIDES, Settings, shared
 from ._web_oracle import ORACLES, perfect
-from ._web_world import World
+from ._web_world import UNREAD, World
 
 _STEP = 28
-"""Of Qwen2.5-VL, the one family that writes pixels of the processed picture: its sides are multiples of this."""
+"""Pixels that divide the sides of a processed picture, where a model writes pixels of it (models/families.py)."""
 
 
 class Web(Task):
@@ -150,7 +150,7 @@ class Web(Task):
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
         """Returns `unread`, the share of actions that cannot be read, and `turns`."""
-        read = [turn for turn in answer.turns if "This action cannot be read" not in turn.observation]
+        read = [turn for turn in answer.turns if not turn.observation.startswith(UNREAD)]
         return {"unread": 1 - len(read) / max(1, len(answer.turns)), "turns": float(len(answer.turns))}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -171,6 +171,7 @@ class Web(Task):
 
 
 def _placed(sample: Sample) -> Sample:
-    """Returns the sample with the size in which Qwen2.5-VL sees its screenshots."""
+    """Returns the sample with the size in which a model that writes pixels of the processed picture
+    (models/families.py) sees its screenshots."""
     size = [round(sample[side] / _STEP) * _STEP for side in ("width", "height")]
     return replace(sample, row={**sample.row, "processed_size": size})

@@ -449,6 +449,8 @@ class Rollout:
     """[T] of the trainer before the update, where the pass that read the values has found them too."""
     train_prompt: Prompt | None = None
     """Trained under this prompt instead of the sampled one."""
+    sampled_prompt: str = ""
+    """Text of the prompt that it was drawn with, where that is another than the group's in its words."""
     variant: str = ""
     """Name of the Variant that it was drawn with; empty for the sample as it is."""
     trained: bool = True
@@ -471,7 +473,8 @@ class Group:
     """The reward weights in force when it was scored."""
     target: Any = None
     aside: tuple[Rollout, ...] = ()
-    """Answers of variants that are not trained on, numbered after the rollouts; in no statistic of the group."""
+    """Answers of variants that are not trained on, a greedy one and second attempts, numbered after the rollouts; in no
+    statistic of the group."""
 
     @property
     def rewards(self) -> list[float | None]:

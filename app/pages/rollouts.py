@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from .. import AppError, cards, details, filters, tokens, turns
+from .. import AppError, cards, details, film, filters, tokens, turns
 from ..controls import place, whole
 from ..details import GroupView, RolloutView
 from ..html import Html, chip, el, empty, join, link, note, number, visible
@@ -248,8 +248,9 @@ def _turns(site: Site, view: GroupView, chosen: int | None) -> Html:
         return Html("")
     shown = turns.read(view, rollout, details.box_convention(site.library, view))
     keys = el("span", " ", el("kbd", "t"), " and then the arrow keys move through them", class_="v-dim")
-    return el("section", el("h3", f"Turns of #{rollout.index}", keys), turns.strip(view, rollout, shown, Served()),
-              id="v-turns")
+    saved = el("a", "as a GIF", href=film.url(view, rollout), download=True, title="what it showed, turn by turn")
+    head = el("h3", f"Turns of #{rollout.index}", keys, " ", saved if len(film.pictures(view, rollout)) > 1 else "")
+    return el("section", head, turns.strip(view, rollout, shown, Served()), id="v-turns")
 
 
 def _tokenizer(site: Site, run: str) -> Path | None:

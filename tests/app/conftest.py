@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.app import made_runs
-from vlrl.tools import makegui
+from vlrl.task.chromium import BROWSERS, FLAGS
 
 UPLOADING = "warning: Method not implemented."
 """Gradio says so whenever a file was uploaded."""
 WAIT_MS = 180_000
 """For an event in the page: a first page takes a minute where many tests share the cores."""
-HAS_CHROMIUM = any(map(shutil.which, makegui.BROWSERS))
+HAS_CHROMIUM = any(map(shutil.which, BROWSERS))
 
 
 def pytest_collection_modifyitems(items) -> None:
@@ -82,9 +82,9 @@ def chromium():
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=WAIT_MS)  # of every test: the machine may be busy
-    program = next(filter(None, map(shutil.which, makegui.BROWSERS)), None)
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=[*makegui.FLAGS])
+        browser = driver.chromium.launch(executable_path=program, args=list(FLAGS))
         yield browser
         browser.close()
 

@@ -230,6 +230,9 @@ def test_an_episode_is_walked_with_the_arrow_keys(page, tmp_path):
         expect(turns.nth(2)).to_be_focused()
         expect(turns.nth(2).locator("img")).to_have_js_property("complete", True)
         expect(page.locator(".v-chosen")).to_have_id("v-answer-1")  # the keys did not leave the answer
+        with page.expect_download() as saved:
+            page.get_by_role("link", name="as a GIF").click()
+        assert saved.value.path().read_bytes().startswith(b"GIF8") and saved.value.suggested_filename.endswith("-1.gif")
         page.goto(f"{address}?page=rollouts&run=a&view=rollouts&tool=yes&tmin=64&end=limit")
         counted(page, "1 rollout")
         expect(page.locator(".v-row")).to_contain_text("tool errors: 1")

@@ -57,7 +57,7 @@ def test_what_no_page_needs_is_not_there(client, path):
 
 @pytest.mark.parametrize("path", ["/config", "/assets/index.js", "/gradio_api/queue/join", "/gradio_api/queue/data",
                                   "/gradio_api/run/predict", "/gradio_api/heartbeat/abc", "/gradio_api/upload",
-                                  "/gradio_api/file=/tmp/x.png", "/vlrl/media"])
+                                  "/gradio_api/file=/tmp/x.png", "/vlrl/media", "/vlrl/film"])
 def test_what_pages_need_is_let_through(client, path):
     assert client.get(path).status_code == 200
 

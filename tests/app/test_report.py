@@ -1,16 +1,20 @@
 """report.py: one file that tells what a run did, and asks for nothing."""
 
+import base64
+import io
 import re
 import shutil
 from urllib.parse import urlparse
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.app import made_runs
 from tests.app.markup import Markup
-from vlrl.app import curves, report, telling
+from vlrl.app import curves, details, report, telling
 from vlrl.app.library import Library
+from vlrl.app.media import MediaStore
 from vlrl.cli.main import main
 from vlrl.errors import RunError
 from vlrl.evaluation.report import gains
@@ -192,3 +196,16 @@ def test_episodes_in_a_report(tmp_path):
         assert words in made.text, words
     assert "Tool calls that failed" not in made.text and "look shown 8" not in made.text
     assert len([a for a in made.all("article") if a.get("class") == "v-turn"]) == 9
+    (shown,) = [i["src"] for i in made.all("img") if i["src"].startswith("data:image/gif;base64,")]
+    assert len(shown) < 1_500_000 and "showed, turn by turn" in made.text
+    with Image.open(io.BytesIO(base64.b64decode(shown.partition(",")[2]))) as moving:
+        assert moving.n_frames == 13 and moving.size == (160, 120)  # the prompt's picture, and one a turn
+
+
+def test_few_films_are_in_a_report(tmp_path):
+    run = made_runs.write(tmp_path / "a", steps=1, evaluate=False)
+    run.write_rollouts(1, 0, [made_runs.zoomed(n) for n in range(5)])
+    library = Library(run.path)
+    addresses = report.Inlined(MediaStore(library))
+    views = [details.group(library, ".", "train", 1, f"zoomed-{n}") for n in range(5)]
+    assert [bool(addresses.film(view, view.rollouts[0])) for view in views] == [True] * 3 + [False] * 2

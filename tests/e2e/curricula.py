@@ -18,6 +18,28 @@ class Levels(Shades):
         found = super().samples(split)[:12]
         return [Sample(id=s.id, row={**s.row, "category": "ab"[i % 2], "difficulty": i % 5 / 4},
                        media=(Media(source="gone.png"),) if i == 7 else s.media) for i, s in enumerate(found)]
+
+    def guidance(self, sample, answers):
+        return f"Vowels, not {len(answers)} times {answers[0].n_tokens} tokens."
+
+
+class World(Environment):
+    def reset(self, seed):
+        self.seed, self.turn = seed % 1000, 0
+        return Observation(f"World {self.seed}.")
+
+    def step(self, action):
+        self.turn += 1
+        return Step(Observation(f"{self.turn}: {len(action)}."), {"vowels": sum(c in "aeiou" for c in action) / 8},
+                    done=self.turn == 3)
+
+
+class Acted(Levels):
+    """The same in a world of three turns."""
+    score = Task.score
+
+    def environment(self, sample):
+        return World()
 '''
 FILTERS = "curriculum.keep=mixed curriculum.oversample=1.5 curriculum.select=most_varied curriculum.max_refills=1"
 CASES = {
@@ -25,7 +47,12 @@ CASES = {
     "gain_rl": f"curriculum.name=gain_rl {FILTERS}",
     "adcl": f"curriculum.name=adcl curriculum.probe_size=2 rollout.step_tokens=3 rollout.stop=[e] {FILTERS}",
     "shares": f"curriculum.name=gvm curriculum.probe=2 rollout.step_tokens=3 rollout.stop=[e] {FILTERS}",
+    "guided": "algo.guided.answers=2 algo.guided.loss=dpo rollout.minibatches=2 curriculum.pass_at=0.3",
+    "acted": "rollout.branch.roots=2 rollout.group_size=5 algo.advantage=rose curriculum.pass_at=0.3",
     "branch": "rollout.branch.roots=1 rollout.branch.tokens=20 rollout.group_size=5 algo.advantage=treerl",
+    "meaning": "rollout.branch.roots=1 rollout.group_size=4 algo.advantage=rose "
+               "rollout.branch.at=meaning rollout.branch.at.continuations=3 rollout.branch.at.tokens=4 "
+               "rollout.branch.at.candidates=3 rollout.branch.at.root=0.2",
 }
 WORDS = ("steps=5", "save.every=2", "eval.samples=0", "log.samples_every=0", "rollout.group_size=3",
          "rollout.prompts_per_step=4", "data.quarantine=true", "limits.rejected=0.6", "curriculum.pass_at=0.15")
@@ -43,7 +70,7 @@ def prepare(folder: Path, model: Path) -> None:
     tasks = f"tasks: [{{name: '{task}:Levels', weight: 3}}, {{name: '{task}:Shades', label: others}}]"
     text = file.read_text()
     for case in CASES:
-        asked = tasks if case == "shares" else f"task: {task}:Levels"
+        asked = tasks if case == "shares" else f"task: {task}:{'Acted' if case == 'acted' else 'Levels'}"
         (folder / f"{case}.yaml").write_text(text.replace(f"task: {task}:Shades", asked))
 
 

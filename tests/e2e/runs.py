@@ -22,6 +22,7 @@ FEW = ("steps=5", "save.every=2", "eval.every=2", "eval.samples=2", "rollout.pro
 
 TASK = '''
 from PIL import Image
+from vlrl import Environment, Observation, Step
 from vlrl.task import Task
 from vlrl.types import Media, Sample
 

@@ -30,8 +30,15 @@ def folder(tiny_models, tmp_path_factory):
     return folder
 
 
-def rollouts(path):
-    return RunFolder(path).rollouts().to_pylist()
+def timeless(path):
+    """All rollouts without the seconds of their environments; NaN as a text, which is like itself."""
+    rows = RunFolder(path).rollouts().to_pylist()
+    return repr([{**r, "turns": [{**t, "seconds": None} for t in r["turns"] or ()]} for r in rows])
+
+
+def rollouts(path, second=False):
+    """Without second attempts, or these alone."""
+    return [r for r in RunFolder(path).rollouts().to_pylist() if (r["variant"] == "guided") == second]
 
 
 @pytest.mark.parametrize("case, at", [(case, 2 + i % 3) for i, case in enumerate(CASES)])
@@ -41,7 +48,7 @@ def test_a_killed_run_goes_on_exactly(folder, case, at):
     go(folder, case, "broken")
     whole, broken = folder / f"{case}-whole", folder / f"{case}-broken"
     assert weights(whole, 5) == weights(broken, 5) and metrics(whole) == metrics(broken)
-    assert RunFolder(whole).rollouts().equals(RunFolder(broken).rollouts())
+    assert timeless(whole) == timeless(broken)
     assert pq.read_table(whole / "prompts.parquet").equals(pq.read_table(broken / "prompts.parquet"))
 
 
@@ -67,6 +74,24 @@ def test_answers_branch_until_the_budget_is_spent(folder):
     assert any(len({tuple(r["advantage"]) if isinstance(r["advantage"], list) else r["advantage"] for r in group}) > 1
                for group in groups.values())
     assert all(m["branch/reused_frac"] > 0 for m in metrics(folder / "branch-whole"))
+
+
+def test_failed_groups_are_asked_again(folder):
+    """Their second attempts stand beside the group, under other words, and some are learned from."""
+    groups, second = {}, {}
+    for found, into in ((False, groups), (True, second)):
+        for r in rollouts(folder / "guided-whole", found):
+            into.setdefault((r["step"], r["group_id"]), []).append(r)
+    assert second.keys() == {key for key, group in groups.items() if not any(r["correct"] for r in group)}
+    for key, group in second.items():
+        first = groups[key][0]
+        assert len(group) == 2 and all(r["advantage"] is None for r in group)
+        assert all(f"Vowels, not 3 times {len(first['token_ids'])} tokens." in r["prompt"] for r in group)
+        assert "Vowels" not in first["prompt"] and first["sample_id"] == group[0]["sample_id"]
+    lines = metrics(folder / "guided-whole")
+    right = [sum(r["correct"] for key, group in second.items() for r in group if key[0] == step) for step in range(5)]
+    assert sum(right) and [line.get("guided/attempts", 0) for line in lines] == right
+    assert all(0 < line["guided/loss"] < 5 for line, n in zip(lines, right, strict=True) if n)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -103,11 +128,13 @@ def test_two_processes_do_what_one_does(two, case):
     """In the first steps, before sums in another order can show."""
     def told(name):
         return sorted((r["step"], r["group_id"], r["sample_id"], r["index"], r["completion"], r["policy_step"],
-                       tuple(r["loss_mask"])) for r in rollouts(two / f"{case}-{name}") if r["step"] < 2)
+                       tuple(r["loss_mask"]), second) for second in (False, True)
+                      for r in rollouts(two / f"{case}-{name}", second) if r["step"] < 2)
 
     assert told("two") == told("whole")
     one, both = (metrics(two / f"{case}-{name}")[0] for name in ("whole", "two"))
-    same = [k for k in one if k.startswith(("curriculum/", "groups/", "rollouts/", "partial/", "prompts/", "branch/"))]
+    same = [k for k in one if k.startswith(("curriculum/", "groups/", "rollouts/", "partial/", "prompts/", "branch/",
+                                            "guided/"))]
     assert [both[k] for k in same] == [pytest.approx(one[k], rel=1e-4, abs=1e-6) for k in same]
 
 

@@ -1,6 +1,8 @@
 """The config of the web task runs: episodes in a real browser are sampled, paid and learned from."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -33,3 +35,15 @@ def test_its_demonstrations_are_learned_from(tmp_path):
                                                           f"run.dir={tmp_path}/run"])
     (line,) = RunFolder(sft.train(config).folder.path).metrics()
     assert line["episode/success"] == 1 and 0 < line["loss"] < 20
+
+
+def test_the_cold_start_is_asked_as_an_episode_is(tmp_path):
+    """benchmarks/web_start.py: single answers to first screenshots, of which the prompt is that of a first turn."""
+    command = [sys.executable, ROOT / "benchmarks" / "web_start.py", "--out", tmp_path / "start", "--screenshots", "2",
+               "--processes", "1", "--steps", "1"]
+    subprocess.run([*map(str, command)], cwd=ROOT, check=True, capture_output=True)
+    start = {row["prompt"] for row in RunFolder(tmp_path / "start").rollouts().to_pylist()}
+    config = configs.load(ROOT / "configs" / "web.yaml", [
+        *SMALL, "eval.samples=0", f"model.name={tmp_path}/start", "task.pages=[click-test]", f"run.dir={tmp_path}/run"])
+    rows = RunFolder(train(config).folder.path).rollouts().to_pylist()
+    assert {row["prompt"] for row in rows} & start

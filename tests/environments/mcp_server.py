@@ -54,7 +54,10 @@ def fault(kind: str) -> CallToolResult:
         subprocess.Popen(["sleep", "987"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     if kind == "environment":
         return CallToolResult(content=[TextContent(type="text", text=" ".join(sorted(os.environ)))])
-    told = {"nan": {"reward": "much"}, "done": {"reward": 1.0, "done": "yes"}}.get(kind)
+    if kind == "nap":
+        time.sleep(2)
+    told = {"pay": {"reward": 0.5, "progress": 0.25, "state": "paid"},
+            "nan": {"reward": "much"}, "done": {"reward": 1.0, "done": "yes"}}.get(kind)
     data = {"broken": "iVBORw0KGgo" + "A" * 200, "text": "no picture"}.get(kind)
     shown = [ImageContent(type="image", data=data, mime_type="image/png")] if data else [
         TextContent(type="text", text=kind if kind != "long" else "y" * 50_000)]

@@ -117,6 +117,35 @@ class Said(gymnasium.Env):
 gymnasium.register("vlrl/Said-v0", Said, disable_env_checker=True)
 
 
+class Counted(Said):
+    """Knows how many are open."""
+
+    metadata = {"render_modes": ["human"]}
+    open = 0
+
+    def __init__(self, **given):
+        self.render_mode = given.pop("render_mode", None)
+        super().__init__(**given)
+        Counted.open += 1
+
+    def close(self):
+        Counted.open -= 1
+
+
+gymnasium.register("vlrl/Counted-v0", lambda **given: Counted(**given), disable_env_checker=True)
+
+
+def test_what_is_refused_or_only_asked_is_closed():
+    environment = GymEnvironment("vlrl/Counted-v0")
+    assert Counted.open == 1
+    environment.close()
+    with pytest.raises(ConfigError, match="are no list"):
+        GymEnvironment("vlrl/Counted-v0", actions=["a"])
+    with pytest.raises(ConfigError, match="render_mode='human'"):
+        GymEnvironment("vlrl/Counted-v0", render_mode="human")
+    assert Counted.open == 0
+
+
 def test_texts_are_shown_and_progress_is_what_was_gained():
     said = {"progression": [0, 0.25, 0.2, 0.75], "success": [0, False, False, True]}
     first, steps = played(GymEnvironment("vlrl/Said-v0", said=said, parts=ALL), ["a", "b", "c"])
@@ -147,6 +176,11 @@ def test_settings_that_cannot_act():
         GymEnvironment("Pendulum-v1", actions=["a"])
     with pytest.raises(ConfigError, match="show='picture'"):
         GymEnvironment("FrozenLake-v1", show="picture")
+    for wrong in ("left", 5, [False]):
+        with pytest.raises(ConfigError, match="actions"):
+            GymEnvironment("FrozenLake-v1", actions=wrong)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"parts='return' must be a list: parts=\[return\]"):
+        GymEnvironment("FrozenLake-v1", parts="return")
     with pytest.raises(TypeError, match="slippery"):
         GymEnvironment("FrozenLake-v1", slippery=False)
 
@@ -214,6 +248,14 @@ def test_parts_add_up(turns):
 def test_what_is_no_picture_is_wrong(values):
     with pytest.raises(Wrong, match="its frame is no picture"):
         picture(values, "frame")
+
+
+def test_fractions_are_no_black_picture():
+    with pytest.raises(Wrong, match=r"its frame would be black: fractions from 0\.25 to 1, expected .* 0 to 255"):
+        picture(np.array([[0.25, 1.0]]), "frame")
+    assert picture(np.array([[0.0, 2.0]]), "frame").getpixel((1, 0)) == (2, 2, 2)
+    assert picture(np.array([[0, 1]]), "frame").getpixel((1, 0)) == (1, 1, 1)
+    assert picture(np.zeros((1, 2)), "frame").getpixel((0, 0)) == (0, 0, 0)
 
 
 def test_no_torch_is_loaded():

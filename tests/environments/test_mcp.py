@@ -13,7 +13,7 @@ import pytest
 
 from tests.environments.serving import HERE, Serving
 from vlrl.config.schema import EnvironmentSettings
-from vlrl.environments import named
+from vlrl.environments import mcp, named
 from vlrl.environments.mcp import McpEnvironment, checked_addresses, mcp_tools
 from vlrl.environments.paid import Wrong
 from vlrl.errors import ConfigError
@@ -62,9 +62,28 @@ def test_its_tools_are_called_and_its_images_seen(server, over):
     last = environment.step(call("guess", number=2))
     assert last.done and last.parts == {"return": 1, "success": 1, "tool_success": 1}
     assert environment.step("no call").done
+    twice = environment.step(call("fault", kind="pay") + call("guess", number=2) + call("fault", kind="pay"))
+    assert twice.done and twice.parts == {"return": 2, "success": 0, "tool_success": 1}  # it had succeeded before
     environment.close()
     environment.close()
     assert children() == before  # a command ends with its environment
+
+
+def test_what_several_calls_of_an_action_pay():
+    """Their rewards add up; what one of them ended and reached stays so."""
+    environment = McpEnvironment(COMMAND, parts=("return", "success", "progress"), **PATIENT)
+    environment.reset(1)
+    step = environment.step(call("guess", number=2) + call("fault", kind="pay"))
+    assert step.done and step.parts == {"return": 1.5, "success": 1, "progress": 0.25} and step.state == "paid"
+    environment.close()
+
+
+def test_the_calls_of_an_action_have_one_time():
+    environment = McpEnvironment(COMMAND, parts=PARTS, step_s=3, reset_s=200)
+    environment.reset(1)
+    with pytest.raises(Wrong, match="no answer within 3 s"):
+        environment.step(call("fault", kind="nap") * 2)
+    environment.close()
 
 
 def test_what_the_model_is_shown(server):
@@ -135,6 +154,26 @@ def test_lies_about_types(tmp_path, listed, called):
         environment.close()
 
 
+def test_tools_on_pages_without_an_end(tmp_path):
+    file = tmp_path / "liar.py"
+    file.write_text(LIAR.replace("LISTED", repr({"tools": [], "nextCursor": "more"})).replace("CALLED", "None"))
+    environment = McpEnvironment(f"{sys.executable} {file}", parts=PARTS, **PATIENT)
+    try:
+        with pytest.raises(Wrong, match="more than 100 tools, or pages of them without an end"):
+            environment.reset(1)
+    finally:
+        environment.close()
+
+
+def test_opening_has_its_own_time(tmp_path):
+    file = tmp_path / "silent.py"
+    file.write_text("import time; time.sleep(600)")
+    environment = McpEnvironment(f"{sys.executable} {file}", parts=PARTS, step_s=500, reset_s=2)
+    with pytest.raises(Wrong, match="no answer within 2 s"):
+        environment.reset(1)
+    environment.close()
+
+
 class Endless(http.server.BaseHTTPRequestHandler):
     """Speaks MCP up to a call of its tool, which it answers without an end, or packed."""
 
@@ -149,6 +188,7 @@ class Endless(http.server.BaseHTTPRequestHandler):
         ends = said or "id" not in asked
         self.send_response(200 if "id" in asked else 202)
         self.send_header("Content-Type", "application/json")
+        self.send_header("Mcp-Session-Id", "one")
         self.send_header("Content-Length", str(len(body) if ends else 2**40))
         if not ends and asked["params"]["arguments"]:
             self.send_header("Content-Encoding", "gzip")
@@ -165,6 +205,33 @@ class Endless(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *given):
         pass
+
+
+class Clinging(Endless):
+    """Does not let a session end."""
+
+    asked, over = threading.Event(), threading.Event()
+
+    def do_DELETE(self):
+        self.asked.set()
+        self.over.wait(600)
+        self.send_error(405)
+
+
+def test_a_server_that_does_not_let_go_is_left(monkeypatch):
+    monkeypatch.setattr(mcp, "_CLOSE_S", 0.5)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Clinging) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        environment = McpEnvironment(f"http://127.0.0.1:{serving.server_address[1]}/mcp", parts=PARTS, **PATIENT)
+        try:
+            environment.reset(1)
+            environment.close()
+            assert Clinging.asked.is_set() and not Clinging.over.is_set()
+        finally:
+            Clinging.over.set()
+            serving.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("arguments, why", [({}, "an answer of more than 67108864 bytes"),
@@ -238,6 +305,15 @@ def test_a_command_ends_with_the_process_of_its_environment():
         host.close()
 
 
+def test_a_variable_that_is_not_set_is_refused():
+    for make in (McpEnvironment, mcp_tools):
+        with pytest.raises(ConfigError, match="names 'VLRL_NEVER_SET', which is not set here"):
+            make(COMMAND, environment=["VLRL_NEVER_SET"])
+        for wrong in ({"environment": "HOME"}, {"tools": "look"}):
+            with pytest.raises(ConfigError, match="must be a list"):
+                make(COMMAND, **wrong)
+
+
 def test_a_command_sees_few_variables(monkeypatch):
     monkeypatch.setenv("VLRL_SECRET", "x")
     monkeypatch.setenv("VLRL_WANTED", "y")
@@ -259,10 +335,15 @@ def test_no_shell_reads_a_command(tmp_path):
 
 
 @pytest.mark.parametrize("addresses, why", [(["'open"], "No closing quotation"), ([""], "it is empty"),
-                                            (["a", "b"], "must all be URLs")])
+                                            (["a", "b"], "must all be URLs"), (["ws://a"], "must be like"),
+                                            (["HTTP://me:x@a"], "user's name or a password")])
 def test_what_is_no_address(addresses, why):
     with pytest.raises(ConfigError, match=why):
         checked_addresses(addresses)
+
+
+def test_an_address_in_capitals():
+    assert checked_addresses(["HTTP://a/MCP?x=1"]) == ["http://a/MCP?x=1"]
 
 
 def test_a_tasks_own_two_lines():

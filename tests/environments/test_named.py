@@ -52,6 +52,13 @@ def loaded(*words):
     ("openenv:http://127.0.0.1:8000", {"step_s": 5}, "environment.options.step_s=5 is not known"),
     ("mcp:'open", {}, "No closing quotation"), ("mcp:a b", {"tool": []}, "Did you mean 'tools'"),
     (("mcp:a", "mcp:b"), {}, "must all be URLs"),
+    ("gym:FrozenLake-v1", {"actions": "left"}, "environment.options.actions='left' must be a list: "),
+    ("gym:FrozenLake-v1", {"actions": [False]}, "environment.options.actions: False is no name"),
+    ("gym:FrozenLake-v1", {"parts": ["return"]}, "options.parts=['return'] is not known: the parts"),
+    ("openenv:http://127.0.0.1:8000", {"images": "screen"}, "environment.options.images='screen' must be a list"),
+    ("mcp:a", {"tools": "look"}, "environment.options.tools='look' must be a list"),
+    ("mcp:a", {"environment": "HOME"}, "environment.options.environment='HOME' must be a list"),
+    ("mcp:a", {"environment": ["VLRL_NEVER_SET"]}, "names 'VLRL_NEVER_SET', which is not set here"),
     (("gym:FrozenLake-v1", "gym:Taxi-v4"), {}, "must all be servers of one kind"),
     (("mcp:http://a/mcp", "openenv:http://b"), {}, "must all be servers of one kind"),
     (("a.py:B", "a.py:C"), {}, "only servers can be several")])
@@ -59,6 +66,15 @@ def test_names_that_cannot_act(name, options, why):
     with pytest.raises(ConfigError) as error:
         resolved(settings(name, options=options))
     assert why in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["mcp:http://me:secret@a/mcp", "openenv:http://me:secret@a", "mcp:HTTP://secret@a",
+                                  ("mcp:http://a", "openenv:http://me:secret@a"), "other:http://me:secret@a",
+                                  ("mcp:a", "mcp:http://me:secret@a")])
+def test_a_password_is_never_told(name):
+    with pytest.raises(ConfigError) as error:
+        resolved(settings(name))
+    assert "secret" not in str(error.value)
 
 
 def test_what_it_does_not_go_with():

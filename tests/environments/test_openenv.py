@@ -181,7 +181,7 @@ def liar():
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: str(lie)[:60])
 def test_a_lie_ends_the_episode(liar, lie, monkeypatch):
     url, said = liar
-    monkeypatch.setattr(openenv, "action_schema", lambda url: {"properties": {"word": {"type": "string"}}})
+    monkeypatch.setattr(openenv, "action_schema", lambda *_: {"properties": {"word": {"type": "string"}}})
     said["next"] = lie if isinstance(lie, (str, bytes)) else json.dumps(lie)
     environment = OpenEnv(url, parts=PARTS)
     assert environment.reset(1).text == "on"
@@ -192,7 +192,7 @@ def test_a_lie_ends_the_episode(liar, lie, monkeypatch):
 
 def test_a_true_answer_goes_on(liar, monkeypatch):
     url, said = liar
-    monkeypatch.setattr(openenv, "action_schema", lambda url: {"properties": {"word": {"type": "string"}}})
+    monkeypatch.setattr(openenv, "action_schema", lambda *_: {"properties": {"word": {"type": "string"}}})
     said["next"] = json.dumps({"type": "error", "data": {"message": "no", "code": "VALIDATION_ERROR"}})
     environment = OpenEnv(url, parts=PARTS)
     environment.reset(1)
@@ -200,12 +200,15 @@ def test_a_true_answer_goes_on(liar, monkeypatch):
     assert refused.parts["illegal"] == 1 and refused.observation.text.startswith("Error: no (VALIDATION_ERROR)")
     said["next"] = json.dumps({"type": "observation", "data": GOOD})
     assert environment.step("go").parts == {"return": 1.0, "success": 0.0, "progress": 0.0, "illegal": 0.0}
+    said["next"] = json.dumps({"type": "observation", "data": {**GOOD, "error": None}})  # which says of no error
+    assert environment.step("go").parts["illegal"] == 0
+    assert environment.step("[" * 9000).parts["illegal"] == 0  # a text is any text
     environment.close()
 
 
 def test_an_answer_too_many(liar, monkeypatch):
     url, said = liar
-    monkeypatch.setattr(openenv, "action_schema", lambda url: {"properties": {"word": {"type": "string"}}})
+    monkeypatch.setattr(openenv, "action_schema", lambda *_: {"properties": {"word": {"type": "string"}}})
     said["next"] = json.dumps({"type": "observation", "data": GOOD})
     environment = OpenEnv(url, parts=PARTS)
     environment.reset(1)
@@ -231,26 +234,46 @@ def test_a_server_that_is_not_there():
     assert not healthy("http://127.0.0.1:9")
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://me:pass@host", "http://a?x=1", "file:///x"])
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a?x=1", "file:///x", "http://a#x",
+                                 "http://a:99999", "http://[a"])
 def test_what_is_no_address(url):
     with pytest.raises(ConfigError, match="must be like"):
         checked_url(url)
 
 
+@pytest.mark.parametrize("url", ["http://me:secret@host", "HTTP://me:secret@host/x", "https://secret@host",
+                                 "http://:secret@host:80", "http://me:secret@host:99999", "ftp://secret@host"])
+def test_a_password_in_an_address_is_refused_and_not_told(url):
+    with pytest.raises(ConfigError, match="user's name or a password") as error:
+        checked_url(url)
+    assert "secret" not in str(error.value)
+
+
+def test_an_address_in_capitals():
+    assert checked_url("HTTP://127.0.0.1:8000/a/") == "http://127.0.0.1:8000/a"
+
+
 class Web(http.server.BaseHTTPRequestHandler):
-    """Is well, leads on from /away/, and answers /huge/ without an end."""
+    """Is well, leads on from /away/ and from /ws, answers /huge/ without an end, and /slow/ a letter at a time."""
+
+    protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        if self.path.startswith("/away/"):
+        if self.path.startswith(("/away/", "/ws")):
             self.send_response(302)
-            self.send_header("Location", "/health")
+            self.send_header("Location", getattr(self.server, "elsewhere", "/health"))
+            self.send_header("Content-Length", "0")
             self.end_headers()
             return
         self.send_response(200)
+        self.send_header("Connection", "close")
         self.end_headers()
         with contextlib.suppress(OSError):
             for _ in range(100 if self.path.startswith("/huge/") else 0):
                 self.wfile.write(b" " * 2**16)
+            for _ in range(60 if self.path.startswith("/slow/") else 0):
+                time.sleep(0.1)
+                self.wfile.write(b" ")
             self.wfile.write(b'{"status": "healthy", "action": {"properties": {}}}')
 
     def log_message(self, *given):
@@ -262,6 +285,7 @@ def web():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Web) as serving:
         thread = threading.Thread(target=serving.serve_forever)
         thread.start()
+        Web.serving = serving
         yield f"http://127.0.0.1:{serving.server_address[1]}"
         serving.shutdown()
         thread.join()
@@ -276,6 +300,34 @@ def test_no_redirect_no_proxy_and_no_endless_body(web, monkeypatch):
     assert not healthy(f"{web}/huge")
     with pytest.raises(Wrong, match="more than 1048576 bytes"):
         openenv.action_schema(f"{web}/huge")
+
+
+def test_a_letter_at_a_time_is_no_answer(web, monkeypatch):
+    monkeypatch.setattr(openenv, "_CONNECT_S", 1.0)
+    with pytest.raises(Wrong, match="slow/schema: no answer within 1 s"):
+        openenv.action_schema(f"{web}/slow", 1.0)
+    assert not healthy(f"{web}/slow")
+
+
+def test_a_session_is_not_led_elsewhere(web, liar):
+    """To a server that would take the episode."""
+    Web.serving.elsewhere = f"ws{liar[0].removeprefix('http')}/ws"
+    environment = OpenEnv(web, parts=PARTS)
+    with pytest.raises(Wrong, match=f"no server takes an episode: {web}: .*redirect"):
+        environment.reset(1)
+    environment.close()
+
+
+def test_a_reset_has_one_time_for_all_that_it_takes(liar, monkeypatch):
+    def slow(url, seconds):
+        time.sleep(0.6)
+        return {"properties": {}}
+
+    monkeypatch.setattr(openenv, "action_schema", slow)
+    environment = OpenEnv(liar[0], parts=PARTS, reset_s=0.5)
+    with pytest.raises(Wrong, match="no server takes an episode"):
+        environment.reset(1)
+    environment.close()
 
 
 # --- servers ----------------------------------------------------------------------------------------------------------
@@ -316,7 +368,13 @@ def test_a_dead_server_is_left_out_and_taken_back(monkeypatch):
     ("go", {"properties": {"a": {}, "b": {}}}, "b", {"b": "go"}),
     ('{"a": 1}', {"properties": {"a": {}, "b": {}}}, "", {"a": 1}),
     ("[1, 2]", {"properties": {"at": {"type": "array"}}}, "", {"at": [1, 2]}),
-    ("2", {"properties": {"n": {"enum": [1, 2]}}}, "", {"n": 2})])
+    ("2", {"properties": {"n": {"enum": [1, 2]}}}, "", {"n": 2}),
+    ("3", {"properties": {"n": {"type": ["string", "integer", "null"]}}}, "", {"n": 3}),
+    ("go", {"properties": {"n": {"type": ["string", "integer", "null"]}}}, "", {"n": "go"}),
+    ("null", {"properties": {"n": {"type": ["number", "null"]}}}, "", {"n": None}),
+    ("[3]", {"properties": {"n": {"type": ["boolean", "array"]}}}, "", {"n": [3]}),
+    ("true", {"properties": {"n": {"type": ["boolean", "string"]}}}, "", {"n": True}),
+    ("go", {"properties": {"n": {"type": []}}}, "", {"n": "go"})])
 def test_a_text_becomes_an_action(text, schema, field, action):
     assert payload(text, schema, field) == action
 
@@ -325,14 +383,18 @@ def test_a_text_becomes_an_action(text, schema, field, action):
     ("x", {"properties": {"n": {"type": "integer"}}}), ("nan", {"properties": {"n": {"type": "number"}}}),
     ("9" * 5000, {"properties": {"n": {"type": "integer"}}}), ("up", {"properties": {"a": {}, "b": {}}}),
     ("[1]", {"properties": {"a": {}, "b": {}}}), ("3", {"properties": {"n": {"enum": [1, 2]}}}),
-    ("[" * 9000, {"properties": {"at": {"type": "array"}}}), ("x" * 30_000, {"properties": {"a": {}}})])
+    ("[" * 9000, {"properties": {"at": {"type": "array"}}}),
+    ("go", {"properties": {"n": {"type": ["integer", "null"]}}}),
+    ("5", {"properties": {"n": {"type": "boolean"}}}), ("[1e999]", {"properties": {"n": {"type": "array"}}}),
+    ("x" * 30_000, {"properties": {"a": {}}})])
 def test_a_text_that_is_no_action(text, schema):
     with pytest.raises(ValueError) as error:
         payload(text, schema)
     assert len(str(error.value)) < 600
 
 
-KINDS = st.sampled_from(["string", "integer", "number", "array", "object", "null", 7])
+KIND = st.sampled_from(["string", "integer", "number", "array", "object", "null", 7])
+KINDS = KIND | st.lists(KIND, max_size=3)
 
 
 @given(st.text(), st.dictionaries(st.text(max_size=3), st.fixed_dictionaries({"type": KINDS}), max_size=3))

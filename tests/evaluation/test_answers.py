@@ -1,5 +1,7 @@
 """evaluation/answers.py with a scripted engine: what is asked, kept and asked again."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from vlrl.evaluation.summary import summarise
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.group_source import first_samples
 from vlrl.rollout.prefetch import Prefetcher
+from vlrl.types import Turn
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +65,24 @@ def test_greedy_answers_are_those_of_a_run(tmp_path):
         assert (metric.mean, metric.low, metric.high) == tuple(
             record[key] for key in (name, f"{name}/ci95_low", f"{name}/ci95_high"))
     assert found.n == record["n"] == 10 and {"reward/mean", "correct_frac", "right"} < found.metrics.keys()
+
+
+class Acting(Noting):
+    """Answers by two actions, every other time by one."""
+
+    def generate(self, requests, done=None):
+        made = super().generate(requests, done)
+        return [[replace(c, episode_id="e", turns=(Turn(start=0, end=1, text=c.text),) * (1 + i % 2)) for c in answers]
+                for i, answers in enumerate(made)]
+
+
+def test_turns_of_episodes_are_counted(tmp_path):
+    r = replace(ready(), engine=Acting(lambda prompt, i: prompt.text))
+    record, _ = evaluate(r.task, r.prefetch, r.engine, r.config, "heldout", 7)
+    file, (drawing,), _ = asked(r, tmp_path / "a.jsonl")
+    found = summarise(r.task, file.rows(), drawing, "heldout", first_samples(r.task, "heldout", 10))
+    assert record["episode/turns_mean"] == found.metrics["episode/turns_mean"].mean == 1.5
+    assert "episode/turns_mean" not in evaluate(r.task, r.prefetch, ready().engine, r.config, "heldout", 7)[0]
 
 
 def test_rows_say_what_was_asked_and_how_it_went(tmp_path):

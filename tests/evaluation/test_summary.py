@@ -47,6 +47,14 @@ def planted(seed=0, confidence=None):
             for i, parsed in enumerate(given)]
 
 
+def test_turns_of_episodes():
+    """The mean over samples of the mean over answers; rows without any have no such metric."""
+    rows = [row(0, "a", True, 0, turns=3), row(0, "a", True, 1, turns=5), row(1, "b", False, 0, turns=1),
+            row(1, "b", False, 1), row(2, "c", False, 0, turns=None)]
+    assert means(result(rows, 2))["episode/turns_mean"] == pytest.approx((4 + 1) / 2)
+    assert "episode/turns_mean" not in means(result(planted(), 4))
+
+
 def test_pass_and_votes_of_planted_answers():
     found = means(result(planted(), 4))
     # right: 3, 1, 0, 0 of 4

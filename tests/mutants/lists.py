@@ -490,5 +490,47 @@ CREDIT = [
            "one constraint of a kind passes for all"),
 ]
 
+_GUIDED, _SECOND, _MEANING, _EPISODES = (
+    ("tests/rollout/test_guided.py",), ("tests/training/test_guided.py",), ("tests/rollout/test_meanings.py",),
+    ("tests/rollout/test_episode_branches.py",))
+
+ATTEMPTS = [
+    Mutant("vlrl/rollout/guided.py", "bool(known) and not any(known)", "not any(known)", _GUIDED,
+           "a group of which nothing is known is asked again"),
+    Mutant("vlrl/rollout/guided.py", "trained=bool(r.correct)", "trained=True", _GUIDED,
+           "wrong second attempts are learned from"),
+    Mutant("vlrl/rollout/guided.py", "self.encode(task, sample, guidance)", "self.encode(task, sample)", _GUIDED,
+           "second attempts are not guided"),
+    Mutant("vlrl/rollout/guided.py", "sampled_prompt=sampled.text", "", _GUIDED,
+           "rollout files show the prompt without its guidance"),
+    Mutant("vlrl/rollout/guided.py", "key=(_STREAM, *request.key[1:])", "key=request.key", _GUIDED,
+           "second attempts draw the random numbers of the first"),
+    Mutant("vlrl/rollout/generate.py", "[c.behind(sampled, group.prompt) if c.episode_id else c for c in made]",
+           "[*made]", _GUIDED, "observations of second attempts stand at the positions of the longer prompt"),
+    Mutant("vlrl/training/guided.py", "[t.group.prompt for t in rows]", "[t.group.prompt for t in rows[::-1]]", _SECOND,
+           "second attempts are read under the prompts of others"),
+    Mutant("vlrl/training/guided.py", "r.correct is False and", "", _SECOND,
+           "a correct answer may be taken for the failure of a pair"),
+    Mutant("vlrl/training/guided.py", "guided(found) * coef", "guided(found)", _SECOND,
+           "algo.guided.coef does nothing"),
+    Mutant("vlrl/training/guided.py", "        begin()\n        again()", "        begin()", _SECOND,
+           "short of memory, second attempts are counted twice"),
+    Mutant("vlrl/training/guided.py", "drop_truncated and r.completion.truncated", "False", _SECOND,
+           "algo.mask_truncated leaves second attempts in"),
+    Mutant("vlrl/rollout/meanings.py", "alike(cluster[0], text)", "any(alike(one, text) for one in cluster)", _MEANING,
+           "chains of texts that are a little alike become one meaning"),
+    Mutant("vlrl/rollout/meanings.py", "(-entropies[place], place)", "(entropies[place], place)", _MEANING,
+           "answers branch where nothing is open"),
+    Mutant("vlrl/rollout/branching.py", "self.read(c.tokens[place:])", "self.read(c.tokens)", _MEANING,
+           "meanings are compared with all that came before them"),
+    Mutant("vlrl/rollout/branching.py", "a.start >= self.first and", "", _EPISODES,
+           "an episode may branch at its first action, which shares nothing"),
+    Mutant("vlrl/rollout/branching.py", "and not done.error", "", _EPISODES, "episodes go on from one that failed"),
+    Mutant("vlrl/rollout/episodes.py", "not np.array_equal(known[:most], written[:most])", "False", _EPISODES,
+           "an episode goes on in a world that is not the one it began in"),
+    Mutant("vlrl/rollout/episodes.py", "(self.ended and len(written) < len(known))", "False", _EPISODES,
+           "an episode that ended in its beginning passes for a branch"),
+]
+
 AREAS = {"packing": PACKING, "engine": ENGINE, "curriculum": CURRICULUM, "resume": RESUME, "store": STORE,
-         "credit": CREDIT}
+         "credit": CREDIT, "attempts": ATTEMPTS}

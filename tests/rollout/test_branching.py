@@ -8,6 +8,7 @@ import torch
 
 from tests.conftest import SAMPLES
 from tests.helpers import Vowels, load, settings
+from vlrl.algo.named import Bound
 from vlrl.config import validate
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
@@ -132,7 +133,7 @@ def test_forced_tokens_are_not_sampled_again():
     (lambda *_: None, "gave None"), (lambda *_: 1 / 0, "ZeroDivisionError")])
 def test_a_point_of_ones_own_is_checked(point, said):
     branches = Branching(branched(4))
-    branches.point = point
+    branches.point = Bound("surprise", point)
     with pytest.raises(ConfigError, match=rf"rollout\.branch\.at='surprise'.*{said}"):
         branches._place(Leaf(completion(-1.0, -2.0, -3.0), 1), np.random.default_rng(0))
 
@@ -169,8 +170,9 @@ def test_tasks_that_cannot_branch_are_refused():
             return None
 
     config = branched(4)
-    with pytest.raises(ConfigError, match=r"rollout\.branch\.roots=2: task '.*' has an environment"):
-        branching.check(config, World(), True)
+    branching.check(config, World(), True)
+    with pytest.raises(ConfigError, match=r"rollout\.branch\.at=meaning reads continuations of single answers"):
+        branching.check(branched(4, at="meaning"), World(), True)
     with pytest.raises(ConfigError, match="supervised fine-tuning draws no answers"):
         branching.check(config, Vowels(), False)
     branching.check(config, Vowels(), True)

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,20 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vlrl import config as configs
 from vlrl import testing
-from vlrl.errors import ConfigError
+from vlrl.errors import ConfigError, DataError
 from vlrl.rewards import closed_loop as rules
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services, served
 from vlrl.testing.texts import hostile_texts
+from vlrl.training.build_task import make_task
 from vlrl.types import Acted
 
 pytest.importorskip("highway_env")
 from vlrl.tasks._drive_world import Decision, World  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 from vlrl.tasks.drive import read_decision, written  # pyright: ignore[reportMissingImports]  # likewise
 
+ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = ("highway", "merge", "intersection", "roundabout")
 
 
@@ -112,6 +116,15 @@ def test_hostile_texts_brake_the_vehicle(actions):
     _, steps = played(task, task.samples("train")[0], list(hostile_texts("", long=False))[:12])
     assert len(steps) == 12 and not any(s.done for s in steps)
     assert steps[-1].info["speed"] < 0.1 and not any(s.parts["format"] for s in steps)
+
+
+def test_its_config_pays_less_for_a_brake_that_is_no_decision():
+    """Else misspelt words become the brake, as they did in runs (benchmarks/results/drive_cpu.md)."""
+    task = make_task(configs.load(ROOT / "configs" / "drive.yaml"))
+    for sample in [task.samples("train")[i] for i in range(4)]:
+        said, misspelt = (scored(task, sample, [text] * 6) for text in ("STOP, STRAIGHT", "STRAIGHT, STOOP"))
+        assert said.parts["completion"] == misspelt.parts["completion"] > 0
+        assert said.reward - misspelt.reward == pytest.approx(1)
 
 
 def test_a_collision_ends_the_drive():
@@ -210,9 +223,18 @@ def test_solvable_scenes_are_those_in_which_the_expert_arrives(monkeypatch):
     monkeypatch.setattr(_drive_expert, "demonstration",
                         lambda scenario, scene, *_: (Decision(),) if scene in ("0/train/0", "0/train/1/2") else None)
     task = drive(solvable=True)
-    assert [task.samples("train")[i]["scene"] for i in (0, 1, 1, 2)] == ["0/train/0", *["0/train/1/2"] * 2,
-                                                                         "0/train/2/19"]
+    assert [task.samples("train")[i]["scene"] for i in (0, 1, 1)] == ["0/train/0", *["0/train/1/2"] * 2]
+    with pytest.raises(DataError, match=r"'train-000002': .* in none of 100 scenes of intersection: .*task.seconds"):
+        task.samples("train")[2]
     assert drive().samples("train")[1]["scene"] == "0/train/1"
+
+
+def test_success_and_collisions_are_told_by_scenario():
+    samples = drive().samples("heldout")
+    parts = [{"success": 1.0, "collision": 0.0}, {"success": 0.0, "collision": 1.0}, {}, {"success": 0.0}]
+    records = [{"sample": samples[4 * (i // 2) + i % 2], "parts": p} for i, p in enumerate(parts)]
+    assert drive().summarize(records) == {"success/highway": 0.5, "collision/highway": 0.0, "success/merge": 0.0,
+                                          "collision/merge": 0.5}
 
 
 class Cosines:

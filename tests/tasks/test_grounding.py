@@ -139,3 +139,18 @@ def test_text_of_a_row_is_never_a_template(task):
     sample = task.sample_from_row({**ROW, "expression": "{boxes}"})
     assert task.messages(sample)[0]["content"][-1]["text"] == (
         "Locate the {boxes}. Answer with its box as [x1, y1, x2, y2].")
+
+
+@pytest.mark.parametrize("box, said", [
+    ([0, 0, 20, 20], "top left"), ([90, 40, 130, 60], "middle centre"), ([190, 80, 200, 100], "bottom right"),
+    ([0, 0, 200, 100], "middle centre"), ([60, 0, 72, 66], "top left"), ([62, 0, 72, 67], "middle centre")])
+def test_guidance_is_the_ninth_of_the_image_that_it_lies_in(box, said):
+    sample = Sample(id="a", row={"width": 200, "height": 100, "boxes": [{"box": box}], "expression": "mug"})
+    assert load("grounding").guidance(sample, []) == f"It is at the {said} of the image."
+
+
+def test_guidance_of_a_row_comes_first_and_some_recipes_have_none():
+    row = {"width": 200, "height": 100, "boxes": [{"box": [0, 0, 20, 20]}], "expression": "mug"}
+    assert load("grounding").guidance(Sample(id="a", row={**row, "hints": ["On the desk."]}), []) == "On the desk."
+    assert load("grounding").guidance(Sample(id="a", row={**row, "boxes": []}), []) is None
+    assert load("grounding", {"recipe": "counting"}).guidance(Sample(id="a", row=row), []) is None

@@ -119,7 +119,7 @@ def test_what_cannot_be_scored_is_not_paid():
 
 @pytest.mark.parametrize(("given", "message"), [
     ({"base": "recall", "base_settings": {}}, "task.base=recall: its episodes have several turns already"),
-    ({"base": "repair", "base_settings": {}}, "takes the questions of another task"),
+    ({"base": "repair", "base_settings": {}}, "repair takes a task with one answer"),
     ({"base": "nowhere"}, "no built-in task"), ({"base_settings": {"drawing": True}}, "unknown setting 'task.drawing'"),
     ({"attempts": 1}, "task.attempts")])
 def test_what_it_refuses(given, message):

@@ -14,6 +14,7 @@ from vlrl.task import load
 from vlrl.task.scoring import score_all
 from vlrl.task.services import Services
 from vlrl.tasks import _web_actions as actions  # pyright: ignore[reportMissingImports]
+from vlrl.tasks import _web_world  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_page import Action  # pyright: ignore[reportMissingImports]
 from vlrl.types import Acted, Sample
 
@@ -88,7 +89,7 @@ def test_what_cannot_be_read_says_why(form, text, why):
 
 
 def test_pixels_of_the_processed_picture():
-    """Qwen2.5-VL sees the screenshot of 320 x 420 as 308 x 420 and writes pixels of that."""
+    """A model that writes pixels of the processed picture sees 320 x 420 as 308 x 420."""
     task = web("processed")
     placed = task.environment(task.samples("train")[0])._sample
     assert actions.read(actions.FORMS["call"], task, placed, "click(154, 105)") == Action("click", (80, 52.5))
@@ -197,6 +198,15 @@ def test_what_episodes_earn():
         [1 + 0.1 + 0.1, 1 + 0.1 * 0.81 + 0.1 * 2 / 3, 0.1, 0.05, 0.0], abs=1e-5)
     assert [s.correct for s, _ in scored] == [True, True, False, False, False]
     assert scored[0][0].parts == {"success": 1.0, "efficiency": 1.0, "format": 1.0, "page": 0.5}
+
+
+def test_unread_actions_are_those_that_the_environment_says():
+    """And none of which only the page speaks."""
+    task = web(pages=("click-test",))
+    shown = [f"{_web_world.UNREAD}: why.", "", f"The page said: {_web_world.UNREAD}", ""]
+    acted = tuple(Acted(action="x", observation=text) for text in shown)
+    found = task.metrics(task.samples("train")[0], replace(parse_answer("x"), turns=acted), {})
+    assert found == {"unread": 0.25, "turns": 4.0}
 
 
 def test_success_is_told_by_page_and_by_kind():

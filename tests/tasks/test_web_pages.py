@@ -131,13 +131,22 @@ def test_more_episodes_than_open_pages_go_on_all_the_same(tmp_path):
         playing = [opened(host, task, "count")[0] for _ in range(3)]
         states = [[acted(host, episode, CLICK).state for episode in playing] for _ in range(3)]
         assert all(len(set(turn)) == 1 for turn in states) and len({turn[0] for turn in states}) == 3
-        renderers = [p for p in psutil.Process(host.processes[0]).children(recursive=True)
-                     if "--type=renderer" in p.cmdline()]
-        assert len(renderers) <= 4  # two pages, the spare one, and one that is being closed
+        renderers = sum(map(renders, psutil.Process(host.processes[0]).children(recursive=True)))
+        assert renderers <= 4  # two pages, the spare one, and one that is being closed
+
+
+def renders(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):  # one that has just ended
+        return "--type=renderer" in process.cmdline()
+    return False
 
 
 def kill(host: Environments) -> None:
-    for process in psutil.Process(host.processes[0]).children(recursive=True):
+    kill_below(host.processes[0])
+
+
+def kill_below(number: int | None) -> None:
+    for process in psutil.Process(number).children(recursive=True):
         with contextlib.suppress(psutil.Error):  # one that ended with the browser
             if "--remote-debugging-pipe" in process.cmdline():
                 os.kill(process.pid, signal.SIGKILL)
@@ -173,6 +182,7 @@ HARMLESS = {
     "popup": "window.open('good.html'); setTimeout(() => finish(0.5), 200)",
     "download": "const a = document.createElement('a'); a.href = 'data:text/plain,x'; a.download = 'x.txt'; "
                 "document.body.append(a); a.click(); setTimeout(() => finish(0.5), 200)",
+    "nameless": "Promise.allSettled([fetch('/%00'), fetch('/' + 'x'.repeat(5000))]).then(() => finish(0.5))",
 }
 
 
@@ -282,7 +292,7 @@ def test_the_browser_ends_with_its_process(tmp_path):
     with hosting(task) as host:
         opened(host, task, "endless")
         started = psutil.Process(host.processes[0]).children(recursive=True)
-        assert any("--type=renderer" in p.cmdline() for p in started)
+        assert any(map(renders, started))
     assert psutil.wait_procs(started, timeout=60)[1] == []
 
 
@@ -293,3 +303,55 @@ def test_a_browser_that_is_not_there_is_named(tmp_path):
         (found,) = host.reset([host.open(task.samples("train")[0], 0)])
     assert isinstance(found, Failed) and "/bin/false cannot be started" in found.reason
     assert "task.browser" in found.reason
+
+
+@contextlib.contextmanager
+def paging(folder: Path, kind: Any = _web_browser.Pages, **given: Any):
+    """The pages of a folder, in this process."""
+    pages = kind(_web_browser.Settings(folder, **given))
+    try:
+        yield pages
+    finally:
+        pages.close()
+
+
+def test_a_browser_that_does_not_start_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(_web_browser, "_START_S", 3.0)
+    program = tmp_path / "silent"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    with paging(tmp_path, program=str(program)) as pages:
+        with pytest.raises(_web_browser.PageFailed, match="the browser did not start within 3 s"):
+            pages.take()
+        assert not [p for p in psutil.Process().children(recursive=True) if p.name() == "sleep"]
+
+
+class Killed(_web_browser.Pages):
+    """Loses its first browser while a page is made in it."""
+
+    async def _prepared(self, context: Any) -> Any:
+        if self.starts == 1:
+            kill_below(None)
+        return await super()._prepared(context)
+
+
+def test_a_browser_that_ends_while_a_page_is_made_is_lost(tmp_path):
+    with paging(tmp_path, Killed) as pages:
+        with pytest.raises(_web_browser.BrowserLost, match="the browser has ended"):
+            pages.take()
+        assert pages.take().page.url == "about:blank" and pages.starts == 2
+
+
+class Broken(_web_browser.Pages):
+    """A page cannot be made ready."""
+
+    async def _prepared(self, context: Any) -> Any:
+        await (await context.new_page()).evaluate("() => { throw new Error('no way') }")
+
+
+def test_a_page_that_cannot_be_made_leaves_nothing_open(tmp_path):
+    with paging(tmp_path, Broken) as pages:
+        for _ in range(3):
+            with pytest.raises(_web_browser.PageFailed, match=r"no page can be opened: .*no way"):
+                pages.take()
+        assert pages._browser.contexts == [] and pages.starts == 1

@@ -13,6 +13,7 @@ from vlrl.cli.main import main
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import read_rows
 from vlrl.errors import ConfigError, DataError
+from vlrl.task import chromium
 from vlrl.tools import makegui
 from vlrl.tools.datacheck import check
 from vlrl.tools.makegui import Shot, group_of, make_gui, rows_of
@@ -102,7 +103,7 @@ PAGE = """<!DOCTYPE html><body style="margin:0; background:white; font-family:sa
 <button style="position:absolute; left:20px; top:250px; width:100px; height:40px">Twice</button>
 <img src="http://example.invalid/x.png" style="position:absolute; left:300px; top:300px; width:50px; height:50px">
 <script>document.title = Math.random() + new Date().getTime()</script></body>"""
-NEEDS_BROWSER = pytest.mark.skipif(not any(map(shutil.which, makegui.BROWSERS)), reason="no Chromium on the path")
+NEEDS_BROWSER = pytest.mark.skipif(not any(map(shutil.which, chromium.BROWSERS)), reason="no Chromium on the path")
 
 
 def apart(call, *args, **options):

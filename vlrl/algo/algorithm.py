@@ -10,6 +10,7 @@ import torch
 
 from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.control import KLCoefficient
+from vlrl.algo.guided import LOSSES
 from vlrl.algo.named import Bound, bind
 from vlrl.algo.objective import Objective
 from vlrl.algo.recompose import BATCHES
@@ -37,6 +38,8 @@ class Algorithm:
         _refuse_idle(self.advantage, self.shaping, algo)
         _check_critic(self.advantage, algo)
         self.objective = Objective.of(algo)
+        self.guided = algo.guided and bind("algo.guided.loss", algo.guided.loss, LOSSES)
+        """The loss of second attempts; None without them."""
         self._entropy: Any = self.objective.entropy and self.objective.entropy.function
         self.reference = bind("algo.reference", algo.reference, REFERENCES)
         self.kl = KLCoefficient(algo.kl_coef, algo.kl_target, algo.kl_horizon)
@@ -52,7 +55,8 @@ class Algorithm:
         """What all functions need; "kl" with a KL in the reward."""
         before = frozenset[str]().union(*(b.requires for b in (self.advantage, *self.shaping, self.batch)))
         in_reward = {"kl"} if self.config.algo.kl_coef and self.config.algo.kl_in == "reward" else set()
-        return self.objective.requires | before | in_reward
+        beside = self.guided.requires if self.guided else frozenset()
+        return self.objective.requires | before | in_reward | beside
 
     @property
     def needs_reference(self) -> bool:

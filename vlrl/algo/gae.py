@@ -26,9 +26,9 @@ class Estimates:
     """What an advantage with a critic makes of R rollouts."""
 
     advantages: Sequence[torch.Tensor]
-    """[R][T]; 0 on tokens that are not trained."""
+    """[R, T]; 0 on tokens that are not trained."""
     targets: Sequence[torch.Tensor]
-    """[R][T] what the critic is trained towards; NaN where it is not."""
+    """[R, T] what the critic is trained towards; NaN where it is not."""
 
     def __len__(self) -> int:
         return len(self.advantages)

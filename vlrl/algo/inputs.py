@@ -59,20 +59,20 @@ class Scores:
     truncated: torch.Tensor | None = None
     """[R] bool."""
     tokens: Sequence[np.ndarray] = ()
-    """[R][T] token ids, for functions that require "tokens"."""
+    """[R, T] token ids, for functions that require "tokens"."""
     masks: Sequence[np.ndarray] = ()
-    """[R][T] bool, the trained tokens, likewise, or for functions that require "turns"."""
+    """[R, T] bool, the trained tokens, likewise, or for functions that require "turns"."""
     turns: Sequence[Sequence[ActionCredit]] = ()
     """[R] the actions of each episode in order, for functions that require "turns"; one for a plain answer."""
     texts: Sequence[str] = ()
     """[R] the answers, for functions that require "texts"."""
     kl: Sequence[np.ndarray] = ()
-    """[R][T] log p(sampler) - log p(reference) for functions that require "token_kl", where algo.kl_in=reward; else
+    """[R, T] log p(sampler) - log p(reference) for functions that require "token_kl", where algo.kl_in=reward; else
     empty. From the rewards of all other functions its sum over the trained tokens of an answer is taken off before."""
     kl_coef: float = 0.0
     """Weight of the KL in the reward."""
     values: Sequence[np.ndarray] = ()
-    """[R][T] the critic's value of the state before each token, before the update, for functions that require "values";
+    """[R, T] the critic's value of the state before each token, before the update, for functions that require "values";
     these return gae.Estimates."""
     gamma: float = 1.0
     """algo.critic.gamma."""

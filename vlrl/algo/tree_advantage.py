@@ -62,8 +62,8 @@ def rose(s: Scores, shorter: Fraction = 0.2) -> list[torch.Tensor]:
     """V(node) - V(node before) on the tokens of each node; along an answer they add up to R - V(root).
 
     A correct answer is paid 1 - shorter * (L - min) / (max - min) times as much, L its length beside those of the
-    group's correct ones. ROSE, as described in its paper: segments end where answers branch; its choice of branches by
-    the meanings of continuations is not made here (rollout.branch.at).
+    group's correct ones. ROSE, as described in its paper: segments end where answers branch, which
+    rollout.branch.at=meaning chooses by the meanings of continuations.
     """
     right = grouped.correct(s)
     lengths = torch.where(right, s.lengths, torch.nan)

@@ -32,6 +32,18 @@ class CriticSettings(Settings):
         "the value, 0 = the next value in place of all that follows.")
 
 
+class GuidedSettings(Settings):
+    """Second attempts of groups without a correct answer, under their task's guidance (Agent-RLVR, 2506.11425)."""
+
+    answers: Positive = Field(
+        default=1, description="Second attempts of a group. They are written under the prompt and Task.guidance, are "
+        "in no statistic of the group, and those that are correct are learned from under the prompt alone.")
+    loss: Named = Field(
+        default=Named(name="sft"), description="What is learned from them: sft = cross-entropy; dpo = their preference "
+        "to the failures of their group; or own module:function.")
+    coef: Rate = Field(default=1.0, description="Weight of that loss beside the objective.")
+
+
 class AlgoSettings(Settings):
     """From rewards to a loss. docs/objectives.md lists the names with their formulas, options and papers."""
 
@@ -42,6 +54,9 @@ class AlgoSettings(Settings):
     critic: CriticSettings | None = Field(
         default=None, description="A value head, trained beside the policy, for an advantage that needs one (gae, "
         "turn_gae, bilevel_gae); {} = with the defaults below; null = none.")
+    guided: GuidedSettings | None = Field(
+        default=None, description="A second attempt for groups without a correct answer, under guidance that their "
+        "task gives; {} = with the defaults below; null = none.")
     batch: Named = Field(
         default=Named(name="all"), description="Which rollouts of a step are trained on: all, rorecomp, or own "
         "module:function.")

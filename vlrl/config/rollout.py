@@ -53,10 +53,11 @@ class BranchSettings(Settings):
         default=None, description="Answers of a group that are written from the prompt; each of the others goes on "
         "from a point in one that is there, and shares what comes before it. null = all from the prompt. Credit by "
         "node: algo.advantage=rose, treerl or tempo.")
-    at: str = Field(
-        default="surprise", description="Where an answer parts from another: surprise = at the token with the lowest "
-        "log-probability, then at the next one (TreeRL, 2506.11902); uniform = anywhere; or your own "
-        "path/file.py:name.")
+    at: Named = Field(
+        default=Named(name="surprise"), description="Where an answer parts from another: surprise = at the token with "
+        "the lowest log-probability, then at the next one (TreeRL, 2506.11902); uniform = anywhere; meaning = where "
+        "the meanings of short continuations differ most (ROSE; options: continuations, tokens, candidates, root, "
+        "alike); or your own path/file.py:name. Episodes part between turns.")
     tokens: Positive | None = Field(
         default=None, description="New tokens of a group after which no further answer is begun: a budget in place of "
         "a number of answers, of which rollout.group_size is then the most.")
@@ -65,7 +66,8 @@ class BranchSettings(Settings):
     def _applies(self) -> BranchSettings:
         for name in self.model_fields_set - {"roots"}:
             if self.roots is None and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"rollout.branch.{name}={getattr(self, name)} applies to answers that branch: set "
+                value = self.at.name if name == "at" else getattr(self, name)
+                raise ValueError(f"rollout.branch.{name}={value} applies to answers that branch: set "
                                  "rollout.branch.roots too, or leave it out")
         return self
 

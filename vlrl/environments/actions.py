@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from vlrl.task.tools import from_json
 
 _MOST = 20_000
 """Characters of an action that are read."""
@@ -33,7 +34,7 @@ def read_action(text: str, space: Any, names: Sequence[str] = ()) -> Any:
         found = _box(text, space)
     else:
         try:
-            found = _as_space(json.loads(text, parse_constant=_refused), space)
+            found = _as_space(from_json(text), space)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"no action of {space}, which is written as JSON: {str(error)[:200]}") from None
     if not space.contains(found):
@@ -81,7 +82,3 @@ def _as_space(value: Any, space: Any) -> Any:
             raise ValueError(f"{str(value)[:50]!r} is no whole number")
         return space.dtype.type(value)
     return value
-
-
-def _refused(text: str) -> float:
-    raise ValueError(f"{text} is no number")

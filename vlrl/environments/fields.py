@@ -11,7 +11,8 @@ from typing import Any
 from PIL import Image
 
 from vlrl.environments.paid import Wrong
-from vlrl.environments.shown import cut, decoded, picture
+from vlrl.environments.shown import decoded, picture
+from vlrl.task.tools import cut, from_json
 from vlrl.types import Media, Observation
 
 _MAGIC = ("iVBORw0KGgo", "/9j/", "UklGR", "R0lGOD")
@@ -21,6 +22,7 @@ _LEAST = 64
 """Characters of base64 that may be a picture."""
 _MOST_ACTION = 20_000
 _NUMBERS = {"integer": int, "number": float}
+_KINDS: Mapping[str, type] = {"boolean": bool, "array": list, "object": dict, "null": type(None)}
 
 
 # --- observations -----------------------------------------------------------------------------------------------------
@@ -109,7 +111,7 @@ def payload(text: str, schema: Mapping[str, Any], field: str = "") -> dict[str, 
         kind = fields.get(field)
         return {field: _value(text, kind if isinstance(kind, Mapping) else {})}
     try:
-        found = json.loads(text, parse_constant=_refused)
+        found = from_json(text)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -118,13 +120,25 @@ def payload(text: str, schema: Mapping[str, Any], field: str = "") -> dict[str, 
 
 
 def _value(text: str, kind: Mapping[str, Any]) -> Any:
-    allowed = kind.get("enum")
-    if isinstance(allowed, list) and text in map(str, allowed):
-        return next(value for value in allowed if str(value) == text)
-    wanted = kind.get("type", "string")
+    """Returns a text in the type of a field; of several types in the first that it can be, texts last."""
+    allowed, wanted = kind.get("enum"), kind.get("type") or "string"
     if isinstance(allowed, list):
+        if text in map(str, allowed):
+            return next(value for value in allowed if str(value) == text)
         raise ValueError(f"{text[:100]!r} is no action; write one of {', '.join(map(str, allowed))}"[:500])
-    if wanted in _NUMBERS:
+    problems = []
+    for one in sorted(wanted, key=lambda one: one == "string") if isinstance(wanted, list) else [wanted]:
+        try:
+            return _typed(text, one)
+        except ValueError as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def _typed(text: str, wanted: Any) -> Any:
+    if wanted == "string":
+        return text
+    if isinstance(wanted, str) and wanted in _NUMBERS:
         try:
             number = _NUMBERS[wanted](text)
         except ValueError:
@@ -132,13 +146,10 @@ def _value(text: str, kind: Mapping[str, Any]) -> Any:
         if not abs(number) < 2**63:
             raise ValueError(f"{text[:100]!r} is no action; write a {'whole ' if wanted == 'integer' else ''}number")
         return number
-    if wanted == "string":
-        return text
     try:
-        return json.loads(text, parse_constant=_refused)
+        found = from_json(text)
+        if isinstance(found, _KINDS.get(str(wanted), object)):
+            return found
     except (ValueError, RecursionError):
-        raise ValueError(f"{text[:100]!r} is no action; write JSON of the type {str(wanted)[:50]}") from None
-
-
-def _refused(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+        pass
+    raise ValueError(f"{text[:100]!r} is no action; write JSON of the type {str(wanted)[:50]}")

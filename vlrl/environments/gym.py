@@ -19,11 +19,13 @@ import numpy as np
 
 from vlrl.config.registry import resolve
 from vlrl.environments.actions import read_action
+from vlrl.environments.arguments import names
 from vlrl.environments.paid import PARTS, Paid, Wrong
-from vlrl.environments.shown import MOST_TEXT, cut, picture
+from vlrl.environments.shown import picture
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
 from vlrl.task.environment import Environment
+from vlrl.task.tools import MOST_TEXT, cut
 from vlrl.types import Media, Observation, Step
 
 SHOW = ("auto", "image", "text", "both")
@@ -49,8 +51,13 @@ class GymEnvironment(Environment):
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
         self.show, self.paid = show, Paid(parts, goal)
         self._read = resolve("environment.options.act", act, {}) if isinstance(act, str) else act
+        actions = names(actions, "actions")
         self.world, self.frames = _made(name, arguments)
-        self.names = self._named(actions)
+        try:
+            self.names = self._named(actions)
+        except BaseException:
+            self.world.close()
+            raise
         self._ended = False
 
     def reset(self, seed: int) -> Observation:
@@ -140,10 +147,13 @@ def _made(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
     entry = _spec(name).entry_point
     metadata = getattr(load_env_creator(entry) if isinstance(entry, str) else entry, "metadata", None)
     if not isinstance(metadata, Mapping):  # a function that makes it
-        metadata = gymnasium.make(name, **arguments).unwrapped.metadata
+        probe = gymnasium.make(name, **arguments)
+        metadata = probe.unwrapped.metadata
+        probe.close()
     if "render_mode" in arguments or "rgb_array" in (metadata.get("render_modes") or ()):
         world = gymnasium.make(name, **{"render_mode": "rgb_array", **arguments})
         if world.render_mode != "rgb_array":
+            world.close()
             raise ConfigError(f"render_mode={world.render_mode!r}: frames are read from rgb_array alone")
         return world, "render"
     world = gymnasium.make(name, **arguments)

@@ -13,12 +13,12 @@ import sys
 
 def main() -> int:
     """Returns the exit code of the command."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getpgrp() != os.getpid():  # before anything can end its group, which must not be the parent's
+        os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))  # itself too
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if os.getppid() != int(sys.argv[1]):
         return 1
-    if os.getpgrp() != os.getpid():
-        os.setpgid(0, 0)
     try:
         return subprocess.Popen(sys.argv[2:]).wait()
     except OSError as error:

@@ -13,7 +13,9 @@ session over streamable HTTP. Protocol: https://modelcontextprotocol.io, by the 
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import re
 import shlex
 import sys
 import threading
@@ -21,19 +23,25 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import ExitStack
 from typing import Any
 
+from vlrl.environments.arguments import names, server_url, variables
 from vlrl.environments.paid import PARTS, Paid, Wrong, number
-from vlrl.environments.servers import pool
-from vlrl.environments.shown import MOST_TEXT, cut, decoded
+from vlrl.environments.paid import SUCCESS as SUCCEEDED
+from vlrl.environments.servers import Deadline, pool
+from vlrl.environments.shown import decoded
 from vlrl.errors import ConfigError
-from vlrl.task.tools import NAME, SUCCESS, CallError, Tool, ToolEnvironment
+from vlrl.task.tools import NAME, SUCCESS, CallError, Tool, ToolEnvironment, cut
 from vlrl.types import Media, Observation, Step
 
 _MOST_BYTES = 2**26
 """Of an event that holds an answer."""
 _MOST_TOOLS, _MOST_SCHEMA, _MOST_CONTENT = 100, 20_000, 64
+_CLOSE_S = 5.0
+"""That a server may take to hear of the end of a session."""
 _MODELS_FAULT = (-32602, -32601)
 """JSON-RPC's invalid params and unknown method: the model is told, and the episode goes on."""
 _LEASH = os.path.join(os.path.dirname(__file__), "leash.py")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.ASCII | re.IGNORECASE)
+_log = logging.getLogger(__name__)
 
 
 class McpTool(Tool):
@@ -55,67 +63,67 @@ class McpTool(Tool):
 class Session:
     """A session with one server, at the address or command that was given and no other."""
 
-    def __init__(self, address: str, open_s: float, call_s: float, environment: Collection[str] = (),
-                 folder: str | None = None):
-        self.address, self.open_s, self.call_s = address, open_s, call_s
-        self._environment, self._folder = environment, folder
+    def __init__(self, address: str, environment: Collection[str] = (), folder: str | None = None):
+        self.address, self._environment, self._folder = address, environment, folder
         self._stack, self._said = ExitStack(), _Tail()
         self._refused: list[str] = []
         self._portal: Any = None
         self._client: Any = None
 
-    def open(self) -> None:
+    def open(self, until: Deadline) -> None:
         """Connects. Raises Wrong where no server answers in time."""
         from anyio.from_thread import start_blocking_portal
         from mcp import Client
 
         try:
             self._portal = self._stack.enter_context(start_blocking_portal())
-            transport = self._transport()
             # the handshake of versions before 2026, which servers of all versions have, gives each client a session
-            client = Client(transport, mode="legacy", cache=None, read_timeout_seconds=max(self.open_s, self.call_s))
-            self._client = self._stack.enter_context(self._portal.wrap_async_context_manager(client))
-        except Exception as error:
+            client = Client(self._transport(until.left), mode="legacy", cache=None, read_timeout_seconds=until.left)
+            try:
+                self._client = self._stack.enter_context(self._portal.wrap_async_context_manager(client))
+            except Exception as error:
+                raise Wrong(self._why(error, until)) from error
+        except BaseException:
             self.close()
-            raise Wrong(self._why(error, self.open_s)) from None
+            raise
 
-    def tools(self, allowed: Collection[str]) -> list[dict[str, Any]]:
+    def tools(self, allowed: Collection[str], until: Deadline) -> list[dict[str, Any]]:
         """Returns the schemas of its tools, as chat templates take them; those in `allowed`, if it is not empty.
         Raises Wrong."""
         found, cursor = [], None
-        while True:
-            page = self._asked(self._client.list_tools, cursor=cursor)
+        for _ in range(_MOST_TOOLS):
+            page = self._asked(until, self._client.list_tools, cursor=cursor)
             found += page.tools
             cursor = page.next_cursor
-            if len(found) > _MOST_TOOLS:
-                raise Wrong(f"{self.address} offers more than {_MOST_TOOLS} tools")
-            if not cursor:
+            if not cursor or len(found) > _MOST_TOOLS:
                 break
+        if cursor or len(found) > _MOST_TOOLS:
+            raise Wrong(f"{self.address} offers more than {_MOST_TOOLS} tools, or pages of them without an end")
         named = {tool.name: tool for tool in found}
         missing = [name for name in allowed if name not in named]
         if missing:
             raise Wrong(f"{self.address} has no tool {missing[0]!r}; it has {', '.join(named)[:300]}")
         return [_schema(tool) for name, tool in named.items() if not allowed or name in allowed]
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+    def call(self, name: str, arguments: Mapping[str, Any], until: Deadline) -> Any:
         """Returns the result of a tool. Raises CallError for arguments that the server refuses, and Wrong."""
-        return self._asked(self._client.call_tool, name, dict(arguments))
+        return self._asked(until, self._client.call_tool, name, dict(arguments), read_timeout_seconds=until.left)
 
     def close(self) -> None:
         """Ends the session, and the server if it is a process."""
         stack, self._stack, self._client = self._stack, ExitStack(), None
         try:
             stack.close()
-        except Exception:  # of a connection that is broken already
-            pass
+        except Exception as error:  # of a connection that is broken already
+            _log.debug("%s: closing: %s: %s", self.address, type(error).__name__, error)
         finally:
             self._said.close()
 
-    def _transport(self) -> Any:
+    def _transport(self, connect_s: float) -> Any:
         if _is_url(self.address):
             from mcp.client.streamable_http import streamable_http_client
 
-            client = _bounded_client(self.open_s, max(self.open_s, self.call_s), self._refused.append)
+            client = _bounded_client(connect_s, self._refused.append)
             self._stack.enter_context(self._portal.wrap_async_context_manager(client))
             return streamable_http_client(self.address, http_client=client, max_sse_event_size=_MOST_BYTES)
         from mcp.client.stdio import StdioServerParameters, stdio_client
@@ -123,27 +131,26 @@ class Session:
         command = shlex.split(self.address)
         if sys.platform == "linux":
             command = [sys.executable, "-I", "-S", _LEASH, str(os.getpid()), *command]
-        own = {name: os.environ[name] for name in self._environment if name in os.environ}
+        own = {name: os.environ[name] for name in self._environment}
         return stdio_client(StdioServerParameters(command=command[0], args=command[1:], env=own, cwd=self._folder),
                             errlog=self._said.file)
 
-    def _asked(self, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def _asked(self, until: Deadline, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
         from mcp import MCPError
 
         try:
-            return self._portal.call(functools.partial(_within, self.call_s, function, *given, **named))
-        except MCPError as error:
-            if error.code in _MODELS_FAULT:
-                raise CallError(str(error)[:500]) from None
-            raise Wrong(self._why(error, self.call_s)) from None
+            return self._portal.call(functools.partial(_within, until.left, function, *given, **named))
         except Exception as error:  # whatever its messages break
-            raise Wrong(self._why(error, self.call_s)) from None
+            if isinstance(error, MCPError) and error.code in _MODELS_FAULT:
+                raise CallError(str(error)[:500]) from error
+            _log.debug("%s: a call failed", self.address, exc_info=True)
+            raise Wrong(self._why(error, until)) from error
 
-    def _why(self, error: BaseException, seconds: float) -> str:
+    def _why(self, error: BaseException, until: Deadline) -> str:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         late = isinstance(error, TimeoutError) or "timed out" in str(error).lower()
-        why = f"no answer within {seconds:g} s" if late else f"{type(error).__name__}: {str(error)[:300]}"
+        why = f"no answer within {until}" if late else f"{type(error).__name__}: {str(error)[:300]}"
         said = self._said.text() or "".join(self._refused[-1:])
         return f"{self.address}: {why}" + (f" ({said})" if said else "")
 
@@ -155,9 +162,10 @@ async def _within(seconds: float, function: Callable[..., Any], *given: Any, **n
         return await function(*given, **named)
 
 
-def _bounded_client(connect_s: float, read_s: float, tell: Callable[[str], None]) -> Any:
+def _bounded_client(connect_s: float, tell: Callable[[str], None]) -> Any:
     """Returns an HTTP client that asks no proxy, and reads no more of a response than a picture needs; `tell` is told
-    of one that is not read."""
+    of one that is not read. How long an answer may take is for who asks; the end of a session waits _CLOSE_S."""
+    import anyio
     import httpx2
 
     def refuse(why: str) -> None:
@@ -181,13 +189,18 @@ def _bounded_client(connect_s: float, read_s: float, tell: Callable[[str], None]
     class Transport(httpx2.AsyncHTTPTransport):
         async def handle_async_request(self, request: Any) -> Any:
             request.headers["Accept-Encoding"] = "identity"
+            if request.method == "DELETE":  # what it answers besides is not read
+                with anyio.fail_after(_CLOSE_S):
+                    response = await super().handle_async_request(request)
+                    await response.aclose()
+                return httpx2.Response(response.status_code)
             response = await super().handle_async_request(request)
             if response.headers.get("content-encoding", "identity") != "identity":  # which may unpack to any size
                 refuse("an answer that is compressed, which was not asked for")
             response.stream = Counted(response.stream)
             return response
 
-    return httpx2.AsyncClient(timeout=httpx2.Timeout(connect_s, read=read_s), trust_env=False,
+    return httpx2.AsyncClient(timeout=httpx2.Timeout(connect_s, read=None), trust_env=False,
                               transport=Transport(trust_env=False))
 
 
@@ -221,7 +234,8 @@ class McpEnvironment(ToolEnvironment):
     environment: names of variables that the command is given besides HOME, LOGNAME, PATH, SHELL, TERM and USER.
     folder: where it runs.
     A result whose structured content has a `reward` (and `done`, `success`, `progress`) pays it: see paid.Paid for goal
-    and parts. step_s, reset_s: seconds that a call, and connecting, may take.
+    and parts. Of several calls of an action, rewards add up and what any of them ended or reached counts.
+    step_s, reset_s: seconds that the calls of an action, and all until the first observation, may take.
     """
 
     def __init__(self, address: str | Sequence[str], *, tools: Collection[str] = (), reset: str = "",
@@ -229,16 +243,20 @@ class McpEnvironment(ToolEnvironment):
                  parts: Collection[str] = PARTS, step_s: float = 45.0, reset_s: float = 90.0):
         super().__init__((), SUCCESS in parts)
         self.addresses = checked_addresses([address] if isinstance(address, str) else address)
-        self._allowed, self._reset, self._given = tuple(tools), reset, (tuple(environment), folder)
+        self._allowed, self._reset = names(tools, "tools"), reset
+        self._given = variables(environment, "environment"), folder
         self.paid, self.step_s, self.reset_s = Paid(parts, goal), step_s, reset_s
         self._servers = pool(self.addresses, lambda address: True)
         self._session: Session | None = None
         self._said: dict[str, Any] = {}
+        self._until = Deadline(reset_s)
 
     def reset(self, seed: int) -> Observation:
+        self._until = Deadline(self.reset_s)
         self._connect()
         assert self._session
-        schemas = self._session.tools((*self._allowed, *filter(None, [self._reset])) if self._allowed else ())
+        schemas = self._session.tools((*self._allowed, *filter(None, [self._reset])) if self._allowed else (),
+                                      self._until)
         self.tools = {tool.name: tool for tool in (McpTool(s, self._called) for s in schemas)}
         if not self._reset:
             return Observation()
@@ -249,36 +267,34 @@ class McpEnvironment(ToolEnvironment):
             shown = first({"seed": seed})
         except CallError as error:
             raise Wrong(f"its tool {self._reset!r} failed: {error}") from None
-        self._said = {}
         return shown
 
     def step(self, action: str) -> Step:
-        self._said = {}
+        self._said, self._until = {}, Deadline(self.step_s)
         step = super().step(action)
-        said, done = self._said, step.done
+        said = self._said
         if not said:
             return step
-        given = said.get("done", False)
-        if not isinstance(given, bool):
-            raise Wrong(f"its done is {str(given)[:60]!r}, expected true or false")
-        paid = self.paid.step(said.get("reward"), given, said)
+        paid = self.paid.step(said["reward"], said["done"], said)
         state = said.get("state")
-        return Step(step.observation, {**step.parts, **paid}, done=done or given,
+        return Step(step.observation, {**step.parts, **paid}, done=step.done or said["done"],
                     state=None if state is None else cut(str(state), 1000), info=step.info)
 
     def close(self) -> None:
         if self._session:
             session, self._session = self._session, None
-            session.close()
-            self._servers.gave_back(session.address)
+            try:
+                session.close()
+            finally:
+                self._servers.gave_back(session.address)
 
     def _connect(self) -> None:
         self.close()
         refused = []
         for address in self._servers.tried():
-            session = Session(address, self.reset_s / len(self.addresses), self.step_s, *self._given)
+            session = Session(address, *self._given)
             try:
-                session.open()
+                session.open(self._until.within(self.reset_s / len(self.addresses)))
             except Wrong as error:
                 self._servers.lost(address)
                 refused.append(str(error))
@@ -292,7 +308,7 @@ class McpEnvironment(ToolEnvironment):
         """Returns what a tool shows; adds up what it pays."""
         assert self._session
         try:
-            result = self._session.call(name, arguments)
+            result = self._session.call(name, arguments, self._until)
         except Wrong:
             self._servers.lost(self._session.address)
             raise
@@ -301,9 +317,19 @@ class McpEnvironment(ToolEnvironment):
             raise CallError(f"{name}: {shown.text or 'it failed'}"[:500])
         told = result.structured_content if isinstance(result.structured_content, Mapping) else {}
         if "reward" in told:
-            total = number(self._said.get("reward"), "reward") + number(told["reward"], "reward")
-            self._said = {**told, "reward": total}
+            self._said = _added(self._said, told)
         return shown
+
+
+def _added(before: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what calls of an action paid together: rewards add up, what one of them ended or reached stays so, and of
+    all else the last word counts. Raises Wrong."""
+    done = told.get("done", False)
+    if not isinstance(done, bool):
+        raise Wrong(f"its done is {str(done)[:60]!r}, expected true or false")
+    both = {**before, **told, "done": bool(before.get("done")) or done,
+            "reward": number(before.get("reward"), "reward") + number(told["reward"], "reward")}
+    return both | {name: before.get(name) or told.get(name) for name in SUCCEEDED if name in both}
 
 
 def mcp_tools(address: str | Sequence[str], *, tools: Collection[str] = (), reset: str = "",
@@ -311,18 +337,20 @@ def mcp_tools(address: str | Sequence[str], *, tools: Collection[str] = (), rese
     """Returns the tools that a server offers, to be shown to the model; asked for once in a process. Arguments as those
     of McpEnvironment. Raises ConfigError where the server does not answer."""
     addresses = checked_addresses([address] if isinstance(address, str) else address)
-    return list(_listed(tuple(addresses), tuple(tools), reset, tuple(environment), folder, seconds))
+    return list(_listed(tuple(addresses), names(tools, "tools"), reset, variables(environment, "environment"), folder,
+                        seconds))
 
 
 @functools.cache
 def _listed(addresses: Sequence[str], allowed: Sequence[str], reset: str, environment: Sequence[str],
             folder: str | None, seconds: float) -> tuple[McpTool, ...]:
-    problems = []
+    problems, until = [], Deadline(seconds)
     for address in addresses:
-        session = Session(address, seconds / len(addresses), seconds, environment, folder)
+        session, own = Session(address, environment, folder), until.within(seconds / len(addresses))
         try:
-            session.open()
-            return tuple(McpTool(schema) for schema in session.tools(allowed) if schema["function"]["name"] != reset)
+            session.open(own)
+            schemas = session.tools(allowed, own)
+            return tuple(McpTool(schema) for schema in schemas if schema["function"]["name"] != reset)
         except (Wrong, CallError) as error:
             problems.append(str(error))
         finally:
@@ -369,22 +397,24 @@ def content(blocks: Sequence[Any]) -> Observation:
             texts.append(f"[{block.name}: {block.uri}]")
         else:
             texts.append(f"[{block.type}: not shown]")
-    return Observation(cut("\n".join(texts), MOST_TEXT), media)
+    return Observation(cut("\n".join(texts)), media)
 
 
 def checked_addresses(addresses: Sequence[str]) -> list[str]:
-    """Returns commands or URLs. Raises ConfigError for what is none, and for several commands."""
-    for address in addresses:
+    """Returns commands or URLs. Raises ConfigError for what is none, for several commands, and for a URL with a user's
+    name or a password, which it does not tell."""
+    found = [server_url(address, "http://127.0.0.1:8000/mcp") if _is_url(address) else address for address in addresses]
+    for address in found:
         try:
             if not _is_url(address) and not shlex.split(address):
                 raise ValueError("it is empty")
         except ValueError as error:
             raise ConfigError(f"the MCP server {address!r} is no command: {error}") from None
-    if len(addresses) > 1 and not all(map(_is_url, addresses)):
-        raise ConfigError(f"the MCP servers {', '.join(addresses)}: several must all be URLs; a command is started for "
+    if len(found) > 1 and not all(map(_is_url, found)):
+        raise ConfigError(f"the MCP servers {', '.join(found)}: several must all be URLs; a command is started for "
                           "each episode anyway")
-    return list(addresses)
+    return found
 
 
 def _is_url(address: str) -> bool:
-    return address.startswith(("http://", "https://"))
+    return bool(_SCHEME.match(address))

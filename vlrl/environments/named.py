@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 
 from vlrl.config.registry import resolve
 from vlrl.config.schema import EnvironmentSettings
+from vlrl.environments.arguments import names, variables
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.task.base import Task
 from vlrl.task.environment import Environment, has_own_environment
@@ -46,7 +48,12 @@ class Kind:
 def _gym(addresses: Sequence[str], options: Mapping[str, Any]) -> Make:
     from vlrl.environments import gym
 
+    if "parts" in options:
+        raise ConfigError(f"environment.options.parts={options['parts']!r} is not known: the parts are those that "
+                          "task.rewards names")
     gym.check(addresses[0])
+    if "actions" in options:
+        names(options["actions"], "environment.options.actions")
     return lambda parts, step_s, reset_s: gym.GymEnvironment(addresses[0], parts=parts, **options)
 
 
@@ -54,6 +61,7 @@ def _openenv(addresses: Sequence[str], options: Mapping[str, Any]) -> Make:
     from vlrl.environments import openenv
 
     checked_options(options, openenv.OpenEnv.__init__, _GIVEN)
+    names(options.get("images", ()), "environment.options.images")
     return partial(openenv.OpenEnv, [*map(openenv.checked_url, addresses)], **options)
 
 
@@ -61,6 +69,8 @@ def _mcp(addresses: Sequence[str], options: Mapping[str, Any]) -> Make:
     from vlrl.environments import mcp
 
     checked_options(options, mcp.McpEnvironment.__init__, _GIVEN)
+    names(options.get("tools", ()), "environment.options.tools")
+    variables(options.get("environment", ()), "environment.options.environment")
     return partial(mcp.McpEnvironment, mcp.checked_addresses(addresses), **options)
 
 
@@ -85,8 +95,7 @@ class Outside:
     name: str
     make: Callable[[Task, Sample], Environment]
     listed: Callable[[], Sequence[Tool]] = field(default=lambda: ())
-    """Asks what tools there are."""
-    _tools: Sequence[Tool] | None = None
+    """Asks what tools there are, once in a process."""
 
     def environment(self, task: Task, sample: Sample) -> Environment:
         """Returns a new environment; where the row of the sample has a whole number as `seed`, it begins with that."""
@@ -95,10 +104,8 @@ class Outside:
         return Seeded(made, seed) if type(seed) is int and isinstance(made, Environment) else made
 
     def tools(self) -> Sequence[Tool]:
-        """Returns the tools that it offers, asked for once. Raises ConfigError where it does not answer."""
-        if self._tools is None:
-            self._tools = self.listed()
-        return self._tools
+        """Returns the tools that it offers. Raises ConfigError where it does not answer."""
+        return self.listed()
 
 
 class Seeded(Environment):
@@ -177,5 +184,6 @@ def _servers() -> str:
     return " and ".join(f"{name}:" for name, kind in KINDS.items() if kind.several)
 
 
-def _told(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names)
+def _told(given: Sequence[str]) -> str:
+    """Returns names as they may be printed: without a user's name and a password, which is refused later."""
+    return ", ".join(re.sub(r"//[^/\s]*@", "//...@", name) for name in given)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
+import socket
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -21,21 +23,24 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from vlrl.environments.arguments import names, server_url
 from vlrl.environments.fields import observed, payload
 from vlrl.environments.paid import PARTS, Paid, Wrong
-from vlrl.environments.servers import Servers, pool
-from vlrl.environments.shown import cut
+from vlrl.environments.servers import Deadline, Servers, pool
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
 from vlrl.task.environment import Environment
+from vlrl.task.tools import cut, from_json
 from vlrl.types import Media, Observation, Step
 
 MOST_BYTES = 2**26
 """Of a message."""
 _MOST_SCHEMA = 2**20
 _CONNECT_S = 10.0
+_CLOSE_S = 1.0
 _MODELS_FAULT = ("VALIDATION_ERROR",)
 """Errors of a server that are about the action: the model is told, and the episode goes on."""
+_log = logging.getLogger(__name__)
 
 
 class Full(Wrong):
@@ -55,7 +60,7 @@ class OpenEnv(Environment):
                  reset: Mapping[str, Any] | None = None, goal: float | None = None, parts: Collection[str] = PARTS,
                  step_s: float = 45.0, reset_s: float = 90.0):
         self.urls = [checked_url(url) for url in ([urls] if isinstance(urls, str) else urls)]
-        self.field, self.images, self.arguments = field, tuple(images), dict(reset or {})
+        self.field, self.images, self.arguments = field, names(images, "images"), dict(reset or {})
         self.paid, self.step_s, self.reset_s = Paid(parts, goal), step_s, reset_s
         self.servers: Servers = pool(self.urls, healthy)
         self.url = ""
@@ -66,25 +71,27 @@ class OpenEnv(Environment):
         self._media: Sequence[Media] = ()
 
     def reset(self, seed: int) -> Observation:
-        full: dict[str, Full] = {}
+        full, until = dict[str, Full](), Deadline(self.reset_s)
+        message = json.dumps({"type": "reset", "data": {"seed": seed, **self.arguments}})
         while True:
-            self._connect(full)
+            self._connect(full, until)
             try:
-                found = self._asked({"type": "reset", "data": {"seed": seed, **self.arguments}}, self.reset_s)
+                found = self._asked(message, until)
                 break
             except Full as error:
                 full[self.url] = error
-        if "error" in found:
+        if "observation" not in found:
             raise Wrong(f"{self.url} refused the reset: {found['error']}")
         return self._shown(found)
 
     def step(self, action: str) -> Step:
         try:
             own = payload(parse_answer(action).final, self._schema, self.field)
-        except ValueError as error:
+            message = json.dumps({"type": "step", "data": own})
+        except (ValueError, RecursionError) as error:
             return self._illegal(str(error))
-        found = self._asked({"type": "step", "data": own}, self.step_s)
-        if "error" in found:
+        found = self._asked(message, Deadline(self.step_s))
+        if "observation" not in found:
             return self._illegal(found["error"])
         done = found.get("done", False)
         if not isinstance(done, bool):
@@ -96,12 +103,18 @@ class OpenEnv(Environment):
         return Step(self._shown(found), parts, done=done, state=self.state, info={"server": self.url})
 
     def close(self) -> None:
-        if self._socket is not None:
-            socket, self._socket = self._socket, None
-            with contextlib.suppress(Exception):  # a server that has gone
-                socket.send('{"type": "close"}')
-            with contextlib.suppress(Exception):
-                self._stack.close()
+        from websockets.exceptions import WebSocketException
+
+        if self._socket is None:
+            return
+        ended, self._socket = self._socket, None
+        try:
+            with contextlib.suppress(OSError, WebSocketException):  # a server that has gone
+                ended.send('{"type": "close"}')
+            self._stack.close()
+        except (OSError, WebSocketException) as error:
+            _log.debug("%s: closing: %s: %s", self.url, type(error).__name__, error)
+        finally:
             self.servers.gave_back(self.url)
 
     def _illegal(self, why: str) -> Step:
@@ -115,22 +128,23 @@ class OpenEnv(Environment):
         self._media = shown.media
         return shown
 
-    def _connect(self, full: Mapping[str, Full]) -> None:
-        """Begins a session at the first server that takes one and is not full. Raises Wrong where none does."""
-        from websockets.sync.client import connect
+    def _connect(self, full: Mapping[str, Full], until: Deadline) -> None:
+        """Begins a session at the first server that takes one and is not full. Raises Wrong where none does in time."""
+        from websockets.exceptions import WebSocketException
 
         self.close()
         refused = [*map(str, full.values())]
         for url in self.servers.tried():
             if url in full:
                 continue
+            if not until.left:
+                refused.append(f"no answer within {until}")
+                break
             try:
-                self._schema = action_schema(url)
-                # no proxy and no address but the one that was given; WebSocket redirects are not followed past it
-                self._socket = self._stack.enter_context(connect(
-                    f"ws{url.removeprefix('http')}/ws", proxy=None, open_timeout=_CONNECT_S, close_timeout=1,
-                    max_size=MOST_BYTES, ping_interval=None))
-            except Exception as error:  # of the network, and of what the server says
+                self._schema = action_schema(url, min(_CONNECT_S, until.left))
+                self._socket = self._stack.enter_context(_session(url, until.within(_CONNECT_S)))
+            except (OSError, ValueError, httpx.HTTPError, WebSocketException, Wrong) as error:
+                _log.debug("%s: no session", url, exc_info=True)
                 self.servers.lost(url)
                 refused.append(f"{url}: {type(error).__name__}: {str(error)[:200]}")
             else:
@@ -139,26 +153,44 @@ class OpenEnv(Environment):
                 return
         raise Wrong(f"no server takes an episode: {'; '.join(refused) or 'none is well'}")
 
-    def _asked(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    def _asked(self, message: str, until: Deadline) -> dict[str, Any]:
         """Returns the data of the observation that answers a message, or {"error": why} where the server says that the
         model is at fault. Raises Wrong, after which the session is over."""
-        from websockets.exceptions import ConnectionClosed
+        from websockets.exceptions import ConnectionClosed, WebSocketException
 
         try:
             if self._socket is None:
                 raise Wrong("its session is over")
             _refuse_more(self._socket)
             with contextlib.suppress(ConnectionClosed):  # by a server that has said why
-                self._socket.send(json.dumps(message))
-            return _observation(self._socket.recv(seconds))
+                self._socket.send(message)
+            return _observation(self._socket.recv(until.left))
         except Wrong as error:
             raise type(error)(f"{self.url}: {error}") from None
         except TimeoutError:
             self.servers.lost(self.url)
-            raise Wrong(f"{self.url}: no answer within {seconds:g} s") from None
-        except Exception as error:  # the connection broke
+            raise Wrong(f"{self.url}: no answer within {until}") from None
+        except (OSError, ValueError, WebSocketException) as error:  # the connection broke
+            _log.debug("%s: the connection broke", self.url, exc_info=True)
             self.servers.lost(self.url)
-            raise Wrong(f"{self.url}: {type(error).__name__}: {str(error)[:300]}") from None
+            raise Wrong(f"{self.url}: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+def _session(url: str, until: Deadline) -> Any:
+    """Returns a WebSocket to a server, at the address that was given and no other: no proxy is asked, and a redirect is
+    not followed, as it would need another socket than this one."""
+    from websockets.sync.client import connect
+
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    own = socket.create_connection((str(parts.hostname), port), max(until.left, 0.001))
+    try:
+        own.settimeout(None)
+        return connect(f"ws{url.removeprefix('http')}/ws", sock=own, proxy=None, open_timeout=until.left,
+                       close_timeout=_CLOSE_S, max_size=MOST_BYTES, ping_interval=None)
+    except BaseException:
+        own.close()
+        raise
 
 
 def _refuse_more(socket: Any) -> None:
@@ -175,7 +207,7 @@ def _refuse_more(socket: Any) -> None:
 def _observation(text: Any) -> dict[str, Any]:
     """Returns what a message of a server holds, checked. Raises Wrong."""
     try:
-        found = json.loads(text, parse_constant=_refused)
+        found = from_json(text)
     except (ValueError, RecursionError, TypeError) as error:
         raise Wrong(f"its answer is no JSON: {str(error)[:200]}") from None
     kind, data = (found.get("type"), found.get("data")) if isinstance(found, dict) else (None, None)
@@ -192,45 +224,42 @@ def _observation(text: Any) -> dict[str, Any]:
     return data
 
 
-def _refused(text: str) -> float:
-    raise ValueError(f"{text} is no number")
-
-
 def checked_url(url: str) -> str:
     """Returns a URL without a slash at its end. Raises ConfigError for what is none, or holds a name and a password."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
-        raise ConfigError(f"the environment's address {url!r} must be like http://127.0.0.1:8000")
-    return url.rstrip("/")
+    found = server_url(url, like := "http://127.0.0.1:8000")
+    try:
+        parts = httpx.URL(found)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"the environment's address {url!r} must be like {like}: {error}") from None
+    if parts.query or parts.fragment:
+        raise ConfigError(f"the environment's address {url!r} must be like {like}, without what follows ? or #")
+    return found.rstrip("/")
 
 
 def healthy(url: str) -> bool:
     """Returns whether a server says that it is well."""
     try:
-        return _fetched(f"{url}/health").get("status") == "healthy"
+        return _fetched(f"{url}/health", _CONNECT_S).get("status") == "healthy"
     except (httpx.HTTPError, Wrong):
         return False
 
 
-def action_schema(url: str) -> Mapping[str, Any]:
+def action_schema(url: str, seconds: float = _CONNECT_S) -> Mapping[str, Any]:
     """Returns the JSON schema of a server's actions. Raises Wrong and httpx.HTTPError."""
-    found = _fetched(f"{url}/schema").get("action")
+    found = _fetched(f"{url}/schema", seconds).get("action")
     if not isinstance(found, dict) or not isinstance(found.get("properties", {}), dict):
         raise Wrong("its /schema has no schema of actions")
     return found
 
 
-def _fetched(url: str) -> dict[str, Any]:
-    with (httpx.Client(trust_env=False, follow_redirects=False, timeout=_CONNECT_S) as client,
-          client.stream("GET", url) as response):
-        response.raise_for_status()
-        body = b""
-        for piece in response.iter_bytes():
-            body += piece
-            if len(body) > _MOST_SCHEMA:
-                raise Wrong(f"{url} answers with more than {_MOST_SCHEMA} bytes")
+def _fetched(url: str, seconds: float) -> dict[str, Any]:
+    from anyio.from_thread import start_blocking_portal
+
     try:
-        found = json.loads(body, parse_constant=_refused)
+        with start_blocking_portal() as portal:
+            found = from_json(portal.call(_body, url, seconds))
+    except TimeoutError:
+        raise Wrong(f"{url}: no answer within {seconds:.3g} s") from None
     except (ValueError, RecursionError) as error:
         raise Wrong(f"{url} answers no JSON: {str(error)[:100]}") from None
     if not isinstance(found, dict):
@@ -238,3 +267,17 @@ def _fetched(url: str) -> dict[str, Any]:
     return found
 
 
+async def _body(url: str, seconds: float) -> bytes:
+    """Returns what a GET answers. All ends in time, whatever the server does: httpx's own limits are of each wait."""
+    import anyio
+
+    body = b""
+    with anyio.fail_after(seconds):
+        async with (httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=None) as client,
+                    client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response):
+            response.raise_for_status()
+            async for piece in response.aiter_raw():  # never unpacked
+                body += piece
+                if len(body) > _MOST_SCHEMA:
+                    raise Wrong(f"{url} answers with more than {_MOST_SCHEMA} bytes")
+    return body

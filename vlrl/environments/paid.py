@@ -6,9 +6,12 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from vlrl.environments.arguments import names
+
 PARTS = ("return", "success")
 """Parts that are given where nothing else is said; `progress` and `illegal` are the others."""
-_SUCCESS = ("is_success", "success")
+SUCCESS = ("is_success", "success")
+"""What an environment may say of a success by."""
 _PROGRESS = ("progress", "progression")
 
 
@@ -26,7 +29,7 @@ class Paid:
     """
 
     def __init__(self, parts: Collection[str], goal: float | None):
-        self.parts, self.goal = parts, goal
+        self.parts, self.goal = names(parts, "parts"), goal
         self.total, self.progress, self.succeeded = 0.0, 0.0, False
 
     def illegal(self) -> dict[str, float]:
@@ -51,7 +54,7 @@ class Paid:
     def _succeeded(self, reward: float, ended: bool, said: Mapping[str, Any]) -> bool:
         if self.goal is not None:
             return ended and self.total >= self.goal
-        told = next((said[name] for name in _SUCCESS if said.get(name) is not None), None)
+        told = next((said[name] for name in SUCCESS if said.get(name) is not None), None)
         if told is not None:
             return bool(number(told, "success") > 0)
         return ended and reward > 0

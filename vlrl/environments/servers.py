@@ -3,6 +3,7 @@
     servers = pool(("http://a:8000", "http://b:8000"), healthy)
     for address in servers.tried(): ...             # until one takes the episode
     servers.took(address); servers.gave_back(address); servers.lost(address)
+    until = Deadline(45.0)                          # of an answer and all that it takes
 
 A process has its own counts. One that does not answer is left out for a while, then asked how it is, and taken back.
 """
@@ -19,6 +20,25 @@ PAUSE_S, MOST_PAUSE_S = 2.0, 60.0
 """For how long a server is left out at first, and at most: the pause doubles while it does not answer."""
 _log = logging.getLogger(__name__)
 _pools: dict[tuple[str, ...], Servers] = {}
+
+
+class Deadline:
+    """The seconds that a call may take, whatever it consists of."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self._end = seconds, time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds; 0 = none."""
+        return max(0.0, self._end - time.monotonic())
+
+    def within(self, seconds: float) -> Deadline:
+        """Returns that of a part, which may not take longer either."""
+        return Deadline(min(seconds, self.left))
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.3g} s"
 
 
 @dataclass

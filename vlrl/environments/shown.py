@@ -1,4 +1,4 @@
-"""What environments from outside show: pictures of numbers or of bytes, and texts of a bounded length."""
+"""What environments from outside show: pictures of numbers or of bytes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,14 @@ from vlrl.environments.paid import Wrong
 from vlrl.errors import DataError
 from vlrl.types import Media
 
-MOST_TEXT = 10_000
-"""Characters of a text that are shown."""
 _MOST_BYTES = 2**26
 """Of a picture's file."""
 _LIMITS = LimitsSettings(media_bytes=_MOST_BYTES)
 
 
-def cut(text: str, most: int = MOST_TEXT) -> str:
-    """Returns a text of at most `most` characters, which says where it was cut."""
-    if len(text) <= most:
-        return text
-    return f"{text[:most]}\n[cut: {most} of {len(text)} characters are shown]"
-
-
 def picture(values: Any, what: str) -> Image.Image:
-    """Returns [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] numbers from 0 to 255 as a picture. Raises Wrong."""
+    """Returns [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] numbers from 0 to 255 as a picture. Raises Wrong, for fractions
+    from 0 to 1 too."""
     try:
         array: Any = np.asarray(values)
     except (ValueError, OverflowError):  # rows of different lengths
@@ -42,6 +34,9 @@ def picture(values: Any, what: str) -> Image.Image:
         raise Wrong(f"its {what} is no picture: {_described(values, array)}, expected numbers [height, width, 3]")
     if not (array.min() >= 0 and array.max() <= 255):  # nan too
         raise Wrong(f"its {what} is no picture: numbers from {array.min()} to {array.max()}, expected 0 to 255")
+    if array.dtype.kind == "f" and 0 < array.max() <= 1:
+        raise Wrong(f"its {what} would be black: fractions from {array.min():g} to {array.max():g}, expected numbers "
+                    "from 0 to 255; multiply by 255 where it is made")
     return Image.fromarray(array.astype(np.uint8)).convert("RGB")
 
 

@@ -191,6 +191,7 @@ def outcome(task: Task, sample: Sample, completion: Completion, rollout: Rollout
     return {"answer": completion.text, "parsed": rollout.parsed, "parts": dict(rollout.parts),
             "reward": rollout.reward, "correct": rollout.correct, "metrics": dict(metrics),
             "confidence": _confidence(answer, rollout.parsed, metrics),
+            "turns": len(answer.turns) or None,
             "tokens": tokens if tokens or not completion.text else None, "truncated": completion.truncated,
             "finish_reason": completion.finish_reason, "error": rollout.error or problem}
 

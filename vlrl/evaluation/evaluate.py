@@ -98,6 +98,7 @@ def _record(group: Group) -> dict[str, Any]:
     return {"task": group.task, "sample": group.sample.row, "id": group.sample.id, "answer": completion.text,
             "parsed": rollout.parsed, "target": group.target, "parts": rollout.parts, "reward": rollout.reward,
             "correct": rollout.correct, "length": len(completion.tokens),
+            "turns": sum(t.role == "assistant" for t in completion.turns) if completion.episode_id else None,
             "truncated": float(completion.truncated), "error": rollout.error, "metrics": rollout.metrics}
 
 
@@ -117,7 +118,8 @@ def _intervals(records: Sequence[dict[str, Any]]) -> dict[str, float]:
                                        "correct_frac": [float(r["correct"]) for r in records
                                                         if r["correct"] is not None],
                                        "completion/length_mean": [float(r["length"]) for r in records],
-                                       "completion/truncated_frac": [r["truncated"] for r in records]}
+                                       "completion/truncated_frac": [r["truncated"] for r in records],
+                                       "episode/turns_mean": [r["turns"] for r in records if r["turns"] is not None]}
     for record in records:
         for name, value in {**record["parts"], **record["metrics"]}.items():
             if value is not None and math.isfinite(value):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import yaml
 from vlrl.config.loading import validate
 from vlrl.config.schema import Config
 from vlrl.errors import RunError
-from vlrl.evaluation.report import summary_table
+from vlrl.evaluation.report import plot_reward, summary_table
 from vlrl.store import RunFolder, checkpoint
 
 _MARKS = ("metrics.jsonl", "heartbeat.json", "run.lock", "env.json")
@@ -102,10 +103,17 @@ class Run:
         return list(dict.fromkeys(self._folder.notes))
 
     def show(self) -> None:
-        """Prints each metric of each split before and after, and its gain, with 95 % intervals."""
+        """Shows each metric of each split before and after, and its gain, with 95 % intervals; in a notebook the curve
+        of the rewards too."""
         from rich.console import Console
 
-        Console(highlight=False).print(summary_table(self._folder))
+        console = Console(highlight=False)
+        console.print(summary_table(self._folder))
+        if console.is_jupyter:
+            from IPython.display import Image, display
+
+            with tempfile.TemporaryDirectory() as scratch:
+                display(Image(plot_reward(self._folder, Path(scratch) / "reward.png").read_bytes(), width=720))
 
     def __repr__(self) -> str:
         last: Mapping[str, Any] = next(reversed(self._folder.metrics()), {})

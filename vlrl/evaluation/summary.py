@@ -165,7 +165,7 @@ def _sample_values(task: Task, sample: _Sample, n: int) -> dict[str, float]:
     columns: dict[str, list[float]] = {}
     for row in sample.rows:
         own = {"reward/mean": row["reward"], "correct_frac": row["correct"], "completion/length_mean": row["tokens"],
-               "completion/truncated_frac": row["truncated"]}
+               "completion/truncated_frac": row["truncated"], "episode/turns_mean": row.get("turns")}
         for name, value in {**own, **row["parts"], **row["metrics"]}.items():
             if value is not None and math.isfinite(value):
                 columns.setdefault(name, []).append(float(value))

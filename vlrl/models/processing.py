@@ -20,7 +20,7 @@ from vlrl.models.families import Family
 from vlrl.models.loading import template_variables
 from vlrl.models.tool_prompts import in_system, keeps_results, results, strips_thinking, writes_calls
 from vlrl.models.vision_cache import processor_hash, visuals_of
-from vlrl.task import Task, task_messages
+from vlrl.task import Task, guided_messages, task_messages
 from vlrl.task.tools import schemas
 from vlrl.types import LoadedMedia, Media, Observation, Prompt, Sample
 
@@ -53,9 +53,11 @@ class Encoder:
         self._vision = sorted(vision, key=len, reverse=True)
         self._reserved = sorted(control | ends | vision, key=len, reverse=True)
 
-    def __call__(self, task: Task, sample: Sample) -> Prompt:
-        """Returns the prompt of one sample. Raises DataError for unreadable media and PromptTooLong past the limit."""
-        return self.prompt(sample, task_messages(task, sample), schemas(task, sample))
+    def __call__(self, task: Task, sample: Sample, guidance: str = "") -> Prompt:
+        """Returns the prompt of one sample, with `guidance` behind its question. Raises DataError for unreadable media
+        and PromptTooLong past the limit."""
+        messages = task_messages(task, sample)
+        return self.prompt(sample, guided_messages(messages, guidance) if guidance else messages, schemas(task, sample))
 
     def copy(self) -> Encoder:
         """Returns an encoder with a processor of its own, for another thread."""

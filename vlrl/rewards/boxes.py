@@ -41,7 +41,7 @@ def giou(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def iou_matrix(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> list[list[float]]:
-    """[len(a)][len(b)] IoU of every pair, as `iou` gives it."""
+    """Returns [len(a), len(b)] IoU of every pair, as `iou` gives it."""
     return [[iou(x, y) for y in b] for x in a]
 
 

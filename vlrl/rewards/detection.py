@@ -39,7 +39,7 @@ def assign(cost: Sequence[Sequence[float]]) -> Pairs:
 
 
 def mean_matched(values: Sequence[Sequence[float]], found: int, truths: int) -> float:
-    """Sum over the best one-to-one assignment of `values` [found][truths] in [0, 1], over the larger count.
+    """Sum over the best one-to-one assignment of `values` [found, truths] in [0, 1], over the larger count.
 
     So both a missed and a superfluous detection cost. 1 when both are empty.
     """

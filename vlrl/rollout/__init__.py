@@ -7,6 +7,8 @@
 - Answers of variants are generated apart from those to the samples as they are, which are the same bits with and
   without them. Trained variants are members of the group under the unchanged prompt (Rollout.train_prompt; mismatch
   between sampler and trainer is skipped where prompts differ); the others are in `Group.aside` and in no statistic.
+- Second attempts (algo.guided) are drawn once the groups of a round are scored, on all processes together; kept in
+  `Group.aside` as variant `guided`, in no statistic, and learned from beside the objective (training/guided.py).
 - EEPO's weights are restored bit for bit before anything is learned.
 - An answer in pieces is the unbroken answer: token t takes draw t of its stream, whatever call writes it. All ranks
   know all groups that are held over; a step deals them out with its draws; each is scored and observed once, when

@@ -2,22 +2,26 @@
 
 Some answers of a group are written from its prompt, the roots. Each of the others takes a point in an answer that is
 there, and goes on from the text before it in its own random stream. What was there is not written again, and the update
-computes it once (models/prefix_tree.py). Credit by node: algo.advantage=rose, treerl or tempo.
+computes it once (models/prefix_tree.py). Episodes branch between turns: an action is written anew in the same world,
+whose environment was reset to the same seed and has answered the same actions again (episodes.py). Credit by node:
+algo.advantage=rose, treerl or tempo.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vlrl.config.registry import failure, resolve
+from vlrl.algo.named import Bound, bind
+from vlrl.config.registry import failure
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import Done, Engine
 from vlrl.errors import ConfigError
+from vlrl.rollout.meanings import Meaning
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.variants import has_variants
@@ -29,8 +33,11 @@ Point = Callable[[Completion, np.ndarray, int, np.random.Generator], int]
 
 
 def surprise(answer: Completion, places: np.ndarray, before: int, rng: np.random.Generator) -> int:
-    """The token with the lowest log-probability; the next time that of the next lowest. TreeRL (arXiv 2506.11902)."""
-    order = np.argsort(np.nan_to_num(answer.logprobs[places], nan=0.0), kind="stable")
+    """The token with the lowest log-probability; the next time that of the next lowest. TreeRL (arXiv 2506.11902). Of
+    an episode the turn that has it."""
+    known = np.nan_to_num(answer.logprobs, nan=0.0)
+    lowest = {a.start: known[a.start:a.end].min(initial=0.0) for a in answer.actions}
+    order = np.argsort([lowest.get(place, known[place]) for place in places.tolist()], kind="stable")
     return int(places[order[before % len(order)]])
 
 
@@ -39,7 +46,9 @@ def uniform(answer: Completion, places: np.ndarray, before: int, rng: np.random.
     return int(rng.choice(places))
 
 
-POINTS: dict[str, Point] = {"surprise": surprise, "uniform": uniform}
+POINTS: dict[str, Point | type[Meaning]] = {"surprise": surprise, "uniform": uniform, "meaning": Meaning}
+_PROBED = 11
+"""First number of the keys of continuations; the others are in generate.py, episodes.py and recording.py."""
 
 
 @dataclass(eq=False)
@@ -51,10 +60,16 @@ class Leaf:
     """The first token that may be sampled again: not those that it shares, nor the first one of a root."""
     parted: int = 0
     """How often others have gone on from it."""
+    entropies: dict[int, float] = field(default_factory=dict)
+    """Semantic entropy by place, for a rule that reads continuations."""
 
     @property
     def places(self) -> np.ndarray:
-        """[K] of its tokens that may be sampled again; not those that were forced."""
+        """[K] of its tokens that may be sampled again; not those that were forced. Of an episode the first ones of its
+        actions, none of one whose environment failed."""
+        done = self.completion
+        if done.episode_id:
+            return np.array([a.start for a in done.actions if a.start >= self.first and not done.error], np.int64)
         return self.first + np.flatnonzero(self.completion.loss_mask[self.first:])
 
 
@@ -63,11 +78,16 @@ class Branching:
     """Draws groups whose answers branch, and counts tokens that were written, and that answers share."""
 
     config: Config
+    read: Callable[[np.ndarray], str] = str
+    """Text of tokens, for a rule that reads continuations."""
     written: int = 0
     reused: int = 0
+    probed: int = 0
+    """Tokens of continuations that were read and left, among those that were written."""
 
     def __post_init__(self) -> None:
-        self.point: Point = resolve("rollout.branch.at", self.config.rollout.branch.at, POINTS)
+        self.point = point_of(self.config)
+        self._unread = 0
 
     def generate(self, engine: Engine, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
         """Returns the answers to each request: up to request.n, fewer where rollout.branch.tokens are written. Called
@@ -82,25 +102,51 @@ class Branching:
         while any(comm.gather(any(len(tree) < r.n and n < most for r, tree, n in zip(requests, trees, spent,
                                                                                      strict=True)))):
             wanted = [i for i, r in enumerate(requests) if len(trees[i]) < r.n and spent[i] < most]
+            if isinstance(self.point.function, Meaning):
+                self._probe(engine, self.point.function, requests, trees, wanted, spent)
             asked = [self._round(requests[i], trees[i]) for i in wanted]
             for i, request, made in zip(wanted, asked, engine.generate(asked), strict=True):
                 self._add(trees[i], request, made)
                 spent[i] += sum(len(c.tokens) - len(b.written.tokens)
                                 for c, b in zip(made, request.begun or (_NONE,) * len(made), strict=True))
         out = [[leaf.completion for leaf in tree] for tree in trees]
-        self.written += sum(spent)
-        self.reused += sum(len(c.tokens) for made in out for c in made) - sum(spent)
+        probed, self._unread = self._unread, 0
+        self.written, self.probed = self.written + sum(spent), self.probed + probed
+        self.reused += sum(len(c.tokens) for made in out for c in made) - (sum(spent) - probed)
         for i, made in enumerate(out):
             if done:
                 done(i, made)
         return out
 
     def metrics(self) -> dict[str, float]:
-        """Returns the share of answer tokens that were not written again, since the last call and over all processes.
+        """Returns the share of answer tokens that were not written again, since the last call and over all processes;
+        and of all tokens that were written those of continuations that chose the branches.
         """
-        written, reused = comm.total(self.written, self.reused)
-        self.written = self.reused = 0
-        return {"branch/reused_frac": reused / max(written + reused, 1.0)}
+        written, reused, probed = comm.total(self.written, self.reused, self.probed)
+        self.written = self.reused = self.probed = 0
+        found = {"branch/reused_frac": reused / max(written - probed + reused, 1.0)}
+        return found | ({"branch/probed_frac": probed / max(written, 1.0)}
+                        if isinstance(self.point.function, Meaning) else {})
+
+    def _probe(self, engine: Engine, rule: Meaning, requests: Sequence[Request], trees: Sequence[list[Leaf]],
+               wanted: Sequence[int], spent: list[int]) -> None:
+        """Has continuations written from places of the answers that have none yet, and notes their entropies."""
+        probes = [(i, leaf, place, self._probing(rule, requests[i], leaf, number, place)) for i in wanted
+                  for number, leaf in enumerate(trees[i]) if not leaf.entropies
+                  for place in rule.candidates(leaf.places)]
+        for (i, leaf, place, _), made in zip(probes, engine.generate([p for *_, p in probes]), strict=True):
+            leaf.entropies[place] = rule.entropy([self.read(c.tokens[place:]) for c in made])
+            tokens = sum(len(c.tokens) - place for c in made)
+            spent[i], self._unread = spent[i] + tokens, self._unread + tokens
+
+    @staticmethod
+    def _probing(rule: Meaning, request: Request, leaf: Leaf, number: int, place: int) -> Request:
+        sampling = request.sampling
+        most = min(place + rule.tokens, sampling.max_new_tokens)
+        budget = sampling.thinking_budget if (sampling.thinking_budget or most) < most else None
+        begun = tuple(Begun(index=i, written=_cut(leaf.completion, place)) for i in range(rule.continuations))
+        return replace(request, n=rule.continuations, begun=begun, key=(_PROBED, *request.key[1:], number, place),
+                       sampling=replace(sampling, max_new_tokens=most, thinking_budget=budget))
 
     def _round(self, request: Request, tree: list[Leaf]) -> Request:
         """Returns what is asked for next: all that are missing, with a budget as many as there are roots; each goes on
@@ -114,13 +160,16 @@ class Branching:
             if leaf is None:  # nothing can be gone on from: from the prompt, in a stream of its own
                 return replace(request, n=n, key=(*request.key, len(tree)))
             rng = np.random.default_rng([self.config.seed, *request.key, index])
-            begun.append(Begun(index=index, written=_cut(leaf.completion, self._place(leaf, rng))))
-            leaf.parted += 1
+            place = self._place(leaf, rng)
+            begun.append(Begun(index=index, written=_cut(leaf.completion, place)))
+            leaf.parted += place > 0
         return replace(request, n=n, begun=tuple(begun))
 
     def _place(self, leaf: Leaf, rng: np.random.Generator) -> int:
         """Raises ConfigError where a function of one's own fails, or gives none of the places."""
-        named, places = f"rollout.branch.at={self.config.rollout.branch.at!r}", leaf.places
+        named, places = f"rollout.branch.at={self.config.rollout.branch.at.name!r}", leaf.places
+        if isinstance(self.point.function, Meaning):
+            return self.point(leaf.entropies, leaf.parted, rng)
         try:
             found = self.point(leaf.completion, places, leaf.parted, rng)
         except Exception as error:  # anyone's code
@@ -133,7 +182,13 @@ class Branching:
     @staticmethod
     def _add(tree: list[Leaf], request: Request, made: Sequence[Completion]) -> None:
         starts = [len(b.written.tokens) + 1 for b in request.begun] or [1] * len(made)
-        tree += [Leaf(replace(c, turns=()), start) for c, start in zip(made, starts, strict=True)]
+        tree += [Leaf(c if c.episode_id else replace(c, turns=()), start)
+                 for c, start in zip(made, starts, strict=True)]
+
+
+def point_of(config: Config) -> Bound:
+    """Returns the rule of rollout.branch.at with its options. Raises ConfigError where it is not known."""
+    return bind("rollout.branch.at", config.rollout.branch.at, POINTS, skip=4)
 
 
 def check(config: Config, task: Task, generates: bool) -> None:
@@ -141,11 +196,13 @@ def check(config: Config, task: Task, generates: bool) -> None:
     roots, problem = config.rollout.branch.roots, ""
     if not roots:
         return
-    resolve("rollout.branch.at", config.rollout.branch.at, POINTS)
+    point_of(config)
     if not generates:
         problem = "supervised fine-tuning draws no answers"
-    elif has_environment(task):
-        problem = f"task '{task.name}' has an environment or tools, and episodes cannot go on from each other's turns"
+    elif has_environment(task) and config.rollout.branch.at.name == "meaning":
+        raise ConfigError("rollout.branch.at=meaning reads continuations of single answers, and task "
+                          f"'{task.name}' has an environment or tools, whose episodes branch between turns: set "
+                          "rollout.branch.at=surprise or uniform")
     elif has_variants(task):
         problem = f"task '{task.name}' draws variants, whose answers are written under other media"
     if problem:
@@ -153,9 +210,11 @@ def check(config: Config, task: Task, generates: bool) -> None:
 
 
 def _cut(completion: Completion, place: int) -> Completion:
-    """Returns the first `place` tokens, to be gone on from."""
+    """Returns the first `place` tokens, to be gone on from; of an episode with the turns that they are."""
+    turns = tuple(t for t in completion.turns if t.end <= place) if completion.episode_id else ()
     return replace(completion, tokens=completion.tokens[:place], logprobs=completion.logprobs[:place],
-                   loss_mask=completion.loss_mask[:place], text="", finish_reason="length", turns=())
+                   loss_mask=completion.loss_mask[:place], text="", finish_reason="length", turns=turns, shown=None,
+                   seen=(), windows=())
 
 
 _NONE = Begun(index=0, written=Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32),

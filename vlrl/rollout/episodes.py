@@ -8,6 +8,9 @@ environment.order=fixed all live episodes of a call act in turn: what is decoded
 clock. With arrival those go on whose environments have answered. Action t of rollout i of a group draws from the stream
 (seed, key of the group, i, t); all episodes of a group begin at the same reset.
 
+An episode may go on from the first turns of another one (`Request.begun`, rollout.branch): its environment is reset to
+the same seed and answers the same actions again, and must show the same.
+
 With `episode.history=last:k` the list still grows, and turn t >= k is asked under a window of it: the prompt, an end
 token that closes the empty turn of the model behind it, and the last k observations with the actions between them.
 """
@@ -94,26 +97,32 @@ class EpisodeEngine:
         getattr(self.engine, "abandon", lambda: None)()
 
     def _episodes(self, requests: Sequence[Request], engine: Engine) -> list[list[Completion]]:
-        groups = [[_Playing(r, i, self.environments.open(*_start(r)), r.prompt, self.limits.last, self.encode.end)
-                   for i in range(r.n)] for r in requests]
+        groups = [[_Playing(r, i, self.environments.open(*_start(r)), r.prompt, self.limits.last, self.encode.end,
+                            again) for i, again in _places(r)] for r in requests]
         everyone = [p for group in groups for p in group]
         most = self.limits.max_tokens
         calls: dict[Future[Any], _Playing] = {self.environments.begin_reset(p.episode): p for p in everyone}
         try:
             opening = engine.generate([
-                replace(r, sampling=_at_most(r, most), 
+                replace(r, sampling=_at_most(r, most),
                         continues=tuple(p.continued for p in group) if self.limits.last is None else ())
-                for r, group in zip(requests, groups, strict=True)])
-            first = dict(zip(everyone, (c for made in opening for c in made), strict=True))
+                for r, group in zip(requests, groups, strict=True) if not r.begun])
+            new = [p for p in everyone if p.again is None]
+            first = {p: action for p in everyone if (action := p.played)}
+            first |= dict(zip(new, (c for made in opening for c in made), strict=True))
             while calls:
                 live = []
                 for playing, found in self._arrived(calls):
                     if action := first.pop(playing, None):
                         playing.begin(found)
                         self._act(playing, action, calls)
-                    elif self._goes_on(playing, found):
-                        live.append(playing)
+                    elif self._goes_on(playing, found) and playing.goes_as_before():
+                        if action := playing.played:
+                            self._act(playing, action, calls)
+                        else:
+                            live.append(playing)
                     else:
+                        playing.goes_as_before()
                         playing.continued.cache = None
                 made = engine.generate([p.request(most) for p in live]) if live else []
                 for playing, (action,) in zip(live, made, strict=True):
@@ -220,6 +229,8 @@ class _Playing:
     """Observations in a window; None = the history is whole."""
     end: int
     """Id that ends a turn."""
+    again: Completion | None = None
+    """Its beginning, which another episode has played: these actions are taken again (Request.begun)."""
     logprobs: list[np.ndarray] = field(default_factory=list)
     sampled: list[np.ndarray] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -260,13 +271,31 @@ class _Playing:
         elif opening is None or found is None or not same_observation(found, opening):
             self.error = f"reset({self.episode.seed}) showed something else than before: it must be the same for a seed"
 
+    @property
+    def played(self) -> Completion | None:
+        """The next action of the beginning that it takes again; None where it goes on by itself."""
+        turn = sum(t.role == "assistant" for t in self.turns)
+        return _action(self.again, turn) if self.again is not None and turn < len(self.again.actions) else None
+
+    def goes_as_before(self) -> bool:
+        """Returns whether its environment has answered as it did before, as far as the beginning goes; else it has an
+        error from now on."""
+        if self.again is None or self.error:
+            return not self.error
+        known, written = self.again.tokens, self.written
+        most = min(len(known), len(written))
+        if not np.array_equal(known[:most], written[:most]) or (self.ended and len(written) < len(known)):
+            self.error = ("its environment answered the same actions otherwise than before, so no other episode can go "
+                          "on from its turns: it must be deterministic by its seed, or set rollout.branch.roots=null")
+        return not self.error
+
     def request(self, most: int) -> Request:
         """Returns what is asked of the engine for its next action."""
         turn = sum(t.role == "assistant" for t in self.turns)
         key = (_ACTION, *self.asked.key, self.index, turn)
         sampling = _at_most(self.asked, most - len(self.written))
         whole = self.last is None
-        return replace(self.asked, prompt=self.before, n=1, key=key, sampling=sampling,
+        return replace(self.asked, prompt=self.before, n=1, key=key, sampling=sampling, begun=(),
                        continues=(self.continued,) if whole else (), turns=tuple(self.turns) if whole else ())
 
     def act(self, action: Completion) -> None:
@@ -323,6 +352,13 @@ class _Playing:
 def turn_of(request: Request) -> int:
     """Returns the number of the action that an EpisodeEngine asks for."""
     return request.key[-1] if request.key[0] == _ACTION else 0
+
+
+def _places(request: Request) -> list[tuple[int, Completion | None]]:
+    """Returns the place in its group of each episode, and the beginning that it takes again."""
+    if request.begun:
+        return [(b.index, b.written) for b in request.begun]
+    return [(i, None) for i in range(request.n)]
 
 
 def _start(request: Request) -> tuple[Any, int]:

@@ -17,6 +17,7 @@ from vlrl.monitoring.metrics import Clock
 from vlrl.rewards.text import parse_answer
 from vlrl.rollout.branching import Branching
 from vlrl.rollout.eepo import Forgetting
+from vlrl.rollout.guided import Guiding
 from vlrl.rollout.overlap import Ahead
 from vlrl.rollout.partial import Held, in_one_step, last_part
 from vlrl.task import Task, task_target
@@ -82,6 +83,8 @@ class Answering:
     """Suppresses the first half of each group for the second; see rollout.forget."""
     branch: Branching | None = None
     """Has answers of a group go on from each other's text; see rollout.branch."""
+    guide: Guiding | None = None
+    """Has groups without a correct answer asked again; see algo.guided."""
     policy_step: int | None = None
     """Steps completed by the weights of the engine; None = `step`."""
     fixed_temperature: float | None = None
@@ -103,7 +106,7 @@ class Answering:
     @property
     def collective(self) -> bool:
         """Whether a process without prompts takes part too."""
-        return self.reference is not None or self.forget is not None or self.branch is not None
+        return any(part is not None for part in (self.reference, self.forget, self.branch, self.guide))
 
     def group_size(self, draw: Draw) -> int:
         """Answers to a draw, those of trained variants included."""
@@ -156,7 +159,7 @@ class Answering:
                     (a.prompt, [] if tokens is not None and h.unfinished else [*h.answers, *_joining(a.variants, more)])
                     for a, h, more in zip(asked, held, drawn, strict=True)])
             groups = ahead.results(completions)
-        return self._beside_greedy(asked, groups)
+        return self._guided(asked, self._beside_greedy(asked, groups))
 
     def write(self, asked: Sequence[Asked]) -> None:
         """Has the engine write all that `groups` would ask of it for new groups, and scores none of it."""
@@ -218,6 +221,24 @@ class Answering:
             greedy = replace(alone.rollouts[0], index=len(group.rollouts) + len(group.aside), variant=GREEDY)
             out.append(replace(group, aside=(*group.aside, greedy)))
         return out
+
+    def _guided(self, asked: Sequence[Asked], groups: Sequence[Group | Held]) -> list[Group | Held]:
+        """Returns the groups with second attempts aside, where all first ones failed and their task has guidance; these
+        are scored as a group of their own, as answers to the sample as it is.
+        """
+        if self.guide is None:
+            return list(groups)
+        whole = [g for g in groups if isinstance(g, Group)]
+        assert len(whole) == len(groups)  # Config refuses groups that go on in a later step
+        requests, _ = self._requests(asked)
+        answers = [[answer_of(r.completion, self.step, r.variant) for r in g.rollouts] for g in whole]
+
+        def score(group: Group, sampled: Prompt, made: Sequence[Completion]) -> Group:
+            moved = [c.behind(sampled, group.prompt) if c.episode_id else c for c in made]
+            return make_group(self.task, group.sample, group.prompt, moved, group_id=group.id, split=group.split,
+                              step=self.step, policy_step=self.policy_step, score=self.score)
+
+        return [*self.guide(self.engine, self.guide.asking(self.task, requests, whole, answers), whole, score)]
 
     @property
     def _with_greedy(self) -> bool:

@@ -312,7 +312,8 @@ class GroupSource:
         return {**restarts, **self.horizon.metrics(), **comm.on_main(lambda: self.sampler.metrics()),
                 **self.tally.metrics(), "groups/wasted": comm.total(len(self.dropped))[0],
                 "prompts/rejected": float(self.rejected.count), **self._variant_metrics(), **self._partial_metrics(),
-                **(self.answering.branch.metrics() if self.answering.branch else {})}
+                **(self.answering.branch.metrics() if self.answering.branch else {}),
+                **(self.answering.guide.metrics() if self.answering.guide else {})}
 
     def _partial_metrics(self) -> dict[str, float]:
         """Groups that go on in the next step, and the steps that an answer of the last one was written in."""

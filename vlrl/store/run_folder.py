@@ -62,7 +62,8 @@ SCHEMA = pa.schema({
 })
 """The columns of every rollout file. Lists are per token; parsed, target, sample and marks (those of Task.overlay, for
 answer and target) are JSON; any value may be null. `advantage` of a rollout with one advantage per token is the mean
-over its trained tokens. `variant` names the variant that an answer was drawn with; an answer of one that is not trained
+over its trained tokens. `prompt` is what an answer was drawn with, the guidance of a second attempt included.
+`variant` names the variant that an answer was drawn with; an answer of one that is not trained
 on has no advantage, and is in no group. `top_ids` and `top_logprobs` are the store.alternatives most probable tokens at
 the place of each token, in falling order. `metrics` is what Task.metrics says of an evaluated answer,
 `correct` what Task.correct says of any; null where that is not known. `turn_advantages` has one for each action of an
@@ -319,7 +320,7 @@ def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) ->
     sample, difficulty = group.sample, group.sample.difficulty
     shared = {
         "schema": SCHEMA_VERSION, "group_id": utf8(group.id), "sample_id": utf8(sample.id),
-        "task": utf8(group.task), "step": step, "split": utf8(group.split), "prompt": utf8(group.prompt.text),
+        "task": utf8(group.task), "step": step, "split": utf8(group.split),
         "weights": _numbers(group.weights), "target": _json(group.target), "sample": _json(sample.row),
         "category": None if sample.category is None else utf8(str(sample.category)),
         "difficulty": float(difficulty) if isinstance(difficulty, (int, float)) else None,
@@ -330,7 +331,8 @@ def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) ->
         per_token = np.ndim(rollout.advantage) > 0
         advantage = np.mean(np.asarray(rollout.advantage)[mask]) if per_token and mask.any() else rollout.advantage
         yield shared | {
-            "index": rollout.index, "policy_step": rollout.policy_step, "media": media[rollout.index],
+            "index": rollout.index, "policy_step": rollout.policy_step,
+            "prompt": utf8(rollout.sampled_prompt or group.prompt.text), "media": media[rollout.index],
             "completion": utf8(done.text),
             "token_ids": np.asarray(done.tokens, np.int32), "loss_mask": mask,
             "logprobs": np.asarray(done.logprobs, np.float32), "parts": _numbers(rollout.parts),

@@ -14,6 +14,7 @@ from vlrl.task.base import (
     check_shape,
     fill,
     generated,
+    guided_messages,
     load,
     load_class,
     setting_names,
@@ -25,6 +26,6 @@ from vlrl.task.base import (
 )
 from vlrl.task.combine import Weight
 
-__all__ = ["Task", "Weight", "builtin_names", "check_parts", "check_shape", "fill", "generated", "load", "load_class",
-           "setting_names", "task_messages", "task_oracle", "task_oracle_actions",
+__all__ = ["Task", "Weight", "builtin_names", "check_parts", "check_shape", "fill", "generated", "guided_messages",
+           "load", "load_class", "setting_names", "task_messages", "task_oracle", "task_oracle_actions",
            "task_samples", "task_target"]

@@ -108,6 +108,13 @@ class Task:
         group; () = none. The same for the same arguments. Evaluations draw none."""
         return ()
 
+    def guidance(self, sample: Sample, answers: Sequence[Answer]) -> str | None:
+        """Returns what a second attempt is told behind the question (algo.guided), where all first `answers` were
+        wrong: a plan, a hint, what was wrong; None = there is no second attempt. The default is the first of the row's
+        `hints`. The same for the same arguments; evaluations never ask."""
+        hints = sample.get("hints")
+        return hints[0] if isinstance(hints, (list, tuple)) and hints else None
+
     def environment(self, sample: Sample) -> Environment | None:
         """Returns a new environment in which the model acts over several turns; None = one answer. The default is that
         of `environment.name`.
@@ -379,6 +386,16 @@ def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
         raise TaskError(f"task '{task.name}': messages of sample '{sample.id}' holds {str(wrong[0])[:80]!r}, expected "
                         '{"role": ..., "content": a text or a list of {"type": ..., "text": ...}}')
     return _opened(list(found), sample.opening)
+
+
+def guided_messages(messages: Sequence[dict[str, Any]], guidance: str) -> list[dict[str, Any]]:
+    """Returns chat messages with a text behind what the last one says."""
+    *before, last = messages
+    content = [{"type": "text", "text": last["content"]}] if isinstance(last["content"], str) else [*last["content"]]
+    text = "\n\n" + guidance
+    if content and content[-1].get("type") == "text":
+        text = content.pop()["text"] + text
+    return [*before, {**last, "content": [*content, {"type": "text", "text": text}]}]
 
 
 def _opened(messages: list[dict[str, Any]], opening: Observation | None) -> list[dict[str, Any]]:

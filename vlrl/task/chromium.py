@@ -7,7 +7,7 @@ import shutil
 
 from vlrl.errors import ConfigError
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chromium-headless-shell")
 FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-lcd-text", "--font-render-hinting=none",
          "--force-color-profile=srgb", "--hide-scrollbars")
 """No sandbox, for containers run as root: the pages are files of this machine. The others keep pixels the same."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlrl.errors import ConfigError
 from vlrl.types import Media, Observation, Step
 
 
@@ -52,10 +51,3 @@ def has_own_environment(task: Any) -> bool:
     """Returns whether the class of the task, or of one of a mixture, writes environments or tools."""
     return any({"environment", "tools"} & vars(c).keys() for member in task.members for c in type(member).__mro__[:-1]
                if c.__module__ != "vlrl.task.base")
-
-
-def refuse_environment(task: Any, command: str) -> None:
-    """Raises ConfigError where a command draws or takes single answers only, and the task has an environment."""
-    if has_environment(task):
-        raise ConfigError(f"task '{task.name}' has an environment or tools, and {command} knows single answers only: "
-                          "train it (vlrl train), evaluate it (vlrl eval), and look at its episodes in the app")

@@ -148,6 +148,9 @@ class Mixture(Task):
     def variants(self, sample: Sample, n: int, step: int) -> Sequence[Variant]:
         return self.of(sample).variants(sample, n, step)
 
+    def guidance(self, sample: Sample, answers: Sequence[Answer]) -> str | None:
+        return self.of(sample).guidance(sample, answers)
+
     def parse(self, sample: Sample, answer: Answer) -> Any:
         return self.of(sample).parse(sample, answer)
 

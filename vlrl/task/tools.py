@@ -40,8 +40,8 @@ _MOST_CALL = 20_000
 """Characters of a call."""
 _MOST_NESTED = 20
 """Lists and objects inside each other in the arguments of a call."""
-_MOST_RESULT = 10_000
-"""Characters of a result."""
+MOST_TEXT = 10_000
+"""Characters of a text that are shown to the model."""
 _MOST_PIXELS = 2**26
 """Of a picture that a tool returns."""
 _MOST_STORED = 2_000
@@ -160,10 +160,14 @@ def _result(found: Any) -> Observation:
                 raise CallError(f"returned a picture of {media.source.width}x{media.source.height} pixels; at most "
                                 f"{_MOST_PIXELS} can be shown")
             media.source.load()  # of a file that was opened only: what is wrong with it is said here
-    if len(shown.text) > _MOST_RESULT:
-        cut = f"\n[cut: {_MOST_RESULT} of {len(shown.text)} characters are shown]"
-        shown = replace(shown, text=shown.text[:_MOST_RESULT] + cut)
-    return shown
+    return replace(shown, text=cut(shown.text))
+
+
+def cut(text: str, most: int = MOST_TEXT) -> str:
+    """Returns a text of at most `most` characters, which says where it was cut."""
+    if len(text) <= most:
+        return text
+    return f"{text[:most]}\n[cut: {most} of {len(text)} characters are shown]"
 
 
 def _shown(found: Any) -> Observation | None:
@@ -213,7 +217,7 @@ def _call(piece: str) -> Call:
     if len(body) > _MOST_CALL:
         return Call(error=f"a call has {len(body)} characters; at most {_MOST_CALL} are read")
     try:
-        found = json.loads(body, parse_float=_finite, parse_constant=_finite)
+        found = from_json(body)
     except (ValueError, RecursionError) as error:
         return Call(error=f"a call is no JSON ({str(error)[:100]}); {form}")
     name = found.get("name") if isinstance(found, dict) else None
@@ -230,6 +234,11 @@ def _call(piece: str) -> Call:
 def _nests(value: Any, levels: int) -> bool:
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return levels < 0 or any(_nests(inner, levels - 1) for inner in inside)
+
+
+def from_json(text: str | bytes) -> Any:
+    """Returns what JSON says, whose numbers are all finite. Raises ValueError, and RecursionError."""
+    return json.loads(text, parse_float=_finite, parse_constant=_finite)
 
 
 def _finite(text: str) -> float:

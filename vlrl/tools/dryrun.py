@@ -31,6 +31,7 @@ from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
 from vlrl.models import loading, packing
 from vlrl.models.model_config import family_convention
 from vlrl.models.processing import Encoder, PromptTooLong
+from vlrl.rollout import guided
 from vlrl.rollout.generate import make_group
 from vlrl.store import checkpoint
 from vlrl.task import Task, task_oracle, task_samples
@@ -245,6 +246,7 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
             curriculum.make(config.curriculum, curriculum.Prompts.of(
                 out["train"], config.seed, config.data.difficulty, config.rollout, task.knobs, task.stage_fields),
                             config.shares)
+            guided.check(config, task, out["train"])
     return out
 
 

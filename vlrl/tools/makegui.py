@@ -26,7 +26,7 @@ from vlrl.data import SPLITS, write_rows
 from vlrl.data.formats.fields import tidy
 from vlrl.errors import ConfigError, DataError
 from vlrl.store.files import replacing
-from vlrl.task.chromium import BROWSERS, FLAGS, not_started, program_of
+from vlrl.task.chromium import FLAGS, not_started, program_of
 
 SCALES = (2, 3, 4)
 """Screen pixels per CSS pixel; one is drawn for each screenshot."""
@@ -39,7 +39,6 @@ _LARGEST = 0.5  # share of the screenshot that an element covers, at most
 _MOVING = {"chase-circle", "moving-items", "simon-says", "stock-market", "terminal"}  # their pictures change with time
 _VARIANT = re.compile(r"-(easy|medium|hard|nodelay|large|soft|transfer|noscroll|nl|turk|all|some|\d+)$")
 Tell = Callable[[str, int, int], None]
-__all__ = ["BROWSERS", "FLAGS", "Shot", "group_of", "make_gui", "rows_of"]
 
 ELEMENTS = """
 () => {

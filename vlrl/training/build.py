@@ -35,13 +35,14 @@ from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout import async_source, branching, episodes, partial
+from vlrl.rollout import async_source, branching, episodes, guided, partial
 from vlrl.rollout.async_source import Pipelined
 from vlrl.rollout.branching import Branching
 from vlrl.rollout.eepo import Forgetting
 from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource, Tell
+from vlrl.rollout.guided import Guiding
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.prompt_angle import Angles
 from vlrl.task import Task, task_samples
@@ -153,6 +154,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     comm.on_main(lambda: async_source.check(config, sampler))
     episodes.check(config, task)
     branching.check(config, task, make_source.generates)
+    guided.check(config, task, samples)
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
     environments = make_environments(config, task, lambda: served(task, offered, samples))
     with closed_on_error(scorer), closed_on_error(environments):
@@ -182,9 +184,11 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
             if copies:
                 shard(model, encode, config)
             forget = Forgetting(model, config) if config.rollout.forget.lr and make_source.generates else None
-            branch = Branching(config) if config.rollout.branch.roots and make_source.generates else None
+            branches = config.rollout.branch.roots and make_source.generates
+            branch = Branching(config, model.processor.tokenizer.decode) if branches else None
+            guide = Guiding(config, encode) if config.algo.guided and make_source.generates else None
             answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, reference, forget,
-                                  branch)
+                                  branch, guide)
             source = make_source(answering, encode, sampler, samples, prefetch, prompts,
                                  {"angle": Angles(model, config, task, prefetch)}, tell)
             return Parts(config, task, model, encode, prefetch, engine, source, Credit(algorithm, config, model, task),

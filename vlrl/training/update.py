@@ -21,6 +21,8 @@ from vlrl.models.families import Part
 from vlrl.models.oom import each_batch
 from vlrl.models.policy import Policy
 from vlrl.monitoring.metrics import phase
+from vlrl.training import guided
+from vlrl.training.guided import Second, make_second
 from vlrl.training.minibatch import MicroBatch, Minibatch, loss_inputs, make_minibatch, no_grad_passes, prepare, split
 from vlrl.types import Group
 
@@ -52,25 +54,28 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     several = config.rollout.updates * config.rollout.minibatches > 1
     with phase("pack"):
         texts = "texts" in algorithm.objective.requires
-        parts = [make_minibatch(policy, part, config, texts) for part in split(groups, config.rollout.minibatches)]
+        dealt = split(groups, config.rollout.minibatches)
+        parts = [(make_minibatch(policy, part, config, texts), make_second(policy, part, config, algorithm))
+                 for part in dealt]
     meter = _Meter(sum(len(g.rollouts) for g in groups), config.store.alternatives)
     with phase("reference"):
-        for part in parts:
+        for part, _ in parts:
             meter.halved += no_grad_passes(policy, part, algorithm, several, alternatives(config.store.alternatives))
     rate = lr_at(step, config.steps, config.train)
     for _ in range(config.rollout.updates):
-        for part in parts:
-            if part.total_tokens:  # none on any process: there is nothing to learn from
+        for part, second in parts:
+            if part.total_tokens or second:  # none on any process: there is nothing to learn from
                 with phase("reference"):
                     meter.halved += prepare(policy, part, config, algorithm, step)
-                _accumulate(policy, part, algorithm, config, step, meter)
+                _accumulate(policy, part, algorithm, config, step, meter, second)
                 with phase("optimizer"):
                     taken = _apply(policy, optimizer, part, algorithm, rate, config, step, meter)
                 if taken and algorithm.watches_entropy:
-                    algorithm.after_optimizer_step(comm.total(meter.entropy)[0] / part.total_tokens)
+                    algorithm.after_optimizer_step(comm.total(meter.entropy)[0] / max(part.total_tokens, 1.0))
         meter.passes, meter.also = meter.passes + 1, {}
     algorithm.nonfinite = algorithm.nonfinite + 1 if meter.nonfinite else 0
     stats = meter.summary(config, rate) | {"skipped": float(meter.skipped)}
+    stats |= guided.metrics([second for _, second in parts if second])
     if policy.critic:
         stats["critic/grad_norm"] = meter.critic_norm
     if policy.scaler.is_enabled():
@@ -110,8 +115,9 @@ class NonFinite(TrainingError):
 
 
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
-                meter: _Meter) -> None:
-    """Forward and backward of every micro-batch; gradients add up. Short of memory it halves one and begins again."""
+                meter: _Meter, second: Second | None = None) -> None:
+    """Forward and backward of every micro-batch, those of second attempts after the others; gradients add up. Short of
+    memory it halves one and begins again. While a critic learns alone, second attempts teach nothing."""
     draws, critic = _random_state(policy.device), policy.critic
     alone = critic is not None and critic.warms_up(step)
 
@@ -136,8 +142,17 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
         _set_random_state(draws, policy.device)
         meter.begin()
 
-    meter.begin()
-    meter.halved += each_batch(policy, part.batches, work, part.halve, again)
+    def objective() -> None:
+        meter.begin()
+        meter.halved += each_batch(policy, part.batches, work, part.halve, again)
+
+    def anew() -> None:
+        again()
+        objective()
+
+    objective()
+    if second and algorithm.config.algo.guided and not alone:
+        meter.halved += guided.learn(policy, second, algorithm, algorithm.config.algo.guided.coef, anew)
 
 
 def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -1,0 +1,94 @@
+"""An episode as a film: the pictures that it showed, turn by turn, as an animated GIF. Imports no torch.
+
+    names = film.pictures(view, rollout)            # fewer than two: there is nothing to move
+    data = film.made(site.media, view, rollout)     # when somebody asks for it; nothing is kept
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from PIL import Image
+
+from . import AppError, turns
+from .details import GroupView, RolloutView
+from .media import MediaStore
+
+T = TypeVar("T")
+SIZE = 320
+"""Pixels of the longer side, at most."""
+MOST_FRAMES = 64
+MOST_BYTES = 4 << 20
+_FRAME_MS, _LAST_MS = 800, 2400
+_AROUND = (128, 128, 128)
+"""Colour around a picture that is smaller than the largest."""
+_making = threading.Semaphore(1)
+
+
+def pictures(view: GroupView, rollout: RolloutView) -> list[str]:
+    """Returns the names of an episode's stored pictures in the order in which it showed them, the prompt's first; of a
+    video its first frame stands for it."""
+    return [one.name for turn in turns.read(view, rollout) for one in turn.media if one and one.name]
+
+
+def made(media: MediaStore, view: GroupView, rollout: RolloutView, size: int = SIZE, most_frames: int = MOST_FRAMES,
+         most_bytes: int = MOST_BYTES) -> bytes:
+    """Returns a GIF of one size, of at most `size` pixels a side, `most_frames` frames and `most_bytes` bytes: of more
+    pictures it has some, evenly spread, always the first and the last. Raises AppError where there is no picture."""
+    with _making:
+        frames = _read(media, view.key.run, spread(pictures(view, rollout), most_frames), size)
+        if not frames:
+            raise AppError(f"answer {rollout.index} of group {view.key.group!r} has no picture that is stored")
+        while len(data := _encoded(frames)) > most_bytes and len(frames) > 1:
+            frames = spread(frames, len(frames) // 2)
+        return data
+
+
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """Returns at most so many of these, evenly spread, the last one always among them and the first where there is
+    place for two."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)] if most > 1 else [items[-1]]
+
+
+def url(view: GroupView, rollout: RolloutView) -> str:
+    """Returns the address that the app's server answers with the film; it goes from the page, as media.url."""
+    return "vlrl/film?" + urlencode({**view.key._asdict(), "rollout": rollout.index}, errors="backslashreplace")
+
+
+def file_name(view: GroupView, rollout: RolloutView) -> str:
+    """Returns what the file is called: run, step, sample and answer."""
+    words = f"{view.key.run}-{view.key.step}-{view.sample_id[:80]}-{rollout.index}"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", words).strip(".-")[-150:] + ".gif"
+
+
+def _read(media: MediaStore, run: str, names: Sequence[str], size: int) -> list[Image.Image]:
+    frames = []
+    for name in names:
+        try:
+            frames.append(Image.open(io.BytesIO(media.thumbnail(run, name, size))).convert("RGB"))
+        except AppError:  # a file that has gone, or is broken
+            continue
+    sides = tuple(max((frame.size[i] for frame in frames), default=0) for i in (0, 1))
+    return [_placed(frame, sides) for frame in frames]
+
+
+def _placed(frame: Image.Image, sides: Any) -> Image.Image:
+    if frame.size == sides:
+        return frame
+    whole = Image.new("RGB", sides, _AROUND)
+    whole.paste(frame, ((sides[0] - frame.width) // 2, (sides[1] - frame.height) // 2))
+    return whole
+
+
+def _encoded(frames: Sequence[Image.Image]) -> bytes:
+    out = io.BytesIO()
+    times = [_FRAME_MS] * (len(frames) - 1) + [_LAST_MS]
+    frames[0].save(out, format="GIF", save_all=True, append_images=frames[1:], duration=times, loop=0)
+    return out.getvalue()

@@ -1,0 +1,140 @@
+"""film.py: what an episode showed as a GIF, of bounded size, and the route that makes it."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+pytest.importorskip("fastapi")
+
+from fastapi.testclient import TestClient
+
+from tests.app import made_runs
+from tests.app.markup import Markup
+from vlrl.app import AppError, details, film
+from vlrl.app.index import Index, Query
+from vlrl.app.library import Library
+from vlrl.app.media import MediaStore
+from vlrl.store import RunFolder
+
+TURNS = 6
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    root = tmp_path_factory.mktemp("films")
+    RunFolder(root / "a").write_rollouts(0, 0, [made_runs.zoomed(1, turns=TURNS), made_runs.made_group("boxes", 3, 0)])
+    return root
+
+
+@pytest.fixture
+def shown(stored):
+    """A store of media, a group of episodes and its first one."""
+    library = Library(stored)
+    view = details.group(library, "a", "train", 0, "zoomed-1")
+    return MediaStore(library), view, view.rollouts[0]
+
+
+def frames(data):
+    with Image.open(io.BytesIO(data)) as moving:
+        assert moving.format == "GIF" and moving.info["loop"] == 0
+        found = []
+        for i in range(moving.n_frames):
+            moving.seek(i)
+            found.append((np.asarray(moving.convert("RGB"), int), moving.info["duration"]))
+    return found
+
+
+def red(picture):
+    """The left edge of what is red."""
+    return int(np.flatnonzero(((picture[..., 0] > 180) & (picture[..., 1] < 110)).any(0))[0])
+
+
+def test_the_pictures_of_an_episode_in_their_order(shown):
+    """made_runs draws a red box whose left edge is the number of the turn."""
+    media, view, one = shown
+    found = frames(film.made(media, view, one))
+    assert len(found) == TURNS + 1 and {picture.shape for picture, _ in found} == {(120, 160, 3)}
+    assert [red(picture) for picture, _ in found[1:]] == pytest.approx(range(TURNS), abs=1)
+    assert [ms for _, ms in found] == [800] * TURNS + [2400]
+    assert len(film.pictures(view, one)) == TURNS + 1
+
+
+def test_its_size_frames_and_bytes_are_bounded(shown):
+    media, view, one = shown
+    few = frames(film.made(media, view, one, size=80, most_frames=3))
+    assert [picture.shape for picture, _ in few] == [(60, 80, 3)] * 3
+    assert red(few[-1][0]) == pytest.approx((TURNS - 1) / 2, abs=1)  # the last picture is among them
+    whole = film.made(media, view, one)
+    small = film.made(media, view, one, most_bytes=len(whole) // 2)
+    assert len(small) <= len(whole) // 2 and 1 <= len(frames(small)) < TURNS
+
+
+def test_pictures_of_other_sizes_stand_in_the_middle(shown, stored):
+    media, view, one = shown
+    Image.new("RGB", (40, 120), "blue").save(stored / "a/media/tall.png")
+    tall = replace(view.media[0], name="tall.png", hash="tall")
+    (first, _), *rest = frames(film.made(media, replace(view, media=(tall,)), one))
+    assert first.shape == rest[0][0].shape == (120, 160, 3)
+    assert first[60, 80, 2] > 200 and abs(first[60, 10] - 128).max() < 8
+
+
+def test_what_was_not_stored_is_left_out(shown):
+    media, view, one = shown
+    gone = replace(view, media=(replace(view.media[0], name="gone.png"), replace(view.media[0], name=None)))
+    assert len(frames(film.made(media, gone, one))) == TURNS
+    with pytest.raises(AppError, match="answer 0 of group 'zoomed-1' has no picture"):
+        film.made(media, replace(view, media=()), replace(one, media=()))
+
+
+@given(st.lists(st.integers(), min_size=1, max_size=200), st.integers(1, 80))
+def test_some_are_spread_evenly(items, most):
+    found = film.spread(items, most)
+    assert len(found) == min(most, len(items)) and found[-1] == items[-1]
+    assert most == 1 or found[0] == items[0]
+
+
+@given(st.text(), st.text())
+def test_any_name_is_one_of_a_file(run, sample):
+    from tests.app.views import group, rollout
+
+    view = group()
+    name = film.file_name(replace(view, key=view.key._replace(run=run), sample_id=sample), rollout())
+    assert name.isascii() and name.endswith(".gif") and len(name) < 200
+    assert not {*'/\\"\r\n; '} & {*name} and not name.startswith(".")
+
+
+def test_the_app_saves_it(shown, stored):
+    from vlrl.app import server
+
+    app, _ = server.create(stored)
+    media, view, one = shown
+    with TestClient(app, base_url="http://127.0.0.1:7860") as client:
+        answer = client.get(f"/{film.url(view, one)}")
+        assert answer.status_code == 200 and answer.headers["content-type"] == "image/gif"
+        assert answer.headers["content-disposition"] == f'attachment; filename="{film.file_name(view, one)}"'
+        assert answer.content == film.made(media, view, one)
+        for wrong in ({"rollout": 9}, {"group": "none"}, {"run": ".."}, {"source": "x"}, {"step": 10**30}):
+            asked = {"run": "a", "source": "train", "step": 0, "group": "zoomed-1", "rollout": 0} | wrong
+            assert client.get("/vlrl/film", params=asked).status_code == 404, wrong
+        assert client.get("/vlrl/film", params={"run": "a", "step": "x"}).status_code == 422
+
+
+def test_the_page_has_a_link_where_pictures_move(stored):
+    from vlrl.app.notes import Notes
+    from vlrl.app.pages import rollouts
+    from vlrl.app.site import Site
+
+    library = Library(stored)
+    site = Site(library, Index(library), MediaStore(library), Notes(stored))
+    where = {"page": "rollouts", "run": "a", "step": "0"}
+    html = Markup(rollouts.group(site, {**where, "group": "zoomed-1", "rollout": "1"}))
+    (link,) = [a for a in html.all("a") if "download" in a]
+    view = details.group(library, "a", "train", 0, "zoomed-1")
+    assert link["href"] == film.url(view, view.rollouts[1]) and "rollout=1" in link["href"]
+    other = next(row.key.group for row in site.index.groups(Query(), 0, 9).rows if row.key.group != "zoomed-1")
+    assert "v-card" in (shown := rollouts.group(site, {**where, "group": other})) and "vlrl/film" not in shown

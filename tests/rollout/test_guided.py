@@ -1,0 +1,238 @@
+"""Second attempts under guidance: who is asked again, with what words, and where the answers are kept."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.helpers import load, settings
+from tests.rollout.acting import Acting, engine_of
+from tests.rollout.test_branching import Counting
+from vlrl.algo.algorithm import Algorithm
+from vlrl.config import validate
+from vlrl.curriculum import Draw
+from vlrl.engine.hf import HFEngine
+from vlrl.errors import ConfigError, TaskError
+from vlrl.monitoring.metrics import Clock
+from vlrl.rollout import guided
+from vlrl.rollout.episodes import opened
+from vlrl.rollout.generate import Answering, Asked
+from vlrl.rollout.guided import Guiding, failed, guidance_of
+from vlrl.task import Task, guided_messages
+from vlrl.task.base import fill
+from vlrl.task.variants import GUIDED, second_attempts
+from vlrl.types import Media, Sample
+
+GUIDED_ALGO = {"guided": {"answers": 3}}
+
+
+class Marks(Task):
+    """Answers of train-0 are right by chance, all others wrong; with guidance every answer is right."""
+
+    prompt, rewards, outcome = "Say {id}.", {"said": 1.0}, {"said": 1.0}
+    told: str = "Look {twice}."
+
+    def samples(self, split):
+        picture = Media(source=Image.new("RGB", (64, 64), (9, 80, 120)))
+        return [Sample(id=f"{split}-{i}", row={"id": i}, media=(picture,)) for i in range(4)]
+
+    def score(self, sample, answer):
+        return {"said": float(sample["id"] == 0)}
+
+    def guidance(self, sample, answers):
+        self.seen = [*answers]
+        return self.told if sample["id"] != 3 else None
+
+
+class Right(Marks):
+    """Second attempts are right where they are longer than one token."""
+
+    def score(self, sample, answer):
+        return {"said": float(sample["id"] == 0 or (getattr(self, "seen", None) is not None and len(answer.text) > 3))}
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_models):
+    config = settings(tiny_models["qwen3_vl"], algo=GUIDED_ALGO)
+    return *load(config), config
+
+
+def drawn(tiny, task, config=None, calls=None):
+    """Groups and what guided them; `calls` takes what was asked of the engine."""
+    _, encode, own = tiny
+    config, engine = config or own, Counting(HFEngine(tiny[0], seed=5, batch_rollouts=16))
+    engine.calls = engine.calls if calls is None else calls
+    guide = Guiding(config, encode) if config.algo.guided else None
+    answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=guide)
+    asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
+    return answering.groups(asked, 0), guide
+
+
+def test_groups_without_a_correct_answer_are_asked_again(tiny):
+    calls = []
+    groups, guide = drawn(tiny, Marks(), calls=calls)
+    # in random streams of their own, drawn together once all groups are scored
+    assert [[(r.key, r.n) for r in call] for call in calls] == [
+        [((0, i), 3) for i in range(4)], [((10, 1), 3), ((10, 2), 3)]]
+    assert [[r.variant for r in g.aside] for g in groups] == [[], ["guided"] * 3, ["guided"] * 3, []]
+    for g in groups[1:3]:
+        assert [r.index for r in g.aside] == [3, 4, 5] and all(r.train_prompt is g.prompt for r in g.aside)
+        assert all(r.sampled_prompt == g.aside[0].sampled_prompt for r in g.aside)
+        # the guidance stands as it is, no field of the row in it, and behind the question
+        assert "Say " in g.aside[0].sampled_prompt and ".\n\nLook {twice}.<|im_end|>" in g.aside[0].sampled_prompt
+        assert g.prompt.text.replace("<|im_end|>\n<|im_start|>assistant", "") in g.aside[0].sampled_prompt.replace(
+            "\n\nLook {twice}.<|im_end|>\n<|im_start|>assistant", "")
+        assert len({r.completion.tokens.tobytes() for r in (*g.rollouts, *g.aside)}) > 1
+        assert not second_attempts(g)  # none is right
+    assert guide.metrics() == {"guided/groups_frac": 0.5, "guided/rejected": 0, "guided/success": 0.0}
+    assert guide.metrics() == {"guided/groups_frac": 0.0, "guided/rejected": 0}
+
+
+def test_what_groups_hold_does_not_depend_on_it(tiny):
+    plain = settings(tiny[0].model.config._name_or_path)
+    guided_, without = drawn(tiny, Marks())[0], drawn(tiny, Marks(), plain)[0]
+    for a, b in zip(guided_, without, strict=True):
+        assert [r.completion.tokens.tolist() for r in a.rollouts] == [r.completion.tokens.tolist() for r in b.rollouts]
+        assert a.rewards == b.rewards and not b.aside
+
+
+def test_correct_ones_are_learned_from_and_first_answers_are_told(tiny):
+    task = Right()
+    groups, guide = drawn(tiny, task)
+    taught = [r for g in groups for r in second_attempts(g)]
+    assert taught and all(r.correct and r.variant == GUIDED for r in taught)
+    assert len(task.seen) == 3 and all(a.text is not None for a in task.seen)
+    attempts = [r for g in groups for r in g.aside]
+    assert guide.metrics()["guided/success"] == len(taught) / len(attempts)
+
+
+def test_a_prompt_that_grows_too_long_is_left_out_and_counted(tiny):
+    policy, encode, config = tiny
+    most = len(encode(Marks(), Marks().samples("train")[1])) + 8
+    config = settings(policy.model.config._name_or_path, algo=GUIDED_ALGO, limits={"prompt_tokens": most})
+    short = (policy, type(encode)(policy.processor, policy.family, policy.positions, config), config)
+    groups, guide = drawn(short, Marks(told="Look at it again and again and again, at every corner."))
+    assert not any(g.aside for g in groups)
+    assert guide.metrics() == {"guided/groups_frac": 0.5, "guided/rejected": 2}
+
+
+@pytest.mark.parametrize("rewards, again", [
+    ([False, False], True), ([False, None], True), ([False, True], False), ([None, None], False), ([], False)])
+def test_failed(rewards, again):
+    class Found:
+        rollouts = [type("R", (), {"correct": c}) for c in rewards]
+
+    assert failed(Found()) is again
+
+
+def test_hints_of_rows_are_guidance():
+    sample = Sample(id="a", row={"hints": ["weak", "strong"]})
+    assert guidance_of(Task(), sample, []) == "weak"
+    assert guidance_of(Task(), Sample(id="a", row={}), []) is None
+    assert guidance_of(Task(), Sample(id="a", row={"hints": []}), []) is None
+
+
+def test_guidance_follows_the_last_text():
+    messages = [{"role": "system", "content": "s"},
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Where?"}]}]
+    kept = [dict(m) for m in messages]
+    assert guided_messages(messages, "There.")[1]["content"] == [{"type": "image"},
+                                                                 {"type": "text", "text": "Where?\n\nThere."}]
+    assert messages == kept and messages[1]["content"][1]["text"] == "Where?"
+    assert guided_messages([{"role": "user", "content": "Where?"}], "There.")[0]["content"] == [
+        {"type": "text", "text": "Where?\n\nThere."}]
+    assert guided_messages([{"role": "user", "content": [{"type": "image"}]}], "x")[0]["content"] == [
+        {"type": "image"}, {"type": "text", "text": "\n\nx"}]
+    assert fill("{a}", {"a": "{b}"}) == "{b}"
+
+
+@pytest.mark.parametrize("given, said", [(3, "gave int, expected a text"),
+                                         (ValueError("no"), "failed: .*ValueError: no")])
+def test_guidance_that_fails_is_told(given, said):
+    class Odd(Task):
+        name = "odd"
+
+        def guidance(self, sample, answers):
+            if isinstance(given, Exception):
+                raise given
+            return given
+
+    with pytest.raises(TaskError, match=f"task 'odd': guidance of sample 'a' {said}"):
+        guidance_of(Odd(), Sample(id="a", row={}), [])
+
+
+def config_of(**more):
+    return validate({"task": "x", "model": {"name": "y"}, "algo": {"guided": {}}, **more})
+
+
+@pytest.mark.parametrize("more, said", [
+    ({"rollout": {"step_tokens": 4, "max_new_tokens": 9}}, "algo.guided .* rollout.step_tokens=4"),
+    ({"async": {"max_staleness": 1}, "algo": {"guided": {}, "correction": "token_truncate"}},
+     "algo.guided .* async.max_staleness=1"),
+    ({"curriculum": {"keep": "mixed"}}, "curriculum.keep=mixed drops groups without a correct answer"),
+    ({"curriculum": {"keep": {"name": "pass_range", "low": 0.1}}}, "curriculum.keep=pass_range drops"),
+])
+def test_settings_that_cannot_go_with_it_are_refused(more, said):
+    with pytest.raises(ConfigError, match=said):
+        config_of(**more)
+
+
+def test_a_task_without_guidance_is_refused():
+    class Bare(Task):
+        def samples(self, split):
+            return [Sample(id="a", row={}), Sample(id="b", row={"hints": ["x"]})]
+
+    rows = Bare().samples("train")
+    with pytest.raises(ConfigError, match=r"algo\.guided asks failed groups again .*: give it guidance"):
+        guided.check(config_of(), Bare(), rows[:1])
+    guided.check(config_of(), Bare(), rows)
+    guided.check(config_of(), Marks(), rows[:1])
+    guided.check(validate({"task": "x", "model": {"name": "y"}}), Bare(), rows[:1])
+    with pytest.raises(ConfigError, match=r"algo\.guided\.loss='other' is not known"):
+        guided.check(config_of(algo={"guided": {"loss": "other"}}), Marks(), rows)
+
+
+class Told(Acting):
+    """No episode is right."""
+
+    outcome = {"vowels": 99.0}
+
+    def guidance(self, sample, answers):
+        assert all(len(a.turns) == 3 for a in answers)
+        return "Write vowels."
+
+
+@pytest.mark.parametrize("history", ["full", "last:1"])
+def test_episodes_are_played_again_from_the_same_start(tiny, history):
+    policy, encode, _ = tiny
+    config = settings(policy.model.config._name_or_path, algo=GUIDED_ALGO, episode={"history": history})
+    with engine_of(policy, encode, config, Told(rewards={"vowels": 1.0})) as (engine, task):
+        samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
+        asked = [Asked(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
+        answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=Guiding(config, encode))
+        groups = answering.groups(asked, 0)
+    for group in groups:
+        assert len(group.aside) == 3 and all(len(r.completion.actions) == 3 for r in group.aside)
+        assert all(r.completion.error is None for r in group.aside)
+        for r in group.aside:
+            mine, first = r.completion, group.rollouts[0].completion
+            assert mine.seen[0].sha256 == first.seen[0].sha256  # the same world
+            assert mine.loss_mask.sum() == sum(t.end - t.start for t in mine.actions) < len(mine.tokens)
+            for other in (first, mine):  # positions count from the end of the plain prompt
+                for _, row in other.rows():
+                    assert row.shown is None or row.shown.positions.min() == group.prompt.next_position
+            assert "Write vowels." in r.sampled_prompt and "Write vowels." not in group.prompt.text
+
+
+def test_the_stored_prompt_is_the_sampled_one(tiny, tmp_path):
+    from vlrl.store import RunFolder
+
+    groups, _ = drawn(tiny, Marks())
+    groups = [replace(g, aside=tuple(replace(r, advantage=0.0) for r in g.aside)) for g in groups]
+    folder = RunFolder(tmp_path)
+    folder.write_rollouts(0, 0, groups)
+    rows = folder.rollouts().to_pylist()
+    assert {("Look" in r["prompt"], r["variant"], r["advantage"] is None) for r in rows} == {
+        (False, None, False), (True, "guided", True)}
+    assert np.isclose(sum(r["variant"] == "guided" for r in rows), 6)

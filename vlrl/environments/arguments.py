@@ -1,0 +1,47 @@
+"""What the arguments of environments from outside must be; a ConfigError says which one is not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from vlrl.data.download import shown
+from vlrl.errors import ConfigError
+
+
+def names(value: Any, what: str) -> tuple[str, ...]:
+    """Returns a list of names. Raises ConfigError for a text, whose letters would be the names, and for what YAML reads
+    as something else than a text or a number."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
+        raise ConfigError(f"{what}={value!r} must be a list: {what}=[{value}]")
+    wrong = next((name for name in value if isinstance(name, bool) or not isinstance(name, (str, int))), None)
+    if wrong is not None:
+        raise ConfigError(f"{what}: {wrong!r} is no name; write it between quotes")
+    return tuple(map(str, value))
+
+
+def variables(value: Any, what: str) -> tuple[str, ...]:
+    """Returns names of environment variables. Raises ConfigError for one that is not set."""
+    found = names(value, what)
+    missing = next((name for name in found if name not in os.environ), None)
+    if missing is not None:
+        raise ConfigError(f"{what} names {missing!r}, which is not set here: export it, or leave it out")
+    return found
+
+
+def server_url(url: str, like: str) -> str:
+    """Returns the URL of a server, its scheme in small letters. Raises ConfigError for what is none, and for one with a
+    user's name or a password, which is not told: addresses are printed, and stored with runs."""
+    try:
+        parts = urlsplit(url)
+        secret, right = "@" in parts.netloc, parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        parts, secret, right = None, "@" in url, False
+    if secret:
+        raise ConfigError(f"the address {shown(url)} was given with a user's name or a password; addresses are printed "
+                          "and stored: leave them out")
+    if not right or parts is None:
+        raise ConfigError(f"the environment's address {url!r} must be like {like}")
+    return urlunsplit(parts)
