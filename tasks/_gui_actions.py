@@ -122,7 +122,11 @@ def _tagged(answer: str) -> str:
 
 
 def step_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
-    """Returns `type_acc` and `step_success` of a row with an action, `click_acc` of one with an element alone."""
+    """Returns `type_acc` and `step_success` of a row with an action, `click_acc` of one with an element alone.
+
+    Where the row has a point and no box, 14 % of the screen's sides around it count, as OS-Atlas (2410.23218) and
+    GUI-R1 (2504.10458) evaluate AndroidControl.
+    """
     right, action = wanted(task, sample), in_pixels(task, sample, given)
     if isinstance(action, list):  # a bare place
         return {"click_acc": float(_is_hit(right, middle(action)))}
@@ -130,7 +134,16 @@ def step_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
         hit = action is not None and action["type"] in CLICKS and _is_hit(right, action.get("point"))
         return {"click_acc": float(hit)}
     same = action is not None and _lower(action["type"]) == _lower(right["type"])
+    if action is not None and "box" not in right:
+        right, action = _in_thousandths(sample, right), _in_thousandths(sample, action)
     return {"type_acc": float(same), "step_success": float(step_success(task, right, action))}
+
+
+def _in_thousandths(sample: Sample, action: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the action with its point in thousandths of the screen's sides, in which 14 % are _POINT_RADIUS."""
+    point = action.get("point")
+    return dict(action) if not point else {
+        **action, "point": [1000 * point[0] / sample["width"], 1000 * point[1] / sample["height"]]}
 
 
 def in_pixels(task: Any, sample: Sample, given: Any) -> Any:

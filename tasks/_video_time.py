@@ -16,6 +16,7 @@ from vlrl.rewards.answers import option_letter, option_text, rouge_tokens
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.literals import read_literal
 from vlrl.rewards.spans import (
+    best_grounding,
     boundary_iou,
     format_span,
     format_time,
@@ -326,12 +327,15 @@ def span_placeholders(row: Mapping[str, Any]) -> dict[str, str]:
 
 def span_measures(target: Any, parsed: Any) -> dict[str, float]:
     """Returns `miou`, `miop`, and `r1@0.3` to `r1@0.7` (whether the IoU reaches that) of a row with spans; of one with
-    an answer too `gqa_acc`: that answer with an IoP of .5 or more (NExT-GQA, 2309.01327).
+    an answer too `gqa_acc`: that answer with an IoP of .5 or more (NExT-GQA, 2309.01327). There one answered span is
+    compared with the true span that is best for it; several spans are compared as unions.
     """
     grounded = isinstance(target, dict)
     truth, spans = target["spans"] if grounded else target, parsed["spans"] if grounded and parsed else parsed
     overlap = 0.0 if spans is None else union_iou(spans, truth)
     precision = 0.0 if spans is None else interval_precision(spans, truth)
+    if grounded and spans and len(spans) == 1:
+        overlap, precision = best_grounding(spans[0], truth)
     measured = {"miou": overlap, "miop": precision, **{f"r1@{t}": float(overlap >= t) for t in (0.3, 0.5, 0.7)}}
     if grounded:
         measured["gqa_acc"] = float(bool(parsed) and parsed["answer"] == target["answer"] and precision >= 0.5)

@@ -14,7 +14,7 @@ from typing import Any
 from vlrl.rewards.boxes import format_box, iou, is_number
 from vlrl.rewards.spans import format_time
 from vlrl.rewards.text import answer_tag, think_answer_format
-from vlrl.rewards.tracks import mean_overlap, read_track, success_rate
+from vlrl.rewards.tracks import got10k, mean_overlap, read_track, success_rate
 from vlrl.task.recipes import pixels, shown
 from vlrl.types import Answer, Parts, Sample
 
@@ -119,8 +119,8 @@ def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def measures(task: Any, sample: Sample, parsed: Any) -> dict[str, float]:
-    """Returns metrics of one answer: those of times.span_measures, or `overlap` (AO) and `sr@0.5` of a track; {} for
-    others.
+    """Returns metrics of one answer: those of times.span_measures; or of a track `overlap` and `sr@0.5` over all
+    frames (the first as in VideoChat-R1, 2504.06958), and got10k's `ao` and `sr`; {} for others.
     """
     if not isinstance(task.used, times.TimeRecipe):
         return {}
@@ -129,11 +129,12 @@ def measures(task: Any, sample: Sample, parsed: Any) -> dict[str, float]:
         return {}
     if isinstance(target, dict) and "boxes" in target:
         boxes = parsed["boxes"] if parsed else []
-        return {"overlap": mean_overlap(boxes, target["boxes"]), "sr@0.5": success_rate(boxes, target["boxes"])}
+        return {"overlap": mean_overlap(boxes, target["boxes"]), "sr@0.5": success_rate(boxes, target["boxes"]),
+                **got10k(boxes, target["boxes"], (sample["width"], sample["height"]))}
     return times.span_measures(target, parsed)
 
 
-_BY_CATEGORY = ("miou", "miop", "r1@0.3", "r1@0.5", "r1@0.7", "gqa_acc", "overlap", "sr@0.5")
+_BY_CATEGORY = ("miou", "miop", "r1@0.3", "r1@0.5", "r1@0.7", "gqa_acc", "overlap", "sr@0.5", "ao", "sr")
 
 
 def summaries(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -68,7 +68,7 @@ class Video(RecipeTask):
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
         """Returns rows with spans: `miou`, `miop`, `r1@0.3`, `r1@0.5`, `r1@0.7`, with options too `gqa_acc`; rows with
-        tracks: `overlap` and `sr@0.5`.
+        tracks: `overlap`, `sr@0.5`, `ao` and `sr`.
         """
         return tracks.measures(self, sample, self.parse(sample, answer))
 

@@ -95,6 +95,60 @@ def test_charades_sta_is_recall_at_three_ious_and_their_mean():
         assert {name: record["metrics"][name] for name in expected} == pytest.approx(expected, abs=1e-9)
 
 
+def test_charades_sta_counts_an_iou_that_is_exactly_at_the_bar():
+    """Of [2.9, 15.9] and [2.9, 12] it is 9.1 / 13 = .7, as differences of the ends have it in floating point."""
+    rows = [{"id": "a", "video": "a.mp4", "question": "when?", "answer_type": "span", "duration": 40.0,
+             "spans": [[2.9, 15.9]]}]
+    thought = "<think>x</think><answer>2.9 to 12.0</answer>"
+    for recipe, text in (("videochat_r1_span", thought), ("span", "2.9 to 12.0")):
+        records, _ = measured(load("video", {"recipe": recipe}), rows, [text])
+        assert records[0]["metrics"]["r1@0.7"] == 1
+
+
+def test_next_gqa_takes_the_true_span_that_is_best_for_the_answer():
+    rng = random.Random(6)
+    rows, texts, expected = [], [], []
+    for i in range(150):
+        truth = sorted(sorted(rng.sample(range(30), 2)) for _ in range(rng.choice([1, 2, 3])))
+        start, end = sorted(rng.choices(range(30), k=2))
+        right, said = rng.choice("ABC"), rng.choice("ABC")
+        rows.append({"id": str(i), "video": "a.mp4", "question": "why?", "answer_type": "span+choice", "duration": 30.0,
+                     "options": ["a cat", "a dog", "a cow"], "answer": right, "spans": truth})
+        texts.append(f"<think>x</think><answer>{said}</answer><glue>[({start}, {end})]</glue>")
+        both = [len({*range(start, end)} & {*range(a, b)}) for a, b in truth]
+        iou = max(n / len({*range(start, end)} | {*range(a, b)}) for n, (a, b) in zip(both, truth, strict=True))
+        iop = max(both) / (end - start) if end > start else float(any(start in range(a, b + 1) for a, b in truth))
+        expected.append({"miou": iou, "miop": iop, "gqa_acc": float(right == said and iop >= 0.5)})
+    records, _ = measured(load("video", {"recipe": "videochat_r1_gqa"}), rows, texts)
+    for record, want in zip(records, expected, strict=True):
+        assert {name: record["metrics"][name] for name in want} == pytest.approx(want, abs=1e-9)
+    assert 10 < sum(want["gqa_acc"] for want in expected) < 50
+
+
+def test_next_gqa_compares_several_answered_spans_as_unions():
+    row = {"id": "a", "video": "a.mp4", "question": "why?", "answer_type": "span+choice", "options": ["a cat", "a dog"],
+           "answer": "A", "spans": [[0, 10], [20, 30]], "duration": 30.0}
+    records, _ = measured(load("video", {"recipe": "videochat_r1_gqa"}), [row], [
+        "<think>x</think><answer>A</answer><glue>[(0, 10), (20, 30)]</glue>"])
+    assert records[0]["metrics"]["miou"] == records[0]["metrics"]["miop"] == 1
+
+
+def test_got_10k_leaves_out_the_first_frame_and_what_lies_outside_the_picture():
+    inside, off, half = [0, 0, 40, 40], [100, 50, 140, 90], [0, 0, 20, 40]
+    row = {"id": "a", "video": "a.mp4", "question": "ball", "answer_type": "track", "width": 200, "height": 100}
+    corner = [160, 60, 200, 100]
+    cases = [([inside] * 3, [off, inside, inside], 1, 1), ([inside] * 3, [inside, off, half], 0.25, 0),
+             ([inside, None, inside], [inside, off, inside], 1, 1),
+             ([inside, corner], [off, [160, 60, 900, 500]], 1, 1),
+             ([inside] * 2, [inside, [-20, -20, 20, 20]], 1, 1),  # moved to the edge, as the toolkit does
+             ([inside] * 2, [inside], 0, 0), ([inside], [inside], None, None),
+             ([inside, None], [inside] * 2, None, None)]
+    rows = [{**row, "tracks": [{"label": "ball", "boxes": truth}]} for truth, *_ in cases]
+    records, _ = measured(load("video", {"recipe": "videochat_r1_track"}), rows, [
+        f"<think>x</think><answer>{json.dumps(said)}</answer>" for _, said, *_ in cases])
+    assert [(r["metrics"].get("ao"), r["metrics"].get("sr")) for r in records] == [(ao, sr) for *_, ao, sr in cases]
+
+
 def test_video_mme_and_mvbench_are_the_share_of_right_letters_by_category():
     rng = random.Random(3)
     rows = [{"id": str(i), "video": "a.mp4", "question": "what?", "answer_type": "choice", "duration": 9.0,
@@ -153,6 +207,8 @@ def test_mathvista_is_the_authors_rule_for_each_kind_of_row(tmp_path):
                "answer": "35 deg"}, ["B", "(B) 35", "b", "35 deg", "35", "45 deg", "A", "(c)", "(C) or (B)", "55deg"]),
              ({"question_type": "multi_choice", "answer_type": "text", "choices": ["Yes", "No"], "answer": "No"},
               ["No", "no", "Yes", "N", "(B)", "None"]),
+             ({"question_type": "multi_choice", "answer_type": "text", "choices": ["C", "A", "B"], "answer": "A"},
+              ["A", "B", "C", "(A)", "(B)", "a"]),
              ({"question_type": "free_form", "answer_type": "integer", "answer": "4"},
               ["4", "4.0", "4.7", "5", "four", "-4", "1e1", "3.999"]),
              ({"question_type": "free_form", "answer_type": "float", "answer": "1.2", "precision": 1},
@@ -199,3 +255,16 @@ def test_android_control_is_the_share_of_right_types_and_of_right_steps():
     records, _ = measured(load("gui", {"recipe": "gui_r1"}), rows, texts)
     assert [r["metrics"] for r in records] == expected
     assert 30 < sum(e["step_success"] for e in expected) < sum(e["type_acc"] for e in expected) < 195
+
+
+def test_android_control_reaches_14_percent_of_the_screen_around_a_point():
+    """Rows without a box: 151 of 1,080 pixels across, 336 of 2,400 down."""
+    row = {"width": 1080, "height": 2400, "instruction": "x", "action": {"type": "click", "point": [500, 1200]}}
+    cases = {(500, 1200): 1, (650, 1200): 1, (652, 1200): 0, (500, 1535): 1, (500, 1537): 0, (600, 1400): 1,
+             (620, 1450): 0}
+    rows = [{**row, "id": str(i)} for i in range(len(cases))]
+    records, _ = measured(load("gui", {"recipe": "gui_r1"}), rows, [
+        f"<think>x</think><answer>[{{'action': 'click', 'point': [{x}, {y}], 'input_text': 'no input text'}}]</answer>"
+        for x, y in cases])
+    assert [r["metrics"]["step_success"] for r in records] == [*cases.values()]
+    assert records[1]["parts"]["accuracy"] == 0  # the reward has 140 pixels, as GUI-R1's

@@ -263,9 +263,10 @@ def test_metrics():
     assert split["miou/indoor"] == 0.125 and split["r1@0.3/indoor"] == 0
     single, _ = measured("videochat_r1_gqa", [GQA] * 4, [
         glue("B", "[(5, 10)]"), glue("B", "[(0, 40)]"), glue("A", "[(5, 10)]"), ""])
-    assert [m["gqa_acc"] for m in single] == [1, 0, 0, 0] and [m["miop"] for m in single] == [1, 0.25, 1, 0]
+    assert [m["gqa_acc"] for m in single] == [1, 0, 0, 0] and [m["miop"] for m in single] == [1, 0.125, 1, 0]
     single, _ = measured("videochat_r1_track", [TRACK] * 2, [VIDEOCHAT_TRACK[1][1], "none"])
-    assert single == [{"overlap": pytest.approx(8 / 9), "sr@0.5": 1}, {"overlap": 0, "sr@0.5": 0}]
+    assert single == [{"overlap": pytest.approx(8 / 9), "sr@0.5": 1, "ao": pytest.approx(5 / 6), "sr": 1},
+                      {"overlap": 0, "sr@0.5": 0, "ao": 0, "sr": 0}]
     single, _ = measured("onethinker", [TYPED, TRACK], [think("10"), think(KEYED)])
     assert "miou" not in single[0] and single[1]["overlap"] == 1
 

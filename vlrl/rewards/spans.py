@@ -69,6 +69,8 @@ def union_iou(spans: Sequence[Span], truth: Sequence[Span]) -> float:
     """IoU of two unions of intervals, in [0, 1]; 1 when both lists are empty (VideoChat-R1, 2504.06958)."""
     if not spans and not truth:
         return 1.0
+    if len(spans) == len(truth) == 1:
+        return temporal_iou(spans[0], truth[0])  # exact at a bar such as .7, where a difference of sums is not
     shared, first, second = _covered(spans, truth)
     union = first + second - shared
     return min(1.0, shared / union) if 0 < union < math.inf else 0.0
@@ -80,6 +82,16 @@ def interval_precision(spans: Sequence[Span], truth: Sequence[Span]) -> float:
         return 1.0
     shared, answered, _ = _covered(spans, truth)
     return min(1.0, shared / answered) if 0 < answered < math.inf else 0.0
+
+
+def best_grounding(span: Span, truth: Sequence[Span]) -> tuple[float, float]:
+    """Returns the best IoU and the best IoP of one answered span over the true ones, in [0, 1], each by itself:
+    NExT-GQA (2309.01327). A moment, start = end, has an IoP of 1 inside a true span.
+    """
+    if span[0] == span[1]:
+        return 0.0, float(any(start <= span[0] <= end for start, end in truth))
+    return (max((temporal_iou(span, true) for true in truth), default=0.0),
+            max((interval_precision([span], [true]) for true in truth), default=0.0))
 
 
 def read_spans(text: str, most: int = MOST) -> list[list[float]]:

@@ -35,6 +35,24 @@ def success_rate(track: Track, truth: Track, above: float = 0.5) -> float:
     return sum(v > above for v in found) / len(found) if found else 0.0
 
 
+def got10k(track: Track, truth: Track, size: tuple[float, float]) -> dict[str, float]:
+    """Returns `ao` and `sr` of a track as GOT-10k's toolkit (1810.11981) has them: mean IoU and share of frames above
+    .5, without the first frame, whose box is given, and with boxes cut at the picture of `size`; {} where no frame is
+    left.
+
+    A box that begins beyond the left or upper edge is moved to it, as there, not cut.
+    """
+    seen = truth[1:]
+    kept = [None if box is None else _within(box, size) for box in track[1:]] if len(track) == len(truth) else []
+    found = overlaps(kept, seen)
+    return {"ao": mean_overlap(kept, seen), "sr": success_rate(kept, seen)} if found else {}
+
+
+def _within(box: Sequence[float], size: tuple[float, float]) -> list[float]:
+    corner = [min(max(box[i], 0.0), size[i]) for i in (0, 1)]
+    return corner + [corner[i] + min(max(box[i + 2] - box[i], 0.0), size[i] - corner[i]) for i in (0, 1)]
+
+
 def read_track(text: str, count: int) -> list[list[float] | None] | None:
     """Returns the track of a text that is a list of `count` boxes (or null) and nothing else; None for any other
     text.

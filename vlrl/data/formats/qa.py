@@ -107,6 +107,8 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
         raise DataError(f"question={short(question)} must be a text")
     options = options_of(record)
     given, worked = right(said, record, options, question)
+    if record.get("question_type") == "multi_choice" and "pid" in record and options.count(given) == 1:
+        given = chr(ord("A") + options.index(given))  # MathVista's answer is a text, even where it is a letter: C, A, B
     kind = pick(record, "answer_type", "question_type", "problem_type")
     row = answered(final(given) if isinstance(given, str) else given, options, question,
                    kind if isinstance(kind, str) else None)
