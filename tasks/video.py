@@ -15,7 +15,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from vlrl.config.base import Rate
+from vlrl.config.registry import resolve
 from vlrl.errors import ConfigError
+from vlrl.rewards.answers import LETTER_RULES, option_letter
 from vlrl.rewards.boxes import is_number
 from vlrl.task.recipes import RecipeTask
 from vlrl.types import Answer, Parts, Sample
@@ -49,8 +51,12 @@ class Video(RecipeTask):
     consistency_margin: Annotated[float, Field(ge=0, le=1)] = 0.01
     """grpo_care: how far below the mean likelihood of the best answers a consistent one may lie."""
 
+    letters: str = ""
+    """A benchmark whose authors' way to read a letter is measured beside `accuracy`: video_mme or mvbench."""
+
     def __init__(self, **settings: Any):
         super().__init__(**settings)
+        self._rule = resolve("task.letters", self.letters, LETTER_RULES) if self.letters else None
         least, most = self.length_range
         if not 0 <= least <= most:
             raise ConfigError(f"task.length_range=[{least}, {most}] must be the fewest tokens, then the most")
@@ -68,9 +74,17 @@ class Video(RecipeTask):
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
         """Returns rows with spans: `miou`, `miop`, `r1@0.3`, `r1@0.5`, `r1@0.7`, with options too `gqa_acc`; rows with
-        tracks: `overlap`, `sr@0.5`, `ao` and `sr`.
+        tracks: `overlap`, `sr@0.5`, `ao` and `sr`; rows with options, where `letters` is set, `video_mme_acc` or
+        `mvbench_acc`.
         """
-        return tracks.measures(self, sample, self.parse(sample, answer))
+        return {**tracks.measures(self, sample, self.parse(sample, answer)), **self._read(sample, answer)}
+
+    def _read(self, sample: Sample, answer: Answer) -> dict[str, float]:
+        if self._rule is None or sample.get("answer_type") != "choice":
+            return {}
+        truth = option_letter(str(sample["answer"]), sample.get("options") or ())
+        right = self._rule(answer.final or "", truth) if truth else None
+        return {} if right is None else {f"{self.letters.rpartition(':')[2]}_acc": right}
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
         return tracks.cheats(self, sample)
@@ -89,6 +103,9 @@ class Video(RecipeTask):
             if accuracy is not None:
                 for kind in {str(v) for v in (record["sample"].get(key) for key in _BY) if v}:
                     columns.setdefault(f"accuracy/{kind}", []).append(accuracy)
+            for name, value in record["metrics"].items():
+                if self._rule and name.endswith("_acc"):
+                    columns.setdefault(f"{name}/{record['sample'].get('category')}", []).append(value)
         means = {name: sum(values) / len(values) for name, values in sorted(columns.items())}
         return means | tracks.summaries(records)
 

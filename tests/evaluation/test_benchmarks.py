@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from vlrl.config import validate
+from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
 from vlrl.training.build_task import make_task
@@ -268,3 +269,26 @@ def test_android_control_reaches_14_percent_of_the_screen_around_a_point():
         for x, y in cases])
     assert [r["metrics"]["step_success"] for r in records] == [*cases.values()]
     assert records[1]["parts"]["accuracy"] == 0  # the reward has 140 pixels, as GUI-R1's
+
+
+LETTERS = {  # answer to a row whose option C is right: MVBench's own rule, Video-MME's (None: not counted)
+    "C": (1, 1), "C.": (1, 1), "(C)": (1, 1), "C) a cow": (1, 1), "(C) a cow": (1, 1), "(c)": (1, None), "c": (1, None),
+    "A": (0, 0), "(B) a dog": (0, 0), "D or C": (0, 0), "C or D": (1, 1), "": (1, None), "Both": (0, 0),
+    "The answer is C.": (0, 1), "Answer: C": (0, 1), "Answer: A": (0, 0), "a cow": (0, None), "C: a cow": (0, 1),
+    "**C**": (0, 1), "C,": (0, 1), "none": (0, None), "C\nas it moos": (1, 1), "I think C": (0, 1), "'C'": (0, 1)}
+
+
+@pytest.mark.parametrize(("name", "place"), [("mvbench", 0), ("video_mme", 1)])
+def test_letters_are_read_as_the_authors_read_them(name, place):
+    """The values are those that the authors' functions give, called on these answers."""
+    row = {"id": "1", "video": "a.mp4", "question": "what?", "answer_type": "choice", "duration": 9.0,
+           "category": "short", "options": ["a cat", "a dog", "a cow", "a hen"], "answer": "C"}
+    task = load("video", {"recipe": "direct", "letters": name})
+    records, split = measured(task, [row] * len(LETTERS), [*LETTERS])
+    found = [record["metrics"].get(f"{name}_acc") for record in records]
+    assert dict(zip(LETTERS, found, strict=True)) == {text: values[place] for text, values in LETTERS.items()}
+    counted = [value for value in found if value is not None]
+    assert split[f"{name}_acc/short"] == pytest.approx(sum(counted) / len(counted), abs=1e-12)
+    assert not load("video", {"recipe": "direct"}).metrics(task.sample_from_row(row), parse_answer("C"), {})
+    with pytest.raises(ConfigError, match=r"task.letters='mvbanch'.*mvbench"):
+        load("video", {"letters": "mvbanch"})

@@ -14,6 +14,8 @@ from vlrl.rewards.stem import stem
 from vlrl.rewards.text import clean_label, denies, numbers, same_label
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+MOST_CHARACTERS = 20_000
+"""Of an answer in which a letter is looked for."""
 MOST_WORDS = 5000
 """Words of an answer that are compared; one that has more cannot be close to a shorter truth."""
 _LEADING = re.compile(r"[(\[\s*_\"'`]*([A-Za-z])(?![\w'\u2019])([)\].:,;*_\"'`]*)(\s*)", re.ASCII)
@@ -103,6 +105,28 @@ def mathvista(given: str, truth: str, options: Sequence[str] = (), precision: in
     if re.fullmatch(r"-?\d{1,30}", truth.strip()):
         return float(value is not None and math.isfinite(value) and str(int(value)) == truth.strip())
     return exact(given, truth)
+
+
+def video_mme(given: str, truth: str) -> float | None:
+    """1 where an answer counts on Video-MME (2405.21075, the eval_your_results.py that its page names), else 0: its
+    first capital from A to D, wherever it stands, is the letter `truth`. None without one: not counted there.
+    """
+    found = re.search("[ABCD]", given[:MOST_CHARACTERS].replace("Answer:", ""))
+    return float(found[0] == truth) if found else None
+
+
+def mvbench(given: str, truth: str) -> float:
+    """1 where an answer counts on MVBench (2311.17005, video_chat2/mvbench.ipynb), else 0. Answers go on after an
+    opening bracket there: the first word of the first line is, points left out, a piece of the letter `truth` in
+    brackets, or holds it. So nothing at all counts, and "B or C" as B.
+    """
+    lines = given[:MOST_CHARACTERS].strip().split("\n")
+    word, mark = f"({lines[0].lower()}".split(" ")[0], f"({truth.lower()})"
+    return float(word.replace(".", "") in mark or mark in word)
+
+
+LETTER_RULES: Mapping[str, Callable[[str, str], float | None]] = {"video_mme": video_mme, "mvbench": mvbench}
+"""How the authors of a benchmark read a letter; the metric is called after it, e.g. `mvbench_acc`."""
 
 
 def one_number(text: str) -> float | None:
