@@ -49,7 +49,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(200, json.dumps({"data": [{"id": name} for name in self.server.models]}).encode())
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        length = int(self.headers["Content-Length"])
+        given = self.rfile.read(length)
+        if len(given) < length:  # of a client that was killed while it asked
+            self.close_connection = True
+            return
+        body = json.loads(given)
         with self.server.lock:
             self.server.asked.append((self.path, dict(self.headers), body))
             number = len(self.server.asked) - 1
