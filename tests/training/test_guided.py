@@ -250,7 +250,7 @@ def test_two_processes_have_the_gradient_of_one(tiny_models, tmp_path, algo):
     for n, name in ((1, "one"), (2, "two")):
         forked.run(["-m", "tests.training.test_guided", tiny_models[TWO[0]], tmp_path / name, json.dumps(algo)], ENV,
                    ROOT, 300, n).check_returncode()
-    one, two = (torch.load(tmp_path / name) for name in ("one", "two"))
+    one, two = (torch.load(tmp_path / name, weights_only=True) for name in ("one", "two"))
     assert_close(two["gradient"], one["gradient"])
     same = ("guided/loss", "guided/attempts", "guided/logratio")
     assert [two["stats"][k] for k in same] == pytest.approx([one["stats"][k] for k in same], rel=1e-5, abs=1e-6)
