@@ -4,8 +4,9 @@
     page = pages.open("miniwob/click-test.html", seed=7)
     page.act(action), page.look(), page.close()
 
-A page has a context of its own: nothing of one is seen in another. It reaches no address: its own files are handed
-to it under a name that does not exist, and every other request is refused, by the context and by the browser.
+Nothing of an episode's page is seen in another: it has a context of its own, and one that is taken over from an episode
+that has ended was emptied. It reaches no address: its own files are handed to it under a name that does not exist, and
+every other request is refused, by the context and by the browser.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ _SPARES = 1
 """Empty pages that wait for an episode."""
 _START_S = 60.0
 _CLOSE_S = 20.0
+_EMPTY_S = 5.0
+_USES = 32
+"""Episodes that one page serves at most: its clock remembers every tick of all of them."""
 _NEWS_S = 0.05
 """After which it is known what event came with an error."""
 _IDLE_S = 60.0
@@ -64,12 +68,22 @@ QUIET = """
   sheet.replaceSync('*, *::before, *::after { transition: none !important; animation: none !important; ' +
                     'caret-color: transparent !important; scroll-behavior: auto !important; }');
   document.adoptedStyleSheets = [sheet];
+  if (window === window.top)
+    try { window.name = ''; sessionStorage.clear(); } catch (e) {}
 })();
 """
-"""Runs before a page's own scripts: nothing moves or blinks, and what needs a network by other ways than requests is
-not there."""
+"""Runs before a page's own scripts: nothing moves or blinks, what needs a network by other ways than requests is not
+there, and a document that is not the first of its page finds nothing of the one before."""
 
-
+_SINCE = f"""
+(() => {{
+  performance.now = () => Date.now() - {1000 * _CLOCK};
+  const frame = window.requestAnimationFrame;
+  window.requestAnimationFrame = then => frame(() => then(performance.now()));
+}})();
+"""
+"""Runs behind the clock: it counts the milliseconds between its start and its standing still as they really were, and
+those of the episodes before."""
 _ENDED = "the browser has ended"
 
 
@@ -110,6 +124,7 @@ class Tab:
     """Why it cannot go on."""
     told: str = ""
     """What the last dialog said."""
+    uses: int = 1
 
 
 class Pages:
@@ -208,14 +223,32 @@ class Pages:
         if tab not in self.tabs:
             return
         del self.tabs[tab]
+        if len(self._spares) + len(self.tabs) < self.settings.most and await self._emptied(tab):
+            self._spares.append(tab)
+        else:
+            await self._shut(tab)
+        if not self.tabs:
+            self._idle = self._loop.call_later(_IDLE_S, lambda: asyncio.ensure_future(self._rest()))
+
+    async def _shut(self, tab: Tab) -> None:
         try:
             await asyncio.wait_for(tab.context.close(), _CLOSE_S)
         except TimeoutError:  # it does not even close
             self._kill()
         except Exception:  # gone with its browser
             pass
-        if not self.tabs:
-            self._idle = self._loop.call_later(_IDLE_S, lambda: asyncio.ensure_future(self._rest()))
+
+    async def _emptied(self, tab: Tab) -> bool:
+        """Returns whether a page is as a new one again; only one that an episode left in good order can be."""
+        if tab.failed or tab.crashed or tab.uses >= _USES or tab.context.browser is not self._browser:
+            return False
+        try:
+            await asyncio.wait_for(_empty(tab), _EMPTY_S)
+        except Exception as error:  # e.g. its document asks whether it may be left, or does not answer
+            _log.debug("a page is not used again: %s", error)
+            return False
+        tab.entered, tab.told, tab.uses = False, "", tab.uses + 1
+        return not tab.crashed and len(tab.context.pages) == 1
 
     async def _rest(self) -> None:
         if not self.tabs:
@@ -263,8 +296,8 @@ class Pages:
         page.on("dialog", lambda dialog: asyncio.ensure_future(_dismissed(tab, dialog)))
         page.on("crash", lambda _: setattr(tab, "crashed", True))
         await context.add_init_script(QUIET)
-        await context.clock.install(time=_CLOCK)
-        await context.clock.pause_at(_CLOCK + 1)
+        await _wound(context)
+        await context.add_init_script(_SINCE)
         return tab
 
     async def _serve(self, tab: Tab, route: Any) -> None:
@@ -348,6 +381,21 @@ class Pages:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:200]
+
+
+async def _wound(context: Any) -> None:
+    """Puts the clock of a context to its beginning, where it stands."""
+    await context.clock.install(time=_CLOCK)
+    await context.clock.pause_at(_CLOCK + 1)
+
+
+async def _empty(tab: Tab) -> None:
+    """Takes away the document of a page and everything that it left; QUIET does what only a document can."""
+    await tab.page.mouse.move(-1, -1)  # else what lies under the pointer is drawn as pointed at
+    await tab.page.goto("about:blank", wait_until="commit")
+    await tab.session.send("Storage.clearDataForOrigin", {"origin": f"http://{HOST}", "storageTypes": "all"})
+    await tab.session.send("Page.resetNavigationHistory")
+    await _wound(tab.context)
 
 
 async def _closed(page: Any) -> None:

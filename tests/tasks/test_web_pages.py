@@ -19,7 +19,7 @@ from vlrl.data import coordinates
 from vlrl.task import load
 from vlrl.task.chromium import BROWSERS
 from vlrl.task.environment_host import Environments, Failed
-from vlrl.tasks import _web_browser  # pyright: ignore[reportMissingImports]
+from vlrl.tasks import _web_browser, _web_page  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_oracle import ORACLES  # pyright: ignore[reportMissingImports]
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.skipif(
@@ -355,3 +355,34 @@ def test_a_page_that_cannot_be_made_leaves_nothing_open(tmp_path):
             with pytest.raises(_web_browser.PageFailed, match=r"no page can be opened: .*no way"):
                 pages.take()
         assert pages._browser.contexts == [] and pages.starts == 1
+
+
+LEAVES = """<body style="margin:0"><div id=query>Do it.</div><button id=b style="position:absolute;left:40px;top:80px;
+width:80px;height:60px">press</button><style>#b:hover { background: red }</style><script>
+var WOB_DONE_GLOBAL = false, WOB_RAW_REWARD_GLOBAL = 0, found = [window.name, document.cookie,
+  history.length, Date.now(), performance.now(), sessionStorage.length, localStorage.length, scrollX];
+const asked = indexedDB.open('kept', 1);
+asked.onupgradeneeded = () => { found.push('new'); asked.result.createObjectStore('x'); };
+asked.onsuccess = () => { found.push('opened'); document.querySelector('#query').textContent = JSON.stringify(found); };
+document.querySelector('#b').onclick = () => {
+  window.name = sessionStorage.x = localStorage.x = 'kept'; document.cookie = 'x=kept';
+  history.pushState({}, '', '#kept'); setInterval(() => 0, 10); new Worker('data:text/javascript,for(;;){}');
+};</script>"""
+
+
+def test_a_page_that_serves_another_episode_is_as_new(tmp_path):
+    """Stores, names, history, clock and what the pointer rests on; one that cannot be emptied serves no other."""
+    (tmp_path / "leaves.html").write_text(LEAVES)
+    (tmp_path / "asks.html").write_text(LEAVES + "<script>onbeforeunload = event => event.preventDefault()</script>")
+    with paging(tmp_path) as pages:
+        shown, tabs = [], []
+        for name in ("leaves", "leaves", "leaves", "asks", "leaves"):
+            page = _web_page.Page(pages, f"{name}.html", 1, 500)
+            first = page.begin()
+            tabs.append(page.tab)
+            seen = page.ask("() => document.querySelector('#query').textContent")
+            shown.append((first.sha256, page.act(_web_page.Action("click", (80, 110))).sha256, seen))
+            assert seen.endswith('"new","opened"]') and '"","",2,1700000001000,1000,0,0,0,' in seen, seen
+            page.close()
+        assert len(set(shown)) == 1
+        assert len({*map(id, tabs)}) < len(tabs) and tabs[3] is not tabs[4] and tabs[3].page.is_closed()
