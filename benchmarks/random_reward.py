@@ -13,6 +13,7 @@ Driving: type[Task] = load_class("driving")
 Video: type[Task] = load_class("video")
 Recall: type[Task] = load_class("recall")
 Drive: type[Task] = load_class("drive")
+Web: type[Task] = load_class("web")
 
 
 class _Random:
@@ -47,3 +48,7 @@ class RandomDrive(_Random, Drive):
     @classmethod
     def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, Weight]:
         return {**dict.fromkeys(super().rewards_for(settings), 0.0), "random": 1.0}
+
+
+class RandomWeb(_Random, Web):
+    rewards = {"success": 0.0, "efficiency": 0.0, "format": 0.0, "page": 0.0, "random": 1.0}
