@@ -4,8 +4,9 @@
     vlrl train configs/web.yaml model.name=runs/web-start
 
 Each page of configs/web.yaml is opened with seeds of a stream of their own, and played by the actions known for it. A
-row shows what an episode's first turn shows; the click to learn lies up to `jitter` CSS pixels beside the right one, as
-of somebody in a hurry: what remains to gain is what a reward can teach. Held-out pages are not shown.
+row shows what an episode's first turn shows; the click to learn lies up to `jitter` CSS pixels beside the right one.
+Two legs (LEGS): the first finds what is asked for, the second clicks as somebody in a hurry: what remains to gain
+is what a reward can teach. Held-out pages are not shown.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from vlrl.training.build_task import make_task
 from vlrl.types import Answer, Media, Parts, Sample
 
 CONFIG = "configs/web.yaml"
+LEGS = ((1500, 14.0, 1e-3), (200, 24.0, 5e-4))
+"""Steps, `jitter` and learning rate of each leg."""
 _Web: Any = load_class("web")
 
 
@@ -91,7 +94,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="run folder of the supervised run")
     parser.add_argument("--screenshots", type=int, default=1200)
     parser.add_argument("--processes", type=int, default=2, help="browsers that take screenshots")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, nargs=2, default=[steps for steps, *_ in LEGS], help="of each leg")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     folder = args.out.with_name(args.out.name + "-screenshots").resolve()
@@ -101,17 +104,20 @@ def main() -> None:
             parts = [pool.submit(collect, folder, args.screenshots, i, args.processes) for i in range(args.processes)]
             rows = [row for part in parts for row in part.result()]
         (folder / "rows.json").write_text(json.dumps(rows))
-    sft.train(validate(settings(args, folder)))
+    first = args.out.with_name(args.out.name + "-first")
+    sft.train(validate(settings(args, folder, first, 0)))
+    sft.train(validate(settings(args, folder, args.out, 1, str(first))))
 
 
-def settings(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Returns the settings of the supervised run, with model and pictures as in CONFIG."""
-    config = load(CONFIG)
-    model = {"name": config.model.name, "train": list(config.model.train), "max_pixels": config.model.max_pixels}
-    return {"steps": args.steps, "seed": args.seed, "data": {"seed": args.seed}, "run": {"dir": str(args.out)},
-            "model": model, "task": {"name": f"{Path(__file__).resolve()}:Clicks", "folder": str(folder)},
-            "rollout": {"prompts_per_step": 32},
-            "train": {"lr": 1e-3, "schedule": "linear", "warmup": 0.05, "min_lr_ratio": 0.1, "betas": [0.9, 0.98],
+def settings(args: argparse.Namespace, folder: Path, out: Path, leg: int, start: str = "") -> dict[str, Any]:
+    """Returns the settings of the supervised run of a leg, with model and pictures as in CONFIG."""
+    config, (_, jitter, lr) = load(CONFIG), LEGS[leg]
+    model = {"name": start or config.model.name, "train": list(config.model.train),
+             "max_pixels": config.model.max_pixels}
+    return {"steps": args.steps[leg], "seed": args.seed, "data": {"seed": args.seed}, "run": {"dir": str(out)},
+            "model": model, "rollout": {"prompts_per_step": 32},
+            "task": {"name": f"{Path(__file__).resolve()}:Clicks", "folder": str(folder), "jitter": jitter},
+            "train": {"lr": lr, "schedule": "linear", "warmup": 0.05, "min_lr_ratio": 0.1, "betas": [0.9, 0.98],
                       "weight_decay": 0.01, "max_grad_norm": 1.0, "tokens_per_batch": 8192},
             "eval": {"samples": 0}, "store": {"media": "none"}}
 

@@ -40,7 +40,7 @@ def test_its_demonstrations_are_learned_from(tmp_path):
 def test_the_cold_start_is_asked_as_an_episode_is(tmp_path):
     """benchmarks/web_start.py: single answers to first screenshots, of which the prompt is that of a first turn."""
     command = [sys.executable, ROOT / "benchmarks" / "web_start.py", "--out", tmp_path / "start", "--screenshots", "2",
-               "--processes", "1", "--steps", "1"]
+               "--processes", "1", "--steps", "1", "1"]
     subprocess.run([*map(str, command)], cwd=ROOT, check=True, capture_output=True)
     start = {row["prompt"] for row in RunFolder(tmp_path / "start").rollouts().to_pylist()}
     config = configs.load(ROOT / "configs" / "web.yaml", [
