@@ -1,8 +1,9 @@
 """Classification: name what the image shows, with or without thinking first.
 
 `task.recipe` chooses how to ask and what to pay. Rows: `image`, `label` (a name, or a list of names where several are
-right), and if wanted `labels` (the names to choose from), `synonyms` (further right names, or {label: [names]}), `question`
-and `class_id` (the number of the class in its data set). `task.shots` trains on few samples of each class, `task.classes` on half of the classes.
+right), and if wanted `labels` (the names to choose from), `synonyms` (further right names, or {label: [names]}),
+`question`, and `class_id` (the number of the class in its data set). `task.shots` trains on few samples of each class,
+`task.classes` on half of the classes.
 """
 
 from __future__ import annotations

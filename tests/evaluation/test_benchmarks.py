@@ -283,12 +283,12 @@ def test_letters_are_read_as_the_authors_read_them(name, place):
     """The values are those that the authors' functions give, called on these answers."""
     row = {"id": "1", "video": "a.mp4", "question": "what?", "answer_type": "choice", "duration": 9.0,
            "category": "short", "options": ["a cat", "a dog", "a cow", "a hen"], "answer": "C"}
-    task = load("video", {"recipe": "direct", "letters": name})
+    task = load("video", {"recipe": "direct", "benchmark": name})
     records, split = measured(task, [row] * len(LETTERS), [*LETTERS])
     found = [record["metrics"].get(f"{name}_acc") for record in records]
     assert dict(zip(LETTERS, found, strict=True)) == {text: values[place] for text, values in LETTERS.items()}
     counted = [value for value in found if value is not None]
     assert split[f"{name}_acc/short"] == pytest.approx(sum(counted) / len(counted), abs=1e-12)
     assert not load("video", {"recipe": "direct"}).metrics(task.sample_from_row(row), parse_answer("C"), {})
-    with pytest.raises(ConfigError, match=r"task.letters='mvbanch'.*mvbench"):
-        load("video", {"letters": "mvbanch"})
+    with pytest.raises(ConfigError, match=r"task.benchmark='mvbanch'.*mvbench"):
+        load("video", {"benchmark": "mvbanch"})

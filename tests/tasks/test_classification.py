@@ -283,8 +283,8 @@ def test_the_halves_of_a_split_of_coop_are_those_of_its_numbers(tmp_path):
     entries = [["a.png", number, name] for name, number in numbers.items()]
     for split in ("train", "test"):
         (tmp_path / f"{split}.json").write_text(json.dumps({split: entries}))
-    task = build_task.make_task(config.validate({"task": {"name": "classification", "classes": "base"}, "model": {"name": "x"},
-                               "data": {"train": str(tmp_path / "train.json"), "heldout": str(tmp_path / "test.json")}}))
+    task = with_files(DataSettings(**{split: str(tmp_path / f"{file}.json") for split, file in (
+        ("train", "train"), ("heldout", "test"))}), classes="base")
     base = {"pink primrose", "hard-leaved pocket orchid", "canterbury bells"}
     assert {s["label"] for s in task.samples("train")} == base
     assert {s["label"] for s in task.samples("heldout") if s["half"] == "new"} == {"Blanket", "alpine thistle"}

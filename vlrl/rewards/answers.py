@@ -125,10 +125,6 @@ def mvbench(given: str, truth: str) -> float:
     return float(word.replace(".", "") in mark or mark in word)
 
 
-LETTER_RULES: Mapping[str, Callable[[str, str], float | None]] = {"video_mme": video_mme, "mvbench": mvbench}
-"""How the authors of a benchmark read a letter; the metric is called after it, e.g. `mvbench_acc`."""
-
-
 def one_number(text: str) -> float | None:
     """Returns the number of a text that has exactly one ("3 cars", "about 2.5 m."); None for none or several."""
     found = set(islice(numbers(text), MOST_WORDS)) or {math.inf}
